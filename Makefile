@@ -1,0 +1,63 @@
+# Two commands are enough: `make demo` shows what Pasta does, `make test` shows that it works.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+
+QUESTION ?= What are three good ways to learn a new language, and why does each of them work?
+DEFAULT_TESTS := not gpu and not llama and not remote and not slow
+# `make check` sets this to --cov.
+COVERAGE :=
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-all check fix clean
+
+help:
+	@echo "make demo      install, fetch the embedded model, answer a question in parallel"
+	@echo "make test      the default test suite"
+	@echo "make test-all  whatever this machine can run"
+	@echo "make check     format, lint, types, layers, coverage, and make test"
+	@echo "make fix       format and repair what can be repaired"
+
+install: $(VENV)/.installed
+
+demo: $(VENV)/.installed
+	$(BIN)/pasta pull
+	$(BIN)/pasta compare "$(QUESTION)"
+
+test: $(VENV)/.installed-dev
+	@$(BIN)/pasta pull || echo "Tests that need the embedded model will be skipped."
+	$(BIN)/python -m pytest --hypothesis-profile=ci -m "$(DEFAULT_TESTS)" $(COVERAGE)
+
+test-all: $(VENV)/.installed-dev
+	@$(BIN)/pasta pull || echo "Tests that need the embedded model will be skipped."
+	$(BIN)/python -m pytest --hypothesis-profile=ci
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(MAKE) test COVERAGE=--cov
+
+fix: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
+
+# Stamps: what is installed is as new as the files that say what to install.
+$(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
+	$(PIP) install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.created pyproject.toml constraints.txt
+	$(PIP) install --quiet --constraint constraints.txt --editable ".[dev]"
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Pasta needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@

@@ -1,0 +1,1 @@
+"""Responses on disk, and what annotates them."""

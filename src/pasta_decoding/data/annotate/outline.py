@@ -1,0 +1,177 @@
+"""The layout of a plain response: headings, list items, paragraphs, code, each with its place in the text.
+
+Every character offset counts from the start of the response. Nothing here decides what
+becomes a chunk; that is `structure`'s.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Kind = Literal["blank", "heading", "item", "code", "table", "text"]
+
+_FENCE = re.compile(r"\s*(```|~~~)")
+_TABLE = re.compile(r"\s*\|.*\|\s*$|\s*\+?[-=+|]{5,}\s*$")
+_HASHES = re.compile(r"\s{0,3}#{1,6}\s+(?P<body>\S.*)")
+_BOLD_LINE = re.compile(r"\s*(?P<body>(\*\*|__)[^*_]{1,80}(\*\*|__)\s*:?)\s*$")
+_LEAD_IN = r"(?!.*\b(?:are|is|include|includes|following|follows|these|here|can|how to)\b)"
+_TITLE_LINE = re.compile(rf"\s*{_LEAD_IN}(?P<body>[A-Z][^.!?:|]{{1,50}}):\s*$")
+_ITEM = re.compile(r"(?P<marker>\s*(?:(?P<number>\d{1,3})[.)]|[-*•·+–▪◦])\s+)(?=\S)")
+_PLAIN_TITLE = re.compile(r"(?:[A-Z“\"]\S*)(?:[ ]\S+){0,8}(?<![.!?,;:)\"”…])\s*$")
+_ROMAN = re.compile(r"\s*(?P<body>[IVX]{1,5}\.\s+[A-Z].{0,80})$")
+_SENTENCE_END = re.compile(r"[.!?][\"'”’)\]*]*\s*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line without its line break. `body` is where its text begins, behind marker or hashes."""
+
+    kind: Kind
+    start: int
+    end: int
+    body: int
+    indent: int = 0
+    number: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A run of lines that belong together; an item holds its continuation lines and sub-items."""
+
+    kind: Kind
+    start: int
+    body: int
+    end: int
+    lines: tuple[Line, ...]
+
+
+def outline(text: str) -> tuple[Block, ...]:
+    """Return the blocks of `text` in order, white space between them left out."""
+    return blocks(read_lines(text), text)
+
+
+def read_lines(text: str, start: int = 0, end: int | None = None) -> tuple[Line, ...]:
+    """Return the lines of `text[start:end]`, each with its kind."""
+    lines: list[Line] = []
+    in_code = False
+    for raw in text[start:end].split("\n"):
+        fence = _FENCE.match(raw) is not None
+        body = start + len(raw) - len(raw.lstrip())
+        line = Line("code", start, start + len(raw), body, body - start)
+        lines.append(line if in_code or fence else _read_line(raw, start))
+        in_code ^= fence
+        start += len(raw) + 1
+    return tuple(lines)
+
+
+def _read_line(raw: str, start: int) -> Line:
+    end, body = start + len(raw), start + len(raw) - len(raw.lstrip())
+    indent = body - start
+    if not raw.strip():
+        return Line("blank", start, end, end)
+    if _TABLE.match(raw):
+        return Line("table", start, end, body, indent)
+    if item := _ITEM.match(raw):
+        number = int(item["number"]) if item["number"] else None
+        return Line("item", start, end, start + item.end("marker"), indent, number)
+    for pattern in (_HASHES, _BOLD_LINE, _TITLE_LINE, _ROMAN):
+        if heading := pattern.match(raw):
+            return Line("heading", start, end, start + heading.start("body"), indent)
+    return Line("text", start, end, body, indent)
+
+
+def blocks(lines: Sequence[Line], text: str) -> tuple[Block, ...]:
+    """Group `lines` into blocks."""
+    found: list[Block] = []
+    at = 0
+    while at < len(lines):
+        stop = _block_end(lines, at)
+        if lines[at].kind == "text":
+            found += [_text_block(run, text) for run in _paragraphs(lines[at:stop], text)]
+        elif lines[at].kind != "blank":
+            found.append(_block(lines[at:stop]))
+        at = stop
+    return tuple(found)
+
+
+def _block(lines: Sequence[Line]) -> Block:
+    last = max(index for index, line in enumerate(lines) if line.kind != "blank")
+    first = lines[0]
+    return Block(first.kind, first.start, first.body, lines[last].end, tuple(lines[: last + 1]))
+
+
+def _text_block(lines: Sequence[Line], text: str) -> Block:
+    """A short line by itself that is no sentence heads what follows."""
+    block = _block(lines)
+    kind: Kind = "heading" if len(lines) == 1 and _PLAIN_TITLE.match(text[block.body : block.end]) else "text"
+    return replace(block, kind=kind)
+
+
+def _block_end(lines: Sequence[Line], at: int) -> int:
+    kind = lines[at].kind
+    if kind == "item":
+        return _item_end(lines, at)
+    stop = at + 1
+    while kind not in {"heading", "blank"} and stop < len(lines) and lines[stop].kind == kind:
+        stop += 1
+    return stop
+
+
+def _item_end(lines: Sequence[Line], at: int) -> int:
+    """Return where the item that begins at line `at` ends: at the next number, or by layout."""
+    if (following := _next_number(lines, at)) is not None:
+        return following
+    item, stop = lines[at], at + 1
+    loose = _has_loose_sibling(lines, at)
+    while stop < len(lines) and _continues(item, lines, stop, loose=loose):
+        loose = loose and not (lines[stop].kind == "text" and lines[stop - 1].kind == "blank")
+        stop += 1
+    return stop
+
+
+def _next_number(lines: Sequence[Line], at: int) -> int | None:
+    """Return the line of the item numbered one higher at the same indent, in the same section."""
+    item = lines[at]
+    if item.number is None:
+        return None
+    for index in range(at + 1, len(lines)):
+        line = lines[index]
+        if line.kind == "heading" and line.indent <= item.indent:
+            return None
+        if line.kind == "item" and line.number is not None and line.indent <= item.indent:
+            same = line.number in {item.number, item.number + 1}
+            return index if same and line.indent == item.indent else None
+    return None
+
+
+def _has_loose_sibling(lines: Sequence[Line], at: int) -> bool:
+    """Is the last number of a list whose earlier numbers have paragraphs of their own below them?"""
+    item = lines[at]
+    if item.number is None or item.number < 2:
+        return False
+    before = [line for line in lines[:at] if line.kind != "blank"]
+    return bool(before) and before[-1].kind in {"text", "code"} and before[-1].indent <= item.indent
+
+
+def _continues(item: Line, lines: Sequence[Line], at: int, *, loose: bool) -> bool:
+    line = lines[at]
+    if line.kind == "blank":
+        return True
+    if line.kind == "heading":
+        return line.indent > item.indent
+    if line.kind == "item":
+        nested = item.number is not None and line.number is None
+        return line.indent > item.indent or nested
+    return lines[at - 1].kind != "blank" or line.indent > item.indent or loose
+
+
+def _paragraphs(lines: Sequence[Line], text: str) -> list[Sequence[Line]]:
+    """Split neighbouring lines where each is a paragraph; hard-wrapped lines and verse stay whole."""
+    ended = sum(bool(_SENTENCE_END.search(text[line.start : line.end])) for line in lines)
+    words = sum(len(text[line.start : line.end].split()) for line in lines)
+    if ended >= len(lines) - 1 and words >= 10 * len(lines):
+        return [[line] for line in lines]
+    return [lines]

@@ -1,0 +1,60 @@
+"""Is a response one thread by nature: a story, verse, dialogue, a letter, a derivation, code?"""
+
+from __future__ import annotations
+
+import re
+
+PROCEDURE_SHARE = 0.5
+
+TALE_PERSONS = 0.05
+TALE_PAST = 0.05
+
+_STEP = re.compile(r"^\W*step\s+\d", re.I | re.M)
+_DIALOGUE = re.compile(r"^(?:[A-Z][\w .]{0,20}:\s|[A-Z][A-Z ]{2,30}(?:\s*\(.*\))?:?$|[\"“])", re.M)
+_LETTER = re.compile(r"\W*(?:(?:Dear|Hi|Hello)\b[^.!?\n]{0,60},\s*$|Subject:|To whom)", re.I | re.M)
+_TALE = re.compile(r"\W*(?:once upon a time|fade in|scene)\b|(?:^|.*\n\W*)(?:int|ext)\. |\W*(?:chapter|act) \w+\b", re.I)
+_QUOTE = re.compile(r"[\"“][^\"”\n]{4,}[,.!?—-][\"”]")
+_MATH = re.compile(r"^[^\n]*[=≈]\s*[-\d(\\a-z√][^\n]*$", re.M)
+_FOLLOWS = re.compile(
+    r"^\W*(?:next|then|now|repeat|continue|once|after|finally|when|while|meanwhile|add|stir|bake|serve|place|preheat)\b"
+    r"|\b(?:is done|until|minutes)\b",
+    re.I,
+)
+_NARRATION = re.compile(r"\b(?:he|she|him|her|his|hers|i|me|my|we|us|our|they|them)\b", re.I)
+_PAST = re.compile(r"\b(?:was|were|had|said|felt|knew|came|went|looked|\w{3,}ed)\b", re.I)
+_MARKED = re.compile(r"^\s*(?:#{1,6}\s|[-*•]\s|\d{1,3}[.)]\s|\*\*|\|)", re.M)
+
+
+def is_sequence(text: str) -> bool:
+    """Does the text hang together so that no part can be written without the ones before it?"""
+    if not (size := len(text.split())):
+        return True
+    lines = [line for line in text.split("\n") if line.strip()]
+    if _LETTER.match(text) or _TALE.match(text) or len(_STEP.findall(text)) >= 2:
+        return True
+    if len(_MATH.findall(text)) >= max(3, len(lines) / 3):
+        return True
+    marked = len(_MARKED.findall(text)) / len(lines)
+    return marked < 0.2 and (_is_verse(lines, size) or _is_talk(text, lines) or _is_tale(text, size))
+
+
+def is_procedure(items: list[str]) -> bool:
+    """Are the list items steps, most of which build on the ones before them?"""
+    if len(items) < 3:
+        return False
+    return sum(bool(_FOLLOWS.search(item)) for item in items) >= PROCEDURE_SHARE * len(items)
+
+
+def _is_verse(lines: list[str], size: int) -> bool:
+    return len(lines) >= 6 and size / len(lines) < 9
+
+
+def _is_talk(text: str, lines: list[str]) -> bool:
+    return len(lines) >= 4 and len(_DIALOGUE.findall(text)) > len(lines) / 2
+
+
+def _is_tale(text: str, size: int) -> bool:
+    """Told in the past tense about persons, or full of what they say."""
+    persons = len(_NARRATION.findall(text)) / size
+    told = persons > TALE_PERSONS and len(_PAST.findall(text)) / size > TALE_PAST
+    return size > 60 and (told or (persons > 0.03 and len(_QUOTE.findall(text)) >= 4))

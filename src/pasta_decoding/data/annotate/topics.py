@@ -1,0 +1,168 @@
+"""Topics for the parts of one answer: one to three words each, from which a part could be written.
+
+A part's own title gives its topic if it has one; otherwise the phrase of its text that
+says most about it and least about its siblings. Phrases are runs of words between stop
+words, after the RAKE method of keyword extraction.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pasta_decoding.data.annotate.words import NOUNS_IN_LY, STOP_WORDS, VERB_MARKERS, WEAK_WORDS
+
+MAX_WORDS = 3
+EARLY = 0.6  # how much each sentence that goes before takes off
+REPEATED = 0.25  # how much each further use in the part adds
+
+_WORD = re.compile(r"[^\W_]+(?:[.'’&+/-]+[^\W_]+)*[+#]*")
+_SENTENCE = re.compile(r"(?<=[.!?:;])\s+|\n+")
+_LABEL = re.compile(r"^(?:(?:step|chapter|part|section|phase|tip|day|week|slide)\s+)?(?:\d+|[ivx]+)[.):]\s*", re.I)
+_LEADING = re.compile(r"^(?:the|a|an|your|my|our|its|their)\s+", re.I)
+_LINKS = frozenset({"of", "and", "for", "in", "to", "with", "vs", "or", "on", "&"})
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of the response that can be written by itself, and its title if it has one."""
+
+    start: int
+    end: int
+    title: str | None = None
+
+
+def name_parts(text: str, parts: Sequence[Part], context: str) -> list[str]:
+    """Return one topic a part, all different. `context` is main text, known before the parts."""
+    bodies = [text[part.start : part.end] for part in parts]
+    spread = Counter(stem for body in bodies for stem in {stem_of(word) for word in words(body)})
+    known = {stem_of(word) for word in words(context)}
+    topics: list[str] = []
+    for part, body in zip(parts, bodies, strict=True):
+        scorer = _Scorer(spread, len(parts), known, Counter(map(stem_of, words(body))))
+        choices = [*_from_title(part.title, scorer), *_from_text(body, scorer)]
+        topics.append(_first_new(choices, topics))
+    return topics
+
+
+def words(text: str) -> list[str]:
+    """Return the words of `text` in lower case, markup left out."""
+    return [word.lower() for word in _WORD.findall(text)]
+
+
+def stem_of(word: str) -> str:
+    """Return a crude stem, the same for most forms of a word."""
+    word = word.lower().removesuffix("'s").removesuffix("’s")
+    for ending in ("ies", "ing", "ed", "es", "ly", "s", "y", "e"):
+        if word.endswith(ending) and len(word) - len(ending) >= 3:
+            return word[: -len(ending)]
+    return word
+
+
+@dataclass(frozen=True, slots=True)
+class _Scorer:
+    """How telling a word is: `spread` counts the siblings that hold its stem, `here` its uses."""
+
+    spread: Counter[str]
+    siblings: int
+    known: set[str]
+    here: Counter[str]
+
+    def word(self, word: str) -> float:
+        if word in STOP_WORDS or word.isdigit() or len(word) < 2:
+            return 0.0
+        stem = stem_of(word)
+        shared = (self.spread[stem] - 1) / max(1, self.siblings - 1)
+        score = (1.0 - 0.9 * shared) * (0.6 if stem in self.known else 1.0)
+        if word in WEAK_WORDS or (word.endswith("ed") and len(word) > 5):
+            score *= 0.35
+        return score * (1.0 + REPEATED * min(3, self.here[stem] - 1))
+
+    def phrase(self, phrase: Sequence[str]) -> float:
+        """Two telling words say more than one, a third adds little."""
+        scores = sorted((self.word(word.lower()) for word in phrase), reverse=True)
+        return sum(score * weight for score, weight in zip(scores, (1.0, 0.7, 0.2), strict=False))
+
+
+def _from_title(title: str | None, scorer: _Scorer) -> Iterator[str]:
+    """Yield the title itself if it is short enough, then its best pieces."""
+    if title is None:
+        return
+    plain = re.sub(r"\([^)]*\)|[*_`#]+", "", title).strip()
+    found = _WORD.findall(_LEADING.sub("", _LABEL.sub("", plain)))
+    if 1 <= len(found) <= MAX_WORDS and any(word.lower() not in STOP_WORDS for word in found):
+        yield _clean(found)
+    pieces = [*_phrases(plain), *_linked(found)]
+    yield from (_clean(piece) for piece in sorted(pieces, key=scorer.phrase, reverse=True))
+
+
+def _from_text(body: str, scorer: _Scorer) -> Iterator[str]:
+    """Yield the phrases of `body`, best first; early sentences count for more."""
+    scored: list[tuple[float, str]] = []
+    for place, sentence in enumerate(filter(str.strip, _SENTENCE.split(body))):
+        weight = 1.0 / (1.0 + EARLY * place)
+        scored += [(scorer.phrase(found) * weight, _clean(found)) for found in _phrases(sentence)]
+    scored.sort(key=lambda pair: -pair[0])
+    yield from (topic for score, topic in scored if score > 0)
+    yield from (_clean([word]) for word in _WORD.findall(body) if word.lower() not in STOP_WORDS)
+
+
+def _phrases(sentence: str) -> Iterator[list[str]]:
+    """Yield noun-like runs of words between stop words and punctuation, cut to three words."""
+    for stretch in re.split(r"[^\w\s'’.&+/#*`-]+|\.\s|\s[-–—]\s", sentence):
+        run: list[str] = []
+        before = ""
+        for word in [*_WORD.findall(stretch), ""]:
+            if word and not _bounds(word):
+                run.append(word)
+                continue
+            yield from _ends(_nouns(run, before))
+            run, before = [], word.lower()
+
+
+def _bounds(word: str) -> bool:
+    """Does `word` end a phrase: a stop word, a number, an adverb?"""
+    low = word.lower().replace("’", "'")
+    adverb = low.endswith("ly") and len(low) > 5 and low not in NOUNS_IN_LY and word.islower()
+    return low in STOP_WORDS or adverb or not any(map(str.isalpha, low)) or low[0].isdigit()
+
+
+def _nouns(run: list[str], before: str) -> list[str]:
+    """Drop what is no noun phrase: a verb behind `to` or `can`, participles at the end."""
+    if before in VERB_MARKERS:
+        run = run[1:]
+    while run and run[-1].endswith(("ed", "ing")) and run[-1].islower() and len(run) > 1:
+        run = run[:-1]
+    return run
+
+
+def _ends(run: list[str]) -> Iterator[list[str]]:
+    """A noun phrase ends with its head, so a long run is cut at the front."""
+    if run:
+        yield run[-MAX_WORDS:]
+    if len(run) > 2:
+        yield run[-2:]
+
+
+def _linked(found: list[str]) -> Iterator[list[str]]:
+    """Yield `this and that`, `part of whole`: two lone words around a link."""
+    padded = ["", *found, ""]
+    for index in range(len(found) - 2):
+        edge, left, link, right, after = padded[index : index + 5]
+        if link.lower() in _LINKS and not any(map(_bounds, (left, right))):
+            if all(not word or _bounds(word) for word in (edge, after)):
+                yield [left, link, right]
+
+
+def _clean(found: Sequence[str]) -> str:
+    return " ".join(found).lower().replace("’", "'")
+
+
+def _first_new(choices: Sequence[str], taken: Sequence[str]) -> str:
+    """Return the first choice that no sibling has; numbered if all are taken."""
+    for choice in choices:
+        if choice and choice not in taken:
+            return choice
+    return f"part {len(taken) + 1}"

@@ -1,0 +1,152 @@
+"""From an annotated response to the tensors of a training forward.
+
+Shapes: T tokens of one pack (several answers in a row), L labelled tokens, Q queries, K keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pasta_decoding.lang.layout import (
+    ChunkRun,
+    Layout,
+    PromiseRun,
+    Run,
+    Segment,
+    SyncRun,
+    lay_out,
+)
+from pasta_decoding.lang.positions import Scheme
+from pasta_decoding.lang.tree import Chunk, Span, Sync, Tree
+from pasta_decoding.models.binding import Binding
+
+EncodeText = Callable[[str], Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One pack, flattened in reading order, plus who may see whom.
+
+    tokens_T:   int64, token ids.
+    position_T: int64, the position ids that decoding uses; not monotone.
+    document_T: int64, which answer of the pack; answers do not see each other.
+    thread_T:   int64, 0 for the main thread, 1.. for chunks.
+    horizon_T:  int64, ordinal of the last main token that this one may see.
+    reveal_T:   int64, ordinal of the first main token that may see this one.
+    source_L:   int64, index in T of the tokens from which something is predicted.
+    label_L:    int64, the token id to predict there.
+    """
+
+    tokens_T: Tensor
+    position_T: Tensor
+    document_T: Tensor
+    thread_T: Tensor
+    horizon_T: Tensor
+    reveal_T: Tensor
+    source_L: Tensor
+    label_L: Tensor
+
+
+def segments_of(tree: Tree, binding: Binding, encode: EncodeText) -> list[Segment]:
+    """Encode an annotated response piece by piece; no token ever spans a tag."""
+    segments: list[Segment] = []
+    for node in tree:
+        match node:
+            case Span(text):
+                segments.append(Run(tuple(encode(text))))
+            case Chunk(topic, tokens, text):
+                bucket = binding.bucket(tokens)
+                words = tuple(encode(topic)) if topic else ()
+                promise = (binding.promise_open, *words, binding.promise_close[bucket])
+                segments.append(PromiseRun(promise, bucket))
+                segments.append(ChunkRun((binding.async_open, *encode(text))))
+            case Sync():
+                segments.append(SyncRun(binding.sync))
+    return segments
+
+
+def crop(segments: Sequence[Segment], max_tokens: int) -> tuple[list[Segment], bool]:
+    """Keep the first segments that fit into `max_tokens`; say whether all of them did.
+
+    The cut falls between segments, so that no chunk is taught to end in mid-sentence.
+    """
+    kept: list[Segment] = []
+    for segment in segments:
+        size = 1 if isinstance(segment, SyncRun) else len(segment.ids)
+        if size > max_tokens:
+            if kept and isinstance(kept[-1], PromiseRun):
+                kept.pop()
+            return kept, False
+        kept.append(segment)
+        max_tokens -= size
+    return kept, True
+
+
+def compile_answer(
+    prompt: Sequence[int],
+    tree: Tree,
+    *,
+    binding: Binding,
+    encode: EncodeText,
+    scheme: Scheme,
+    end: int,
+    max_tokens: int,
+) -> Layout | None:
+    """Lay an annotated answer out behind its prompt; None if not even a part of it fits."""
+    segments, whole = crop(segments_of(tree, binding, encode), max_tokens - len(prompt))
+    if not segments:
+        return None
+    closing = end if whole else None
+    return lay_out(prompt, segments, scheme, async_close=binding.async_close, end=closing)
+
+
+def pack(layouts: Iterable[Layout], max_tokens: int) -> list[list[Layout]]:
+    """Fill packs of at most `max_tokens` in the order given; an answer is never cut."""
+    packs: list[list[Layout]] = []
+    room = 0
+    for layout in layouts:
+        size = len(layout.tokens)
+        if not packs or size > room:
+            packs.append([])
+            room = max_tokens
+        packs[-1].append(layout)
+        room -= size
+    return packs
+
+
+def view(layouts: Sequence[Layout]) -> View:
+    """Turn one pack into tensors."""
+
+    def column(name: str) -> Tensor:
+        return torch.tensor([value for layout in layouts for value in getattr(layout, name)])
+
+    labels = [label for layout in layouts for label in layout.label]
+    documents = [n for n, layout in enumerate(layouts) for _ in layout.tokens]
+    return View(
+        tokens_T=column("tokens"),
+        position_T=column("position"),
+        document_T=torch.tensor(documents),
+        thread_T=column("thread"),
+        horizon_T=column("horizon"),
+        reveal_T=column("reveal"),
+        source_L=torch.tensor([n for n, label in enumerate(labels) if label is not None]),
+        label_L=torch.tensor([label for label in labels if label is not None]),
+    )
+
+
+def visibility(view: View) -> Tensor:
+    """Return mask_QK (bool): may query token q attend to key token k?
+
+    A token sees the earlier tokens of its own thread, and of the other threads what was revealed
+    by its horizon. That one rule covers fork, join and siblings.
+    """
+    index_T = torch.arange(len(view.tokens_T))
+    causal_QK = index_T[:, None] >= index_T[None, :]
+    answer_QK = view.document_T[:, None] == view.document_T[None, :]
+    same_QK = view.thread_T[:, None] == view.thread_T[None, :]
+    revealed_QK = view.reveal_T[None, :] <= view.horizon_T[:, None]
+    return causal_QK & answer_QK & (same_QK | revealed_QK)

@@ -1,0 +1,133 @@
+"""How a Hugging Face model is given a preallocated pool of keys: official hooks, no patching.
+
+`PooledLayer` is a cache layer that writes into memory taken once; `grouped_attention` is an
+attention function for it, registered by name, that never copies a grouped key.
+
+Shapes: B batch, H heads, G kv heads, Q query tokens, K key tokens, D head width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.masking_utils import sdpa_mask
+
+from pasta_decoding.errors import PastaError
+
+GROUPED = "pasta_grouped"
+
+
+@dataclass(slots=True)
+class Span:
+    """The cells that the running forward writes: first.. up to, not including, end."""
+
+    first: int = 0
+    end: int = 0
+
+
+class PooledLayer(CacheLayerMixin):
+    """One layer's keys and values of one request, in memory taken once at the first forward.
+
+    `span` is shared by a request's layers; who calls the model sets it before.
+    """
+
+    is_sliding = False
+
+    def __init__(self, span: Span, capacity: int) -> None:
+        super().__init__()
+        self._span, self._capacity = span, capacity
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Take the memory for all cells: only the model's own keys tell their shape for sure."""
+        self.keys = _cells(key_states, self._capacity)
+        self.values = _cells(value_states, self._capacity)
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write the step's keys and values; return views of all cells in use. Copies nothing else."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None and self.values is not None, "initialised above"
+        first, end = self._span.first, self._span.end
+        self.keys[:, :, first:end] = key_states
+        self.values[:, :, first:end] = value_states
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def get_seq_length(self) -> int:
+        """Cells in use before the running forward."""
+        return self._span.first
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """How many keys `update` will return, and the first one's index."""
+        return self._span.first + query_length, 0
+
+    def get_max_length(self) -> int:
+        """Cells altogether."""
+        return self._capacity
+
+    # transformers up to 5.17 asks under this name.
+    get_max_cache_shape = get_max_length
+
+
+def pooled_cache(layers: int, capacity: int) -> tuple[Cache, Span]:
+    """A cache of `capacity` cells for each of `layers` layers, and the span that steers it."""
+    span = Span()
+    return Cache(layers=[PooledLayer(span, capacity) for _ in range(layers)]), span
+
+
+def _cells(states_BGQD: Tensor, capacity: int) -> Tensor:
+    batch, kv_heads, _, width = states_BGQD.shape
+    try:
+        return states_BGQD.new_zeros(batch, kv_heads, capacity, width)
+    except RuntimeError as error:
+        raise PastaError(
+            f"no memory on {states_BGQD.device} for a cache of {capacity} tokens",
+            hint="allow fewer tokens for the answer, or run fewer requests at a time",
+        ) from error
+
+
+def grouped_attention(
+    module: nn.Module,
+    query_BHQD: Tensor,
+    key_BGKD: Tensor,
+    value_BGKD: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention where the heads that share a kv head are rows of one query matrix.
+
+    A library that repeats keys for them copies the whole cache in each layer; this copies the few
+    rows of the query. `attention_mask` is [B, 1, Q, K], or None: then every query sees all keys, or, when
+    there are as many queries as keys, those up to its own.
+    """
+    batch, heads, queries, _width = query_BHQD.shape
+    kv_heads = key_BGKD.shape[1]
+    settings = {"dropout_p": dropout, "scale": scaling}
+    if attention_mask is None and queries > 1:
+        out_BHQD = scaled_dot_product_attention(
+            query_BHQD, key_BGKD, value_BGKD, is_causal=True, enable_gqa=heads > kv_heads, **settings
+        )
+        return out_BHQD.transpose(1, 2).contiguous(), None
+    rows = heads // kv_heads
+    if attention_mask is not None and queries > 1 and rows > 1:
+        attention_mask = attention_mask.repeat(1, 1, rows, 1)
+    stacked = query_BHQD.reshape(batch, kv_heads, rows * queries, -1)
+    out = scaled_dot_product_attention(
+        stacked, key_BGKD, value_BGKD, attn_mask=attention_mask, **settings
+    )
+    return out.reshape(batch, heads, queries, -1).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(GROUPED, grouped_attention)
+# 4-D masks pass as they are; this one serves whoever calls the same model with a plain 2-D mask.
+AttentionMaskInterface.register(GROUPED, sdpa_mask)

@@ -1,0 +1,104 @@
+"""What an engine is: many branches decoded over one shared cache.
+
+Shapes: F feeds of a step that want logits, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NewType, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float32]
+
+Branch = NewType("Branch", int)
+"""The name of a path through the cache. Opaque, hashable, never given out twice by an engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Tokens to append to a branch in one step.
+
+    branches:     the branch that writes; then branches forked off it that still see exactly what
+                  it sees. They receive the same tokens: the same cells, computed once.
+    ids:          one or more token ids.
+    positions:    one position id a token. They need neither rise by one nor be new: branches that
+                  run side by side overlap.
+    wants_logits: whether `step` returns a row, the one after the last id.
+    """
+
+    branches: tuple[Branch, ...]
+    ids: tuple[int, ...]
+    positions: tuple[int, ...]
+    wants_logits: bool = True
+
+
+class Engine(Protocol):
+    """Decodes many branches over one shared cache; every token is computed exactly once.
+
+    A branch is a path through the cache: it sees what its parent saw at the fork, then its own
+    tokens, then those of the branches it joins. Siblings never see each other. Branches that
+    descend from one `open` form a request; requests share nothing.
+
+    What the caller got wrong for a user's reason (too many tokens for the model, for the room or
+    for the memory) raises `PastaError` before anything changes. Using a closed branch, or one of
+    another request, is a bug and an assertion. One thread at a time may call.
+
+    `tests/engines/test_contract.py` is this contract in full; an engine that passes it is a
+    supported engine.
+    """
+
+    @property
+    def vocabulary_size(self) -> int:
+        """How many logits a row has; token ids lie below it."""
+        ...
+
+    @property
+    def max_positions(self) -> int:
+        """Position ids lie below it."""
+        ...
+
+    @property
+    def cells_in_use(self) -> int:
+        """Tokens held for open requests. A request gives all of its cells back at once, when its
+        last branch closes; with nothing open this is 0."""
+        ...
+
+    def open(self, prompt: Sequence[int], *, room: int) -> tuple[Branch, FloatArray]:
+        """Start a request: prefill `prompt` at positions 0.. and return its branch and the
+        logits_V that follow its last token.
+
+        `room` is how many more tokens the request may be fed, all branches together. Memory for
+        all of them is taken here, so a request that was opened cannot run out of it.
+        """
+        ...
+
+    def fork(self, parent: Branch) -> Branch:
+        """Return a branch that sees exactly what `parent` sees now. No key is copied."""
+        ...
+
+    def join(self, parent: Branch, children: Sequence[Branch]) -> None:
+        """Let `parent` see from now on all that `children` see, and close them.
+
+        What was computed stays as it is (the children never saw each other), and their order
+        does not matter.
+        """
+        ...
+
+    def step(self, feeds: Sequence[Feed]) -> FloatArray:
+        """Append every feed's ids, and return logits_FV: a row for each feed that wants one, in order.
+
+        The feeds count as made one after the other: a token sees what its branch saw, the
+        tokens of this step that an earlier feed gave to its branch, and its own feed up to
+        itself. So a token fed to (main, child) and a second one fed to (child,) go in one step.
+        Sampling is the caller's: constraints, seeds and replay live in one place.
+        """
+        ...
+
+    def close(self, branch: Branch) -> None:
+        """Release `branch`; others that see its tokens keep them. Closing twice is an assertion:
+        it hides a leak."""
+        ...

@@ -1,0 +1,1 @@
+"""Measuring what parallel decoding buys and costs."""

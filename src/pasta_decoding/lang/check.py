@@ -1,0 +1,105 @@
+"""The strict side of the language: everything that reading tolerates is reported here.
+
+A response passes exactly if printing what was read gives its text again and no chunk is empty
+or has white space at its edges.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pasta_decoding.lang import tags
+from pasta_decoding.lang.parser import parse
+from pasta_decoding.lang.tree import (
+    MAX_TOKENS,
+    MAX_TOPIC_CHARS,
+    MAX_TOPIC_WORDS,
+    read_events,
+    valid_tokens,
+    valid_topic,
+)
+
+RULES: dict[str, str] = {
+    "missing-topic": "the promise has no topic",
+    "missing-tokens": "the promise has no tokens",
+    "doubled-attribute": "an attribute is given twice; the first one counts",
+    "unknown-attribute": "a promise has no attributes but topic and tokens",
+    "bad-topic": "a topic is plain words with single spaces between them, without quotes, "
+    f"brackets, backslashes or line breaks, at most {MAX_TOPIC_CHARS} characters long",
+    "long-topic": f"a topic has at most {MAX_TOPIC_WORDS} words",
+    "bad-tokens": f"tokens is a positive multiple of 10, at most {MAX_TOKENS}",
+    "promise-form": 'a promise is written <promise topic="..." tokens="N"/>',
+    "promise-without-async": "the promise is not followed by its <async>",
+    "async-without-promise": "<async> keeps no promise",
+    "space-before-async": "white space between a promise and its <async>",
+    "unclosed-async": "<async> is never closed",
+    "stray-close": "</async> closes nothing",
+    "empty-chunk": "the chunk is empty",
+    "space-in-chunk": "white space at the edge of a chunk; it belongs to the main thread",
+    "tag-in-chunk": "a tag inside a chunk; chunks do not nest",
+    "idle-sync": "<sync/> with no chunk to wait for",
+}
+"""What each rule says. The corpus and docs/language.md have an entry for every one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One broken rule. `line` and `column` count characters from 1."""
+
+    line: int
+    column: int
+    rule: str
+    message: str
+
+
+def check(text: str, *, topic_required: bool = True) -> list[Problem]:
+    """Return what is wrong with a response in the text form, in reading order."""
+    events = parse(text)
+    found: list[tuple[int, str]] = []
+    read_events(events, lambda pos, rule: found.append((pos, rule)))
+    for event in events:
+        if isinstance(event, tags.Promise):
+            rules = _promise_rules(event, topic_required=topic_required)
+            found += [(event.pos, rule) for rule in rules]
+    return _located(text, sorted(found, key=lambda problem: problem[0]))
+
+
+def _promise_rules(promise: tags.Promise, *, topic_required: bool) -> list[str]:
+    rules = list(_attribute_rules(promise, topic_required=topic_required))
+    canonical = tags.promise_tag(valid_topic(promise.topic), valid_tokens(promise.tokens))
+    return rules if rules or promise.source == canonical else ["promise-form"]
+
+
+def _attribute_rules(promise: tags.Promise, *, topic_required: bool) -> Iterator[str]:
+    pairs = tags.attributes(promise.source)
+    names = [name for name, _ in pairs]
+    if topic_required and "topic" not in names:
+        yield "missing-topic"
+    if "tokens" not in names:
+        yield "missing-tokens"
+    if len(set(names)) < len(names):
+        yield "doubled-attribute"
+    if not {"topic", "tokens"}.issuperset(names):
+        yield "unknown-attribute"
+    if promise.topic is not None:
+        yield from _topic_rules(promise.topic)
+    if "tokens" in names and promise.tokens != valid_tokens(promise.tokens):
+        yield "bad-tokens"
+
+
+def _topic_rules(topic: str) -> Iterator[str]:
+    if len(topic.split()) > MAX_TOPIC_WORDS:
+        yield "long-topic"
+    elif topic != valid_topic(topic):
+        yield "bad-topic"
+
+
+def _located(text: str, found: list[tuple[int, str]]) -> list[Problem]:
+    starts = [0, *(pos + 1 for pos, char in enumerate(text) if char == "\n")]
+    problems = []
+    for pos, rule in found:
+        line = bisect_right(starts, pos)
+        problems.append(Problem(line, pos - starts[line - 1] + 1, rule, RULES[rule]))
+    return problems

@@ -1,0 +1,206 @@
+"""What a response means: for every token its thread, its position, and whom it may see.
+
+This is the one definition. Training builds masks, positions and labels from it; decoding produces
+the same integers as it goes. All counting is in tokens of the main thread, prompt included: the
+n-th one, from 0, has the ordinal n.
+
+- A main token with ordinal i has horizon = reveal = i.
+- A chunk token's horizon is the ordinal of its PROMISE_CLOSE, and its reveal the ordinal of the
+  SYNC that joined it, or the main thread's length if none did.
+- A token sees itself, the earlier tokens of its own thread, and of the other threads those with
+  reveal <= its horizon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pasta_decoding.lang.positions import Extent, Scheme
+
+MAIN = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Main-thread text. `forced` ids at its end were not the model's choice (a prompt: all)."""
+
+    ids: tuple[int, ...]
+    forced: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseRun:
+    """PROMISE_OPEN, the topic, PROMISE_CLOSE. `promised` is the length that the closing carries."""
+
+    ids: tuple[int, ...]
+    promised: int
+    forced: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRun:
+    """ASYNC_OPEN and the chunk. ASYNC_CLOSE is never fed; `closed` says that the model wrote it."""
+
+    ids: tuple[int, ...]
+    closed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRun:
+    """The SYNC token."""
+
+    id: int
+
+
+Segment = Run | PromiseRun | ChunkRun | SyncRun
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One answer in reading order, T tokens, all columns of length T.
+
+    tokens:   token ids, exactly those that decoding feeds.
+    thread:   0 for the main thread, k for the k-th chunk.
+    position: position ids; threads that run side by side overlap.
+    horizon:  ordinal of the last main token that this one may see.
+    reveal:   ordinal of the first main token that may see this one.
+    label:    the id to predict from this token; None where nothing was chosen by the model.
+    step:     forward pass that feeds it at unlimited width; 0 is the prefill.
+    """
+
+    tokens: tuple[int, ...]
+    thread: tuple[int, ...]
+    position: tuple[int, ...]
+    horizon: tuple[int, ...]
+    reveal: tuple[int, ...]
+    label: tuple[int | None, ...]
+    step: tuple[int, ...]
+
+    @property
+    def critical_path(self) -> int:
+        """Forward steps after the prefill that the answer needs at unlimited width."""
+        return max(self.step, default=0)
+
+
+def sees(layout: Layout, query: int, key: int) -> bool:
+    """May token `query` attend to token `key`? The rule itself, one pair at a time."""
+    if layout.thread[query] == layout.thread[key]:
+        return key <= query
+    return layout.reveal[key] <= layout.horizon[query]
+
+
+def lay_out(
+    prompt: Sequence[int],
+    segments: Sequence[Segment],
+    scheme: Scheme,
+    *,
+    async_close: int,
+    end: int | None,
+) -> Layout:
+    """Lay one answer out behind `prompt`.
+
+    A chunk follows its promise directly. `async_close` and `end` are the labels of a chunk's and
+    of the main thread's last token; `end` is None for an answer that was cut off.
+    """
+    builder = _Builder(scheme, async_close)
+    builder.add_prompt(prompt)
+    for segment in segments:
+        builder.add(segment)
+    return builder.finish(end)
+
+
+@dataclass(slots=True)
+class _Row:
+    token: int
+    thread: int
+    position: int
+    horizon: int
+    reveal: int
+    step: int
+    label: int | None = None
+
+
+@dataclass(slots=True)
+class _Builder:
+    scheme: Scheme
+    async_close: int
+    rows: list[_Row] = field(default_factory=list)
+    main: list[_Row] = field(default_factory=list)
+    open_chunks: list[list[_Row]] = field(default_factory=list)
+    extents: list[Extent] = field(default_factory=list)
+    threads: int = 0
+    next_position: int = 0
+    promised: int | None = None
+
+    def add_prompt(self, ids: Sequence[int]) -> None:
+        for token in ids:
+            self._append_main(token, self.next_position, step=0, chosen=False)
+
+    def add(self, segment: Segment) -> None:
+        assert (self.promised is not None) == isinstance(segment, ChunkRun), (
+            "a chunk follows its promise directly, and nothing else does"
+        )
+        match segment:
+            case Run(ids, forced):
+                self._add_run(ids, forced)
+            case PromiseRun(ids, promised, forced):
+                self._add_run(ids, forced)
+                self.promised = promised
+            case ChunkRun(ids, closed):
+                self._add_chunk(ids, closed=closed)
+            case SyncRun(token):
+                self._add_sync(token)
+
+    def finish(self, end: int | None) -> Layout:
+        assert self.promised is None, "a promise without its chunk"
+        if self.main:
+            self.main[-1].label = end
+        self._reveal_open_chunks(len(self.main))
+        columns = ("token", "thread", "position", "horizon", "reveal", "label", "step")
+        return Layout(*(tuple(getattr(row, name) for row in self.rows) for name in columns))
+
+    def _add_run(self, ids: Sequence[int], forced: int) -> None:
+        for index, token in enumerate(ids):
+            step = self.main[-1].step + 1 if self.main else 1
+            chosen = index < len(ids) - forced
+            self._append_main(token, self.next_position, step=step, chosen=chosen)
+
+    def _append_main(self, token: int, position: int, *, step: int, chosen: bool) -> None:
+        if self.main and chosen:
+            self.main[-1].label = token
+        row = _Row(token, MAIN, position, len(self.main), len(self.main), step)
+        self.rows.append(row)
+        self.main.append(row)
+        self.next_position = position + 1
+
+    def _add_chunk(self, ids: Sequence[int], *, closed: bool) -> None:
+        assert self.promised is not None, "a chunk keeps a promise"
+        close = self.main[-1]
+        first = self.scheme.chunk_start(close.position, self.promised)
+        self.threads += 1
+        chunk = [
+            _Row(token, self.threads, first + n, close.horizon, 0, close.step + n)
+            for n, token in enumerate(ids)
+        ]
+        labels = [*ids[1:], self.async_close if closed else None]
+        for row, label in zip(chunk, labels, strict=True):
+            row.label = label
+        self.rows += chunk
+        self.open_chunks.append(chunk)
+        self.extents.append(Extent(first, first + len(ids) - 1, self.promised))
+        self.next_position = self.scheme.main_next(close.position, self.promised)
+        self.promised = None
+
+    def _add_sync(self, token: int) -> None:
+        position = self.scheme.sync(self.next_position, self.extents)
+        ends = [chunk[-1].step for chunk in self.open_chunks]
+        self._reveal_open_chunks(len(self.main))
+        self._append_main(token, position, step=max([self.main[-1].step, *ends]) + 1, chosen=True)
+
+    def _reveal_open_chunks(self, ordinal: int) -> None:
+        for chunk in self.open_chunks:
+            for row in chunk:
+                row.reveal = ordinal
+        self.open_chunks.clear()
+        self.extents.clear()

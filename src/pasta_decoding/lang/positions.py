@@ -1,0 +1,75 @@
+"""Position schemes: which position ids the threads of one answer take.
+
+A scheme is named in a checkpoint's `pasta.json`, because a model only works under the scheme that
+it was trained with. The layout and the interpreter both ask the scheme and nobody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pasta_decoding.errors import PastaError
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The positions of one chunk, and what was promised for it.
+
+    first:    position of its ASYNC_OPEN.
+    last:     position of its last token so far.
+    promised: tokens that its promise announced (the length bucket).
+    """
+
+    first: int
+    last: int
+    promised: int
+
+
+class Scheme(Protocol):
+    """Three questions, each answered with a position id."""
+
+    @property
+    def name(self) -> str:
+        """What `pasta.json` calls this scheme."""
+        ...
+
+    def chunk_start(self, close: int, promised: int) -> int:
+        """Where ASYNC_OPEN goes, given the position of PROMISE_CLOSE."""
+        ...
+
+    def main_next(self, close: int, promised: int) -> int:
+        """Where the main thread goes on after PROMISE_CLOSE."""
+        ...
+
+    def sync(self, main_next: int, joined: Sequence[Extent]) -> int:
+        """Where SYNC goes, given the main thread's next position and the chunks it joins."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMax:
+    """Chunk and main thread go on side by side; SYNC follows the largest position that it sees."""
+
+    name: str = "shared-max"
+
+    def chunk_start(self, close: int, promised: int) -> int:  # noqa: ARG002 (the protocol's)
+        return close + 1
+
+    def main_next(self, close: int, promised: int) -> int:  # noqa: ARG002 (the protocol's)
+        return close + 1
+
+    def sync(self, main_next: int, joined: Sequence[Extent]) -> int:
+        return max([main_next, *(chunk.last + 1 for chunk in joined)])
+
+
+SCHEMES: dict[str, Scheme] = {scheme.name: scheme for scheme in (SharedMax(),)}
+
+
+def scheme_named(name: str) -> Scheme:
+    """Return the scheme called `name`. Raises PastaError with the known names otherwise."""
+    if name in SCHEMES:
+        return SCHEMES[name]
+    known = ", ".join(SCHEMES)
+    raise PastaError(f"unknown position scheme {name!r}", hint=f"This version knows: {known}.")

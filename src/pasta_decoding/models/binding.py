@@ -1,0 +1,212 @@
+"""Control tokens of one checkpoint, and `pasta.json`, which records all that decoding must match.
+
+A promise is PROMISE_OPEN, topic tokens, and one PROMISE_CLOSE per length bucket, so the closing
+token carries the length. The tokens are taken from those a vocabulary has to spare, or added.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from pasta_decoding.errors import PastaError
+
+FORMAT_VERSION = 1
+BUCKETS = (20, 30, 40, 50, 60, 80, 100, 150, 200, 300)
+FILE_NAME = "pasta.json"
+
+# Vocabularies name their spare tokens by these patterns (Gemma, Llama 3) or these names (SmolLM2).
+_SPARE = re.compile(r"<unused\d+>|<\|reserved_special_token_\d+\|>")
+_SMOLLM2_SPARE = frozenset(
+    "<repo_name> <reponame> <file_sep> <filename> <gh_stars> <issue_start> <issue_comment> "
+    "<issue_closed> <jupyter_start> <jupyter_text> <jupyter_code> <jupyter_output> "
+    "<jupyter_script> <empty_output>".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Which token id plays which part of a tag; every id once.
+
+    promise_close: length bucket in tokens -> id, ascending.
+    """
+
+    promise_open: int
+    promise_close: Mapping[int, int]
+    async_open: int
+    async_close: int
+    sync: int
+
+    @property
+    def ids(self) -> frozenset[int]:
+        """All control-token ids."""
+        single = (self.promise_open, self.async_open, self.async_close, self.sync)
+        return frozenset((*single, *self.promise_close.values()))
+
+    def bucket(self, tokens: int) -> int:
+        """Return the next larger length bucket; beyond the largest, the largest."""
+        return next((size for size in self.promise_close if size >= tokens), max(self.promise_close))
+
+    def promised(self, close: int) -> int:
+        """Return the length that the closing token `close` carries."""
+        return next(size for size, token in self.promise_close.items() if token == close)
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What tells one base model from another.
+
+    norms_sha256: digest of all norm weights in bfloat16. Quantisers leave norms alone, so every
+        copy of a model has the same digest, and a finetuned sibling another.
+    """
+
+    name: str
+    model_type: str
+    hidden_size: int
+    layers: int
+    vocabulary_size: int
+    norms_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """`pasta.json`: everything that decoding must agree on with training.
+
+    topic: "required" or "none".
+    token_texts: id -> the text of that token in the tokenizer, to notice a foreign vocabulary.
+    """
+
+    base: Base
+    binding: Binding
+    token_texts: Mapping[int, str]
+    scheme: str = "shared-max"
+    joins: tuple[str, ...] = ("kv",)
+    topic: str = "required"
+    format_version: int = FORMAT_VERSION
+
+
+def bind(tokenizer: Any) -> Binding:
+    """Choose control tokens: spare ones of the vocabulary, else tokens added to `tokenizer`."""
+    wanted = len(BUCKETS) + 4
+    spare = sorted(
+        token
+        for text, token in tokenizer.get_vocab().items()
+        if _SPARE.fullmatch(text) or text in _SMOLLM2_SPARE
+    )
+    if len(spare) < wanted:
+        names = [f"<|pasta_{n}|>" for n in range(wanted)]
+        tokenizer.add_special_tokens({"additional_special_tokens": names})
+        spare = tokenizer.convert_tokens_to_ids(names)
+    promise_open, async_open, async_close, sync, *closes = spare[:wanted]
+    buckets = dict(zip(BUCKETS, closes, strict=True))
+    return Binding(promise_open, buckets, async_open, async_close, sync)
+
+
+def describe_base(model: Any, name: str) -> Base:
+    """Return the identity of a loaded base model (before an adapter is put on it)."""
+    config = model.config
+    return Base(
+        name=name,
+        model_type=config.model_type,
+        hidden_size=config.hidden_size,
+        layers=config.num_hidden_layers,
+        vocabulary_size=config.vocab_size,
+        norms_sha256=_norm_digest(model.named_parameters()),
+    )
+
+
+def describe(model: Any, tokenizer: Any, binding: Binding, *, name: str) -> Checkpoint:
+    """Return the record to be saved beside an adapter trained on `model` with `binding`."""
+    texts = {token: tokenizer.convert_ids_to_tokens(token) for token in sorted(binding.ids)}
+    return Checkpoint(describe_base(model, name), binding, texts)
+
+
+def save(checkpoint: Checkpoint, folder: Path) -> None:
+    """Write `pasta.json` into `folder`, whole or not at all."""
+    target = folder / FILE_NAME
+    partial = target.with_suffix(".json.partial")
+    partial.write_text(json.dumps(asdict(checkpoint), indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, target)
+
+
+def load(folder: Path) -> Checkpoint:
+    """Read `pasta.json`. Raises PastaError if it is missing, broken or of another version."""
+    path = folder / FILE_NAME
+    hint = "Point --adapter at a folder that `pasta train sft` wrote, or train it again."
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise PastaError(f"{folder} holds no {FILE_NAME}: not a Pasta adapter", hint=hint) from None
+    except (OSError, ValueError) as error:
+        raise PastaError(f"{path} cannot be read: {error}", hint=hint) from error
+    version = record.get("format_version") if isinstance(record, dict) else None
+    if version != FORMAT_VERSION:
+        message = f"{path} has format version {version!r}; this Pasta reads {FORMAT_VERSION}"
+        raise PastaError(message, hint="Install the Pasta version that wrote it.")
+    try:
+        return _checkpoint(record)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise PastaError(f"{path} is incomplete or malformed: {error!r}", hint=hint) from error
+
+
+def check_match(checkpoint: Checkpoint, model: Any, tokenizer: Any) -> None:
+    """Raise PastaError, naming the difference, unless `checkpoint` was trained on this model."""
+    ours, theirs = checkpoint.base, describe_base(model, checkpoint.base.name)
+    for field in fields(Base):
+        want, have = getattr(ours, field.name), getattr(theirs, field.name)
+        if want != have:
+            raise PastaError(
+                f"the adapter was trained on {ours.name} ({field.name} {want}), "
+                f"but this model has {field.name} {have}",
+                hint=f"Use it with {ours.name}, or train an adapter for this model.",
+            )
+    for token, text in checkpoint.token_texts.items():
+        have_text = tokenizer.convert_ids_to_tokens(token)
+        if have_text != text:
+            raise PastaError(
+                f"control token {token} is {text!r} in the adapter, {have_text!r} in the tokenizer",
+                hint="Use the tokenizer of the model that the adapter was trained on.",
+            )
+
+
+def _checkpoint(record: dict[str, Any]) -> Checkpoint:
+    unknown = set(record) - {field.name for field in fields(Checkpoint)}
+    if unknown:
+        raise ValueError(f"unknown keys {sorted(unknown)}")
+    control = dict(record["binding"])
+    closes = control.pop("promise_close")
+    buckets = {int(size): int(token) for size, token in sorted(closes.items(), key=_as_int)}
+    binding = Binding(promise_close=buckets, **{key: int(token) for key, token in control.items()})
+    if len(binding.ids) != len(buckets) + 4:
+        raise ValueError("two parts of a tag share one control token")
+    if record["topic"] not in ("required", "none"):
+        raise ValueError(f"topic is {record['topic']!r}, not 'required' or 'none'")
+    return Checkpoint(
+        base=Base(**record["base"]),
+        binding=binding,
+        token_texts={int(token): text for token, text in record["token_texts"].items()},
+        scheme=record["scheme"],
+        joins=tuple(record["joins"]),
+        topic=record["topic"],
+    )
+
+
+def _as_int(item: tuple[str, object]) -> int:
+    return int(item[0])
+
+
+def _norm_digest(parameters: Iterable[tuple[str, Any]]) -> str:
+    import torch
+
+    digest = hashlib.sha256()
+    for name, weight in sorted(parameters, key=lambda named: named[0]):
+        if name.endswith("norm.weight"):
+            raw = weight.detach().to("cpu", torch.bfloat16).contiguous().view(torch.uint8)
+            digest.update(raw.numpy().tobytes())
+    return digest.hexdigest()[:16]

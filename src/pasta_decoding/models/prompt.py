@@ -1,0 +1,214 @@
+"""Chat messages to token ids, so that foreign text can never act.
+
+Foreign text (what users, system prompts and history say) is tokenised by itself, by a copy of
+the tokenizer that knows no added token; only the chat template's own text may become special
+tokens. `<|im_end|>` in a user's message is therefore ten ordinary characters.
+
+For harmless text the ids equal those of `apply_chat_template`, except at the seams: a token
+never spans a border between template and content, so content that begins with line breaks
+right behind the template's own line break may be cut differently, and sentencepiece
+tokenizers that put a space in front of every text do so for every content.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pasta_decoding.errors import PastaError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerBase
+
+ROLES = ("system", "user", "assistant")
+
+# Letters and digits only: nothing that a template would escape, trim or split at.
+_PLACEHOLDER = re.compile(r"PastaContent(\d{6})Here")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation. `role` is one of `ROLES`; `content` is foreign text."""
+
+    role: str
+    content: str
+
+
+class PromptEncoder:
+    """Turns conversations and foreign text into ids for one tokenizer.
+
+    It copies what it needs from the tokenizer when it is made (a fraction of a second), so
+    tokens that are added later are unknown to it.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, forbidden_ids: Collection[int] = ()
+    ) -> None:
+        """`forbidden_ids`: control tokens that are ordinary entries of the vocabulary."""
+        self._tokenizer = tokenizer
+        self._foreign, dropped_ids = _without_added_tokens(tokenizer)
+        self._forbidden = dropped_ids | frozenset(forbidden_ids)
+        self._longest_token_chars = max(map(len, self._foreign.get_vocab()), default=1)
+
+    def encode(self, messages: Sequence[Message], *, max_tokens: int | None = None) -> list[int]:
+        """Return the ids of the conversation, ready for the assistant's answer."""
+        _check_conversation(messages)
+        self._check_size(messages, max_tokens)
+        if self._tokenizer.chat_template is None:
+            ids = self._encode_plainly(messages)
+        else:
+            ids = self._encode_by_template(messages)
+        if max_tokens is not None and len(ids) > max_tokens:
+            raise _too_long(f"{len(ids)} tokens", max_tokens)
+        return ids
+
+    def encode_text(self, text: str) -> list[int]:
+        """Return the ids of foreign text by itself; never a special or control token."""
+        _check_unicode(text)
+        encoding = self._foreign.encode(text, add_special_tokens=False)
+        if self._forbidden.isdisjoint(encoding.ids):
+            return list(encoding.ids)
+        # The model's vocabulary itself spells a forbidden token (some tokenizers look whole
+        # words up before they merge). Cut inside it and encode the parts on their own.
+        cuts = self._cuts(encoding.ids, encoding.offsets)
+        return [token for part in _split_at(text, cuts) for token in self.encode_text(part)]
+
+    def _cuts(self, ids: list[int], offsets: list[tuple[int, int]]) -> list[int]:
+        forbidden = [
+            (i, span) for i, span in zip(ids, offsets, strict=True) if i in self._forbidden
+        ]
+        for token, (start, end) in forbidden:
+            if end - start < 2:
+                name = self._tokenizer.convert_ids_to_tokens(token)
+                raise PastaError(
+                    f"the text holds a character that this tokenizer can only write as {name!r}, "
+                    f"at character {start + 1}",
+                    hint="take the character out",
+                )
+        return sorted({start + 1 for _, (start, _) in forbidden})
+
+    def _encode_plainly(self, messages: Sequence[Message]) -> list[int]:
+        """Return a base model's prompt: the contents, a blank line between them."""
+        opening = self._tokenizer.encode("", add_special_tokens=True)
+        return [*opening, *self.encode_text("\n\n".join(message.content for message in messages))]
+
+    def _encode_by_template(self, messages: Sequence[Message]) -> list[int]:
+        names = [f"PastaContent{index:06}Here" for index in range(len(messages))]
+        rendered = self._render(messages, names)
+        # A template that trims contents renders padded placeholders as it does bare ones.
+        trims = self._render(messages, [f" {name} " for name in names]) == rendered
+        ids: list[int] = []
+        for piece, index in self._pieces(rendered, len(messages)):
+            ids += self._tokenizer.encode(
+                piece, add_special_tokens=False, split_special_tokens=False
+            )
+            if index is not None:
+                content = messages[index].content
+                ids += self.encode_text(content.strip() if trims else content)
+        return ids
+
+    def _render(self, messages: Sequence[Message], contents: Sequence[str]) -> str:
+        from jinja2 import TemplateError
+
+        conversation = [
+            {"role": message.role, "content": content}
+            for message, content in zip(messages, contents, strict=True)
+        ]
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                conversation, tokenize=False, add_generation_prompt=True
+            )
+        except (TemplateError, ValueError) as error:
+            raise PastaError(
+                f"the chat template of {self._name()} refuses this conversation: {error}",
+                hint="try it without a system message, or with turns that alternate",
+            ) from error
+        assert isinstance(rendered, str), "one conversation renders to one text"
+        return rendered
+
+    def _pieces(self, rendered: str, contents: int) -> Iterator[tuple[str, int | None]]:
+        """Cut at the placeholders: (template text, which content follows it)."""
+        parts = _PLACEHOLDER.split(rendered)
+        indices = [int(index) for index in parts[1::2]]
+        if sorted(indices) != list(range(contents)):
+            raise PastaError(
+                f"the chat template of {self._name()} does not show every message exactly once",
+                hint="Pasta needs a template that writes contents unchanged; use another one",
+            )
+        return zip(parts[::2], [*indices, None], strict=True)
+
+    def _check_size(self, messages: Sequence[Message], max_tokens: int | None) -> None:
+        """Refuse a huge text before time and memory go into tokenising it."""
+        characters = sum(len(message.content) for message in messages)
+        if max_tokens is not None and characters > max_tokens * self._longest_token_chars:
+            raise _too_long(f"{characters} characters", max_tokens)
+
+    def _name(self) -> str:
+        return self._tokenizer.name_or_path or "this tokenizer"
+
+
+def _without_added_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[Tokenizer, frozenset[int]]:
+    """Return a copy that knows no added token, and the ids that it must never produce.
+
+    `split_special_tokens=True` alone would not do: it lets added tokens through that are not
+    flagged special. Added runs of white space (Gemma has them) stay: they are formatting.
+    """
+    from tokenizers import Tokenizer
+
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise PastaError(
+            f"the tokenizer of {tokenizer.name_or_path} has no tokenizer.json",
+            hint="save it once as a fast tokenizer and load that",
+        )
+    description: dict[str, Any] = json.loads(backend.to_str())
+    vocabulary_size = backend.get_vocab_size(with_added_tokens=False)
+    added: list[dict[str, Any]] = description["added_tokens"]
+    kept = [token for token in added if _is_white_space(token) and token["id"] < vocabulary_size]
+    description |= {"added_tokens": kept, "truncation": None, "padding": None}
+    dropped = {token["id"] for token in added} - {token["id"] for token in kept}
+    return Tokenizer.from_str(json.dumps(description)), frozenset(dropped)
+
+
+def _is_white_space(token: dict[str, Any]) -> bool:
+    # U+2581 is how sentencepiece vocabularies write a space.
+    return not token["special"] and token["content"].replace("\u2581", " ").isspace()
+
+
+def _split_at(text: str, cuts: list[int]) -> Iterator[str]:
+    for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        yield text[start:end]
+
+
+def _check_conversation(messages: Sequence[Message]) -> None:
+    for message in messages:
+        if message.role not in ROLES:
+            raise PastaError(f"unknown role {message.role!r}", hint=f"roles are {', '.join(ROLES)}")
+    if not messages or (messages[-1].role == "user" and not messages[-1].content.strip()):
+        raise PastaError("the prompt is empty", hint="say what the answer should be about")
+    if messages[-1].role != "user":
+        raise PastaError(
+            f"the conversation ends with the {messages[-1].role}'s words",
+            hint="the last message must be the user's",
+        )
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise PastaError(
+            f"the text is not valid UTF-8, at character {error.start + 1}",
+            hint="save it as UTF-8 and try again",
+        ) from error
+
+
+def _too_long(size: str, max_tokens: int) -> PastaError:
+    return PastaError(
+        f"the prompt is too long: {size}, at most {max_tokens} tokens fit",
+        hint="shorten the prompt, or leave less room for the answer",
+    )

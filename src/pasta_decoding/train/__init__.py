@@ -1,0 +1,1 @@
+"""Teaching a model to write the language."""

@@ -1,0 +1,72 @@
+"""What a training run leaves to look at: one JSON line a log step, and a plot of them."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from pasta_decoding.train.loss import LossMeter
+
+
+class MetricsFile(TrainerCallback):
+    """Appends what the Trainer logs; a resumed run first drops the lines past its checkpoint."""
+
+    def __init__(self, path: Path, meter: LossMeter) -> None:
+        self._path = path
+        self._meter = meter
+        self._began_s = time.monotonic()
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,  # noqa: ARG002 (the Trainer's signature)
+        state: TrainerState,
+        control: TrainerControl,  # noqa: ARG002
+        **kwargs: Any,  # noqa: ARG002
+    ) -> None:
+        """Cut the file back to the step from which training goes on."""
+        kept = [line for line in read_metrics(self._path) if line["step"] <= state.global_step]
+        text = "".join(json.dumps(line) + "\n" for line in kept)
+        self._path.write_text(text, encoding="utf-8")
+
+    def on_log(
+        self,
+        args: TrainingArguments,  # noqa: ARG002
+        state: TrainerState,
+        control: TrainerControl,  # noqa: ARG002
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,  # noqa: ARG002
+    ) -> None:
+        """Append one line: step, losses in nats per labelled token, learning rate, seconds."""
+        if logs is None or "loss" not in logs:
+            return
+        seconds = round(time.monotonic() - self._began_s, 1)
+        line = {"step": state.global_step, **logs, **self._meter.read(), "seconds": seconds}
+        with self._path.open("a", encoding="utf-8") as metrics:
+            metrics.write(json.dumps(line) + "\n")
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a metrics file; none if there is no file yet."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def plot_losses(metrics: Path, picture: Path) -> None:
+    """Draw text and control loss over the steps."""
+    from matplotlib.figure import Figure
+
+    lines = read_metrics(metrics)
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot(xlabel="optimiser step", ylabel="nats per labelled token")
+    for name, label in (("text_loss", "text"), ("control_loss", "control tokens")):
+        points = [(line["step"], line[name]) for line in lines if name in line]
+        if points:
+            axes.plot(*zip(*points, strict=True), label=label)
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    figure.savefig(picture, dpi=120)

@@ -1,0 +1,238 @@
+"""Stage 1: supervised finetuning on annotated responses, LoRA plus the control-token rows.
+
+Shapes: T tokens of a pack, L labelled tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pasta_decoding.data.dataset import Row
+from pasta_decoding.data.view import View, compile_answer, pack, view, visibility
+from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.layout import Layout
+from pasta_decoding.lang.positions import scheme_named
+from pasta_decoding.lang.tree import read
+from pasta_decoding.models import binding as bindings
+from pasta_decoding.models.binding import Binding, Checkpoint
+from pasta_decoding.models.prompt import Message, PromptEncoder
+from pasta_decoding.train.loss import LossMeter
+from pasta_decoding.train.metrics import MetricsFile, plot_losses
+
+
+@dataclass(frozen=True, slots=True)
+class SftConfig:
+    """One finetuning run; its resolved form is `config.json` in the run folder.
+
+    max_tokens:     tokens of one answer with its prompt; a longer one is cut between parts.
+    pack_tokens:    tokens of one pack, the unit of a forward pass.
+    packs_per_step: packs whose gradients make one optimiser step.
+    bf16:           bfloat16 weights and activations; LoRA and its optimiser stay float32.
+    """
+
+    data: tuple[str, ...]
+    base_name: str
+    scheme: str = "shared-max"
+    epochs: int = 3
+    learning_rate: float = 4e-4
+    warmup_steps: int = 20
+    lora_rank: int = 16
+    max_tokens: int = 640
+    pack_tokens: int = 1024
+    packs_per_step: int = 2
+    save_every_steps: int = 50
+    seed: int = 0
+    bf16: bool = True
+
+
+def train_sft(
+    config: SftConfig,
+    rows: Sequence[Row],
+    *,
+    base: Path,
+    out: Path,
+    say: Callable[[str], None],
+) -> Path:
+    """Train, resuming if `out` holds this run, and return the folder of the finished adapter."""
+    resume = open_run(out, config)
+    model, tokenizer = load_base(base, bf16=config.bf16)
+    binding = bindings.bind(tokenizer)
+    checkpoint = bindings.describe(model, tokenizer, binding, name=config.base_name)
+    layouts = compile_rows(rows, tokenizer, binding, config, say)
+    packs = plan_packs(layouts, config)
+    say(f"{len(layouts)} answers, {_tokens(packs)} tokens in {len(packs)} packs")
+    model = add_lora(model, binding, config)
+    run_trainer(model, packs, binding, config, out, resume)
+    plot_losses(out / "metrics.jsonl", out / "loss.png")
+    return save_adapter(model, checkpoint, out / "adapter")
+
+
+def open_run(out: Path, config: SftConfig) -> Path | None:
+    """Create the run folder, or return the last whole checkpoint of the same run in it."""
+    path = out / "config.json"
+    resolved = json.dumps(asdict(config), indent=2) + "\n"
+    if path.exists() and path.read_text(encoding="utf-8") != resolved:
+        raise PastaError(
+            f"{out} holds a run with other settings",
+            hint="Choose another --out, or repeat the settings in its config.json to resume it.",
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    path.write_text(resolved, encoding="utf-8")
+    whole = [state.parent for state in out.glob("checkpoint-*/trainer_state.json")]
+    return max(whole, key=lambda folder: int(folder.name.split("-")[1]), default=None)
+
+
+def load_base(base: Path, *, bf16: bool) -> tuple[Any, Any]:
+    """Load the base model and its tokenizer from a Hugging Face folder."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
+    return model, AutoTokenizer.from_pretrained(base)
+
+
+def compile_rows(
+    rows: Sequence[Row],
+    tokenizer: Any,
+    binding: Binding,
+    config: SftConfig,
+    say: Callable[[str], None],
+) -> list[Layout]:
+    """Lay every row out behind its prompt; rows that cannot fit are counted and left out."""
+    encoder = PromptEncoder(tokenizer, forbidden_ids=binding.ids)
+    scheme = scheme_named(config.scheme)
+    layouts = []
+    for row in rows:
+        layout = compile_answer(
+            encoder.encode([Message("user", row.instruction)]),
+            read(row.response),
+            binding=binding,
+            encode=encoder.encode_text,
+            scheme=scheme,
+            end=tokenizer.eos_token_id,
+            max_tokens=config.max_tokens,
+        )
+        if layout is not None:
+            layouts.append(layout)
+    if len(layouts) < len(rows):
+        say(f"{len(rows) - len(layouts)} rows left out: longer than {config.max_tokens} tokens")
+    if not layouts:
+        raise PastaError("no row to train on", hint="Raise --max-length or give other --data.")
+    return layouts
+
+
+def plan_packs(layouts: Sequence[Layout], config: SftConfig) -> list[list[Layout]]:
+    """Fix the packs of the whole run in advance, so that a resumed run sees the same ones."""
+    packs = []
+    shuffle = random.Random(config.seed)
+    for _ in range(config.epochs):
+        order = list(layouts)
+        shuffle.shuffle(order)
+        packs += pack(order, config.pack_tokens)
+    return packs
+
+
+def add_lora(model: Any, binding: Binding, config: SftConfig) -> Any:
+    """Put LoRA on every linear layer, and make the control-token rows trainable."""
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(config.seed)
+    settings = LoraConfig(
+        r=config.lora_rank,
+        lora_alpha=2 * config.lora_rank,
+        target_modules="all-linear",
+        trainable_token_indices={"embed_tokens": sorted(binding.ids)},
+        task_type="CAUSAL_LM",
+    )
+    lora = get_peft_model(model, settings)
+    lora.peft_config["default"].base_model_name_or_path = config.base_name
+    return lora
+
+
+def run_trainer(
+    model: Any,
+    packs: Sequence[Sequence[Layout]],
+    binding: Binding,
+    config: SftConfig,
+    out: Path,
+    resume: Path | None,
+) -> None:
+    """Let transformers' Trainer do the loop: accumulation, schedule, checkpoints, progress."""
+    from transformers import Trainer, TrainingArguments
+
+    meter = LossMeter(binding.ids)
+    arguments = TrainingArguments(
+        output_dir=str(out),
+        num_train_epochs=1,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=config.packs_per_step,
+        learning_rate=config.learning_rate,
+        lr_scheduler_type="linear",
+        warmup_steps=config.warmup_steps,
+        train_sampling_strategy="sequential",
+        remove_unused_columns=False,
+        bf16=config.bf16,
+        use_cpu=not torch.cuda.is_available(),
+        logging_steps=5,
+        save_steps=config.save_every_steps,
+        save_total_limit=2,
+        seed=config.seed,
+        report_to=[],
+    )
+    trainer = Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=[as_example(view(layouts)) for layouts in packs],  # type: ignore[arg-type]
+        data_collator=_only_one,
+        compute_loss_func=meter.loss,
+        callbacks=[MetricsFile(out / "metrics.jsonl", meter)],
+    )
+    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+
+
+def as_example(pack_view: View) -> dict[str, Any]:
+    """Return the keyword arguments of a Hugging Face forward, except for the mask (see below)."""
+    return {
+        "input_ids": pack_view.tokens_T[None],
+        "position_ids": pack_view.position_T[None],
+        "view": pack_view,
+        "logits_to_keep": pack_view.source_L,
+        "labels": pack_view.label_L[None],
+    }
+
+
+def _only_one(examples: list[dict[str, Any]]) -> dict[str, Tensor]:
+    """Collate a batch of one pack; the T x T mask is made here, so that it lives for one step."""
+    (example,) = examples
+    mask_QK = visibility(example["view"])
+    rest = {name: value for name, value in example.items() if name != "view"}
+    return {**rest, "attention_mask": mask_QK[None, None]}
+
+
+def save_adapter(model: Any, checkpoint: Checkpoint, folder: Path) -> Path:
+    """Write LoRA and control-token rows in bfloat16, whole or not at all."""
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(torch.bfloat16)
+    model.save_pretrained(partial)
+    (partial / "README.md").unlink(missing_ok=True)
+    bindings.save(checkpoint, partial)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(partial, folder)
+    return folder
+
+
+def _tokens(packs: Sequence[Sequence[Layout]]) -> int:
+    return sum(len(layout.tokens) for layouts in packs for layout in layouts)

@@ -1,0 +1,49 @@
+"""What all tests share: the hypothesis profile, and the embedded model where it is present."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+
+from pasta_decoding.errors import PastaError
+from pasta_decoding.models.embedded import default_cache, model_dir
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# No test may depend on a hub, and tokenizers warn when a test forks a process.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+# A red run must be repeatable.
+settings.register_profile("ci", derandomize=True, deadline=None)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device and a CUDA build of torch")
+
+
+@pytest.fixture(scope="session")
+def embedded_dir() -> Path:
+    """Return the folder of the embedded model; the test is skipped where there is none."""
+    try:
+        return model_dir(default_cache(os.environ))
+    except PastaError as error:
+        pytest.skip(f"{error}: {error.hint}")
+
+
+@pytest.fixture(scope="session")
+def embedded_tokenizer(embedded_dir: Path) -> PreTrainedTokenizerBase:
+    """Return the embedded model's tokenizer. Shared: do not change it."""
+    from transformers import AutoTokenizer
+
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(embedded_dir)
+    return tokenizer

@@ -1,0 +1,123 @@
+"""What every logit must be, worked out without a cache from what was asked of an engine.
+
+`Recorder` stands before an engine and keeps plain lists: which tokens each branch must see. An
+oracle then computes the logits of all tokens at once: a model with a dense mask, or a script.
+
+Shapes: T all tokens fed, V vocabulary, F feeds that want logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from pasta_decoding.engines.base import Branch, Engine, Feed, FloatArray
+from pasta_decoding.engines.scripted import Script
+
+TOLERANCE = 1e-4
+
+
+class Recorder:
+    """Passes everything on to `engine`, and writes down what each token must see."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.ids: list[int] = []
+        self.positions: list[int] = []
+        self.seen: list[list[int]] = []  # for each token what it sees: joined ones, then its path
+        self.rows: list[tuple[int, FloatArray]] = []  # the logits_V that the engine gave to a token
+        self._writers: list[Branch] = []
+        self._paths: dict[Branch, list[int]] = {}
+        self._joined: dict[Branch, set[int]] = {}
+
+    def open(self, prompt: Sequence[int], *, room: int = 100) -> Branch:
+        branch, logits_V = self.engine.open(prompt, room=room)
+        self._paths[branch], self._joined[branch] = [], set()
+        self._write(Feed((branch,), tuple(prompt), tuple(range(len(prompt)))))
+        self.rows.append((len(self.ids) - 1, logits_V))
+        return branch
+
+    def fork(self, parent: Branch) -> Branch:
+        child = self.engine.fork(parent)
+        self._paths[child], self._joined[child] = [*self._paths[parent]], {*self._joined[parent]}
+        return child
+
+    def join(self, parent: Branch, children: Sequence[Branch]) -> None:
+        self.engine.join(parent, children)
+        for child in children:
+            self._joined[parent] |= {*self._paths.pop(child), *self._joined.pop(child)}
+        self._joined[parent] -= {*self._paths[parent]}
+
+    def step(self, *feeds: Feed) -> FloatArray:
+        logits_FV = self.engine.step(feeds)
+        rows = iter(logits_FV)
+        for feed in feeds:
+            self._write(feed)
+            if feed.wants_logits:
+                self.rows.append((len(self.ids) - 1, next(rows)))
+        assert next(rows, None) is None
+        return logits_FV
+
+    def greedy(self, *branches: Branch, positions: Sequence[int], logits_FV: FloatArray) -> FloatArray:
+        """Feed each branch its best next token at its position, all in one step."""
+        best = logits_FV.argmax(axis=-1).tolist()
+        triples = zip(branches, best, positions, strict=True)
+        return self.step(*(Feed((branch,), (id_,), (at,)) for branch, id_, at in triples))
+
+    def close(self, *branches: Branch) -> None:
+        for branch in branches:
+            self.engine.close(branch)
+
+    def _write(self, feed: Feed) -> None:
+        writer = feed.branches[0]
+        for id_, position in zip(feed.ids, feed.positions, strict=True):
+            for branch in feed.branches:
+                self._paths[branch].append(len(self.ids))
+            joined = sorted(self._joined[writer], key=lambda token: (self._writers[token], token))
+            self.seen.append([*joined, *self._paths[writer]])
+            self.ids.append(id_)
+            self.positions.append(position)
+            self._writers.append(writer)
+
+
+Oracle = Callable[[Recorder], FloatArray]
+"""From a record to logits_TV."""
+
+
+def dense(model: PreTrainedModel) -> Oracle:
+    """One forward over all tokens with a mask made by hand, as nobody decodes."""
+
+    def oracle(record: Recorder) -> FloatArray:
+        mask_TT = torch.full((len(record.ids), len(record.ids)), float("-inf"))
+        for token, seen in enumerate(record.seen):
+            mask_TT[token, seen] = 0.0
+        with torch.no_grad():
+            output = model(
+                input_ids=torch.tensor([record.ids]),
+                position_ids=torch.tensor([record.positions]),
+                attention_mask=mask_TT[None, None],
+                use_cache=False,
+            )
+        logits_TV: FloatArray = output.logits[0].numpy()
+        return logits_TV
+
+    return oracle
+
+
+def by_script(script: Script) -> Oracle:
+    """Ask the script about each token with what it must see."""
+
+    def oracle(record: Recorder) -> FloatArray:
+        return np.stack([script(tuple(record.ids[i] for i in seen)) for seen in record.seen])
+
+    return oracle
+
+
+def assert_equals_recompute(record: Recorder, oracle: Oracle) -> None:
+    """Every row that the engine gave is the one that the oracle computes for that token."""
+    expected_TV = oracle(record)
+    tokens, rows = zip(*record.rows, strict=True)
+    np.testing.assert_allclose(np.stack(rows), expected_TV[list(tokens)], rtol=0, atol=TOLERANCE)

@@ -1,0 +1,336 @@
+"""The engine contract. Every engine that passes this file is a supported engine.
+
+The law: whatever is forked, fed, joined and closed, each row of logits is the one computed without
+a cache from the tokens that the branch must see. The named cases below are special cases of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pasta_decoding.engines.base import Branch, Engine, Feed
+from pasta_decoding.engines.scripted import ScriptedEngine, shuffled
+from pasta_decoding.engines.torch import TorchEngine
+from pasta_decoding.errors import PastaError
+from tests.engines.oracle import TOLERANCE, Oracle, Recorder, assert_equals_recompute, by_script, dense
+from tests.tiny import TINY_MODELS, VOCABULARY
+
+PROMPT = (5, 17, 42, 8)
+# Stand-ins for control tokens: to an engine they are ids like any other.
+PROMISE_CLOSE, ASYNC_OPEN, SYNC = 90, 91, 92
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An engine under test and an oracle that must agree with it."""
+
+    engine: Engine
+    oracle: Oracle
+
+    def record(self) -> Recorder:
+        return Recorder(self.engine)
+
+
+def scripted_subject() -> Subject:
+    script = shuffled(VOCABULARY)
+    return Subject(ScriptedEngine(script, VOCABULARY, max_positions=512), by_script(script))
+
+
+def torch_subject(name: str) -> Subject:
+    # Two models of one seed: the oracle's must not share the engine's attention function.
+    return Subject(TorchEngine(TINY_MODELS[name]()), dense(TINY_MODELS[name]()))
+
+
+SUBJECTS: dict[str, Callable[[], Subject]] = {
+    "scripted": scripted_subject,
+    "torch-llama": lambda: torch_subject("llama"),
+    "torch-qwen2": lambda: torch_subject("qwen2"),
+    "torch-qwen3": lambda: torch_subject("qwen3"),
+}
+
+
+@pytest.fixture(params=SUBJECTS)
+def subject(request: pytest.FixtureRequest) -> Subject:
+    return SUBJECTS[request.param]()
+
+
+def feed(branch: Branch, *ids: int, at: int) -> Feed:
+    return Feed((branch,), ids, tuple(range(at, at + len(ids))))
+
+
+# --- logits equal recompute ---------------------------------------------------------------------
+
+
+def test_greedy_decode_on_one_branch_equals_recompute(subject: Subject) -> None:
+    record = subject.record()
+    main = record.open(PROMPT)
+    logits = record.rows[-1][1][None]
+    for position in range(4, 12):
+        logits = record.greedy(main, positions=[position], logits_FV=logits)
+    assert_equals_recompute(record, subject.oracle)
+
+
+def test_forked_greedy_decode_equals_recompute(subject: Subject) -> None:
+    record = subject.record()
+    main = record.open(PROMPT)
+    threads = [main, record.fork(main), record.fork(main)]
+    logits = record.step(*(feed(thread, 20 + i, at=4) for i, thread in enumerate(threads)))
+    for position in range(5, 12):
+        logits = record.greedy(*threads, positions=[position] * 3, logits_FV=logits)
+    assert_equals_recompute(record, subject.oracle)
+
+
+def test_siblings_do_not_see_each_other(subject: Subject) -> None:
+    def child_logits(sibling_ids: tuple[int, ...]) -> object:
+        record = subject.record()
+        main = record.open(PROMPT)
+        child, sibling = record.fork(main), record.fork(main)
+        for id_ in sibling_ids:
+            record.step(feed(sibling, id_, at=4))
+        return record.step(feed(child, 30, at=4))
+
+    np.testing.assert_allclose(child_logits((7,)), child_logits((61, 62)), rtol=0, atol=TOLERANCE)
+
+
+def test_a_parent_does_not_see_its_child_before_the_join(subject: Subject) -> None:
+    record = subject.record()
+    main = record.open(PROMPT)
+    child = record.fork(main)
+    record.step(feed(child, 30, 31, at=4))
+    record.step(feed(main, 32, at=4))
+    assert_equals_recompute(record, subject.oracle)
+
+
+def joined(record: Recorder, *, backwards: bool = False) -> Branch:
+    """Main after two children wrote and were joined, and SYNC was fed behind them."""
+    main = record.open(PROMPT)
+    children = [record.fork(main), record.fork(main)]
+    record.step(feed(main, 10, at=4), *(feed(c, 20 + i, 30, at=4) for i, c in enumerate(children)))
+    record.step(feed(main, 11, at=5), feed(children[1], 31, at=6))
+    record.join(main, children[::-1] if backwards else children)
+    record.step(feed(main, SYNC, at=7))
+    return main
+
+
+def test_going_on_after_a_join_equals_recompute(subject: Subject) -> None:
+    record = subject.record()
+    main = joined(record)
+    record.step(feed(main, 12, at=8))
+    assert_equals_recompute(record, subject.oracle)
+
+
+def test_a_branch_forked_after_a_join_sees_what_was_joined(subject: Subject) -> None:
+    record = subject.record()
+    main = joined(record)
+    child = record.fork(main)
+    record.step(feed(child, 40, at=8), feed(main, 13, at=8))
+    assert_equals_recompute(record, subject.oracle)
+
+
+def test_the_order_of_a_join_does_not_matter(subject: Subject) -> None:
+    one, other = subject.record(), subject.record()
+    joined(one)
+    joined(other, backwards=True)
+    np.testing.assert_array_equal(one.rows[-1][1], other.rows[-1][1])
+
+
+def test_a_fork_before_a_shared_feed_goes_in_one_step(subject: Subject) -> None:
+    record = subject.record()
+    main = record.open(PROMPT)
+    child = record.fork(main)
+    before = subject.engine.cells_in_use
+    record.step(
+        Feed((main, child), (PROMISE_CLOSE,), (4,)),
+        Feed((child,), (ASYNC_OPEN,), (5,)),
+    )
+    assert subject.engine.cells_in_use == before + 2
+    record.step(feed(main, 10, at=5), feed(child, 20, at=6))
+    assert_equals_recompute(record, subject.oracle)
+
+
+def test_several_ids_in_one_feed_equal_one_feed_each(subject: Subject) -> None:
+    record = subject.record()
+    main = record.open(PROMPT)
+    child = record.fork(main)
+    record.step(feed(child, 20, 21, 22, at=4), feed(main, 10, 11, at=4))
+    record.step(feed(main, 12, at=6), feed(main, 13, at=7), feed(child, 23, 24, at=7))
+    assert_equals_recompute(record, subject.oracle)
+
+
+def test_requests_in_one_step_share_nothing(subject: Subject) -> None:
+    record = subject.record()
+    first, second = record.open(PROMPT), record.open((1, 2))
+    child = record.fork(first)
+    record.step(feed(second, 50, at=2), feed(first, 10, at=4), feed(second, 51, at=3))
+    record.step(feed(child, 20, at=4), feed(second, 52, at=4))
+    record.close(first, child)
+    record.step(feed(second, 53, at=5))
+    assert_equals_recompute(record, subject.oracle)
+
+
+def test_a_branch_keeps_what_it_sees_when_its_parent_closes(subject: Subject) -> None:
+    record = subject.record()
+    main = record.open(PROMPT)
+    child, cancelled = record.fork(main), record.fork(main)
+    record.step(feed(child, 20, at=4), feed(cancelled, 30, at=4))
+    record.close(main, cancelled)
+    record.step(feed(child, 21, at=5))
+    assert_equals_recompute(record, subject.oracle)
+
+
+@given(program=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 99), st.integers(0, 3))))
+@settings(max_examples=40, deadline=None)
+@pytest.mark.parametrize("name", ["scripted", "torch-llama", "torch-qwen3"])
+def test_any_program_equals_recompute(name: str, program: list[tuple[int, int, int]]) -> None:
+    """Forks, feeds, steps, joins and closes in any order, over at most two requests."""
+    subject = SUBJECTS[name]()
+    record = subject.record()
+    run(record, program)
+    assert_equals_recompute(record, subject.oracle)
+    assert subject.engine.cells_in_use == 0
+
+
+def run(record: Recorder, program: list[tuple[int, int, int]]) -> None:
+    """Do what the numbers say: which deed, on which branch, with which token and position."""
+    requests = [[record.open(PROMPT)], [record.open((3,))]]
+    for deed, number, jump in program:
+        branches = requests[number % 2]
+        branch = branches[number % len(branches)]
+        if deed == 0:
+            branches.append(record.fork(branch))
+        elif deed == 1 and len(branches) > 2:
+            branches.remove(branch)
+            record.join(branches[0], [branch])
+        elif deed == 2 and len(branches) > 1:
+            branches.remove(branch)
+            record.close(branch)
+        elif deed == 3:
+            twin = record.fork(branch)
+            branches.append(twin)
+            record.step(Feed((branch, twin), (number,), (jump + 4,)), feed(twin, 91, at=jump + 5))
+        else:
+            both = [feed(b, *[number] * (jump + 1), at=4 + jump) for b in sum(requests, [])]
+            record.step(*both[: deed * 2])
+    record.close(*sum(requests, []))
+
+
+# --- rows ---------------------------------------------------------------------------------------
+
+
+def test_only_feeds_that_want_logits_get_a_row_and_rows_keep_the_feeds_order(
+    subject: Subject,
+) -> None:
+    record = subject.record()
+    main, other = record.open(PROMPT), record.open((1, 2))
+    child = record.fork(main)
+    logits_FV = record.step(
+        Feed((child,), (20,), (4,)),
+        Feed((other,), (50, 51), (2, 3)),
+        Feed((main,), (10,), (4,), wants_logits=False),
+        Feed((main,), (11,), (5,)),
+    )
+    assert logits_FV.shape == (3, subject.engine.vocabulary_size)
+    assert logits_FV.dtype == np.float32
+    assert_equals_recompute(record, subject.oracle)
+
+
+def test_a_step_that_wants_nothing_returns_no_rows_and_still_counts(subject: Subject) -> None:
+    record = subject.record()
+    main = record.open(PROMPT)
+    assert record.step(Feed((main,), (10,), (4,), wants_logits=False)).shape == (0, VOCABULARY)
+    assert record.step().shape == (0, VOCABULARY)
+    record.step(feed(main, 11, at=5))
+    assert_equals_recompute(record, subject.oracle)
+
+
+# --- lives --------------------------------------------------------------------------------------
+
+
+def test_closing_everything_frees_everything(subject: Subject) -> None:
+    record = subject.record()
+    first, second = record.open(PROMPT), record.open((1, 2))
+    child = record.fork(first)
+    record.step(feed(child, 20, at=4), feed(first, 10, at=4), feed(second, 50, at=2))
+    assert subject.engine.cells_in_use == 4 + 2 + 3
+    record.join(first, [child])
+    record.close(second)
+    assert subject.engine.cells_in_use == 4 + 2
+    record.close(first)
+    assert subject.engine.cells_in_use == 0
+
+
+def test_closing_twice_is_an_assertion(subject: Subject) -> None:
+    main, _ = subject.engine.open(PROMPT, room=4)
+    subject.engine.close(main)
+    with pytest.raises(AssertionError, match="is not open"):
+        subject.engine.close(main)
+
+
+def test_a_joined_branch_is_closed(subject: Subject) -> None:
+    main, _ = subject.engine.open(PROMPT, room=4)
+    child = subject.engine.fork(main)
+    subject.engine.join(main, [child])
+    for use in (subject.engine.close, subject.engine.fork):
+        with pytest.raises(AssertionError, match="is not open"):
+            use(child)
+    with pytest.raises(AssertionError, match="is not open"):
+        subject.engine.step([feed(child, 1, at=4)])
+
+
+def test_joining_or_feeding_across_requests_is_an_assertion(subject: Subject) -> None:
+    one, _ = subject.engine.open(PROMPT, room=4)
+    other, _ = subject.engine.open(PROMPT, room=4)
+    with pytest.raises(AssertionError, match="own branches"):
+        subject.engine.join(one, [other])
+    with pytest.raises(AssertionError, match="within its request"):
+        subject.engine.step([Feed((one, other), (1,), (4,))])
+
+
+def test_feeding_together_what_differs_is_an_assertion(subject: Subject) -> None:
+    main, _ = subject.engine.open(PROMPT, room=4)
+    child = subject.engine.fork(main)
+    subject.engine.step([feed(main, 1, at=4)])
+    with pytest.raises(AssertionError, match="fed together"):
+        subject.engine.step([Feed((main, child), (2,), (5,))])
+
+
+# --- limits -------------------------------------------------------------------------------------
+
+
+def refused(act: Callable[[], object]) -> str:
+    with pytest.raises(PastaError) as error:
+        act()
+    assert error.value.hint
+    return str(error.value)
+
+
+def test_a_prompt_that_the_model_cannot_take_is_refused(subject: Subject) -> None:
+    engine = subject.engine
+    assert refused(lambda: engine.open([], room=4)) == "the prompt has no tokens"
+    message = "position 512 is past the model's last, 511"
+    assert refused(lambda: engine.open([1] * 513, room=4)) == message
+    message = "token id 100 is outside the model's vocabulary of 100"
+    assert refused(lambda: engine.open([1, 100], room=4)) == message
+    assert engine.cells_in_use == 0
+
+
+def test_a_refused_step_leaves_no_trace(subject: Subject) -> None:
+    record = subject.record()
+    main, other = record.open(PROMPT, room=3), record.open((1,), room=50)
+    good = feed(other, 9, at=1)
+    message = "no room for 4 more tokens: the request holds 4 of at most 7, its prompt included"
+    for bad, said in [
+        (feed(main, 1, 2, 3, 4, at=4), message),
+        (feed(main, 1, at=512), "position 512 is past the model's last, 511"),
+        (feed(main, -1, at=4), "token id -1 is outside the model's vocabulary of 100"),
+    ]:
+        assert refused(lambda bad=bad: subject.engine.step([good, bad])) == said  # type: ignore[misc]
+    assert subject.engine.cells_in_use == 5
+    record.step(good, feed(main, 1, 2, 3, at=509))
+    assert_equals_recompute(record, subject.oracle)

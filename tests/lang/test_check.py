@@ -1,0 +1,79 @@
+"""The checker's law: a text passes exactly if it is the printed form of a tree with neat chunks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pasta_decoding.lang.check import RULES, Problem, check
+from pasta_decoding.lang.tree import Chunk, Tree, read, show
+
+LANGUAGE_PAGE = Path(__file__).parents[2] / "docs" / "language.md"
+PROMISE = '<promise topic="a" tokens="20"/>'
+
+# Whole chunks are among the pieces, so that many of the drawn texts pass.
+PIECES = st.sampled_from(
+    [
+        f"{PROMISE}<async>b c</async>",
+        f"{PROMISE}<async>b</async><sync/>",
+        f"{PROMISE}<async>",
+        '<promise tokens="20"/><async>b</async>',
+        '<promise tokens="25" topic="a"><async> b</async>',
+        PROMISE,
+        "<async>",
+        "</async>",
+        "<sync/>",
+        "\\",
+        "\n",
+        "text",
+    ]
+)
+SOURCE = st.lists(PIECES | st.text('ab <>/"\\\n', max_size=4), max_size=8).map("".join)
+
+
+def neat(tree: Tree, *, topic_required: bool) -> bool:
+    return all(
+        node.text and node.text == node.text.strip() and (node.topic or not topic_required)
+        for node in tree
+        if isinstance(node, Chunk)
+    )
+
+
+@given(SOURCE | st.text(), st.booleans())
+def test_a_text_passes_exactly_if_it_prints_as_itself_with_neat_chunks(
+    source: str, topic_required: bool
+) -> None:
+    tree = read(source)
+    expected = show(tree) == source and neat(tree, topic_required=topic_required)
+    assert (not check(source, topic_required=topic_required)) == expected
+
+
+@given(SOURCE)
+def test_problems_lie_in_the_text_and_in_reading_order(source: str) -> None:
+    problems = check(source)
+    lines = source.split("\n")
+    assert all(1 <= found.column <= len(lines[found.line - 1]) + 1 for found in problems)
+    places = [(found.line, found.column) for found in problems]
+    assert places == sorted(places)
+
+
+def test_a_topic_may_be_missing_where_the_checkpoint_has_none() -> None:
+    source = '<promise tokens="20"/><async>b</async>'
+    assert check(source, topic_required=False) == []
+    assert check(source) == [Problem(1, 1, "missing-topic", "the promise has no topic")]
+
+
+def test_line_and_column_count_characters_from_one() -> None:
+    source = f"é🥦<sync/>\n\n  {PROMISE}<async>b</async></async>"
+    assert check(source) == [
+        Problem(1, 3, "idle-sync", "<sync/> with no chunk to wait for"),
+        Problem(3, 51, "stray-close", "</async> closes nothing"),
+    ]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_is_explained_on_the_language_page(rule: str) -> None:
+    assert f"`{rule}`" in LANGUAGE_PAGE.read_text(encoding="utf-8")

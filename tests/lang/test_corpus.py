@@ -1,0 +1,129 @@
+"""The conformance corpus: every `name.txt` under tests/corpus has its result in `name.json`.
+
+`python tests/lang/test_corpus.py --write` writes the results anew; read the difference before
+committing it, because from then on it is the definition.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pasta_decoding.lang import RULES, Chunk, Node, Span, check, parse, read, show, strip, tags
+from pasta_decoding.lang.parser import Parser, merged
+
+CORPUS = Path(__file__).parents[1] / "corpus"
+CASES = sorted(CORPUS.glob("*/*.txt"))
+Record = dict[str, object]
+
+
+def result(text: str) -> Record:
+    """Return what the golden file of `text` must hold."""
+    tree = read(text)
+    return {
+        "events": [_event(event) for event in parse(text)],
+        "tree": [_node(node) for node in tree],
+        "stripped": strip(tree),
+        "printed": show(tree),
+        "problems": [[found.line, found.column, found.rule] for found in check(text)],
+    }
+
+
+def _event(event: tags.Event) -> Record:
+    match event:
+        case tags.Text(pos, text):
+            return {"event": "text", "pos": pos, "text": text}
+        case tags.Promise(pos, topic, tokens, _):
+            return {"event": "promise", "pos": pos, "topic": topic, "tokens": tokens}
+        case tags.AsyncOpen(pos):
+            return {"event": "async", "pos": pos}
+        case tags.AsyncClose(pos):
+            return {"event": "/async", "pos": pos}
+        case tags.Sync(pos):
+            return {"event": "sync", "pos": pos}
+
+
+def _node(node: Node) -> Record:
+    match node:
+        case Span(text):
+            return {"node": "span", "text": text}
+        case Chunk(topic, tokens, text):
+            return {"node": "chunk", "topic": topic, "tokens": tokens, "text": text}
+        case _:
+            return {"node": "sync"}
+
+
+def source(case: Path) -> str:
+    """Return the text of a case: every character counts, line ends and a missing one too."""
+    return case.read_bytes().decode("utf-8")
+
+
+def golden(case: Path) -> Record:
+    """Return the stored result of a case."""
+    stored: Record = json.loads(case.with_suffix(".json").read_text(encoding="utf-8"))
+    return stored
+
+
+def _name(case: Path) -> str:
+    return f"{case.parent.name}/{case.stem}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=_name)
+def test_the_case_means_what_its_golden_file_says(case: Path) -> None:
+    assert result(source(case)) == golden(case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=_name)
+def test_fed_in_pieces_with_more_behind_it_the_events_are_the_same(case: Path) -> None:
+    text = source(case)
+    for size in (1, 2, 3, 7):
+        parser = Parser()
+        pieces = [text[start : start + size] for start in range(0, len(text), size)]
+        events = [event for piece in pieces for event in parser.feed(piece)]
+        assert merged([*events, *parser.finish()]) == parse(text)
+    behind = parse(text + "\n<sync/>tail")
+    assert [event for event in behind if event.pos < len(text)][:-1] == parse(text)[:-1]
+
+
+@pytest.mark.parametrize("case", CASES, ids=_name)
+def test_the_printed_form_of_a_case_means_the_same_again(case: Path) -> None:
+    tree = read(source(case))
+    assert read(show(tree)) == tree
+
+
+def test_only_the_cases_under_valid_have_no_problems() -> None:
+    clean = {_name(case): not golden(case)["problems"] for case in CASES}
+    assert clean == {name: name.startswith("valid/") for name in clean}
+
+
+def test_every_rule_is_broken_somewhere_in_the_corpus() -> None:
+    assert {rule for case in CASES for rule in _broken(case)} == set(RULES)
+
+
+def _broken(case: Path) -> list[str]:
+    return [found.rule for found in check(source(case))]
+
+
+def test_no_golden_file_has_lost_its_case() -> None:
+    assert {case.with_suffix("") for case in CASES} == {
+        stored.with_suffix("") for stored in CORPUS.glob("*/*.json")
+    }
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write every golden file anew; return the exit status."""
+    if list(arguments) != ["--write"]:
+        sys.stderr.write(f"{__doc__}\n")
+        return 2
+    for case in CASES:
+        stored = json.dumps(result(source(case)), indent=1, ensure_ascii=False)
+        case.with_suffix(".json").write_text(stored + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

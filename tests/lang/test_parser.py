@@ -1,0 +1,139 @@
+"""The parser's laws: how the text was cut never matters, and no character is lost.
+
+`SOURCE` is anything: tags, escaped tags, lookalikes, half tags and backslashes, mixed.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pasta_decoding.lang.parser import Parser, merged, parse
+from pasta_decoding.lang.tags import AsyncClose, AsyncOpen, Event, Promise, Sync, Text, escape
+
+# Promise lengths run past the limit on held text, where cutting could start to matter.
+PIECES = (
+    st.sampled_from(["<async>", "</async>", "<sync/>", '<promise topic="a" tokens="20"/>'])
+    | st.sampled_from(["<promise ", "<", ">", "<sync", "/>", "\\", "\\\\", "\\\\\\", "<b>"])
+    | st.integers(245, 255).map(lambda count: f"<promise {'x' * count}>")
+    | st.text('ab <>/"\\\n', max_size=5)
+)
+SOURCE = st.lists(PIECES).map("".join)
+
+
+def in_pieces(pieces: list[str]) -> list[Event]:
+    parser = Parser()
+    events = [event for piece in pieces for event in parser.feed(piece)]
+    return [*events, *parser.finish()]
+
+
+def printed(events: list[Event]) -> str:
+    """Print `events` and assert on the way that each stands where its `pos` says."""
+    out = ""
+    for place, event in enumerate(events, start=1):
+        assert event.pos == len(out)
+        if isinstance(event, Text):
+            out += escape(event.text, before_tag=place < len(events))
+        else:
+            out += event.source
+    return out
+
+
+@given(SOURCE, st.integers(1, 7))
+def test_pieces_of_any_size_give_the_same_events(source: str, size: int) -> None:
+    pieces = [source[start : start + size] for start in range(0, len(source), size)]
+    assert merged(in_pieces(pieces)) == parse(source)
+
+
+@given(SOURCE, st.data())
+def test_a_cut_at_any_place_gives_the_same_events(source: str, data: st.DataObject) -> None:
+    cut = data.draw(st.integers(0, len(source)))
+    assert merged(in_pieces([source[:cut], "", source[cut:]])) == parse(source)
+
+
+@given(SOURCE | st.text())
+@example("\\" * 9 + "<async>")
+@example("<promise <promise ><promise " + "<" * 3)
+def test_the_events_of_any_text_print_as_that_text(source: str) -> None:
+    assert printed(parse(source)) == source
+
+
+@given(SOURCE | st.text())
+def test_any_text_survives_being_escaped(text: str) -> None:
+    events: list[Event] = [Text(0, text)] if text else []
+    assert parse(escape(text, before_tag=False)) == events
+    shown = escape(text, before_tag=True)
+    assert parse(shown + "<sync/>") == [*events, Sync(len(shown))]
+
+
+@given(st.lists(PIECES.map(lambda piece: piece.replace("\\", ""))).map("".join))
+def test_at_most_259_characters_are_held_back(source: str) -> None:
+    parser = Parser()
+    released = 0
+    for seen, char in enumerate(source, start=1):
+        for event in parser.feed(char):
+            released += len(event.text if isinstance(event, Text) else event.source)
+        assert seen - released <= 259
+
+
+def test_text_that_only_looks_like_a_tag_is_released_as_soon_as_that_is_certain() -> None:
+    parser = Parser()
+    assert parser.feed("2 <s") == [Text(0, "2 ")]
+    assert parser.feed("even") == [Text(2, "<seven")]
+    assert parser.feed(" \\") == [Text(8, " ")]
+    assert parser.feed("x") == [Text(9, "\\x")]
+
+
+def test_a_tag_is_released_with_its_last_character() -> None:
+    parser = Parser()
+    assert parser.feed("<sync/") == []
+    assert parser.feed(">") == [Sync(0)]
+    assert parser.feed('<promise topic="a" tokens="20"/') == []
+    tag = '<promise topic="a" tokens="20"/>'
+    assert parser.feed("><async>") == [Promise(7, "a", 20, tag), AsyncOpen(39)]
+
+
+def test_a_half_written_tag_at_the_end_was_text() -> None:
+    parser = Parser()
+    assert parser.feed("\\\\<async") == []
+    assert parser.finish() == [Text(0, "\\\\<async")]
+
+
+@pytest.mark.parametrize("count", range(7))
+def test_backslashes_before_a_tag_are_halved_and_an_odd_one_makes_it_text(count: int) -> None:
+    kept = "\\" * (count // 2)
+    text = kept + ("</async>" if count % 2 else "")
+    events: list[Event] = [Text(0, text)] if text else []
+    tag: list[Event] = [] if count % 2 else [AsyncClose(count)]
+    assert parse("\\" * count + "</async>") == events + tag
+
+
+@pytest.mark.parametrize(("count", "is_tag"), [(250, True), (251, False)])
+def test_a_promise_has_up_to_250_characters(count: int, is_tag: bool) -> None:
+    source = f"<promise {'x' * count}>"
+    assert parse(source) == [Promise(0, None, None, source) if is_tag else Text(0, source)]
+
+
+@pytest.mark.parametrize(
+    ("inside", "topic", "tokens"),
+    [
+        ('topic="a b" tokens="20"/', "a b", 20),
+        ('tokens="20" topic="a"', "a", 20),
+        ('topic="a" topic="b" tokens="10" tokens="30"/', "a", 10),
+        ('topic="a"tokens="20"/', "a", 20),
+        ('xtopic="a" tokens="٣٠"/', None, None),
+        ('topic="24 tokens" tokens="1e3"/', "24 tokens", None),
+        ("topic='a' tokens=20/", None, None),
+        ("/", None, None),
+    ],
+)
+def test_a_promise_is_read_as_written(inside: str, topic: str | None, tokens: int | None) -> None:
+    source = f"<promise {inside}>"
+    assert parse(source) == [Promise(0, topic, tokens, source)]
+
+
+@pytest.mark.parametrize("piece", ["\\", "<promise xx", "<", "ab <b> "])
+def test_work_grows_with_the_text_and_not_with_its_square(piece: str) -> None:
+    [text] = merged(in_pieces([piece] * 50_000))
+    assert text == Text(0, piece * 50_000)

