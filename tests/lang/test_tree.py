@@ -35,7 +35,9 @@ TAGS = [
     "</async>",
     "<sync/>",
 ]
-PIECES = st.sampled_from([*TAGS, *TAGS[3:], " ", "\\", "<as", "ync>", "<promise "])
+PIECES = st.sampled_from(
+    [*TAGS, f"{TAGS[0]}<async>", f"{TAGS[1]} <async>b", " ", "\\", "<as", "ync>", "<promise "]
+)
 SOURCE = st.lists(PIECES | st.text('ab <>/"\\\n', max_size=5)).map("".join)
 TEXT = SOURCE.filter(bool)
 TOPIC = st.none() | st.text(max_size=300).map(valid_topic)

@@ -35,7 +35,9 @@ class Row:
     extra: dict[str, object] = field(default_factory=dict)
 
 
-def read_rows(path: Path, *, on_problem: Callable[[PastaError], None] | None = None) -> Iterator[Row]:
+def read_rows(
+    path: Path, *, on_problem: Callable[[PastaError], None] | None = None
+) -> Iterator[Row]:
     """Yield the rows of `path` in order; blank lines are skipped.
 
     A broken line raises a PastaError that names file and line. With `on_problem` it is

@@ -23,6 +23,7 @@ FILE_NAME = "pasta.json"
 
 # Vocabularies name their spare tokens by these patterns (Gemma, Llama 3) or these names (SmolLM2).
 _SPARE = re.compile(r"<unused\d+>|<\|reserved_special_token_\d+\|>")
+_ADDED_PREFIX = "<|pasta_"
 _SMOLLM2_SPARE = frozenset(
     "<repo_name> <reponame> <file_sep> <filename> <gh_stars> <issue_start> <issue_comment> "
     "<issue_closed> <jupyter_start> <jupyter_text> <jupyter_code> <jupyter_output> "
@@ -100,7 +101,7 @@ def bind(tokenizer: Any) -> Binding:
         if _SPARE.fullmatch(text) or text in _SMOLLM2_SPARE
     )
     if len(spare) < wanted:
-        names = [f"<|pasta_{n}|>" for n in range(wanted)]
+        names = [f"{_ADDED_PREFIX}{n}|>" for n in range(wanted)]
         tokenizer.add_special_tokens({"additional_special_tokens": names})
         spare = tokenizer.convert_tokens_to_ids(names)
     promise_open, async_open, async_close, sync, *closes = spare[:wanted]
@@ -173,6 +174,21 @@ def check_match(checkpoint: Checkpoint, model: Any, tokenizer: Any) -> None:
                 f"control token {token} is {text!r} in the adapter, {have_text!r} in the tokenizer",
                 hint="Use the tokenizer of the model that the adapter was trained on.",
             )
+
+
+def add_missing_tokens(tokenizer: Any, checkpoint: Checkpoint) -> None:
+    """Give `tokenizer` the control tokens that `bind` had to add when the adapter was trained."""
+    known = tokenizer.get_vocab()
+    missing = [text for _, text in sorted(checkpoint.token_texts.items()) if text not in known]
+    if missing and all(text.startswith(_ADDED_PREFIX) for text in missing):
+        tokenizer.add_special_tokens({"additional_special_tokens": missing})
+
+
+def grow_vocabulary(model: Any, binding: Binding) -> None:
+    """Make room for added control tokens in the embeddings, if they have none to spare."""
+    wanted = max(binding.ids) + 1
+    if wanted > model.get_input_embeddings().weight.shape[0]:
+        model.resize_token_embeddings(wanted)
 
 
 def _checkpoint(record: dict[str, Any]) -> Checkpoint:

@@ -25,6 +25,7 @@ from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.lang.tree import read
 from pasta_decoding.models import binding as bindings
 from pasta_decoding.models.binding import Binding, Checkpoint
+from pasta_decoding.models.loading import load_base
 from pasta_decoding.models.prompt import Message, PromptEncoder
 from pasta_decoding.train.loss import LossMeter
 from pasta_decoding.train.metrics import MetricsFile, plot_losses
@@ -37,6 +38,7 @@ class SftConfig:
     max_tokens:     tokens of one answer with its prompt; a longer one is cut between parts.
     pack_tokens:    tokens of one pack, the unit of a forward pass.
     packs_per_step: packs whose gradients make one optimiser step.
+    max_steps:      optimiser steps at most; None for all epochs. The schedule ends there.
     bf16:           bfloat16 weights and activations; LoRA and its optimiser stay float32.
     """
 
@@ -48,8 +50,9 @@ class SftConfig:
     warmup_steps: int = 20
     lora_rank: int = 16
     max_tokens: int = 640
-    pack_tokens: int = 1024
-    packs_per_step: int = 2
+    pack_tokens: int = 512
+    packs_per_step: int = 4
+    max_steps: int | None = None
     save_every_steps: int = 50
     seed: int = 0
     bf16: bool = True
@@ -65,9 +68,10 @@ def train_sft(
 ) -> Path:
     """Train, resuming if `out` holds this run, and return the folder of the finished adapter."""
     resume = open_run(out, config)
-    model, tokenizer = load_base(base, bf16=config.bf16)
+    model, tokenizer = load_base(base, dtype="bfloat16" if config.bf16 else "float32")
     binding = bindings.bind(tokenizer)
     checkpoint = bindings.describe(model, tokenizer, binding, name=config.base_name)
+    bindings.grow_vocabulary(model, binding)
     layouts = compile_rows(rows, tokenizer, binding, config, say)
     packs = plan_packs(layouts, config)
     say(f"{len(layouts)} answers, {_tokens(packs)} tokens in {len(packs)} packs")
@@ -90,15 +94,6 @@ def open_run(out: Path, config: SftConfig) -> Path | None:
     path.write_text(resolved, encoding="utf-8")
     whole = [state.parent for state in out.glob("checkpoint-*/trainer_state.json")]
     return max(whole, key=lambda folder: int(folder.name.split("-")[1]), default=None)
-
-
-def load_base(base: Path, *, bf16: bool) -> tuple[Any, Any]:
-    """Load the base model and its tokenizer from a Hugging Face folder."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    dtype = torch.bfloat16 if bf16 else torch.float32
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
-    return model, AutoTokenizer.from_pretrained(base)
 
 
 def compile_rows(
@@ -139,7 +134,8 @@ def plan_packs(layouts: Sequence[Layout], config: SftConfig) -> list[list[Layout
         order = list(layouts)
         shuffle.shuffle(order)
         packs += pack(order, config.pack_tokens)
-    return packs
+    limit = None if config.max_steps is None else config.max_steps * config.packs_per_step
+    return packs[:limit]
 
 
 def add_lora(model: Any, binding: Binding, config: SftConfig) -> Any:

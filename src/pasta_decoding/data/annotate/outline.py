@@ -19,8 +19,9 @@ _HASHES = re.compile(r"\s{0,3}#{1,6}\s+(?P<body>\S.*)")
 _BOLD_LINE = re.compile(r"\s*(?P<body>(\*\*|__)[^*_]{1,80}(\*\*|__)\s*:?)\s*$")
 _LEAD_IN = r"(?!.*\b(?:are|is|include|includes|following|follows|these|here|can|how to)\b)"
 _TITLE_LINE = re.compile(rf"\s*{_LEAD_IN}(?P<body>[A-Z][^.!?:|]{{1,50}}):\s*$")
-_ITEM = re.compile(r"(?P<marker>\s*(?:(?P<number>\d{1,3})[.)]|[-*•·+–▪◦])\s+)(?=\S)")
-_PLAIN_TITLE = re.compile(r"(?:[A-Z“\"]\S*)(?:[ ]\S+){0,8}(?<![.!?,;:)\"”…])\s*$")
+_ITEM = re.compile(r"(?P<marker>\s*(?:(?P<number>\d{1,3})[.)]|\(?[a-z]\)|[-*•·+–▪◦])\s+)(?=\S)")
+_PLAIN_TITLE = re.compile(r"[A-Z“\"][^\s:]*(?:[ ][^\s:]+){0,8}(?<![.!?,;:)\"”…])\s*$")
+_NAMED_TITLE = re.compile(r"\s*(?P<body>(?:Title|Headline):\s+\S.*)", re.I)
 _ROMAN = re.compile(r"\s*(?P<body>[IVX]{1,5}\.\s+[A-Z].{0,80})$")
 _SENTENCE_END = re.compile(r"[.!?][\"'”’)\]*]*\s*$")
 
@@ -77,7 +78,7 @@ def _read_line(raw: str, start: int) -> Line:
     if item := _ITEM.match(raw):
         number = int(item["number"]) if item["number"] else None
         return Line("item", start, end, start + item.end("marker"), indent, number)
-    for pattern in (_HASHES, _BOLD_LINE, _TITLE_LINE, _ROMAN):
+    for pattern in (_HASHES, _BOLD_LINE, _TITLE_LINE, _NAMED_TITLE, _ROMAN):
         if heading := pattern.match(raw):
             return Line("heading", start, end, start + heading.start("body"), indent)
     return Line("text", start, end, body, indent)
@@ -106,7 +107,11 @@ def _block(lines: Sequence[Line]) -> Block:
 def _text_block(lines: Sequence[Line], text: str) -> Block:
     """A short line by itself that is no sentence heads what follows."""
     block = _block(lines)
-    kind: Kind = "heading" if len(lines) == 1 and _PLAIN_TITLE.match(text[block.body : block.end]) else "text"
+    kind: Kind = (
+        "heading"
+        if len(lines) == 1 and _PLAIN_TITLE.match(text[block.body : block.end])
+        else "text"
+    )
     return replace(block, kind=kind)
 
 
@@ -152,8 +157,8 @@ def _has_loose_sibling(lines: Sequence[Line], at: int) -> bool:
     item = lines[at]
     if item.number is None or item.number < 2:
         return False
-    before = [line for line in lines[:at] if line.kind != "blank"]
-    return bool(before) and before[-1].kind in {"text", "code"} and before[-1].indent <= item.indent
+    before = next((lines[i] for i in range(at - 1, -1, -1) if lines[i].kind != "blank"), None)
+    return before is not None and before.kind in {"text", "code"} and before.indent <= item.indent
 
 
 def _continues(item: Line, lines: Sequence[Line], at: int, *, loose: bool) -> bool:

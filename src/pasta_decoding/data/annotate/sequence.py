@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 PROCEDURE_SHARE = 0.5
 
@@ -10,10 +11,13 @@ TALE_PERSONS = 0.05
 TALE_PAST = 0.05
 
 _STEP = re.compile(r"^\W*step\s+\d", re.I | re.M)
-_DIALOGUE = re.compile(r"^(?:[A-Z][\w .]{0,20}:\s|[A-Z][A-Z ]{2,30}(?:\s*\(.*\))?:?$|[\"“])", re.M)
+_TURN = re.compile(r"[\s*_]*([A-Z][\w .]{0,20}:|[A-Z][A-Z ]{2,30}(?=\W*\(|\W*$))")
 _LETTER = re.compile(r"\W*(?:(?:Dear|Hi|Hello)\b[^.!?\n]{0,60},\s*$|Subject:|To whom)", re.I | re.M)
-_TALE = re.compile(r"\W*(?:once upon a time|fade in|scene)\b|(?:^|.*\n\W*)(?:int|ext)\. |\W*(?:chapter|act) \w+\b", re.I)
-_QUOTE = re.compile(r"[\"“][^\"”\n]{4,}[,.!?—-][\"”]")
+_TALE = re.compile(
+    r"\W*(?:once upon a time|fade in|scene)\b|(?:^|.*\n\W*)(?:int|ext)\. |\W*(?:chapter|act) \w+\b",
+    re.I,
+)
+_QUOTE = re.compile(r"[\"“][^\"”\n]{4,400}[,.!?—-][\"”]")
 _MATH = re.compile(r"^[^\n]*[=≈]\s*[-\d(\\a-z√][^\n]*$", re.M)
 _FOLLOWS = re.compile(
     r"^\W*(?:next|then|now|repeat|continue|once|after|finally|when|while|meanwhile|add|stir|bake|serve|place|preheat)\b"
@@ -30,12 +34,12 @@ def is_sequence(text: str) -> bool:
     if not (size := len(text.split())):
         return True
     lines = [line for line in text.split("\n") if line.strip()]
-    if _LETTER.match(text) or _TALE.match(text) or len(_STEP.findall(text)) >= 2:
+    if _is_talk(lines) or _LETTER.match(text) or _TALE.match(text) or len(_STEP.findall(text)) >= 2:
         return True
     if len(_MATH.findall(text)) >= max(3, len(lines) / 3):
         return True
     marked = len(_MARKED.findall(text)) / len(lines)
-    return marked < 0.2 and (_is_verse(lines, size) or _is_talk(text, lines) or _is_tale(text, size))
+    return marked < 0.2 and (_is_verse(lines, size) or _is_tale(text, size))
 
 
 def is_procedure(items: list[str]) -> bool:
@@ -49,8 +53,11 @@ def _is_verse(lines: list[str], size: int) -> bool:
     return len(lines) >= 6 and size / len(lines) < 9
 
 
-def _is_talk(text: str, lines: list[str]) -> bool:
-    return len(lines) >= 4 and len(_DIALOGUE.findall(text)) > len(lines) / 2
+def _is_talk(lines: list[str]) -> bool:
+    """Do at least two speakers take turns?"""
+    turns = Counter(turn[1] for line in lines if (turn := _TURN.match(line)))
+    speakers = [speaker for speaker, count in turns.items() if count >= 2]
+    return len(speakers) >= 2 and sum(turns[speaker] for speaker in speakers) > len(lines) / 3
 
 
 def _is_tale(text: str, size: int) -> bool:

@@ -1,53 +1,76 @@
 """Annotate a plain response by rule: what its layout sets side by side becomes chunks.
 
 List items, sections under headings, and else paragraphs or sentences behind the opening
-become chunks of about 12 to 120 words. Stories, verse, dialogue, code, tables, numbered
-derivations, openings and closings stay in the main thread.
+become chunks of about 12 to 120 words. Stories, verse, dialogue, code, tables, steps,
+openings and closings stay in the main thread. The limits below were set on responses that
+a careful reader had annotated.
 """
 
 from __future__ import annotations
 
 import re
-from itertools import groupby
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from pasta_decoding.data.annotate.outline import Block, blocks, outline
 from pasta_decoding.data.annotate.sequence import is_procedure, is_sequence
-from pasta_decoding.data.annotate.topics import Part, name_parts, stem_of, words
-from pasta_decoding.data.annotate.words import STOP_WORDS
-STOP={stem_of(w) for w in STOP_WORDS}
+from pasta_decoding.data.annotate.topics import Part, name_parts
 from pasta_decoding.lang.tree import Chunk, Node, Span, show
 
+# In words. A part with fewer stays in the main thread: a promise would cost more than it saves.
 MIN_WORDS = 12
-RUN_WORDS = 9
-OPENING_WORDS = 45
-OVERLAP = 9
-STRETCH=60
-LEAD_IN_WORDS = 35
-LONG_PARAGRAPH_WORDS = 100
-LONG_SECTION_WORDS = 110
-LONG_ITEM_WORDS = 140
+RUN_WORDS = 9  # a run of sentences with fewer takes the next one in
+OPENING_WORDS = 60  # an opening paragraph with fewer is not divided
+LEAD_IN_WORDS = 35  # a paragraph with fewer in front of a list or code introduces it
+LONG_PARAGRAPH_WORDS = 100  # longer ones are divided into runs of sentences,
+LONG_SECTION_WORDS = 110  # into items and paragraphs,
+LONG_ITEM_WORDS = 140  # and into sub-items
 
 _SENTENCE = re.compile(r"(?<=[.!?])[\"'”’)]*\s+(?=[\"'“‘(\[*]*[A-Z0-9])")
-_ABBREVIATION = re.compile(r"(?:\b(?:[A-Za-z]|Dr|Mr|Mrs|Ms|St|vs|etc|No|Inc|Jr|Prof|e\.g|i\.e|U\.S)|^\W*\d+)\.$")
+_ABBREVIATION = re.compile(
+    r"(?:\b(?:[A-Za-z]|Dr|Mr|Mrs|Ms|St|vs|etc|No|Inc|Jr|Prof|e\.g|i\.e|U\.S)|^\W*\d{1,3})\.$"
+)
 _LEANS_BACK = re.compile(
-    r"(?:this|these|those|that|such|however|but|yet|for (?:example|instance)|as a result|thus|then|hence"
-    r"|therefore|otherwise|in other words|in fact|instead|consequently|because of this|so|and|or|both|either"
+    r"(?:this|these|those|that|such|however|but|yet|for (?:example|instance)|as a result|thus|then"
+    r"|hence|therefore|otherwise|in other words|in fact|instead|consequently|because of this|so"
     r"|here|again|note)\b",
     re.I,
 )
+_CONCLUDES = re.compile(r"(?:therefore|thus|as a result|so|hence)\b", re.I)
 _CLOSING = re.compile(
-    r"\W*(?:in (?:conclusion|summary|short|closing|essence|the end)|overall|to (?:sum|conclude|summarize)|remember"
-    r"|ultimately|by (?:following|using|taking|incorporating|understanding|doing|implementing)|i hope|please|let me"
-    r"|so,|note|conclusion|with (?:these|this|the right)|all in all|these are|if you|feel free|sources?\b|references?\b)",
+    r"\W*(?:in (?:conclusion|summary|short|closing|essence|the end)|to (?:sum|conclude|summarize)"
+    r"|overall|ultimately|all in all|conclusion|therefore|thus|so,|that being said|with th(?:is|ese)"
+    r"|with the right|these are|note|remember|it(?:.s| is) (?:also )?(?:important|worth|essential"
+    r"|crucial)|by (?:following|using|taking|incorporating|understanding|doing|implementing)|if you"
+    r"|i hope|please|let me|feel free|thank|don.t"
+    r"|(?:additional |further )?(?:references?|reading|resources|sources?)\b)",
     re.I,
 )
-_TITLES = (
+_INTRODUCTION = re.compile(r"\W*introduction", re.I)
+_LABELS = (
     re.compile(r"(?:\*\*|__)(?P<title>[^*\n]{2,80}?)(?:\*\*|__)"),
+    re.compile(r"(?P<title>[^\s:.!?,(][^:.!?,\n]{1,50}):(?=\s)"),
+)
+_TITLES = (
+    _LABELS[0],
     re.compile(r"(?P<title>[^\s:.!?(][^:.!?\n]{1,60}):(?=\s)"),
     re.compile(r"(?P<title>[^\s:.!?(][^:.!?\n]{1,50}?)\s+[-–—]\s"),
     re.compile(r"(?P<title>[^\s:.!?][^:.!?\n]{1,60})[.!?]?\s*\n"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Blocks under one heading or under none, and where they stand in the response.
+
+    opening, closing: they begin, end the response.
+    plain: the response has neither headings nor items, so paragraphs are all there is.
+    """
+
+    body: tuple[Block, ...]
+    opening: bool
+    closing: bool
+    plain: bool
 
 
 def annotate(response: str, count_tokens: Callable[[str], int]) -> str:
@@ -56,12 +79,11 @@ def annotate(response: str, count_tokens: Callable[[str], int]) -> str:
     `count_tokens` tells how many tokens a chunk's text is. Taking the tags out of the
     result gives `response` exactly, whatever it holds.
     """
-    found = find_parts(response)
-    if len(found) < 2:
+    parts = find_parts(response)
+    if len(parts) < 2:
         return show((Span(response),) if response else ())
-    context = response[: found[0].start]
-    topics = name_parts(response, found, context)
-    return show(tuple(_nodes(response, found, topics, count_tokens)))
+    topics = name_parts(response, parts)
+    return show(tuple(_nodes(response, parts, topics, count_tokens)))
 
 
 def find_parts(response: str) -> list[Part]:
@@ -69,15 +91,17 @@ def find_parts(response: str) -> list[Part]:
     if is_sequence(response):
         return []
     layout = outline(response)
-    lists = any(block.kind in {"item", "heading"} for block in layout)
+    plain = all(block.kind not in {"item", "heading"} for block in layout)
     parts: list[Part] = []
     for heading, body in _sections(layout):
-        last = not body or body[-1] is layout[-1]
+        opening = heading is None or heading is layout[0]
+        closing = not body or body[-1] is layout[-1]
+        stretch = _Stretch(tuple(body), opening, closing, plain)
         if heading is None:
-            parts += _loose_parts(response, body, opening=True, closing=last, lists=lists)
+            parts += _inner_parts(response, stretch)
         else:
-            parts += _section_parts(response, heading, body, closing=last)
-    return [part for part in parts if _words(response[part.start : part.end]) >= MIN_WORDS]
+            parts += _section_parts(response, heading, stretch)
+    return parts
 
 
 def _nodes(
@@ -105,116 +129,115 @@ def _sections(layout: Sequence[Block]) -> list[tuple[Block | None, list[Block]]]
     return sections
 
 
-def _section_parts(text: str, heading: Block, body: Sequence[Block], *, closing: bool) -> list[Part]:
+def _section_parts(text: str, heading: Block, stretch: _Stretch) -> list[Part]:
     """Return the section's body as one part, or its items and paragraphs if it is long."""
-    title = text[heading.body : heading.end].strip()
-    if not body or _CLOSING.match(title) or re.match(r"\W*introduction", title, re.I):
+    title, body = text[heading.body : heading.end].strip(), stretch.body
+    if not body or _CLOSING.match(title) or _INTRODUCTION.match(title):
         return []
-    inner = _loose_parts(text, body, opening=False, closing=closing, lists=True)
-    inner = [part for part in inner if _words(text[part.start : part.end]) >= MIN_WORDS]
+    inner = _inner_parts(text, stretch)
     whole = _part(text, body[0].body, body[-1].end, title)
-    long = _words(text[whole.start : whole.end]) > LONG_SECTION_WORDS
-    if len(inner) > 1 and (long or body[-1].kind == "item") or any(block.kind == "code" for block in body):
+    words = _words(text, whole)
+    starts = stretch.opening and body[0].kind == "text"
+    code = any(block.kind == "code" for block in body)
+    many = len(inner) > 1 and (words > LONG_SECTION_WORDS or body[-1].kind == "item")
+    if starts or code or many or text[: whole.end].endswith(":"):
         return inner
-    return [whole]
+    return [whole] if words >= MIN_WORDS else []
 
 
-def _loose_parts(
-    text: str, body: Sequence[Block], *, opening: bool, closing: bool, lists: bool
-) -> Iterator[Part]:
-    """Yield the parts of blocks that stand under one heading or under none."""
-    for kind, run in groupby(enumerate(body), key=lambda pair: pair[1].kind):
-        group = list(run)
-        if kind == "item":
-            yield from _list_parts(text, [block for _, block in group])
-        for index, block in group if kind == "text" else []:
-            first, last = opening and index == 0, closing and index == len(body) - 1
-            if not _introduces(text, body[index : index + 2]):
-                yield from _paragraph_parts(text, block, first=first, last=last and len(body) > 1, lists=lists, more=len(body) > 1)
+def _inner_parts(text: str, stretch: _Stretch) -> list[Part]:
+    """Return the items, paragraphs and runs of sentences of a stretch that are long enough."""
+    parts: list[Part] = []
+    items: list[Part] = []
+    for index, block in enumerate(stretch.body):
+        if block.kind == "item":
+            items += _item_parts(text, block)
+            continue
+        parts += _unless_steps(text, items)
+        items = []
+        if block.kind == "text":
+            parts += _paragraph_parts(text, stretch, index)
+    parts += _unless_steps(text, items)
+    return [part for part in parts if _words(text, part) >= MIN_WORDS]
 
 
-def _list_parts(text: str, items: Sequence[Block]) -> Iterator[Part]:
-    """Yield the items of one list that are long enough, unless they are steps."""
-    parts = [part for item in items for part in _item_parts(text, item)]
-    if is_procedure([text[part.start : part.end] for part in parts]):
-        return
-    yield from (part for part in parts if _words(text[part.start : part.end]) >= MIN_WORDS)
-
-
-def _introduces(text: str, pair: Sequence[Block]) -> bool:
-    """Is the first block a paragraph that only leads to the list or code behind it?"""
-    kinds = [block.kind for block in pair]
-    short = _words(text[pair[0].body : pair[0].end]) < LEAD_IN_WORDS
-    return short and kinds[0] == "text" and kinds[1:] in (["item"], ["code"], ["table"])
+def _unless_steps(text: str, items: list[Part]) -> list[Part]:
+    return [] if is_procedure([text[item.start : item.end] for item in items]) else items
 
 
 def _item_parts(text: str, block: Block) -> list[Part]:
     """Return an item as one part, or its sub-items if it is long."""
-    whole = _part(text, block.body, block.end, _title(text[block.body : block.end]))
-    if _words(text[whole.start : whole.end]) > LONG_ITEM_WORDS:
-        inner = [part for sub in blocks(block.lines[1:], text) if sub.kind == "item" for part in _item_parts(text, sub)]
-        inner = [part for part in inner if _words(text[part.start : part.end]) >= MIN_WORDS]
-        if len(inner) > 1:
+    whole = _part(text, block.body, block.end, _title(text[block.body : block.end], _TITLES))
+    if _words(text, whole) > LONG_ITEM_WORDS:
+        subs = [sub for sub in blocks(block.lines[1:], text) if sub.kind == "item"]
+        inner = [_part(text, s.body, s.end, _title(text[s.body : s.end], _TITLES)) for s in subs]
+        if sum(_words(text, part) >= MIN_WORDS for part in inner) > 1:
             return inner
     return [whole]
 
 
-def _paragraph_parts(text: str, block: Block, *, first: bool, last: bool, lists: bool, more: bool) -> list[Part]:
-    body = text[block.body : block.end].rstrip()
-    if body.endswith(":") or (last and _CLOSING.match(body)) or (last and lists):
+def _paragraph_parts(text: str, stretch: _Stretch, index: int) -> list[Part]:
+    """Return a paragraph as one part, its runs of sentences, or nothing if it opens or closes."""
+    block, alone = stretch.body[index], len(stretch.body) == 1
+    first = stretch.opening and index == 0
+    last = stretch.closing and index == len(stretch.body) - 1 and not alone
+    whole = _part(text, block.body, block.end, _title(text[block.body : block.end], _LABELS))
+    words = _words(text, whole)
+    if last and not stretch.plain or _leads_or_ends(text, stretch.body, index, last=last):
         return []
-    if not first and _words(body) <= LONG_PARAGRAPH_WORDS:
-        return [_part(text, block.body, block.end, None)]
-    if first and (lists or (more and _words(body) <= OPENING_WORDS)):
-        return []
-    return list(_sentence_parts(text, block.body, block.end, skip_first=first))
+    if not first:
+        divided = words > LONG_PARAGRAPH_WORDS
+        return list(_sentence_runs(text, whole)) if divided else [whole]
+    if stretch.plain and (alone or words > OPENING_WORDS):
+        return list(_sentence_runs(text, whole))[1:]
+    return []
 
 
-def _sentence_parts(text: str, start: int, end: int, *, skip_first: bool) -> Iterator[Part]:
+def _leads_or_ends(text: str, body: Sequence[Block], index: int, *, last: bool) -> bool:
+    """Does the paragraph introduce what follows it, or conclude what goes before?"""
+    paragraph = text[body[index].body : body[index].end].rstrip()
+    before_list = [block.kind in {"item", "code", "table"} for block in body[index + 1 : index + 2]]
+    if paragraph.endswith(":") or (last and _CLOSING.match(paragraph)):
+        return True
+    short = len(paragraph.split()) < LEAD_IN_WORDS
+    return (short and before_list == [True]) or (index > 0 and bool(_CONCLUDES.match(paragraph)))
+
+
+def _sentence_runs(text: str, whole: Part) -> Iterator[Part]:
     """Yield runs of sentences; one that leans on the sentence before it stays in its run."""
     runs: list[tuple[int, int]] = []
-    for left, right in _sentences(text, start, end):
-        if runs and _joins(text[runs[-1][0] : runs[-1][1]], text[left:right]):
+    for left, right in _sentences(text, whole.start, whole.end):
+        leans = _LEANS_BACK.match(text, left) is not None
+        if runs and (leans or len(text[slice(*runs[-1])].split()) < RUN_WORDS):
             runs[-1] = (runs[-1][0], right)
         else:
             runs.append((left, right))
-    for left, right in runs[1:] if skip_first else runs:
-        if not _CLOSING.match(text[left:right]) or right < end:
-            yield _part(text, left, right, None)
-
-
-def _joins(run: str, sentence: str) -> bool:
-    """Does `sentence` belong to the run of sentences before it?"""
-    if _words(run) < RUN_WORDS or _LEANS_BACK.match(sentence): return True
-    a={stem_of(w) for w in words(run)}-STOP; b={stem_of(w) for w in words(sentence)}-STOP
-    return len(a&b)>=OVERLAP and _words(run)+_words(sentence)<=STRETCH
+    for left, right in runs:
+        if right < whole.end or not _CLOSING.match(text, left):
+            yield _part(text, left, right)
 
 
 def _sentences(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
     left = start
     for gap in _SENTENCE.finditer(text, start, end):
-        if not _ABBREVIATION.search(text[left : gap.start()]):
+        if not _ABBREVIATION.search(text[max(left, gap.start() - 8) : gap.start()]):
             yield left, gap.end()
             left = gap.end()
     if left < end:
         yield left, end
 
 
-def _part(text: str, start: int, end: int, title: str | None) -> Part:
+def _part(text: str, start: int, end: int, title: str | None = None) -> Part:
     """Return the part between `start` and `end` without white space at its edges."""
     body = text[start:end]
     start += len(body) - len(body.lstrip())
-    return Part(start, max(start, start + len(body.strip())), title)
+    return Part(start, start + len(body.strip()), title)
 
 
-def _title(item: str) -> str | None:
-    """Return the title that an item gives itself: bold, before a colon, a dash or a line break."""
-    for pattern in _TITLES:
-        if found := pattern.match(item):
-            return found["title"]
-    return None
+def _title(body: str, patterns: Iterable[re.Pattern[str]]) -> str | None:
+    """Return the title a text gives itself: bold, before a colon, a dash or a line break."""
+    return next((found["title"] for pattern in patterns if (found := pattern.match(body))), None)
 
 
-def _words(text: str) -> int:
-    return len(text.split())
-
+def _words(text: str, part: Part) -> int:
+    return len(text[part.start : part.end].split())

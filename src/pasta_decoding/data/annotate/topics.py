@@ -9,18 +9,35 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, count, takewhile
 
-from pasta_decoding.data.annotate.words import NOUNS_IN_LY, STOP_WORDS, VERB_MARKERS, WEAK_WORDS
+from pasta_decoding.data.annotate.words import (
+    ADJECTIVE_ENDINGS,
+    NOUNS_IN_LY,
+    STOP_WORDS,
+    VERB_MARKERS,
+    WEAK_WORDS,
+)
 
 MAX_WORDS = 3
-EARLY = 0.6  # how much each sentence that goes before takes off
-REPEATED = 0.25  # how much each further use in the part adds
+MAX_CHARS = 60
+
+# Weights, set on responses whose topics a careful reader had chosen.
+EARLY = 1.0  # how much each sentence that goes before a phrase takes off,
+LATE = 0.2  # and each phrase before it in its own sentence
+SHARED = 0.8  # what a word loses that all siblings hold
+KNOWN = 0.5  # what is left of a word that stands in the opening
+WEAK = 0.35  # and of a weak one
+REPEATED = 0.35  # how much each further use in the part adds
+WEIGHTS = (1.0, 0.5, 0.1)  # of a phrase's words, the best one first
 
 _WORD = re.compile(r"[^\W_]+(?:[.'’&+/-]+[^\W_]+)*[+#]*")
 _SENTENCE = re.compile(r"(?<=[.!?:;])\s+|\n+")
-_LABEL = re.compile(r"^(?:(?:step|chapter|part|section|phase|tip|day|week|slide)\s+)?(?:\d+|[ivx]+)[.):]\s*", re.I)
+_LABEL = re.compile(
+    r"^(?:(?:step|chapter|part|section|phase|tip|day|week|slide)\s+)?(?:\d+|[ivx]+)[.):]\s*", re.I
+)
 _LEADING = re.compile(r"^(?:the|a|an|your|my|our|its|their)\s+", re.I)
 _LINKS = frozenset({"of", "and", "for", "in", "to", "with", "vs", "or", "on", "&"})
 
@@ -34,15 +51,15 @@ class Part:
     title: str | None = None
 
 
-def name_parts(text: str, parts: Sequence[Part], context: str) -> list[str]:
-    """Return one topic a part, all different. `context` is main text, known before the parts."""
+def name_parts(text: str, parts: Sequence[Part]) -> list[str]:
+    """Return one topic a part, all different."""
     bodies = [text[part.start : part.end] for part in parts]
     spread = Counter(stem for body in bodies for stem in {stem_of(word) for word in words(body)})
-    known = {stem_of(word) for word in words(context)}
+    known = {stem_of(word) for word in words(text[: parts[0].start])}
     topics: list[str] = []
     for part, body in zip(parts, bodies, strict=True):
         scorer = _Scorer(spread, len(parts), known, Counter(map(stem_of, words(body))))
-        choices = [*_from_title(part.title, scorer), *_from_text(body, scorer)]
+        choices = chain(_from_title(part.title, scorer), _from_text(body, scorer))
         topics.append(_first_new(choices, topics))
     return topics
 
@@ -75,15 +92,15 @@ class _Scorer:
             return 0.0
         stem = stem_of(word)
         shared = (self.spread[stem] - 1) / max(1, self.siblings - 1)
-        score = (1.0 - 0.9 * shared) * (0.6 if stem in self.known else 1.0)
-        if word in WEAK_WORDS or (word.endswith("ed") and len(word) > 5):
-            score *= 0.35
+        score = (1.0 - SHARED * shared) * (KNOWN if stem in self.known else 1.0)
+        if word in WEAK_WORDS or (word.endswith(ADJECTIVE_ENDINGS) and len(word) > 5):
+            score *= WEAK
         return score * (1.0 + REPEATED * min(3, self.here[stem] - 1))
 
     def phrase(self, phrase: Sequence[str]) -> float:
         """Two telling words say more than one, a third adds little."""
         scores = sorted((self.word(word.lower()) for word in phrase), reverse=True)
-        return sum(score * weight for score, weight in zip(scores, (1.0, 0.7, 0.2), strict=False))
+        return sum(score * weight for score, weight in zip(scores, WEIGHTS, strict=False))
 
 
 def _from_title(title: str | None, scorer: _Scorer) -> Iterator[str]:
@@ -103,7 +120,8 @@ def _from_text(body: str, scorer: _Scorer) -> Iterator[str]:
     scored: list[tuple[float, str]] = []
     for place, sentence in enumerate(filter(str.strip, _SENTENCE.split(body))):
         weight = 1.0 / (1.0 + EARLY * place)
-        scored += [(scorer.phrase(found) * weight, _clean(found)) for found in _phrases(sentence)]
+        for order, found in enumerate(_phrases(sentence)):
+            scored.append((scorer.phrase(found) * weight / (1 + LATE * order), _clean(found)))
     scored.sort(key=lambda pair: -pair[0])
     yield from (topic for score, topic in scored if score > 0)
     yield from (_clean([word]) for word in _WORD.findall(body) if word.lower() not in STOP_WORDS)
@@ -130,12 +148,22 @@ def _bounds(word: str) -> bool:
 
 
 def _nouns(run: list[str], before: str) -> list[str]:
-    """Drop what is no noun phrase: a verb behind `to` or `can`, participles at the end."""
+    """Drop what is no noun phrase: a verb behind `to` or `can`, what follows a name, participles."""
     if before in VERB_MARKERS:
         run = run[1:]
-    while run and run[-1].endswith(("ed", "ing")) and run[-1].islower() and len(run) > 1:
+    names = len(list(takewhile(_is_name, run)))
+    if names >= 2:
+        run = run[:names]
+    while len(run) > 1 and run[-1].endswith(("ed", "ing")) and run[-1].islower():
         run = run[:-1]
-    return run
+    verbs = [
+        index for index, word in enumerate(run) if index and word.endswith("ed") and word.islower()
+    ]
+    return run[: verbs[0]] if verbs else run
+
+
+def _is_name(word: str) -> bool:
+    return word[0].isupper()
 
 
 def _ends(run: list[str]) -> Iterator[list[str]]:
@@ -157,12 +185,12 @@ def _linked(found: list[str]) -> Iterator[list[str]]:
 
 
 def _clean(found: Sequence[str]) -> str:
-    return " ".join(found).lower().replace("’", "'")
+    return " ".join(found).lower().replace("’", "'").removesuffix("'s")
 
 
-def _first_new(choices: Sequence[str], taken: Sequence[str]) -> str:
+def _first_new(choices: Iterable[str], taken: Sequence[str]) -> str:
     """Return the first choice that no sibling has; numbered if all are taken."""
     for choice in choices:
-        if choice and choice not in taken:
+        if 0 < len(choice) <= MAX_CHARS and choice not in taken:
             return choice
-    return f"part {len(taken) + 1}"
+    return next(name for n in count(len(taken) + 1) if (name := f"part {n}") not in taken)

@@ -1,0 +1,211 @@
+"""`pasta bench answers`: what parallel decoding buys on a set of prompts, failures included."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from pasta_decoding.errors import PastaError
+from pasta_decoding.eval.speed import geometric_mean, own_speedup, repeated_chunks
+from pasta_decoding.eval.timing import BareCall, Timing, time_answer
+from pasta_decoding.lang.check import check
+from pasta_decoding.lang.tree import read, show, strip
+from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.decoder import Decoder
+from pasta_decoding.runtime.events import ordered
+from pasta_decoding.runtime.interpreter import Rules
+from pasta_decoding.runtime.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One prompt's answer in figures; `error` instead of them if the request failed.
+
+    shown_equals_text: the streamed pieces add up to the answer's text, and its text form reads
+        back to the same.
+    """
+
+    prompt: str
+    error: str | None = None
+    text: str = ""
+    annotated: str = ""
+    plain_tokens: int = 0
+    critical_path: int = 0
+    chunks: int = 0
+    syncs: int = 0
+    fed_tokens: int = 0
+    interventions: int = 0
+    repeated_chunks: int = 0
+    truncated_chunks: int = 0
+    hit_limit: bool = False
+    well_formed: bool = True
+    shown_equals_text: bool = True
+    wall_s: float = 0.0
+    sequential_tokens: int = 0
+    sequential_hit_limit: bool = False
+    sequential_wall_s: float = 0.0
+    timing: Timing | None = None
+
+    @property
+    def own_speedup(self) -> float:
+        """Plain tokens / critical path."""
+        return own_speedup(self.plain_tokens, self.critical_path)
+
+
+def bench_prompt(
+    decoder: Decoder, prompt: str, *, max_tokens: int, bare: BareCall | None
+) -> Record:
+    """Answer one prompt in parallel and sequentially, and time a replay if `bare` is given."""
+    try:
+        request = decoder.request(prompt, Rules(max_tokens=max_tokens), Sampling())
+        answer = decoder.answer(request)
+        sequential = decoder.answer(
+            decoder.request(prompt, Rules(max_tokens=max_tokens, parallel=False), Sampling())
+        )
+        timing = time_answer(decoder, request.prompt, answer, bare) if bare and answer.text else None
+    except PastaError as error:
+        return Record(prompt, error=str(error))
+    record = asdict(_parallel_record(decoder, prompt, answer)) | {
+        "sequential_tokens": decoder.plain_tokens(sequential.text),
+        "sequential_hit_limit": sequential.hit_limit,
+        "sequential_wall_s": sequential.seconds,
+    }
+    return Record(**record | {"timing": timing})
+
+
+def _parallel_record(decoder: Decoder, prompt: str, answer: Answer) -> Record:
+    annotated, text = answer.annotated, answer.text
+    problems = check(annotated, topic_required=decoder.topic)
+    return Record(
+        prompt,
+        text=text,
+        annotated=annotated,
+        plain_tokens=decoder.plain_tokens(text),
+        critical_path=answer.critical_path,
+        chunks=answer.chunks,
+        syncs=annotated.count("<sync/>"),
+        fed_tokens=answer.fed_tokens,
+        interventions=answer.overruled,
+        repeated_chunks=repeated_chunks(answer.tree),
+        truncated_chunks=answer.truncated_chunks,
+        hit_limit=answer.hit_limit,
+        well_formed=not problems and show(read(annotated)) == annotated,
+        shown_equals_text="".join(ordered(answer.events)) == text == strip(read(annotated)),
+        wall_s=answer.seconds,
+    )
+
+
+def bench(
+    decoder: Decoder,
+    prompts: Sequence[str],
+    *,
+    max_tokens: int,
+    timed: int,
+    bare: BareCall,
+    out: Path | None,
+    tick: Callable[[Record], None],
+) -> list[Record]:
+    """Bench every prompt. With `out`, records are kept there line by line and a stopped run goes
+    on where it was; the first `timed` prompts also have their replay timed."""
+    known = _known(out)
+    records = []
+    for place, prompt in enumerate(prompts):
+        record = known.get(prompt)
+        if record is None:
+            timer = bare if place < timed else None
+            record = bench_prompt(decoder, prompt, max_tokens=max_tokens, bare=timer)
+            if out is not None:
+                with out.open("a", encoding="utf-8") as lines:
+                    lines.write(json.dumps(asdict(record), ensure_ascii=False) + "\n")
+        records.append(record)
+        tick(record)
+    return records
+
+
+def _known(out: Path | None) -> dict[str, Record]:
+    if out is None or not out.exists():
+        return {}
+    return {record.prompt: record for record in _read_records(out)}
+
+
+def _read_records(path: Path) -> Iterator[Record]:
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            fields = json.loads(line)
+            timing = fields.pop("timing")
+            yield Record(**fields, timing=Timing(**timing) if timing else None)
+        except (ValueError, TypeError, KeyError) as error:
+            message = f"{path}:{number}: not a record of this bench: {error}"
+            raise PastaError(message, hint="Choose another --records file.") from error
+
+
+def summary(records: Sequence[Record]) -> dict[str, Any]:
+    """Return the figures of a bench; a failed request counts in `failures` and nowhere else."""
+    done = [record for record in records if record.error is None]
+    promised = [record for record in done if record.chunks]
+    timed = [record.timing for record in done if record.timing is not None]
+    chunks = sum(record.chunks for record in done)
+    return {
+        "answers": len(records),
+        "failures": len(records) - len(done),
+        "malformed": sum(not (r.well_formed and r.shown_equals_text) for r in done),
+        "with_promise": _share(len(promised), len(done)),
+        "own_speedup": geometric_mean(record.own_speedup for record in done),
+        "own_speedup_with_promise": geometric_mean(record.own_speedup for record in promised),
+        "replay_speedup": geometric_mean(timing.replay_speedup for timing in timed),
+        "interpreter_efficiency": geometric_mean(t.interpreter_efficiency for t in timed),
+        "timed": len(timed),
+        "interventions": sum(record.interventions for record in done),
+        "interventions_per_token": _share(
+            sum(record.interventions for record in done), sum(record.fed_tokens for record in done)
+        ),
+        "chunks": chunks,
+        "syncs": sum(record.syncs for record in done),
+        "repeated_chunks": _share(sum(record.repeated_chunks for record in done), chunks),
+        "truncated_chunks": _share(sum(record.truncated_chunks for record in done), chunks),
+        "hit_limit": _share(sum(record.hit_limit for record in done), len(done)),
+        "sequential_hit_limit": _share(sum(r.sequential_hit_limit for r in done), len(done)),
+        "plain_tokens_mean": _mean([record.plain_tokens for record in done]),
+        "sequential_tokens_mean": _mean([record.sequential_tokens for record in done]),
+        "machine": machine(),
+        "commit": commit(),
+    }
+
+
+def machine() -> str:
+    """Name processor, core count and system, for the side of a figure."""
+    return f"{_processor()}, {os.cpu_count()} cores, {platform.system()}"
+
+
+def commit() -> str | None:
+    """Return the commit of the code that runs, `+` if it was changed since; None outside git."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip()
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _mean(values: Sequence[int]) -> float | None:
+    return fmean(values) if values else None

@@ -1,0 +1,44 @@
+"""The measures of parallel decoding, each with one name and one definition.
+
+- plain tokens: tokens of the tag-free text, tokenised alone.
+- critical path: forward steps after the prefill that the answer needs at unlimited width.
+- own speedup: plain tokens / critical path.
+- repeated chunk: one most of whose word pairs a sibling of the same answer has too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from pasta_decoding.lang.tree import Chunk, Tree
+
+MOSTLY = 0.5
+
+
+def own_speedup(plain_tokens: int, critical_path: int) -> float:
+    """Return plain tokens / critical path; 1 for an answer that needed no step."""
+    return plain_tokens / critical_path if critical_path and plain_tokens else 1.0
+
+
+def geometric_mean(ratios: Iterable[float]) -> float | None:
+    """Return the geometric mean; None of nothing."""
+    logs = [math.log(ratio) for ratio in ratios]
+    return math.exp(sum(logs) / len(logs)) if logs else None
+
+
+def repeated_chunks(tree: Tree) -> int:
+    """Count the chunks more than half of whose word pairs occur in an earlier sibling."""
+    seen: list[set[tuple[str, str]]] = []
+    repeated = 0
+    for node in tree:
+        if isinstance(node, Chunk):
+            pairs = _word_pairs(node.text)
+            repeated += any(len(pairs & other) > MOSTLY * len(pairs) for other in seen if pairs)
+            seen.append(pairs)
+    return repeated
+
+
+def _word_pairs(text: str) -> set[tuple[str, str]]:
+    words: Sequence[str] = text.casefold().split()
+    return set(zip(words, words[1:], strict=False))

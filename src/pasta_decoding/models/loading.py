@@ -1,0 +1,88 @@
+"""From a base model's folder and an adapter's to one plain model that speaks the language."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pasta_decoding.errors import PastaError
+from pasta_decoding.models import binding as bindings
+from pasta_decoding.models.binding import Checkpoint
+
+DEFAULT_ADAPTER = "smollm2-135m-sft"
+JOIN = "kv"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model with its adapter merged in, float32 unless told otherwise, and its tokenizer."""
+
+    model: Any
+    tokenizer: Any
+    checkpoint: Checkpoint
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Ids that end an answer."""
+        config = self.model.generation_config.eos_token_id
+        listed = config if isinstance(config, list) else [config]
+        return frozenset({self.tokenizer.eos_token_id, *listed} - {None})
+
+
+def find_adapter(name: str) -> Path:
+    """Return the folder of an adapter, given as a path or as the name of one that ships."""
+    path = Path(name)
+    if path.is_dir():
+        return path
+    package = Path(__file__).parents[1]
+    for shipped in (package / "adapters", package.parents[1] / "adapters"):
+        if (shipped / name / bindings.FILE_NAME).is_file():
+            return shipped / name
+    raise PastaError(
+        f"no adapter {name!r}",
+        hint=f"Give a folder that `pasta train sft` wrote, or leave it out for {DEFAULT_ADAPTER}.",
+    )
+
+
+def load_model(base: Path, adapter: Path, *, dtype: str = "float32") -> Loaded:
+    """Load and merge. Raises PastaError for a broken, foreign or mismatched checkpoint."""
+    checkpoint = bindings.load(adapter)
+    if JOIN not in checkpoint.joins:
+        raise PastaError(
+            f"{adapter} was trained for the joins {', '.join(checkpoint.joins)}, not {JOIN!r}",
+            hint="Use an engine with one of these joins, or another adapter.",
+        )
+    model, tokenizer = load_base(base, dtype=dtype)
+    bindings.add_missing_tokens(tokenizer, checkpoint)
+    bindings.check_match(checkpoint, model, tokenizer)
+    bindings.grow_vocabulary(model, checkpoint.binding)
+    return Loaded(_merge(model, adapter), tokenizer, checkpoint)
+
+
+def load_base(base: Path, *, dtype: str) -> tuple[Any, Any]:
+    """Load a Hugging Face model and its tokenizer from a folder."""
+    import torch
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if not (base / "config.json").is_file():
+        raise PastaError(f"{base} holds no model", hint="Run `pasta pull`, or give --model a folder.")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, dtype))
+        tokenizer = AutoTokenizer.from_pretrained(base)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        hint = "Fetch it again: `pasta pull` for the embedded model."
+        raise PastaError(f"the model in {base} cannot be loaded: {error}", hint=hint) from error
+    return model, tokenizer
+
+
+def _merge(model: Any, adapter: Path) -> Any:
+    from peft import PeftModel
+    from safetensors import SafetensorError
+
+    try:
+        return PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
+        message = f"the adapter in {adapter} cannot be loaded: {error}"
+        raise PastaError(message, hint="Train it again, or fetch it again.") from error

@@ -1,0 +1,87 @@
+"""A finished answer: what it says, how it was written, and what that cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pasta_decoding.lang.layout import ChunkRun, Layout, Segment, lay_out
+from pasta_decoding.lang.tree import Tree, show, strip
+from pasta_decoding.runtime.events import Event
+from pasta_decoding.runtime.interpreter import Interpreter
+from pasta_decoding.runtime.text import tree_of
+from pasta_decoding.runtime.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer as decoding left it.
+
+    segments:         its token ids, in reading order, as training would see them.
+    layout:           thread, position and visibility of every token, prompt included.
+    overruled:        how often a constraint overruled the model (`interventions`).
+    truncated_chunks: chunks that a limit closed.
+    truncated:        whether any limit ended a chunk or the answer.
+    hit_limit:        whether the answer's own token budget was used up.
+    seconds:          from the request to the end.
+    """
+
+    segments: tuple[Segment, ...]
+    layout: Layout
+    tree: Tree
+    trace: Trace
+    events: list[Event]
+    overruled: int
+    truncated_chunks: int
+    truncated: bool
+    hit_limit: bool
+    fed_tokens: int
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        """What the reader is owed: no tags."""
+        return strip(self.tree)
+
+    @property
+    def annotated(self) -> str:
+        """The text form, tags and escapes included."""
+        return show(self.tree)
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks other threads wrote."""
+        return sum(isinstance(segment, ChunkRun) for segment in self.segments)
+
+    @property
+    def critical_path(self) -> int:
+        """Forward steps after the prefill that the answer needs at unlimited width."""
+        return self.layout.critical_path
+
+
+def conclude(
+    prompt: tuple[int, ...],
+    interpreter: Interpreter,
+    trace: Trace,
+    events: list[Event],
+    *,
+    overruled: int,
+    seconds: float,
+) -> Answer:
+    """Make the answer of a finished interpreter."""
+    vocabulary = interpreter.vocabulary
+    segments = tuple(interpreter.segments)
+    end = None if interpreter.cut_off else min(vocabulary.ends)
+    close = vocabulary.binding.async_close
+    return Answer(
+        segments=segments,
+        layout=lay_out(prompt, segments, interpreter.scheme, async_close=close, end=end),
+        tree=tree_of(segments, vocabulary),
+        trace=trace,
+        events=events,
+        overruled=overruled,
+        truncated_chunks=sum(isinstance(s, ChunkRun) and not s.closed for s in segments),
+        truncated=interpreter.truncated,
+        hit_limit=interpreter.fed_tokens >= interpreter.rules.max_tokens,
+        fed_tokens=interpreter.fed_tokens,
+        seconds=seconds,
+    )

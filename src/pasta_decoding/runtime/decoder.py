@@ -1,0 +1,118 @@
+"""One loaded model, ready to answer: prompt in, events and answer out."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pasta_decoding.engines.base import Engine
+from pasta_decoding.lang.layout import Segment
+from pasta_decoding.lang.positions import Scheme, scheme_named
+from pasta_decoding.models.binding import Binding
+from pasta_decoding.models.loading import Loaded, load_model
+from pasta_decoding.models.prompt import Message, PromptEncoder
+from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.events import Event
+from pasta_decoding.runtime.interpreter import Rules
+from pasta_decoding.runtime.sampling import Replay, Sampler, Sampling
+from pasta_decoding.runtime.scheduler import Request, Scheduler
+from pasta_decoding.runtime.vocabulary import Vocabulary, vocabulary_of
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """Everything that one answer needs, for one checkpoint and one engine."""
+
+    engine: Engine
+    encoder: PromptEncoder
+    vocabulary: Vocabulary
+    scheme: Scheme
+    topic: bool
+
+    def prompt_ids(self, prompt: str, max_tokens: int) -> tuple[int, ...]:
+        """Encode a user's question; refuses one that leaves no room for `max_tokens` more."""
+        room = self.engine.max_positions - max_tokens
+        return tuple(self.encoder.encode([Message("user", prompt)], max_tokens=room))
+
+    def request(
+        self, prompt: str, rules: Rules, sampling: Sampling, *, max_seconds: float | None = None
+    ) -> Request:
+        """Return the request that answers `prompt`."""
+        ids = self.prompt_ids(prompt, rules.max_tokens)
+        return Request(ids, Sampler(sampling), replace(rules, topic=self.topic), max_seconds)
+
+    def replay(self, prompt: Sequence[int], segments: Sequence[Segment]) -> Request:
+        """Return the request that writes a given answer again, every token forced."""
+        tokens = sum(len(getattr(segment, "ids", (0,))) for segment in segments)
+        rules = Rules(
+            max_tokens=tokens + Rules().max_topic_tokens + 8,
+            max_threads=len(segments) + 1,
+            max_chunks=len(segments) + 1,
+        )
+        binding = self.vocabulary.binding
+        end = min(self.vocabulary.ends)
+        chooser = Replay(segments, async_close=binding.async_close, end=end)
+        return Request(tuple(prompt), chooser, rules)
+
+    def scheduler(self) -> Scheduler:
+        """Return a new scheduler over the engine."""
+        return Scheduler(self.engine, self.vocabulary, self.scheme)
+
+    def decode(self, request: Request) -> Generator[Event, None, Answer]:
+        """Decode one request alone and yield its events live; returns its Answer.
+
+        Leaving the iteration early cancels the request and frees what it holds.
+        """
+        scheduler = self.scheduler()
+        number = scheduler.add(request)
+        try:
+            while scheduler.result(number) is None:
+                yield from scheduler.drain_events(number)
+                scheduler.step()
+            yield from scheduler.drain_events(number)
+        finally:
+            scheduler.cancel(number)
+        answer = scheduler.result(number)
+        assert answer is not None, "the loop ends with a result"
+        return answer
+
+    def answer(self, request: Request) -> Answer:
+        """Decode one request alone, without looking at its events."""
+        return answer_of(self.scheduler(), request)
+
+    def plain_tokens(self, text: str) -> int:
+        """Tokens of a tag-free text, tokenised alone."""
+        return len(self.encoder.encode_text(text)) if text else 0
+
+
+def answer_of(scheduler: Scheduler, request: Request) -> Answer:
+    """Decode one request and wait for its answer; an exception on the way cancels it."""
+    number = scheduler.add(request)
+    try:
+        while (answer := scheduler.result(number)) is None:
+            scheduler.step()
+    finally:
+        scheduler.cancel(number)
+    return answer
+
+
+def torch_decoder(base: Path, adapter: Path, *, dtype: str = "float32") -> Decoder:
+    """Load a checkpoint onto the torch engine."""
+    from pasta_decoding.engines.torch import TorchEngine
+
+    loaded = load_model(base, adapter, dtype=dtype)
+    return decoder_over(TorchEngine(loaded.model), loaded)
+
+
+def decoder_over(engine: Engine, loaded: Loaded) -> Decoder:
+    """Return a decoder for a loaded checkpoint on any engine."""
+    checkpoint = loaded.checkpoint
+    binding: Binding = checkpoint.binding
+    return Decoder(
+        engine=engine,
+        encoder=PromptEncoder(loaded.tokenizer, forbidden_ids=binding.ids),
+        vocabulary=vocabulary_of(loaded.tokenizer, binding, engine.vocabulary_size, loaded.ends),
+        scheme=scheme_named(checkpoint.scheme),
+        topic=checkpoint.topic == "required",
+    )

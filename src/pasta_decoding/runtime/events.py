@@ -1,0 +1,100 @@
+"""What a reader is told while an answer is being written, and the same in reading order.
+
+The text of an answer is a fold of its events: `ordered` gives the pieces as a person reads them,
+a chunk behind an unfinished one waiting its turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from pasta_decoding.lang.layout import MAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A thread started; what it writes stands here in reading order."""
+
+    thread: int
+    topic: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """More text of a thread."""
+
+    thread: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A chunk is complete, or was cut off."""
+
+    thread: int
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """Main has seen the chunks of these threads and goes on."""
+
+    threads: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The answer is complete, or was cut off."""
+
+    truncated: bool
+
+
+Event = Opened | Delta | Closed | Synced | Finished
+
+
+class Ordered:
+    """Turns live events into text in reading order, as early as that order allows."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, list[str]]] = [(MAIN, [])]
+        self._closed: set[int] = set()
+
+    def feed(self, event: Event) -> str:
+        """Return the text that can be shown after `event`."""
+        match event:
+            case Opened(thread):
+                self._waiting += [(thread, []), (MAIN, [])]
+            case Delta(thread, text):
+                self._place(thread).append(text)
+            case Closed(thread):
+                self._closed.add(thread)
+            case Finished():
+                self._closed |= {thread for thread, _ in self._waiting}
+            case Synced():
+                pass
+        return self._release()
+
+    def _place(self, thread: int) -> list[str]:
+        return next(held for owner, held in reversed(self._waiting) if owner == thread)
+
+    def _release(self) -> str:
+        shown: list[str] = []
+        while self._waiting:
+            thread, held = self._waiting[0]
+            shown += held
+            held.clear()
+            # Main's last stretch may still grow; its earlier ones and closed chunks cannot.
+            if len(self._waiting) == 1 or (thread != MAIN and thread not in self._closed):
+                break
+            self._waiting.pop(0)
+        return "".join(shown)
+
+
+def ordered(events: Iterable[Event]) -> Iterator[str]:
+    """Yield the text of an answer in reading order, in pieces as they become certain."""
+    fold = Ordered()
+    for event in events:
+        if text := fold.feed(event):
+            yield text

@@ -1,0 +1,366 @@
+"""The state of one answer while it is being written: tokens in, actions out.
+
+No engine, no clock, no I/O. It decides; the scheduler, which owns the engine, does. Every rule
+about malformed output, budgets and limits is here, most of them as constraints on the next token,
+so that what comes out is always well formed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import numpy as np
+
+from pasta_decoding.lang.layout import MAIN, ChunkRun, PromiseRun, Run, Segment, SyncRun
+from pasta_decoding.lang.positions import Extent, Scheme
+from pasta_decoding.lang.tree import MAX_TOPIC_WORDS
+from pasta_decoding.runtime.vocabulary import Ids, Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How far one answer may go.
+
+    max_tokens:       tokens fed behind the prompt, all threads together, tags included.
+    max_threads:      live threads, the main one included; at the limit promises are banned.
+    max_chunks:       chunks of the whole answer.
+    chunk_factor:     a chunk may be this many times as long as promised,
+    min_chunk_tokens: but may always have this many tokens.
+    max_topic_tokens: tokens of one topic; then its closing is forced.
+    parallel:         False bans promises and syncs: sequential decoding with the same weights.
+    topic:            False for checkpoints whose promises carry none.
+    """
+
+    max_tokens: int = 1024
+    max_threads: int = 32
+    max_chunks: int = 64
+    chunk_factor: float = 3.0
+    min_chunk_tokens: int = 40
+    max_topic_tokens: int = 12
+    parallel: bool = True
+    topic: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Feed `token` to the branch of `thread` at `position`."""
+
+    thread: int
+    token: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Start `thread`: fork it off main, feed `close` to both and `opening` to the new branch."""
+
+    thread: int
+    close: Append
+    opening: Append
+    topic: str
+    promised: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseChunk:
+    """`thread` has written its chunk. Its branch stays until main joins it, or ends."""
+
+    thread: int
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Main sees the chunks of `threads` from now on; their branches end."""
+
+    threads: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Nothing more will be written; every branch ends."""
+
+    truncated: bool
+
+
+Action = Append | Fork | CloseChunk | Join | Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """Which ids a thread may write next: those not in `banned`, or only those in `only`.
+
+    forced: the choice is not the model's (a limit ended something), so it is no intervention.
+    """
+
+    banned: Ids
+    only: Ids | None = None
+    forced: bool = False
+
+
+class _Main(Enum):
+    WRITING = auto()
+    IN_TOPIC = auto()
+    WAITING = auto()
+    ENDED = auto()
+
+
+@dataclass(slots=True)
+class _Chunk:
+    thread: int
+    first: int
+    promised: int
+    ids: list[int]
+    running: bool = True
+    closed: bool = False
+
+    @property
+    def next_position(self) -> int:
+        return self.first + len(self.ids)
+
+
+_NOTHING = np.array([], dtype=np.int64)
+
+
+@dataclass
+class Interpreter:
+    """One answer: `constraint` says what a thread may write, `on_token` what follows from it."""
+
+    vocabulary: Vocabulary
+    scheme: Scheme
+    rules: Rules
+    prompt_tokens: int
+    segments: list[Segment] = field(default_factory=list)
+    fed_tokens: int = 0
+    topics: list[str] = field(default_factory=list)
+    truncated: bool = False
+    cut_off: bool = False
+    _state: _Main = _Main.WRITING
+    _position: int = 0
+    _run: list[int] = field(default_factory=list)
+    _topic: list[int] = field(default_factory=list)
+    _chunks: list[_Chunk] = field(default_factory=list)
+    _slots: list[int] = field(default_factory=list)
+    _unjoined: list[_Chunk] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._position = self.prompt_tokens
+
+    @property
+    def writing(self) -> list[int]:
+        """Threads that will write another token, main first."""
+        main = [MAIN] if self._state in (_Main.WRITING, _Main.IN_TOPIC) else []
+        return main + [chunk.thread for chunk in self._unjoined if chunk.running]
+
+    @property
+    def finished(self) -> bool:
+        """Has everything been written?"""
+        return self._state is _Main.ENDED and not self.writing
+
+    def in_topic(self, thread: int) -> bool:
+        """Is `thread` writing a topic, which is not text of the answer?"""
+        return thread == MAIN and self._state is _Main.IN_TOPIC
+
+    # What may come next
+
+    def constraint(self, thread: int) -> Constraint:
+        """Return what `thread` may write next."""
+        if thread != MAIN:
+            return self._chunk_constraint(self._chunks[thread - 1])
+        if self._state is _Main.IN_TOPIC:
+            return self._topic_constraint()
+        return self._main_constraint()
+
+    def _main_constraint(self) -> Constraint:
+        if self._remaining <= 0:
+            return _force(sorted(self.vocabulary.ends))
+        binding = self.vocabulary.binding
+        banned = set(binding.ids)
+        if self._may_promise():
+            banned.remove(binding.promise_open)
+        if self.rules.parallel and self._unjoined:
+            banned.remove(binding.sync)
+        return Constraint(np.array(sorted(banned)))
+
+    def _chunk_constraint(self, chunk: _Chunk) -> Constraint:
+        written = len(chunk.ids) - 1
+        if written == 0 and self._remaining > 0:
+            return Constraint(self.vocabulary.not_chunk_start)
+        close = self.vocabulary.binding.async_close
+        if self._remaining <= 0 or written >= self._chunk_limit(chunk):
+            return _force([close])
+        return Constraint(np.array(sorted(self.vocabulary.binding.ids - {close})))
+
+    def _topic_constraint(self) -> Constraint:
+        if self._remaining < 2:
+            return _force(sorted(self.vocabulary.ends))
+        closes = self.vocabulary.closes
+        if not self.rules.topic:
+            return Constraint(_NOTHING, only=closes)
+        written = len(self._topic)
+        topic = self.vocabulary.decode(self._topic)
+        fresh = self._is_fresh(topic)
+        if written >= self.rules.max_topic_tokens and fresh:
+            return Constraint(_NOTHING, only=closes)
+        banned = [self.vocabulary.not_in_topic]
+        if not fresh:
+            banned.append(closes)
+        if len(topic.split()) >= MAX_TOPIC_WORDS:
+            banned.append(self.vocabulary.starts_word)
+        if written == self.rules.max_topic_tokens - 1:
+            banned.append(self._stale_endings(topic))
+        return Constraint(np.concatenate(banned))
+
+    def _stale_endings(self, topic: str) -> Ids:
+        """Tokens that would leave the topic a repetition when it must end behind them."""
+        return self.vocabulary.ids_where(lambda text: not self._is_fresh(topic + text))
+
+    def _is_fresh(self, topic: str) -> bool:
+        folded = fold_topic(topic)
+        return bool(folded) and folded not in self.topics
+
+    def _may_promise(self) -> bool:
+        rules = self.rules
+        return (
+            rules.parallel
+            and len(self._chunks) < rules.max_chunks
+            and len(self.writing) < rules.max_threads
+            and self._remaining >= rules.max_topic_tokens + 4
+        )
+
+    def _chunk_limit(self, chunk: _Chunk) -> int:
+        return max(self.rules.min_chunk_tokens, int(chunk.promised * self.rules.chunk_factor))
+
+    @property
+    def _remaining(self) -> int:
+        return self.rules.max_tokens - self.fed_tokens
+
+    # What follows from a token
+
+    def on_token(self, thread: int, token: int) -> list[Action]:
+        """Return what must be done because `thread` wrote `token`, which its constraint allowed."""
+        if thread != MAIN:
+            return self._on_chunk_token(self._chunks[thread - 1], token)
+        if self._state is _Main.IN_TOPIC:
+            return self._on_topic_token(token)
+        return self._on_main_token(token)
+
+    def _on_main_token(self, token: int) -> list[Action]:
+        binding = self.vocabulary.binding
+        if token in self.vocabulary.ends:
+            return self._end_main(truncated=self._remaining <= 0)
+        if token == binding.sync:
+            self._end_run()
+            self._state = _Main.WAITING
+            self.fed_tokens += 1  # reserved now, so that the budget cannot run out while it waits
+            return self._sync_if_ready()
+        if token == binding.promise_open:
+            self._end_run()
+            self._state = _Main.IN_TOPIC
+            self._topic = []
+        else:
+            self._run.append(token)
+        return [self._feed_main(token)]
+
+    def _on_topic_token(self, token: int) -> list[Action]:
+        if token in self.vocabulary.ends:
+            return self._end_main(truncated=True)  # the half-written promise keeps nothing
+        if token in self.vocabulary.closes:
+            return [self._fork(token)]
+        self._topic.append(token)
+        return [self._feed_main(token)]
+
+    def _on_chunk_token(self, chunk: _Chunk, token: int) -> list[Action]:
+        binding = self.vocabulary.binding
+        if token != binding.async_close and token not in self.vocabulary.ends:
+            chunk.ids.append(token)
+            self.fed_tokens += 1
+            return [Append(chunk.thread, token, chunk.next_position - 1)]
+        chunk.running = False
+        chunk.closed = not self._chunk_constraint(chunk).forced
+        self.truncated |= not chunk.closed
+        self._store(chunk)
+        closing = CloseChunk(chunk.thread, truncated=not chunk.closed)
+        return [closing, *self._sync_if_ready(), *self._finish_if_done()]
+
+    def _fork(self, close: int) -> Fork:
+        binding = self.vocabulary.binding
+        promised = binding.promised(close)
+        topic = self.vocabulary.decode(self._topic).strip()
+        forced = len(self._topic) >= self.rules.max_topic_tokens
+        ids = (binding.promise_open, *self._topic, close)
+        self.segments.append(PromiseRun(ids, promised, forced=int(forced)))
+        closing = self._feed_main(close)
+        first = self.scheme.chunk_start(closing.position, promised)
+        self._position = self.scheme.main_next(closing.position, promised)
+        chunk = _Chunk(len(self._chunks) + 1, first, promised, [binding.async_open])
+        self._chunks.append(chunk)
+        self._unjoined.append(chunk)
+        self._slots.append(len(self.segments))
+        self.segments.append(ChunkRun((binding.async_open,), closed=False))
+        self.topics.append(fold_topic(topic))
+        self.fed_tokens += 1
+        self._state = _Main.WRITING
+        opening = Append(chunk.thread, binding.async_open, first)
+        return Fork(chunk.thread, closing, opening, topic, promised)
+
+    def _sync_if_ready(self) -> list[Action]:
+        if self._state is not _Main.WAITING or any(chunk.running for chunk in self._unjoined):
+            return []
+        joined = tuple(chunk.thread for chunk in self._unjoined)
+        extents = [
+            Extent(chunk.first, chunk.next_position - 1, chunk.promised) for chunk in self._unjoined
+        ]
+        self._unjoined.clear()
+        self._position = self.scheme.sync(self._position, extents)
+        sync = self.vocabulary.binding.sync
+        self.segments.append(SyncRun(sync))
+        self.fed_tokens -= 1
+        self._state = _Main.WRITING
+        return [Join(joined), self._feed_main(sync)]
+
+    def _end_main(self, *, truncated: bool) -> list[Action]:
+        self._end_run()
+        self._state = _Main.ENDED
+        self.cut_off = truncated
+        self.truncated |= truncated
+        return self._finish_if_done()
+
+    def _finish_if_done(self) -> list[Action]:
+        return [Finish(self.truncated)] if self.finished else []
+
+    def stop(self) -> list[Action]:
+        """End the answer where it stands (time is up): open chunks are closed and marked."""
+        self._end_run()
+        for chunk in self._unjoined:
+            if chunk.running:
+                chunk.running = False
+                self._store(chunk)
+        self._state = _Main.ENDED
+        self.cut_off = self.truncated = True
+        return self._finish_if_done()
+
+    def _feed_main(self, token: int) -> Append:
+        append = Append(MAIN, token, self._position)
+        self._position += 1
+        self.fed_tokens += 1
+        return append
+
+    def _end_run(self) -> None:
+        if self._run:
+            self.segments.append(Run(tuple(self._run)))
+            self._run.clear()
+
+    def _store(self, chunk: _Chunk) -> None:
+        self.segments[self._slots[chunk.thread - 1]] = ChunkRun(tuple(chunk.ids), chunk.closed)
+
+
+def fold_topic(topic: str) -> str:
+    """Return the form in which two topics are compared: case and white space do not count."""
+    return " ".join(topic.split()).casefold()
+
+
+def _force(ids: Sequence[int]) -> Constraint:
+    return Constraint(_NOTHING, only=np.array(ids), forced=True)

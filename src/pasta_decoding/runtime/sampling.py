@@ -1,0 +1,127 @@
+"""Choosing the next token: greedy, sampled, or as a given answer has it.
+
+Noise is a pure function of (seed, request, thread, token index), so a result depends neither on
+scheduling nor on who else is being decoded. Shapes: V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.layout import MAIN, ChunkRun, PromiseRun, Run, Segment
+from pasta_decoding.runtime.interpreter import Constraint
+
+Logits = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A token, and whether the constraint overruled what the model would have written."""
+
+    token: int
+    overruled: bool
+
+
+class Chooser(Protocol):
+    """Picks the next token of a thread."""
+
+    def choose(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
+        """Return the `index`-th token (from 0) of `thread`; `allowed` admits it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to choose. `temperature` 0 is greedy; `top_k` None and `top_p` 1 keep every token."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature <= 100:
+            raise PastaError(f"temperature {self.temperature} is not between 0 and 100")
+        if not 0 < self.top_p <= 1:
+            raise PastaError(f"top-p {self.top_p} is not above 0 and at most 1")
+        if self.top_k is not None and self.top_k < 1:
+            raise PastaError(f"top-k {self.top_k} is not at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """Chooses by `sampling`; `request` tells answers with the same seed apart."""
+
+    sampling: Sampling
+    request: int = 0
+
+    def choose(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
+        """See `Chooser`. What is overruled is the choice among all tokens with the same noise."""
+        if self.sampling.temperature == 0:
+            score_V = logits_V
+        else:
+            score_V = self._scores(thread, index, logits_V)
+        wanted = int(score_V.argmax())
+        token = best_allowed(score_V, allowed)
+        return Choice(token, overruled=token != wanted and not allowed.forced)
+
+    def _scores(self, thread: int, index: int, logits_V: Logits) -> npt.NDArray[np.float64]:
+        """Scaled logits plus Gumbel noise: the largest is a sample of the softmax (Gumbel-max)."""
+        scaled_V = logits_V.astype(np.float64) / self.sampling.temperature
+        key = (self.sampling.seed, self.request, thread, index)
+        noise = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+        gumbel_V = noise.gumbel(size=len(logits_V))
+        kept_V = self._nucleus(scaled_V)
+        # Cut tokens stay below all others, so that a constraint finds one even among them.
+        return np.where(kept_V, scaled_V + gumbel_V, scaled_V - 1e9)
+
+    def _nucleus(self, scaled_V: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+        """Mark the tokens that top-k and top-p keep; ties at the border stay in."""
+        kept_V = np.ones(len(scaled_V), dtype=bool)
+        if self.sampling.top_k is not None and self.sampling.top_k < len(scaled_V):
+            kept_V &= scaled_V >= np.partition(scaled_V, -self.sampling.top_k)[-self.sampling.top_k]
+        if self.sampling.top_p < 1:
+            order_V = np.argsort(-scaled_V, kind="stable")
+            mass_V = np.exp(scaled_V[order_V] - scaled_V[order_V[0]]) * kept_V[order_V]
+            before_V = np.cumsum(mass_V) - mass_V
+            inside_V = before_V < self.sampling.top_p * mass_V.sum()
+            kept_V &= scaled_V >= scaled_V[order_V[inside_V][-1]]
+        return kept_V
+
+
+class Replay:
+    """Writes a given answer again, whatever the model thinks: for timing and for the law."""
+
+    def __init__(self, segments: Sequence[Segment], *, async_close: int, end: int) -> None:
+        self._threads: dict[int, list[int]] = {MAIN: []}
+        for segment in segments:
+            match segment:
+                case Run(ids) | PromiseRun(ids):
+                    self._threads[MAIN].extend(ids)
+                case ChunkRun(ids):
+                    self._threads[len(self._threads)] = [*ids[1:], async_close]
+                case _:
+                    self._threads[MAIN].append(segment.id)
+        self._threads[MAIN].append(end)
+
+    def choose(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:  # noqa: ARG002
+        """See `Chooser`."""
+        return Choice(self._threads[thread][index], overruled=False)
+
+
+def best_allowed(score_V: npt.NDArray[np.floating], allowed: Constraint) -> int:
+    """Return the allowed id with the largest score; the smallest id of equals."""
+    if allowed.only is not None:
+        return int(allowed.only[score_V[allowed.only].argmax()])
+    best = int(score_V.argmax())
+    if not np.any(allowed.banned == best):
+        return best
+    open_V = score_V.copy()
+    open_V[allowed.banned] = -np.inf
+    return int(open_V.argmax())

@@ -1,0 +1,76 @@
+"""From token ids to text, piece by piece: of one thread while it is written, and of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Run, Segment, SyncRun
+from pasta_decoding.lang.tree import Chunk, Node, Span, Sync, Tree, valid_tokens, valid_topic
+from pasta_decoding.runtime.vocabulary import Decode, Vocabulary
+
+# A character has at most four bytes, hence tokens; what is longer undecodable stays so.
+MAX_HELD_TOKENS = 8
+
+
+class ThreadText:
+    """The growing text of one thread. A character cut by a token border waits for its rest.
+
+    keep_edge: hold white space back until more text follows, and drop it at the end: a chunk
+    does not end with white space.
+    """
+
+    def __init__(self, decode: Decode, *, keep_edge: bool = False) -> None:
+        self._decode = decode
+        self._keep_edge = keep_edge
+        self._ids: list[int] = []
+        self._edge = ""
+
+    def add(self, token: int) -> str:
+        """Return the text that `token` makes certain."""
+        self._ids.append(token)
+        text = self._decode(self._ids)
+        if text.endswith("\N{REPLACEMENT CHARACTER}") and len(self._ids) < MAX_HELD_TOKENS:
+            return ""
+        self._ids.clear()
+        return self._past_edge(text)
+
+    def end(self) -> str:
+        """Return what was held back, at the end of a stretch of text."""
+        text = self._decode(self._ids) if self._ids else ""
+        self._ids.clear()
+        return self._past_edge(text)
+
+    def _past_edge(self, text: str) -> str:
+        if not self._keep_edge:
+            return text
+        text = self._edge + text
+        visible = text.rstrip()
+        self._edge = text[len(visible) :]
+        return visible
+
+
+def tree_of(segments: Sequence[Segment], vocabulary: Vocabulary) -> Tree:
+    """Return what decoded segments say. White space at a chunk's end is dropped."""
+    nodes: list[Node] = []
+    promise = PromiseRun((), 0)
+    for segment in segments:
+        match segment:
+            case Run(ids):
+                text = stretch_text(ids, vocabulary.decode)
+                if text:
+                    nodes.append(Span(text))
+            case PromiseRun():
+                promise = segment
+            case ChunkRun(ids):
+                topic = valid_topic(vocabulary.decode(promise.ids[1:-1]))
+                text = stretch_text(ids[1:], vocabulary.decode).rstrip()
+                nodes.append(Chunk(topic, valid_tokens(promise.promised), text))
+            case SyncRun():
+                nodes.append(Sync())
+    return tuple(nodes)
+
+
+def stretch_text(ids: Sequence[int], decode: Decode) -> str:
+    """Return the text of one stretch, by the same pieces that were streamed."""
+    thread = ThreadText(decode)
+    return "".join([*(thread.add(token) for token in ids), thread.end()])

@@ -1,0 +1,54 @@
+"""What a decode did: which token was fed where in which step, and what each step took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """One token that the engine computed. Steps count from 1; the prefill is not traced."""
+
+    step: int
+    thread: int
+    token: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """One forward pass of one answer: tokens fed, cells in use before it, seconds of the whole
+    step, choosing and bookkeeping included."""
+
+    fed: int
+    cells: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class Trace:
+    """The record of one answer. `prefill_s` is the time to the first logits."""
+
+    prompt_tokens: int
+    prefill_s: float = 0.0
+    fed: list[Fed] = field(default_factory=list)
+    steps: list[StepTime] = field(default_factory=list)
+
+    def feed(self, thread: int, token: int, position: int) -> None:
+        """Record a token of the step that is about to be made."""
+        self.fed.append(Fed(len(self.steps) + 1, thread, token, position))
+
+    def end_step(self, cells: int, seconds: float) -> None:
+        """Record the step that was made."""
+        coming = len(self.steps) + 1
+        width = 0
+        for token in reversed(self.fed):
+            if token.step != coming:
+                break
+            width += 1
+        self.steps.append(StepTime(width, cells, seconds))
+
+    @property
+    def total_s(self) -> float:
+        """Seconds from the prompt to the end of the last step."""
+        return self.prefill_s + sum(step.seconds for step in self.steps)

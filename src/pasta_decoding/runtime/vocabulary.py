@@ -1,0 +1,88 @@
+"""What the runtime must know of a tokenizer: token texts, and which tokens may stand where.
+
+Shapes: V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pasta_decoding.models.binding import Binding
+
+Ids = npt.NDArray[np.int64]
+Decode = Callable[[Sequence[int]], str]
+
+_FORBIDDEN_IN_TOPIC = frozenset('"<>\\')
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """One tokenizer as the interpreter and the sampler see it.
+
+    texts:  for every id, the text that it adds behind other text ("" for special tokens).
+    decode: ids to text, behind other text; special tokens give nothing.
+    ends:   ids that end an answer.
+    """
+
+    texts: tuple[str, ...]
+    decode: Decode
+    binding: Binding
+    ends: frozenset[int]
+
+    def ids_where(self, holds: Callable[[str], bool], *, also: Collection[int] = ()) -> Ids:
+        """Return the ids whose text satisfies `holds`, and `also`, ascending."""
+        found = {token for token, text in enumerate(self.texts) if holds(text)}
+        return np.array(sorted(found | set(also)), dtype=np.int64)
+
+    @cached_property
+    def closes(self) -> Ids:
+        """The ids of PROMISE_CLOSE, one a length bucket."""
+        return np.array(sorted(self.binding.promise_close.values()), dtype=np.int64)
+
+    @cached_property
+    def not_in_topic(self) -> Ids:
+        """Whatever may not stand in a topic, closing tokens left out of it."""
+        kept = self.binding.ids - set(self.closes.tolist())
+        return np.setdiff1d(self.ids_where(_unfit_for_topic, also=kept | self.ends), self.closes)
+
+    @cached_property
+    def starts_word(self) -> Ids:
+        """Tokens that begin with white space."""
+        return self.ids_where(lambda text: text[:1].isspace())
+
+    @cached_property
+    def not_chunk_start(self) -> Ids:
+        """What a chunk may not begin with: white space, nothing visible, control tokens, the end."""
+        also = self.binding.ids | self.ends
+        return self.ids_where(lambda text: not text or text[0].isspace(), also=also)
+
+
+def vocabulary_of(tokenizer: Any, binding: Binding, size: int, ends: frozenset[int]) -> Vocabulary:
+    """Read a Hugging Face tokenizer; `size` is the number of logits, which may exceed it."""
+    known = min(len(tokenizer), size)
+    anchor = tokenizer.encode("a", add_special_tokens=False)
+    lead = len(tokenizer.decode(anchor))
+
+    # Some tokenizers drop a leading space from what they decode: decode behind an anchor.
+    def decode(ids: Sequence[int]) -> str:
+        text: str = tokenizer.decode([*anchor, *ids], skip_special_tokens=True)
+        return text[lead:]
+
+    rows = [[*anchor, token] for token in range(known)]
+    texts = [text[lead:] for text in tokenizer.batch_decode(rows, skip_special_tokens=True)]
+    return Vocabulary((*texts, *[""] * (size - known)), decode, binding, ends)
+
+
+def _unfit_for_topic(text: str) -> bool:
+    inner = text[1:] if text[:1] == " " else text
+    return (
+        not inner.strip()
+        or any(char.isspace() or not char.isprintable() for char in inner)
+        or not _FORBIDDEN_IN_TOPIC.isdisjoint(inner)
+    )

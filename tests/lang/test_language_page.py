@@ -1,0 +1,83 @@
+"""docs/language.md states what the code does: its rules, its escapes and its worked example."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pasta_decoding.lang import RULES, parse
+from pasta_decoding.lang.layout import (
+    ChunkRun,
+    Layout,
+    PromiseRun,
+    Run,
+    Segment,
+    SyncRun,
+    lay_out,
+    sees,
+)
+from pasta_decoding.lang.positions import scheme_named
+from pasta_decoding.lang.tags import Sync, Text
+
+PAGE = (Path(__file__).parents[2] / "docs" / "language.md").read_text(encoding="utf-8")
+
+OPEN, CLOSE, ASYNC, LINE_BREAK = "PROMISE_OPEN", "PROMISE_CLOSE", "ASYNC_OPEN", "(line break)"
+DIET, OATS = (OPEN, "diet", CLOSE), (ASYNC, "Eat", "oats.")
+SLEEP, REST = (OPEN, "sleep", CLOSE), (ASYNC, "Rest.")
+PLAN, GO = (OPEN, "plan", CLOSE), (ASYNC, "Go.")
+TOKENS = ("Hi", *DIET, *OATS, LINE_BREAK, *SLEEP, *REST, "SYNC", "So:", *PLAN, *GO)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_is_explained(rule: str) -> None:
+    assert f"| `{rule}`" in PAGE
+
+
+@pytest.mark.parametrize("count", range(4))
+def test_the_escapes_read_as_the_page_says(count: int) -> None:
+    source = "a" + "\\" * count + "<sync/>"
+    first, *rest = parse(source)
+    assert isinstance(first, Text)
+    said = f"`{first.text}`"
+    said = f"{said}, a sync" if rest == [Sync(1 + count)] else said
+    rows = PAGE.replace("the text `", "`")
+    assert f"| `{source}` | {said} |" in rows
+
+
+def test_the_worked_example_is_what_the_layout_computes() -> None:
+    assert drawing(worked_example()) in PAGE
+    assert f"take {worked_example().critical_path} steps" in PAGE
+
+
+def worked_example() -> Layout:
+    """Lay the example out; a token's id is its place in reading order."""
+    ids = tuple(range(len(TOKENS)))
+    segments: list[Segment] = [
+        PromiseRun(ids[1:4], 20),
+        ChunkRun(ids[4:7]),
+        Run(ids[7:8]),
+        PromiseRun(ids[8:11], 20),
+        ChunkRun(ids[11:13]),
+        SyncRun(ids[13]),
+        Run(ids[14:15]),
+        PromiseRun(ids[15:18], 20),
+        ChunkRun(ids[18:]),
+    ]
+    scheme = scheme_named("shared-max")
+    return lay_out(ids[:1], segments, scheme, async_close=100, end=101)
+
+
+def drawing(layout: Layout) -> str:
+    """Draw the integers and the mask the way the page does."""
+    columns = zip(
+        layout.thread, layout.position, layout.horizon, layout.reveal, layout.step, strict=True
+    )
+    lines = []
+    for token, (thread, position, horizon, reveal, step) in enumerate(columns):
+        seen = "".join(".x"[sees(layout, token, key)] for key in range(len(TOKENS)))
+        lines.append(
+            f"{token:3}  {TOKENS[token]:14} {thread:6} {position:8} {horizon:7} {reveal:6} {step:4}"
+            f"  {seen}"
+        )
+    return "\n".join(lines)

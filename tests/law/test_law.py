@@ -1,0 +1,180 @@
+"""The law: training and decoding agree token by token.
+
+Every logit of the parallel decode equals the one that the training forward computes for that
+token, and the integers that decoding used are those that the layout compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from transformers import PreTrainedModel
+
+from pasta_decoding.data.view import view, visibility
+from pasta_decoding.engines.torch import TorchEngine
+from pasta_decoding.lang.layout import Layout, Segment, lay_out, sees
+from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.decoder import answer_of
+from pasta_decoding.runtime.interpreter import Constraint
+from pasta_decoding.runtime.sampling import Choice, Logits, Replay
+from pasta_decoding.runtime.scheduler import Request, Scheduler
+from tests.law import world
+from tests.tiny import tiny_llama, tiny_qwen3
+
+MODELS = {"llama": tiny_llama(), "qwen3": tiny_qwen3()}
+
+
+@dataclass
+class Recorder:
+    """A replay that keeps the logits from which each token was chosen."""
+
+    replay: Replay
+    logits: dict[tuple[int, int], Logits] = field(default_factory=dict)
+
+    def choose(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
+        self.logits[thread, index] = logits_V.copy()
+        return self.replay.choose(thread, index, logits_V, allowed)
+
+
+def decode(
+    model: PreTrainedModel, prompt: Sequence[int], segments: Sequence[Segment]
+) -> tuple[Answer, Recorder]:
+    """Decode a given answer with the real interpreter, scheduler and engine."""
+    recorder = Recorder(Replay(segments, async_close=world.CLOSE, end=world.END))
+    engine = TorchEngine(model)
+    scheduler = Scheduler(engine, world.VOCABULARY, world.SCHEME)
+    answer = answer_of(scheduler, Request(tuple(prompt), recorder))
+    assert engine.cells_in_use == 0
+    return answer, recorder
+
+
+def compiled(prompt: Sequence[int], segments: Sequence[Segment]) -> Layout:
+    return lay_out(prompt, segments, world.SCHEME, async_close=world.CLOSE, end=world.END)
+
+
+def training_logits(model: PreTrainedModel, layout: Layout) -> torch.Tensor:
+    """logits_TV of one training forward, with nothing but the layout's integers."""
+    training = view([layout])
+    with torch.inference_mode():
+        output = model(
+            input_ids=training.tokens_T[None],
+            position_ids=training.position_T[None],
+            attention_mask=additive(visibility(training)),
+            use_cache=False,
+        )
+    return output.logits[0]
+
+
+def additive(mask_QK: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(mask_QK.shape).masked_fill(~mask_QK, float("-inf"))[None, None]
+
+
+def assert_the_law(
+    model: PreTrainedModel, prompt: Sequence[int], segments: Sequence[Segment]
+) -> None:
+    answer, recorder = decode(model, prompt, segments)
+    layout = compiled(prompt, segments)
+    assert list(answer.segments) == list(segments)
+    assert answer.layout == layout
+    assert_same_integers(answer, layout)
+    logits_TV = training_logits(model, layout)
+    for row, (thread, index) in labelled_rows(layout):
+        decoded = torch.from_numpy(recorder.logits[thread, index])
+        torch.testing.assert_close(logits_TV[row], decoded, atol=1e-4, rtol=0)
+
+
+def assert_same_integers(answer: Answer, layout: Layout) -> None:
+    """What was fed, when and where, is what was compiled; each token exactly once."""
+    fed = sorted((f.thread, f.step, f.token, f.position) for f in answer.trace.fed)
+    columns = zip(layout.thread, layout.step, layout.tokens, layout.position, strict=True)
+    assert fed == sorted(row for row in columns if row[1] > 0)
+
+
+def labelled_rows(layout: Layout) -> list[tuple[int, tuple[int, int]]]:
+    """For every row that predicts something: which token of which thread was chosen from it."""
+    chosen: dict[int, int] = {}
+    rows = []
+    for row, label in enumerate(layout.label):
+        if label is not None:
+            thread = layout.thread[row]
+            index = chosen.get(thread, 0)
+            chosen[thread] = index + 1
+            rows.append((row, (thread, index)))
+    return rows
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_sees_what_decoding_saw_even_behind_a_sync(name: str) -> None:
+    assert_the_law(MODELS[name], (60, 61, 62), world.CHUNK_AFTER_SYNC)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@settings(max_examples=40)
+@given(prompt=world.PROMPTS, segments=world.answers())
+def test_training_sees_what_decoding_saw_in_any_answer(
+    name: str, prompt: tuple[int, ...], segments: list[Segment]
+) -> None:
+    assert_the_law(MODELS[name], prompt, segments)
+
+
+@given(prompt=world.PROMPTS, segments=world.answers())
+def test_the_tensor_mask_is_the_rule_pair_by_pair(
+    prompt: tuple[int, ...], segments: list[Segment]
+) -> None:
+    layout = compiled(prompt, segments)
+    size = range(len(layout.tokens))
+    slow = [[sees(layout, q, k) and k <= q for k in size] for q in size]
+    assert visibility(view([layout])).tolist() == slow
+
+
+def test_a_wrong_mask_breaks_the_law() -> None:
+    """The test above would notice: let siblings see each other, and the logits move."""
+    model, prompt, segments = MODELS["llama"], (60, 61, 62), world.CHUNK_AFTER_SYNC
+    _, recorder = decode(model, prompt, segments)
+    training = view([compiled(prompt, segments)])
+    causal = torch.ones(len(training.tokens_T), len(training.tokens_T), dtype=torch.bool).tril()
+    with torch.inference_mode():
+        logits_TV = model(
+            input_ids=training.tokens_T[None],
+            position_ids=training.position_T[None],
+            attention_mask=additive(causal),
+        ).logits[0]
+    row, key = next((r, k) for r, k in labelled_rows(compiled(prompt, segments)) if k[0] == 2)
+    difference = np.abs(logits_TV[row].numpy() - recorder.logits[key]).max()
+    assert difference > 1e-2
+
+
+def test_the_mask_of_a_worked_example() -> None:
+    """Prompt p, main a; promise with topic t; its chunk; main b; SYNC; main c."""
+    segments = [
+        world.Run((11,)),
+        world.PromiseRun((world.OPEN, 20, world.P20), 20),
+        world.ChunkRun((world.ASYNC, 30)),
+        world.Run((12,)),
+        world.SyncRun(world.SYNC),
+        world.Run((13,)),
+    ]
+    layout = compiled((60,), segments)
+    expected = """
+        1.........
+        11........
+        111.......
+        1111......
+        11111.....
+        111111....
+        1111111...
+        11111..1..
+        1111111111
+    """
+    drawn = ["".join(".1"[cell] for cell in row) for row in visibility(view([layout])).tolist()]
+    # p a <promise t > [async x] b sync c
+    assert layout.thread == (0, 0, 0, 0, 0, 1, 1, 0, 0, 0)
+    assert layout.position == (0, 1, 2, 3, 4, 5, 6, 5, 7, 8)
+    assert layout.step == (0, 1, 2, 3, 4, 4, 5, 5, 6, 7)
+    assert drawn == [*expected.split()[:8], "111111111.", "1111111111"]
+    assert layout.critical_path == 7

@@ -1,0 +1,84 @@
+"""A tiny world for the law: a vocabulary of made-up words, a binding, and answers in segments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+
+from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Run, Segment, SyncRun
+from pasta_decoding.lang.positions import SharedMax
+from pasta_decoding.models.binding import Binding
+from pasta_decoding.runtime.vocabulary import Vocabulary
+
+SIZE = 100
+END = 0
+OPEN, ASYNC, CLOSE, SYNC, P20, P50 = 1, 2, 3, 4, 5, 6
+FIRST_WORD = 10
+BINDING = Binding(OPEN, {20: P20, 50: P50}, ASYNC, CLOSE, SYNC)
+SCHEME = SharedMax()
+
+# Ids below FIRST_WORD are special; the words are w10, w11, ...; the last ten begin with a space.
+TEXTS = tuple(
+    "" if n < FIRST_WORD else f" w{n}" if n >= SIZE - 10 else f"w{n}" for n in range(SIZE)
+)
+
+
+def decode(ids: Sequence[int]) -> str:
+    return "".join(TEXTS[token] for token in ids)
+
+
+VOCABULARY = Vocabulary(TEXTS, decode, BINDING, frozenset({END}))
+
+WORDS = st.integers(FIRST_WORD, SIZE - 11)
+PROMPTS = st.lists(WORDS, min_size=1, max_size=4).map(tuple)
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> list[Segment]:
+    """Any well-formed answer: runs, promises with their chunks, syncs with something to join."""
+    segments: list[Segment] = []
+    unjoined = 0
+    for number in range(draw(st.integers(1, 6))):
+        if run := draw(st.lists(WORDS, max_size=3)):
+            segments.append(Run(tuple(run)))
+        if draw(st.booleans()):
+            # Topics are distinct by construction: two words, the second one counts.
+            topic = (draw(WORDS), FIRST_WORD + number)
+            bucket = draw(st.sampled_from([20, 50]))
+            close = BINDING.promise_close[bucket]
+            segments.append(PromiseRun((OPEN, *topic, close), bucket))
+            body = draw(st.lists(WORDS, min_size=1, max_size=5))
+            segments.append(ChunkRun((ASYNC, *body)))
+            unjoined += 1
+        elif unjoined and draw(st.booleans()):
+            segments.append(SyncRun(SYNC))
+            unjoined = 0
+    return merge_runs(segments)
+
+
+def merge_runs(segments: Sequence[Segment]) -> list[Segment]:
+    """Join neighbouring runs, as the interpreter would have written them."""
+    merged: list[Segment] = []
+    for segment in segments:
+        if merged and isinstance(segment, Run) and isinstance(merged[-1], Run):
+            merged[-1] = Run(merged[-1].ids + segment.ids)
+        else:
+            merged.append(segment)
+    return merged
+
+
+CHUNK_AFTER_SYNC: list[Segment] = [
+    Run((11, 12)),
+    PromiseRun((OPEN, 20, P20), 20),
+    ChunkRun((ASYNC, 30, 31, 32, 33)),
+    Run((13,)),
+    PromiseRun((OPEN, 21, P50), 50),
+    ChunkRun((ASYNC, 40, 41)),
+    SyncRun(SYNC),
+    Run((14,)),
+    PromiseRun((OPEN, 22, P20), 20),
+    ChunkRun((ASYNC, 50, 51)),
+    Run((15, 16)),
+]
+"""Two siblings of different length, a sync, and a chunk that may see both of them."""
