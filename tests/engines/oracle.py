@@ -61,7 +61,9 @@ class Recorder:
         assert next(rows, None) is None
         return logits_FV
 
-    def greedy(self, *branches: Branch, positions: Sequence[int], logits_FV: FloatArray) -> FloatArray:
+    def greedy(
+        self, *branches: Branch, positions: Sequence[int], logits_FV: FloatArray
+    ) -> FloatArray:
         """Feed each branch its best next token at its position, all in one step."""
         best = logits_FV.argmax(axis=-1).tolist()
         triples = zip(branches, best, positions, strict=True)

@@ -18,7 +18,14 @@ from pasta_decoding.engines.base import Branch, Engine, Feed
 from pasta_decoding.engines.scripted import ScriptedEngine, shuffled
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.errors import PastaError
-from tests.engines.oracle import TOLERANCE, Oracle, Recorder, assert_equals_recompute, by_script, dense
+from tests.engines.oracle import (
+    TOLERANCE,
+    Oracle,
+    Recorder,
+    assert_equals_recompute,
+    by_script,
+    dense,
+)
 from tests.tiny import TINY_MODELS, VOCABULARY
 
 PROMPT = (5, 17, 42, 8)

@@ -59,6 +59,18 @@ def read_rows(
             yield row
 
 
+def read_prompts(path: Path) -> list[str]:
+    """Return the `instruction` of every line of a JSONL file; other keys may be missing."""
+    prompts = []
+    for number, line in enumerate(_lines(path), start=1):
+        if line.strip():
+            try:
+                prompts.append(_text(_read_object(line), "instruction"))
+            except PastaError as problem:
+                raise PastaError(f"{path}:{number}: {problem}", hint=problem.hint) from problem
+    return prompts
+
+
 def write_rows(path: Path, rows: Iterable[Row]) -> int:
     """Write `rows` to `path` and return their number; until all are written `path` is untouched."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")

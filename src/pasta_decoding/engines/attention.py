@@ -115,7 +115,12 @@ def grouped_attention(
     settings = {"dropout_p": dropout, "scale": scaling}
     if attention_mask is None and queries > 1:
         out_BHQD = scaled_dot_product_attention(
-            query_BHQD, key_BGKD, value_BGKD, is_causal=True, enable_gqa=heads > kv_heads, **settings
+            query_BHQD,
+            key_BGKD,
+            value_BGKD,
+            is_causal=True,
+            enable_gqa=heads > kv_heads,
+            **settings,
         )
         return out_BHQD.transpose(1, 2).contiguous(), None
     rows = heads // kv_heads

@@ -41,6 +41,11 @@ class TorchEngine:
         )
 
     @property
+    def model(self) -> PreTrainedModel:
+        """The model that was taken over."""
+        return self._model
+
+    @property
     def vocabulary_size(self) -> int:
         """See `Engine`."""
         return self._ledger.limits.vocabulary_size

@@ -209,13 +209,20 @@ class Interpreter:
             banned.append(closes)
         if len(topic.split()) >= MAX_TOPIC_WORDS:
             banned.append(self.vocabulary.starts_word)
-        if written == self.rules.max_topic_tokens - 1:
-            banned.append(self._stale_endings(topic))
+        banned.append(self._stale_endings(topic, last=written == self.rules.max_topic_tokens - 1))
         return Constraint(np.concatenate(banned))
 
-    def _stale_endings(self, topic: str) -> Ids:
-        """Tokens that would leave the topic a repetition when it must end behind them."""
-        return self.vocabulary.ids_where(lambda text: not self._is_fresh(topic + text))
+    def _stale_endings(self, topic: str, *, last: bool) -> Ids:
+        """Tokens that would complete a repetition with no room left to grow out of it: no word
+        more is allowed, or (`last`) no token."""
+        folded = fold_topic(topic)
+        rests = [
+            earlier[len(folded) :]
+            for earlier in self.topics
+            if earlier.startswith(folded) and (last or len(earlier.split()) >= MAX_TOPIC_WORDS)
+        ]
+        spaced = [f" {rest}" for rest in rests] if not folded else []
+        return self.vocabulary.ids_of_texts([*rests, *spaced])
 
     def _is_fresh(self, topic: str) -> bool:
         folded = fold_topic(topic)

@@ -40,6 +40,18 @@ class Vocabulary:
         found = {token for token, text in enumerate(self.texts) if holds(text)}
         return np.array(sorted(found | set(also)), dtype=np.int64)
 
+    def ids_of_texts(self, texts: Sequence[str]) -> Ids:
+        """Return the ids whose text is one of `texts`, case aside."""
+        found = [token for text in texts for token in self._ids_by_text.get(text.casefold(), ())]
+        return np.array(found, dtype=np.int64)
+
+    @cached_property
+    def _ids_by_text(self) -> dict[str, list[int]]:
+        ids: dict[str, list[int]] = {}
+        for token, text in enumerate(self.texts):
+            ids.setdefault(text.casefold(), []).append(token)
+        return ids
+
     @cached_property
     def closes(self) -> Ids:
         """The ids of PROMISE_CLOSE, one a length bucket."""

@@ -1,4 +1,4 @@
-"""The layout of a plain response: headings, list items, paragraphs, code, each with its place in the text.
+"""The layout of a plain response: headings, list items, paragraphs, code, and their places.
 
 Every character offset counts from the start of the response. Nothing here decides what
 becomes a chunk; that is `structure`'s.
@@ -19,11 +19,15 @@ _HASHES = re.compile(r"\s{0,3}#{1,6}\s+(?P<body>\S.*)")
 _BOLD_LINE = re.compile(r"\s*(?P<body>(\*\*|__)[^*_]{1,80}(\*\*|__)\s*:?)\s*$")
 _LEAD_IN = r"(?!.*\b(?:are|is|include|includes|following|follows|these|here|can|how to)\b)"
 _TITLE_LINE = re.compile(rf"\s*{_LEAD_IN}(?P<body>[A-Z][^.!?:|]{{1,50}}):\s*$")
-_ITEM = re.compile(r"(?P<marker>\s*(?:(?P<number>\d{1,3})[.)]|\(?[a-z]\)|[-*•·+–▪◦])\s+)(?=\S)")
-_PLAIN_TITLE = re.compile(r"[A-Z“\"][^\s:]*(?:[ ][^\s:]+){0,8}(?<![.!?,;:)\"”…])\s*$")
+_ITEM = re.compile(
+    r"(?P<marker>\s*(?:(?P<number>\d{1,3})[.)]|\(?[a-z]\)|[-*+\u2022\xb7\u2013\u25aa\u25e6])\s+)(?=\S)"
+)
+_PLAIN_TITLE = re.compile(
+    r"[A-Z\u201c\"][^\s:]*(?:[ ][^\s:]+){0,8}(?<![.!?,;:)\"\u201d\u2026])\s*$"
+)
 _NAMED_TITLE = re.compile(r"\s*(?P<body>(?:Title|Headline):\s+\S.*)", re.I)
 _ROMAN = re.compile(r"\s*(?P<body>[IVX]{1,5}\.\s+[A-Z].{0,80})$")
-_SENTENCE_END = re.compile(r"[.!?][\"'”’)\]*]*\s*$")
+_SENTENCE_END = re.compile(r"[.!?][\"'\u201d\u2019)\]*]*\s*$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,7 @@ def _block(lines: Sequence[Line]) -> Block:
 
 
 def _text_block(lines: Sequence[Line], text: str) -> Block:
-    """A short line by itself that is no sentence heads what follows."""
+    """Return the block of `lines`; a short line by itself that is no sentence is a heading."""
     block = _block(lines)
     kind: Kind = (
         "heading"
@@ -153,7 +157,7 @@ def _next_number(lines: Sequence[Line], at: int) -> int | None:
 
 
 def _has_loose_sibling(lines: Sequence[Line], at: int) -> bool:
-    """Is the last number of a list whose earlier numbers have paragraphs of their own below them?"""
+    """Tell whether the numbers before this one have paragraphs of their own below them."""
     item = lines[at]
     if item.number is None or item.number < 2:
         return False
@@ -174,7 +178,7 @@ def _continues(item: Line, lines: Sequence[Line], at: int, *, loose: bool) -> bo
 
 
 def _paragraphs(lines: Sequence[Line], text: str) -> list[Sequence[Line]]:
-    """Split neighbouring lines where each is a paragraph; hard-wrapped lines and verse stay whole."""
+    """Split lines of which each is a paragraph; hard-wrapped lines and verse stay whole."""
     ended = sum(bool(_SENTENCE_END.search(text[line.start : line.end])) for line in lines)
     words = sum(len(text[line.start : line.end].split()) for line in lines)
     if ended >= len(lines) - 1 and words >= 10 * len(lines):

@@ -1,4 +1,4 @@
-"""Is a response one thread by nature: a story, verse, dialogue, a letter, a derivation, code?"""
+"""Responses that are one thread by nature: stories, verse, dialogue, letters, derivations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MARKED = re.compile(r"^\s*(?:#{1,6}\s|[-*•]\s|\d{1,3}[.)]\s|\*\*|\|)", re.M)
 
 
 def is_sequence(text: str) -> bool:
-    """Does the text hang together so that no part can be written without the ones before it?"""
+    """Tell whether no part of the text can be written without the ones before it."""
     if not (size := len(text.split())):
         return True
     lines = [line for line in text.split("\n") if line.strip()]
@@ -43,7 +43,7 @@ def is_sequence(text: str) -> bool:
 
 
 def is_procedure(items: list[str]) -> bool:
-    """Are the list items steps, most of which build on the ones before them?"""
+    """Tell whether the items of a list are steps that build on the ones before them."""
     if len(items) < 3:
         return False
     return sum(bool(_FOLLOWS.search(item)) for item in items) >= PROCEDURE_SHARE * len(items)
@@ -54,14 +54,14 @@ def _is_verse(lines: list[str], size: int) -> bool:
 
 
 def _is_talk(lines: list[str]) -> bool:
-    """Do at least two speakers take turns?"""
+    """Tell whether at least two speakers take turns."""
     turns = Counter(turn[1] for line in lines if (turn := _TURN.match(line)))
     speakers = [speaker for speaker, count in turns.items() if count >= 2]
     return len(speakers) >= 2 and sum(turns[speaker] for speaker in speakers) > len(lines) / 3
 
 
 def _is_tale(text: str, size: int) -> bool:
-    """Told in the past tense about persons, or full of what they say."""
+    """Tell whether persons act in the past tense here, or speak a lot."""
     persons = len(_NARRATION.findall(text)) / size
     told = persons > TALE_PERSONS and len(_PAST.findall(text)) / size > TALE_PAST
     return size > 60 and (told or (persons > 0.03 and len(_QUOTE.findall(text)) >= 4))

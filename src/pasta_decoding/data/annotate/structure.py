@@ -26,7 +26,7 @@ LONG_PARAGRAPH_WORDS = 100  # longer ones are divided into runs of sentences,
 LONG_SECTION_WORDS = 110  # into items and paragraphs,
 LONG_ITEM_WORDS = 140  # and into sub-items
 
-_SENTENCE = re.compile(r"(?<=[.!?])[\"'”’)]*\s+(?=[\"'“‘(\[*]*[A-Z0-9])")
+_SENTENCE = re.compile(r"(?<=[.!?])[\"'\u201d\u2019)]*\s+(?=[\"'\u201c\u2018(\[*]*[A-Z0-9])")
 _ABBREVIATION = re.compile(
     r"(?:\b(?:[A-Za-z]|Dr|Mr|Mrs|Ms|St|vs|etc|No|Inc|Jr|Prof|e\.g|i\.e|U\.S)|^\W*\d{1,3})\.$"
 )
@@ -39,8 +39,8 @@ _LEANS_BACK = re.compile(
 _CONCLUDES = re.compile(r"(?:therefore|thus|as a result|so|hence)\b", re.I)
 _CLOSING = re.compile(
     r"\W*(?:in (?:conclusion|summary|short|closing|essence|the end)|to (?:sum|conclude|summarize)"
-    r"|overall|ultimately|all in all|conclusion|therefore|thus|so,|that being said|with th(?:is|ese)"
-    r"|with the right|these are|note|remember|it(?:.s| is) (?:also )?(?:important|worth|essential"
+    r"|overall|ultimately|all in all|conclusion|therefore|thus|so,|that being said|with"
+    r" th(?:is|ese)|with the right|these are|note|remember|it(?:.s| is) (?:also )?(?:important|worth|essential"
     r"|crucial)|by (?:following|using|taking|incorporating|understanding|doing|implementing)|if you"
     r"|i hope|please|let me|feel free|thank|don.t"
     r"|(?:additional |further )?(?:references?|reading|resources|sources?)\b)",
@@ -54,7 +54,7 @@ _LABELS = (
 _TITLES = (
     _LABELS[0],
     re.compile(r"(?P<title>[^\s:.!?(][^:.!?\n]{1,60}):(?=\s)"),
-    re.compile(r"(?P<title>[^\s:.!?(][^:.!?\n]{1,50}?)\s+[-–—]\s"),
+    re.compile(r"(?P<title>[^\s:.!?(][^:.!?\n]{1,50}?)\s+[-\u2013\u2014]\s"),
     re.compile(r"(?P<title>[^\s:.!?][^:.!?\n]{1,60})[.!?]?\s*\n"),
 )
 
@@ -183,7 +183,7 @@ def _paragraph_parts(text: str, stretch: _Stretch, index: int) -> list[Part]:
     last = stretch.closing and index == len(stretch.body) - 1 and not alone
     whole = _part(text, block.body, block.end, _title(text[block.body : block.end], _LABELS))
     words = _words(text, whole)
-    if last and not stretch.plain or _leads_or_ends(text, stretch.body, index, last=last):
+    if (last and not stretch.plain) or _leads_or_ends(text, stretch.body, index, last=last):
         return []
     if not first:
         divided = words > LONG_PARAGRAPH_WORDS
@@ -194,13 +194,13 @@ def _paragraph_parts(text: str, stretch: _Stretch, index: int) -> list[Part]:
 
 
 def _leads_or_ends(text: str, body: Sequence[Block], index: int, *, last: bool) -> bool:
-    """Does the paragraph introduce what follows it, or conclude what goes before?"""
+    """Tell whether the paragraph introduces what follows it or concludes what goes before."""
     paragraph = text[body[index].body : body[index].end].rstrip()
-    before_list = [block.kind in {"item", "code", "table"} for block in body[index + 1 : index + 2]]
+    leads = any(after.kind in {"item", "code", "table"} for after in body[index + 1 : index + 2])
     if paragraph.endswith(":") or (last and _CLOSING.match(paragraph)):
         return True
     short = len(paragraph.split()) < LEAD_IN_WORDS
-    return (short and before_list == [True]) or (index > 0 and bool(_CONCLUDES.match(paragraph)))
+    return (short and leads) or (index > 0 and bool(_CONCLUDES.match(paragraph)))
 
 
 def _sentence_runs(text: str, whole: Part) -> Iterator[Part]:

@@ -33,7 +33,7 @@ WEAK = 0.35  # and of a weak one
 REPEATED = 0.35  # how much each further use in the part adds
 WEIGHTS = (1.0, 0.5, 0.1)  # of a phrase's words, the best one first
 
-_WORD = re.compile(r"[^\W_]+(?:[.'’&+/-]+[^\W_]+)*[+#]*")
+_WORD = re.compile(r"[^\W_]+(?:[.'\u2019&+/-]+[^\W_]+)*[+#]*")
 _SENTENCE = re.compile(r"(?<=[.!?:;])\s+|\n+")
 _LABEL = re.compile(
     r"^(?:(?:step|chapter|part|section|phase|tip|day|week|slide)\s+)?(?:\d+|[ivx]+)[.):]\s*", re.I
@@ -71,7 +71,7 @@ def words(text: str) -> list[str]:
 
 def stem_of(word: str) -> str:
     """Return a crude stem, the same for most forms of a word."""
-    word = word.lower().removesuffix("'s").removesuffix("’s")
+    word = word.lower().removesuffix("'s").removesuffix("\u2019s")
     for ending in ("ies", "ing", "ed", "es", "ly", "s", "y", "e"):
         if word.endswith(ending) and len(word) - len(ending) >= 3:
             return word[: -len(ending)]
@@ -129,7 +129,7 @@ def _from_text(body: str, scorer: _Scorer) -> Iterator[str]:
 
 def _phrases(sentence: str) -> Iterator[list[str]]:
     """Yield noun-like runs of words between stop words and punctuation, cut to three words."""
-    for stretch in re.split(r"[^\w\s'’.&+/#*`-]+|\.\s|\s[-–—]\s", sentence):
+    for stretch in re.split(r"[^\w\s'\u2019.&+/#*`-]+|\.\s|\s[-\u2013\u2014]\s", sentence):
         run: list[str] = []
         before = ""
         for word in [*_WORD.findall(stretch), ""]:
@@ -141,14 +141,14 @@ def _phrases(sentence: str) -> Iterator[list[str]]:
 
 
 def _bounds(word: str) -> bool:
-    """Does `word` end a phrase: a stop word, a number, an adverb?"""
-    low = word.lower().replace("’", "'")
+    """Tell whether `word` ends a phrase: a stop word, a number, an adverb."""
+    low = word.lower().replace("\u2019", "'")
     adverb = low.endswith("ly") and len(low) > 5 and low not in NOUNS_IN_LY and word.islower()
     return low in STOP_WORDS or adverb or not any(map(str.isalpha, low)) or low[0].isdigit()
 
 
 def _nouns(run: list[str], before: str) -> list[str]:
-    """Drop what is no noun phrase: a verb behind `to` or `can`, what follows a name, participles."""
+    """Drop a verb behind `to` or `can`, what follows a name, and participles."""
     if before in VERB_MARKERS:
         run = run[1:]
     names = len(list(takewhile(_is_name, run)))
@@ -167,7 +167,7 @@ def _is_name(word: str) -> bool:
 
 
 def _ends(run: list[str]) -> Iterator[list[str]]:
-    """A noun phrase ends with its head, so a long run is cut at the front."""
+    """Yield the end of the run: a noun phrase ends with its head."""
     if run:
         yield run[-MAX_WORDS:]
     if len(run) > 2:
@@ -179,13 +179,13 @@ def _linked(found: list[str]) -> Iterator[list[str]]:
     padded = ["", *found, ""]
     for index in range(len(found) - 2):
         edge, left, link, right, after = padded[index : index + 5]
-        if link.lower() in _LINKS and not any(map(_bounds, (left, right))):
-            if all(not word or _bounds(word) for word in (edge, after)):
-                yield [left, link, right]
+        lone = all(not word or _bounds(word) for word in (edge, after))
+        if lone and link.lower() in _LINKS and not _bounds(left) and not _bounds(right):
+            yield [left, link, right]
 
 
 def _clean(found: Sequence[str]) -> str:
-    return " ".join(found).lower().replace("’", "'").removesuffix("'s")
+    return " ".join(found).lower().replace("\u2019", "'").removesuffix("'s")
 
 
 def _first_new(choices: Iterable[str], taken: Sequence[str]) -> str:

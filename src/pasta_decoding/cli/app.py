@@ -1,0 +1,26 @@
+"""All commands of `pasta`, one function each; flags are written out here and nowhere else."""
+
+from __future__ import annotations
+
+import typer
+
+from pasta_decoding.cli import bench, decode, files, train
+
+app = typer.Typer(
+    help="Learned asynchronous decoding: one answer, written by several threads at once.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+train_app = typer.Typer(help="Teach a model the language.", no_args_is_help=True)
+bench_app = typer.Typer(help="Measure what parallel decoding buys.", no_args_is_help=True)
+
+app.command()(decode.run)
+app.command()(decode.compare)
+app.command()(files.lint)
+app.command()(files.pull)
+app.command()(files.annotate)
+train_app.command("sft")(train.sft)
+bench_app.command("answers")(bench.answers)
+app.add_typer(train_app, name="train")
+app.add_typer(bench_app, name="bench")

@@ -1,0 +1,60 @@
+"""Commands that measure: `bench answers`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pasta_decoding.cli.decode import Adapter, MaxTokens, Model, load_decoder
+from pasta_decoding.cli.files import say
+from pasta_decoding.models.loading import DEFAULT_ADAPTER
+
+
+def answers(
+    prompts: Annotated[Path, typer.Option(help="JSONL (.gz) with an `instruction` a line.")],
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
+    timed: Annotated[int, typer.Option(min=0, help="Time a replay of the first so many.")] = 20,
+    adapter: Adapter = DEFAULT_ADAPTER,
+    model: Model = None,
+    max_tokens: MaxTokens = 400,
+    records: Annotated[
+        Path | None, typer.Option(help="Keep a line a prompt here; the same command resumes.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
+) -> None:
+    """Answer prompts in parallel and sequentially; report speedups and what goes wrong."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from pasta_decoding.data.dataset import read_prompts
+    from pasta_decoding.engines.torch import TorchEngine
+    from pasta_decoding.eval.bench_answers import bench, summary
+    from pasta_decoding.eval.timing import BareTimes, transformers_call
+
+    questions = read_prompts(prompts)[:limit]
+    decoder = load_decoder(adapter, model)
+    engine = decoder.engine
+    assert isinstance(engine, TorchEngine), "the only engine so far"
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("answering", total=len(questions))
+        found = bench(
+            decoder,
+            questions,
+            max_tokens=max_tokens,
+            timed=timed,
+            bare=BareTimes(transformers_call(engine.model)),
+            out=records,
+            tick=lambda _record: progress.advance(task),
+        )
+    figures = summary(found)
+    if as_json:
+        typer.echo(json.dumps(figures))
+        return
+    for name, value in figures.items():
+        typer.echo(f"{name:26} {value:.3f}" if isinstance(value, float) else f"{name:26} {value}")
+    for record in found:
+        if record.error:
+            say(f"failed: {record.prompt[:60]!r}: {record.error}")
