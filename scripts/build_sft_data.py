@@ -1,13 +1,13 @@
 """Build the stage-1 training set of the shipped adapter from licence-clean sources.
 
-    python scripts/build_sft_data.py MODEL_DIR --annotated gold.jsonl.gz --plain a.jsonl.gz b.jsonl \
+    python scripts/build_sft_data.py MODEL_DIR --annotated gold.jsonl.gz --plain a.jsonl.gz \
         --per-source 350 --out train.jsonl
 
 Annotated rows are taken as they are. Plain rows are annotated by rule and kept where the rule is
 likely to be right: at least three chunks of some length whose topics are named at their
 beginning. Long answers end behind one of their parts, so that the model learns answers of a
-length that it can finish. Plain rows with no part at all stay in at a fifth of the number, so that it
-also learns when not to promise.
+length that it can finish. Plain rows with no part at all stay in at a fifth of the number, so
+that it also learns when not to promise.
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ def teaches(tree: Tree) -> bool:
     """Has the answer several chunks worth a thread, most of which name their topic at once?"""
     chunks = [node for node in tree if isinstance(node, Chunk)]
     long = [chunk for chunk in chunks if chunk.tokens >= MIN_CHUNK_TOKENS]
-    named = [named_at_once(tree, place) for place, node in enumerate(tree) if isinstance(node, Chunk)]
+    named = [
+        named_at_once(tree, place) for place, node in enumerate(tree) if isinstance(node, Chunk)
+    ]
     return len(long) >= MIN_CHUNKS and sum(named) / len(named) >= MIN_NAMED_SHARE
 
 

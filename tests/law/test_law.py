@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from tests.law import world
+from tests.tiny import tiny_llama, tiny_qwen3
 from transformers import PreTrainedModel
 
 from pasta_decoding.data.view import view, visibility
@@ -20,11 +22,9 @@ from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import Layout, Segment, lay_out, sees
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import answer_of
-from pasta_decoding.runtime.interpreter import Constraint
+from pasta_decoding.runtime.rules import Constraint
 from pasta_decoding.runtime.sampling import Choice, Logits, Replay
 from pasta_decoding.runtime.scheduler import Request, Scheduler
-from tests.law import world
-from tests.tiny import tiny_llama, tiny_qwen3
 
 MODELS = {"llama": tiny_llama(), "qwen3": tiny_qwen3()}
 

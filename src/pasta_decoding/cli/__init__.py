@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, EOFError):
         print("\npasta: interrupted", file=sys.stderr)
         return 130
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (the process edge; what is unknown is raised again)
         return _command_line_error(error)
     return status if isinstance(status, int) else 0
 

@@ -34,7 +34,9 @@ Seed = Annotated[int, typer.Option(min=0, help="Same seed, same answer.")]
 
 def run(
     prompt: Prompt,
-    show: Annotated[bool, typer.Option("--show", help="Draw the threads while they write.")] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Draw the threads while they write.")
+    ] = False,
     sequential: Annotated[
         bool, typer.Option("--sequential", help="Same weights, one thread: no promises.")
     ] = False,
@@ -52,7 +54,7 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
 ) -> None:
     """Answer a question; independent parts of the answer are written side by side."""
-    from pasta_decoding.runtime.interpreter import Rules
+    from pasta_decoding.runtime.rules import Rules
     from pasta_decoding.runtime.sampling import Sampling
 
     rules = Rules(max_tokens=max_tokens, max_threads=max_threads, parallel=not sequential)
@@ -78,7 +80,7 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
 ) -> None:
     """Answer a question sequentially and in parallel, with the same weights, side by side."""
-    from pasta_decoding.runtime.interpreter import Rules
+    from pasta_decoding.runtime.rules import Rules
     from pasta_decoding.runtime.sampling import Sampling
 
     sampling = Sampling(temperature, seed=seed)

@@ -48,9 +48,7 @@ def lint(
     for path in files:
         for problem in check(read_text(path), topic_required=not no_topic):
             found += 1
-            typer.echo(
-                f"{path}:{problem.line}:{problem.column}: {problem.rule}: {problem.message}"
-            )
+            typer.echo(f"{path}:{problem.line}:{problem.column}: {problem.rule}: {problem.message}")
     raise typer.Exit(1 if found else 0)
 
 

@@ -24,9 +24,9 @@ def sft(
     learning_rate: Annotated[float, typer.Option(min=0)] = 5e-4,
     warmup_steps: Annotated[int, typer.Option(min=0)] = 20,
     lora_rank: Annotated[int, typer.Option(min=1)] = 16,
-    max_length: Annotated[int, typer.Option(min=8, help="Tokens of one answer, prompt included.")] = (
-        512
-    ),
+    max_length: Annotated[
+        int, typer.Option(min=8, help="Tokens of one answer, prompt included.")
+    ] = (512),
     pack_tokens: Annotated[int, typer.Option(min=8, help="Tokens of one forward pass.")] = 320,
     packs_per_step: Annotated[int, typer.Option(min=1, help="Packs of one optimiser step.")] = 6,
     save_every_steps: Annotated[int, typer.Option(min=1)] = 50,

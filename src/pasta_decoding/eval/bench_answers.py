@@ -20,7 +20,7 @@ from pasta_decoding.lang.tree import read, show, strip
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.events import ordered
-from pasta_decoding.runtime.interpreter import Rules
+from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
 
 
@@ -69,7 +69,9 @@ def bench_prompt(
         sequential = decoder.answer(
             decoder.request(prompt, Rules(max_tokens=max_tokens, parallel=False), Sampling())
         )
-        timing = time_answer(decoder, request.prompt, answer, bare) if bare and answer.text else None
+        timing = (
+            time_answer(decoder, request.prompt, answer, bare) if bare and answer.text else None
+        )
     except PastaError as error:
         return Record(prompt, error=str(error))
     record = asdict(_parallel_record(decoder, prompt, answer)) | {
@@ -112,8 +114,10 @@ def bench(
     out: Path | None,
     tick: Callable[[Record], None],
 ) -> list[Record]:
-    """Bench every prompt. With `out`, records are kept there line by line and a stopped run goes
-    on where it was; the first `timed` prompts also have their replay timed."""
+    """Bench every prompt, and time a replay of the first `timed`.
+
+    With `out`, records are kept there line by line, and a stopped run goes on where it was.
+    """
     known = _known(out)
     records = []
     for place, prompt in enumerate(prompts):

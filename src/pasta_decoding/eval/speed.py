@@ -9,7 +9,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from itertools import pairwise
 
 from pasta_decoding.lang.tree import Chunk, Tree
 
@@ -40,5 +41,5 @@ def repeated_chunks(tree: Tree) -> int:
 
 
 def _word_pairs(text: str) -> set[tuple[str, str]]:
-    words: Sequence[str] = text.casefold().split()
-    return set(zip(words, words[1:], strict=False))
+    words = text.casefold().split()
+    return set(pairwise(words))

@@ -55,12 +55,15 @@ class SharedMax:
     name: str = "shared-max"
 
     def chunk_start(self, close: int, promised: int) -> int:  # noqa: ARG002 (the protocol's)
+        """See `Scheme`."""
         return close + 1
 
     def main_next(self, close: int, promised: int) -> int:  # noqa: ARG002 (the protocol's)
+        """See `Scheme`."""
         return close + 1
 
     def sync(self, main_next: int, joined: Sequence[Extent]) -> int:
+        """See `Scheme`."""
         return max([main_next, *(chunk.last + 1 for chunk in joined)])
 
 

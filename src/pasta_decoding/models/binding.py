@@ -25,9 +25,22 @@ FILE_NAME = "pasta.json"
 _SPARE = re.compile(r"<unused\d+>|<\|reserved_special_token_\d+\|>")
 _ADDED_PREFIX = "<|pasta_"
 _SMOLLM2_SPARE = frozenset(
-    "<repo_name> <reponame> <file_sep> <filename> <gh_stars> <issue_start> <issue_comment> "
-    "<issue_closed> <jupyter_start> <jupyter_text> <jupyter_code> <jupyter_output> "
-    "<jupyter_script> <empty_output>".split()
+    {
+        "<repo_name>",
+        "<reponame>",
+        "<file_sep>",
+        "<filename>",
+        "<gh_stars>",
+        "<issue_start>",
+        "<issue_comment>",
+        "<issue_closed>",
+        "<jupyter_start>",
+        "<jupyter_text>",
+        "<jupyter_code>",
+        "<jupyter_output>",
+        "<jupyter_script>",
+        "<empty_output>",
+    }
 )
 
 
@@ -52,7 +65,9 @@ class Binding:
 
     def bucket(self, tokens: int) -> int:
         """Return the next larger length bucket; beyond the largest, the largest."""
-        return next((size for size in self.promise_close if size >= tokens), max(self.promise_close))
+        return next(
+            (size for size in self.promise_close if size >= tokens), max(self.promise_close)
+        )
 
     def promised(self, close: int) -> int:
         """Return the length that the closing token `close` carries."""

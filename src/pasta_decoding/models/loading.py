@@ -67,7 +67,9 @@ def load_base(base: Path, *, dtype: str) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if not (base / "config.json").is_file():
-        raise PastaError(f"{base} holds no model", hint="Run `pasta pull`, or give --model a folder.")
+        raise PastaError(
+            f"{base} holds no model", hint="Run `pasta pull`, or give --model a folder."
+        )
     try:
         model = AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, dtype))
         tokenizer = AutoTokenizer.from_pretrained(base)

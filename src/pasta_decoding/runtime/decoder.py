@@ -14,7 +14,7 @@ from pasta_decoding.models.loading import Loaded, load_model
 from pasta_decoding.models.prompt import Message, PromptEncoder
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Event
-from pasta_decoding.runtime.interpreter import Rules
+from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Replay, Sampler, Sampling
 from pasta_decoding.runtime.scheduler import Request, Scheduler
 from pasta_decoding.runtime.vocabulary import Vocabulary, vocabulary_of

@@ -7,7 +7,6 @@ so that what comes out is always well formed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -16,88 +15,9 @@ import numpy as np
 from pasta_decoding.lang.layout import MAIN, ChunkRun, PromiseRun, Run, Segment, SyncRun
 from pasta_decoding.lang.positions import Extent, Scheme
 from pasta_decoding.lang.tree import MAX_TOPIC_WORDS
+from pasta_decoding.runtime.actions import Action, Append, CloseChunk, Finish, Fork, Join
+from pasta_decoding.runtime.rules import NOTHING, Constraint, Rules
 from pasta_decoding.runtime.vocabulary import Ids, Vocabulary
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """How far one answer may go.
-
-    max_tokens:       tokens fed behind the prompt, all threads together, tags included.
-    max_threads:      live threads, the main one included; at the limit promises are banned.
-    max_chunks:       chunks of the whole answer.
-    chunk_factor:     a chunk may be this many times as long as promised,
-    min_chunk_tokens: but may always have this many tokens.
-    max_topic_tokens: tokens of one topic; then its closing is forced.
-    parallel:         False bans promises and syncs: sequential decoding with the same weights.
-    topic:            False for checkpoints whose promises carry none.
-    """
-
-    max_tokens: int = 1024
-    max_threads: int = 32
-    max_chunks: int = 64
-    chunk_factor: float = 3.0
-    min_chunk_tokens: int = 40
-    max_topic_tokens: int = 12
-    parallel: bool = True
-    topic: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Append:
-    """Feed `token` to the branch of `thread` at `position`."""
-
-    thread: int
-    token: int
-    position: int
-
-
-@dataclass(frozen=True, slots=True)
-class Fork:
-    """Start `thread`: fork it off main, feed `close` to both and `opening` to the new branch."""
-
-    thread: int
-    close: Append
-    opening: Append
-    topic: str
-    promised: int
-
-
-@dataclass(frozen=True, slots=True)
-class CloseChunk:
-    """`thread` has written its chunk. Its branch stays until main joins it, or ends."""
-
-    thread: int
-    truncated: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Join:
-    """Main sees the chunks of `threads` from now on; their branches end."""
-
-    threads: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """Nothing more will be written; every branch ends."""
-
-    truncated: bool
-
-
-Action = Append | Fork | CloseChunk | Join | Finish
-
-
-@dataclass(frozen=True, slots=True)
-class Constraint:
-    """Which ids a thread may write next: those not in `banned`, or only those in `only`.
-
-    forced: the choice is not the model's (a limit ended something), so it is no intervention.
-    """
-
-    banned: Ids
-    only: Ids | None = None
-    forced: bool = False
 
 
 class _Main(Enum):
@@ -119,9 +39,6 @@ class _Chunk:
     @property
     def next_position(self) -> int:
         return self.first + len(self.ids)
-
-
-_NOTHING = np.array([], dtype=np.int64)
 
 
 @dataclass
@@ -175,7 +92,7 @@ class Interpreter:
 
     def _main_constraint(self) -> Constraint:
         if self._remaining <= 0:
-            return _force(sorted(self.vocabulary.ends))
+            return Constraint.force(sorted(self.vocabulary.ends))
         binding = self.vocabulary.binding
         banned = set(binding.ids)
         if self._may_promise():
@@ -190,20 +107,20 @@ class Interpreter:
             return Constraint(self.vocabulary.not_chunk_start)
         close = self.vocabulary.binding.async_close
         if self._remaining <= 0 or written >= self._chunk_limit(chunk):
-            return _force([close])
+            return Constraint.force([close])
         return Constraint(np.array(sorted(self.vocabulary.binding.ids - {close})))
 
     def _topic_constraint(self) -> Constraint:
         if self._remaining < 2:
-            return _force(sorted(self.vocabulary.ends))
+            return Constraint.force(sorted(self.vocabulary.ends))
         closes = self.vocabulary.closes
         if not self.rules.topic:
-            return Constraint(_NOTHING, only=closes)
+            return Constraint(NOTHING, only=closes)
         written = len(self._topic)
         topic = self.vocabulary.decode(self._topic)
         fresh = self._is_fresh(topic)
         if written >= self.rules.max_topic_tokens and fresh:
-            return Constraint(_NOTHING, only=closes)
+            return Constraint(NOTHING, only=closes)
         banned = [self.vocabulary.not_in_topic]
         if not fresh:
             banned.append(closes)
@@ -213,8 +130,10 @@ class Interpreter:
         return Constraint(np.concatenate(banned))
 
     def _stale_endings(self, topic: str, *, last: bool) -> Ids:
-        """Tokens that would complete a repetition with no room left to grow out of it: no word
-        more is allowed, or (`last`) no token."""
+        """Return the tokens that would complete a repetition with no room to grow out of it.
+
+        No room: no further word is allowed, or (`last`) no further token.
+        """
         folded = fold_topic(topic)
         rests = [
             earlier[len(folded) :]
@@ -367,7 +286,3 @@ class Interpreter:
 def fold_topic(topic: str) -> str:
     """Return the form in which two topics are compared: case and white space do not count."""
     return " ".join(topic.split()).casefold()
-
-
-def _force(ids: Sequence[int]) -> Constraint:
-    return Constraint(_NOTHING, only=np.array(ids), forced=True)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import MAIN, ChunkRun, PromiseRun, Run, Segment
-from pasta_decoding.runtime.interpreter import Constraint
+from pasta_decoding.runtime.rules import Constraint
 
 Logits = npt.NDArray[np.float32]
 
@@ -63,15 +63,13 @@ class Sampler:
 
     def choose(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
         """See `Chooser`. What is overruled is the choice among all tokens with the same noise."""
-        if self.sampling.temperature == 0:
-            score_V = logits_V
-        else:
-            score_V = self._scores(thread, index, logits_V)
+        greedy = self.sampling.temperature == 0
+        score_V = logits_V if greedy else self._scores(thread, index, logits_V)
         wanted = int(score_V.argmax())
         token = best_allowed(score_V, allowed)
         return Choice(token, overruled=token != wanted and not allowed.forced)
 
-    def _scores(self, thread: int, index: int, logits_V: Logits) -> npt.NDArray[np.float64]:
+    def _scores(self, thread: int, index: int, logits_V: Logits) -> npt.NDArray[Any]:
         """Scaled logits plus Gumbel noise: the largest is a sample of the softmax (Gumbel-max)."""
         scaled_V = logits_V.astype(np.float64) / self.sampling.temperature
         key = (self.sampling.seed, self.request, thread, index)
@@ -115,7 +113,7 @@ class Replay:
         return Choice(self._threads[thread][index], overruled=False)
 
 
-def best_allowed(score_V: npt.NDArray[np.floating], allowed: Constraint) -> int:
+def best_allowed(score_V: npt.NDArray[Any], allowed: Constraint) -> int:
     """Return the allowed id with the largest score; the smallest id of equals."""
     if allowed.only is not None:
         return int(allowed.only[score_V[allowed.only].argmax()])

@@ -15,18 +15,11 @@ from pasta_decoding.engines.base import Branch, Engine, Feed, FloatArray
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.lang.positions import Scheme
+from pasta_decoding.runtime.actions import Action, Append, CloseChunk, Finish, Fork, Join
 from pasta_decoding.runtime.answer import Answer, conclude
 from pasta_decoding.runtime.events import Closed, Delta, Event, Finished, Opened, Synced
-from pasta_decoding.runtime.interpreter import (
-    Action,
-    Append,
-    CloseChunk,
-    Finish,
-    Fork,
-    Interpreter,
-    Join,
-    Rules,
-)
+from pasta_decoding.runtime.interpreter import Interpreter
+from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Chooser
 from pasta_decoding.runtime.text import ThreadText
 from pasta_decoding.runtime.trace import Trace
@@ -39,7 +32,7 @@ class Request:
 
     prompt: tuple[int, ...]
     chooser: Chooser
-    rules: Rules = Rules()
+    rules: Rules = field(default_factory=Rules)
     max_seconds: float | None = None
 
 

@@ -17,8 +17,12 @@ class Fed:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """One forward pass of one answer: tokens fed, cells in use before it, seconds of the whole
-    step, choosing and bookkeeping included."""
+    """One forward pass of one answer.
+
+    fed:     tokens fed.
+    cells:   cells in use before it.
+    seconds: of the whole step, choosing and bookkeeping included.
+    """
 
     fed: int
     cells: int

@@ -70,7 +70,7 @@ class Vocabulary:
 
     @cached_property
     def not_chunk_start(self) -> Ids:
-        """What a chunk may not begin with: white space, nothing visible, control tokens, the end."""
+        """What a chunk may not begin with: white space, nothing visible, control tokens, an end."""
         also = self.binding.ids | self.ends
         return self.ids_where(lambda text: not text or text[0].isspace(), also=also)
 

@@ -188,7 +188,7 @@ def run_trainer(
     trainer = Trainer(
         model=model,
         args=arguments,
-        train_dataset=[as_example(view(layouts)) for layouts in packs],  # type: ignore[arg-type]
+        train_dataset=[as_example(view(layouts)) for layouts in packs],
         data_collator=_only_one,
         compute_loss_func=meter.loss,
         callbacks=[MetricsFile(out / "metrics.jsonl", meter)],

@@ -1,0 +1,50 @@
+"""What the interpreter wants done to an engine: its whole vocabulary, one class an action."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Feed `token` to the branch of `thread` at `position`."""
+
+    thread: int
+    token: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Start `thread`: fork it off main, feed `close` to both and `opening` to the new branch."""
+
+    thread: int
+    close: Append
+    opening: Append
+    topic: str
+    promised: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseChunk:
+    """`thread` has written its chunk. Its branch stays until main joins it, or ends."""
+
+    thread: int
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Main sees the chunks of `threads` from now on; their branches end."""
+
+    threads: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Nothing more will be written; every branch ends."""
+
+    truncated: bool
+
+
+Action = Append | Fork | CloseChunk | Join | Finish
