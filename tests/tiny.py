@@ -47,19 +47,19 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def tiny_llama(*, vocabulary: int = VOCABULARY, seed: int = 0, **settings: Any) -> LlamaForCausalLM:
-    """A tiny Llama. `settings` go to its config."""
+    """Return a tiny Llama. `settings` go to its config."""
     with seeded(seed):
         return LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, **SHAPE | settings)).eval()
 
 
 def tiny_qwen2(*, vocabulary: int = VOCABULARY, seed: int = 0, **settings: Any) -> Qwen2ForCausalLM:
-    """A tiny Qwen 2: as Llama, with biases on queries, keys and values."""
+    """Return a tiny Qwen 2: as Llama, with biases on queries, keys and values."""
     with seeded(seed):
         return Qwen2ForCausalLM(Qwen2Config(vocab_size=vocabulary, **SHAPE | settings)).eval()
 
 
 def tiny_qwen3(*, vocabulary: int = VOCABULARY, seed: int = 0, **settings: Any) -> Qwen3ForCausalLM:
-    """A tiny Qwen 3: as Llama, with queries and keys normalised."""
+    """Return a tiny Qwen 3: as Llama, with queries and keys normalised."""
     with seeded(seed):
         return Qwen3ForCausalLM(Qwen3Config(vocab_size=vocabulary, **SHAPE | settings)).eval()
 

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from pasta_decoding.engines.base import Branch, Engine, Feed
-from pasta_decoding.engines.scripted import ScriptedEngine, shuffled
-from pasta_decoding.engines.torch import TorchEngine
-from pasta_decoding.errors import PastaError
 from tests.engines.oracle import (
     TOLERANCE,
     Oracle,
@@ -27,6 +23,11 @@ from tests.engines.oracle import (
     dense,
 )
 from tests.tiny import TINY_MODELS, VOCABULARY
+
+from pasta_decoding.engines.base import Branch, Engine, Feed
+from pasta_decoding.engines.scripted import ScriptedEngine, shuffled
+from pasta_decoding.engines.torch import TorchEngine
+from pasta_decoding.errors import PastaError
 
 PROMPT = (5, 17, 42, 8)
 # Stand-ins for control tokens: to an engine they are ids like any other.
@@ -115,7 +116,7 @@ def test_a_parent_does_not_see_its_child_before_the_join(subject: Subject) -> No
 
 
 def joined(record: Recorder, *, backwards: bool = False) -> Branch:
-    """Main after two children wrote and were joined, and SYNC was fed behind them."""
+    """Return main, after two children wrote and were joined, and SYNC was fed behind them."""
     main = record.open(PROMPT)
     children = [record.fork(main), record.fork(main)]
     record.step(feed(main, 10, at=4), *(feed(c, 20 + i, 30, at=4) for i, c in enumerate(children)))
@@ -225,9 +226,9 @@ def run(record: Recorder, program: list[tuple[int, int, int]]) -> None:
             branches.append(twin)
             record.step(Feed((branch, twin), (number,), (jump + 4,)), feed(twin, 91, at=jump + 5))
         else:
-            both = [feed(b, *[number] * (jump + 1), at=4 + jump) for b in sum(requests, [])]
-            record.step(*both[: deed * 2])
-    record.close(*sum(requests, []))
+            feeds = [feed(b, *[number] * (jump + 1), at=4 + jump) for b in chain(*requests)]
+            record.step(*feeds[: deed * 2])
+    record.close(*chain(*requests))
 
 
 # --- rows ---------------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.engines.oracle import TOLERANCE, Recorder, dense
+from tests.tiny import tiny_llama, tiny_qwen3
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -21,8 +23,6 @@ from pasta_decoding.engines.attention import PooledLayer, Span
 from pasta_decoding.engines.base import Feed
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.errors import PastaError
-from tests.engines.oracle import TOLERANCE, Recorder, dense
-from tests.tiny import tiny_llama, tiny_qwen3
 
 PROMPT = (5, 17, 42, 8)
 

@@ -22,7 +22,7 @@ from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import Layout, Segment, lay_out, sees
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import answer_of
-from pasta_decoding.runtime.rules import Constraint
+from pasta_decoding.runtime.rules import Constraint, Rules
 from pasta_decoding.runtime.sampling import Choice, Logits, Replay
 from pasta_decoding.runtime.scheduler import Request, Scheduler
 
@@ -48,7 +48,8 @@ def decode(
     recorder = Recorder(Replay(segments, async_close=world.CLOSE, end=world.END))
     engine = TorchEngine(model)
     scheduler = Scheduler(engine, world.VOCABULARY, world.SCHEME)
-    answer = answer_of(scheduler, Request(tuple(prompt), recorder))
+    request = Request(tuple(prompt), recorder, Rules(max_tokens=256))
+    answer = answer_of(scheduler, request)
     assert engine.cells_in_use == 0
     return answer, recorder
 

@@ -19,6 +19,7 @@ def sft(
     base_name: Annotated[
         str | None, typer.Option(help="What the adapter calls its base model.")
     ] = None,
+    start: Annotated[Path | None, typer.Option(help="Adapter to go on from.")] = None,
     epochs: Annotated[int, typer.Option(min=1)] = 3,
     max_steps: Annotated[int | None, typer.Option(min=1, help="Optimiser steps at most.")] = None,
     learning_rate: Annotated[float, typer.Option(min=0)] = 5e-4,
@@ -44,6 +45,7 @@ def sft(
     config = SftConfig(
         data=tuple(str(path) for path in data),
         base_name=base_name or (model.name if model else HUB_REPOSITORY),
+        start=str(start) if start else None,
         epochs=epochs,
         max_steps=max_steps,
         learning_rate=learning_rate,

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -50,12 +49,13 @@ class PooledLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write the step's keys and values; return views of all cells in use. Copies nothing else."""
+        """Write the step's keys and values; return views of all cells in use."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None and self.values is not None, "initialised above"
+        assert self.keys is not None, "initialised above"
+        assert self.values is not None, "initialised above"
         first, end = self._span.first, self._span.end
         self.keys[:, :, first:end] = key_states
         self.values[:, :, first:end] = value_states
@@ -73,12 +73,9 @@ class PooledLayer(CacheLayerMixin):
         """Cells altogether."""
         return self._capacity
 
-    # transformers up to 5.17 asks under this name.
-    get_max_cache_shape = get_max_length
-
 
 def pooled_cache(layers: int, capacity: int) -> tuple[Cache, Span]:
-    """A cache of `capacity` cells for each of `layers` layers, and the span that steers it."""
+    """Return a cache of `capacity` cells in each of `layers` layers, and what steers it."""
     span = Span()
     return Cache(layers=[PooledLayer(span, capacity) for _ in range(layers)]), span
 
@@ -95,7 +92,7 @@ def _cells(states_BGQD: Tensor, capacity: int) -> Tensor:
 
 
 def grouped_attention(
-    module: nn.Module,
+    _module: nn.Module,
     query_BHQD: Tensor,
     key_BGKD: Tensor,
     value_BGKD: Tensor,
@@ -106,9 +103,9 @@ def grouped_attention(
 ) -> tuple[Tensor, None]:
     """Attention where the heads that share a kv head are rows of one query matrix.
 
-    A library that repeats keys for them copies the whole cache in each layer; this copies the few
-    rows of the query. `attention_mask` is [B, 1, Q, K], or None: then every query sees all keys, or, when
-    there are as many queries as keys, those up to its own.
+    Repeating the keys for them, as is usual, copies the whole cache in each layer; this copies the
+    few rows of the query. `attention_mask` is [B, 1, Q, K], added or boolean. None means that
+    queries see the keys up to their own: a single one sees all, several are as many as the keys.
     """
     batch, heads, queries, _width = query_BHQD.shape
     kv_heads = key_BGKD.shape[1]

@@ -63,13 +63,14 @@ class Engine(Protocol):
 
     @property
     def cells_in_use(self) -> int:
-        """Tokens held for open requests. A request gives all of its cells back at once, when its
-        last branch closes; with nothing open this is 0."""
+        """Tokens held for open requests; 0 with nothing open.
+
+        A request gives all of its cells back at once, when its last branch closes.
+        """
         ...
 
     def open(self, prompt: Sequence[int], *, room: int) -> tuple[Branch, FloatArray]:
-        """Start a request: prefill `prompt` at positions 0.. and return its branch and the
-        logits_V that follow its last token.
+        """Prefill `prompt` at positions 0..; return its branch and the logits_V after it.
 
         `room` is how many more tokens the request may be fed, all branches together. Memory for
         all of them is taken here, so a request that was opened cannot run out of it.
@@ -89,7 +90,7 @@ class Engine(Protocol):
         ...
 
     def step(self, feeds: Sequence[Feed]) -> FloatArray:
-        """Append every feed's ids, and return logits_FV: a row for each feed that wants one, in order.
+        """Append every feed's ids; return logits_FV, a row for each feed that wants one, in order.
 
         The feeds count as made one after the other: a token sees what its branch saw, the
         tokens of this step that an earlier feed gave to its branch, and its own feed up to
@@ -99,6 +100,8 @@ class Engine(Protocol):
         ...
 
     def close(self, branch: Branch) -> None:
-        """Release `branch`; others that see its tokens keep them. Closing twice is an assertion:
-        it hides a leak."""
+        """Release `branch`; others that see its tokens keep them.
+
+        Closing twice is an assertion: it hides a leak.
+        """
         ...

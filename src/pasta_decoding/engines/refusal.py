@@ -41,7 +41,7 @@ def _obstacles(model: PreTrainedModel) -> Iterator[str]:
 
 
 def _windowed_layers(config: object) -> str | None:
-    """What keeps a layer from seeing the whole context, or None."""
+    """Return what keeps a layer from seeing the whole context, or None."""
     if layer_types := getattr(config, "layer_types", None):
         return ", ".join(sorted(set(layer_types) - {"full_attention"})) or None
     window: int | None = getattr(config, "sliding_window", None)

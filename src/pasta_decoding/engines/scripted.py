@@ -21,8 +21,9 @@ with what the branch wrote, and do not depend on how fast the others were."""
 
 
 def follow(*lines: Sequence[int], vocabulary_size: int, otherwise: int = 0) -> Script:
-    """Return a script that continues lines: what is seen ends like a line's beginning (the
-    longest wins), and the line's next token gets the largest logit. `otherwise` when none fits.
+    """Return a script that continues lines, from wherever the ids seen end like a line's beginning.
+
+    The longest such beginning wins. The next token is `otherwise` when none fits.
 
     >>> script = follow((1, 2, 3), (9, 2, 4), vocabulary_size=10)
     >>> int(script((5, 1, 2)).argmax()), int(script((9, 2)).argmax())
@@ -120,7 +121,7 @@ class ScriptedEngine:
         self._ledger.close(branch)
 
     def _seen(self, work: Work[_Tokens], query: int, branch: Branch) -> tuple[int, ...]:
-        """The ids that a query of `branch` sees, in the order that `Script` tells."""
+        """Return the ids that a query of `branch` sees, in the order that `Script` tells."""
         cells = np.flatnonzero(work.step.mask_QK[query]).tolist()
         line = self._line(branch)
         writers, ids = work.store.writers, work.store.ids

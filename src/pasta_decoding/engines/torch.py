@@ -115,8 +115,7 @@ class TorchEngine:
         return logits_FV
 
     def _additive(self, mask_QK: BoolArray) -> Tensor | None:
-        """The mask as the attention function adds it, made once for all layers; None if one query
-        sees everything."""
+        """Return the mask as attention adds it, made once for all layers; None for no mask."""
         if len(mask_QK) == 1 and mask_QK.all():
             return None
         hidden_QK = torch.from_numpy(~mask_QK).to(self._model.device)

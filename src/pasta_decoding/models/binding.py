@@ -117,7 +117,7 @@ def bind(tokenizer: Any) -> Binding:
     )
     if len(spare) < wanted:
         names = [f"{_ADDED_PREFIX}{n}|>" for n in range(wanted)]
-        tokenizer.add_special_tokens({"additional_special_tokens": names})
+        _add_tokens(tokenizer, names)
         spare = tokenizer.convert_tokens_to_ids(names)
     promise_open, async_open, async_close, sync, *closes = spare[:wanted]
     buckets = dict(zip(BUCKETS, closes, strict=True))
@@ -159,7 +159,7 @@ def load(folder: Path) -> Checkpoint:
         record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise PastaError(f"{folder} holds no {FILE_NAME}: not a Pasta adapter", hint=hint) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise PastaError(f"{path} cannot be read: {error}", hint=hint) from error
     version = record.get("format_version") if isinstance(record, dict) else None
     if version != FORMAT_VERSION:
@@ -196,7 +196,7 @@ def add_missing_tokens(tokenizer: Any, checkpoint: Checkpoint) -> None:
     known = tokenizer.get_vocab()
     missing = [text for _, text in sorted(checkpoint.token_texts.items()) if text not in known]
     if missing and all(text.startswith(_ADDED_PREFIX) for text in missing):
-        tokenizer.add_special_tokens({"additional_special_tokens": missing})
+        _add_tokens(tokenizer, missing)
 
 
 def grow_vocabulary(model: Any, binding: Binding) -> None:
@@ -206,30 +206,59 @@ def grow_vocabulary(model: Any, binding: Binding) -> None:
         model.resize_token_embeddings(wanted)
 
 
+def _add_tokens(tokenizer: Any, texts: list[str]) -> None:
+    added = {"additional_special_tokens": texts}
+    tokenizer.add_special_tokens(added, replace_extra_special_tokens=False)
+
+
 def _checkpoint(record: dict[str, Any]) -> Checkpoint:
     unknown = set(record) - {field.name for field in fields(Checkpoint)}
     if unknown:
         raise ValueError(f"unknown keys {sorted(unknown)}")
     control = dict(record["binding"])
     closes = control.pop("promise_close")
-    buckets = {int(size): int(token) for size, token in sorted(closes.items(), key=_as_int)}
-    binding = Binding(promise_close=buckets, **{key: int(token) for key, token in control.items()})
+    buckets = {int(size): _token(token) for size, token in sorted(closes.items(), key=_as_int)}
+    single = {key: _token(token) for key, token in control.items()}
+    binding = Binding(promise_close=buckets, **single)
+    if min(buckets, default=0) <= 0:
+        raise ValueError(f"the length buckets are {list(buckets)}")
     if len(binding.ids) != len(buckets) + 4:
         raise ValueError("two parts of a tag share one control token")
     if record["topic"] not in ("required", "none"):
         raise ValueError(f"topic is {record['topic']!r}, not 'required' or 'none'")
+    texts = {int(token): _text(text) for token, text in record["token_texts"].items()}
+    if set(texts) != binding.ids:
+        raise ValueError("token_texts does not tell the texts of the control tokens")
     return Checkpoint(
         base=Base(**record["base"]),
         binding=binding,
-        token_texts={int(token): text for token, text in record["token_texts"].items()},
-        scheme=record["scheme"],
-        joins=tuple(record["joins"]),
+        token_texts=texts,
+        scheme=_text(record["scheme"]),
+        joins=tuple(_text(join) for join in _list(record["joins"])),
         topic=record["topic"],
     )
 
 
 def _as_int(item: tuple[str, object]) -> int:
     return int(item[0])
+
+
+def _token(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not a token id")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not a text")
+    return value
+
+
+def _list(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise ValueError(f"{value!r} is not a list")
+    return value
 
 
 def _norm_digest(parameters: Iterable[tuple[str, Any]]) -> str:

@@ -21,7 +21,7 @@ class Answer:
     overruled:        how often a constraint overruled the model (`interventions`).
     truncated_chunks: chunks that a limit closed.
     truncated:        whether any limit ended a chunk or the answer.
-    hit_limit:        whether the answer's own token budget was used up.
+    hit_limit:        whether the answer's own token budget ended something.
     seconds:          from the request to the end.
     """
 
@@ -81,7 +81,7 @@ def conclude(
         overruled=overruled,
         truncated_chunks=sum(isinstance(s, ChunkRun) and not s.closed for s in segments),
         truncated=interpreter.truncated,
-        hit_limit=interpreter.fed_tokens >= interpreter.rules.max_tokens,
+        hit_limit=interpreter.hit_limit,
         fed_tokens=interpreter.fed_tokens,
         seconds=seconds,
     )

@@ -14,10 +14,10 @@ import numpy as np
 
 from pasta_decoding.lang.layout import MAIN, ChunkRun, PromiseRun, Run, Segment, SyncRun
 from pasta_decoding.lang.positions import Extent, Scheme
-from pasta_decoding.lang.tree import MAX_TOPIC_WORDS
+from pasta_decoding.lang.tree import MAX_TOPIC_WORDS, valid_topic
 from pasta_decoding.runtime.actions import Action, Append, CloseChunk, Finish, Fork, Join
 from pasta_decoding.runtime.rules import NOTHING, Constraint, Rules
-from pasta_decoding.runtime.vocabulary import Ids, Vocabulary
+from pasta_decoding.runtime.vocabulary import FRAGMENT, Ids, Vocabulary
 
 
 class _Main(Enum):
@@ -54,6 +54,7 @@ class Interpreter:
     topics: list[str] = field(default_factory=list)
     truncated: bool = False
     cut_off: bool = False
+    hit_limit: bool = False
     _state: _Main = _Main.WRITING
     _position: int = 0
     _run: list[int] = field(default_factory=list)
@@ -103,7 +104,7 @@ class Interpreter:
 
     def _chunk_constraint(self, chunk: _Chunk) -> Constraint:
         written = len(chunk.ids) - 1
-        if written == 0 and self._remaining > 0:
+        if written == 0:
             return Constraint(self.vocabulary.not_chunk_start)
         close = self.vocabulary.binding.async_close
         if self._remaining <= 0 or written >= self._chunk_limit(chunk):
@@ -111,7 +112,7 @@ class Interpreter:
         return Constraint(np.array(sorted(self.vocabulary.binding.ids - {close})))
 
     def _topic_constraint(self) -> Constraint:
-        if self._remaining < 2:
+        if self._remaining < 3:  # a closing, ASYNC_OPEN, and a first token of the chunk
             return Constraint.force(sorted(self.vocabulary.ends))
         closes = self.vocabulary.closes
         if not self.rules.topic:
@@ -122,12 +123,14 @@ class Interpreter:
         if written >= self.rules.max_topic_tokens and fresh:
             return Constraint(NOTHING, only=closes)
         banned = [self.vocabulary.not_in_topic]
+        instead = None
         if not fresh:
             banned.append(closes)
         if len(topic.split()) >= MAX_TOPIC_WORDS:
             banned.append(self.vocabulary.starts_word)
+            instead = closes if fresh else None  # who wants a fourth word has said three
         banned.append(self._stale_endings(topic, last=written == self.rules.max_topic_tokens - 1))
-        return Constraint(np.concatenate(banned))
+        return Constraint(np.concatenate(banned), instead=instead)
 
     def _stale_endings(self, topic: str, *, last: bool) -> Ids:
         """Return the tokens that would complete a repetition with no room to grow out of it.
@@ -141,11 +144,13 @@ class Interpreter:
             if earlier.startswith(folded) and (last or len(earlier.split()) >= MAX_TOPIC_WORDS)
         ]
         spaced = [f" {rest}" for rest in rests] if not folded else []
-        return self.vocabulary.ids_of_texts([*rests, *spaced])
+        repeating = self.vocabulary.ids_of_texts([*rests, *spaced])
+        return np.union1d(repeating, self.vocabulary.not_topic_end) if last else repeating
 
     def _is_fresh(self, topic: str) -> bool:
         folded = fold_topic(topic)
-        return bool(folded) and folded not in self.topics
+        whole = folded[-1:] not in ("", FRAGMENT)
+        return whole and folded not in self.topics
 
     def _may_promise(self) -> bool:
         rules = self.rules
@@ -161,7 +166,10 @@ class Interpreter:
 
     @property
     def _remaining(self) -> int:
-        return self.rules.max_tokens - self.fed_tokens
+        """Tokens left of the budget, less one for each empty chunk and for a SYNC that waits."""
+        empty = sum(chunk.running and len(chunk.ids) == 1 for chunk in self._unjoined)
+        waiting = self._state is _Main.WAITING
+        return self.rules.max_tokens - self.fed_tokens - empty - waiting
 
     # What follows from a token
 
@@ -180,7 +188,6 @@ class Interpreter:
         if token == binding.sync:
             self._end_run()
             self._state = _Main.WAITING
-            self.fed_tokens += 1  # reserved now, so that the budget cannot run out while it waits
             return self._sync_if_ready()
         if token == binding.promise_open:
             self._end_run()
@@ -207,6 +214,7 @@ class Interpreter:
         chunk.running = False
         chunk.closed = not self._chunk_constraint(chunk).forced
         self.truncated |= not chunk.closed
+        self.hit_limit |= self._remaining <= 0
         self._store(chunk)
         closing = CloseChunk(chunk.thread, truncated=not chunk.closed)
         return [closing, *self._sync_if_ready(), *self._finish_if_done()]
@@ -214,7 +222,7 @@ class Interpreter:
     def _fork(self, close: int) -> Fork:
         binding = self.vocabulary.binding
         promised = binding.promised(close)
-        topic = self.vocabulary.decode(self._topic).strip()
+        topic = valid_topic(self.vocabulary.decode(self._topic)) or ""
         forced = len(self._topic) >= self.rules.max_topic_tokens
         ids = (binding.promise_open, *self._topic, close)
         self.segments.append(PromiseRun(ids, promised, forced=int(forced)))
@@ -243,7 +251,6 @@ class Interpreter:
         self._position = self.scheme.sync(self._position, extents)
         sync = self.vocabulary.binding.sync
         self.segments.append(SyncRun(sync))
-        self.fed_tokens -= 1
         self._state = _Main.WRITING
         return [Join(joined), self._feed_main(sync)]
 
@@ -252,6 +259,7 @@ class Interpreter:
         self._state = _Main.ENDED
         self.cut_off = truncated
         self.truncated |= truncated
+        self.hit_limit |= truncated
         return self._finish_if_done()
 
     def _finish_if_done(self) -> list[Action]:
@@ -260,13 +268,14 @@ class Interpreter:
     def stop(self) -> list[Action]:
         """End the answer where it stands (time is up): open chunks are closed and marked."""
         self._end_run()
-        for chunk in self._unjoined:
-            if chunk.running:
-                chunk.running = False
-                self._store(chunk)
+        running = [chunk for chunk in self._unjoined if chunk.running]
+        for chunk in running:
+            chunk.running = False
+            self._store(chunk)
         self._state = _Main.ENDED
         self.cut_off = self.truncated = True
-        return self._finish_if_done()
+        closings = [CloseChunk(chunk.thread, truncated=True) for chunk in running]
+        return [*closings, *self._finish_if_done()]
 
     def _feed_main(self, token: int) -> Append:
         append = Append(MAIN, token, self._position)
@@ -284,5 +293,6 @@ class Interpreter:
 
 
 def fold_topic(topic: str) -> str:
-    """Return the form in which two topics are compared: case and white space do not count."""
-    return " ".join(topic.split()).casefold()
+    """Return the form in which two topics are compared: words, without case and punctuation."""
+    letters = "".join(char if char.isalnum() or char == FRAGMENT else " " for char in topic)
+    return " ".join(letters.split()).casefold()

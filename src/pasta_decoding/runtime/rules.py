@@ -38,11 +38,13 @@ class Rules:
 class Constraint:
     """Which ids a thread may write next: those not in `banned`, or only those in `only`.
 
+    instead: where the model wants a banned token, it chooses among these; None: among the rest.
     forced: the choice is not the model's (a limit ended something), so it is no intervention.
     """
 
     banned: Ids
     only: Ids | None = None
+    instead: Ids | None = None
     forced: bool = False
 
     @classmethod

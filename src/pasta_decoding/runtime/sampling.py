@@ -52,6 +52,8 @@ class Sampling:
             raise PastaError(f"top-p {self.top_p} is not above 0 and at most 1")
         if self.top_k is not None and self.top_k < 1:
             raise PastaError(f"top-k {self.top_k} is not at least 1")
+        if self.seed < 0:
+            raise PastaError(f"seed {self.seed} is not at least 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +117,14 @@ class Replay:
 
 def best_allowed(score_V: npt.NDArray[Any], allowed: Constraint) -> int:
     """Return the allowed id with the largest score; the smallest id of equals."""
-    if allowed.only is not None:
-        return int(allowed.only[score_V[allowed.only].argmax()])
-    best = int(score_V.argmax())
-    if not np.any(allowed.banned == best):
-        return best
+    only = allowed.only
+    if only is None:
+        best = int(score_V.argmax())
+        if not np.any(allowed.banned == best):
+            return best
+        only = allowed.instead
+    if only is not None:
+        return int(only[score_V[only].argmax()])
     open_V = score_V.copy()
     open_V[allowed.banned] = -np.inf
     return int(open_V.argmax())

@@ -88,8 +88,7 @@ class Scheduler:
 
         Raises PastaError if prompt and budget do not fit the model; nothing is held then.
         """
-        if not request.prompt:
-            raise PastaError("the prompt is empty", hint="Give at least one token of prompt.")
+        self._check_fit(request)
         began_s = self._clock()
         rules = request.rules
         branch, logits_V = self._engine.open(request.prompt, room=rules.max_tokens)
@@ -139,6 +138,17 @@ class Scheduler:
         """Cancel everything."""
         for number in list(self._live):
             self.cancel(number)
+
+    def _check_fit(self, request: Request) -> None:
+        if not request.prompt:
+            raise PastaError("the prompt is empty", hint="Give at least one token of prompt.")
+        prompt_tokens, answer_tokens = len(request.prompt), request.rules.max_tokens
+        if prompt_tokens + answer_tokens > self._engine.max_positions:
+            raise PastaError(
+                f"a prompt of {prompt_tokens} tokens and an answer of up to {answer_tokens} do not "
+                f"fit the model's {self._engine.max_positions} positions",
+                hint="Use a shorter prompt, or allow fewer tokens for the answer.",
+            )
 
     def _choose(self, live: _Live, thread: int, logits_V: FloatArray) -> None:
         index = live.written.get(thread, 0)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Run, Segment, SyncRun
 from pasta_decoding.lang.tree import Chunk, Node, Span, Sync, Tree, valid_tokens, valid_topic
-from pasta_decoding.runtime.vocabulary import Decode, Vocabulary
+from pasta_decoding.runtime.vocabulary import FRAGMENT, Decode, Vocabulary
 
 # A character has at most four bytes, hence tokens; what is longer undecodable stays so.
 MAX_HELD_TOKENS = 8
@@ -29,7 +29,7 @@ class ThreadText:
         """Return the text that `token` makes certain."""
         self._ids.append(token)
         text = self._decode(self._ids)
-        if text.endswith("\N{REPLACEMENT CHARACTER}") and len(self._ids) < MAX_HELD_TOKENS:
+        if text.endswith(FRAGMENT) and len(self._ids) < MAX_HELD_TOKENS:
             return ""
         self._ids.clear()
         return self._past_edge(text)

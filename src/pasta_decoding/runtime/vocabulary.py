@@ -18,7 +18,11 @@ from pasta_decoding.models.binding import Binding
 Ids = npt.NDArray[np.int64]
 Decode = Callable[[Sequence[int]], str]
 
+FRAGMENT = "\N{REPLACEMENT CHARACTER}"
+"""What the bytes of a character decode to while some are missing."""
+
 _FORBIDDEN_IN_TOPIC = frozenset('"<>\\')
+_JOINS_WORDS = frozenset("-'\N{RIGHT SINGLE QUOTATION MARK}&/,+.#")
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,11 @@ class Vocabulary:
         return np.setdiff1d(self.ids_where(_unfit_for_topic, also=kept | self.ends), self.closes)
 
     @cached_property
+    def not_topic_end(self) -> Ids:
+        """Punctuation alone, which tells no two topics apart, and parts of a character."""
+        return self.ids_where(lambda text: FRAGMENT in text or not any(map(str.isalnum, text)))
+
+    @cached_property
     def starts_word(self) -> Ids:
         """Tokens that begin with white space."""
         return self.ids_where(lambda text: text[:1].isspace())
@@ -97,4 +106,7 @@ def _unfit_for_topic(text: str) -> bool:
         not inner.strip()
         or any(char.isspace() or not char.isprintable() for char in inner)
         or not _FORBIDDEN_IN_TOPIC.isdisjoint(inner)
+        or (
+            not any(map(str.isalnum, inner)) and FRAGMENT not in inner and inner not in _JOINS_WORDS
+        )
     )

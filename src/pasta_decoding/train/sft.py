@@ -35,6 +35,7 @@ from pasta_decoding.train.metrics import MetricsFile, plot_losses
 class SftConfig:
     """One finetuning run; its resolved form is `config.json` in the run folder.
 
+    start:          folder of an adapter to go on from; None starts a new one.
     max_tokens:     tokens of one answer with its prompt; a longer one is cut between parts.
     pack_tokens:    tokens of one pack, the unit of a forward pass.
     packs_per_step: packs whose gradients make one optimiser step.
@@ -44,6 +45,7 @@ class SftConfig:
 
     data: tuple[str, ...]
     base_name: str
+    start: str | None = None
     scheme: str = "shared-max"
     epochs: int = 3
     learning_rate: float = 4e-4
@@ -139,10 +141,13 @@ def plan_packs(layouts: Sequence[Layout], config: SftConfig) -> list[list[Layout
 
 
 def add_lora(model: Any, binding: Binding, config: SftConfig) -> Any:
-    """Put LoRA on every linear layer, and make the control-token rows trainable."""
-    from peft import LoraConfig, get_peft_model
+    """Put LoRA on every linear layer and make the control-token rows trainable, or go on from
+    `start`."""
+    from peft import LoraConfig, PeftModel, get_peft_model
 
     torch.manual_seed(config.seed)
+    if config.start is not None:
+        return PeftModel.from_pretrained(model, config.start, is_trainable=True)
     settings = LoraConfig(
         r=config.lora_rank,
         lora_alpha=2 * config.lora_rank,
@@ -150,9 +155,7 @@ def add_lora(model: Any, binding: Binding, config: SftConfig) -> Any:
         trainable_token_indices={"embed_tokens": sorted(binding.ids)},
         task_type="CAUSAL_LM",
     )
-    lora = get_peft_model(model, settings)
-    lora.peft_config["default"].base_model_name_or_path = config.base_name
-    return lora
+    return get_peft_model(model, settings)
 
 
 def run_trainer(
@@ -222,7 +225,9 @@ def save_adapter(model: Any, checkpoint: Checkpoint, folder: Path) -> Path:
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(torch.bfloat16)
-    model.save_pretrained(partial)
+    model.peft_config["default"].base_model_name_or_path = checkpoint.base.name
+    # The trained rows are saved in any case; asked to find out, peft would look on the hub.
+    model.save_pretrained(partial, save_embedding_layers=False)
     (partial / "README.md").unlink(missing_ok=True)
     bindings.save(checkpoint, partial)
     shutil.rmtree(folder, ignore_errors=True)

@@ -39,10 +39,11 @@ _LEANS_BACK = re.compile(
 _CONCLUDES = re.compile(r"(?:therefore|thus|as a result|so|hence)\b", re.I)
 _CLOSING = re.compile(
     r"\W*(?:in (?:conclusion|summary|short|closing|essence|the end)|to (?:sum|conclude|summarize)"
-    r"|overall|ultimately|all in all|conclusion|therefore|thus|so,|that being said|with"
-    r" th(?:is|ese)|with the right|these are|note|remember|it(?:.s| is) (?:also )?(?:important|worth|essential"
-    r"|crucial)|by (?:following|using|taking|incorporating|understanding|doing|implementing)|if you"
-    r"|i hope|please|let me|feel free|thank|don.t"
+    r"|overall|ultimately|all in all|conclusion|therefore|thus|so,|that being said"
+    r"|with th(?:is|ese|e right)|these are|note|remember"
+    r"|it(?:.s| is) (?:also )?(?:important|worth|essential|crucial)"
+    r"|by (?:following|using|taking|incorporating|understanding|doing|implementing)"
+    r"|if you|i hope|please|let me|feel free|thank|don.t"
     r"|(?:additional |further )?(?:references?|reading|resources|sources?)\b)",
     re.I,
 )
@@ -138,8 +139,8 @@ def _section_parts(text: str, heading: Block, stretch: _Stretch) -> list[Part]:
     whole = _part(text, body[0].body, body[-1].end, title)
     words = _words(text, whole)
     starts = stretch.opening and body[0].kind == "text"
-    code = any(block.kind == "code" for block in body)
-    many = len(inner) > 1 and (words > LONG_SECTION_WORDS or body[-1].kind == "item")
+    code, listed = (any(block.kind == kind for block in body) for kind in ("code", "item"))
+    many = len(inner) > 1 and (words > LONG_SECTION_WORDS or listed)
     if starts or code or many or text[: whole.end].endswith(":"):
         return inner
     return [whole] if words >= MIN_WORDS else []

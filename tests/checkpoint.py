@@ -1,0 +1,99 @@
+"""A tiny checkpoint on disk: a random Llama in Hugging Face form, and an adapter for it.
+
+Its tokenizer writes one token a byte, has a chat template, and spare tokens that become the
+control tokens, so that everything a command does with the embedded model works on it too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from pasta_decoding.models import binding as bindings
+from pasta_decoding.models.loading import load_base
+from pasta_decoding.train.sft import SftConfig, add_lora, save_adapter
+from tests.tiny import seeded, tiny_llama
+
+BASE_NAME = "tests/tiny-llama"
+END = "<|im_end|>"
+SPARE = [f"<unused{n}>" for n in range(len(bindings.BUCKETS) + 4)]
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TinyCheckpoint:
+    """Folders of a base model and of an adapter for it. Shared: copy before you change them."""
+
+    base: Path
+    adapter: Path
+
+
+def make_checkpoint(folder: Path) -> TinyCheckpoint:
+    """Write base and adapter into `folder`."""
+    base = make_base(folder / "base")
+    return TinyCheckpoint(base, make_adapter(base, folder / "adapter"))
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte, chat markers, and as many spare tokens as there are control tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {character: index for index, character in enumerate(alphabet)}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    markers = ["<|im_start|>", END, *SPARE]
+    backend.add_special_tokens([AddedToken(text, special=True) for text in markers])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END)
+    tokenizer.chat_template = CHATML
+    return tokenizer
+
+
+def make_base(folder: Path, *, seed: int = 0) -> Path:
+    """Save a tiny random Llama and its tokenizer; another seed gives another model."""
+    tokenizer = byte_tokenizer()
+    model = tiny_llama(
+        vocabulary=len(tokenizer),
+        seed=seed,
+        tie_word_embeddings=True,
+        max_position_embeddings=2048,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    with torch.no_grad(), seeded(seed):
+        # As in models that were trained, no two norms are alike: `pasta.json` tells models apart
+        # by them.
+        for name, weight in model.named_parameters():
+            if name.endswith("norm.weight"):
+                weight.add_(0.1 * torch.randn_like(weight))
+    with _no_progress_bar():
+        model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_adapter(base: Path, folder: Path, *, name: str = BASE_NAME, seed: int = 0) -> Path:
+    """Save an adapter with random weights for the model in `base`, and its `pasta.json`."""
+    with _no_progress_bar():
+        model, tokenizer = load_base(base, dtype="float32")
+    binding = bindings.bind(tokenizer)
+    checkpoint = bindings.describe(model, tokenizer, binding, name=name)
+    with seeded(seed):
+        lora = add_lora(model, binding, SftConfig(data=(), base_name=name, lora_rank=2))
+        for parameter in lora.parameters():
+            if parameter.requires_grad:
+                parameter.data += 0.05 * torch.randn_like(parameter)
+    return save_adapter(lora, checkpoint, folder)
+
+
+@contextlib.contextmanager
+def _no_progress_bar():
+    with contextlib.redirect_stderr(io.StringIO()):
+        yield

@@ -1,0 +1,138 @@
+"""Rows on disk: what is written is read back, broken lines are named, files are whole."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pasta_decoding.data.dataset import Row, read_prompts, read_rows, write_rows
+from pasta_decoding.errors import PastaError
+
+GOOD = '{"id": "a", "source": "s", "instruction": "i", "response": "r"}'
+ROWS = [Row("a", "s", "i", "r"), Row("b", "", "é", "<async>", {"verdict": "kept", "ids": [1, 2]})]
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+JSON = st.none() | st.booleans() | st.integers() | TEXT | st.lists(st.integers(), max_size=3)
+EXTRA = st.dictionaries(TEXT.map("x_".__add__), JSON, max_size=3)
+
+
+def lines(tmp_path: Path, *found: str | bytes) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"\n".join(x.encode() if isinstance(x, str) else x for x in found))
+    return path
+
+
+@given(
+    st.lists(
+        st.builds(Row, TEXT.filter(bool), TEXT, TEXT, TEXT, EXTRA), unique_by=lambda row: row.id
+    )
+)
+def test_what_is_written_is_read_back(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Row]
+) -> None:
+    for name in ("rows.jsonl", "rows.jsonl.gz"):
+        path = tmp_path_factory.mktemp("rows") / name
+        assert write_rows(path, rows) == len(rows)
+        assert list(read_rows(path)) == rows
+
+
+def test_a_name_that_ends_in_gz_is_compressed_and_the_same_rows_give_the_same_bytes(
+    tmp_path: Path,
+) -> None:
+    first, second = tmp_path / "one.jsonl.gz", tmp_path / "two.jsonl.gz"
+    write_rows(first, ROWS)
+    write_rows(second, ROWS)
+    assert first.read_bytes() == second.read_bytes()
+    assert gzip.decompress(first.read_bytes()).count(b"\n") == 2
+
+
+def test_a_missing_source_is_empty_and_blank_lines_are_skipped(tmp_path: Path) -> None:
+    path = lines(tmp_path, "", '{"id": "a", "instruction": "i", "response": "r"}', "  ", "")
+    assert list(read_rows(path)) == [Row("a", "", "i", "r")]
+
+
+BROKEN: dict[str, tuple[str | bytes, str]] = {
+    "not JSON": ("{", "not JSON: Expecting property name enclosed in double quotes (column 2)"),
+    "a list": ("[]", "not a JSON object"),
+    "no id": ('{"instruction": "i", "response": "r"}', "no 'id'"),
+    "empty id": ('{"id": "", "instruction": "i", "response": "r"}', "the id is empty"),
+    "numeric id": ('{"id": 7, "instruction": "i", "response": "r"}', "'id' is not a string"),
+    "no response": ('{"id": "b", "instruction": "i"}', "no 'response'"),
+    "null response": (
+        '{"id": "b", "instruction": "i", "response": null}',
+        "'response' is not a string",
+    ),
+    "same id": (GOOD, "id 'a' was used before"),
+    "half a pair": (
+        '{"id": "b", "instruction": "i", "response": "\\ud800"}',
+        "'response' holds half a surrogate pair",
+    ),
+    "not UTF-8": (b'{"id": "\xff"}', "not UTF-8 (byte 9)"),
+    "too deep": ("[" * 100_000, "not JSON that can be read: too deep, or a number too long"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_line_is_named_by_file_and_number(tmp_path: Path, case: str) -> None:
+    line, what = BROKEN[case]
+    path = lines(tmp_path, GOOD, line)
+    with pytest.raises(PastaError) as caught:
+        list(read_rows(path))
+    assert str(caught.value) == f"{path}:2: {what}"
+
+
+def test_broken_lines_are_reported_and_the_rest_is_kept_when_asked(tmp_path: Path) -> None:
+    path = lines(tmp_path, "{", GOOD, GOOD, GOOD.replace('"a"', '"b"'))
+    problems: list[PastaError] = []
+    assert [row.id for row in read_rows(path, on_problem=problems.append)] == ["a", "b"]
+    assert [str(problem).split(":")[1] for problem in problems] == ["1", "3"]
+
+
+def test_prompts_need_only_an_instruction(tmp_path: Path) -> None:
+    assert read_prompts(lines(tmp_path, '{"instruction": "i"}', "", GOOD)) == ["i", "i"]
+    with pytest.raises(PastaError, match=r"rows\.jsonl:1: no 'instruction'"):
+        read_prompts(lines(tmp_path, '{"id": "a"}'))
+
+
+@pytest.mark.parametrize("name", ["missing.jsonl", "missing.jsonl.gz", "."])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(PastaError, match="cannot read"):
+        list(read_rows(tmp_path / name))
+
+
+def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl.gz"
+    write_rows(path, ROWS)
+    for damaged in (path.read_bytes()[:-12], b"plain text"):
+        path.write_bytes(damaged)
+        with pytest.raises(PastaError, match="cannot read"):
+            list(read_rows(path))
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    write_rows(path, ROWS)
+
+    def interrupted() -> Iterator[Row]:
+        yield Row("c", "", "", "")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_rows(path, interrupted())
+    assert list(read_rows(path)) == ROWS
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_does_not_exist_is_an_error_with_the_path(tmp_path: Path) -> None:
+    with pytest.raises(PastaError, match=r"cannot write .*rows\.jsonl: No such file or directory"):
+        write_rows(tmp_path / "nowhere" / "rows.jsonl", ROWS)
+
+
+def test_half_a_surrogate_pair_in_an_extra_key_survives(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    write_rows(path, [Row("a", "", "", "", {"odd": "\ud800"})])
+    assert next(iter(read_rows(path))).extra == {"odd": "\ud800"}

@@ -1,0 +1,197 @@
+"""Rule annotation: nothing is lost whatever the text; layout decides what becomes a chunk."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pasta_decoding.data.annotate.structure import annotate
+from pasta_decoding.lang.check import check
+from pasta_decoding.lang.tree import Chunk, Sync, read, show, strip
+
+# Pieces that steer layout, sentences long enough to become chunks, and what must be escaped.
+LAYOUT = st.sampled_from(
+    "\n|\n\n| |    |\t|\r\n|1. |2) |a) |- |# |**|__|Tips:|```|\\|\"|'|Step 1: |Title: |I. The|Overall, "
+    '|\x0b|\u2028|\xa0|\x1c|<async>|</async>|<sync/>|<promise topic="a" tokens="10"/>'.split("|")
+)
+SENTENCE = st.sampled_from(
+    [
+        "Fresh fruit keeps the body supplied with vitamins through most of a long winter. ",
+        "**Daily walks**: A short walk after each meal steadies the blood sugar of most adults. ",
+        "This also helps many people to sleep through the night without waking up too early. ",
+        "Warm milk before bed is an old remedy that calms children, and their parents too. ",
+    ]
+)
+TEXT = st.lists(LAYOUT | SENTENCE | st.text(max_size=4), max_size=25).map("".join)
+
+LIST = """Healthy habits pay off over the years:
+
+1. **Balanced diet**: Eat plenty of vegetables, whole grains and beans, and keep sugar for feasts.
+2. **Regular exercise**: Walk, swim or cycle on most days, at a pace that makes you breathe deeply.
+3. **Enough sleep**: Go to bed at the same hour each night, and leave the telephone in the kitchen.
+
+In conclusion, small steps add up."""
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def chunks(response: str) -> list[Chunk]:
+    return [node for node in read(annotate(response, words)) if isinstance(node, Chunk)]
+
+
+def topics(response: str) -> list[str | None]:
+    return [chunk.topic for chunk in chunks(response)]
+
+
+@given(TEXT)
+def test_taking_the_tags_out_gives_the_response(response: str) -> None:
+    assert strip(read(annotate(response, words))) == response
+
+
+@given(TEXT)
+def test_the_checker_finds_nothing_wrong_and_topics_differ(response: str) -> None:
+    annotated = annotate(response, words)
+    assert check(annotated) == []
+    assert show(read(annotated)) == annotated
+    named = [chunk.topic for chunk in read(annotated) if isinstance(chunk, Chunk)]
+    assert len(named) != 1
+    assert len(set(named)) == len(named)
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=[]), max_size=200))
+def test_arbitrary_characters_are_kept(response: str) -> None:
+    assert strip(read(annotate(response, words))) == response
+
+
+def test_list_items_are_chunks_and_their_markers_main_text() -> None:
+    annotated = annotate(LIST, words)
+    assert annotated.startswith(
+        "Healthy habits pay off over the years:\n\n"
+        '1. <promise topic="balanced diet" tokens="20"/><async>**Balanced diet**: Eat'
+    )
+    assert annotated.endswith("kitchen.</async>\n\nIn conclusion, small steps add up.")
+    assert topics(LIST) == ["balanced diet", "regular exercise", "enough sleep"]
+
+
+@pytest.mark.parametrize(("counted", "promised"), [(1, 10), (40, 40), (41, 50)])
+def test_tokens_are_counted_and_rounded_up_to_a_multiple_of_ten(
+    counted: int, promised: int
+) -> None:
+    tree = read(annotate(LIST, lambda _: counted))
+    assert [node.tokens for node in tree if isinstance(node, Chunk)] == [promised] * 3
+
+
+def test_an_item_takes_its_continuation_lines_and_its_sub_items() -> None:
+    response = """Two plans:
+
+1. Spend the morning at the market by the river
+   and buy bread and cheese.
+   - Go early, since the stalls close at noon.
+2. Spend the afternoon in the old town, where every house has a story to tell."""
+    assert [chunk.text.split("\n")[-1].strip() for chunk in chunks(response)] == [
+        "- Go early, since the stalls close at noon.",
+        "Spend the afternoon in the old town, where every house has a story to tell.",
+    ]
+
+
+def test_sections_are_chunks_and_their_headings_main_text() -> None:
+    response = """Rome has grown in layers over the centuries.
+
+## Ancient city
+
+The forum was the heart of public life, with temples, courts and markets side by side.
+
+## Baroque churches
+
+Popes and princes hired Bernini and Borromini, who filled the town with domes and fountains."""
+    assert topics(response) == ["ancient city", "baroque churches"]
+    assert "## Ancient city\n\n<promise" in annotate(response, words)
+
+
+def test_paragraphs_behind_the_opening_are_chunks_and_a_generic_closing_is_not() -> None:
+    response = """Bees matter to farmers.
+
+Honey bees pollinate almond orchards in early spring, when few other insects are about.
+
+Bumble bees work in cold and rain, which makes them precious in northern countries.
+
+Overall, both kinds deserve our care and a garden full of flowers to feed on."""
+    assert [chunk.text.split()[0] for chunk in chunks(response)] == ["Honey", "Bumble"]
+    assert Sync() not in read(annotate(response, words))
+
+
+def test_a_sentence_that_leans_on_the_one_before_stays_with_it() -> None:
+    response = (
+        "Malaria is a serious disease that is caused by a parasite. "
+        "Mosquitoes carry it from one person to the next in most warm countries. "
+        "This makes nets over beds one of the best protections. "
+        "Doctors treat it with drugs that depend on the parasite and the age of the patient."
+    )
+    assert [chunk.text.split()[0] for chunk in chunks(response)] == ["Mosquitoes", "Doctors"]
+
+
+def test_siblings_of_the_same_title_get_different_topics() -> None:
+    item = "- **Diet**: Eat more greens and less meat, and drink water instead of sugary drinks.\n"
+    assert len(set(topics("Tips for you:\n\n" + item * 4))) == 4
+
+
+SEQUENTIAL = {
+    "story": """Anna opened the old door and she looked at him. He had waited for years.
+
+She turned away, and he watched her as she walked down to the river and wept.
+
+He followed her. She stopped, he called her name, and they stood there until the moon had set.""",
+    "verse": "\n".join(["The rain has come again,", "and I have lost my way,"] * 5),
+    "dialogue": """Ann: Where have you been all day long, and why did you not call me before noon?
+Ben: I was at the lake with the children, and my telephone fell into the water there.
+Ann: That is the third one this year, so you will have to pay for it yourself this time.
+Ben: I know that, and I am sorry, but the children were so happy in the cold water.""",
+    "letter": """Dear Ms Lee,
+
+I am writing to ask for a new date, since I am ill and must stay at home this week.
+
+My notes are with the secretary, who will send them to you before the end of the week.""",
+    "steps": """Step 1: Mix the flour with the water, the salt and the yeast in a wooden bowl.
+Step 2: Knead the dough for ten minutes until it is smooth and no longer sticks to you.""",
+    "code": "```\n"
+    + "- an item inside of code, which is long enough to be a chunk elsewhere\n" * 3,
+    "table": "| kind of bee | where it lives and what it eats in the course of a year |\n" * 4,
+    "short items": "Colours I like:\n\n- red\n- green\n- blue",
+    "one part": "Yes. Water boils earlier on a mountain, because there is less air above the pot.",
+}
+
+
+@pytest.mark.parametrize("kind", SEQUENTIAL)
+def test_what_hangs_together_stays_plain(kind: str) -> None:
+    assert annotate(SEQUENTIAL[kind], words) == SEQUENTIAL[kind]
+
+
+def test_literal_tags_are_escaped() -> None:
+    response = LIST.replace("Walk,", "Write <sync/> and walk,")
+    assert "Write \\<sync/> and walk," in annotate(response, words)
+    assert strip(read(annotate(response, words))) == response
+
+
+ODD = {
+    "deep": "".join("  " * depth + "- " + "word " * 20 + "\n" for depth in range(300)),
+    "quotes": "\u201c" * 20_000,
+    "leaning": "This is it. " * 5_000,
+    "initials": "A. B. " * 5_000,
+    "equations": "= 1 " * 5_000,
+    "stars": "*" * 20_000,
+    "spaces": " " * 20_000 + "x",
+    "one word": ("x" * 5_000 + " ") * 40,
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_long_texts_are_annotated_in_seconds(kind: str) -> None:
+    assert strip(read(annotate(ODD[kind], words))) == ODD[kind]
+
+
+def test_an_empty_response_stays_empty() -> None:
+    assert annotate("", words) == ""
+    assert annotate(" \n", words) == " \n"

@@ -1,0 +1,300 @@
+"""The interpreter's law: whatever the threads want to write, the answer is well formed and ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.law.world import ASYNC, BINDING, CLOSE, END, OPEN, P20, P50, SCHEME, SYNC
+from tests.runtime.play import (
+    ID,
+    PROMPT,
+    SIZE,
+    VOCABULARY,
+    Played,
+    cycle,
+    decode,
+    play,
+    script,
+)
+
+from pasta_decoding.lang.check import check
+from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Run, SyncRun
+from pasta_decoding.lang.tree import Chunk, Span, read, show, strip
+from pasta_decoding.runtime.actions import Append, CloseChunk, Finish, Fork, Join
+from pasta_decoding.runtime.interpreter import Interpreter, fold_topic
+from pasta_decoding.runtime.rules import Rules
+
+A, B, C, SPACE_A, SPACE_B, SPACE_C = (ID[text] for text in ("a", "b", "c", " a", " b", " c"))
+CONTROL = st.sampled_from([OPEN, P20, P50, CLOSE, SYNC, END])
+WANTED = st.lists(CONTROL | st.integers(0, SIZE - 1), min_size=1, max_size=40)
+RULES = st.builds(
+    Rules,
+    max_tokens=st.integers(0, 60),
+    max_threads=st.integers(1, 4),
+    max_chunks=st.integers(0, 4),
+    chunk_factor=st.sampled_from([0, 0.1, 3]),
+    min_chunk_tokens=st.integers(0, 4),
+    max_topic_tokens=st.integers(1, 4),
+    parallel=st.sampled_from([True, True, True, False]),
+    topic=st.sampled_from([True, True, True, False]),
+)
+SMALL = Rules(max_tokens=60, max_topic_tokens=4)
+
+
+def allowed(interpreter: Interpreter, thread: int = 0) -> set[int]:
+    """The ids that a constraint admits."""
+    constraint = interpreter.constraint(thread)
+    ids = np.arange(SIZE) if constraint.only is None else constraint.only
+    return set(ids.tolist()) - set(constraint.banned.tolist())
+
+
+def assert_texts_kept(played: Played) -> None:
+    assert strip(played.tree) == played.text
+    assert read(show(played.tree)) == played.tree
+
+
+def assert_topics_differ(played: Played) -> None:
+    topics = [decode(ids) for ids in played.topics]
+    assert len({fold_topic(topic) for topic in topics}) == len(topics)
+    assert all(1 <= len(topic.split()) <= 3 for topic in topics)
+    limit = played.interpreter.rules.max_topic_tokens
+    assert all(len(ids) <= limit for ids in played.topics)
+    forks = [action.topic for action in played.actions if isinstance(action, Fork)]
+    assert forks == [node.topic for node in played.tree if isinstance(node, Chunk)]
+
+
+def assert_within_budget(played: Played) -> None:
+    rules = played.interpreter.rules
+    assert played.fed_tokens == played.interpreter.fed_tokens <= rules.max_tokens
+    assert len(played.steps) <= rules.max_tokens + 2
+    assert len(played.chunks) <= rules.max_chunks
+    longest = max(1, rules.min_chunk_tokens, int(50 * rules.chunk_factor))
+    assert all(len(chunk.ids) - 1 <= longest for chunk in played.chunks)
+
+
+@settings(max_examples=300)
+@given(RULES, WANTED)
+def test_any_wishes_give_a_well_formed_answer_within_the_budget(
+    rules: Rules, wanted: list[int]
+) -> None:
+    played = play(rules, cycle(wanted))
+    assert check(show(played.tree), topic_required=rules.topic) == []
+    assert_texts_kept(played)
+    assert_within_budget(played)
+    if rules.topic:
+        assert_topics_differ(played)
+
+
+@settings(max_examples=100)
+@given(RULES, WANTED)
+def test_the_layout_holds_every_token_that_was_fed_where_it_was_fed(
+    rules: Rules, wanted: list[int]
+) -> None:
+    """All but those of a promise that the budget cut off, which keeps nothing."""
+    played = play(rules, cycle(wanted))
+    fed = [action for action in played.actions if isinstance(action, Append)]
+    for action in played.actions:
+        if isinstance(action, Fork):
+            fed += [action.close, action.opening]
+    layout, size = played.layout, len(PROMPT)
+    columns = (layout.thread[size:], layout.tokens[size:], layout.position[size:])
+    kept = set(zip(*columns, strict=True))
+    dropped = {(f.thread, f.token, f.position) for f in fed} - kept
+    assert len(layout.tokens) == size + len(fed) - len(dropped)
+    assert not dropped or (0, OPEN, min(position for _, _, position in dropped)) in dropped
+
+
+@settings(max_examples=100)
+@given(RULES, WANTED, st.integers(0, 30))
+def test_stopping_anywhere_keeps_what_was_written(
+    rules: Rules, wanted: list[int], steps: int
+) -> None:
+    played = play(rules, cycle(wanted), stop_after=steps)
+    problems = check(show(played.tree), topic_required=rules.topic)
+    assert {problem.rule for problem in problems} <= {"empty-chunk"}
+    assert_texts_kept(played)
+    assert len(played.layout.tokens) <= len(PROMPT) + played.fed_tokens
+    closed = [action for action in played.actions if isinstance(action, CloseChunk)]
+    assert sorted(action.thread for action in closed) == list(range(1, len(played.chunks) + 1))
+
+
+def test_the_actions_of_a_worked_example() -> None:
+    """Main: a, promise on b, a, sync, c. The chunk writes c a, which takes longer than main's a."""
+    main = [A, OPEN, B, P50, A, SYNC, C]
+    played = play(SMALL, script({0: main, 1: [C, A]}))
+    assert played.steps[:3] == [[Append(0, A, 3)], [Append(0, OPEN, 4)], [Append(0, B, 5)]]
+    assert played.steps[3] == [Fork(1, Append(0, P50, 6), Append(1, ASYNC, 7), "b", 50)]
+    assert played.steps[4] == [Append(0, A, 7), Append(1, C, 8)]
+    assert played.steps[5] == [Append(1, A, 9)]
+    assert played.steps[6] == [CloseChunk(1, truncated=False), Join((1,)), Append(0, SYNC, 10)]
+    assert played.steps[7:] == [[Append(0, C, 11)], [Finish(truncated=False)]]
+    assert played.interpreter.segments == [
+        Run((A,)),
+        PromiseRun((OPEN, B, P50), 50),
+        ChunkRun((ASYNC, C, A)),
+        Run((A,)),
+        SyncRun(SYNC),
+        Run((C,)),
+    ]
+
+
+def test_main_may_end_before_its_chunks_and_the_answer_ends_with_the_last() -> None:
+    played = play(SMALL, script({0: [OPEN, A, P20], 1: [B, B, B]}))
+    assert played.actions[-2:] == [CloseChunk(1, truncated=False), Finish(truncated=False)]
+    assert decode(played.chosen[1][:-1]) == "bbb"
+    assert not played.interpreter.truncated
+
+
+def test_a_sync_without_a_chunk_to_wait_for_is_banned() -> None:
+    interpreter = Interpreter(VOCABULARY, SCHEME, SMALL, 3)
+    assert allowed(interpreter) & BINDING.ids == {OPEN}
+    main = [OPEN, A, P20, A, SYNC, B, SYNC, A]
+    played = play(SMALL, script({0: main, 1: [B]}))
+    assert sum(isinstance(segment, SyncRun) for segment in played.interpreter.segments) == 1
+
+
+def test_a_sync_joins_a_chunk_that_has_already_closed() -> None:
+    played = play(SMALL, script({0: [OPEN, A, P20, A, A, A, SYNC], 1: [B]}))
+    assert played.actions[-3:] == [Join((1,)), Append(0, SYNC, 10), Finish(truncated=False)]
+
+
+def test_the_end_of_sequence_in_a_chunk_closes_it() -> None:
+    played = play(SMALL, script({0: [OPEN, A, P20, A, A, A], 1: [B, END]}))
+    assert CloseChunk(1, truncated=False) in played.actions
+    assert played.chunks == [ChunkRun((ASYNC, B))]
+
+
+def test_a_chunk_begins_with_something_visible() -> None:
+    interpreter = play(SMALL, script({0: [OPEN, A, P20]}), stop_after=3).interpreter
+    first = allowed(interpreter, 1)
+    assert first.isdisjoint(BINDING.ids | {END, *range(10)})
+    assert not any(decode([token])[0].isspace() for token in first)
+
+
+def test_white_space_at_a_chunks_end_is_kept_in_the_ids_and_dropped_from_the_text() -> None:
+    played = play(SMALL, script({0: [OPEN, A, P20], 1: [B, ID["\n"], ID[" "]]}))
+    assert played.chunks == [ChunkRun((ASYNC, B, ID["\n"], ID[" "]))]
+    assert played.tree == (Chunk("a", 20, "b"),)
+
+
+# Topics
+
+
+def second_topic(first: list[int], second: list[int], **rules: int) -> str:
+    """What the second promise is about when its thread wants `second` and then to close."""
+    main = [OPEN, *first, P20, OPEN, *second, P20]
+    played = play(replace(SMALL, **rules), script({0: main, 1: [B], 2: [B]}))
+    assert_topics_differ(played)
+    return decode(played.topics[1])
+
+
+def test_a_topic_is_not_empty_and_holds_only_fit_tokens() -> None:
+    interpreter = play(SMALL, script({0: [OPEN]}), stop_after=1).interpreter
+    assert {decode([token]) for token in allowed(interpreter)} == {
+        *("a", "b", "c", "A", "as", " a", " b", " c", " B")
+    }
+
+
+def test_a_topic_has_at_most_three_words() -> None:
+    played = play(SMALL, script({0: [OPEN, A, SPACE_B, SPACE_C, SPACE_A, P20], 1: [B]}))
+    assert len(decode(played.topics[0]).split()) == 3
+
+
+def test_a_topic_at_its_limit_is_closed() -> None:
+    rules = replace(SMALL, max_topic_tokens=2)
+    played = play(rules, script({0: [OPEN, A, B, C, C], 1: [B]}))
+    assert played.interpreter.segments[0] == PromiseRun((OPEN, A, B, P20), 20, forced=1)
+
+
+@pytest.mark.parametrize("again", [[A], [ID["A"]], [SPACE_A]])
+def test_a_topic_that_repeats_an_earlier_one_must_go_on(again: list[int]) -> None:
+    assert fold_topic(second_topic([A], again)) != "a"
+
+
+def test_a_topic_cannot_repeat_with_its_last_token_or_its_last_word() -> None:
+    assert second_topic([A], [A], max_topic_tokens=1) != "a"
+    assert second_topic([A, B], [A, B], max_topic_tokens=2) != "ab"
+    assert second_topic([ID["as"]], [A, ID["as"]], max_topic_tokens=2) == "aas"
+    three = [A, SPACE_B, SPACE_C]
+    assert second_topic(three, three) != "a b c"
+
+
+def test_a_checkpoint_without_topics_closes_a_promise_at_once() -> None:
+    played = play(replace(SMALL, topic=False), script({0: [OPEN, A, P20], 1: [B]}))
+    assert played.interpreter.segments[0] == PromiseRun((OPEN, P20), 20)
+    assert played.tree[0] == Chunk(None, 20, "b")
+
+
+# Limits
+
+ENDLESS = script({0: [OPEN, A, P20, OPEN, B, P20, *[A] * 99], 1: [B] * 99, 2: [C] * 99})
+
+
+def test_at_the_thread_limit_promises_are_banned_until_a_chunk_closes() -> None:
+    rules = replace(SMALL, max_threads=2)
+    interpreter = play(rules, script({0: [OPEN, A, P20]}), stop_after=3).interpreter
+    assert OPEN not in allowed(interpreter)
+    interpreter.on_token(1, B)
+    interpreter.on_token(1, CLOSE)
+    assert OPEN in allowed(interpreter)
+
+
+def test_at_the_chunk_limit_promises_are_banned() -> None:
+    rules = replace(SMALL, max_chunks=1)
+    interpreter = play(rules, script({0: [OPEN, A, P20, A], 1: [B]}), stop_after=6).interpreter
+    assert OPEN not in allowed(interpreter)
+    assert len(play(rules, ENDLESS).chunks) == 1
+
+
+def test_sequential_decoding_bans_promises_and_syncs() -> None:
+    interpreter = Interpreter(VOCABULARY, SCHEME, replace(SMALL, parallel=False), 3)
+    assert allowed(interpreter).isdisjoint(BINDING.ids)
+
+
+@pytest.mark.parametrize(("factor", "least", "length"), [(0.5, 4, 10), (0.1, 4, 4), (0, 0, 1)])
+def test_a_chunk_at_its_limit_is_closed_and_marked(factor: float, least: int, length: int) -> None:
+    rules = replace(SMALL, chunk_factor=factor, min_chunk_tokens=least)
+    played = play(rules, script({0: [OPEN, A, P20], 1: [B] * 99}))
+    assert played.chunks == [ChunkRun((ASYNC, *[B] * length), closed=False)]
+    assert played.actions[-2:] == [CloseChunk(1, truncated=True), Finish(truncated=True)]
+    assert not played.interpreter.cut_off
+    assert not played.interpreter.hit_limit
+
+
+def test_at_the_answers_budget_everything_is_closed_and_marked() -> None:
+    played = play(replace(SMALL, max_tokens=30), ENDLESS)
+    assert played.fed_tokens == 30
+    assert [chunk.closed for chunk in played.chunks] == [False, False]
+    assert isinstance(played.interpreter.segments[-1], Run)
+    assert played.interpreter.truncated
+    assert played.interpreter.cut_off
+    assert played.interpreter.hit_limit
+
+
+def test_a_budget_that_ends_within_a_topic_drops_the_promise_and_nothing_else() -> None:
+    main = [A, OPEN, A, P20, C, OPEN, B, SPACE_B, B, B]
+    rules = replace(SMALL, max_tokens=22)
+    played = play(rules, script({0: main, 1: [C] * 99}))
+    assert len(played.topics) == 1
+    assert played.tree[-1] == Span("c")
+    assert played.interpreter.cut_off
+    assert played.interpreter.hit_limit
+
+
+def test_a_promise_made_just_before_the_budget_ends_gets_a_token_for_its_chunk() -> None:
+    rules = Rules(max_tokens=11, max_topic_tokens=2)
+    main = [OPEN, A, P20, OPEN, B, P20, *[A] * 9]
+    played = play(rules, script({0: main, 1: [C] * 99, 2: [C] * 99}))
+    assert all(len(chunk.ids) > 1 for chunk in played.chunks)
+    assert played.fed_tokens == 11
+
+
+def test_a_sync_that_waits_finds_its_token_in_the_budget() -> None:
+    rules = replace(SMALL, max_tokens=16)
+    played = play(rules, script({0: [OPEN, A, P20, SYNC], 1: [C] * 99}))
+    assert played.interpreter.segments[-1] == SyncRun(SYNC)
+    assert played.fed_tokens == 16
