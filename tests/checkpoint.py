@@ -6,14 +6,12 @@ control tokens, so that everything a command does with the embedded model works 
 
 from __future__ import annotations
 
-import contextlib
-import io
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pasta_decoding.models import binding as bindings
 from pasta_decoding.models.loading import load_base
@@ -22,6 +20,7 @@ from tests.tiny import seeded, tiny_llama
 
 BASE_NAME = "tests/tiny-llama"
 END = "<|im_end|>"
+TAG_BIAS = 2.0
 SPARE = [f"<unused{n}>" for n in range(len(bindings.BUCKETS) + 4)]
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -68,21 +67,15 @@ def make_base(folder: Path, *, seed: int = 0) -> Path:
         eos_token_id=tokenizer.eos_token_id,
     )
     with torch.no_grad(), seeded(seed):
-        # As in models that were trained, no two norms are alike: `pasta.json` tells models apart
-        # by them.
-        for name, weight in model.named_parameters():
-            if name.endswith("norm.weight"):
-                weight.add_(0.1 * torch.randn_like(weight))
-    with _no_progress_bar():
-        model.save_pretrained(folder)
+        _make_lifelike(model, tokenizer)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
 
 def make_adapter(base: Path, folder: Path, *, name: str = BASE_NAME, seed: int = 0) -> Path:
     """Save an adapter with random weights for the model in `base`, and its `pasta.json`."""
-    with _no_progress_bar():
-        model, tokenizer = load_base(base, dtype="float32")
+    model, tokenizer = load_base(base, dtype="float32")
     binding = bindings.bind(tokenizer)
     checkpoint = bindings.describe(model, tokenizer, binding, name=name)
     with seeded(seed):
@@ -93,7 +86,14 @@ def make_adapter(base: Path, folder: Path, *, name: str = BASE_NAME, seed: int =
     return save_adapter(lora, checkpoint, folder)
 
 
-@contextlib.contextmanager
-def _no_progress_bar():
-    with contextlib.redirect_stderr(io.StringIO()):
-        yield
+def _make_lifelike(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Let it write readable characters, and tags now and then; let no two models' norms agree."""
+    rows_VD = model.get_input_embeddings().weight
+    for text, token in tokenizer.get_vocab().items():
+        if text in SPARE:
+            rows_VD[token] *= TAG_BIAS
+        elif not (text.isascii() or text in ("Ġ", "Ċ")):
+            rows_VD[token] = 0
+    for name, weight in model.named_parameters():
+        if name.endswith("norm.weight"):
+            weight.add_(0.1 * torch.randn_like(weight))

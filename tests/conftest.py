@@ -15,6 +15,8 @@ from pasta_decoding.models.embedded import default_cache, model_dir
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from tests.checkpoint import TinyCheckpoint
+
 # No test may depend on a hub, and tokenizers warn when a test forks a process.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -47,3 +49,11 @@ def embedded_tokenizer(embedded_dir: Path) -> PreTrainedTokenizerBase:
 
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(embedded_dir)
     return tokenizer
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
+    """Return the folders of a tiny base model and its adapter. Shared: do not change them."""
+    from tests.checkpoint import make_checkpoint
+
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pasta_decoding.data.dataset import Row, read_prompts, read_rows, write_rows
@@ -15,9 +15,9 @@ from pasta_decoding.errors import PastaError
 
 GOOD = '{"id": "a", "source": "s", "instruction": "i", "response": "r"}'
 ROWS = [Row("a", "s", "i", "r"), Row("b", "", "é", "<async>", {"verdict": "kept", "ids": [1, 2]})]
-TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+TEXT = st.text('ab"\\\n\r\u2028\x00\xe9\U0001f35d<>', max_size=4)
 JSON = st.none() | st.booleans() | st.integers() | TEXT | st.lists(st.integers(), max_size=3)
-EXTRA = st.dictionaries(TEXT.map("x_".__add__), JSON, max_size=3)
+EXTRA = st.dictionaries(TEXT.map("x_".__add__), JSON, max_size=2)
 
 
 def lines(tmp_path: Path, *found: str | bytes) -> Path:
@@ -26,9 +26,12 @@ def lines(tmp_path: Path, *found: str | bytes) -> Path:
     return path
 
 
+@settings(max_examples=25)  # each writes files
 @given(
     st.lists(
-        st.builds(Row, TEXT.filter(bool), TEXT, TEXT, TEXT, EXTRA), unique_by=lambda row: row.id
+        st.builds(Row, TEXT.filter(bool), TEXT, TEXT, TEXT, EXTRA),
+        unique_by=lambda row: row.id,
+        max_size=4,
     )
 )
 def test_what_is_written_is_read_back(

@@ -11,10 +11,18 @@ from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import Chunk, Sync, read, show, strip
 
 # Pieces that steer layout, sentences long enough to become chunks, and what must be escaped.
-LAYOUT = st.sampled_from(
-    "\n|\n\n| |    |\t|\r\n|1. |2) |a) |- |# |**|__|Tips:|```|\\|\"|'|Step 1: |Title: |I. The|Overall, "
-    '|\x0b|\u2028|\xa0|\x1c|<async>|</async>|<sync/>|<promise topic="a" tokens="10"/>'.split("|")
-)
+BREAKS = ["\n", "\n\n", " ", "    ", "\t", "\r\n", "\x0b", "\u2028", "\xa0", "\x1c"]
+MARKERS = ["1. ", "2) ", "a) ", "- ", "# ", "**", "__", "Tips:", "```", "|", "Step 1: ", "I. The"]
+TAGS = [
+    "\\",
+    '"',
+    "<async>",
+    "</async>",
+    "<sync/>",
+    '<promise topic="a" tokens="10"/>',
+    "Overall, ",
+]
+LAYOUT = st.sampled_from([*BREAKS, *MARKERS, *TAGS])
 SENTENCE = st.sampled_from(
     [
         "Fresh fruit keeps the body supplied with vitamins through most of a long winter. ",
@@ -138,12 +146,19 @@ def test_siblings_of_the_same_title_get_different_topics() -> None:
     assert len(set(topics("Tips for you:\n\n" + item * 4))) == 4
 
 
+def test_parts_without_a_telling_word_are_numbered() -> None:
+    item = "- it is what it was and it will be what it has been for us\n"
+    assert topics("Well:\n\n" + item * 3) == ["part 1", "part 2", "part 3"]
+
+
 SEQUENTIAL = {
     "story": """Anna opened the old door and she looked at him. He had waited for years.
 
 She turned away, and he watched her as she walked down to the river and wept.
 
-He followed her. She stopped, he called her name, and they stood there until the moon had set.""",
+He followed her. She stopped, he called her name, and they stood there until the moon had set.
+
+Her brother had heard them from the house. He took his coat and ran, but they were gone.""",
     "verse": "\n".join(["The rain has come again,", "and I have lost my way,"] * 5),
     "dialogue": """Ann: Where have you been all day long, and why did you not call me before noon?
 Ben: I was at the lake with the children, and my telephone fell into the water there.
@@ -182,7 +197,9 @@ ODD = {
     "initials": "A. B. " * 5_000,
     "equations": "= 1 " * 5_000,
     "stars": "*" * 20_000,
-    "spaces": " " * 20_000 + "x",
+    "spaces": " " * 20_000 + "x" + " " * 20_000 + "y",
+    "blank lines": "\n" * 20_000 + "x\n= " + "\n" * 20_000,
+    "numbers": "7. seven\n- bullet\n" * 3_000,
     "one word": ("x" * 5_000 + " ") * 40,
 }
 

@@ -7,26 +7,17 @@ a cache from the tokens that the branch must see. The named cases below are spec
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engines.oracle import (
-    TOLERANCE,
-    Oracle,
-    Recorder,
-    assert_equals_recompute,
-    by_script,
-    dense,
-)
-from tests.tiny import TINY_MODELS, VOCABULARY
+from tests.engines.oracle import TOLERANCE, Recorder, assert_equals_recompute
+from tests.engines.subjects import SUBJECTS, Subject
+from tests.tiny import VOCABULARY
 
-from pasta_decoding.engines.base import Branch, Engine, Feed
-from pasta_decoding.engines.scripted import ScriptedEngine, shuffled
-from pasta_decoding.engines.torch import TorchEngine
+from pasta_decoding.engines.base import Branch, Feed, FloatArray
 from pasta_decoding.errors import PastaError
 
 PROMPT = (5, 17, 42, 8)
@@ -34,36 +25,11 @@ PROMPT = (5, 17, 42, 8)
 PROMISE_CLOSE, ASYNC_OPEN, SYNC = 90, 91, 92
 
 
-@dataclass(frozen=True)
-class Subject:
-    """An engine under test and an oracle that must agree with it."""
-
-    engine: Engine
-    oracle: Oracle
-
-    def record(self) -> Recorder:
-        return Recorder(self.engine)
-
-
-def scripted_subject() -> Subject:
-    script = shuffled(VOCABULARY)
-    return Subject(ScriptedEngine(script, VOCABULARY, max_positions=512), by_script(script))
-
-
-def torch_subject(name: str) -> Subject:
-    # Two models of one seed: the oracle's must not share the engine's attention function.
-    return Subject(TorchEngine(TINY_MODELS[name]()), dense(TINY_MODELS[name]()))
-
-
-SUBJECTS: dict[str, Callable[[], Subject]] = {
-    "scripted": scripted_subject,
-    "torch-llama": lambda: torch_subject("llama"),
-    "torch-qwen2": lambda: torch_subject("qwen2"),
-    "torch-qwen3": lambda: torch_subject("qwen3"),
-}
-
-
-@pytest.fixture(params=SUBJECTS)
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=[pytest.mark.gpu] if "cuda" in name else []) for name in SUBJECTS
+    ]
+)
 def subject(request: pytest.FixtureRequest) -> Subject:
     return SUBJECTS[request.param]()
 
@@ -95,7 +61,7 @@ def test_forked_greedy_decode_equals_recompute(subject: Subject) -> None:
 
 
 def test_siblings_do_not_see_each_other(subject: Subject) -> None:
-    def child_logits(sibling_ids: tuple[int, ...]) -> object:
+    def child_logits(sibling_ids: tuple[int, ...]) -> FloatArray:
         record = subject.record()
         main = record.open(PROMPT)
         child, sibling = record.fork(main), record.fork(main)

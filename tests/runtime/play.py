@@ -21,7 +21,7 @@ from pasta_decoding.runtime.text import tree_of
 from pasta_decoding.runtime.vocabulary import Vocabulary
 
 PROMPT = (11, 12, 13)
-WORDS = ["a", "b", "c", "A", "as", " a", " b", " c", " B"]
+WORDS = ["a", "b", "c", "A", "as", " a", " b", " c", " B", "-", " -", "b."]
 # What the text form, a topic or a chunk's edge could stumble over.
 NASTY = [" ", "\n", "  a", "a ", "x\ny", "\\", "\\\\", '"', "<", "async>", "</async>", "<async>"]
 TAGS = ["<sync/>", '<promise topic="a" tokens="20"/>', "<promise "]
@@ -115,18 +115,24 @@ class Played:
 
 def play(rules: Rules, wants: Wants, *, stop_after: int | None = None) -> Played:
     """Play one answer to its end, or stop it after some steps."""
+    played = play_steps(rules, wants, stop_after)
+    if not played.interpreter.finished:
+        played.steps.append([])
+        played.do(played.interpreter.stop())
+    assert isinstance(played.actions[-1], Finish)
+    assert played.interpreter.finished
+    return played
+
+
+def play_steps(rules: Rules, wants: Wants, steps: int | None) -> Played:
+    """Play the first steps of an answer, or all of it."""
     played = Played(Interpreter(VOCABULARY, SCHEME, rules, len(PROMPT)))
     threads = [MAIN]
-    while threads:
+    while threads and (steps is None or len(played.steps) < steps):
         played.steps.append([])
-        if stop_after is not None and len(played.steps) > stop_after:
-            played.do(played.interpreter.stop())
-            break
         for thread in threads:
             advance(played, thread, wants)
         threads = fed_threads(played.steps[-1])
-    assert isinstance(played.actions[-1], Finish)
-    assert played.interpreter.finished
     return played
 
 

@@ -9,18 +9,16 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; no user's mistake ends in a traceback."""
-    from typer.main import get_command
-
-    from pasta_decoding.cli.app import app
     from pasta_decoding.errors import PastaError
 
     _quiet_libraries()
     try:
-        status = get_command(app).main(arguments, prog_name="pasta", standalone_mode=False)
+        return _invoke(sys.argv[1:] if arguments is None else arguments)
     except PastaError as error:
         print(f"pasta: {error}", file=sys.stderr)
         if error.hint:
@@ -29,25 +27,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 2
-    except (KeyboardInterrupt, EOFError):
+    except OSError as error:  # a full disk, a folder that may not be written
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"pasta: {where}{error.strerror or error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
         print("\npasta: interrupted", file=sys.stderr)
         return 130
-    except Exception as error:  # noqa: BLE001 (the process edge; what is unknown is raised again)
-        return _command_line_error(error)
-    return status if isinstance(status, int) else 0
 
 
-def _command_line_error(error: Exception) -> int:
-    """Show a wrong command line as such; anything else is a bug and keeps its traceback."""
-    import click
+def _invoke(arguments: Sequence[str]) -> int:
+    """Parse the command line and run its command, without typer's own idea of what errors are."""
+    import typer
+    from typer.main import get_command
 
-    if isinstance(error, click.exceptions.Abort):
-        print("\npasta: interrupted", file=sys.stderr)
-        return 130
-    if isinstance(error, click.ClickException):
+    from pasta_decoding.cli.app import app
+
+    # By its version, typer uses click or a copy of it inside; this is the right one's class.
+    usage_error: Any = typer.BadParameter.__base__
+    command = get_command(app)
+    try:
+        with command.make_context("pasta", list(arguments)) as context:
+            command.invoke(context)
+    except typer.Exit as ended:
+        return ended.exit_code
+    except usage_error as error:
         error.show()
-        return error.exit_code
-    raise error
+        return int(error.exit_code)
+    return 0
 
 
 def _quiet_libraries() -> None:

@@ -39,7 +39,7 @@ class PooledLayer(CacheLayerMixin):
     is_sliding = False
 
     def __init__(self, span: Span, capacity: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._span, self._capacity = span, capacity
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -99,33 +99,30 @@ def grouped_attention(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    **_: Any,
+    **__: Any,
 ) -> tuple[Tensor, None]:
-    """Attention where the heads that share a kv head are rows of one query matrix.
+    """Compute attention where the heads that share a kv head are rows of one query matrix.
 
     Repeating the keys for them, as is usual, copies the whole cache in each layer; this copies the
     few rows of the query. `attention_mask` is [B, 1, Q, K], added or boolean. None means that
     queries see the keys up to their own: a single one sees all, several are as many as the keys.
     """
-    batch, heads, queries, _width = query_BHQD.shape
+    batch, heads, queries, _ = query_BHQD.shape
     kv_heads = key_BGKD.shape[1]
-    settings = {"dropout_p": dropout, "scale": scaling}
-    if attention_mask is None and queries > 1:
-        out_BHQD = scaled_dot_product_attention(
-            query_BHQD,
-            key_BGKD,
-            value_BGKD,
-            is_causal=True,
-            enable_gqa=heads > kv_heads,
-            **settings,
-        )
-        return out_BHQD.transpose(1, 2).contiguous(), None
-    rows = heads // kv_heads
+    causal = attention_mask is None and queries > 1
+    rows = 1 if causal else heads // kv_heads
     if attention_mask is not None and queries > 1 and rows > 1:
         attention_mask = attention_mask.repeat(1, 1, rows, 1)
-    stacked = query_BHQD.reshape(batch, kv_heads, rows * queries, -1)
     out = scaled_dot_product_attention(
-        stacked, key_BGKD, value_BGKD, attn_mask=attention_mask, **settings
+        query_BHQD.reshape(batch, heads // rows, rows * queries, -1),
+        key_BGKD,
+        value_BGKD,
+        attn_mask=attention_mask,
+        dropout_p=dropout,
+        is_causal=causal,
+        scale=scaling,
+        # The causal kernel, which takes no mask, finds the shared keys by itself.
+        enable_gqa=causal and heads > kv_heads,
     )
     return out.reshape(batch, heads, queries, -1).transpose(1, 2).contiguous(), None
 

@@ -95,7 +95,8 @@ class Engine(Protocol):
         The feeds count as made one after the other: a token sees what its branch saw, the
         tokens of this step that an earlier feed gave to its branch, and its own feed up to
         itself. So a token fed to (main, child) and a second one fed to (child,) go in one step.
-        Sampling is the caller's: constraints, seeds and replay live in one place.
+        Sampling is the caller's: constraints, seeds and replay live in one place. After any other
+        error than `PastaError` the cells cannot be trusted: close the request.
         """
         ...
 

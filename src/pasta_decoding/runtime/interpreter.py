@@ -17,7 +17,7 @@ from pasta_decoding.lang.positions import Extent, Scheme
 from pasta_decoding.lang.tree import MAX_TOPIC_WORDS, valid_topic
 from pasta_decoding.runtime.actions import Action, Append, CloseChunk, Finish, Fork, Join
 from pasta_decoding.runtime.rules import NOTHING, Constraint, Rules
-from pasta_decoding.runtime.vocabulary import FRAGMENT, Ids, Vocabulary
+from pasta_decoding.runtime.vocabulary import FRAGMENT, Ids, Vocabulary, fold_topic
 
 
 class _Main(Enum):
@@ -139,12 +139,11 @@ class Interpreter:
         """
         folded = fold_topic(topic)
         rests = [
-            earlier[len(folded) :]
+            earlier[len(folded) :].strip()
             for earlier in self.topics
             if earlier.startswith(folded) and (last or len(earlier.split()) >= MAX_TOPIC_WORDS)
         ]
-        spaced = [f" {rest}" for rest in rests] if not folded else []
-        repeating = self.vocabulary.ids_of_texts([*rests, *spaced])
+        repeating = self.vocabulary.ids_of_words(rests)
         return np.union1d(repeating, self.vocabulary.not_topic_end) if last else repeating
 
     def _is_fresh(self, topic: str) -> bool:
@@ -290,9 +289,3 @@ class Interpreter:
 
     def _store(self, chunk: _Chunk) -> None:
         self.segments[self._slots[chunk.thread - 1]] = ChunkRun(tuple(chunk.ids), chunk.closed)
-
-
-def fold_topic(topic: str) -> str:
-    """Return the form in which two topics are compared: words, without case and punctuation."""
-    letters = "".join(char if char.isalnum() or char == FRAGMENT else " " for char in topic)
-    return " ".join(letters.split()).casefold()

@@ -44,16 +44,17 @@ class Vocabulary:
         found = {token for token, text in enumerate(self.texts) if holds(text)}
         return np.array(sorted(found | set(also)), dtype=np.int64)
 
-    def ids_of_texts(self, texts: Sequence[str]) -> Ids:
-        """Return the ids whose text is one of `texts`, case aside."""
-        found = [token for text in texts for token in self._ids_by_text.get(text.casefold(), ())]
+    def ids_of_words(self, folded: Sequence[str]) -> Ids:
+        """Return the ids whose text, as `fold_topic` has it, is one of `folded` and not empty."""
+        found = [token for words in folded for token in self._ids_by_words.get(words, ())]
         return np.array(found, dtype=np.int64)
 
     @cached_property
-    def _ids_by_text(self) -> dict[str, list[int]]:
+    def _ids_by_words(self) -> dict[str, list[int]]:
         ids: dict[str, list[int]] = {}
         for token, text in enumerate(self.texts):
-            ids.setdefault(text.casefold(), []).append(token)
+            if words := fold_topic(text):
+                ids.setdefault(words, []).append(token)
         return ids
 
     @cached_property
@@ -70,7 +71,9 @@ class Vocabulary:
     @cached_property
     def not_topic_end(self) -> Ids:
         """Punctuation alone, which tells no two topics apart, and parts of a character."""
-        return self.ids_where(lambda text: FRAGMENT in text or not any(map(str.isalnum, text)))
+        return self.ids_where(
+            lambda text: FRAGMENT in text or (text != "" and not any(map(str.isalnum, text)))
+        )
 
     @cached_property
     def starts_word(self) -> Ids:
@@ -98,6 +101,12 @@ def vocabulary_of(tokenizer: Any, binding: Binding, size: int, ends: frozenset[i
     rows = [[*anchor, token] for token in range(known)]
     texts = [text[lead:] for text in tokenizer.batch_decode(rows, skip_special_tokens=True)]
     return Vocabulary((*texts, *[""] * (size - known)), decode, binding, ends)
+
+
+def fold_topic(topic: str) -> str:
+    """Return the form in which two topics are compared: words, without case and punctuation."""
+    letters = "".join(char if char.isalnum() or char == FRAGMENT else " " for char in topic)
+    return " ".join(letters.split()).casefold()
 
 
 def _unfit_for_topic(text: str) -> bool:

@@ -68,5 +68,6 @@ def plot_losses(metrics: Path, picture: Path) -> None:
         if points:
             axes.plot(*zip(*points, strict=True), label=label)
     axes.set_ylim(bottom=0)
-    axes.legend()
+    if axes.lines:
+        axes.legend()
     figure.savefig(picture, dpi=120)

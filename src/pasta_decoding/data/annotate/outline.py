@@ -13,21 +13,21 @@ from typing import Literal
 
 Kind = Literal["blank", "heading", "item", "code", "table", "text"]
 
-_FENCE = re.compile(r"\s*(```|~~~)")
-_TABLE = re.compile(r"\s*\|.*\|\s*$|\s*\+?[-=+|]{5,}\s*$")
-_HASHES = re.compile(r"\s{0,3}#{1,6}\s+(?P<body>\S.*)")
-_BOLD_LINE = re.compile(r"\s*(?P<body>(\*\*|__)[^*_]{1,80}(\*\*|__)\s*:?)\s*$")
+# Each is matched from a line's first character that is not white space to its last.
+_FENCE = re.compile(r"```|~~~")
+_TABLE = re.compile(r"\|.*\|$|\+?[-=+|]{5,}$")
+_HASHES = re.compile(r"#{1,6}\s+(?P<body>\S.*)")
+_BOLD_LINE = re.compile(r"(?P<body>(\*\*|__)[^*_]{1,80}(\*\*|__)\s?:?)$")
 _LEAD_IN = r"(?!.*\b(?:are|is|include|includes|following|follows|these|here|can|how to)\b)"
-_TITLE_LINE = re.compile(rf"\s*{_LEAD_IN}(?P<body>[A-Z][^.!?:|]{{1,50}}):\s*$")
+_TITLE_LINE = re.compile(rf"{_LEAD_IN}(?P<body>[A-Z][^.!?:|]{{1,50}}):$")
+_NAMED_TITLE = re.compile(r"(?P<body>(?:Title|Headline):\s+\S.*)", re.I)
+_ROMAN = re.compile(r"(?P<body>[IVX]{1,5}\.\s+[A-Z].{0,80})$")
+_HEADINGS = (_HASHES, _BOLD_LINE, _TITLE_LINE, _NAMED_TITLE, _ROMAN)
 _ITEM = re.compile(
-    r"(?P<marker>\s*(?:(?P<number>\d{1,3})[.)]|\(?[a-z]\)|[-*+\u2022\xb7\u2013\u25aa\u25e6])\s+)(?=\S)"
+    r"(?:(?P<number>\d{1,3})[.)]|\(?[a-z]\)|[-*+\u2022\xb7\u2013\u25aa\u25e6])\s+(?=\S)"
 )
-_PLAIN_TITLE = re.compile(
-    r"[A-Z\u201c\"][^\s:]*(?:[ ][^\s:]+){0,8}(?<![.!?,;:)\"\u201d\u2026])\s*$"
-)
-_NAMED_TITLE = re.compile(r"\s*(?P<body>(?:Title|Headline):\s+\S.*)", re.I)
-_ROMAN = re.compile(r"\s*(?P<body>[IVX]{1,5}\.\s+[A-Z].{0,80})$")
-_SENTENCE_END = re.compile(r"[.!?][\"'\u201d\u2019)\]*]*\s*$")
+_PLAIN_TITLE = re.compile(r"[A-Z\u201c\"][^\s:]*(?:[ ][^\s:]+){0,8}(?<![.!?,;:)\"\u201d\u2026])$")
+_SENTENCE_END = re.compile(r"[.!?][\"'\u201d\u2019)\]*]{0,4}$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,28 +63,28 @@ def read_lines(text: str, start: int = 0, end: int | None = None) -> tuple[Line,
     lines: list[Line] = []
     in_code = False
     for raw in text[start:end].split("\n"):
-        fence = _FENCE.match(raw) is not None
-        body = start + len(raw) - len(raw.lstrip())
-        line = Line("code", start, start + len(raw), body, body - start)
-        lines.append(line if in_code or fence else _read_line(raw, start))
+        fence = _FENCE.match(raw.lstrip()) is not None
+        line = _read_line(raw, start)
+        lines.append(replace(line, kind="code") if in_code or fence else line)
         in_code ^= fence
         start += len(raw) + 1
     return tuple(lines)
 
 
 def _read_line(raw: str, start: int) -> Line:
-    end, body = start + len(raw), start + len(raw) - len(raw.lstrip())
-    indent = body - start
-    if not raw.strip():
+    end, shown = start + len(raw), raw.strip()
+    indent = len(raw) - len(raw.lstrip())
+    body = start + indent
+    if not shown:
         return Line("blank", start, end, end)
-    if _TABLE.match(raw):
+    if _TABLE.match(shown):
         return Line("table", start, end, body, indent)
-    if item := _ITEM.match(raw):
+    if item := _ITEM.match(shown):
         number = int(item["number"]) if item["number"] else None
-        return Line("item", start, end, start + item.end("marker"), indent, number)
-    for pattern in (_HASHES, _BOLD_LINE, _TITLE_LINE, _NAMED_TITLE, _ROMAN):
-        if heading := pattern.match(raw):
-            return Line("heading", start, end, start + heading.start("body"), indent)
+        return Line("item", start, end, body + item.end(), indent, number)
+    for pattern in _HEADINGS:
+        if heading := pattern.match(shown):
+            return Line("heading", start, end, body + heading.start("body"), indent)
     return Line("text", start, end, body, indent)
 
 
@@ -113,7 +113,7 @@ def _text_block(lines: Sequence[Line], text: str) -> Block:
     block = _block(lines)
     kind: Kind = (
         "heading"
-        if len(lines) == 1 and _PLAIN_TITLE.match(text[block.body : block.end])
+        if len(lines) == 1 and _PLAIN_TITLE.match(text[block.body : block.end].rstrip())
         else "text"
     )
     return replace(block, kind=kind)
@@ -179,7 +179,9 @@ def _continues(item: Line, lines: Sequence[Line], at: int, *, loose: bool) -> bo
 
 def _paragraphs(lines: Sequence[Line], text: str) -> list[Sequence[Line]]:
     """Split lines of which each is a paragraph; hard-wrapped lines and verse stay whole."""
-    ended = sum(bool(_SENTENCE_END.search(text[line.start : line.end])) for line in lines)
+    ended = sum(
+        bool(_SENTENCE_END.search(text[line.start : line.end].rstrip()[-6:])) for line in lines
+    )
     words = sum(len(text[line.start : line.end].split()) for line in lines)
     if ended >= len(lines) - 1 and words >= 10 * len(lines):
         return [[line] for line in lines]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-PROCEDURE_SHARE = 0.5
+PROCEDURE_SHARE = 0.5  # of a list's items, that must follow from others
+TALE_PERSONS = 0.05  # of a tale's words, that stand for persons
+TALE_PAST = 0.05  # and that are in the past tense
 
-TALE_PERSONS = 0.05
-TALE_PAST = 0.05
-
-_STEP = re.compile(r"^\W*step\s+\d", re.I | re.M)
+_STEP = re.compile(r"^[^\w\n]*step \d", re.I | re.M)
 _TURN = re.compile(r"[\s*_]*([A-Z][\w .]{0,20}:|[A-Z][A-Z ]{2,30}(?=\W*\(|\W*$))")
 _LETTER = re.compile(r"\W*(?:(?:Dear|Hi|Hello)\b[^.!?\n]{0,60},\s*$|Subject:|To whom)", re.I | re.M)
 _TALE = re.compile(
@@ -18,15 +17,16 @@ _TALE = re.compile(
     re.I,
 )
 _QUOTE = re.compile(r"[\"“][^\"”\n]{4,400}[,.!?—-][\"”]")
-_MATH = re.compile(r"^[^\n]*[=≈]\s*[-\d(\\a-z√][^\n]*$", re.M)
+_MATH = re.compile(r"^[^\n]*[=≈][ \t]*[-\d(\\a-z√][^\n]*$", re.M)
 _FOLLOWS = re.compile(
-    r"^\W*(?:next|then|now|repeat|continue|once|after|finally|when|while|meanwhile|add|stir|bake|serve|place|preheat)\b"
+    r"^\W*(?:next|then|now|repeat|continue|once|after|finally|when|while|meanwhile|add|stir|bake|serve|place"
+    r"|preheat)\b"
     r"|\b(?:is done|until|minutes)\b",
     re.I,
 )
 _NARRATION = re.compile(r"\b(?:he|she|him|her|his|hers|i|me|my|we|us|our|they|them)\b", re.I)
 _PAST = re.compile(r"\b(?:was|were|had|said|felt|knew|came|went|looked|\w{3,}ed)\b", re.I)
-_MARKED = re.compile(r"^\s*(?:#{1,6}\s|[-*•]\s|\d{1,3}[.)]\s|\*\*|\|)", re.M)
+_MARKED = re.compile(r"^[ \t]*(?:#{1,6}\s|[-*•]\s|\d{1,3}[.)]\s|\*\*|\|)", re.M)
 
 
 def is_sequence(text: str) -> bool:

@@ -1,0 +1,79 @@
+"""Running commands in this process, on a tiny model."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pasta_decoding.cli import main
+from pasta_decoding.models.embedded import pull
+from tests.checkpoint import TinyCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a command left: its exit status, standard output and standard error."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def object(self) -> dict[str, Any]:
+        """The one JSON object that `--json` promises."""
+        found = json.loads(self.out)
+        assert isinstance(found, dict)
+        return found
+
+    @property
+    def complaint(self) -> tuple[int, str, str]:
+        """Status, the error's line and the hint's line, of a command that could not run."""
+        message, _, hint = self.err.rstrip("\n").rpartition("\n")
+        return self.status, message, hint
+
+
+Pasta = Callable[..., Outcome]
+
+
+@pytest.fixture
+def pasta(capsys: pytest.CaptureFixture[str]) -> Pasta:
+    """Return a function that runs `pasta` with the arguments given."""
+
+    def run(*arguments: object) -> Outcome:
+        capsys.readouterr()
+        status = main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return Outcome(status, out, err)
+
+    return run
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
+    """Return a function that puts bytes onto standard input."""
+
+    def put(contents: bytes) -> None:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(contents)))
+
+    return put
+
+
+@pytest.fixture(scope="session")
+def pulled(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a cache in which the tiny model stands for the embedded one."""
+    cache = tmp_path_factory.mktemp("cache")
+    pull(cache, fetch=lambda _folder: tiny_checkpoint.base)
+    return cache
+
+
+@pytest.fixture
+def tiny_cache(pulled: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let commands find the tiny model where the embedded one would be."""
+    monkeypatch.setenv("PASTA_CACHE", str(pulled))
+    return pulled

@@ -1,0 +1,198 @@
+"""Choosing tokens: noise that depends on nothing but its key, and constraints that always hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SYNC
+
+from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Run, Segment, SyncRun
+from pasta_decoding.runtime.rules import NOTHING, Constraint
+from pasta_decoding.runtime.sampling import Choice, Logits, Replay, Sampler, Sampling
+
+FREE = Constraint(NOTHING)
+LOGITS: Logits = np.log(np.array([0.5, 0.25, 0.15, 0.1], dtype=np.float32))
+DRAWS = 800
+
+
+def ban(*ids: int) -> Constraint:
+    return Constraint(np.array(ids))
+
+
+def only(*ids: int) -> Constraint:
+    return Constraint(NOTHING, only=np.array(ids))
+
+
+def shares(
+    sampling: Sampling, allowed: Constraint = FREE, logits_V: Logits = LOGITS
+) -> list[float]:
+    """How often each token was drawn."""
+    sampler = Sampler(sampling)
+    drawn = Counter(sampler.choose(0, n, logits_V, allowed).token for n in range(DRAWS))
+    return [drawn[token] / DRAWS for token in range(len(logits_V))]
+
+
+def line(sampler: Sampler, thread: int = 0) -> list[int]:
+    flat_V = np.zeros(1000, dtype=np.float32)
+    return [sampler.choose(thread, n, flat_V, FREE).token for n in range(8)]
+
+
+# Noise
+
+
+def test_the_same_key_gives_the_same_token_in_any_order() -> None:
+    sampler, again = Sampler(Sampling(temperature=1)), Sampler(Sampling(temperature=1))
+    flat_V = np.zeros(1000, dtype=np.float32)
+    backwards = [again.choose(0, n, flat_V, FREE).token for n in reversed(range(8))]
+    assert line(sampler) == line(sampler) == backwards[::-1]
+
+
+def test_each_part_of_the_key_counts() -> None:
+    lines = [
+        line(Sampler(Sampling(temperature=1))),
+        line(Sampler(Sampling(temperature=1, seed=1))),
+        line(Sampler(Sampling(temperature=1), request=1)),
+        line(Sampler(Sampling(temperature=1)), thread=1),
+    ]
+    assert len({tuple(tokens) for tokens in lines}) == 4
+    assert all(len(set(tokens)) > 1 for tokens in lines)
+
+
+# Frequencies: with 800 draws the standard error of a share is below 0.018.
+
+
+def test_shares_follow_the_softmax() -> None:
+    assert shares(Sampling(temperature=1)) == pytest.approx([0.5, 0.25, 0.15, 0.1], abs=0.06)
+
+
+def test_a_high_temperature_evens_out_and_a_low_one_sharpens() -> None:
+    assert shares(Sampling(temperature=100)) == pytest.approx([0.25] * 4, abs=0.06)
+    assert shares(Sampling(temperature=0.1))[0] > 0.99
+
+
+def test_a_constraint_leaves_the_ratios_of_the_rest() -> None:
+    expected = [0, 0.5, 0.3, 0.2]
+    assert shares(Sampling(temperature=1), ban(0)) == pytest.approx(expected, abs=0.06)
+    assert shares(Sampling(temperature=1), only(1, 2, 3)) == pytest.approx(expected, abs=0.06)
+
+
+def test_top_k_keeps_the_largest_with_their_ratios() -> None:
+    got = shares(Sampling(temperature=1, top_k=2))
+    assert got == pytest.approx([2 / 3, 1 / 3, 0, 0], abs=0.06)
+    assert got[2:] == [0, 0]
+
+
+@pytest.mark.parametrize(("top_p", "kept"), [(0.01, 1), (0.45, 1), (0.7, 2), (0.85, 3), (0.95, 4)])
+def test_top_p_keeps_the_fewest_tokens_that_reach_it(top_p: float, kept: int) -> None:
+    got = shares(Sampling(temperature=1, top_p=top_p))
+    assert [share > 0 for share in got] == [token < kept for token in range(4)]
+
+
+def test_top_p_counts_what_top_k_has_left() -> None:
+    # Of the two that top-k keeps, the first holds 0.67: alone it reaches 0.6, not 0.7.
+    assert shares(Sampling(temperature=1, top_k=2, top_p=0.6))[1] == 0
+    assert shares(Sampling(temperature=1, top_k=2, top_p=0.7))[1] > 0
+
+
+def test_ties_at_the_border_stay_in() -> None:
+    level_V = np.zeros(4, dtype=np.float32)
+    assert min(shares(Sampling(temperature=1, top_k=2), logits_V=level_V)) > 0
+    assert min(shares(Sampling(temperature=1, top_p=0.3), logits_V=level_V)) > 0
+
+
+def test_a_constraint_finds_its_token_among_those_that_top_k_cut() -> None:
+    sampler = Sampler(Sampling(temperature=1, top_k=1))
+    assert sampler.choose(0, 0, LOGITS, ban(0)) == Choice(1, overruled=True)
+
+
+# Constraints
+
+SAMPLINGS = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0, 0.5, 1, 5]),
+    top_p=st.sampled_from([0.2, 0.9, 1]),
+    top_k=st.sampled_from([None, 1, 3]),
+    seed=st.integers(0, 3),
+)
+ROWS = st.lists(st.integers(-4, 4), min_size=6, max_size=6)
+BANNED = st.sets(st.integers(0, 5), max_size=5)
+
+
+@given(SAMPLINGS, ROWS, BANNED, st.booleans())
+def test_a_constraint_holds_and_is_counted_only_when_it_changed_the_choice(
+    sampling: Sampling, row: list[int], banned: set[int], named: bool
+) -> None:
+    logits_V = np.array(row, dtype=np.float32)
+    allowed = only(*sorted(set(range(6)) - banned)) if named else ban(*sorted(banned))
+    if not banned and not named:
+        allowed = FREE
+    wanted = Sampler(sampling).choose(0, 0, logits_V, FREE)
+    got = Sampler(sampling).choose(0, 0, logits_V, allowed)
+    assert not wanted.overruled
+    assert got.token not in banned
+    assert got.overruled == (wanted.token in banned)
+    assert wanted.token in banned or got.token == wanted.token
+
+
+def test_what_a_limit_forces_is_no_intervention() -> None:
+    forced = Constraint.force([3])
+    assert Sampler(Sampling()).choose(0, 0, LOGITS, forced) == Choice(3, overruled=False)
+
+
+def test_a_constraint_may_say_what_to_take_instead_of_a_banned_token() -> None:
+    swapped = Constraint(np.array([0]), instead=np.array([2, 3]))
+    assert Sampler(Sampling()).choose(0, 0, LOGITS, swapped) == Choice(2, overruled=True)
+    kept = Constraint(np.array([1]), instead=np.array([2, 3]))
+    assert Sampler(Sampling()).choose(0, 0, LOGITS, kept) == Choice(0, overruled=False)
+
+
+def test_greedy_takes_the_largest_and_the_first_of_equals() -> None:
+    sampler = Sampler(Sampling())
+    level_V = np.zeros(4, dtype=np.float32)
+    assert sampler.choose(0, 0, LOGITS, FREE) == Choice(0, overruled=False)
+    assert sampler.choose(0, 0, level_V, FREE).token == 0
+    assert sampler.choose(0, 0, level_V, ban(0, 1)) == Choice(2, overruled=True)
+    assert sampler.choose(0, 0, LOGITS, only(3, 2)) == Choice(2, overruled=True)
+
+
+# Bad values
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": -0.1}, "temperature -0.1 is not between 0 and 100"),
+        ({"temperature": 101}, "temperature 101 is not between 0 and 100"),
+        ({"temperature": float("nan")}, "temperature nan is not between 0 and 100"),
+        ({"top_p": 0}, "top-p 0 is not above 0 and at most 1"),
+        ({"top_p": 1.5}, "top-p 1.5 is not above 0 and at most 1"),
+        ({"top_k": 0}, "top-k 0 is not at least 1"),
+        ({"seed": -1}, "seed -1 is not at least 0"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(PastaError) as caught:
+        Sampling(**settings)  # type: ignore[arg-type]
+    assert str(caught.value) == message
+
+
+# Replay
+
+
+def test_a_replay_gives_each_thread_its_tokens_whatever_the_logits_say() -> None:
+    segments: list[Segment] = [
+        Run((11,)),
+        PromiseRun((OPEN, 12, P20), 20),
+        ChunkRun((ASYNC, 13, 14)),
+        SyncRun(SYNC),
+        Run((15,)),
+    ]
+    replay = Replay(segments, async_close=CLOSE, end=END)
+    main = [replay.choose(0, n, LOGITS, ban(11)) for n in range(7)]
+    assert main == [Choice(token, overruled=False) for token in (11, OPEN, 12, P20, SYNC, 15, END)]
+    assert [replay.choose(1, n, LOGITS, FREE).token for n in range(3)] == [13, 14, CLOSE]

@@ -1,0 +1,127 @@
+"""From ids to text: whole characters only, no white space at a chunk's edge, stream equals tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.law.world import ASYNC, BINDING, CLOSE, END, OPEN, P20, SYNC
+
+from pasta_decoding.lang.layout import MAIN, ChunkRun, PromiseRun, Run, Segment, SyncRun
+from pasta_decoding.lang.positions import SharedMax
+from pasta_decoding.lang.tree import Chunk, Span, Sync
+from pasta_decoding.runtime.interpreter import Interpreter
+from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.text import MAX_HELD_TOKENS, ThreadText, stretch_text, tree_of
+from pasta_decoding.runtime.vocabulary import Vocabulary
+
+# One token a byte: the id of a byte is the byte plus this.
+FIRST_BYTE = 10
+BROKEN = "\N{REPLACEMENT CHARACTER}"
+
+
+def decode(ids: Sequence[int]) -> str:
+    kept = bytes(token - FIRST_BYTE for token in ids if token >= FIRST_BYTE)
+    return kept.decode("utf-8", errors="replace")
+
+
+def ids(text: str) -> list[int]:
+    return [byte + FIRST_BYTE for byte in text.encode()]
+
+
+TEXTS = tuple(decode([token]) for token in range(FIRST_BYTE + 256))
+VOCABULARY = Vocabulary(TEXTS, decode, BINDING, frozenset({END}))
+TEXT = st.text("ab \n\té東😀", max_size=12)
+
+
+def pieces(thread: ThreadText, tokens: Sequence[int]) -> list[str]:
+    return [*(thread.add(token) for token in tokens), thread.end()]
+
+
+@pytest.mark.parametrize("character", ["é", "東", "😀"])
+def test_a_character_cut_over_tokens_waits_for_its_last_one(character: str) -> None:
+    tokens = ids(character)
+    waits = [""] * (len(tokens) - 1)
+    assert pieces(ThreadText(decode), tokens) == [*waits, character, ""]
+
+
+def test_half_a_character_at_the_end_is_shown_as_broken() -> None:
+    assert pieces(ThreadText(decode), ids("a😀")[:-1]) == ["a", "", "", "", BROKEN]
+
+
+def test_bytes_that_never_become_a_character_are_not_held_for_ever() -> None:
+    stray = [0x80 + FIRST_BYTE] * MAX_HELD_TOKENS
+    assert pieces(ThreadText(decode), stray)[-2:] == [BROKEN * MAX_HELD_TOKENS, ""]
+
+
+def test_half_a_character_followed_by_another_is_shown_with_it() -> None:
+    thread = ThreadText(decode)
+    assert pieces(thread, [ids("é")[0], *ids("b")]) == ["", f"{BROKEN}b", ""]
+
+
+@given(TEXT)
+def test_the_pieces_of_main_text_are_that_text(text: str) -> None:
+    assert "".join(pieces(ThreadText(decode), ids(text))) == text
+
+
+@given(TEXT)
+def test_the_pieces_of_a_chunk_never_end_with_white_space(text: str) -> None:
+    shown = ""
+    thread = ThreadText(decode, keep_edge=True)
+    for piece in pieces(thread, ids(text)):
+        shown += piece
+        assert shown == shown.rstrip()
+    assert shown == text.rstrip()
+
+
+def test_white_space_within_a_chunk_comes_with_what_follows_it() -> None:
+    assert pieces(ThreadText(decode, keep_edge=True), ids("a \nb\n")) == [
+        *("a", "", "", " \nb", "", "")
+    ]
+
+
+def test_a_thread_goes_on_behind_an_end() -> None:
+    thread = ThreadText(decode)
+    assert pieces(thread, ids("é")[:1]) == ["", BROKEN]
+    assert pieces(thread, ids("é")) == ["", "é", ""]
+
+
+@given(st.lists(st.integers(FIRST_BYTE, FIRST_BYTE + 255), max_size=12))
+def test_any_bytes_are_streamed_as_they_are_stored(tokens: list[int]) -> None:
+    assert "".join(pieces(ThreadText(decode), tokens)) == stretch_text(tokens, decode)
+    chunk = "".join(pieces(ThreadText(decode, keep_edge=True), tokens))
+    assert chunk == stretch_text(tokens, decode).rstrip()
+
+
+def test_the_tree_of_an_answer() -> None:
+    segments: list[Segment] = [
+        Run(tuple(ids("é: "))),
+        PromiseRun((OPEN, *ids(" two words"), P20), 20),
+        ChunkRun((ASYNC, *ids("b \n"))),
+        SyncRun(SYNC),
+        Run(tuple(ids("."))),
+    ]
+    assert tree_of(segments, VOCABULARY) == (
+        Span("é: "),
+        Chunk("two words", 20, "b"),
+        Sync(),
+        Span("."),
+    )
+
+
+def test_a_run_without_text_leaves_nothing_in_the_tree() -> None:
+    assert tree_of([Run((CLOSE,))], VOCABULARY) == ()
+
+
+def test_a_topic_never_ends_within_a_character() -> None:
+    rules = Rules(max_topic_tokens=3)
+    interpreter = Interpreter(VOCABULARY, SharedMax(), rules, prompt_tokens=1)
+    first, second = ids("é")
+    for token in (OPEN, *ids("a"), first):
+        interpreter.on_token(MAIN, token)
+    banned = set(interpreter.constraint(MAIN).banned.tolist())
+    # It may be closed behind a whole character only, and no other one may begin here.
+    assert {P20, first, second} <= banned
+    assert not banned.issuperset(ids("b"))
