@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -265,3 +266,27 @@ def test_train_sft_with_a_path_that_does_not_work_is_refused(
     assert found.status == 2
     assert found.err.startswith("pasta: ")
     assert str(wrong) in found.err
+
+
+@pytest.mark.parametrize("largest_file_bytes", [0, 20_000, 100_000])
+def test_a_full_disk_ends_training_with_an_error_and_the_run_can_go_on(
+    largest_file_bytes: int,
+    tiny_checkpoint: TinyCheckpoint,
+    annotated_rows: Path,
+    tmp_path: Path,
+    pasta: Pasta,
+) -> None:
+    out = tmp_path / "run"
+    command = ["train", "sft", "--data", annotated_rows, "--out", out]
+    command += ["--model", tiny_checkpoint.base, *TRAIN]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file_bytes, hard))
+    try:
+        found = pasta(*command)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    print(found.err.replace("\r","\n"))
+    assert found.status == 2
+    assert "pasta: " in found.err
+    assert not (out / "adapter").exists()
+    assert pasta(*command).status == 0

@@ -147,8 +147,6 @@ def test_the_actions_of_a_worked_example() -> None:
 def test_main_may_end_before_its_chunks_and_the_answer_ends_with_the_last() -> None:
     played = play(SMALL, script({0: [OPEN, A, P20], 1: [B, B, B]}))
     assert played.actions[-2:] == [CloseChunk(1, truncated=False), Finish(truncated=False)]
-    assert decode(played.chosen[1][:-1]) == "bbb"
-    assert not played.interpreter.truncated
 
 
 def test_a_sync_without_a_chunk_to_wait_for_is_banned() -> None:
@@ -203,18 +201,16 @@ def test_a_topic_is_not_empty_and_holds_only_fit_tokens() -> None:
 
 def test_who_wants_a_fourth_word_has_said_three() -> None:
     played = play(SMALL, script({0: [OPEN, A, SPACE_B, SPACE_C, SPACE_A, P20], 1: [B]}))
-    assert [action.topic for action in played.actions if isinstance(action, Fork)] == ["a b c"]
+    assert played.topics == [(A, SPACE_B, SPACE_C)]
 
 
 def test_a_topic_one_short_of_its_limit_may_still_be_closed() -> None:
-    rules = replace(SMALL, max_topic_tokens=2)
-    played = play(rules, script({0: [OPEN, A, P20], 1: [B]}))
+    played = play(replace(SMALL, max_topic_tokens=2), script({0: [OPEN, A, P20], 1: [B]}))
     assert played.topics == [(A,)]
 
 
 def test_a_topic_at_its_limit_is_closed() -> None:
-    rules = replace(SMALL, max_topic_tokens=2)
-    played = play(rules, script({0: [OPEN, A, B, C, C], 1: [B]}))
+    played = play(replace(SMALL, max_topic_tokens=2), script({0: [OPEN, A, B, C, C], 1: [B]}))
     assert played.interpreter.segments[0] == PromiseRun((OPEN, A, B, P20), 20, forced=1)
 
 
@@ -277,8 +273,6 @@ def test_at_the_answers_budget_everything_is_closed_and_marked() -> None:
     played = play(replace(SMALL, max_tokens=30), ENDLESS)
     assert played.fed_tokens == 30
     assert [chunk.closed for chunk in played.chunks] == [False, False]
-    assert isinstance(played.interpreter.segments[-1], Run)
-    assert played.interpreter.truncated
     assert played.interpreter.hit_limit
 
 

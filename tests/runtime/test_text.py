@@ -4,35 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.law.world import ASYNC, BINDING, CLOSE, END, OPEN, P20, SYNC
+from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SCHEME, SYNC
+from tests.runtime.bytewise import FIRST_BYTE, SIZE, VOCABULARY, decode, ids
 
+from pasta_decoding.engines.scripted import Script, ScriptedEngine, follow, shuffled
 from pasta_decoding.lang.layout import MAIN, ChunkRun, PromiseRun, Run, Segment, SyncRun
-from pasta_decoding.lang.positions import SharedMax
 from pasta_decoding.lang.tree import Chunk, Span, Sync
+from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.events import ordered
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.sampling import Sampler, Sampling
+from pasta_decoding.runtime.scheduler import Request, Scheduler
 from pasta_decoding.runtime.text import MAX_HELD_TOKENS, ThreadText, stretch_text, tree_of
-from pasta_decoding.runtime.vocabulary import Vocabulary
 
-# One token a byte: the id of a byte is the byte plus this.
-FIRST_BYTE = 10
 BROKEN = "\N{REPLACEMENT CHARACTER}"
-
-
-def decode(ids: Sequence[int]) -> str:
-    kept = bytes(token - FIRST_BYTE for token in ids if token >= FIRST_BYTE)
-    return kept.decode("utf-8", errors="replace")
-
-
-def ids(text: str) -> list[int]:
-    return [byte + FIRST_BYTE for byte in text.encode()]
-
-
-TEXTS = tuple(decode([token]) for token in range(FIRST_BYTE + 256))
-VOCABULARY = Vocabulary(TEXTS, decode, BINDING, frozenset({END}))
 TEXT = st.text("ab \n\té東😀", max_size=12)
 
 
@@ -117,7 +107,7 @@ def test_a_run_without_text_leaves_nothing_in_the_tree() -> None:
 
 def test_a_topic_never_ends_within_a_character() -> None:
     rules = Rules(max_topic_tokens=3)
-    interpreter = Interpreter(VOCABULARY, SharedMax(), rules, prompt_tokens=1)
+    interpreter = Interpreter(VOCABULARY, SCHEME, rules, prompt_tokens=1)
     first, second = ids("é")
     for token in (OPEN, *ids("a"), first):
         interpreter.on_token(MAIN, token)
@@ -125,3 +115,40 @@ def test_a_topic_never_ends_within_a_character() -> None:
     # It may be closed behind a whole character only, and no other one may begin here.
     assert {P20, first, second} <= banned
     assert not banned.issuperset(ids("b"))
+
+
+# The stream of a whole answer
+
+
+def decoded(script: Script, sampling: Sampling, *, steps: int = 40) -> Answer:
+    """Answer for some steps, then cancel."""
+    scheduler = Scheduler(ScriptedEngine(script, SIZE), VOCABULARY, SCHEME)
+    rules = Rules(max_tokens=60, max_topic_tokens=3)
+    number = scheduler.add(Request((*ids("?"),), Sampler(sampling), rules))
+    for _ in range(steps):
+        scheduler.step()
+    scheduler.close()
+    answer = scheduler.result(number)
+    assert answer is not None
+    return answer
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10_000), st.integers(1, 40))
+def test_what_was_streamed_is_the_text_wherever_it_is_cut(seed: int, steps: int) -> None:
+    plain = shuffled(SIZE, seed)
+    leaning_V = np.zeros(SIZE, dtype=np.float32)
+    leaning_V[[OPEN, CLOSE, SYNC, P20]] = 3
+    sampling = Sampling(temperature=1, seed=seed)
+    answer = decoded(lambda seen: plain(seen) + leaning_V, sampling, steps=steps)
+    assert "".join(ordered(answer.events)) == answer.text
+
+
+@pytest.mark.parametrize("tag", [(SYNC,), (OPEN, *ids("u"), P20), (OPEN, *ids("v"), P20, SYNC)])
+def test_a_tag_within_a_character_breaks_it_in_stream_and_tree(tag: tuple[int, ...]) -> None:
+    first, second = ids("é")
+    main = [*ids("?"), OPEN, *ids("t"), P20, *ids("a"), first, *tag, second, END]
+    script = follow(main, (P20, ASYNC, *ids("b"), CLOSE), vocabulary_size=SIZE)
+    answer = decoded(script, Sampling())
+    assert answer.text.replace("b", "") == f"a{BROKEN}{BROKEN}"
+    assert "".join(ordered(answer.events)) == answer.text

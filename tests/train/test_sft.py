@@ -116,9 +116,9 @@ def test_a_killed_run_goes_on_to_the_same_losses_and_the_same_adapter(
     assert not (out / "adapter").exists()
     # A checkpoint that was cut off while it was written is no checkpoint.
     (out / "checkpoint-12").mkdir()
-    # Lines that were logged after the checkpoint are logged again.
+    # Lines that were logged after the checkpoint are logged again; the last one broke off.
     with (out / "metrics.jsonl").open("a", encoding="utf-8") as metrics:
-        metrics.write('{"step": 12, "loss": 9.0}\n')
+        metrics.write('{"step": 12, "loss": 9.0}\n{"step": 1')
     train_sft(CONFIG, ROWS, base=tiny_checkpoint.base, out=out, say=lambda _line: None)
     assert losses(out) == losses(finished)
     assert files(out / "adapter") == files(finished / "adapter")

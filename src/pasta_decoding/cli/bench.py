@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from pasta_decoding.cli.decode import Adapter, MaxTokens, Model, load_decoder
+from pasta_decoding.cli.decode import Adapter, Dtype, MaxTokens, Model, Precision, load_decoder
 from pasta_decoding.cli.files import say
 from pasta_decoding.models.loading import DEFAULT_ADAPTER
 
@@ -19,6 +19,7 @@ def answers(
     timed: Annotated[int, typer.Option(min=0, help="Time a replay of the first so many.")] = 20,
     adapter: Adapter = DEFAULT_ADAPTER,
     model: Model = None,
+    dtype: Precision = Dtype.auto,
     max_tokens: MaxTokens = 400,
     records: Annotated[
         Path | None, typer.Option(help="Keep a line a prompt here; the same command resumes.")
@@ -35,7 +36,7 @@ def answers(
     from pasta_decoding.eval.timing import BareTimes, transformers_call
 
     questions = read_prompts(prompts)[:limit]
-    decoder = load_decoder(adapter, model)
+    decoder = load_decoder(adapter, model, dtype)
     engine = decoder.engine
     assert isinstance(engine, TorchEngine), "the only engine so far"
     with Progress(console=Console(stderr=True), transient=True) as progress:
@@ -49,7 +50,7 @@ def answers(
             out=records,
             tick=lambda _record: progress.advance(task),
         )
-    figures = summary(found)
+    figures = summary(found) | {"dtype": str(engine.model.dtype).removeprefix("torch.")}
     if as_json:
         typer.echo(json.dumps(figures))
         return

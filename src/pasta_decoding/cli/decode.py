@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Generator
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,12 +22,24 @@ if TYPE_CHECKING:
     from pasta_decoding.runtime.events import Event
     from pasta_decoding.runtime.scheduler import Request
 
+
+class Dtype(StrEnum):
+    """Number formats; float32 is the reference."""
+
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
 Prompt = Annotated[str, typer.Argument(help="The question; `-` reads it from standard input.")]
 Adapter = Annotated[str, typer.Option(help="Folder of an adapter, or the name of a shipped one.")]
 Model = Annotated[
     Path | None, typer.Option(help="Folder of the base model; the embedded one if left out.")
 ]
 MaxTokens = Annotated[int, typer.Option(min=1, help="Tokens of the answer, tags included.")]
+Precision = Annotated[
+    Dtype, typer.Option(help="Of weights and cache; auto takes bfloat16 where it is native.")
+]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens that make up this mass.")]
 Seed = Annotated[int, typer.Option(min=0, help="Same seed, same answer.")]
@@ -42,6 +55,7 @@ def run(
     ] = False,
     adapter: Adapter = DEFAULT_ADAPTER,
     model: Model = None,
+    dtype: Precision = Dtype.auto,
     max_tokens: MaxTokens = 512,
     max_threads: Annotated[int, typer.Option(min=1, help="Live threads at most.")] = 32,
     max_seconds: Annotated[
@@ -60,7 +74,7 @@ def run(
     rules = Rules(max_tokens=max_tokens, max_threads=max_threads, parallel=not sequential)
     sampling = Sampling(temperature, top_p, top_k, seed)
     question = read_prompt(prompt)
-    decoder = load_decoder(adapter, model)
+    decoder = load_decoder(adapter, model, dtype)
     request = decoder.request(question, rules, sampling, max_seconds=max_seconds)
     if as_json:
         answer = decoder.answer(request)
@@ -74,6 +88,7 @@ def compare(
     prompt: Prompt,
     adapter: Adapter = DEFAULT_ADAPTER,
     model: Model = None,
+    dtype: Precision = Dtype.auto,
     max_tokens: MaxTokens = 400,
     temperature: Temperature = 0.0,
     seed: Seed = 0,
@@ -85,7 +100,7 @@ def compare(
 
     sampling = Sampling(temperature, seed=seed)
     question = read_prompt(prompt)
-    decoder = load_decoder(adapter, model)
+    decoder = load_decoder(adapter, model, dtype)
     warm = decoder.request(question, Rules(max_tokens=8), Sampling())
     decoder.answer(warm)
     answers = {
@@ -114,14 +129,15 @@ def read_prompt(prompt: str) -> str:
     return prompt
 
 
-def load_decoder(adapter: str, model: Path | None) -> Decoder:
+def load_decoder(adapter: str, model: Path | None, dtype: Dtype) -> Decoder:
     """Load base model and adapter onto the torch engine."""
     from pasta_decoding.models.embedded import model_dir
-    from pasta_decoding.models.loading import find_adapter
+    from pasta_decoding.models.loading import find_adapter, native_dtype
     from pasta_decoding.runtime.decoder import torch_decoder
 
     folder = find_adapter(adapter)
-    return torch_decoder(model or model_dir(cache_folder()), folder)
+    chosen = native_dtype() if dtype is Dtype.auto else dtype.value
+    return torch_decoder(model or model_dir(cache_folder()), folder, dtype=chosen)
 
 
 def stream(decoder: Decoder, request: Request) -> Answer:
@@ -146,9 +162,12 @@ def draw(decoder: Decoder, request: Request) -> Answer:
 
     lanes = Lanes()
     events = Pull(decoder.decode(request))
-    with Live(lanes, console=Console(stderr=True), refresh_per_second=12, transient=False):
+    console = Console(stderr=True)
+    with Live(lanes, console=console, refresh_per_second=12, transient=False):
         for event in events:
             lanes.feed(event)
+    if not console.is_terminal:
+        console.line()  # on a terminal, rich ends the last line itself
     typer.echo(events.answer.text)
     return events.answer
 

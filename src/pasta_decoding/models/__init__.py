@@ -1,0 +1,1 @@
+"""Models: which tokens control, where the weights come from, how prompts become ids."""

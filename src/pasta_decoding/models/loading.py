@@ -45,6 +45,21 @@ def find_adapter(name: str) -> Path:
     )
 
 
+def native_dtype() -> str:
+    """Return "bfloat16" where the processor computes in it, else "float32".
+
+    Native bfloat16 does more than halve the memory traffic: a step of two threads then costs the
+    same as a step of one, where float32 pays for the second thread.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        return "bfloat16"
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    native = capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")
+    return "bfloat16" if native else "float32"
+
+
 def load_model(base: Path, adapter: Path, *, dtype: str = "float32") -> Loaded:
     """Load and merge. Raises PastaError for a broken, foreign or mismatched checkpoint."""
     checkpoint = bindings.load(adapter)

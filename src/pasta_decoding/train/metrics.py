@@ -50,10 +50,13 @@ class MetricsFile(TrainerCallback):
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a metrics file; none if there is no file yet."""
+    """Return the lines of a metrics file; none if there is no file yet.
+
+    A last line without its line break was cut off by a kill or a full disk, and does not count.
+    """
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
 
 
 def plot_losses(metrics: Path, picture: Path) -> None:

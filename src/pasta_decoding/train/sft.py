@@ -9,7 +9,8 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -78,9 +79,10 @@ def train_sft(
     packs = plan_packs(layouts, config)
     say(f"{len(layouts)} answers, {_tokens(packs)} tokens in {len(packs)} packs")
     model = add_lora(model, binding, config)
-    run_trainer(model, packs, binding, config, out, resume)
-    plot_losses(out / "metrics.jsonl", out / "loss.png")
-    return save_adapter(model, checkpoint, out / "adapter")
+    with _disk_errors(out):
+        run_trainer(model, packs, binding, config, out, resume)
+        plot_losses(out / "metrics.jsonl", out / "loss.png")
+        return save_adapter(model, checkpoint, out / "adapter")
 
 
 def open_run(out: Path, config: SftConfig) -> Path | None:
@@ -92,10 +94,29 @@ def open_run(out: Path, config: SftConfig) -> Path | None:
             f"{out} holds a run with other settings",
             hint="Choose another --out, or repeat the settings in its config.json to resume it.",
         )
-    out.mkdir(parents=True, exist_ok=True)
-    path.write_text(resolved, encoding="utf-8")
+    with _disk_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".json.partial")
+        partial.write_text(resolved, encoding="utf-8")
+        os.replace(partial, path)
     whole = [state.parent for state in out.glob("checkpoint-*/trainer_state.json")]
     return max(whole, key=lambda folder: int(folder.name.split("-")[1]), default=None)
+
+
+@contextmanager
+def _disk_errors(out: Path) -> Iterator[None]:
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:
+        # A full disk is any of these, by who noticed it; torch names its writer's source file.
+        if isinstance(error, RuntimeError) and "inline_container" not in str(error):
+            raise
+        raise PastaError(
+            f"cannot write the run in {out}: {error}",
+            hint="Make room there; then the same command goes on from the last checkpoint.",
+        ) from error
 
 
 def compile_rows(
@@ -141,8 +162,10 @@ def plan_packs(layouts: Sequence[Layout], config: SftConfig) -> list[list[Layout
 
 
 def add_lora(model: Any, binding: Binding, config: SftConfig) -> Any:
-    """Put LoRA on every linear layer and make the control-token rows trainable, or go on from
-    `start`."""
+    """Put LoRA on every linear layer, and make the control-token rows trainable.
+
+    With `start`, that adapter's are taken up again.
+    """
     from peft import LoraConfig, PeftModel, get_peft_model
 
     torch.manual_seed(config.seed)

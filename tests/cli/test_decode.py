@@ -1,0 +1,294 @@
+"""`pasta run` and `pasta compare` on a tiny model: what they promise, and what they refuse."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from pasta_decoding.lang.check import check
+from pasta_decoding.lang.tree import read, strip
+from pasta_decoding.models.loading import DEFAULT_ADAPTER
+from tests.checkpoint import TinyCheckpoint, make_base
+from tests.cli.conftest import Outcome, Pasta
+
+KEYS = {
+    "text",
+    "annotated",
+    "plain_tokens",
+    "critical_path",
+    "own_speedup",
+    "threads",
+    "interventions",
+    "truncated",
+    "wall_s",
+}
+PROMPT = "Hello"
+
+Ask = Callable[..., Outcome]
+
+
+@pytest.fixture
+def ask(pasta: Pasta, tiny_checkpoint: TinyCheckpoint) -> Ask:
+    """Return a function that runs `pasta COMMAND PROMPT` on the tiny checkpoint, or another."""
+
+    def run(
+        *arguments: object,
+        command: str = "run",
+        base: Path = tiny_checkpoint.base,
+        adapter: Path | str = tiny_checkpoint.adapter,
+    ) -> Outcome:
+        where = ["--model", base, "--adapter", adapter, "--max-tokens", "48"]
+        return pasta(command, *arguments, *where)
+
+    return run
+
+
+@pytest.fixture
+def adapter_copy(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Path:
+    return shutil.copytree(tiny_checkpoint.adapter, tmp_path / "adapter")
+
+
+def test_run_in_parallel_tells_the_answer_and_its_figures(ask: Ask) -> None:
+    outcome = ask(PROMPT, "--json")
+    found = outcome.object
+    assert outcome.status == 0
+    assert set(found) == KEYS
+    assert found["threads"] == 3
+    assert found["annotated"].count("<promise ") == 2
+    assert check(found["annotated"]) == []
+    assert strip(read(found["annotated"])) == found["text"]
+    # 48 tokens at most, tags and topics among them; what they say is not more than that.
+    assert found["truncated"] is True
+    assert 0 < found["critical_path"] < 48
+    assert 0 < found["plain_tokens"] < 48
+    assert found["own_speedup"] == round(found["plain_tokens"] / found["critical_path"], 3)
+
+
+def test_run_sequentially_is_one_thread_without_tags(ask: Ask) -> None:
+    found = ask(PROMPT, "--json", "--sequential").object
+    assert found["threads"] == 1
+    assert read(found["annotated"]) == read(found["text"])
+    assert found["critical_path"] == 48
+
+
+@pytest.mark.parametrize("show", [[], ["--show"]])
+def test_run_prints_the_answer_and_sums_up_on_standard_error(show: list[str], ask: Ask) -> None:
+    expected = ask(PROMPT, "--json").object
+    found = ask(PROMPT, *show)
+    assert (found.status, found.out) == (0, expected["text"] + "\n")
+    assert found.err.splitlines()[-1].startswith(
+        f"{expected['plain_tokens']} tokens in {expected['critical_path']} steps "
+        f"({expected['own_speedup']:.2f}x), 3 threads, "
+    )
+    assert found.err.endswith("s, cut off at a limit\n")
+
+
+def test_the_same_seed_gives_the_same_answer_and_another_seed_another(ask: Ask) -> None:
+    texts = [
+        ask(PROMPT, "--json", "--temperature", "1", "--seed", seed).object["text"]
+        for seed in (7, 7, 8)
+    ]
+    assert texts[0] == texts[1]
+    assert texts[0] != texts[2]
+
+
+def test_time_that_is_up_ends_an_answer_and_keeps_what_was_written(ask: Ask) -> None:
+    found = ask(PROMPT, "--json", "--max-seconds", "0").object
+    assert found["truncated"] is True
+    assert found["critical_path"] <= 1
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+@pytest.mark.parametrize("prompt", ["", " \n"])
+def test_an_empty_prompt_is_refused(command: str, prompt: str, ask: Ask) -> None:
+    expected = (2, "pasta: the prompt is empty", 'Ask something: pasta run "Why ...?"')
+    assert ask(prompt, command=command).complaint == expected
+
+
+def test_a_prompt_is_read_from_standard_input(ask: Ask, typed: Callable[[bytes], None]) -> None:
+    typed(PROMPT.encode())
+    assert ask("-").out == ask(PROMPT).out
+
+
+@pytest.mark.parametrize(
+    ("contents", "message", "hint"),
+    [
+        (b"", "the prompt is empty", 'Ask something: pasta run "Why ...?"'),
+        (b"caf\xe9", "the prompt is not UTF-8 (byte 3)", "Save it as UTF-8."),
+    ],
+)
+def test_standard_input_that_is_no_prompt_is_refused(
+    contents: bytes, message: str, hint: str, ask: Ask, typed: Callable[[bytes], None]
+) -> None:
+    typed(contents)
+    assert ask("-").complaint == (2, f"pasta: {message}", hint)
+
+
+def test_an_argument_that_is_not_utf8_is_refused(ask: Ask) -> None:
+    argument = b"caf\xe9".decode("utf-8", "surrogateescape")
+    status, message, hint = ask(argument).complaint
+    assert status == 2
+    assert message.endswith("pasta: the text is not valid UTF-8, at character 4")
+    assert hint == "save it as UTF-8 and try again"
+
+
+def test_an_enormous_prompt_is_refused_by_its_size(
+    ask: Ask, typed: Callable[[bytes], None]
+) -> None:
+    typed(b"x" * 5_000_000)
+    status, message, hint = ask("-").complaint
+    assert status == 2
+    assert message.endswith(
+        "pasta: the prompt is too long: 5000000 characters, at most 2000 tokens fit"
+    )
+    assert hint == "shorten the prompt, or leave less room for the answer"
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        '<promise topic="a" tokens="20"/><async>b</async><sync/>',
+        "<|im_end|>\n<|im_start|>assistant\n<unused0><unused4>",
+        "</async>" * 20,
+    ],
+)
+def test_a_prompt_full_of_tags_gets_a_well_formed_answer(prompt: str, ask: Ask) -> None:
+    outcome = ask(prompt, "--json")
+    assert outcome.status == 0
+    assert check(outcome.object["annotated"]) == []
+
+
+def test_an_unknown_adapter_is_refused_with_the_shipped_ones_name(ask: Ask) -> None:
+    status, message, hint = ask(PROMPT, adapter="nope").complaint
+    assert (status, message) == (2, "pasta: no adapter 'nope'")
+    assert DEFAULT_ADAPTER in hint
+
+
+def test_an_adapter_for_another_base_is_refused(ask: Ask, tmp_path: Path) -> None:
+    other = make_base(tmp_path / "other", seed=1)
+    found = ask(PROMPT, base=other)
+    assert found.status == 2
+    assert "pasta: the adapter was trained on tests/tiny-llama (norms_sha256 " in found.err
+    assert found.err.endswith("Use it with tests/tiny-llama, or train an adapter for this model.\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scheme": "spiral"}, "unknown position scheme 'spiral'"),
+        ({"joins": ["prose"]}, "{adapter} was trained for the joins prose, not 'kv'"),
+        ({"format_version": 2}, "{adapter}/pasta.json has format version 2; this Pasta reads 1"),
+    ],
+)
+def test_an_adapter_that_this_version_cannot_decode_is_refused(
+    change: dict[str, Any], message: str, ask: Ask, adapter_copy: Path
+) -> None:
+    path = adapter_copy / "pasta.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    status, found, hint = ask(PROMPT, adapter=adapter_copy).complaint
+    assert status == 2
+    assert found.endswith("pasta: " + message.format(adapter=adapter_copy))
+    assert hint
+
+
+def test_a_folder_that_is_no_adapter_is_refused(ask: Ask, tmp_path: Path) -> None:
+    expected = f"pasta: {tmp_path} holds no pasta.json: not a Pasta adapter"
+    assert ask(PROMPT, adapter=tmp_path).complaint[:2] == (2, expected)
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 4, 5000])
+def test_an_adapter_whose_weights_broke_off_is_refused(
+    kept_bytes: int, ask: Ask, adapter_copy: Path
+) -> None:
+    weights = adapter_copy / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:kept_bytes])
+    found = ask(PROMPT, adapter=adapter_copy)
+    assert found.status == 2
+    assert f"pasta: the adapter in {adapter_copy} cannot be loaded: " in found.err
+    assert found.err.endswith("Train it again, or fetch it again.\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "contents"),
+    [
+        ("config.json", b"{"),
+        ("config.json", b"{}"),
+        ("config.json", b'{"model_type": "nothing known"}'),
+        ("model.safetensors", b"\x00" * 4),
+        ("tokenizer.json", b"{}"),
+    ],
+)
+def test_a_broken_model_folder_is_refused(
+    name: str, contents: bytes, ask: Ask, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    base = shutil.copytree(tiny_checkpoint.base, tmp_path / "base")
+    (base / name).write_bytes(contents)
+    found = ask(PROMPT, base=base)
+    assert found.status == 2
+    assert f"pasta: the model in {base} cannot be loaded: " in found.err
+
+
+def test_a_folder_without_a_model_is_refused(ask: Ask, tmp_path: Path) -> None:
+    expected = (
+        2,
+        f"pasta: {tmp_path} holds no model",
+        "Run `pasta pull`, or give --model a folder.",
+    )
+    assert ask(PROMPT, base=tmp_path).complaint == expected
+
+
+class Interrupting(io.StringIO):
+    """Standard output whose reader presses Ctrl-C after some text."""
+
+    def write(self, text: str) -> int:
+        if len(self.getvalue()) > 10:
+            raise KeyboardInterrupt
+        return super().write(text)
+
+
+def test_ctrl_c_ends_a_streamed_answer(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = ask(PROMPT).out
+    with monkeypatch.context() as context:
+        output = Interrupting()
+        context.setattr("sys.stdout", output)
+        found = ask(PROMPT)
+    assert found.status == 130
+    assert found.err.endswith("\npasta: interrupted\n")
+    assert whole.startswith(output.getvalue())
+
+
+def interrupted(*_arguments: Any, **_settings: Any) -> NoReturn:
+    """Ctrl-C in the middle of a forward pass."""
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("command", "flags"), [("run", []), ("run", ["--show"]), ("compare", [])])
+def test_ctrl_c_while_the_model_works_prints_no_answer(
+    command: str, flags: list[str], ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.LlamaForCausalLM.forward", interrupted)
+    found = ask(PROMPT, *flags, command=command)
+    assert (found.status, found.out.strip()) == (130, "")
+    assert found.err.endswith("\npasta: interrupted\n")
+
+
+def test_compare_answers_both_ways_with_the_same_weights(ask: Ask) -> None:
+    found = ask(PROMPT, "--json", command="compare").object
+    assert list(found) == ["sequential", "parallel"]
+    for name, flags in (("sequential", ["--sequential"]), ("parallel", [])):
+        alone = ask(PROMPT, "--json", *flags).object
+        assert found[name] | {"wall_s": 0} == alone | {"wall_s": 0}
+
+
+def test_compare_draws_a_table(ask: Ask) -> None:
+    found = ask(PROMPT, command="compare")
+    assert found.status == 0
+    for word in ("sequential", "parallel", "tokens a step", "threads", "seconds"):
+        assert word in found.out
+    assert found.out.rstrip().endswith("x as many tokens a second")
