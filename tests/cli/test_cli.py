@@ -266,6 +266,7 @@ def test_train_sft_with_a_path_that_does_not_work_is_refused(
     assert found.status == 2
     assert found.err.startswith("pasta: ")
     assert str(wrong) in found.err
+    assert not (tmp_path / "r").exists()
 
 
 @pytest.mark.parametrize("largest_file_bytes", [0, 20_000, 100_000])
@@ -285,7 +286,7 @@ def test_a_full_disk_ends_training_with_an_error_and_the_run_can_go_on(
         found = pasta(*command)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    print(found.err.replace("\r","\n"))
+    print(found.err.replace("\r", "\n"))
     assert found.status == 2
     assert "pasta: " in found.err
     assert not (out / "adapter").exists()

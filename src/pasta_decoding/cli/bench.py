@@ -16,6 +16,9 @@ from pasta_decoding.models.loading import DEFAULT_ADAPTER
 def answers(
     prompts: Annotated[Path, typer.Option(help="JSONL (.gz) with an `instruction` a line.")],
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
+    sequential: Annotated[
+        int | None, typer.Option(min=0, help="Answer only the first so many sequentially, too.")
+    ] = None,
     timed: Annotated[int, typer.Option(min=0, help="Time a replay of the first so many.")] = 20,
     adapter: Adapter = DEFAULT_ADAPTER,
     model: Model = None,
@@ -45,6 +48,7 @@ def answers(
             decoder,
             questions,
             max_tokens=max_tokens,
+            sequential=sequential,
             timed=timed,
             bare=BareTimes(transformers_call(engine.model)),
             out=records,

@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -30,6 +30,7 @@ class Record:
 
     shown_equals_text: the streamed pieces add up to the answer's text, and its text form reads
         back to the same.
+    sequential_*: the same weights with promises banned; None where that was left out.
     """
 
     prompt: str
@@ -48,9 +49,9 @@ class Record:
     well_formed: bool = True
     shown_equals_text: bool = True
     wall_s: float = 0.0
-    sequential_tokens: int = 0
-    sequential_hit_limit: bool = False
-    sequential_wall_s: float = 0.0
+    sequential_tokens: int | None = None
+    sequential_hit_limit: bool | None = None
+    sequential_wall_s: float | None = None
     timing: Timing | None = None
 
     @property
@@ -60,26 +61,30 @@ class Record:
 
 
 def bench_prompt(
-    decoder: Decoder, prompt: str, *, max_tokens: int, bare: BareCall | None
+    decoder: Decoder, prompt: str, *, max_tokens: int, sequential: bool, bare: BareCall | None
 ) -> Record:
-    """Answer one prompt in parallel and sequentially, and time a replay if `bare` is given."""
+    """Answer one prompt in parallel, then sequentially, and time a replay if `bare` is given."""
     try:
         request = decoder.request(prompt, Rules(max_tokens=max_tokens), Sampling())
         answer = decoder.answer(request)
-        sequential = decoder.answer(
-            decoder.request(prompt, Rules(max_tokens=max_tokens, parallel=False), Sampling())
-        )
-        timing = (
-            time_answer(decoder, request.prompt, answer, bare) if bare and answer.text else None
-        )
+        record = _parallel_record(decoder, prompt, answer)
+        if sequential:
+            record = replace(record, **_sequential_fields(decoder, prompt, max_tokens))
+        if bare and answer.text:
+            record = replace(record, timing=time_answer(decoder, request.prompt, answer, bare))
     except PastaError as error:
         return Record(prompt, error=str(error))
-    record = asdict(_parallel_record(decoder, prompt, answer)) | {
-        "sequential_tokens": decoder.plain_tokens(sequential.text),
-        "sequential_hit_limit": sequential.hit_limit,
-        "sequential_wall_s": sequential.seconds,
+    return record
+
+
+def _sequential_fields(decoder: Decoder, prompt: str, max_tokens: int) -> dict[str, Any]:
+    rules = Rules(max_tokens=max_tokens, parallel=False)
+    answer = decoder.answer(decoder.request(prompt, rules, Sampling()))
+    return {
+        "sequential_tokens": decoder.plain_tokens(answer.text),
+        "sequential_hit_limit": answer.hit_limit,
+        "sequential_wall_s": answer.seconds,
     }
-    return Record(**record | {"timing": timing})
 
 
 def _parallel_record(decoder: Decoder, prompt: str, answer: Answer) -> Record:
@@ -109,12 +114,15 @@ def bench(
     prompts: Sequence[str],
     *,
     max_tokens: int,
+    sequential: int | None,
     timed: int,
     bare: BareCall,
     out: Path | None,
     tick: Callable[[Record], None],
 ) -> list[Record]:
-    """Bench every prompt, and time a replay of the first `timed`.
+    """Bench every prompt; also time a replay of the first `timed`.
+
+    The first `sequential` are answered sequentially, too; None means all of them.
 
     With `out`, records are kept there line by line, and a stopped run goes on where it was.
     """
@@ -123,8 +131,13 @@ def bench(
     for place, prompt in enumerate(prompts):
         record = known.get(prompt)
         if record is None:
-            timer = bare if place < timed else None
-            record = bench_prompt(decoder, prompt, max_tokens=max_tokens, bare=timer)
+            record = bench_prompt(
+                decoder,
+                prompt,
+                max_tokens=max_tokens,
+                sequential=sequential is None or place < sequential,
+                bare=bare if place < timed else None,
+            )
             if out is not None:
                 with out.open("a", encoding="utf-8") as lines:
                     lines.write(json.dumps(asdict(record), ensure_ascii=False) + "\n")
@@ -154,6 +167,7 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
     """Return the figures of a bench; a failed request counts in `failures` and nowhere else."""
     done = [record for record in records if record.error is None]
     promised = [record for record in done if record.chunks]
+    compared = [record for record in done if record.sequential_tokens is not None]
     timed = [record.timing for record in done if record.timing is not None]
     chunks = sum(record.chunks for record in done)
     return {
@@ -175,9 +189,13 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
         "repeated_chunks": _share(sum(record.repeated_chunks for record in done), chunks),
         "truncated_chunks": _share(sum(record.truncated_chunks for record in done), chunks),
         "hit_limit": _share(sum(record.hit_limit for record in done), len(done)),
-        "sequential_hit_limit": _share(sum(r.sequential_hit_limit for r in done), len(done)),
         "plain_tokens_mean": _mean([record.plain_tokens for record in done]),
-        "sequential_tokens_mean": _mean([record.sequential_tokens for record in done]),
+        "compared": len(compared),
+        "compared_hit_limit": _share(sum(r.hit_limit for r in compared), len(compared)),
+        "sequential_hit_limit": _share(
+            sum(bool(r.sequential_hit_limit) for r in compared), len(compared)
+        ),
+        "sequential_tokens_mean": _mean([r.sequential_tokens or 0 for r in compared]),
         "machine": machine(),
         "commit": commit(),
     }

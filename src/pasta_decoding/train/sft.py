@@ -70,7 +70,7 @@ def train_sft(
     say: Callable[[str], None],
 ) -> Path:
     """Train, resuming if `out` holds this run, and return the folder of the finished adapter."""
-    resume = open_run(out, config)
+    resume = find_run(out, config)
     model, tokenizer = load_base(base, dtype="bfloat16" if config.bf16 else "float32")
     binding = bindings.bind(tokenizer)
     checkpoint = bindings.describe(model, tokenizer, binding, name=config.base_name)
@@ -80,27 +80,34 @@ def train_sft(
     say(f"{len(layouts)} answers, {_tokens(packs)} tokens in {len(packs)} packs")
     model = add_lora(model, binding, config)
     with _disk_errors(out):
+        begin_run(out, config)
         run_trainer(model, packs, binding, config, out, resume)
         plot_losses(out / "metrics.jsonl", out / "loss.png")
         return save_adapter(model, checkpoint, out / "adapter")
 
 
-def open_run(out: Path, config: SftConfig) -> Path | None:
-    """Create the run folder, or return the last whole checkpoint of the same run in it."""
+def find_run(out: Path, config: SftConfig) -> Path | None:
+    """Return the last whole checkpoint of this run in `out`. Refuses a folder of another run."""
     path = out / "config.json"
-    resolved = json.dumps(asdict(config), indent=2) + "\n"
-    if path.exists() and path.read_text(encoding="utf-8") != resolved:
+    if path.exists() and path.read_text(encoding="utf-8") != _resolved(config):
         raise PastaError(
             f"{out} holds a run with other settings",
             hint="Choose another --out, or repeat the settings in its config.json to resume it.",
         )
-    with _disk_errors(out):
-        out.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".json.partial")
-        partial.write_text(resolved, encoding="utf-8")
-        os.replace(partial, path)
     whole = [state.parent for state in out.glob("checkpoint-*/trainer_state.json")]
     return max(whole, key=lambda folder: int(folder.name.split("-")[1]), default=None)
+
+
+def begin_run(out: Path, config: SftConfig) -> None:
+    """Create the run folder with the resolved settings in it, whole or not at all."""
+    out.mkdir(parents=True, exist_ok=True)
+    partial = out / "config.json.partial"
+    partial.write_text(_resolved(config), encoding="utf-8")
+    os.replace(partial, out / "config.json")
+
+
+def _resolved(config: SftConfig) -> str:
+    return json.dumps(asdict(config), indent=2) + "\n"
 
 
 @contextmanager
