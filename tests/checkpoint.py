@@ -88,7 +88,7 @@ def make_adapter(base: Path, folder: Path, *, name: str = BASE_NAME, seed: int =
 
 def _make_lifelike(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
     """Let it write readable characters, and tags now and then; let no two models' norms agree."""
-    rows_VD = model.get_input_embeddings().weight
+    rows_VD: torch.Tensor = model.model.embed_tokens.weight
     for text, token in tokenizer.get_vocab().items():
         if text in SPARE:
             rows_VD[token] *= TAG_BIAS

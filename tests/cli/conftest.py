@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -39,6 +39,11 @@ class Outcome:
 
 
 Pasta = Callable[..., Outcome]
+
+
+def interrupted(*_arguments: Any, **_settings: Any) -> NoReturn:
+    """Ctrl-C, wherever this stands in for something."""
+    raise KeyboardInterrupt
 
 
 @pytest.fixture

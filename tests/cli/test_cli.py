@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import resource
 from pathlib import Path
-from typing import Any, NoReturn
 
 import pytest
 
-from tests.checkpoint import TinyCheckpoint
-from tests.cli.conftest import Pasta
+from tests.cli.conftest import Pasta, interrupted
 
 COMMANDS = [
     "",
@@ -26,11 +23,6 @@ COMMANDS = [
 ]
 GOOD = 'One: <promise topic="a" tokens="20"/><async>b</async>\n'
 BAD = "One\n<async>b</async> <sync/>\n"
-
-
-def interrupted(*_arguments: Any, **_settings: Any) -> NoReturn:
-    """Ctrl-C, wherever this stands in for something."""
-    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -193,6 +185,23 @@ def test_an_interrupted_annotate_leaves_no_file(
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_an_interrupted_lint_says_so(
+    tmp_path: Path, pasta: Pasta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "read_bytes", interrupted)
+    found = pasta("lint", tmp_path / "any.txt")
+    assert (found.status, found.out, found.err) == (130, "", "\npasta: interrupted\n")
+
+
+def test_an_interrupted_pull_leaves_nothing_in_the_cache(
+    tmp_path: Path, pasta: Pasta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PASTA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", interrupted)
+    assert pasta("pull", "--source", "hub").status == 130
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
 @pytest.mark.usefixtures("tiny_cache")
 def test_annotate_names_an_output_that_it_cannot_write(tmp_path: Path, pasta: Pasta) -> None:
     path = tmp_path / "rows.jsonl"
@@ -211,83 +220,3 @@ def test_annotate_without_the_embedded_model_says_to_pull_it(
     path.write_text(row(1, LIST))
     expected = (2, f"pasta: the embedded model is not in {tmp_path}", "run `pasta pull`")
     assert pasta("annotate", path, tmp_path / "out.jsonl").complaint == expected
-
-
-TRAIN = "--base-name tiny --max-steps 2 --packs-per-step 1 --save-every-steps 1 --no-bf16".split()
-
-
-@pytest.fixture
-def annotated_rows(tmp_path: Path) -> Path:
-    path = tmp_path / "train.jsonl"
-    path.write_text(row(1, GOOD))
-    return path
-
-
-def test_train_sft_prints_the_folder_of_the_adapter_that_it_wrote(
-    tiny_checkpoint: TinyCheckpoint, annotated_rows: Path, tmp_path: Path, pasta: Pasta
-) -> None:
-    out = tmp_path / "run"
-    base = tiny_checkpoint.base
-    found = pasta("train", "sft", "--data", annotated_rows, "--out", out, "--model", base, *TRAIN)
-    assert found.status == 0
-    assert found.out.splitlines()[-1] == str(out / "adapter")
-    assert (out / "adapter" / "pasta.json").is_file()
-
-
-def test_an_interrupted_train_sft_leaves_no_adapter_and_can_be_resumed(
-    tiny_checkpoint: TinyCheckpoint,
-    annotated_rows: Path,
-    tmp_path: Path,
-    pasta: Pasta,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    out = tmp_path / "run"
-    command = ["train", "sft", "--data", annotated_rows, "--out", out]
-    command += ["--model", tiny_checkpoint.base, *TRAIN]
-    with monkeypatch.context() as context:
-        context.setattr("torch.optim.AdamW.step", interrupted)
-        assert pasta(*command).status == 130
-    assert not (out / "adapter").exists()
-    assert pasta(*command).status == 0
-
-
-@pytest.mark.parametrize("flag", ["--data", "--out", "--model"])
-def test_train_sft_with_a_path_that_does_not_work_is_refused(
-    flag: str,
-    tiny_checkpoint: TinyCheckpoint,
-    annotated_rows: Path,
-    tmp_path: Path,
-    pasta: Pasta,
-) -> None:
-    wrong = annotated_rows / "inside"
-    paths = {"--data": annotated_rows, "--out": tmp_path / "r", "--model": tiny_checkpoint.base}
-    paths[flag] = wrong
-    found = pasta("train", "sft", *(part for pair in paths.items() for part in pair), *TRAIN)
-    assert found.status == 2
-    assert found.err.startswith("pasta: ")
-    assert str(wrong) in found.err
-    assert not (tmp_path / "r").exists()
-
-
-@pytest.mark.parametrize("largest_file_bytes", [0, 20_000, 100_000])
-def test_a_full_disk_ends_training_with_an_error_and_the_run_can_go_on(
-    largest_file_bytes: int,
-    tiny_checkpoint: TinyCheckpoint,
-    annotated_rows: Path,
-    tmp_path: Path,
-    pasta: Pasta,
-) -> None:
-    out = tmp_path / "run"
-    command = ["train", "sft", "--data", annotated_rows, "--out", out]
-    command += ["--model", tiny_checkpoint.base, *TRAIN]
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file_bytes, hard))
-    try:
-        found = pasta(*command)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    print(found.err.replace("\r", "\n"))
-    assert found.status == 2
-    assert "pasta: " in found.err
-    assert not (out / "adapter").exists()
-    assert pasta(*command).status == 0

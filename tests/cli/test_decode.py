@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
@@ -15,19 +15,10 @@ from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import read, strip
 from pasta_decoding.models.loading import DEFAULT_ADAPTER
 from tests.checkpoint import TinyCheckpoint, make_base
-from tests.cli.conftest import Outcome, Pasta
+from tests.cli.conftest import Outcome, Pasta, interrupted
 
-KEYS = {
-    "text",
-    "annotated",
-    "plain_tokens",
-    "critical_path",
-    "own_speedup",
-    "threads",
-    "interventions",
-    "truncated",
-    "wall_s",
-}
+KEYS = ["text", "annotated", "plain_tokens", "critical_path", "own_speedup"]
+KEYS += ["threads", "interventions", "truncated", "wall_s"]
 PROMPT = "Hello"
 
 Ask = Callable[..., Outcome]
@@ -58,7 +49,7 @@ def test_run_in_parallel_tells_the_answer_and_its_figures(ask: Ask) -> None:
     outcome = ask(PROMPT, "--json")
     found = outcome.object
     assert outcome.status == 0
-    assert set(found) == KEYS
+    assert list(found) == KEYS
     assert found["threads"] == 3
     assert found["annotated"].count("<promise ") == 2
     assert check(found["annotated"]) == []
@@ -68,6 +59,22 @@ def test_run_in_parallel_tells_the_answer_and_its_figures(ask: Ask) -> None:
     assert 0 < found["critical_path"] < 48
     assert 0 < found["plain_tokens"] < 48
     assert found["own_speedup"] == round(found["plain_tokens"] / found["critical_path"], 3)
+
+
+def test_run_without_a_model_uses_the_embedded_one(
+    ask: Ask, pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tiny_cache: Path
+) -> None:
+    assert tiny_cache.is_dir()
+    found = pasta("run", PROMPT, "--adapter", tiny_checkpoint.adapter, "--max-tokens", "48")
+    assert found.out == ask(PROMPT).out
+
+
+def test_run_before_the_embedded_model_is_pulled_says_to_pull_it(
+    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PASTA_CACHE", str(tmp_path))
+    expected = (2, f"pasta: the embedded model is not in {tmp_path}", "run `pasta pull`")
+    assert pasta("run", PROMPT, "--adapter", tiny_checkpoint.adapter).complaint == expected
 
 
 def test_run_sequentially_is_one_thread_without_tags(ask: Ask) -> None:
@@ -261,11 +268,6 @@ def test_ctrl_c_ends_a_streamed_answer(ask: Ask, monkeypatch: pytest.MonkeyPatch
     assert found.status == 130
     assert found.err.endswith("\npasta: interrupted\n")
     assert whole.startswith(output.getvalue())
-
-
-def interrupted(*_arguments: Any, **_settings: Any) -> NoReturn:
-    """Ctrl-C in the middle of a forward pass."""
-    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(("command", "flags"), [("run", []), ("run", ["--show"]), ("compare", [])])

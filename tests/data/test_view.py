@@ -156,18 +156,23 @@ def test_labels_by_hand() -> None:
 
 
 def test_answers_of_a_pack_do_not_see_each_other() -> None:
-    segments = [PromiseRun((OPEN, P20), 20), ChunkRun((ASYNC,)), Run((11,)), SyncRun(SYNC)]
+    segments: list[Segment] = [
+        PromiseRun((OPEN, P20), 20),
+        ChunkRun((ASYNC,)),
+        Run((11,)),
+        SyncRun(SYNC),
+    ]
     answer = lay_out((90,), segments, SCHEME, async_close=CLOSE, end=END)
     # prompt, promise, closing, chunk, main beside the chunk, sync; then a short second answer
-    expected = """
-        1.......
-        11......
-        111.....
-        1111....
-        111.1...
-        111111..
-        ......1.
-        ......11
-    """.split()
+    expected = [
+        "1.......",
+        "11......",
+        "111.....",
+        "1111....",
+        "111.1...",
+        "111111..",
+        "......1.",
+        "......11",
+    ]
     found = visibility(view([answer, layout_of(2)]))
-    assert ["".join(".1"[int(cell)] for cell in row) for row in found] == expected
+    assert ["".join(".1"[int(cell)] for cell in row) for row in found] == expected.split()

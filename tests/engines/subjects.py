@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.engines.oracle import Oracle, Recorder, by_script, dense
-from tests.tiny import TINY_MODELS, VOCABULARY
 from torch import nn
 
 from pasta_decoding.engines.base import Engine
 from pasta_decoding.engines.scripted import ScriptedEngine, shuffled
 from pasta_decoding.engines.torch import TorchEngine
+from tests.engines.oracle import Oracle, Recorder, by_script, dense
+from tests.tiny import TINY_MODELS, VOCABULARY
 
 
 @dataclass(frozen=True)

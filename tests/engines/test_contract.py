@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engines.oracle import TOLERANCE, Recorder, assert_equals_recompute
-from tests.engines.subjects import SUBJECTS, Subject
-from tests.tiny import VOCABULARY
 
 from pasta_decoding.engines.base import Branch, Feed, FloatArray
 from pasta_decoding.errors import PastaError
+from tests.engines.oracle import TOLERANCE, Recorder, assert_equals_recompute
+from tests.engines.subjects import SUBJECTS, Subject
+from tests.tiny import VOCABULARY
 
 PROMPT = (5, 17, 42, 8)
 # Stand-ins for control tokens: to an engine they are ids like any other.

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from tests.engines.oracle import TOLERANCE, Recorder, assert_equals_recompute, dense
-from tests.tiny import seeded, tiny_llama, tiny_qwen3
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -24,6 +22,8 @@ from pasta_decoding.engines.attention import PooledLayer, Span
 from pasta_decoding.engines.base import Feed
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.errors import PastaError
+from tests.engines.oracle import TOLERANCE, Recorder, assert_equals_recompute, dense
+from tests.tiny import seeded, tiny_llama, tiny_qwen3
 
 PROMPT = (5, 17, 42, 8)
 

@@ -62,11 +62,11 @@ PARALLEL = Record(
     sequential_tokens=80,
     timing=Timing(sequential_s=8.0, parallel_s=4.0, ideal_s=3.0),
 )
-PLAIN = Record("q", plain_tokens=30, critical_path=30, fed_tokens=50, sequential_tokens=30)
+PLAIN = Record("q", plain_tokens=30, critical_path=30, fed_tokens=50)
 FAILED = Record("r", error="the prompt is empty")
 
 
-def test_a_summary_by_hand_in_which_a_failed_request_counts_once() -> None:
+def test_a_summary_by_hand_of_one_answer_in_chunks_one_plain_one_and_a_failed_request() -> None:
     figures = summary([PARALLEL, PLAIN, FAILED])
     figures.pop("machine")
     figures.pop("commit")
@@ -87,9 +87,11 @@ def test_a_summary_by_hand_in_which_a_failed_request_counts_once() -> None:
         "repeated_chunks": 0.25,
         "truncated_chunks": 0.5,
         "hit_limit": 0.5,
-        "sequential_hit_limit": 0.0,
         "plain_tokens_mean": 60.0,
-        "sequential_tokens_mean": 55.0,
+        "compared": 1,
+        "compared_hit_limit": 1.0,
+        "sequential_hit_limit": 0.0,
+        "sequential_tokens_mean": 80.0,
     }
 
 

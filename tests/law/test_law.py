@@ -13,18 +13,27 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from tests.law import world
-from tests.tiny import tiny_llama, tiny_qwen3
 from transformers import PreTrainedModel
 
 from pasta_decoding.data.view import view, visibility
 from pasta_decoding.engines.torch import TorchEngine
-from pasta_decoding.lang.layout import Layout, Segment, lay_out, sees
+from pasta_decoding.lang.layout import (
+    ChunkRun,
+    Layout,
+    PromiseRun,
+    Run,
+    Segment,
+    SyncRun,
+    lay_out,
+    sees,
+)
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import answer_of
 from pasta_decoding.runtime.rules import Constraint, Rules
 from pasta_decoding.runtime.sampling import Choice, Logits, Replay
 from pasta_decoding.runtime.scheduler import Request, Scheduler
+from tests.law import world
+from tests.tiny import tiny_llama, tiny_qwen3
 
 MODELS = {"llama": tiny_llama(), "qwen3": tiny_qwen3()}
 
@@ -152,13 +161,13 @@ def test_a_wrong_mask_breaks_the_law() -> None:
 
 def test_the_mask_of_a_worked_example() -> None:
     """Prompt p, main a; promise with topic t; its chunk; main b; SYNC; main c."""
-    segments = [
-        world.Run((11,)),
-        world.PromiseRun((world.OPEN, 20, world.P20), 20),
-        world.ChunkRun((world.ASYNC, 30)),
-        world.Run((12,)),
-        world.SyncRun(world.SYNC),
-        world.Run((13,)),
+    segments: list[Segment] = [
+        Run((11,)),
+        PromiseRun((world.OPEN, 20, world.P20), 20),
+        ChunkRun((world.ASYNC, 30)),
+        Run((12,)),
+        SyncRun(world.SYNC),
+        Run((13,)),
     ]
     layout = compiled((60,), segments)
     expected = """

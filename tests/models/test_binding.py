@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.tiny import seeded, tiny_llama, tiny_qwen3
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -29,6 +28,7 @@ from pasta_decoding.models.binding import (
     load,
     save,
 )
+from tests.tiny import seeded, tiny_llama, tiny_qwen3
 
 PARTS = len(BUCKETS) + 4
 _JUPYTER = [f"<jupyter_{part}>" for part in ("start", "text", "code", "output", "script")]

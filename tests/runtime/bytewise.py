@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tests.law.world import BINDING, END
-
 from pasta_decoding.runtime.vocabulary import Vocabulary
+from tests.law.world import BINDING, END
 
 # One token a byte: the id of a byte is the byte plus this.
 FIRST_BYTE = 10

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from tests.law.world import BINDING, CLOSE, END, SCHEME
 
 from pasta_decoding.lang.layout import MAIN, ChunkRun, Layout, PromiseRun, lay_out
 from pasta_decoding.lang.tree import Tree
@@ -19,6 +18,7 @@ from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import best_allowed
 from pasta_decoding.runtime.text import tree_of
 from pasta_decoding.runtime.vocabulary import Vocabulary
+from tests.law.world import BINDING, CLOSE, END, SCHEME
 
 PROMPT = (11, 12, 13)
 WORDS = ["a", "b", "c", "A", "as", " a", " b", " c", " B", "-", " -", "b."]

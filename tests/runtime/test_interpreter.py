@@ -8,6 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from pasta_decoding.lang.check import check
+from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Run, SyncRun
+from pasta_decoding.lang.tree import Chunk, Span, read, show, strip
+from pasta_decoding.runtime.actions import Append, CloseChunk, Finish, Fork, Join
+from pasta_decoding.runtime.interpreter import Interpreter
+from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.vocabulary import fold_topic
 from tests.law.world import ASYNC, BINDING, CLOSE, END, OPEN, P20, P50, SCHEME, SYNC
 from tests.runtime.play import (
     ID,
@@ -21,14 +29,6 @@ from tests.runtime.play import (
     play_steps,
     script,
 )
-
-from pasta_decoding.lang.check import check
-from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Run, SyncRun
-from pasta_decoding.lang.tree import Chunk, Span, read, show, strip
-from pasta_decoding.runtime.actions import Append, CloseChunk, Finish, Fork, Join
-from pasta_decoding.runtime.interpreter import Interpreter
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.vocabulary import fold_topic
 
 A, B, C, SPACE_A, SPACE_B, SPACE_C = (ID[text] for text in ("a", "b", "c", " a", " b", " c"))
 CONTROL = st.sampled_from([OPEN, P20, P50, CLOSE, SYNC, END])

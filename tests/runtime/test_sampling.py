@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SYNC
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Run, Segment, SyncRun
 from pasta_decoding.runtime.rules import NOTHING, Constraint
 from pasta_decoding.runtime.sampling import Choice, Logits, Replay, Sampler, Sampling
+from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SYNC
 
 FREE = Constraint(NOTHING)
 LOGITS: Logits = np.log(np.array([0.5, 0.25, 0.15, 0.1], dtype=np.float32))

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SCHEME, SYNC
-from tests.runtime.play import ID, SIZE, VOCABULARY
 
 from pasta_decoding.engines.base import FloatArray
 from pasta_decoding.engines.scripted import Script, ScriptedEngine, follow, shuffled
@@ -32,6 +30,8 @@ from pasta_decoding.runtime.events import (
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampler, Sampling
 from pasta_decoding.runtime.scheduler import Request, Scheduler
+from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SCHEME, SYNC
+from tests.runtime.play import ID, SIZE, VOCABULARY
 
 A, B, C, SPACE_A = (ID[text] for text in ("a", "b", "c", " a"))
 # Promises would be rare otherwise, and answers short.

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SCHEME, SYNC
-from tests.runtime.bytewise import FIRST_BYTE, SIZE, VOCABULARY, decode, ids
 
 from pasta_decoding.engines.scripted import Script, ScriptedEngine, follow, shuffled
 from pasta_decoding.lang.layout import MAIN, ChunkRun, PromiseRun, Run, Segment, SyncRun
@@ -21,6 +19,8 @@ from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampler, Sampling
 from pasta_decoding.runtime.scheduler import Request, Scheduler
 from pasta_decoding.runtime.text import MAX_HELD_TOKENS, ThreadText, stretch_text, tree_of
+from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SCHEME, SYNC
+from tests.runtime.bytewise import FIRST_BYTE, SIZE, VOCABULARY, decode, ids
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 TEXT = st.text("ab \n\té東😀", max_size=12)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pasta_decoding.data.view import view
-from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Run, lay_out
+from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Run, Segment, lay_out
 from pasta_decoding.train.loss import LossMeter
 from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SCHEME, SIZE
 
@@ -51,7 +51,8 @@ def test_text_and_control_tokens_are_read_apart_and_then_start_anew() -> None:
 
 def test_the_gradient_is_what_was_predicted_minus_what_was_right() -> None:
     logits_LV = LOGITS_LV[:1].clone().requires_grad_()
-    LossMeter([]).loss(outputs(logits_LV), torch.tensor([[1]]), num_items_in_batch=4).backward()
+    loss = LossMeter([]).loss(outputs(logits_LV), torch.tensor([[1]]), num_items_in_batch=4)
+    torch.autograd.backward(loss)
     expected = torch.tensor([[0.5, 0.25 - 1, 0.25]]) / 4
     assert logits_LV.grad is not None
     torch.testing.assert_close(logits_LV.grad, expected)
@@ -66,7 +67,7 @@ def test_a_bfloat16_model_has_its_loss_computed_in_float32() -> None:
 
 def test_prompt_and_forced_tokens_carry_no_loss() -> None:
     """All logits are equal, so every label costs ln V; what is forced is nobody's choice."""
-    segments = [
+    segments: list[Segment] = [
         Run((11, 12), forced=1),
         PromiseRun((OPEN, 20, P20), 20, forced=1),
         ChunkRun((ASYNC, 30), closed=False),

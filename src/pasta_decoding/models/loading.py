@@ -55,7 +55,7 @@ def native_dtype() -> str:
 
     if torch.cuda.is_available():
         return "bfloat16"
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     native = capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")
     return "bfloat16" if native else "float32"
 

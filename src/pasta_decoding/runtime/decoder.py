@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pasta_decoding.engines.base import Engine
+from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Segment
 from pasta_decoding.lang.positions import Scheme, scheme_named
 from pasta_decoding.models.binding import Binding
@@ -49,6 +50,7 @@ class Decoder:
             max_tokens=tokens + Rules().max_topic_tokens + 8,
             max_threads=len(segments) + 1,
             max_chunks=len(segments) + 1,
+            min_chunk_tokens=tokens,
         )
         binding = self.vocabulary.binding
         end = min(self.vocabulary.ends)
@@ -108,6 +110,11 @@ def torch_decoder(base: Path, adapter: Path, *, dtype: str = "float32") -> Decod
 def decoder_over(engine: Engine, loaded: Loaded) -> Decoder:
     """Return a decoder for a loaded checkpoint on any engine."""
     checkpoint = loaded.checkpoint
+    if not loaded.ends:
+        raise PastaError(
+            "the model names no token that ends an answer",
+            hint="Set eos_token_id in its generation_config.json.",
+        )
     binding: Binding = checkpoint.binding
     return Decoder(
         engine=engine,

@@ -122,7 +122,7 @@ def _disk_errors(out: Path) -> Iterator[None]:
             raise
         raise PastaError(
             f"cannot write the run in {out}: {error}",
-            hint="Make room there; then the same command goes on from the last checkpoint.",
+            hint="Make room there; the same command goes on from the last checkpoint.",
         ) from error
 
 

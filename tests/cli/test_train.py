@@ -1,0 +1,109 @@
+"""`pasta train sft` on a tiny model: what it leaves behind, also when it cannot go on."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoint import TinyCheckpoint
+from tests.cli.conftest import Outcome, Pasta, interrupted
+
+FLAGS = [
+    "--base-name",
+    "tiny",
+    "--max-steps",
+    "2",
+    "--packs-per-step",
+    "1",
+    "--save-every-steps",
+    "1",
+    "--no-bf16",
+]
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    response = 'One: <promise topic="a" tokens="20"/><async>b</async>'
+    row = {"id": "1", "source": "", "instruction": "i", "response": response}
+    path.write_text(json.dumps(row))
+    return path
+
+
+@pytest.fixture
+def train(
+    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, rows: Path, tmp_path: Path
+) -> Callable[..., Outcome]:
+    """Return a function that trains two steps into `run`; named paths take the place of its own."""
+
+    def run(**paths: Path) -> Outcome:
+        wanted = {"data": rows, "out": tmp_path / "run", "model": tiny_checkpoint.base} | paths
+        where = [part for name, path in wanted.items() for part in (f"--{name}", path)]
+        return pasta("train", "sft", *where, *FLAGS)
+
+    return run
+
+
+def test_training_prints_the_folder_of_the_adapter_that_it_wrote(
+    train: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    found = train()
+    assert found.status == 0
+    assert found.out.splitlines()[-1] == str(tmp_path / "run" / "adapter")
+    assert (tmp_path / "run" / "adapter" / "pasta.json").is_file()
+
+
+def test_interrupted_training_leaves_no_adapter_and_can_be_resumed(
+    train: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as context:
+        context.setattr("torch.optim.AdamW.step", interrupted)
+        found = train()
+    assert found.status == 130
+    assert found.err.endswith("\npasta: interrupted\n")
+    assert not (tmp_path / "run" / "adapter").exists()
+    assert train().status == 0
+
+
+@pytest.mark.parametrize("name", ["data", "out", "model"])
+def test_a_path_that_does_not_work_is_named_and_no_run_is_begun(
+    name: str, train: Callable[..., Outcome], rows: Path, tmp_path: Path
+) -> None:
+    found = train(**{name: rows / "inside"})
+    assert found.status == 2
+    assert "pasta: " in found.err
+    assert str(rows / "inside") in found.err
+    assert list(tmp_path.iterdir()) == [rows]
+
+
+@contextmanager
+def full_disk(largest_file_bytes: int) -> Iterator[None]:
+    """Let no file grow beyond this size."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+# The settings, the adapter and the optimiser's state are what does not fit, in this order.
+@pytest.mark.parametrize("largest_file_bytes", [0, 20_000, 100_000])
+def test_a_full_disk_ends_training_with_an_error_and_the_run_can_go_on(
+    largest_file_bytes: int, train: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    with full_disk(largest_file_bytes):
+        found = train()
+    assert found.status == 2
+    assert f"pasta: cannot write the run in {out}: " in found.err
+    assert found.err.endswith(
+        "Make room there; the same command goes on from the last checkpoint.\n"
+    )
+    assert not (out / "adapter").exists()
+    assert train().status == 0
