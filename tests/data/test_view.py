@@ -175,4 +175,4 @@ def test_answers_of_a_pack_do_not_see_each_other() -> None:
         "......11",
     ]
     found = visibility(view([answer, layout_of(2)]))
-    assert ["".join(".1"[int(cell)] for cell in row) for row in found] == expected.split()
+    assert ["".join(".1"[int(cell)] for cell in row) for row in found] == expected
