@@ -44,7 +44,9 @@ def main() -> None:
     annotated = [row for path in options.annotated for row in read_rows(path)]
     trees = [shorten(read(row.response), count_tokens, options.max_tokens) for row in annotated]
     rows = [
-        replace(row, response=show(tree)) for row, tree in zip(annotated, trees, strict=True) if tree
+        replace(row, response=show(tree))
+        for row, tree in zip(annotated, trees, strict=True)
+        if tree
     ]
     seen = {unwrap(row).instruction for row in rows}
     for path in options.plain:
