@@ -34,11 +34,14 @@ class Recorder:
         self._joined: dict[Branch, set[int]] = {}
 
     def open(self, prompt: Sequence[int], *, room: int = 100) -> Branch:
-        branch, logits_V = self.engine.open(prompt, room=room)
+        branch = self.engine.open(room=len(prompt) + room)
         self._paths[branch], self._joined[branch] = [], set()
-        self._write(Feed((branch,), tuple(prompt), tuple(range(len(prompt)))))
-        self.rows.append((len(self.ids) - 1, logits_V))
+        self.step(Feed((branch,), tuple(prompt), tuple(range(len(prompt)))))
         return branch
+
+    def next_position(self, branch: Branch) -> int:
+        """1 + the largest position that `branch` sees."""
+        return 1 + max(self.positions[i] for i in {*self._paths[branch], *self._joined[branch]})
 
     def fork(self, parent: Branch) -> Branch:
         child = self.engine.fork(parent)

@@ -190,9 +190,14 @@ def run(record: Recorder, program: list[tuple[int, int, int]]) -> None:
         elif deed == 3:
             twin = record.fork(branch)
             branches.append(twin)
-            record.step(Feed((branch, twin), (number,), (jump + 4,)), feed(twin, 91, at=jump + 5))
+            at = record.next_position(branch) + jump * record.engine.free_positions
+            record.step(Feed((branch, twin), (number,), (at,)), feed(twin, 91, at=at + 1))
         else:
-            feeds = [feed(b, *[number] * (jump + 1), at=4 + jump) for b in chain(*requests)]
+            free = [4 + jump] if record.engine.free_positions else []
+            feeds = [
+                feed(b, *[number] * (jump + 1), at=next(iter(free), record.next_position(b)))
+                for b in chain(*requests)
+            ]
             record.step(*feeds[: deed * 2])
     record.close(*chain(*requests))
 
@@ -243,38 +248,37 @@ def test_closing_everything_frees_everything(subject: Subject) -> None:
 
 
 def test_closing_twice_is_an_assertion(subject: Subject) -> None:
-    main, _ = subject.engine.open(PROMPT, room=4)
+    main = subject.engine.open(room=4)
     subject.engine.close(main)
     with pytest.raises(AssertionError, match="is not open"):
         subject.engine.close(main)
 
 
 def test_a_joined_branch_is_closed(subject: Subject) -> None:
-    main, _ = subject.engine.open(PROMPT, room=4)
+    main = subject.engine.open(room=4)
     child = subject.engine.fork(main)
     subject.engine.join(main, [child])
     for use in (subject.engine.close, subject.engine.fork):
         with pytest.raises(AssertionError, match="is not open"):
             use(child)
     with pytest.raises(AssertionError, match="is not open"):
-        subject.engine.step([feed(child, 1, at=4)])
+        subject.engine.step([feed(child, 1, at=0)])
 
 
 def test_joining_or_feeding_across_requests_is_an_assertion(subject: Subject) -> None:
-    one, _ = subject.engine.open(PROMPT, room=4)
-    other, _ = subject.engine.open(PROMPT, room=4)
+    one, other = subject.engine.open(room=4), subject.engine.open(room=4)
     with pytest.raises(AssertionError, match="own branches"):
         subject.engine.join(one, [other])
     with pytest.raises(AssertionError, match="within its request"):
-        subject.engine.step([Feed((one, other), (1,), (4,))])
+        subject.engine.step([Feed((one, other), (1,), (0,))])
 
 
 def test_feeding_together_what_differs_is_an_assertion(subject: Subject) -> None:
-    main, _ = subject.engine.open(PROMPT, room=4)
+    main = subject.engine.open(room=4)
     child = subject.engine.fork(main)
-    subject.engine.step([feed(main, 1, at=4)])
+    subject.engine.step([feed(main, 1, at=0)])
     with pytest.raises(AssertionError, match="fed together"):
-        subject.engine.step([Feed((main, child), (2,), (5,))])
+        subject.engine.step([Feed((main, child), (2,), (1,))])
 
 
 # --- limits -------------------------------------------------------------------------------------
@@ -289,19 +293,27 @@ def refused(act: Callable[[], object]) -> str:
 
 def test_a_prompt_that_the_model_cannot_take_is_refused(subject: Subject) -> None:
     engine = subject.engine
-    assert refused(lambda: engine.open([], room=4)) == "the prompt has no tokens"
+    main = engine.open(room=600)
     message = "position 512 is past the model's last, 511"
-    assert refused(lambda: engine.open([1] * 513, room=4)) == message
+    assert refused(lambda: engine.step([feed(main, *[1] * 513, at=0)])) == message
     message = "token id 100 is outside the model's vocabulary of 100"
-    assert refused(lambda: engine.open([1, 100], room=4)) == message
+    assert refused(lambda: engine.step([feed(main, 1, 100, at=0)])) == message
     assert engine.cells_in_use == 0
+
+
+def test_a_prompt_may_be_fed_in_pieces(subject: Subject) -> None:
+    record = subject.record()
+    main = record.open((5, 17))
+    record.step(Feed((main,), (42, 8, 9), (2, 3, 4), wants_logits=False))
+    record.step(feed(main, 10, 11, at=5))
+    assert_equals_recompute(record, subject.oracle)
 
 
 def test_a_refused_step_leaves_no_trace(subject: Subject) -> None:
     record = subject.record()
     main, other = record.open(PROMPT, room=3), record.open((1,), room=50)
     good = feed(other, 9, at=1)
-    message = "no room for 4 more tokens: the request holds 4 of at most 7, its prompt included"
+    message = "no room for 4 more tokens: the request holds 4 of at most 7"
     for bad, said in [
         (feed(main, 1, 2, 3, 4, at=4), message),
         (feed(main, 1, at=512), "position 512 is past the model's last, 511"),
@@ -309,5 +321,5 @@ def test_a_refused_step_leaves_no_trace(subject: Subject) -> None:
     ]:
         assert refused(lambda bad=bad: subject.engine.step([good, bad])) == said  # type: ignore[misc]
     assert subject.engine.cells_in_use == 5
-    record.step(good, feed(main, 1, 2, 3, at=509))
+    record.step(good, feed(main, 1, 2, 3, at=4))
     assert_equals_recompute(record, subject.oracle)

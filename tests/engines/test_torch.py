@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from pasta_decoding.engines.attention import PooledLayer, Span
+from pasta_decoding.engines.attention import KeyShape, PooledLayer, Span
 from pasta_decoding.engines.base import Feed
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.errors import PastaError
@@ -43,25 +43,27 @@ def fork_join_go_on(record: Recorder) -> None:
 
 def test_every_token_is_computed_exactly_once() -> None:
     model, computed = tiny_llama(), []
+    engine = TorchEngine(model)
 
     def count(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         computed.extend(arguments[0].flatten().tolist())
 
     model.get_input_embeddings().register_forward_pre_hook(count)
-    record = Recorder(TorchEngine(model))
+    record = Recorder(engine)
     fork_join_go_on(record)
     assert computed == record.ids
 
 
 def test_the_head_computes_only_the_rows_that_are_wanted() -> None:
     model, rows = tiny_llama(), []
+    engine = TorchEngine(model)
 
     def count(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         rows.append(arguments[0].shape[1])
 
     model.get_output_embeddings().register_forward_pre_hook(count)
-    engine = TorchEngine(model)
-    main, _ = engine.open(PROMPT, room=9)
+    main = engine.open(room=13)
+    engine.step([Feed((main,), PROMPT, (0, 1, 2, 3))])
     engine.step([Feed((main,), (1, 2, 3), (4, 5, 6))])
     engine.step([Feed((main,), (4,), (7,), wants_logits=False), Feed((main,), (5,), (8,))])
     assert rows == [1, 1, 1]
@@ -73,7 +75,7 @@ def living_layers() -> int:
 
 def test_closing_the_last_branch_frees_the_keys_at_once() -> None:
     engine, before = TorchEngine(tiny_llama()), living_layers()
-    main, _ = engine.open(PROMPT, room=4)
+    main = engine.open(room=4)
     child = engine.fork(main)
     engine.close(main)
     assert living_layers() == before + 2
@@ -83,8 +85,8 @@ def test_closing_the_last_branch_frees_the_keys_at_once() -> None:
 
 def test_the_pool_is_taken_once_and_written_in_place() -> None:
     span = Span(0, 3)
-    layer = PooledLayer(span, capacity=8)
     keys, values = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 6)
+    layer = PooledLayer(span, KeyShape(keys[0, :, :1], values[0, :, :1]), capacity=8)
     seen, _ = layer.update(keys, values)
     assert seen.shape == (1, 2, 3, 4)
     span.first, span.end = 3, 5
@@ -96,8 +98,8 @@ def test_the_pool_is_taken_once_and_written_in_place() -> None:
 
 def test_a_cache_that_does_not_fit_into_memory_is_refused() -> None:
     engine = TorchEngine(tiny_llama())
-    with pytest.raises(PastaError, match=f"no memory on cpu for a cache of {10**13 + 4} tokens"):
-        engine.open(PROMPT, room=10**13)
+    with pytest.raises(PastaError, match=f"no memory on cpu for a cache of {10**13} tokens"):
+        engine.open(room=10**13)
     assert engine.cells_in_use == 0
 
 

@@ -119,7 +119,8 @@ def test_requests_together_write_what_they_write_alone(seed: int, waits: int) ->
 def test_requests_share_the_forward_pass() -> None:
     engine, scheduler = machine(follow(*LINES, vocabulary_size=SIZE))
     together(scheduler, [greedy() for _ in range(3)])
-    answered = len(engine.steps)
+    prefills = 3
+    answered = len(engine.steps) - prefills
     assert answered == answer_of(scheduler, greedy()).critical_path
 
 

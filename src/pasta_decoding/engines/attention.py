@@ -8,13 +8,15 @@ Shapes: B batch, H heads, G kv heads, Q query tokens, K key tokens, D head width
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 from transformers.masking_utils import sdpa_mask
 
 from pasta_decoding.errors import PastaError
@@ -30,32 +32,38 @@ class Span:
     end: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class KeyShape:
+    """One token's key and value in one layer, an example of what its cells hold."""
+
+    key_G1D: Tensor
+    value_G1D: Tensor
+
+
 class PooledLayer(CacheLayerMixin):
-    """One layer's keys and values of one request, in memory taken once at the first forward.
+    """One layer's keys and values of one request, in memory taken once.
 
     `span` is shared by a request's layers; who calls the model sets it before.
     """
 
     is_sliding = False
 
-    def __init__(self, span: Span, capacity: int) -> None:
+    def __init__(self, span: Span, shape: KeyShape, capacity: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._span, self._capacity = span, capacity
+        self.keys = _cells(shape.key_G1D, capacity)
+        self.values = _cells(shape.value_G1D, capacity)
+        self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Take the memory for all cells: only the model's own keys tell their shape for sure."""
-        self.keys = _cells(key_states, self._capacity)
-        self.values = _cells(value_states, self._capacity)
-        self.is_initialized = True
+        """Do nothing: the memory was taken before."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Write the step's keys and values; return views of all cells in use."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None, "initialised above"
-        assert self.values is not None, "initialised above"
+        assert self.keys is not None, "taken at the beginning"
+        assert self.values is not None, "taken at the beginning"
         first, end = self._span.first, self._span.end
         self.keys[:, :, first:end] = key_states
         self.values[:, :, first:end] = value_states
@@ -74,19 +82,28 @@ class PooledLayer(CacheLayerMixin):
         return self._capacity
 
 
-def pooled_cache(layers: int, capacity: int) -> tuple[Cache, Span]:
-    """Return a cache of `capacity` cells in each of `layers` layers, and what steers it."""
+def learn_shapes(model: PreTrainedModel) -> list[KeyShape]:
+    """Return what each layer's keys look like: only the model itself tells that for sure."""
+    cache = DynamicCache()
+    one = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    with torch.inference_mode():
+        model(input_ids=one, past_key_values=cache)
+    return [KeyShape(keys_1G1D[0], values_1G1D[0]) for keys_1G1D, values_1G1D, *_ in cache]
+
+
+def pooled_cache(shapes: Sequence[KeyShape], capacity: int) -> tuple[Cache, Span]:
+    """Return a cache of `capacity` cells in each layer, and what steers it."""
     span = Span()
-    return Cache(layers=[PooledLayer(span, capacity) for _ in range(layers)]), span
+    return Cache(layers=[PooledLayer(span, shape, capacity) for shape in shapes]), span
 
 
-def _cells(states_BGQD: Tensor, capacity: int) -> Tensor:
-    batch, kv_heads, _, width = states_BGQD.shape
+def _cells(one_G1D: Tensor, capacity: int) -> Tensor:
+    kv_heads, _, width = one_G1D.shape
     try:
-        return states_BGQD.new_zeros(batch, kv_heads, capacity, width)
+        return one_G1D.new_zeros(1, kv_heads, capacity, width)
     except RuntimeError as error:
         raise PastaError(
-            f"no memory on {states_BGQD.device} for a cache of {capacity} tokens",
+            f"no memory on {one_G1D.device} for a cache of {capacity} tokens",
             hint="allow fewer tokens for the answer, or run fewer requests at a time",
         ) from error
 

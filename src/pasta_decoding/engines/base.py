@@ -25,8 +25,8 @@ class Feed:
     branches:     the branch that writes; then branches forked off it that still see exactly what
                   it sees. They receive the same tokens: the same cells, computed once.
     ids:          one or more token ids.
-    positions:    one position id a token. They need neither rise by one nor be new: branches that
-                  run side by side overlap.
+    positions:    one position id a token. They need not be new: branches that run side by side
+                  overlap. Whether they may skip is the engine's `free_positions`.
     wants_logits: whether `step` returns a row, the one after the last id.
     """
 
@@ -62,6 +62,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def free_positions(self) -> bool:
+        """Whether position ids may be any; else each is 1 + the largest that its branch sees."""
+        ...
+
+    @property
     def cells_in_use(self) -> int:
         """Tokens held for open requests; 0 with nothing open.
 
@@ -69,11 +74,11 @@ class Engine(Protocol):
         """
         ...
 
-    def open(self, prompt: Sequence[int], *, room: int) -> tuple[Branch, FloatArray]:
-        """Prefill `prompt` at positions 0..; return its branch and the logits_V after it.
+    def open(self, *, room: int) -> Branch:
+        """Return the first branch of a new request. It sees nothing: feed it the prompt.
 
-        `room` is how many more tokens the request may be fed, all branches together. Memory for
-        all of them is taken here, so a request that was opened cannot run out of it.
+        `room` is how many tokens the request may be fed, prompt included, all branches together.
+        Memory for all of them is taken here, so a request that was opened cannot run out of it.
         """
         ...
 

@@ -9,7 +9,6 @@ from typing import Generic, TypeVar
 
 from pasta_decoding.engines.base import Branch, Feed
 from pasta_decoding.engines.pool import Limits, Pool, Step
-from pasta_decoding.errors import PastaError
 
 Store = TypeVar("Store")
 
@@ -45,18 +44,12 @@ class Ledger(Generic[Store]):
         """See `Engine`."""
         return sum(request.pool.used for request in set(self._requests.values()))
 
-    def check_prompt(self, prompt: Sequence[int], room: int) -> None:
-        """Refuse a prompt that the model cannot take."""
-        assert room >= 0, "room is a number of tokens"
-        if not prompt:
-            raise PastaError("the prompt has no tokens", hint="give the model something to answer")
-        self.limits.check(prompt, range(len(prompt)))
-
-    def start(self, store: Store, prompt: Sequence[int], room: int) -> Branch:
-        """Enter a request whose prompt is computed and stored; return its first branch."""
-        request = Request(Pool(self.limits, len(prompt) + room), store)
+    def open(self, store: Store, room: int) -> Branch:
+        """Enter a request; return its first branch."""
+        assert room > 0, "room is a number of tokens"
+        request = Request(Pool(self.limits, room), store)
         branch = self._enter(request)
-        request.pool.start(branch, len(prompt))
+        request.pool.start(branch)
         return branch
 
     def fork(self, parent: Branch) -> Branch:

@@ -73,11 +73,9 @@ class Pool:
         """Whether any branch is."""
         return bool(self._rows)
 
-    def start(self, branch: Branch, prompt_tokens: int) -> None:
-        """Open the request's first branch, which sees the prompt, in the first cells."""
+    def start(self, branch: Branch) -> None:
+        """Open the request's first branch, which sees nothing."""
         self._rows[branch] = np.zeros(self.capacity, dtype=np.bool_)
-        self._rows[branch][:prompt_tokens] = True
-        self.used = prompt_tokens
 
     def fork(self, parent: Branch, child: Branch) -> None:
         """Open `child`, which sees what `parent` sees."""
@@ -104,7 +102,7 @@ class Pool:
         if self.used + fed > self.capacity:
             raise PastaError(
                 f"no room for {fed} more tokens: the request holds {self.used} of at most "
-                f"{self.capacity}, its prompt included",
+                f"{self.capacity}",
                 hint="allow fewer tokens for the answer, or open the request with more room",
             )
 

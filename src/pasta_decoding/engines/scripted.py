@@ -55,7 +55,7 @@ def shuffled(vocabulary_size: int, seed: int = 0) -> Script:
 class _Tokens:
     """What stands in the cells of a request, and who wrote it."""
 
-    ids: list[int]
+    ids: list[int] = field(default_factory=list)
     writers: list[Branch] = field(default_factory=list)
 
 
@@ -79,17 +79,18 @@ class ScriptedEngine:
         return self._ledger.limits.max_positions
 
     @property
+    def free_positions(self) -> bool:
+        """See `Engine`."""
+        return True
+
+    @property
     def cells_in_use(self) -> int:
         """See `Engine`."""
         return self._ledger.cells_in_use
 
-    def open(self, prompt: Sequence[int], *, room: int) -> tuple[Branch, FloatArray]:
+    def open(self, *, room: int) -> Branch:
         """See `Engine`."""
-        self._ledger.check_prompt(prompt, room)
-        tokens = _Tokens(list(prompt))
-        branch = self._ledger.start(tokens, prompt, room)
-        tokens.writers.extend([branch] * len(prompt))
-        return branch, self._script(tuple(prompt))
+        return self._ledger.open(_Tokens(), room)
 
     def fork(self, parent: Branch) -> Branch:
         """See `Engine`."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from pasta_decoding.engines.attention import GROUPED, Span, pooled_cache
+from pasta_decoding.engines.attention import GROUPED, Span, learn_shapes, pooled_cache
 from pasta_decoding.engines.base import Branch, Feed, FloatArray
 from pasta_decoding.engines.ledger import Ledger
 from pasta_decoding.engines.pool import BoolArray, Limits
@@ -35,7 +35,7 @@ class TorchEngine:
         model.eval()
         model.set_attn_implementation(GROUPED)
         config = model.config.get_text_config()
-        self._model, self._layers = model, int(config.num_hidden_layers)
+        self._model, self._shapes = model, learn_shapes(model)
         self._ledger: Ledger[tuple[Cache, Span]] = Ledger(
             Limits(int(config.vocab_size), int(config.max_position_embeddings))
         )
@@ -56,17 +56,18 @@ class TorchEngine:
         return self._ledger.limits.max_positions
 
     @property
+    def free_positions(self) -> bool:
+        """See `Engine`."""
+        return True
+
+    @property
     def cells_in_use(self) -> int:
         """See `Engine`."""
         return self._ledger.cells_in_use
 
-    def open(self, prompt: Sequence[int], *, room: int) -> tuple[Branch, FloatArray]:
-        """See `Engine`. The prompt has a forward pass of its own."""
-        self._ledger.check_prompt(prompt, room)
-        cache, span = pooled_cache(self._layers, len(prompt) + room)
-        span.end = len(prompt)
-        logits_FV = self._forward(cache, prompt, range(len(prompt)), None, [len(prompt) - 1])
-        return self._ledger.start((cache, span), prompt, room), logits_FV[0]
+    def open(self, *, room: int) -> Branch:
+        """See `Engine`."""
+        return self._ledger.open(pooled_cache(self._shapes, room), room)
 
     def fork(self, parent: Branch) -> Branch:
         """See `Engine`."""
@@ -98,7 +99,7 @@ class TorchEngine:
         cache: Cache,
         ids: Sequence[int],
         positions: Sequence[int],
-        mask_QK: BoolArray | None,
+        mask_QK: BoolArray,
         wanted: list[int],
     ) -> FloatArray:
         """Run the model over the cells that the cache's span names; logits_FV of the wanted."""
@@ -106,7 +107,7 @@ class TorchEngine:
         output = self._model(
             input_ids=torch.tensor([ids], device=device),
             position_ids=torch.tensor([positions], device=device),
-            attention_mask=None if mask_QK is None else self._additive(mask_QK),
+            attention_mask=self._additive(mask_QK),
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=torch.tensor(wanted, device=device, dtype=torch.long),
@@ -115,8 +116,12 @@ class TorchEngine:
         return logits_FV
 
     def _additive(self, mask_QK: BoolArray) -> Tensor | None:
-        """Return the mask as attention adds it, made once for all layers; None for no mask."""
-        if len(mask_QK) == 1 and mask_QK.all():
+        """Return the mask as attention adds it, made once for all layers.
+
+        None where attention needs no mask: one query that sees all, or a causal beginning.
+        """
+        queries, keys = mask_QK.shape
+        if queries in (1, keys) and np.array_equal(mask_QK, np.tri(queries, keys, keys - queries)):
             return None
         hidden_QK = torch.from_numpy(~mask_QK).to(self._model.device)
         mask = torch.zeros(hidden_QK.shape, device=hidden_QK.device, dtype=self._model.dtype)

@@ -91,7 +91,10 @@ class Scheduler:
         self._check_fit(request)
         began_s = self._clock()
         rules = request.rules
-        branch, logits_V = self._engine.open(request.prompt, room=rules.max_tokens)
+        prompt_tokens = len(request.prompt)
+        branch = self._engine.open(room=prompt_tokens + rules.max_tokens)
+        prefill = Feed((branch,), request.prompt, tuple(range(prompt_tokens)))
+        (logits_V,) = self._engine.step([prefill])
         interpreter = Interpreter(self._vocabulary, self._scheme, rules, len(request.prompt))
         trace = Trace(len(request.prompt), prefill_s=self._clock() - began_s)
         texts = {MAIN: ThreadText(self._vocabulary.decode)}
