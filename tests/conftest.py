@@ -26,6 +26,8 @@ settings.register_profile("ci", derandomize=True, deadline=None)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("llama"):
+        pytest.importorskip("llama_cpp", reason="needs the extra `llama`")
     if item.get_closest_marker("gpu"):
         import torch
 

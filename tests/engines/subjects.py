@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pasta_decoding.engines.base import Engine
 from pasta_decoding.engines.scripted import ScriptedEngine, shuffled
 from pasta_decoding.engines.torch import TorchEngine
+from pasta_decoding.models import binding as bindings
+from pasta_decoding.models.gguf import write_gguf
+from pasta_decoding.models.loading import Loaded
 from tests.engines.oracle import Oracle, Recorder, by_script, dense
 from tests.tiny import TINY_MODELS, VOCABULARY
 
@@ -37,10 +44,35 @@ def torch_subject(name: str, device: str = "cpu") -> Subject:
     )
 
 
+def llama_subject(name: str) -> Subject:
+    from pasta_decoding.engines.llama import LlamaEngine
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tiny.gguf"
+        write_gguf(speaking(TINY_MODELS[name]()), path, float_type="F32")
+        engine = LlamaEngine(path, cells=4096, threads=1, cache_type="F32")
+    return Subject(engine, dense(TINY_MODELS[name]()))
+
+
+def speaking(model: PreTrainedModel) -> Loaded:
+    """Return a tiny model with a tokenizer and control tokens, as if it were a checkpoint."""
+    words = [chr(ord("!") + n) for n in range(60)]
+    backend = Tokenizer(models.BPE(vocab={word: n for n, word in enumerate(words)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.add_special_tokens([f"<unused{n}>" for n in range(14)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    binding = bindings.bind(tokenizer)
+    checkpoint = bindings.describe(model, tokenizer, binding, name="tests/tiny")
+    return Loaded(model, tokenizer, checkpoint, frozenset({0}))
+
+
 SUBJECTS: dict[str, Callable[[], Subject]] = {
     "scripted": scripted_subject,
     "torch-llama": lambda: torch_subject("llama"),
     "torch-qwen2": lambda: torch_subject("qwen2"),
     "torch-qwen3": lambda: torch_subject("qwen3"),
+    "llama-llama": lambda: llama_subject("llama"),
+    "llama-qwen2": lambda: llama_subject("qwen2"),
+    "llama-qwen3": lambda: llama_subject("qwen3"),
     "torch-cuda": lambda: torch_subject("llama", "cuda"),
 }

@@ -24,6 +24,7 @@ FILE_NAME = "pasta.json"
 # Vocabularies name their spare tokens by these patterns (Gemma, Llama 3) or these names (SmolLM2).
 _SPARE = re.compile(r"<unused\d+>|<\|reserved_special_token_\d+\|>")
 _ADDED_PREFIX = "<|pasta_"
+_BROKEN_HINT = "Point --adapter at a folder that `pasta train sft` wrote, or train it again."
 _SMOLLM2_SPARE = frozenset(
     {
         "<repo_name>",
@@ -143,32 +144,47 @@ def describe(model: Any, tokenizer: Any, binding: Binding, *, name: str) -> Chec
     return Checkpoint(describe_base(model, name), binding, texts)
 
 
+def to_json(checkpoint: Checkpoint) -> str:
+    """Return the text of `pasta.json`."""
+    return json.dumps(asdict(checkpoint), indent=2) + "\n"
+
+
 def save(checkpoint: Checkpoint, folder: Path) -> None:
     """Write `pasta.json` into `folder`, whole or not at all."""
     target = folder / FILE_NAME
     partial = target.with_suffix(".json.partial")
-    partial.write_text(json.dumps(asdict(checkpoint), indent=2) + "\n", encoding="utf-8")
+    partial.write_text(to_json(checkpoint), encoding="utf-8")
     os.replace(partial, target)
 
 
 def load(folder: Path) -> Checkpoint:
     """Read `pasta.json`. Raises PastaError if it is missing, broken or of another version."""
     path = folder / FILE_NAME
-    hint = "Point --adapter at a folder that `pasta train sft` wrote, or train it again."
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise PastaError(f"{folder} holds no {FILE_NAME}: not a Pasta adapter", hint=hint) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise PastaError(f"{path} cannot be read: {error}", hint=hint) from error
+        message = f"{folder} holds no {FILE_NAME}: not a Pasta adapter"
+        raise PastaError(message, hint=_BROKEN_HINT) from None
+    except (OSError, ValueError) as error:
+        raise PastaError(f"{path} cannot be read: {error}", hint=_BROKEN_HINT) from error
+    return from_json(text, str(path))
+
+
+def from_json(text: str, source: str) -> Checkpoint:
+    """Read the text of a `pasta.json` found in `source`. Raises PastaError as `load` does."""
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PastaError(f"{source} cannot be read: {error}", hint=_BROKEN_HINT) from error
     version = record.get("format_version") if isinstance(record, dict) else None
     if version != FORMAT_VERSION:
-        message = f"{path} has format version {version!r}; this Pasta reads {FORMAT_VERSION}"
+        message = f"{source} has format version {version!r}; this Pasta reads {FORMAT_VERSION}"
         raise PastaError(message, hint="Install the Pasta version that wrote it.")
     try:
         return _checkpoint(record)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise PastaError(f"{path} is incomplete or malformed: {error!r}", hint=hint) from error
+        message = f"{source} is incomplete or malformed: {error!r}"
+        raise PastaError(message, hint=_BROKEN_HINT) from error
 
 
 def check_match(checkpoint: Checkpoint, model: Any, tokenizer: Any) -> None:

@@ -16,18 +16,16 @@ JOIN = "kv"
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model with its adapter merged in, float32 unless told otherwise, and its tokenizer."""
+    """A model with its adapter merged in, float32 unless told otherwise, and its tokenizer.
+
+    model: None where an engine loads the weights itself.
+    ends:  ids that end an answer.
+    """
 
     model: Any
     tokenizer: Any
     checkpoint: Checkpoint
-
-    @property
-    def ends(self) -> frozenset[int]:
-        """Ids that end an answer."""
-        config = self.model.generation_config.eos_token_id
-        listed = config if isinstance(config, list) else [config]
-        return frozenset({self.tokenizer.eos_token_id, *listed} - {None})
+    ends: frozenset[int]
 
 
 def find_adapter(name: str) -> Path:
@@ -68,11 +66,23 @@ def load_model(base: Path, adapter: Path, *, dtype: str = "float32") -> Loaded:
             f"{adapter} was trained for the joins {', '.join(checkpoint.joins)}, not {JOIN!r}",
             hint="Use an engine with one of these joins, or another adapter.",
         )
-    model, tokenizer = load_base(base, dtype=dtype)
+    model, tokenizer = load_base(adapter if _is_merged(adapter) else base, dtype=dtype)
     bindings.add_missing_tokens(tokenizer, checkpoint)
     bindings.check_match(checkpoint, model, tokenizer)
     bindings.grow_vocabulary(model, checkpoint.binding)
-    return Loaded(_merge(model, adapter), tokenizer, checkpoint)
+    merged = model if _is_merged(adapter) else _merge(model, adapter)
+    return Loaded(merged, tokenizer, checkpoint, _ends(model, tokenizer))
+
+
+def _is_merged(adapter: Path) -> bool:
+    """Does the folder hold a whole model, as `pasta export --to hf` writes it?"""
+    return not (adapter / "adapter_config.json").exists() and (adapter / "config.json").exists()
+
+
+def _ends(model: Any, tokenizer: Any) -> frozenset[int]:
+    config = model.generation_config.eos_token_id
+    listed = config if isinstance(config, list) else [config]
+    return frozenset({tokenizer.eos_token_id, *listed} - {None})
 
 
 def load_base(base: Path, *, dtype: str) -> tuple[Any, Any]:

@@ -1,0 +1,338 @@
+"""llama.cpp, through llama-cpp-python's low-level API: one llama sequence id a branch.
+
+The context has one unified cache. A fork copies a sequence, which marks cells and moves no key; a
+join copies the children's sequences into the parent's. Attention sees, of the cells of a token's
+sequence, those at positions up to its own, so a branch must go on at 1 + the largest position
+that it sees (`free_positions` is False).
+
+Shapes: F feeds that want logits, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import numpy as np
+
+from pasta_decoding.engines.base import Branch, Feed, FloatArray
+from pasta_decoding.engines.pool import Limits
+from pasta_decoding.errors import PastaError
+
+LOG_LEVEL_ERROR = 4  # of ggml
+MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ, compiled into llama.cpp
+BATCH_TOKENS = 512
+CacheType = Literal["F16", "F32"]
+
+# What llama.cpp said last; its log is one for the whole process.
+_errors: deque[str] = deque(maxlen=3)
+_callbacks: list[object] = []  # ctypes frees what nobody holds
+
+
+@cache
+def library() -> ModuleType:
+    """Return `llama_cpp`, ready. Raises PastaError with the install command when it is missing."""
+    try:
+        import llama_cpp
+    except ImportError as error:
+        raise PastaError(
+            f"the llama engine needs llama-cpp-python, which cannot be imported: {error}",
+            hint="pip install 'pasta-decoding[llama]' (it compiles llama.cpp, about ten minutes)",
+        ) from error
+
+    def note(level: int, text: bytes, _: object) -> None:
+        if level == LOG_LEVEL_ERROR:
+            _errors.append(text.decode(errors="replace").strip())
+
+    _callbacks.append(llama_cpp.llama_log_callback(note))
+    llama_cpp.llama_log_set(_callbacks[-1], ctypes.c_void_p(0))
+    llama_cpp.llama_backend_init()
+    return llama_cpp
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """What one `open` may hold, and holds."""
+
+    room: int
+    used: int = 0
+    branches: int = 0
+
+
+@dataclass(slots=True)
+class _Seat:
+    """One branch: its llama sequence, and what it sees.
+
+    view:          equal for branches that see exactly the same.
+    next_position: 1 + the largest position that it sees.
+    """
+
+    request: _Request
+    sequence: int
+    view: int
+    next_position: int = 0
+
+
+class LlamaEngine:
+    """Implements `Engine` on a GGUF file.
+
+    cells:      tokens that all open requests together may hold.
+    threads:    processor threads; None leaves the choice to llama.cpp.
+    cache_type: of keys and values. F32 is for comparisons with the torch engine.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        cells: int = 8192,
+        threads: int | None = None,
+        cache_type: CacheType = "F16",
+    ) -> None:
+        self._library = library()
+        self.path = path
+        self._model = self._load_model(path)
+        self._context = self._make_context(cells, threads, cache_type)
+        self._memory = self._library.llama_get_memory(self._context)
+        self._batch = self._library.llama_batch_init(BATCH_TOKENS, 0, MAX_SEQUENCES)
+        weakref.finalize(self, _free, self._library, self._batch, self._context, self._model)
+        vocabulary = self._library.llama_model_get_vocab(self._model)
+        trained = int(self._library.llama_model_n_ctx_train(self._model))
+        self._limits = Limits(int(self._library.llama_vocab_n_tokens(vocabulary)), trained)
+        self.max_cells = int(self._library.llama_n_ctx(self._context))
+        self._seats: dict[Branch, _Seat] = {}
+        self._free_sequences = list(range(MAX_SEQUENCES))
+        self._names, self._views = count(), count()
+
+    @property
+    def vocabulary_size(self) -> int:
+        """See `Engine`."""
+        return self._limits.vocabulary_size
+
+    @property
+    def max_positions(self) -> int:
+        """See `Engine`."""
+        return min(self._limits.max_positions, self.max_cells)
+
+    @property
+    def free_positions(self) -> bool:
+        """See `Engine`. llama.cpp refuses a sequence with gaps."""
+        return False
+
+    @property
+    def max_branches(self) -> int:
+        """Branches that may be open at a time."""
+        return MAX_SEQUENCES
+
+    @property
+    def cells_in_use(self) -> int:
+        """See `Engine`."""
+        return sum(request.used for request in self._requests())
+
+    @property
+    def sequences_in_cache(self) -> int:
+        """How many llama sequences hold cells: 0 with nothing open."""
+        position = self._library.llama_memory_seq_pos_max
+        return sum(position(self._memory, s) >= 0 for s in range(MAX_SEQUENCES))
+
+    def open(self, *, room: int) -> Branch:
+        """See `Engine`."""
+        assert room > 0, "room is a number of tokens"
+        taken = sum(request.room for request in self._requests())
+        if taken + room > self.max_cells:
+            raise PastaError(
+                f"no room for a request of {room} tokens: {taken} of the context's "
+                f"{self.max_cells} cells are taken",
+                hint="allow fewer tokens for the answer, or give the engine a larger context",
+            )
+        return self._enter(_Seat(_Request(room), self._take_sequence(), next(self._views)))
+
+    def fork(self, parent: Branch) -> Branch:
+        """See `Engine`. Raises PastaError if llama.cpp has no sequence left."""
+        seat = self._seat(parent)
+        sequence = self._take_sequence()
+        self._copy(seat.sequence, sequence)
+        return self._enter(_Seat(seat.request, sequence, seat.view, seat.next_position))
+
+    def join(self, parent: Branch, children: Sequence[Branch]) -> None:
+        """See `Engine`."""
+        seat = self._seat(parent)
+        joined = [self._seat(child) for child in children]
+        assert parent not in children, "a branch cannot join itself"
+        assert all(c.request is seat.request for c in joined), "a request joins its own branches"
+        for child, other in zip(children, joined, strict=True):
+            self._copy(other.sequence, seat.sequence)
+            seat.next_position = max(seat.next_position, other.next_position)
+            self.close(child)
+        seat.view = next(self._views)
+
+    def close(self, branch: Branch) -> None:
+        """See `Engine`."""
+        seat = self._seat(branch)
+        self._library.llama_memory_seq_rm(self._memory, seat.sequence, -1, -1)
+        self._free_sequences.append(seat.sequence)
+        seat.request.branches -= 1
+        del self._seats[branch]
+
+    def step(self, feeds: Sequence[Feed]) -> FloatArray:
+        """See `Engine`. More tokens than a batch takes are decoded in several."""
+        self._check(feeds)
+        rows: list[FloatArray] = []
+        batch = self._batch
+        batch.n_tokens = 0
+        for feed in feeds:
+            sequences = [self._seats[branch].sequence for branch in feed.branches]
+            last = len(feed.ids) - 1
+            for i, (token, position) in enumerate(zip(feed.ids, feed.positions, strict=True)):
+                if batch.n_tokens == BATCH_TOKENS:
+                    rows += self._decode()
+                self._put(token, position, sequences, wanted=feed.wants_logits and i == last)
+            self._enter_feed(feed)
+        rows += self._decode()
+        return np.stack(rows) if rows else np.empty((0, self.vocabulary_size), np.float32)
+
+    def _check(self, feeds: Sequence[Feed]) -> None:
+        """Refuse what does not fit into the cells or the model; assert what no caller may do."""
+        fed: dict[int, int] = {}
+        requests: dict[int, _Request] = {}
+        for feed in feeds:
+            assert len(feed.ids) == len(feed.positions) > 0, "a feed has a position for each token"
+            self._limits.check(feed.ids, feed.positions)
+            request = self._seat(feed.branches[0]).request
+            same = all(self._seat(b).request is request for b in feed.branches)
+            assert same, "a feed stays within its request"
+            requests[id(request)] = request
+            fed[id(request)] = fed.get(id(request), 0) + len(feed.ids)
+        for key, request in requests.items():
+            if request.used + fed[key] > request.room:
+                raise PastaError(
+                    f"no room for {fed[key]} more tokens: the request holds {request.used} of at "
+                    f"most {request.room}",
+                    hint="allow fewer tokens for the answer, or open the request with more room",
+                )
+        self._check_order(feeds)
+
+    def _check_order(self, feeds: Sequence[Feed]) -> None:
+        coming: dict[Branch, tuple[int, int]] = {}
+        for number, feed in enumerate(feeds):
+            seats = [self._seats[branch] for branch in feed.branches]
+            states = {
+                coming.get(branch, (-seat.view - 1, seat.next_position))
+                for branch, seat in zip(feed.branches, seats, strict=True)
+            }
+            assert len(states) == 1, "branches fed together differ"
+            ((_, position),) = states
+            expected = tuple(range(position, position + len(feed.ids)))
+            assert feed.positions == expected, "llama.cpp takes no gaps between positions"
+            coming |= dict.fromkeys(feed.branches, (number, position + len(feed.ids)))
+
+    def _enter_feed(self, feed: Feed) -> None:
+        view = next(self._views)
+        for branch in feed.branches:
+            seat = self._seats[branch]
+            seat.view, seat.next_position = view, feed.positions[-1] + 1
+        self._seats[feed.branches[0]].request.used += len(feed.ids)
+
+    def _put(self, token: int, position: int, sequences: Sequence[int], *, wanted: bool) -> None:
+        batch, i = self._batch, self._batch.n_tokens
+        batch.token[i], batch.pos[i], batch.logits[i] = token, position, wanted
+        batch.n_seq_id[i] = len(sequences)
+        for n, sequence in enumerate(sequences):
+            batch.seq_id[i][n] = sequence
+        batch.n_tokens = i + 1
+
+    def _decode(self) -> list[FloatArray]:
+        """Decode what the batch holds, empty it, and return the rows of logits_V wanted of it."""
+        batch = self._batch
+        if not batch.n_tokens:
+            return []
+        status = self._library.llama_decode(self._context, batch)
+        if status:
+            raise RuntimeError(f"llama_decode returned {status}: {'; '.join(_errors)}")
+        wanted = [i for i in range(batch.n_tokens) if batch.logits[i]]
+        batch.n_tokens = 0
+        return [self._logits(i) for i in wanted]
+
+    def _logits(self, i: int) -> FloatArray:
+        pointer = self._library.llama_get_logits_ith(self._context, i)
+        return np.ctypeslib.as_array(pointer, (self.vocabulary_size,)).copy()
+
+    def _requests(self) -> set[_Request]:
+        return {seat.request for seat in self._seats.values()}
+
+    def _seat(self, branch: Branch) -> _Seat:
+        assert branch in self._seats, f"branch {branch} is not open"
+        return self._seats[branch]
+
+    def _enter(self, seat: _Seat) -> Branch:
+        branch = Branch(next(self._names))
+        self._seats[branch] = seat
+        seat.request.branches += 1
+        return branch
+
+    def _take_sequence(self) -> int:
+        if not self._free_sequences:
+            raise PastaError(
+                f"llama.cpp decodes at most {MAX_SEQUENCES} branches at a time",
+                hint="run fewer requests at a time, or allow fewer threads for each",
+            )
+        return self._free_sequences.pop()
+
+    def _copy(self, source: int, target: int) -> None:
+        self._library.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+
+    def _load_model(self, path: Path) -> Any:
+        _errors.clear()
+        try:
+            with path.open("rb") as file:
+                magic = file.read(4)
+        except OSError as error:
+            raise PastaError(
+                f"cannot read {path}: {error}", hint="`pasta export` makes it."
+            ) from error
+        parameters = self._library.llama_model_default_params()
+        model = magic == b"GGUF" and self._library.llama_model_load_from_file(
+            str(path).encode(), parameters
+        )
+        if not model:
+            said = "; ".join(_errors) or "it does not begin like one"
+            raise PastaError(
+                f"{path} is not a GGUF file that llama.cpp can load: {said}",
+                hint="Make it again with `pasta export`.",
+            )
+        return model
+
+    def _make_context(self, cells: int, threads: int | None, cache_type: CacheType) -> Any:
+        library = self._library
+        parameters = library.llama_context_default_params()
+        parameters.n_ctx = cells
+        parameters.n_batch = parameters.n_ubatch = BATCH_TOKENS
+        parameters.n_seq_max = MAX_SEQUENCES
+        parameters.kv_unified = True
+        if threads is not None:
+            parameters.n_threads = parameters.n_threads_batch = threads
+        ggml_type = {"F32": 0, "F16": 1}[cache_type]
+        parameters.type_k = parameters.type_v = ggml_type
+        if cache_type == "F32":  # flash attention would round to F16 on the way
+            parameters.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        context = library.llama_init_from_model(self._model, parameters)
+        if not context:
+            library.llama_model_free(self._model)
+            raise PastaError(
+                f"no memory for a context of {cells} tokens", hint="Give --ctx a smaller number."
+            )
+        return context
+
+
+def _free(library: ModuleType, batch: Any, context: Any, model: Any) -> None:
+    library.llama_batch_free(batch)
+    library.llama_free(context)
+    library.llama_model_free(model)
