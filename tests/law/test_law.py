@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from transformers import PreTrainedModel
 
 from pasta_decoding.data.view import view, visibility
-from pasta_decoding.engines.torch import TorchEngine
+from pasta_decoding.engines.base import Engine
 from pasta_decoding.lang.layout import (
     ChunkRun,
     Layout,
@@ -32,10 +33,19 @@ from pasta_decoding.runtime.decoder import answer_of
 from pasta_decoding.runtime.rules import Constraint, Rules
 from pasta_decoding.runtime.sampling import Choice, Logits, Replay
 from pasta_decoding.runtime.scheduler import Request, Scheduler
+from tests.engines.subjects import SUBJECTS
 from tests.law import world
 from tests.tiny import tiny_llama, tiny_qwen3
 
 MODELS = {"llama": tiny_llama(), "qwen3": tiny_qwen3()}
+# An engine's name ends with that of the model which trains in its place.
+ENGINES = ["torch-llama", "torch-qwen3"]
+LLAMA = [pytest.param(f"llama-{name}", marks=pytest.mark.llama) for name in MODELS]
+
+
+@cache
+def engine_named(name: str) -> Engine:
+    return SUBJECTS[name]().engine
 
 
 @dataclass
@@ -51,11 +61,10 @@ class Recorder:
 
 
 def decode(
-    model: PreTrainedModel, prompt: Sequence[int], segments: Sequence[Segment]
+    engine: Engine, prompt: Sequence[int], segments: Sequence[Segment]
 ) -> tuple[Answer, Recorder]:
     """Decode a given answer with the real interpreter, scheduler and engine."""
     recorder = Recorder(Replay(segments, async_close=world.CLOSE, end=world.END))
-    engine = TorchEngine(model)
     scheduler = Scheduler(engine, world.VOCABULARY, world.SCHEME)
     request = Request(tuple(prompt), recorder, Rules(max_tokens=256))
     answer = answer_of(scheduler, request)
@@ -84,15 +93,13 @@ def additive(mask_QK: torch.Tensor) -> torch.Tensor:
     return torch.zeros(mask_QK.shape).masked_fill(~mask_QK, float("-inf"))[None, None]
 
 
-def assert_the_law(
-    model: PreTrainedModel, prompt: Sequence[int], segments: Sequence[Segment]
-) -> None:
-    answer, recorder = decode(model, prompt, segments)
+def assert_the_law(name: str, prompt: Sequence[int], segments: Sequence[Segment]) -> None:
+    answer, recorder = decode(engine_named(name), prompt, segments)
     layout = compiled(prompt, segments)
     assert list(answer.segments) == list(segments)
     assert answer.layout == layout
     assert_same_integers(answer, layout)
-    logits_TV = training_logits(model, layout)
+    logits_TV = training_logits(MODELS[name.split("-")[1]], layout)
     for row, (thread, index) in labelled_rows(layout):
         decoded = torch.from_numpy(recorder.logits[thread, index])
         torch.testing.assert_close(logits_TV[row], decoded, atol=1e-4, rtol=0)
@@ -118,18 +125,18 @@ def labelled_rows(layout: Layout) -> list[tuple[int, tuple[int, int]]]:
     return rows
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*ENGINES, *LLAMA])
 def test_training_sees_what_decoding_saw_even_behind_a_sync(name: str) -> None:
-    assert_the_law(MODELS[name], (60, 61, 62), world.CHUNK_AFTER_SYNC)
+    assert_the_law(name, (60, 61, 62), world.CHUNK_AFTER_SYNC)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*ENGINES, *LLAMA])
 @settings(max_examples=40)
 @given(prompt=world.PROMPTS, segments=world.answers())
 def test_training_sees_what_decoding_saw_in_any_answer(
     name: str, prompt: tuple[int, ...], segments: list[Segment]
 ) -> None:
-    assert_the_law(MODELS[name], prompt, segments)
+    assert_the_law(name, prompt, segments)
 
 
 @given(prompt=world.PROMPTS, segments=world.answers())
@@ -145,7 +152,7 @@ def test_the_tensor_mask_is_the_rule_pair_by_pair(
 def test_a_wrong_mask_breaks_the_law() -> None:
     """The test above would notice: let siblings see each other, and the logits move."""
     model, prompt, segments = MODELS["llama"], (60, 61, 62), world.CHUNK_AFTER_SYNC
-    _, recorder = decode(model, prompt, segments)
+    _, recorder = decode(engine_named("torch-llama"), prompt, segments)
     training = view([compiled(prompt, segments)])
     causal = torch.ones(len(training.tokens_T), len(training.tokens_T), dtype=torch.bool).tril()
     with torch.inference_mode():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from pasta_decoding.cli import bench, decode, files, train
+from pasta_decoding.cli import bench, decode, engine, files, train
 
 app = typer.Typer(
     help="Learned asynchronous decoding: one answer, written by several threads at once.",
@@ -20,6 +20,7 @@ app.command()(decode.compare)
 app.command()(files.lint)
 app.command()(files.pull)
 app.command()(files.annotate)
+app.command()(engine.export)
 train_app.command("sft")(train.sft)
 bench_app.command("answers")(bench.answers)
 app.add_typer(train_app, name="train")

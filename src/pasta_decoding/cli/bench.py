@@ -8,7 +8,20 @@ from typing import Annotated
 
 import typer
 
-from pasta_decoding.cli.decode import Adapter, Dtype, MaxTokens, Model, Precision, load_decoder
+from pasta_decoding.cli.decode import MaxTokens
+from pasta_decoding.cli.engine import (
+    Adapter,
+    Context,
+    Dtype,
+    Engine,
+    EngineName,
+    FileType,
+    Model,
+    Precision,
+    Quant,
+    Threads,
+    load_decoder,
+)
 from pasta_decoding.cli.files import say
 from pasta_decoding.models.loading import DEFAULT_ADAPTER
 
@@ -22,7 +35,11 @@ def answers(
     timed: Annotated[int, typer.Option(min=0, help="Time a replay of the first so many.")] = 20,
     adapter: Adapter = DEFAULT_ADAPTER,
     model: Model = None,
+    engine: Engine = EngineName.auto,
     dtype: Precision = Dtype.auto,
+    quant: Quant = FileType.F16,
+    context: Context = 8192,
+    threads: Threads = None,
     max_tokens: MaxTokens = 400,
     records: Annotated[
         Path | None, typer.Option(help="Keep a line a prompt here; the same command resumes.")
@@ -34,14 +51,13 @@ def answers(
     from rich.progress import Progress
 
     from pasta_decoding.data.dataset import read_prompts
-    from pasta_decoding.engines.torch import TorchEngine
+    from pasta_decoding.eval.bare import BareTimes, bare_call
     from pasta_decoding.eval.bench_answers import bench, summary
-    from pasta_decoding.eval.timing import BareTimes, transformers_call
 
     questions = read_prompts(prompts)[:limit]
-    decoder = load_decoder(adapter, model, dtype)
-    engine = decoder.engine
-    assert isinstance(engine, TorchEngine), "the only engine so far"
+    decoder = load_decoder(
+        adapter, model, engine, dtype=dtype, quant=quant, context=context, threads=threads
+    )
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("answering", total=len(questions))
         found = bench(
@@ -50,11 +66,11 @@ def answers(
             max_tokens=max_tokens,
             sequential=sequential,
             timed=timed,
-            bare=BareTimes(transformers_call(engine.model)),
+            bare=BareTimes(bare_call(decoder.engine)),
             out=records,
             tick=lambda _record: progress.advance(task),
         )
-    figures = summary(found) | {"dtype": str(engine.model.dtype).removeprefix("torch.")}
+    figures = summary(found) | {"engine": decoder.engine.name}
     if as_json:
         typer.echo(json.dumps(figures))
         return

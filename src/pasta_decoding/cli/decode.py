@@ -6,13 +6,24 @@ import json
 import sys
 from collections.abc import Generator
 from dataclasses import dataclass
-from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pasta_decoding.cli.files import cache_folder, say
+from pasta_decoding.cli.engine import (
+    Adapter,
+    Context,
+    Dtype,
+    Engine,
+    EngineName,
+    FileType,
+    Model,
+    Precision,
+    Quant,
+    Threads,
+    load_decoder,
+)
+from pasta_decoding.cli.files import say
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.loading import DEFAULT_ADAPTER
 
@@ -23,23 +34,8 @@ if TYPE_CHECKING:
     from pasta_decoding.runtime.scheduler import Request
 
 
-class Dtype(StrEnum):
-    """Number formats; float32 is the reference."""
-
-    auto = "auto"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-
-
 Prompt = Annotated[str, typer.Argument(help="The question; `-` reads it from standard input.")]
-Adapter = Annotated[str, typer.Option(help="Folder of an adapter, or the name of a shipped one.")]
-Model = Annotated[
-    Path | None, typer.Option(help="Folder of the base model; the embedded one if left out.")
-]
 MaxTokens = Annotated[int, typer.Option(min=1, help="Tokens of the answer, tags included.")]
-Precision = Annotated[
-    Dtype, typer.Option(help="Of weights and cache; auto takes bfloat16 where it is native.")
-]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens that make up this mass.")]
 Seed = Annotated[int, typer.Option(min=0, help="Same seed, same answer.")]
@@ -55,7 +51,11 @@ def run(
     ] = False,
     adapter: Adapter = DEFAULT_ADAPTER,
     model: Model = None,
+    engine: Engine = EngineName.auto,
     dtype: Precision = Dtype.auto,
+    quant: Quant = FileType.F16,
+    context: Context = 8192,
+    threads: Threads = None,
     max_tokens: MaxTokens = 512,
     max_threads: Annotated[int, typer.Option(min=1, help="Live threads at most.")] = 32,
     max_seconds: Annotated[
@@ -74,7 +74,9 @@ def run(
     rules = Rules(max_tokens=max_tokens, max_threads=max_threads, parallel=not sequential)
     sampling = Sampling(temperature, top_p, top_k, seed)
     question = read_prompt(prompt)
-    decoder = load_decoder(adapter, model, dtype)
+    decoder = load_decoder(
+        adapter, model, engine, dtype=dtype, quant=quant, context=context, threads=threads
+    )
     request = decoder.request(question, rules, sampling, max_seconds=max_seconds)
     if as_json:
         answer = decoder.answer(request)
@@ -88,7 +90,11 @@ def compare(
     prompt: Prompt,
     adapter: Adapter = DEFAULT_ADAPTER,
     model: Model = None,
+    engine: Engine = EngineName.auto,
     dtype: Precision = Dtype.auto,
+    quant: Quant = FileType.F16,
+    context: Context = 8192,
+    threads: Threads = None,
     max_tokens: MaxTokens = 400,
     temperature: Temperature = 0.0,
     seed: Seed = 0,
@@ -100,7 +106,9 @@ def compare(
 
     sampling = Sampling(temperature, seed=seed)
     question = read_prompt(prompt)
-    decoder = load_decoder(adapter, model, dtype)
+    decoder = load_decoder(
+        adapter, model, engine, dtype=dtype, quant=quant, context=context, threads=threads
+    )
     warm = decoder.request(question, Rules(max_tokens=8), Sampling())
     decoder.answer(warm)
     answers = {
@@ -127,17 +135,6 @@ def read_prompt(prompt: str) -> str:
     if not prompt.strip():
         raise PastaError("the prompt is empty", hint='Ask something: pasta run "Why ...?"')
     return prompt
-
-
-def load_decoder(adapter: str, model: Path | None, dtype: Dtype) -> Decoder:
-    """Load base model and adapter onto the torch engine."""
-    from pasta_decoding.models.embedded import model_dir
-    from pasta_decoding.models.loading import find_adapter, native_dtype
-    from pasta_decoding.runtime.decoder import torch_decoder
-
-    folder = find_adapter(adapter)
-    chosen = native_dtype() if dtype is Dtype.auto else dtype.value
-    return torch_decoder(model or model_dir(cache_folder()), folder, dtype=chosen)
 
 
 def stream(decoder: Decoder, request: Request) -> Answer:

@@ -52,6 +52,11 @@ class Engine(Protocol):
     """
 
     @property
+    def name(self) -> str:
+        """The engine and its number format, as results quote it: `torch bfloat16`."""
+        ...
+
+    @property
     def vocabulary_size(self) -> int:
         """How many logits a row has; token ids lie below it."""
         ...

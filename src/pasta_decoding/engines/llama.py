@@ -87,6 +87,8 @@ class LlamaEngine:
     cells:      tokens that all open requests together may hold.
     threads:    processor threads; None leaves the choice to llama.cpp.
     cache_type: of keys and values. F32 is for comparisons with the torch engine.
+
+    `library` and `context` are llama.cpp's own, for measurements beside the engine.
     """
 
     def __init__(
@@ -97,20 +99,25 @@ class LlamaEngine:
         threads: int | None = None,
         cache_type: CacheType = "F16",
     ) -> None:
-        self._library = library()
+        self.library = library()
         self.path = path
         self._model = self._load_model(path)
-        self._context = self._make_context(cells, threads, cache_type)
-        self._memory = self._library.llama_get_memory(self._context)
-        self._batch = self._library.llama_batch_init(BATCH_TOKENS, 0, MAX_SEQUENCES)
-        weakref.finalize(self, _free, self._library, self._batch, self._context, self._model)
-        vocabulary = self._library.llama_model_get_vocab(self._model)
-        trained = int(self._library.llama_model_n_ctx_train(self._model))
-        self._limits = Limits(int(self._library.llama_vocab_n_tokens(vocabulary)), trained)
-        self.max_cells = int(self._library.llama_n_ctx(self._context))
+        self.context = self._make_context(cells, threads, cache_type)
+        self._memory = self.library.llama_get_memory(self.context)
+        self._batch = self.library.llama_batch_init(BATCH_TOKENS, 0, MAX_SEQUENCES)
+        weakref.finalize(self, _free, self.library, self._batch, self.context, self._model)
+        vocabulary = self.library.llama_model_get_vocab(self._model)
+        trained = int(self.library.llama_model_n_ctx_train(self._model))
+        self._limits = Limits(int(self.library.llama_vocab_n_tokens(vocabulary)), trained)
+        self.max_cells = int(self.library.llama_n_ctx(self.context))
         self._seats: dict[Branch, _Seat] = {}
         self._free_sequences = list(range(MAX_SEQUENCES))
         self._names, self._views = count(), count()
+
+    @property
+    def name(self) -> str:
+        """See `Engine`."""
+        return f"llama {self._file_type()}"
 
     @property
     def vocabulary_size(self) -> int:
@@ -137,10 +144,26 @@ class LlamaEngine:
         """See `Engine`."""
         return sum(request.used for request in self._requests())
 
+    def _file_type(self) -> str:
+        """Return what most matrices are: the description reads like "llama 135M Q4_0"."""
+        buffer = ctypes.create_string_buffer(128)
+        self.library.llama_model_desc(self._model, buffer, 128)
+        return buffer.value.decode().split()[-1]
+
+    def metadata(self, key: str) -> str | None:
+        """Return a text from the file's metadata; None if it holds no such key."""
+        read = self.library.llama_model_meta_val_str
+        length = read(self._model, key.encode(), ctypes.create_string_buffer(1), 1)
+        if length < 0:
+            return None
+        buffer = ctypes.create_string_buffer(length + 1)
+        read(self._model, key.encode(), buffer, length + 1)
+        return buffer.value.decode("utf-8")
+
     @property
     def sequences_in_cache(self) -> int:
         """How many llama sequences hold cells: 0 with nothing open."""
-        position = self._library.llama_memory_seq_pos_max
+        position = self.library.llama_memory_seq_pos_max
         return sum(position(self._memory, s) >= 0 for s in range(MAX_SEQUENCES))
 
     def open(self, *, room: int) -> Branch:
@@ -177,7 +200,7 @@ class LlamaEngine:
     def close(self, branch: Branch) -> None:
         """See `Engine`."""
         seat = self._seat(branch)
-        self._library.llama_memory_seq_rm(self._memory, seat.sequence, -1, -1)
+        self.library.llama_memory_seq_rm(self._memory, seat.sequence, -1, -1)
         self._free_sequences.append(seat.sequence)
         seat.request.branches -= 1
         del self._seats[branch]
@@ -254,7 +277,7 @@ class LlamaEngine:
         batch = self._batch
         if not batch.n_tokens:
             return []
-        status = self._library.llama_decode(self._context, batch)
+        status = self.library.llama_decode(self.context, batch)
         if status:
             raise RuntimeError(f"llama_decode returned {status}: {'; '.join(_errors)}")
         wanted = [i for i in range(batch.n_tokens) if batch.logits[i]]
@@ -262,7 +285,7 @@ class LlamaEngine:
         return [self._logits(i) for i in wanted]
 
     def _logits(self, i: int) -> FloatArray:
-        pointer = self._library.llama_get_logits_ith(self._context, i)
+        pointer = self.library.llama_get_logits_ith(self.context, i)
         return np.ctypeslib.as_array(pointer, (self.vocabulary_size,)).copy()
 
     def _requests(self) -> set[_Request]:
@@ -287,7 +310,7 @@ class LlamaEngine:
         return self._free_sequences.pop()
 
     def _copy(self, source: int, target: int) -> None:
-        self._library.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+        self.library.llama_memory_seq_cp(self._memory, source, target, -1, -1)
 
     def _load_model(self, path: Path) -> Any:
         _errors.clear()
@@ -298,8 +321,8 @@ class LlamaEngine:
             raise PastaError(
                 f"cannot read {path}: {error}", hint="`pasta export` makes it."
             ) from error
-        parameters = self._library.llama_model_default_params()
-        model = magic == b"GGUF" and self._library.llama_model_load_from_file(
+        parameters = self.library.llama_model_default_params()
+        model = magic == b"GGUF" and self.library.llama_model_load_from_file(
             str(path).encode(), parameters
         )
         if not model:
@@ -311,7 +334,7 @@ class LlamaEngine:
         return model
 
     def _make_context(self, cells: int, threads: int | None, cache_type: CacheType) -> Any:
-        library = self._library
+        library = self.library
         parameters = library.llama_context_default_params()
         parameters.n_ctx = cells
         parameters.n_batch = parameters.n_ubatch = BATCH_TOKENS
@@ -330,6 +353,24 @@ class LlamaEngine:
                 f"no memory for a context of {cells} tokens", hint="Give --ctx a smaller number."
             )
         return context
+
+
+def quantize(source: Path, target: Path, file_type: Literal["Q8_0", "Q4_0"]) -> None:
+    """Write the GGUF `source` to `target` with llama.cpp's own quantiser."""
+    llama = library()
+    parameters = llama.llama_model_quantize_default_params()
+    parameters.ftype = {
+        "Q8_0": llama.LLAMA_FTYPE_MOSTLY_Q8_0,
+        "Q4_0": llama.LLAMA_FTYPE_MOSTLY_Q4_0,
+    }[file_type]
+    _errors.clear()
+    if llama.llama_model_quantize(
+        str(source).encode(), str(target).encode(), ctypes.byref(parameters)
+    ):
+        raise PastaError(
+            f"llama.cpp could not quantise {source}: {'; '.join(_errors)}",
+            hint="Make room on the disk, or export as F16.",
+        )
 
 
 def _free(library: ModuleType, batch: Any, context: Any, model: Any) -> None:

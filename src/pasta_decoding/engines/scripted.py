@@ -69,6 +69,11 @@ class ScriptedEngine:
         self._ledger: Ledger[_Tokens] = Ledger(Limits(vocabulary_size, max_positions))
 
     @property
+    def name(self) -> str:
+        """See `Engine`."""
+        return "scripted"
+
+    @property
     def vocabulary_size(self) -> int:
         """See `Engine`."""
         return self._ledger.limits.vocabulary_size

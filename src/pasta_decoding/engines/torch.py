@@ -46,6 +46,11 @@ class TorchEngine:
         return self._model
 
     @property
+    def name(self) -> str:
+        """See `Engine`."""
+        return f"torch {str(self._model.dtype).removeprefix('torch.')}"
+
+    @property
     def vocabulary_size(self) -> int:
         """See `Engine`."""
         return self._ledger.limits.vocabulary_size

@@ -13,8 +13,9 @@ from statistics import fmean
 from typing import Any
 
 from pasta_decoding.errors import PastaError
+from pasta_decoding.eval.bare import BareCall
 from pasta_decoding.eval.speed import geometric_mean, own_speedup, repeated_chunks
-from pasta_decoding.eval.timing import BareCall, Timing, time_answer
+from pasta_decoding.eval.timing import Timing, time_answer
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import read, show, strip
 from pasta_decoding.runtime.answer import Answer

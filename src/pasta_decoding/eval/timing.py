@@ -9,19 +9,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from transformers import DynamicCache, PreTrainedModel
-
+from pasta_decoding.eval.bare import BareCall
 from pasta_decoding.lang.layout import Run
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder
-
-BareCall = Callable[[int, int], float]
-"""Seconds of one bare library call with this many tokens over this many cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,56 +49,3 @@ def time_answer(decoder: Decoder, prompt: Sequence[int], answer: Answer, bare: B
         ideal_s += bare(step.fed, cells)
         cells += step.fed
     return Timing(sequential.seconds, parallel.seconds, ideal_s)
-
-
-class BareTimes:
-    """Times of the bare call, measured once for each width and stretch of cache length."""
-
-    STRETCH = 64
-
-    def __init__(self, call: BareCall, repeats: int = 5) -> None:
-        self._call = call
-        self._repeats = repeats
-        self._known: dict[tuple[int, int], float] = {}
-
-    def __call__(self, width: int, cells: int) -> float:
-        """Return the median seconds at this width, with the cache length rounded to a stretch."""
-        key = (width, max(1, round(cells / self.STRETCH)) * self.STRETCH)
-        if key not in self._known:
-            times = sorted(self._call(*key) for _ in range(self._repeats))
-            self._known[key] = times[len(times) // 2]
-        return self._known[key]
-
-
-def transformers_call(model: PreTrainedModel) -> BareCall:
-    """Return the plain `transformers` forward of `model`, with its own cache and attention."""
-
-    def call(width: int, cells: int) -> float:
-        ours = model.config._attn_implementation
-        model.set_attn_implementation("sdpa")
-        try:
-            return _timed_forward(model, width, cells)
-        finally:
-            model.set_attn_implementation(ours)
-
-    return call
-
-
-@torch.inference_mode()
-def _timed_forward(model: PreTrainedModel, width: int, cells: int) -> float:
-    config = model.config.get_text_config()
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    past = torch.zeros(1, config.num_key_value_heads, cells, head, dtype=model.dtype)
-    cache = DynamicCache()
-    for layer in range(config.num_hidden_layers):
-        cache.update(past.clone(), past.clone(), layer)
-    alone = torch.full((width, width), float("-inf"), dtype=model.dtype).fill_diagonal_(0)
-    mask = torch.cat([torch.zeros(width, cells, dtype=model.dtype), alone], dim=1)[None, None]
-    began_s = time.perf_counter()
-    model(
-        input_ids=torch.zeros(1, width, dtype=torch.long),
-        position_ids=torch.full((1, width), cells),
-        attention_mask=mask if width > 1 else None,
-        past_key_values=cache,
-    )
-    return time.perf_counter() - began_s

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -201,31 +200,24 @@ def _llama3_factors(config: Any) -> np.ndarray[Any, Any]:
     return factors.astype(np.float32)
 
 
-def read_gguf(path: Path) -> Loaded:
-    """Return checkpoint and tokenizer of a GGUF that `write_gguf` wrote; it holds no model.
+def read_metadata(value: Callable[[str], str | None], source: Path) -> Loaded:
+    """Return checkpoint and tokenizer of a GGUF that `write_gguf` wrote, without its weights.
 
-    Raises PastaError for a file that is missing, foreign or without Pasta's metadata.
+    `value` tells the metadata of a key. Raises PastaError where Pasta's is missing.
     """
-    from gguf import GGUFReader
     from transformers import AutoTokenizer
 
-    try:
-        fields = GGUFReader(path).fields
-        texts = {key: fields[key].contents() for key in (CHECKPOINT, ENDS, TOKENIZER)}
-    except FileNotFoundError:
-        raise PastaError(f"there is no {path}", hint="`pasta export` makes it.") from None
-    except KeyError as error:
-        raise PastaError(
-            f"{path} holds no {error.args[0]}: it was not made by `pasta export`",
-            hint="Export an adapter: pasta export ADAPTER --to gguf -o FILE",
-        ) from error
-    except (OSError, ValueError, IndexError) as error:
-        raise PastaError(
-            f"{path} is not a GGUF file: {error}", hint="Make it again with `pasta export`."
-        ) from error
+    texts = {key: value(key) for key in (CHECKPOINT, ENDS, TOKENIZER)}
+    for key, text in texts.items():
+        if text is None:
+            raise PastaError(
+                f"{source} holds no {key}: it was not made by `pasta export`",
+                hint="Export an adapter: pasta export ADAPTER --to gguf -o FILE",
+            )
+    checkpoint = bindings.from_json(str(texts[CHECKPOINT]), str(source))
     with tempfile.TemporaryDirectory() as folder:
-        for name, text in json.loads(texts[TOKENIZER]).items():
-            (Path(folder) / os.path.basename(name)).write_text(text, encoding="utf-8")
+        for name, text in json.loads(str(texts[TOKENIZER])).items():
+            if _TOKENIZER_FILES.fullmatch(name):
+                (Path(folder) / name).write_text(text, encoding="utf-8")
         tokenizer = AutoTokenizer.from_pretrained(folder)
-    checkpoint = bindings.from_json(texts[CHECKPOINT], str(path))
-    return Loaded(None, tokenizer, checkpoint, frozenset(json.loads(texts[ENDS])))
+    return Loaded(None, tokenizer, checkpoint, frozenset(json.loads(str(texts[ENDS]))))

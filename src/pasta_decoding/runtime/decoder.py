@@ -99,12 +99,32 @@ def answer_of(scheduler: Scheduler, request: Request) -> Answer:
     return answer
 
 
-def torch_decoder(base: Path, adapter: Path, *, dtype: str = "float32") -> Decoder:
-    """Load a checkpoint onto the torch engine."""
+def torch_decoder(
+    base: Path, adapter: Path, *, dtype: str = "float32", threads: int | None = None
+) -> Decoder:
+    """Load a checkpoint onto the torch engine. `threads` holds for the whole process."""
+    import torch
+
     from pasta_decoding.engines.torch import TorchEngine
 
+    if threads is not None:
+        torch.set_num_threads(threads)
     loaded = load_model(base, adapter, dtype=dtype)
     return decoder_over(TorchEngine(loaded.model), loaded)
+
+
+def llama_decoder(
+    path: Path, *, cells: int, threads: int | None = None, exact: bool = False
+) -> Decoder:
+    """Load a GGUF that `pasta export` wrote onto the llama engine.
+
+    exact: keep keys and values in F32, as the torch engine does in float32.
+    """
+    from pasta_decoding.engines.llama import LlamaEngine
+    from pasta_decoding.models.gguf import read_metadata
+
+    engine = LlamaEngine(path, cells=cells, threads=threads, cache_type="F32" if exact else "F16")
+    return decoder_over(engine, read_metadata(engine.metadata, path))
 
 
 def decoder_over(engine: Engine, loaded: Loaded) -> Decoder:

@@ -1,0 +1,158 @@
+"""Which engine a command decodes with, and the options that say so."""
+
+from __future__ import annotations
+
+import importlib.util
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pasta_decoding.cli.files import cache_folder, say
+from pasta_decoding.errors import PastaError
+
+if TYPE_CHECKING:
+    from pasta_decoding.runtime.decoder import Decoder
+
+
+class EngineName(StrEnum):
+    """What computes the model."""
+
+    auto = "auto"
+    torch = "torch"
+    llama = "llama"
+
+
+class Dtype(StrEnum):
+    """Number formats of the torch engine; float32 is the reference."""
+
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+class FileType(StrEnum):
+    """Number formats of a GGUF file."""
+
+    F32 = "F32"
+    F16 = "F16"
+    Q8_0 = "Q8_0"
+    Q4_0 = "Q4_0"
+
+
+Adapter = Annotated[str, typer.Option(help="Folder of an adapter, or the name of a shipped one.")]
+Model = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of the base model; the embedded one if left out. Or a GGUF file that "
+        "`pasta export` wrote, adapter and all."
+    ),
+]
+Engine = Annotated[
+    EngineName,
+    typer.Option(help="auto takes llama where it is installed and knows the model, else torch."),
+]
+Precision = Annotated[
+    Dtype,
+    typer.Option(help="torch: of weights and cache; auto takes bfloat16 where it is native."),
+]
+Quant = Annotated[FileType, typer.Option(help="llama: number format of the weights.")]
+Context = Annotated[int, typer.Option("--ctx", min=64, help="llama: tokens that the cache holds.")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="Processor threads; all cores if left out.")
+]
+
+
+def load_decoder(
+    adapter: str,
+    model: Path | None,
+    engine: EngineName,
+    *,
+    dtype: Dtype,
+    quant: FileType,
+    context: int,
+    threads: int | None,
+) -> Decoder:
+    """Load base model and adapter onto an engine."""
+    from pasta_decoding.models.embedded import model_dir
+    from pasta_decoding.models.loading import find_adapter, native_dtype
+    from pasta_decoding.runtime.decoder import llama_decoder, torch_decoder
+
+    if model is not None and model.suffix == ".gguf":
+        return llama_decoder(model, cells=context, threads=threads)
+    folder, base = find_adapter(adapter), model or model_dir(cache_folder())
+    if engine is EngineName.llama or (engine is EngineName.auto and llama_can_run(base)):
+        path = exported(base, folder, quant)
+        return llama_decoder(path, cells=context, threads=threads)
+    chosen = native_dtype() if dtype is Dtype.auto else dtype.value
+    return torch_decoder(base, folder, dtype=chosen, threads=threads)
+
+
+def llama_can_run(base: Path) -> bool:
+    """Is llama.cpp installed, and does the base model have a translation for it?"""
+    if importlib.util.find_spec("llama_cpp") is None:
+        return False
+    from transformers import AutoConfig
+
+    from pasta_decoding.models.gguf import ARCHITECTURES
+
+    return AutoConfig.from_pretrained(base).model_type in ARCHITECTURES
+
+
+def exported(base: Path, adapter: Path, file_type: FileType) -> Path:
+    """Return the checkpoint as a GGUF in the user's cache, made now if it is not there."""
+    from pasta_decoding.engines.llama import library
+    from pasta_decoding.models.export import cached_name
+
+    library()  # its absence is told before the work
+    path = cache_folder() / "gguf" / cached_name(base, adapter, file_type.value)
+    if not path.exists():
+        say(f"writing {path} (once)")
+        write_export(base, adapter, path, file_type)
+    return path
+
+
+def write_export(base: Path, adapter: Path, path: Path, file_type: FileType) -> None:
+    """Write a checkpoint as one GGUF file."""
+    from pasta_decoding.engines.llama import quantize
+    from pasta_decoding.models.export import export_gguf
+    from pasta_decoding.models.loading import load_model
+
+    loaded = load_model(base, adapter)
+    export_gguf(loaded, path, file_type.value, quantize=quantize, progress=True)
+
+
+class Target(StrEnum):
+    """What `pasta export` writes."""
+
+    gguf = "gguf"
+    hf = "hf"
+
+
+def export(
+    adapter: Annotated[str, typer.Argument(help="Folder of an adapter, or a shipped one's name.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File (gguf) or folder (hf) to write.")],
+    to: Annotated[Target, typer.Option(help="llama.cpp's file format, or Hugging Face's.")] = (
+        Target.gguf
+    ),
+    file_type: Annotated[FileType, typer.Option("--type", help="Number format of a GGUF.")] = (
+        FileType.F16
+    ),
+    model: Annotated[
+        Path | None, typer.Option(help="Folder of the base model; the embedded one if left out.")
+    ] = None,
+) -> None:
+    """Write base model and adapter as one: a GGUF file, or a merged Hugging Face checkpoint."""
+    from pasta_decoding.models.embedded import model_dir
+    from pasta_decoding.models.export import export_hf
+    from pasta_decoding.models.loading import find_adapter, load_model
+
+    folder, base = find_adapter(adapter), model or model_dir(cache_folder())
+    if to is Target.hf:
+        export_hf(load_model(base, folder), out)
+    elif out.is_dir():
+        raise PastaError(f"{out} is a folder", hint="Give -o the name of a file.")
+    else:
+        write_export(base, folder, out, file_type)
+    typer.echo(out)

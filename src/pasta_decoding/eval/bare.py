@@ -1,0 +1,117 @@
+"""The bare library call of each engine: what a step costs without anything of ours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from pasta_decoding.engines.base import Engine
+from pasta_decoding.engines.llama import LlamaEngine
+from pasta_decoding.engines.torch import TorchEngine
+
+BareCall = Callable[[int, int], float]
+"""Seconds of one bare library call with this many tokens over this many cells."""
+
+
+class BareTimes:
+    """Times of the bare call, measured once for each width and stretch of cache length."""
+
+    STRETCH = 64
+
+    def __init__(self, call: BareCall, repeats: int = 5) -> None:
+        self._call = call
+        self._repeats = repeats
+        self._known: dict[tuple[int, int], float] = {}
+
+    def __call__(self, width: int, cells: int) -> float:
+        """Return the median seconds at this width, with the cache length rounded to a stretch."""
+        key = (width, max(1, round(cells / self.STRETCH)) * self.STRETCH)
+        if key not in self._known:
+            times = sorted(self._call(*key) for _ in range(self._repeats))
+            self._known[key] = times[len(times) // 2]
+        return self._known[key]
+
+
+def transformers_call(model: PreTrainedModel) -> BareCall:
+    """Return the plain `transformers` forward of `model`, with its own cache and attention."""
+
+    def call(width: int, cells: int) -> float:
+        ours = model.config._attn_implementation
+        model.set_attn_implementation("sdpa")
+        try:
+            return _timed_forward(model, width, cells)
+        finally:
+            model.set_attn_implementation(ours)
+
+    return call
+
+
+@torch.inference_mode()
+def _timed_forward(model: PreTrainedModel, width: int, cells: int) -> float:
+    config = model.config.get_text_config()
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    past = torch.zeros(1, config.num_key_value_heads, cells, head, dtype=model.dtype)
+    cache = DynamicCache()
+    for layer in range(config.num_hidden_layers):
+        cache.update(past.clone(), past.clone(), layer)
+    alone = torch.full((width, width), float("-inf"), dtype=model.dtype).fill_diagonal_(0)
+    mask = torch.cat([torch.zeros(width, cells, dtype=model.dtype), alone], dim=1)[None, None]
+    began_s = time.perf_counter()
+    model(
+        input_ids=torch.zeros(1, width, dtype=torch.long),
+        position_ids=torch.full((1, width), cells),
+        attention_mask=mask if width > 1 else None,
+        past_key_values=cache,
+    )
+    return time.perf_counter() - began_s
+
+
+def bare_call(engine: Engine) -> BareCall:
+    """Return the bare call of the library below `engine`."""
+    if isinstance(engine, LlamaEngine):
+        return llama_call(engine)
+    assert isinstance(engine, TorchEngine), "the engines with a library below"
+    return transformers_call(engine.model)
+
+
+def llama_call(engine: LlamaEngine) -> BareCall:
+    """Return `llama_decode` of one token for each of some sequences with a common beginning.
+
+    It works in the engine's context, which must have nothing open.
+    """
+
+    def call(width: int, cells: int) -> float:
+        assert engine.cells_in_use == 0, "the bare call needs the context for itself"
+        llama, context = engine.library, engine.context
+        memory = llama.llama_get_memory(context)
+        size = llama.llama_n_batch(context)
+        batch = llama.llama_batch_init(size, 0, 1)
+        try:
+            for first in range(0, cells, size):
+                rest = range(first, min(first + size, cells))
+                _fill(batch, [(0, position, False) for position in rest])
+                assert llama.llama_decode(context, batch) == 0, "the context holds as many"
+            for sequence in range(1, width):
+                llama.llama_memory_seq_cp(memory, 0, sequence, -1, -1)
+            _fill(batch, [(sequence, cells, True) for sequence in range(width)])
+            began_s = time.perf_counter()
+            llama.llama_decode(context, batch)
+            llama.llama_get_logits_ith(context, width - 1)
+            return time.perf_counter() - began_s
+        finally:
+            llama.llama_batch_free(batch)
+            llama.llama_memory_clear(memory, False)
+
+    return call
+
+
+def _fill(batch: Any, tokens: Sequence[tuple[int, int, bool]]) -> None:
+    """Put (sequence, position, wants logits) into a llama batch; the token itself is no matter."""
+    batch.n_tokens = len(tokens)
+    for i, (sequence, position, wanted) in enumerate(tokens):
+        batch.token[i], batch.pos[i], batch.logits[i] = 1, position, wanted
+        batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence

@@ -1,0 +1,80 @@
+"""A checkpoint leaves Pasta: one GGUF file for llama.cpp, or a merged Hugging Face folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pasta_decoding.errors import PastaError
+from pasta_decoding.models import binding as bindings
+from pasta_decoding.models.gguf import FLOAT_TYPES, write_gguf
+from pasta_decoding.models.loading import Loaded
+
+FILE_TYPES = (*FLOAT_TYPES, "Q8_0", "Q4_0")
+# Raised when the same checkpoint gives another file, so that older ones in the cache are not used.
+FORMAT = 1
+
+Quantize = Callable[[Path, Path, str], None]
+"""(GGUF in F32, GGUF to write, file type): llama.cpp's own quantiser."""
+
+
+def export_gguf(
+    loaded: Loaded, target: Path, file_type: str, *, quantize: Quantize, progress: bool = False
+) -> None:
+    """Write a merged checkpoint as one GGUF file, whole or not at all."""
+    with _written_whole(target) as partial:
+        if file_type in FLOAT_TYPES:
+            write_gguf(loaded, partial, float_type=file_type, progress=progress)
+            return
+        plain = partial.with_name("plain")
+        write_gguf(loaded, plain, float_type="F32", progress=progress)
+        quantize(plain, partial, file_type)
+
+
+def export_hf(loaded: Loaded, target: Path) -> None:
+    """Write a merged checkpoint as a Hugging Face folder, `pasta.json` included."""
+    if target.exists():
+        raise PastaError(f"{target} exists", hint="Choose another -o, or remove it.")
+    with _written_whole(target) as partial:
+        loaded.model.save_pretrained(partial)
+        loaded.tokenizer.save_pretrained(partial)
+        bindings.save(loaded.checkpoint, partial)
+
+
+def cached_name(base: Path, adapter: Path, file_type: str) -> str:
+    """Return the name under which the cache keeps the GGUF of this very checkpoint."""
+    digest = hashlib.sha256(f"{FORMAT} {file_type}".encode())
+    for path in sorted([*adapter.glob("*.safetensors"), adapter / bindings.FILE_NAME]):
+        digest.update(path.read_bytes())
+    for path in sorted([*base.glob("*.safetensors"), base / "config.json"]):
+        state = path.stat()
+        digest.update(f"{path.resolve()} {state.st_size} {state.st_mtime_ns}".encode())
+    return f"{adapter.resolve().name}-{digest.hexdigest()[:12]}-{file_type}.gguf"
+
+
+@contextmanager
+def _written_whole(target: Path) -> Iterator[Path]:
+    """Give a path to write to; what is there at the end becomes `target` by one rename."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=".export-"))
+    except OSError as error:
+        raise _cannot_write(target, error) from error
+    try:
+        yield scratch / target.name
+        os.replace(scratch / target.name, target)
+    except OSError as error:
+        raise _cannot_write(target, error) from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _cannot_write(target: Path, error: OSError) -> PastaError:
+    return PastaError(
+        f"cannot write {target}: {error}", hint="Choose a folder with room that you may write."
+    )

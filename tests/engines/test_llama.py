@@ -1,0 +1,165 @@
+"""What the llama engine promises beyond the contract: no leak, no token twice, clear refusals."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from pasta_decoding.engines.base import Branch, Feed
+from pasta_decoding.errors import PastaError
+from pasta_decoding.models.gguf import write_gguf
+from tests.engines.subjects import speaking
+from tests.tiny import tiny_llama
+
+pytestmark = pytest.mark.llama
+PROMPT = (5, 17, 42, 8)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    write_gguf(speaking(tiny_llama()), file, float_type="F32")
+    return file
+
+
+@pytest.fixture(scope="module")
+def engine(path: Path):  # type: ignore[no-untyped-def]
+    from pasta_decoding.engines.llama import LlamaEngine
+
+    return LlamaEngine(path, cells=1024, threads=1, cache_type="F32")
+
+
+def script(engine, random: Random) -> Iterator[None]:  # type: ignore[no-untyped-def]
+    """Fork, feed, join and cancel at random; a step each time it is asked on."""
+    main = engine.open(room=200)
+    engine.step([Feed((main,), PROMPT, (0, 1, 2, 3))])
+    ends: dict[Branch, int] = {main: 4}
+    try:
+        for _ in range(random.randrange(12)):
+            yield
+            deed, branch = random.randrange(4), random.choice(list(ends))
+            if deed == 0:
+                child = engine.fork(branch)
+                ends[child] = ends[branch]
+            elif deed == 1 and branch != main:
+                engine.join(main, [branch])
+                ends[main] = max(ends[main], ends.pop(branch))
+            elif deed == 2 and branch != main:
+                engine.close(branch)
+                del ends[branch]
+            else:
+                engine.step([Feed((b,), (7,), (end,)) for b, end in ends.items()])
+                ends = {b: end + 1 for b, end in ends.items()}
+    finally:  # as a cancelled request does
+        for branch in ends:
+            engine.close(branch)
+
+
+def test_the_cache_is_empty_after_a_thousand_random_scripts(engine) -> None:  # type: ignore[no-untyped-def]
+    random = Random(0)
+    for _ in range(250):
+        running = [script(engine, random) for _ in range(4)]
+        for _ in range(random.randrange(16)):
+            for one in running:
+                next(one, None)
+        for one in running:
+            one.close()
+        assert engine.cells_in_use == engine.sequences_in_cache == 0
+
+
+def test_no_token_is_decoded_twice(engine, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    decoded = []
+    decode = engine.library.llama_decode
+
+    def count(context, batch) -> int:  # type: ignore[no-untyped-def]
+        decoded.extend(batch.token[i] for i in range(batch.n_tokens))
+        return decode(context, batch)
+
+    monkeypatch.setattr(engine.library, "llama_decode", count)
+    main = engine.open(room=20)
+    engine.step([Feed((main,), PROMPT, (0, 1, 2, 3))])
+    child = engine.fork(main)
+    engine.step([Feed((main, child), (90,), (4,)), Feed((child,), (91,), (5,))])
+    engine.step([Feed((main,), (10,), (5,)), Feed((child,), (20,), (6,))])
+    engine.join(main, [child])
+    engine.step([Feed((main,), (92,), (7,))])
+    engine.close(main)
+    assert decoded == [*PROMPT, 90, 91, 10, 20, 92]
+
+
+def test_a_step_larger_than_a_batch_is_decoded_in_several(engine) -> None:  # type: ignore[no-untyped-def]
+    ids = tuple(n % 90 for n in range(500))
+    whole, halves = engine.open(room=500), engine.open(room=500)
+    logits_FV = engine.step(
+        [
+            Feed((whole,), ids, tuple(range(500))),
+            Feed((halves,), ids[:250], tuple(range(250)), wants_logits=False),
+            Feed((halves,), ids[250:], tuple(range(250, 500))),
+        ]
+    )
+    np.testing.assert_allclose(logits_FV[0], logits_FV[1], rtol=0, atol=1e-4)
+    engine.close(whole)
+    engine.close(halves)
+
+
+def test_a_request_that_finds_no_cells_is_refused(engine) -> None:  # type: ignore[no-untyped-def]
+    main = engine.open(room=1000)
+    with pytest.raises(PastaError) as caught:
+        engine.open(room=25)
+    assert str(caught.value) == (
+        "no room for a request of 25 tokens: 1000 of the context's 1024 cells are taken"
+    )
+    engine.close(main)
+
+
+def test_more_branches_than_llama_has_sequences_are_refused(engine) -> None:  # type: ignore[no-untyped-def]
+    main = engine.open(room=10)
+    branches = [main, *(engine.fork(main) for _ in range(255))]
+    with pytest.raises(PastaError, match="at most 256 branches"):
+        engine.fork(main)
+    for branch in branches:
+        engine.close(branch)
+    assert engine.cells_in_use == engine.sequences_in_cache == 0
+
+
+def test_a_gap_between_positions_is_an_assertion(engine) -> None:  # type: ignore[no-untyped-def]
+    main = engine.open(room=10)
+    with pytest.raises(AssertionError, match="no gaps"):
+        engine.step([Feed((main,), (1,), (3,))])
+    engine.close(main)
+
+
+@pytest.mark.parametrize("contents", [b"", b"GGUF", b"GGUF" + bytes(100), b"not one at all"])
+def test_a_foreign_or_broken_file_is_refused(contents: bytes, tmp_path: Path) -> None:
+    from pasta_decoding.engines.llama import LlamaEngine
+
+    file = tmp_path / "x.gguf"
+    file.write_bytes(contents)
+    with pytest.raises(PastaError, match="not a GGUF file that llama.cpp can load") as caught:
+        LlamaEngine(file)
+    assert "pasta export" in caught.value.hint
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    from pasta_decoding.engines.llama import LlamaEngine
+
+    with pytest.raises(PastaError, match="cannot read"):
+        LlamaEngine(tmp_path / "none.gguf")
+
+
+def test_a_missing_library_is_told_with_its_install_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from pasta_decoding.engines.llama import library
+
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    library.cache_clear()
+    with pytest.raises(PastaError) as caught:
+        library()
+    assert "pip install 'pasta-decoding[llama]'" in caught.value.hint
+    library.cache_clear()
