@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,13 @@ def pasta(capsys: pytest.CaptureFixture[str]) -> Pasta:
         return Outcome(status, out, err)
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def without_llama(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests see the same engine whether the extra is installed or not, unless they are about it."""
+    if not request.node.get_closest_marker("llama"):
+        monkeypatch.setitem(sys.modules, "llama_cpp", None)
 
 
 @pytest.fixture

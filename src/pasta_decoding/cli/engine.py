@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -91,13 +90,19 @@ def load_decoder(
 
 def llama_can_run(base: Path) -> bool:
     """Is llama.cpp installed, and does the base model have a translation for it?"""
-    if importlib.util.find_spec("llama_cpp") is None:
-        return False
     from transformers import AutoConfig
 
+    from pasta_decoding.engines.llama import library
     from pasta_decoding.models.gguf import ARCHITECTURES
 
-    return AutoConfig.from_pretrained(base).model_type in ARCHITECTURES
+    try:
+        library()
+    except PastaError:
+        return False
+    try:
+        return AutoConfig.from_pretrained(base).model_type in ARCHITECTURES
+    except (OSError, ValueError):  # a broken model is told by whoever loads it
+        return False
 
 
 def exported(base: Path, adapter: Path, file_type: FileType) -> Path:

@@ -1,0 +1,110 @@
+"""`pasta export` and the options that choose an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pasta_decoding.lang.check import check
+from pasta_decoding.lang.tree import read, strip
+from tests.checkpoint import TinyCheckpoint
+from tests.cli.conftest import Pasta
+
+PROMPT = ("run", "Hello", "--max-tokens", "48", "--json")
+TORCH = ("--engine", "torch", "--dtype", "float32")
+
+
+@pytest.fixture
+def where(tiny_checkpoint: TinyCheckpoint) -> list[object]:
+    return ["--model", tiny_checkpoint.base, "--adapter", tiny_checkpoint.adapter]
+
+
+def test_a_merged_export_answers_as_base_and_adapter_do(
+    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, where: list[object], tmp_path: Path
+) -> None:
+    merged = tmp_path / "merged"
+    export = ["export", tiny_checkpoint.adapter, "--model", tiny_checkpoint.base, "--to", "hf"]
+    assert pasta(*export, "-o", merged).out == f"{merged}\n"
+    alone = pasta(*PROMPT, *TORCH, "--adapter", merged, "--model", tmp_path / "none").object
+    together = pasta(*PROMPT, *TORCH, *where).object
+    assert alone["annotated"] == together["annotated"]
+    again = pasta(*export, "-o", merged)
+    assert again.status == 2
+    assert f"{merged} exists" in again.err
+
+
+def test_exporting_over_a_folder_is_refused(
+    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    base, adapter = tiny_checkpoint.base, tiny_checkpoint.adapter
+    found = pasta("export", adapter, "--model", base, "-o", tmp_path)
+    assert found.complaint == (2, f"pasta: {tmp_path} is a folder", "Give -o the name of a file.")
+
+
+def test_without_llama_auto_takes_torch_and_llama_tells_how_to_install_it(
+    pasta: Pasta, where: list[object]
+) -> None:
+    auto, torch = (pasta(*PROMPT, *where, *flags).object for flags in ((), ("--engine", "torch")))
+    assert auto["annotated"] == torch["annotated"]
+    status, message, hint = pasta(*PROMPT, *where, "--engine", "llama").complaint
+    assert status == 2
+    assert "llama-cpp-python" in message
+    assert "pip install 'pasta-decoding[llama]'" in hint
+
+
+def test_quantising_without_llama_is_refused_and_leaves_nothing(
+    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    base, adapter, out = tiny_checkpoint.base, tiny_checkpoint.adapter, tmp_path / "x.gguf"
+    found = pasta("export", adapter, "--model", base, "-o", out, "--type", "Q8_0")
+    assert found.status == 2
+    assert "pip install" in found.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.llama
+@pytest.mark.parametrize("file_type", ["F32", "F16", "Q8_0", "Q4_0"])
+def test_an_exported_file_answers(
+    file_type: str, pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    base, adapter, out = tiny_checkpoint.base, tiny_checkpoint.adapter, tmp_path / "tiny.gguf"
+    made = pasta("export", adapter, "--model", base, "-o", out, "--type", file_type)
+    assert (made.status, made.out) == (0, f"{out}\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
+    found = pasta(*PROMPT, "--model", out).object
+    assert check(found["annotated"]) == []
+    assert strip(read(found["annotated"])) == found["text"] != ""
+
+
+@pytest.mark.llama
+def test_the_llama_engine_exports_once_into_the_cache(
+    pasta: Pasta, where: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PASTA_CACHE", str(tmp_path))
+    first = pasta(*PROMPT, *where, "--engine", "llama", "--threads", "1", "--ctx", "512")
+    again = pasta(*PROMPT, *where)
+    assert "(once)" in first.err
+    assert "(once)" not in again.err
+    assert first.object["annotated"] == again.object["annotated"]
+    assert [path.suffix for path in (tmp_path / "gguf").iterdir()] == [".gguf"]
+
+
+@pytest.mark.llama
+def test_a_context_smaller_than_the_answer_is_refused(
+    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    base, adapter, out = tiny_checkpoint.base, tiny_checkpoint.adapter, tmp_path / "tiny.gguf"
+    pasta("export", adapter, "--model", base, "-o", out)
+    found = pasta("run", "Hello", "--model", out, "--ctx", "256", "--max-tokens", "250")
+    assert found.status == 2
+    assert "too long" in found.err
+
+
+@pytest.mark.llama
+@pytest.mark.parametrize("name", ["foreign.gguf", "missing.gguf"])
+def test_a_file_that_is_no_export_is_refused(name: str, pasta: Pasta, tmp_path: Path) -> None:
+    (tmp_path / "foreign.gguf").write_bytes(b"GGUF and nothing more")
+    found = pasta(*PROMPT, "--model", tmp_path / name)
+    assert found.status == 2
+    assert "pasta export" in found.err
