@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import pytest
 
 from pasta_decoding.cli import main
+from pasta_decoding.engines.llama import library
 from pasta_decoding.models.embedded import pull
 from tests.checkpoint import TinyCheckpoint
 
@@ -61,10 +62,17 @@ def pasta(capsys: pytest.CaptureFixture[str]) -> Pasta:
 
 
 @pytest.fixture(autouse=True)
-def without_llama(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def without_llama(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
     """Tests see the same engine whether the extra is installed or not, unless they are about it."""
-    if not request.node.get_closest_marker("llama"):
-        monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    if request.node.get_closest_marker("llama"):
+        yield
+        return
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    library.cache_clear()
+    yield
+    library.cache_clear()
 
 
 @pytest.fixture

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,6 +11,7 @@ from typing import Any
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.eval.bare import BareCall
+from pasta_decoding.eval.machine import commit, machine
 from pasta_decoding.eval.speed import geometric_mean, own_speedup, repeated_chunks
 from pasta_decoding.eval.timing import Timing, time_answer
 from pasta_decoding.lang.check import check
@@ -200,30 +198,6 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
         "machine": machine(),
         "commit": commit(),
     }
-
-
-def machine() -> str:
-    """Name processor, core count and system, for the side of a figure."""
-    return f"{_processor()}, {os.cpu_count()} cores, {platform.system()}"
-
-
-def commit() -> str | None:
-    """Return the commit of the code that runs, `+` if it was changed since; None outside git."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return found.stdout.strip()
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def _share(part: int, whole: int) -> float | None:

@@ -1,0 +1,93 @@
+"""What the benchmarks share: repeated timings, one JSON line a result, and the engines."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import TypeVar
+
+from pasta_decoding.cli.engine import Dtype, EngineName, FileType, load_decoder
+from pasta_decoding.eval.machine import commit, machine
+from pasta_decoding.models.loading import DEFAULT_ADAPTER
+from pasta_decoding.runtime.decoder import Decoder
+
+Name = TypeVar("Name")
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def spread(values: Sequence[float], digits: int = 6) -> dict[str, float]:
+    """Return min, median and max."""
+    ends = {"min": min(values), "median": median(values), "max": max(values)}
+    return {name: round(value, digits) for name, value in ends.items()}
+
+
+def interleaved(calls: dict[Name, Callable[[], float]], repeats: int) -> dict[Name, list[float]]:
+    """Call each in turn, `repeats` times round after one round to warm up; return the values."""
+    values: dict[Name, list[float]] = {name: [] for name in calls}
+    gc.disable()
+    for call in calls.values():
+        call()
+    for _ in range(repeats):
+        for name, call in calls.items():
+            values[name].append(call())
+    gc.enable()
+    return values
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    """Return how long a call takes."""
+    began_s = time.perf_counter()
+    call()
+    return time.perf_counter() - began_s
+
+
+def emit(benchmark: str, **fields: object) -> None:
+    """Print one JSON line, and add it to `bench/results/BENCHMARK.jsonl`."""
+    when = datetime.now(UTC).strftime("%Y-%m-%d")
+    where = {"machine": machine(), "commit": commit(), "date": when}
+    line = json.dumps({"benchmark": benchmark, **fields, **where})
+    print(line, flush=True)
+    if "BENCH_DRY" not in os.environ:
+        RESULTS.mkdir(exist_ok=True)
+        with (RESULTS / f"{benchmark}.jsonl").open("a", encoding="utf-8") as lines:
+            lines.write(line + "\n")
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options that name engines, such as torch:bfloat16 or llama:Q4_0."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--engines",
+        nargs="+",
+        default=["torch:auto"],
+        help="torch:auto, torch:float32, torch:bfloat16, llama:F16, llama:Q8_0, llama:Q4_0, ...",
+    )
+    parser.add_argument("--adapter", default=DEFAULT_ADAPTER)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--ctx", type=int, default=8192)
+    parser.add_argument("--threads", type=int)
+    return parser
+
+
+def decoder_named(name: str, options: argparse.Namespace) -> Decoder:
+    """Load the engine called `name`."""
+    engine, _, form = name.partition(":")
+    return load_decoder(
+        options.adapter,
+        options.model,
+        EngineName(engine),
+        dtype=Dtype(form) if engine == "torch" else Dtype.auto,
+        quant=FileType(form) if engine == "llama" else FileType.F16,
+        context=options.ctx,
+        threads=options.threads,
+    )

@@ -1,0 +1,104 @@
+"""The scheduler's and interpreter's own microseconds for a live thread and step.
+
+    python bench/overhead.py
+
+A scripted engine stands below, and its time is taken off. All tokens are forced; what a greedy
+choice among the logits costs comes on a line of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+from common import emit, interleaved, seconds_of, spread
+
+from pasta_decoding.engines.base import Feed, FloatArray
+from pasta_decoding.engines.scripted import ScriptedEngine
+from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Run, Segment
+from pasta_decoding.lang.positions import SharedMax
+from pasta_decoding.models.binding import BUCKETS, Binding
+from pasta_decoding.runtime.rules import Constraint, Rules
+from pasta_decoding.runtime.sampling import Replay, Sampler, Sampling
+from pasta_decoding.runtime.scheduler import Request, Scheduler
+from pasta_decoding.runtime.vocabulary import Vocabulary
+
+SIZE, END, FIRST_WORD = 49_152, 2, 100
+BINDING = Binding(3, {size: 10 + n for n, size in enumerate(BUCKETS)}, 4, 5, 6)
+TEXTS = tuple("" if n < FIRST_WORD else f" w{n}" for n in range(SIZE))
+WIDTHS = (1, 2, 4, 8, 16, 32)
+CHUNK_TOKENS = 100
+
+
+class ClockedEngine(ScriptedEngine):
+    """Counts the seconds spent in it, and how many threads were fed."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _seen: np.zeros(SIZE, np.float32), SIZE)
+        self.seconds, self.fed = 0.0, 0
+        self.row_V = np.zeros(SIZE, np.float32)
+
+    def step(self, feeds: Sequence[Feed]) -> FloatArray:
+        """Feed, but ask no script: the choice is forced."""
+        began_s = time.perf_counter()
+        self._ledger.plan(feeds)
+        wanted = sum(feed.wants_logits for feed in feeds)
+        rows_FV = np.broadcast_to(self.row_V, (wanted, SIZE))
+        self.fed += len({feed.branches[-1] for feed in feeds})
+        self.seconds += time.perf_counter() - began_s
+        return rows_FV
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=9)
+    options = parser.parse_args()
+    calls = {width: partial(microseconds, width) for width in WIDTHS}
+    for width, values in interleaved(calls, options.repeats).items():
+        emit("overhead", threads=width, microseconds_per_thread_and_step=spread(values, 2))
+    sampler, allowed = Sampler(Sampling()), Constraint()
+    logits_V = np.random.default_rng(0).standard_normal(SIZE, dtype=np.float32)
+    choices = {"greedy": lambda: seconds_of(lambda: sampler.choose(0, 0, logits_V, allowed)) * 1e6}
+    for name, values in interleaved(choices, 100 * options.repeats).items():
+        emit("overhead", choice=name, vocabulary=SIZE, microseconds=spread(values, 2))
+
+
+def microseconds(width: int) -> float:
+    """Replay an answer with `width` live threads; return what is not the engine's, per token."""
+    engine = ClockedEngine()
+    scheduler = Scheduler(engine, vocabulary(), SharedMax())
+    segments = answer(width)
+    rules = Rules(
+        max_tokens=width * (CHUNK_TOKENS + 50),
+        max_threads=width + 1,
+        max_chunks=width + 1,
+        min_chunk_tokens=CHUNK_TOKENS + 9,
+    )
+    chooser = Replay(segments, async_close=BINDING.async_close, end=END)
+    number = scheduler.add(Request((FIRST_WORD,) * 8, chooser, rules))
+    began_s = time.perf_counter()
+    while scheduler.result(number) is None:
+        scheduler.step()
+    return (time.perf_counter() - began_s - engine.seconds) / engine.fed * 1e6
+
+
+def answer(width: int) -> list[Segment]:
+    """Main promises one chunk less than `width`, then writes on beside them."""
+    segments: list[Segment] = []
+    for number in range(width - 1):
+        ids = (BINDING.promise_open, FIRST_WORD + number, BINDING.promise_close[100])
+        words = tuple(range(FIRST_WORD, FIRST_WORD + CHUNK_TOKENS))
+        segments += [PromiseRun(ids, 100), ChunkRun((BINDING.async_open, *words))]
+    return [*segments, Run(tuple(range(FIRST_WORD, FIRST_WORD + CHUNK_TOKENS)))]
+
+
+def vocabulary() -> Vocabulary:
+    """Return words w100, w101, ... and the control tokens below them."""
+    return Vocabulary(TEXTS, lambda ids: "".join(TEXTS[i] for i in ids), BINDING, frozenset({END}))
+
+
+if __name__ == "__main__":
+    main()
