@@ -70,7 +70,10 @@ def bench_prompt(
         if sequential:
             record = replace(record, **_sequential_fields(decoder, prompt, max_tokens))
         if bare and answer.text:
-            record = replace(record, timing=time_answer(decoder, request.prompt, answer, bare))
+            record = replace(
+                record,
+                timing=time_answer(decoder, request.prompt, answer.segments, answer.text, bare),
+            )
     except PastaError as error:
         return Record(prompt, error=str(error))
     return record

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pasta_decoding.eval.bare import BareCall
-from pasta_decoding.lang.layout import Run
-from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.lang.layout import Run, Segment
 from pasta_decoding.runtime.decoder import Decoder
 
 
@@ -37,11 +36,13 @@ class Timing:
         return self.ideal_s / self.parallel_s
 
 
-def time_answer(decoder: Decoder, prompt: Sequence[int], answer: Answer, bare: BareCall) -> Timing:
-    """Replay `answer` in parallel and its plain text sequentially, and time the bare calls."""
-    plain = [Run(tuple(decoder.encoder.encode_text(answer.text)))]
+def time_answer(
+    decoder: Decoder, prompt: Sequence[int], segments: Sequence[Segment], text: str, bare: BareCall
+) -> Timing:
+    """Replay an answer in parallel and its plain `text` sequentially, and time the bare calls."""
+    plain = [Run(tuple(decoder.encoder.encode_text(text)))]
     sequential = decoder.answer(decoder.replay(prompt, plain))
-    parallel = decoder.answer(decoder.replay(prompt, answer.segments))
+    parallel = decoder.answer(decoder.replay(prompt, segments))
     trace = parallel.trace
     cells = len(prompt)
     ideal_s = trace.prefill_s
