@@ -4,8 +4,7 @@
     python bench/answers.py --answers FILE.jsonl.gz --limit 60 --engines llama:F16
 
 All tokens are forced, both decodes run in one process, one after the other. Only answers with a
-chunk count. Cells at the peak are tokens in the cache at the end, each once; `cells_expected` is
-prompt plus fed tokens.
+chunk count. `cells_beyond_tokens`: cells in use at the peak, less prompt and fed tokens, each once.
 """
 
 from __future__ import annotations
@@ -78,6 +77,7 @@ def report(decoder: Decoder, source: str, found: list[tuple[int, Timing]]) -> No
             efficiencies=spread([t.interpreter_efficiency for t in timings], 3),
             sequential_s=spread([t.sequential_s for t in timings], 3),
             parallel_s=spread([t.parallel_s for t in timings], 3),
+            cells_beyond_tokens=max(t.peak_cells - t.tokens_once for t in timings),
             ideal_s=spread([t.ideal_s for t in timings], 3),
         )
 

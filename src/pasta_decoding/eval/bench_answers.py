@@ -70,10 +70,8 @@ def bench_prompt(
         if sequential:
             record = replace(record, **_sequential_fields(decoder, prompt, max_tokens))
         if bare and answer.text:
-            record = replace(
-                record,
-                timing=time_answer(decoder, request.prompt, answer.segments, answer.text, bare),
-            )
+            timing = time_answer(decoder, request.prompt, answer.segments, answer.text, bare)
+            record = replace(record, timing=timing)
     except PastaError as error:
         return Record(prompt, error=str(error))
     return record

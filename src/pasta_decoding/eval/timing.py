@@ -19,11 +19,17 @@ from pasta_decoding.runtime.decoder import Decoder
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of one answer, three ways."""
+    """Seconds of one answer, three ways.
+
+    peak_cells:  cells in use at the end of the parallel decode.
+    tokens_once: prompt and fed tokens, each once.
+    """
 
     sequential_s: float
     parallel_s: float
     ideal_s: float
+    peak_cells: int = 0
+    tokens_once: int = 0
 
     @property
     def replay_speedup(self) -> float:
@@ -49,4 +55,6 @@ def time_answer(
     for step in trace.steps:
         ideal_s += bare(step.fed, cells)
         cells += step.fed
-    return Timing(sequential.seconds, parallel.seconds, ideal_s)
+    peak = trace.steps[-1].cells + trace.steps[-1].fed if trace.steps else len(prompt)
+    once = len(prompt) + parallel.fed_tokens
+    return Timing(sequential.seconds, parallel.seconds, ideal_s, peak, once)
