@@ -21,7 +21,7 @@ from pasta_decoding.engines.scripted import ScriptedEngine
 from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Run, Segment
 from pasta_decoding.lang.positions import SharedMax
 from pasta_decoding.models.binding import BUCKETS, Binding
-from pasta_decoding.runtime.rules import Constraint, Rules
+from pasta_decoding.runtime.rules import NOTHING, Constraint, Rules
 from pasta_decoding.runtime.sampling import Replay, Sampler, Sampling
 from pasta_decoding.runtime.scheduler import Request, Scheduler
 from pasta_decoding.runtime.vocabulary import Vocabulary
@@ -59,7 +59,7 @@ def main() -> None:
     calls = {width: partial(microseconds, width) for width in WIDTHS}
     for width, values in interleaved(calls, options.repeats).items():
         emit("overhead", threads=width, microseconds_per_thread_and_step=spread(values, 2))
-    sampler, allowed = Sampler(Sampling()), Constraint()
+    sampler, allowed = Sampler(Sampling()), Constraint(NOTHING)
     logits_V = np.random.default_rng(0).standard_normal(SIZE, dtype=np.float32)
     choices = {"greedy": lambda: seconds_of(lambda: sampler.choose(0, 0, logits_V, allowed)) * 1e6}
     for name, values in interleaved(choices, 100 * options.repeats).items():
