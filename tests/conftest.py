@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
-# A red run must be repeatable.
+# Models make examples slow; in CI, a red run must be repeatable, too.
+settings.register_profile("local", deadline=None)
 settings.register_profile("ci", derandomize=True, deadline=None)
+settings.load_profile("local")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
