@@ -84,6 +84,15 @@ def test_run_sequentially_is_one_thread_without_tags(ask: Ask) -> None:
     assert found["critical_path"] == 48
 
 
+def test_run_leaves_a_trace(ask: Ask, tmp_path: Path) -> None:
+    found = ask(PROMPT, "--json", "--trace", tmp_path / "trace.json").object
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {event["tid"] for event in events} == set(range(found["threads"]))
+    refused = ask(PROMPT, "--json", "--trace", tmp_path / "none" / "trace.json")
+    assert refused.status == 2
+    assert f"cannot write {tmp_path / 'none' / 'trace.json'}" in refused.err
+
+
 @pytest.mark.parametrize("show", [[], ["--show"]])
 def test_run_prints_the_answer_and_sums_up_on_standard_error(show: list[str], ask: Ask) -> None:
     expected = ask(PROMPT, "--json").object

@@ -65,6 +65,9 @@ def run(
     top_p: TopP = 1.0,
     top_k: Annotated[int | None, typer.Option(help="Keep this many likeliest tokens.")] = None,
     seed: Seed = 0,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write Chrome trace events here; opens in Perfetto.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
 ) -> None:
     """Answer a question; independent parts of the answer are written side by side."""
@@ -81,9 +84,11 @@ def run(
     if as_json:
         answer = decoder.answer(request)
         typer.echo(json.dumps(figures(decoder, answer), ensure_ascii=False))
-        return
-    answer = draw(decoder, request) if show else stream(decoder, request)
-    say(summary(decoder, answer))
+    else:
+        answer = draw(decoder, request) if show else stream(decoder, request)
+        say(summary(decoder, answer))
+    if trace is not None:
+        write_trace(trace, decoder, answer)
 
 
 def compare(
@@ -135,6 +140,20 @@ def read_prompt(prompt: str) -> str:
     if not prompt.strip():
         raise PastaError("the prompt is empty", hint='Ask something: pasta run "Why ...?"')
     return prompt
+
+
+def write_trace(path: Path, decoder: Decoder, answer: Answer) -> None:
+    """Write what each thread did when, whole or not at all."""
+    from pasta_decoding.runtime.chrome import chrome_trace
+
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_text(json.dumps(chrome_trace(answer, decoder.vocabulary)), encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        message = f"cannot write {path}: {error.strerror}"
+        raise PastaError(message, hint="Choose a place that you may write.") from error
 
 
 def stream(decoder: Decoder, request: Request) -> Answer:
