@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 from pasta_decoding.engines.scripted import ScriptedEngine, follow
 from pasta_decoding.runtime.chrome import chrome_trace
@@ -31,4 +32,4 @@ def test_every_fed_token_is_a_box_in_its_threads_lane() -> None:
     assert [box["name"] for box in boxes if box["tid"] == 1][1:] == ["c", "a"]
     for lane in (0, 1):
         own = [(box["ts"], box["ts"] + box["dur"]) for box in boxes if box["tid"] == lane]
-        assert all(end <= start + 0.2 for (_, end), (start, _) in zip(own, own[1:], strict=False))
+        assert all(end <= start + 0.2 for (_, end), (start, _) in pairwise(own))
