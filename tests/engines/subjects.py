@@ -34,7 +34,8 @@ class Subject:
 
 def scripted_subject() -> Subject:
     script = shuffled(VOCABULARY)
-    return Subject(ScriptedEngine(script, VOCABULARY, max_positions=512), by_script(script))
+    engine = ScriptedEngine(script, VOCABULARY, max_positions=512, max_cells=4000, max_branches=50)
+    return Subject(engine, by_script(script))
 
 
 def torch_subject(name: str, device: str = "cpu") -> Subject:

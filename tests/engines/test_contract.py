@@ -331,3 +331,29 @@ def test_a_refused_step_leaves_no_trace(subject: Subject) -> None:
     assert subject.engine.cells_in_use == 5
     record.step(good, feed(main, 1, 2, 3, at=4))
     assert_equals_recompute(record, subject.oracle)
+
+
+def test_a_room_that_is_not_there_is_refused_and_those_taken_count_in_full(
+    subject: Subject,
+) -> None:
+    engine, cells = subject.engine, subject.engine.max_cells
+    if cells is None:
+        pytest.skip("this engine has as many cells as memory allows")
+    main = engine.open(room=cells - 10)
+    refused(lambda: engine.open(room=11))
+    other = engine.open(room=10)
+    engine.close(main)
+    engine.close(other)
+    engine.close(engine.open(room=cells))
+
+
+def test_branches_that_are_not_there_are_refused(subject: Subject) -> None:
+    engine, branches = subject.engine, subject.engine.max_branches
+    if branches is None:
+        pytest.skip("this engine has as many branches as memory allows")
+    main = engine.open(room=4)
+    children = [engine.fork(main) for _ in range(branches - 1)]
+    refused(lambda: engine.fork(main))
+    refused(lambda: engine.open(room=4))
+    engine.join(main, children[:1])
+    engine.close(engine.fork(main))

@@ -1,17 +1,15 @@
-"""The scheduler: company never changes an answer, and nothing is left behind."""
+"""The scheduler and one answer: what is recorded and told, how it ends, what is refused."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pasta_decoding.engines.base import FloatArray
-from pasta_decoding.engines.scripted import Script, ScriptedEngine, follow, shuffled
+from pasta_decoding.engines.scripted import follow
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import MAIN, ChunkRun
 from pasta_decoding.lang.tree import read
@@ -27,101 +25,24 @@ from pasta_decoding.runtime.events import (
     Synced,
     ordered,
 )
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampler, Sampling
-from pasta_decoding.runtime.scheduler import Request, Scheduler
-from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SCHEME, SYNC
-from tests.runtime.play import ID, SIZE, VOCABULARY
-
-A, B, C, SPACE_A = (ID[text] for text in ("a", "b", "c", " a"))
-# Promises would be rare otherwise, and answers short.
-LEANING_V = np.zeros(SIZE, dtype=np.float32)
-LEANING_V[[OPEN, CLOSE, SYNC, P20]] = 1.5
-LEANING_V[END] = -1
-RULES = Rules(max_tokens=40, max_threads=4, max_topic_tokens=3, min_chunk_tokens=6)
-PROMPTS = [(A, B), (A, C, C), (B,), (C, A, B)]
-LINES = [(A, OPEN, B, P20), (B, ASYNC), (P20, ASYNC, C, A, CLOSE), (P20, SPACE_A, SYNC, C, END)]
-"""Main: a, a promise on b, ' a', sync, c. The chunk writes c a."""
-
-
-def leaning(seed: int) -> Script:
-    plain = shuffled(SIZE, seed)
-
-    def script(seen: tuple[int, ...]) -> FloatArray:
-        return plain(seen) + LEANING_V
-
-    return script
-
-
-def machine(
-    script: Script, *, max_positions: int = 4096, clock: FakeClock | None = None
-) -> tuple[ScriptedEngine, Scheduler]:
-    engine = ScriptedEngine(script, SIZE, max_positions)
-    if clock is None:
-        return engine, Scheduler(engine, VOCABULARY, SCHEME)
-    return engine, Scheduler(engine, VOCABULARY, SCHEME, clock=clock)
-
-
-class FakeClock:
-    """A second passes each time somebody looks."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        self.now_s += 1
-        return self.now_s
-
-
-def request(prompt: Sequence[int] = (A, B), *, number: int = 0, seed: int = 0) -> Request:
-    sampler = Sampler(Sampling(temperature=1, seed=seed), request=number)
-    return Request(tuple(prompt), sampler, RULES)
-
-
-def greedy(*, max_seconds: float | None = None) -> Request:
-    return Request((C, C, A), Sampler(Sampling()), RULES, max_seconds)
-
-
-def together(scheduler: Scheduler, requests: Sequence[Request], *, waits: int = 0) -> list[Answer]:
-    """Answer all requests at once; each joins `waits` steps behind the one before."""
-    numbers = []
-    for one in requests:
-        numbers.append(scheduler.add(one))
-        for _ in range(waits):
-            scheduler.step()
-    while scheduler.busy:
-        scheduler.step()
-    answers = [scheduler.result(number) for number in numbers]
-    return [answer for answer in answers if answer is not None]
+from tests.law.world import ASYNC, END, OPEN, P20
+from tests.runtime.machine import (
+    LINES,
+    A,
+    B,
+    C,
+    FakeClock,
+    finish,
+    greedy,
+    leaning,
+    machine,
+    request,
+)
+from tests.runtime.play import SIZE
 
 
 def answer(seed: int) -> Answer:
     return answer_of(machine(leaning(seed))[1], request(seed=seed))
-
-
-# Company
-
-
-@settings(max_examples=8)
-@given(st.integers(0, 10_000), st.integers(0, 3))
-def test_requests_together_write_what_they_write_alone(seed: int, waits: int) -> None:
-    requests = [request(prompt, number=number, seed=seed) for number, prompt in enumerate(PROMPTS)]
-    alone = [answer_of(machine(leaning(seed))[1], one) for one in requests]
-    engine, scheduler = machine(leaning(seed))
-    for ours, theirs in zip(together(scheduler, requests, waits=waits), alone, strict=True):
-        assert ours.layout == theirs.layout
-        assert ours.events == theirs.events
-        assert [f.token for f in ours.trace.fed] == [f.token for f in theirs.trace.fed]
-        assert ours.overruled == theirs.overruled
-    assert engine.cells_in_use == 0
-
-
-def test_requests_share_the_forward_pass() -> None:
-    engine, scheduler = machine(follow(*LINES, vocabulary_size=SIZE))
-    together(scheduler, [greedy() for _ in range(3)])
-    prefills = 3
-    answered = len(engine.steps) - prefills
-    assert answered == answer_of(scheduler, greedy()).critical_path
 
 
 # Records
@@ -261,8 +182,7 @@ def test_an_answer_ends_when_its_time_is_up() -> None:
 
 def test_an_answer_that_ends_at_once_holds_nothing() -> None:
     engine, scheduler = machine(follow((A, END), vocabulary_size=SIZE))
-    got = scheduler.result(scheduler.add(greedy()))
-    assert got is not None
+    got = answer_of(scheduler, greedy())
     assert (got.text, got.tree, got.critical_path) == ("", (), 0)
     assert engine.cells_in_use == 0
 
@@ -287,4 +207,42 @@ def test_an_empty_prompt_is_refused() -> None:
     engine, scheduler = machine(leaning(0))
     with pytest.raises(PastaError, match=r"^the prompt is empty$"):
         scheduler.add(request(()))
+    assert engine.cells_in_use == 0
+
+
+# Errors that are nobody's fault
+
+
+def breaking(seen: tuple[int, ...]) -> FloatArray:
+    """Worked lines for everyone but those whose prompt has a b, which break the engine."""
+    if B in seen[:1]:
+        raise RuntimeError("the device is gone")
+    return follow(*LINES, vocabulary_size=SIZE)(seen)
+
+
+def test_an_error_of_the_engine_ends_who_was_in_the_pass_and_nobody_else() -> None:
+    engine, scheduler = machine(breaking)
+    broken = scheduler.add(request((B, A)))
+    beside = scheduler.add(greedy())
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        scheduler.step()
+    assert engine.cells_in_use == 0
+    assert not scheduler.busy
+    for number in (broken, beside):
+        with pytest.raises(RuntimeError, match="the device is gone"):
+            scheduler.result(number)
+        scheduler.forget(number)
+    assert answer_of(scheduler, greedy()).text == "ca ac"
+
+
+def test_an_error_in_a_prefill_leaves_those_who_decode_alone() -> None:
+    engine, scheduler = machine(breaking)
+    number = scheduler.add(greedy())
+    scheduler.step()
+    broken = scheduler.add(request((B, A)))
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        scheduler.step()
+    scheduler.forget(broken)
+    (got,) = finish(scheduler, [number])
+    assert got.events == answer_of(scheduler, greedy()).events
     assert engine.cells_in_use == 0

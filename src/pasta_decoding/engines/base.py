@@ -79,16 +79,30 @@ class Engine(Protocol):
         """
         ...
 
+    @property
+    def max_cells(self) -> int | None:
+        """What the `room` of all open requests may sum up to; None: as memory allows."""
+        ...
+
+    @property
+    def max_branches(self) -> int | None:
+        """How many branches may be open, those of all requests together; None: any number."""
+        ...
+
     def open(self, *, room: int) -> Branch:
         """Return the first branch of a new request. It sees nothing: feed it the prompt.
 
         `room` is how many tokens the request may be fed, prompt included, all branches together.
         Memory for all of them is taken here, so a request that was opened cannot run out of it.
+        Raises PastaError if there is none now; nothing is held then.
         """
         ...
 
     def fork(self, parent: Branch) -> Branch:
-        """Return a branch that sees exactly what `parent` sees now. No key is copied."""
+        """Return a branch that sees exactly what `parent` sees now. No key is copied.
+
+        Raises PastaError if all branches are in use.
+        """
         ...
 
     def join(self, parent: Branch, children: Sequence[Branch]) -> None:

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 from pasta_decoding.engines.base import Branch, Feed
 from pasta_decoding.engines.pool import Limits, Pool, Step
+from pasta_decoding.errors import PastaError
 
 Store = TypeVar("Store")
 
@@ -47,6 +48,7 @@ class Ledger(Generic[Store]):
     def open(self, store: Store, room: int) -> Branch:
         """Enter a request; return its first branch."""
         assert room > 0, "room is a number of tokens"
+        self._check_cells(room)
         request = Request(Pool(self.limits, room), store)
         branch = self._enter(request)
         request.pool.start(branch)
@@ -85,7 +87,22 @@ class Ledger(Generic[Store]):
             for request, (own, rows) in shares.items()
         ]
 
+    def _check_cells(self, room: int) -> None:
+        taken = sum(request.pool.capacity for request in set(self._requests.values()))
+        most = self.limits.max_cells
+        if most is not None and taken + room > most:
+            raise PastaError(
+                f"no room for {room} tokens: {taken} of the engine's {most} cells are taken",
+                hint="allow fewer tokens for the answer, or run fewer requests at a time",
+            )
+
     def _enter(self, request: Request[Store]) -> Branch:
+        most = self.limits.max_branches
+        if most is not None and len(self._requests) >= most:
+            raise PastaError(
+                f"the engine's {most} branches are all in use",
+                hint="allow fewer threads, or run fewer requests at a time",
+            )
         branch = Branch(next(self._names))
         self._requests[branch] = request
         return branch

@@ -23,10 +23,15 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a model can take: token ids and positions lie below these."""
+    """What a model can take: token ids and positions lie below the first two.
+
+    max_cells, max_branches: what all requests together may take; None: any number.
+    """
 
     vocabulary_size: int
     max_positions: int
+    max_cells: int | None = None
+    max_branches: int | None = None
 
     def check(self, ids: Sequence[int], positions: Sequence[int]) -> None:
         """Refuse ids and positions that the model does not have."""

@@ -62,11 +62,20 @@ class _Tokens:
 class ScriptedEngine:
     """Implements `Engine` by asking a script. `steps` lists everything it was fed."""
 
-    def __init__(self, script: Script, vocabulary_size: int, max_positions: int = 4096) -> None:
+    def __init__(
+        self,
+        script: Script,
+        vocabulary_size: int,
+        max_positions: int = 4096,
+        *,
+        max_cells: int | None = None,
+        max_branches: int | None = None,
+    ) -> None:
         self.steps: list[tuple[Feed, ...]] = []
         self._script = script
         self._parents: dict[Branch, Branch] = {}
-        self._ledger: Ledger[_Tokens] = Ledger(Limits(vocabulary_size, max_positions))
+        limits = Limits(vocabulary_size, max_positions, max_cells, max_branches)
+        self._ledger: Ledger[_Tokens] = Ledger(limits)
 
     @property
     def name(self) -> str:
@@ -92,6 +101,16 @@ class ScriptedEngine:
     def cells_in_use(self) -> int:
         """See `Engine`."""
         return self._ledger.cells_in_use
+
+    @property
+    def max_cells(self) -> int | None:
+        """See `Engine`."""
+        return self._ledger.limits.max_cells
+
+    @property
+    def max_branches(self) -> int | None:
+        """See `Engine`."""
+        return self._ledger.limits.max_branches
 
     def open(self, *, room: int) -> Branch:
         """See `Engine`."""

@@ -70,6 +70,16 @@ class TorchEngine:
         """See `Engine`."""
         return self._ledger.cells_in_use
 
+    @property
+    def max_cells(self) -> int | None:
+        """See `Engine`."""
+        return self._ledger.limits.max_cells
+
+    @property
+    def max_branches(self) -> int | None:
+        """See `Engine`."""
+        return self._ledger.limits.max_branches
+
     def open(self, *, room: int) -> Branch:
         """See `Engine`."""
         return self._ledger.open(pooled_cache(self._shapes, room), room)

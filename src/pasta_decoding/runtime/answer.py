@@ -22,7 +22,8 @@ class Answer:
     truncated_chunks: chunks that a limit closed.
     truncated:        whether any limit ended a chunk or the answer.
     hit_limit:        whether the answer's own token budget ended something.
-    seconds:          from the request to the end.
+    seconds:          from the request to the end, of which
+    queue_s:          before it was let in.
     """
 
     segments: tuple[Segment, ...]
@@ -36,6 +37,7 @@ class Answer:
     hit_limit: bool
     fed_tokens: int
     seconds: float
+    queue_s: float
 
     @property
     def text(self) -> str:
@@ -66,6 +68,7 @@ def conclude(
     *,
     overruled: int,
     seconds: float,
+    queue_s: float,
 ) -> Answer:
     """Make the answer of a finished interpreter."""
     vocabulary = interpreter.vocabulary
@@ -84,4 +87,5 @@ def conclude(
         hit_limit=interpreter.hit_limit,
         fed_tokens=interpreter.fed_tokens,
         seconds=seconds,
+        queue_s=queue_s,
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pasta_decoding.engines.base import Engine
 from pasta_decoding.errors import PastaError
-from pasta_decoding.lang.layout import Segment
+from pasta_decoding.lang.layout import ChunkRun, Segment
 from pasta_decoding.lang.positions import Scheme, scheme_named
 from pasta_decoding.models.binding import Binding
 from pasta_decoding.models.loading import Loaded, load_model
@@ -46,10 +46,11 @@ class Decoder:
     def replay(self, prompt: Sequence[int], segments: Sequence[Segment]) -> Request:
         """Return the request that writes a given answer again, every token forced."""
         tokens = sum(len(getattr(segment, "ids", (0,))) for segment in segments)
+        chunks = sum(isinstance(segment, ChunkRun) for segment in segments)
         rules = Rules(
             max_tokens=tokens + Rules().max_topic_tokens + 8,
-            max_threads=len(segments) + 1,
-            max_chunks=len(segments) + 1,
+            max_threads=chunks + 1,
+            max_chunks=chunks,
             min_chunk_tokens=tokens,
         )
         binding = self.vocabulary.binding
@@ -69,14 +70,11 @@ class Decoder:
         scheduler = self.scheduler()
         number = scheduler.add(request)
         try:
-            while scheduler.result(number) is None:
-                yield from scheduler.drain_events(number)
+            while (answer := scheduler.result(number)) is None:
                 scheduler.step()
-            yield from scheduler.drain_events(number)
+                yield from scheduler.drain_events(number)
         finally:
-            scheduler.cancel(number)
-        answer = scheduler.result(number)
-        assert answer is not None, "the loop ends with a result"
+            scheduler.forget(number)
         return answer
 
     def answer(self, request: Request) -> Answer:
@@ -95,7 +93,7 @@ def answer_of(scheduler: Scheduler, request: Request) -> Answer:
         while (answer := scheduler.result(number)) is None:
             scheduler.step()
     finally:
-        scheduler.cancel(number)
+        scheduler.forget(number)
     return answer
 
 

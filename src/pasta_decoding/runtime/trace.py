@@ -31,7 +31,7 @@ class StepTime:
 
 @dataclass(slots=True)
 class Trace:
-    """The record of one answer. `prefill_s` is the time to the first logits."""
+    """The record of one answer. `prefill_s` is what the passes took that fed its prompt."""
 
     prompt_tokens: int
     prefill_s: float = 0.0
@@ -54,5 +54,5 @@ class Trace:
 
     @property
     def total_s(self) -> float:
-        """Seconds from the prompt to the end of the last step."""
+        """Seconds of all its forward passes."""
         return self.prefill_s + sum(step.seconds for step in self.steps)

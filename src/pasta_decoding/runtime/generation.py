@@ -1,0 +1,185 @@
+"""One answer from the queue to its end: its interpreter's decisions, carried out on an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pasta_decoding.engines.base import Branch, Engine, Feed, FloatArray
+from pasta_decoding.lang.layout import MAIN
+from pasta_decoding.runtime.actions import Action, Append, CloseChunk, Finish, Fork, Join
+from pasta_decoding.runtime.answer import Answer, conclude
+from pasta_decoding.runtime.events import Closed, Delta, Event, Finished, Opened, Synced
+from pasta_decoding.runtime.interpreter import Interpreter
+from pasta_decoding.runtime.request import Request
+from pasta_decoding.runtime.text import ThreadText
+from pasta_decoding.runtime.trace import Trace
+from pasta_decoding.runtime.vocabulary import Vocabulary
+
+
+class Row(NamedTuple):
+    """One feed of a forward pass, and the thread that chooses its next token if logits come."""
+
+    generation: Generation
+    thread: int
+    feed: Feed
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """One answer: it waits, is opened, prefilled, decoded, and ends with an answer or an error.
+
+    branches: those of the live threads; none before it is opened and after its end.
+    finished: the branch that sees what finished chunks wrote, until main joins it. One for all of
+              them: an engine may have few branches.
+    """
+
+    request: Request
+    engine: Engine
+    interpreter: Interpreter
+    trace: Trace
+    added_s: float
+    opened_s: float | None = None
+    prefilled_tokens: int = 0
+    branches: dict[int, Branch] = field(default_factory=dict)
+    finished: Branch | None = None
+    texts: dict[int, ThreadText] = field(default_factory=dict)
+    feeds: list[Row] = field(default_factory=list)
+    chosen: dict[int, int] = field(default_factory=dict)
+    overruled: int = 0
+    events: list[Event] = field(default_factory=list)
+    answer: Answer | None = None
+    error: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        self.texts[MAIN] = ThreadText(self._vocabulary.decode)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is an answer, or an error in its place."""
+        return self.answer is not None or self.error is not None
+
+    @property
+    def unfed_prompt_tokens(self) -> int:
+        """Prompt tokens that are still to be fed."""
+        return len(self.request.prompt) - self.prefilled_tokens
+
+    @property
+    def _vocabulary(self) -> Vocabulary:
+        return self.interpreter.vocabulary
+
+    # From the queue to the end
+
+    def open(self, now_s: float) -> None:
+        """Take room for all that the answer may come to."""
+        room = len(self.request.prompt) + self.request.rules.max_tokens
+        self.branches[MAIN] = self.engine.open(room=room)
+        self.opened_s = now_s
+
+    def take_prompt(self, tokens: int) -> Row:
+        """Return the next `tokens` of the prompt as a feed; the last one wants logits."""
+        first, end = self.prefilled_tokens, self.prefilled_tokens + tokens
+        self.prefilled_tokens = end
+        ids, positions = self.request.prompt[first:end], tuple(range(first, end))
+        is_last = end == len(self.request.prompt)
+        feed = Feed((self.branches[MAIN],), ids, positions, wants_logits=is_last)
+        return Row(self, MAIN, feed)
+
+    def take_feeds(self) -> list[Row]:
+        """Return what the coming step feeds, and put it on record."""
+        rows, self.feeds = self.feeds, []
+        for _, thread, feed in rows:
+            self.trace.feed(thread, feed.ids[0], feed.positions[0])
+        return rows
+
+    def choose(self, thread: int, logits_V: FloatArray) -> None:
+        """Choose the next token of `thread`, and do what follows from it."""
+        index = self.chosen.get(thread, 0)
+        self.chosen[thread] = index + 1
+        allowed = self.interpreter.constraint(thread)
+        choice = self.request.chooser.choose(thread, index, logits_V, allowed)
+        self.overruled += choice.overruled or self._is_end_in_chunk(thread, choice.token)
+        self._apply(self.interpreter.on_token(thread, choice.token))
+
+    def stop(self) -> None:
+        """Let the answer be what there is of it."""
+        if not self.interpreter.finished:
+            self._apply(self.interpreter.stop())
+
+    def conclude(self, now_s: float) -> None:
+        """Free everything and keep the finished answer."""
+        self._close()
+        self.answer = conclude(
+            self.request.prompt,
+            self.interpreter,
+            self.trace,
+            self.events,
+            overruled=self.overruled,
+            seconds=now_s - self.added_s,
+            queue_s=(now_s if self.opened_s is None else self.opened_s) - self.added_s,
+        )
+
+    def fail(self, error: BaseException) -> None:
+        """Free everything; there will be no answer."""
+        self._close()
+        self.error = error
+
+    def _close(self) -> None:
+        held = [] if self.finished is None else [self.finished]
+        for branch in [*held, *self.branches.values()]:
+            self.engine.close(branch)
+        self.branches.clear()
+        self.finished = None
+
+    # What the interpreter decided
+
+    def _apply(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case Append():
+                    self._feed(action, (action.thread,))
+                    self._say(action.thread, action.token)
+                case Fork(thread, closing, opening, topic, promised):
+                    self.branches[thread] = self.engine.fork(self.branches[MAIN])
+                    self.texts[thread] = ThreadText(self._vocabulary.decode, keep_edge=True)
+                    self._feed(closing, (MAIN, thread))
+                    self._feed(opening, (thread,))
+                    self.events += [*self._rest(MAIN), Opened(thread, topic, promised)]
+                case CloseChunk(thread, truncated):
+                    self._keep_until_join(self.branches.pop(thread))
+                    self.events += [*self._rest(thread), Closed(thread, truncated)]
+                case Join(threads):
+                    self._join_finished()
+                    self.events += [*self._rest(MAIN), Synced(threads)]
+                case Finish(truncated):
+                    self.events += [*self._rest(MAIN), Finished(truncated)]
+
+    def _feed(self, append: Append, threads: tuple[int, ...]) -> None:
+        branches = tuple(self.branches[thread] for thread in threads)
+        feed = Feed(branches, (append.token,), (append.position,))
+        self.feeds.append(Row(self, append.thread, feed))
+
+    def _keep_until_join(self, branch: Branch) -> None:
+        if self.finished is None:
+            self.finished = branch
+        else:
+            self.engine.join(self.finished, [branch])
+
+    def _join_finished(self) -> None:
+        if self.finished is not None:
+            self.engine.join(self.branches[MAIN], [self.finished])
+            self.finished = None
+
+    def _say(self, thread: int, token: int) -> None:
+        if token in self._vocabulary.binding.ids or self.interpreter.in_topic(thread):
+            return
+        if text := self.texts[thread].add(token):
+            self.events.append(Delta(thread, text))
+
+    def _rest(self, thread: int) -> list[Event]:
+        text = self.texts[thread].end()
+        return [Delta(thread, text)] if text else []
+
+    def _is_end_in_chunk(self, thread: int, token: int) -> bool:
+        return thread != MAIN and token in self._vocabulary.ends

@@ -1,0 +1,236 @@
+"""Admission and the queue: who is let in when, who is refused, and how waiting can end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pasta_decoding.engines.scripted import ScriptedEngine, follow
+from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.layout import MAIN
+from pasta_decoding.runtime.admission import DEFAULT_MAX_PAIRS, Admission, Load, load_of
+from pasta_decoding.runtime.decoder import answer_of
+from pasta_decoding.runtime.events import Finished
+from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.scheduler import Request, Scheduler
+from tests.law.world import SCHEME
+from tests.runtime.machine import LINES, A, B, FakeClock, finish, greedy, leaning, machine
+from tests.runtime.play import SIZE, VOCABULARY
+
+ENDLESS = follow((A, B), (B, A), vocabulary_size=SIZE)
+
+
+def sized(prompt_tokens: int, max_tokens: int, *, max_threads: int = 1) -> Request:
+    """Ask for a sequential answer, or one of several threads."""
+    rules = Rules(max_tokens=max_tokens, max_threads=max_threads, parallel=max_threads > 1)
+    return replace(greedy(), prompt=(A,) * prompt_tokens, rules=rules)
+
+
+def cells(count: int) -> Request:
+    return sized(2, count - 2)
+
+
+def narrow(max_cells: int, *, clock: FakeClock | None = None) -> tuple[ScriptedEngine, Scheduler]:
+    engine = ScriptedEngine(ENDLESS, SIZE, max_cells=max_cells)
+    if clock is None:
+        return engine, Scheduler(engine, VOCABULARY, SCHEME)
+    return engine, Scheduler(engine, VOCABULARY, SCHEME, clock=clock)
+
+
+# Loads
+
+
+def test_what_a_request_may_come_to() -> None:
+    assert load_of(sized(5, 30)) == Load(cells=35, branches=1)
+    assert load_of(sized(5, 30, max_threads=4)) == Load(cells=35, branches=5)
+    few_chunks = replace(greedy(), rules=Rules(max_tokens=7, max_chunks=2))
+    assert load_of(few_chunks) == Load(cells=10, branches=3)
+    assert load_of(few_chunks) + Load(1, 2) == Load(cells=11, branches=5)
+    assert Load(10, 3).pairs == 30
+
+
+def test_ten_short_prompts_are_answered_at_a_time_by_default() -> None:
+    admission = Admission(ScriptedEngine(ENDLESS, SIZE), DEFAULT_MAX_PAIRS)
+    one = replace(greedy(), prompt=(A,) * 100, rules=Rules())
+    assert admission.admits(one, [one] * 9)
+    assert not admission.admits(one, [one] * 10)
+
+
+@pytest.mark.parametrize(("room", "admitted"), [(120, True), (119, False)])
+def test_cells_branches_and_their_product_are_limits_of_all_together(
+    room: int, *, admitted: bool
+) -> None:
+    one, other = sized(10, 30, max_threads=3), sized(20, 60)
+    engine = ScriptedEngine(ENDLESS, SIZE, max_cells=room)
+    assert Admission(engine, None).admits(one, [other]) is admitted
+    engine = ScriptedEngine(ENDLESS, SIZE, max_branches=room - 115)
+    assert Admission(engine, None).admits(one, [other]) is admitted
+    engine = ScriptedEngine(ENDLESS, SIZE)
+    assert Admission(engine, room * 5).admits(one, [other]) is admitted
+
+
+# First come, first served
+
+
+def first_fed(engine: ScriptedEngine) -> list[int]:
+    """Prompt lengths in the order in which the requests were first fed."""
+    feeds = [feed for step in engine.steps for feed in step]
+    return [len(feed.ids) for feed in feeds if feed.positions[0] == 0]
+
+
+def test_nobody_overtakes_the_one_who_waits_for_room() -> None:
+    engine, scheduler = narrow(100)
+    numbers = [scheduler.add(one) for one in (sized(1, 59), sized(2, 78), sized(3, 7))]
+    scheduler.step()
+    scheduler.step()
+    numbers.append(scheduler.add(sized(4, 6)))
+    assert first_fed(engine) == [1]
+    finish(scheduler, numbers)
+    assert first_fed(engine) == [1, 2, 3, 4]
+    assert engine.cells_in_use == 0
+
+
+SIZES = st.tuples(st.integers(1, 30), st.integers(1, 30), st.integers(1, 6), st.integers(0, 3))
+
+
+@settings(max_examples=20)
+@given(sizes=st.lists(SIZES, min_size=2, max_size=12))
+def test_everyone_gets_in_and_in_order_however_narrow_it_is(
+    sizes: list[tuple[int, int, int, int]],
+) -> None:
+    """The engine refuses whatever is past its limits, so the scheduler never tries."""
+    engine = ScriptedEngine(leaning(1), SIZE, max_cells=60, max_branches=7)
+    scheduler = Scheduler(engine, VOCABULARY, SCHEME, max_pairs=200)
+    numbers = []
+    for prompt_tokens, max_tokens, max_threads, steps in sizes:
+        numbers.append(scheduler.add(sized(prompt_tokens, max_tokens, max_threads=max_threads)))
+        for _ in range(steps):
+            scheduler.step()
+    assert len(finish(scheduler, numbers)) == len(sizes)
+    assert first_fed(engine) == [prompt_tokens for prompt_tokens, *_ in sizes]
+    assert engine.cells_in_use == 0
+
+
+def test_a_request_too_large_for_company_is_answered_alone() -> None:
+    engine = ScriptedEngine(ENDLESS, SIZE)
+    scheduler = Scheduler(engine, VOCABULARY, SCHEME, max_pairs=1)
+    finish(scheduler, [scheduler.add(cells(20)) for _ in range(3)])
+    assert {len(step) for step in engine.steps} == {1}
+
+
+# Refusals
+
+
+def refused(engine: ScriptedEngine, request: Request) -> tuple[str, str]:
+    scheduler = Scheduler(engine, VOCABULARY, SCHEME)
+    with pytest.raises(PastaError) as caught:
+        scheduler.add(request)
+    assert not scheduler.busy
+    assert engine.cells_in_use == 0
+    return str(caught.value), caught.value.hint
+
+
+def test_who_does_not_fit_even_alone_is_refused() -> None:
+    engine = ScriptedEngine(ENDLESS, SIZE, max_cells=50, max_branches=8)
+    assert refused(engine, sized(11, 40)) == (
+        "a prompt of 11 tokens and an answer of up to 40 do not fit the engine's 50 cells",
+        "Use a shorter prompt, or allow fewer tokens for the answer.",
+    )
+    assert refused(engine, sized(10, 40, max_threads=8)) == (
+        "an answer of up to 9 branches does not fit the engine's 8",
+        "Allow fewer threads or fewer chunks.",
+    )
+    scheduler = Scheduler(engine, VOCABULARY, SCHEME, max_pairs=1)
+    assert answer_of(scheduler, sized(10, 40, max_threads=7)).hit_limit
+
+
+def test_a_prompt_with_a_foreign_token_is_refused_before_it_can_spoil_a_pass() -> None:
+    prompt = replace(greedy(), prompt=(A, SIZE))
+    assert refused(ScriptedEngine(ENDLESS, SIZE), prompt) == (
+        f"token id {SIZE} is outside the model's vocabulary of {SIZE}",
+        "use the tokenizer that belongs to the model",
+    )
+
+
+def test_memory_that_others_hold_is_waited_for_and_refused_where_there_are_none() -> None:
+    engine, scheduler = narrow(100)
+    foreign = engine.open(room=50)
+    first, second = scheduler.add(cells(30)), scheduler.add(cells(40))
+    scheduler.step()
+    assert first_fed(engine) == [2]
+    finish(scheduler, [first, second])
+    large = scheduler.add(cells(60))
+    with pytest.raises(PastaError, match="no room for 60 tokens"):
+        scheduler.step()
+    with pytest.raises(PastaError, match="no room for 60 tokens"):
+        scheduler.result(large)
+    assert not scheduler.busy
+    engine.close(foreign)
+
+
+# Ways out of the queue
+
+
+def test_waiting_is_part_of_the_seconds_and_is_told_apart() -> None:
+    _, scheduler = narrow(100, clock=FakeClock())
+    first, second = finish(scheduler, [scheduler.add(cells(80)) for _ in range(2)])
+    assert first.queue_s < 5
+    assert first.seconds < second.queue_s < second.seconds
+
+
+def test_a_request_cancelled_in_the_queue_has_an_empty_answer() -> None:
+    engine, scheduler = narrow(100)
+    first, second, third = (scheduler.add(cells(count)) for count in (80, 80, 20))
+    scheduler.step()
+    scheduler.cancel(second)
+    scheduler.step()
+    # The one behind it does not have to wait any longer.
+    assert len(first_fed(engine)) == 2
+    _, answer, _ = finish(scheduler, [first, second, third])
+    assert (answer.text, answer.tree, answer.truncated) == ("", (), True)
+    assert answer.events == [Finished(truncated=True)]
+    assert answer.seconds == answer.queue_s
+    assert answer.trace.prefill_s == 0
+    assert engine.cells_in_use == 0
+
+
+def test_time_runs_out_in_the_queue_too() -> None:
+    engine, scheduler = narrow(100, clock=FakeClock())
+    first = scheduler.add(cells(90))
+    second = scheduler.add(replace(cells(80), max_seconds=20))
+    while scheduler.result(second) is None:
+        scheduler.step()
+    assert scheduler.result(first) is None
+    other, answer = finish(scheduler, [first, second])
+    assert (answer.text, answer.truncated, answer.hit_limit) == ("", True, False)
+    assert 20 <= answer.queue_s == answer.seconds <= 25
+    assert first_fed(engine) == [2]
+    assert other.hit_limit
+
+
+def test_a_prompt_half_fed_can_be_cancelled() -> None:
+    engine = ScriptedEngine(ENDLESS, SIZE)
+    scheduler = Scheduler(engine, VOCABULARY, SCHEME, prefill_tokens=4)
+    number = scheduler.add(sized(10, 10))
+    scheduler.step()
+    assert engine.cells_in_use == 4
+    scheduler.cancel(number)
+    assert engine.cells_in_use == 0
+    (answer,) = finish(scheduler, [number])
+    assert answer.layout.thread == (MAIN,) * 10
+    assert (answer.text, answer.truncated) == ("", True)
+
+
+def test_a_forgotten_request_is_cancelled_and_unknown() -> None:
+    engine, scheduler = machine(follow(*LINES, vocabulary_size=SIZE))
+    kept, number = scheduler.add(greedy()), scheduler.add(greedy())
+    scheduler.step()
+    scheduler.step()
+    scheduler.forget(number)
+    with pytest.raises(KeyError):
+        scheduler.result(number)
+    finish(scheduler, [kept])
+    assert engine.cells_in_use == 0

@@ -1,0 +1,215 @@
+"""Continuous batching: whoever comes and goes, an answer is the one that its request gets alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pasta_decoding.engines.base import Engine
+from pasta_decoding.engines.scripted import ScriptedEngine, follow, shuffled
+from pasta_decoding.engines.torch import TorchEngine
+from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.decoder import answer_of
+from pasta_decoding.runtime.events import Synced
+from pasta_decoding.runtime.rules import Constraint
+from pasta_decoding.runtime.sampling import Choice, Logits, Sampler, Sampling
+from pasta_decoding.runtime.scheduler import Request, Scheduler
+from tests.law.world import ASYNC, CLOSE, END, FIRST_WORD, OPEN, P20, SCHEME, SYNC
+from tests.runtime.machine import (
+    LEANING_V,
+    LINES,
+    RULES,
+    A,
+    B,
+    C,
+    finish,
+    greedy,
+    leaning,
+    machine,
+)
+from tests.runtime.play import SIZE, VOCABULARY
+from tests.tiny import tiny_llama
+
+Make = Callable[[], tuple[Engine, Scheduler]]
+LLAMA = tiny_llama(vocabulary=SIZE)
+PREFILL_TOKENS = 4
+PROMPT_TOKENS = (1, 2, 3, 5, 9, 14)
+
+
+def scripted() -> tuple[Engine, Scheduler]:
+    """Room for about four requests at a time; the others queue."""
+    engine = ScriptedEngine(shuffled(SIZE), SIZE, max_cells=200, max_branches=20)
+    return engine, Scheduler(engine, VOCABULARY, SCHEME, prefill_tokens=PREFILL_TOKENS)
+
+
+def llama() -> tuple[Engine, Scheduler]:
+    """Room for three or four."""
+    engine = TorchEngine(LLAMA)
+    return engine, Scheduler(
+        engine, VOCABULARY, SCHEME, prefill_tokens=PREFILL_TOKENS, max_pairs=3000
+    )
+
+
+def scripted_for_all() -> tuple[Engine, Scheduler]:
+    return machine(shuffled(SIZE))
+
+
+def llama_for_all() -> tuple[Engine, Scheduler]:
+    engine = TorchEngine(LLAMA)
+    return engine, Scheduler(engine, VOCABULARY, SCHEME)
+
+
+@dataclass(frozen=True)
+class Leaning:
+    """A sampler for a random model, which would seldom promise by itself."""
+
+    sampler: Sampler
+
+    def choose(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
+        return self.sampler.choose(thread, index, logits_V + 2 * LEANING_V, allowed)
+
+
+def prompt_of(number: int, tokens: int) -> tuple[int, ...]:
+    return tuple(Random(number).choices(range(FIRST_WORD, SIZE), k=tokens))
+
+
+def asked(number: int, *, max_tokens: int = RULES.max_tokens) -> Request:
+    """One of many requests: prompts of all lengths, every second one greedy."""
+    prompt = prompt_of(number, PROMPT_TOKENS[number % len(PROMPT_TOKENS)])
+    sampler = Sampler(Sampling(temperature=number % 2), request=number)
+    return Request(prompt, Leaning(sampler), replace(RULES, max_tokens=max_tokens))
+
+
+@cache
+def alone(make: Make, number: int, max_tokens: int = RULES.max_tokens) -> Answer:
+    return answer_of(make()[1], asked(number, max_tokens=max_tokens))
+
+
+def assert_same(ours: Answer, theirs: Answer) -> None:
+    """Equal in everything but seconds, and in what the steps held of others."""
+    assert ours.layout == theirs.layout
+    assert ours.events == theirs.events
+    assert ours.trace.fed == theirs.trace.fed
+    assert [step.fed for step in ours.trace.steps] == [step.fed for step in theirs.trace.steps]
+    assert ours.overruled == theirs.overruled
+    assert ours.truncated == theirs.truncated
+
+
+# Company
+
+DEED = st.tuples(st.sampled_from(["add", "add", "step", "step", "cancel"]), st.integers(0, 9))
+
+
+def run(scheduler: Scheduler, deeds: Sequence[tuple[str, int]]) -> dict[int, int]:
+    """Do what the deeds say; return which request is behind each number not cancelled."""
+    added: dict[int, int] = {}
+    for deed, number in deeds:
+        if deed == "add":
+            added[scheduler.add(asked(number))] = number
+        elif deed == "step":
+            for _ in range(number):
+                scheduler.step()
+        elif added:
+            cancelled = list(added)[number % len(added)]
+            scheduler.cancel(cancelled)
+            del added[cancelled]
+    return added
+
+
+@pytest.mark.parametrize("make", [scripted, llama])
+@settings(max_examples=10)
+@given(deeds=st.lists(DEED, min_size=4, max_size=20))
+def test_an_answer_does_not_depend_on_who_comes_and_goes(
+    make: Make, deeds: list[tuple[str, int]]
+) -> None:
+    engine, scheduler = make()
+    added = run(scheduler, deeds)
+    for number, answer in zip(added.values(), finish(scheduler, added), strict=True):
+        assert_same(answer, alone(make, number))
+    assert engine.cells_in_use == 0
+
+
+@pytest.mark.parametrize("make", [scripted_for_all, llama_for_all])
+def test_64_requests_at_once_get_the_answers_that_they_get_alone(make: Make) -> None:
+    engine, scheduler = make()
+    answers = finish(scheduler, [scheduler.add(asked(n, max_tokens=12)) for n in range(64)])
+    for number, answer in enumerate(answers):
+        assert_same(answer, alone(make, number, 12))
+    assert engine.cells_in_use == 0
+
+
+@pytest.mark.parametrize("make", [scripted, llama])
+def test_the_laws_above_are_about_different_answers_with_chunks(make: Make) -> None:
+    answers = [alone(make, number) for number in range(10)]
+    assert len({answer.layout.tokens for answer in answers}) == 10
+    assert sum(answer.chunks > 1 for answer in answers) >= 3
+
+
+# Forward passes
+
+
+def test_requests_share_the_forward_pass() -> None:
+    engine, scheduler = machine(follow(*LINES, vocabulary_size=SIZE))
+    answers = finish(scheduler, [scheduler.add(greedy()) for _ in range(3)])
+    prefill = 1
+    assert len(engine.steps) == prefill + answers[0].critical_path
+
+
+def test_a_long_prompt_holds_nobody_up() -> None:
+    """While it is fed, everyone else gets a token a step, at the price of four prompt tokens."""
+    engine = ScriptedEngine(follow((A, B), (B, A), vocabulary_size=SIZE), SIZE)
+    scheduler = Scheduler(engine, VOCABULARY, SCHEME, prefill_tokens=4)
+    scheduler.add(greedy())
+    scheduler.step()
+    scheduler.add(replace(greedy(), prompt=(A,) * 30))
+    for _ in range(8):
+        scheduler.step()
+    first, *passes = engine.steps
+    sizes = [[len(feed.ids) for feed in feeds] for feeds in passes]
+    assert [len(feed.ids) for feed in first] == [3]
+    assert sizes == [[1], [4]] * 7 + [[1], [2]]
+    assert [feed.wants_logits for (feed,) in passes[1::2]] == [False] * 7 + [True]
+    scheduler.step()
+    assert len(engine.steps[-1]) == 2
+
+
+def test_short_prompts_share_a_pass_and_keep_their_order() -> None:
+    engine = ScriptedEngine(leaning(0), SIZE)
+    scheduler = Scheduler(engine, VOCABULARY, SCHEME, prefill_tokens=8)
+    for tokens in (3, 4, 2, 11, 1):
+        scheduler.add(replace(greedy(), prompt=prompt_of(0, tokens)))
+    prefills = []
+    for _ in range(4):
+        scheduler.step()
+        prefills.append([len(feed.ids) for feed in engine.steps[-1]])
+    # Two fit with the first; the long one waits for a pass of its own, then shares its rest.
+    assert prefills == [[3, 4], [2], [8], [3, 1]]
+
+
+def test_the_size_of_the_pieces_does_not_change_an_answer() -> None:
+    prompt = prompt_of(5, 14)
+    answers = []
+    for prefill_tokens in (1, 5, 14, 256):
+        engine = ScriptedEngine(shuffled(SIZE), SIZE)
+        scheduler = Scheduler(engine, VOCABULARY, SCHEME, prefill_tokens=prefill_tokens)
+        answers.append(answer_of(scheduler, replace(asked(0), prompt=prompt)))
+    for answer in answers[1:]:
+        assert_same(answer, answers[0])
+
+
+def test_finished_chunks_share_a_branch_until_they_are_joined() -> None:
+    """Three chunks one after the other, then a sync, with branches for two threads and one more."""
+    promises = [(OPEN, B, P20, A, A, A), (OPEN, C, P20, B, B, B), (OPEN, A, P20, C, C, C)]
+    main = (A, *promises[0], *promises[1], *promises[2], SYNC, END)
+    script = follow(main, (ASYNC, C, CLOSE), vocabulary_size=SIZE)
+    engine = ScriptedEngine(script, SIZE, max_branches=3)
+    one = replace(greedy(), rules=replace(RULES, max_threads=2))
+    answer = answer_of(Scheduler(engine, VOCABULARY, SCHEME), one)
+    assert answer.text == "caaacbbbcccc"
+    assert [event for event in answer.events if isinstance(event, Synced)] == [Synced((1, 2, 3))]
