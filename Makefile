@@ -7,17 +7,21 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 QUESTION ?= What are three good ways to learn a new language, and why does each of them work?
 DEFAULT_TESTS := not gpu and not llama and not remote and not slow
+BENCHMARKS ?= overhead width_cost join answers peers throughput
+# For example: make bench BENCHMARKS=answers BENCH_OPTIONS="--engines llama:F16 llama:Q4_0"
+BENCH_OPTIONS ?=
 # `make check` sets this to --cov.
 COVERAGE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all check fix clean
+.PHONY: help install demo test test-all check bench fix clean
 
 help:
 	@echo "make demo      install, fetch the embedded model, answer a question in parallel"
 	@echo "make test      the default test suite"
 	@echo "make test-all  whatever this machine can run"
 	@echo "make check     format, lint, types, layers, coverage, and make test"
+	@echo "make bench     time engines and scheduler; one JSON line a result, in bench/results"
 	@echo "make fix       format and repair what can be repaired"
 
 install: $(VENV)/.installed
@@ -40,6 +44,10 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(MAKE) test COVERAGE=--cov
+
+bench: $(VENV)/.installed
+	$(BIN)/pasta pull
+	for name in $(BENCHMARKS); do $(BIN)/python bench/$$name.py $(BENCH_OPTIONS) || exit 1; done
 
 fix: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

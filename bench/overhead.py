@@ -55,7 +55,7 @@ class ClockedEngine(ScriptedEngine):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=9)
-    options = parser.parse_args()
+    options, _ = parser.parse_known_args()  # `make bench` gives all benchmarks the same options
     calls = {width: partial(microseconds, width) for width in WIDTHS}
     for width, values in interleaved(calls, options.repeats).items():
         emit("overhead", threads=width, microseconds_per_thread_and_step=spread(values, 2))
