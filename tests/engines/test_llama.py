@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pasta_decoding.engines.base import Branch, Feed
+from pasta_decoding.engines.llama import LlamaEngine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.gguf import write_gguf
 from tests.engines.subjects import speaking
@@ -27,13 +29,11 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(path: Path):  # type: ignore[no-untyped-def]
-    from pasta_decoding.engines.llama import LlamaEngine
-
+def engine(path: Path) -> LlamaEngine:
     return LlamaEngine(path, cells=1024, threads=1, cache_type="F32")
 
 
-def script(engine, random: Random) -> Iterator[None]:  # type: ignore[no-untyped-def]
+def script(engine: LlamaEngine, random: Random) -> Generator[None]:
     """Fork, feed, join and cancel at random; a step each time it is asked on."""
     main = engine.open(room=200)
     engine.step([Feed((main,), PROMPT, (0, 1, 2, 3))])
@@ -59,7 +59,7 @@ def script(engine, random: Random) -> Iterator[None]:  # type: ignore[no-untyped
             engine.close(branch)
 
 
-def test_the_cache_is_empty_after_a_thousand_random_scripts(engine) -> None:  # type: ignore[no-untyped-def]
+def test_the_cache_is_empty_after_a_thousand_random_scripts(engine: LlamaEngine) -> None:
     random = Random(0)
     for _ in range(250):
         running = [script(engine, random) for _ in range(4)]
@@ -71,13 +71,14 @@ def test_the_cache_is_empty_after_a_thousand_random_scripts(engine) -> None:  # 
         assert engine.cells_in_use == engine.sequences_in_cache == 0
 
 
-def test_no_token_is_decoded_twice(engine, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    decoded = []
+def test_no_token_is_decoded_twice(engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[int] = []
     decode = engine.library.llama_decode
 
-    def count(context, batch) -> int:  # type: ignore[no-untyped-def]
+    def count(context: Any, batch: Any) -> int:
         decoded.extend(batch.token[i] for i in range(batch.n_tokens))
-        return decode(context, batch)
+        result: int = decode(context, batch)
+        return result
 
     monkeypatch.setattr(engine.library, "llama_decode", count)
     main = engine.open(room=20)
@@ -91,7 +92,7 @@ def test_no_token_is_decoded_twice(engine, monkeypatch: pytest.MonkeyPatch) -> N
     assert decoded == [*PROMPT, 90, 91, 10, 20, 92]
 
 
-def test_a_step_larger_than_a_batch_is_decoded_in_several(engine) -> None:  # type: ignore[no-untyped-def]
+def test_a_step_larger_than_a_batch_is_decoded_in_several(engine: LlamaEngine) -> None:
     ids = tuple(n % 90 for n in range(500))
     whole, halves = engine.open(room=500), engine.open(room=500)
     logits_FV = engine.step(
@@ -106,7 +107,7 @@ def test_a_step_larger_than_a_batch_is_decoded_in_several(engine) -> None:  # ty
     engine.close(halves)
 
 
-def test_a_request_that_finds_no_cells_is_refused(engine) -> None:  # type: ignore[no-untyped-def]
+def test_a_request_that_finds_no_cells_is_refused(engine: LlamaEngine) -> None:
     main = engine.open(room=1000)
     with pytest.raises(PastaError) as caught:
         engine.open(room=25)
@@ -116,7 +117,7 @@ def test_a_request_that_finds_no_cells_is_refused(engine) -> None:  # type: igno
     engine.close(main)
 
 
-def test_more_branches_than_llama_has_sequences_are_refused(engine) -> None:  # type: ignore[no-untyped-def]
+def test_more_branches_than_llama_has_sequences_are_refused(engine: LlamaEngine) -> None:
     main = engine.open(room=10)
     branches = [main, *(engine.fork(main) for _ in range(255))]
     with pytest.raises(PastaError, match="at most 256 branches"):
@@ -126,7 +127,7 @@ def test_more_branches_than_llama_has_sequences_are_refused(engine) -> None:  # 
     assert engine.cells_in_use == engine.sequences_in_cache == 0
 
 
-def test_a_gap_between_positions_is_an_assertion(engine) -> None:  # type: ignore[no-untyped-def]
+def test_a_gap_between_positions_is_an_assertion(engine: LlamaEngine) -> None:
     main = engine.open(room=10)
     with pytest.raises(AssertionError, match="no gaps"):
         engine.step([Feed((main,), (1,), (3,))])
@@ -135,8 +136,6 @@ def test_a_gap_between_positions_is_an_assertion(engine) -> None:  # type: ignor
 
 @pytest.mark.parametrize("contents", [b"", b"GGUF", b"GGUF" + bytes(100), b"not one at all"])
 def test_a_foreign_or_broken_file_is_refused(contents: bytes, tmp_path: Path) -> None:
-    from pasta_decoding.engines.llama import LlamaEngine
-
     file = tmp_path / "x.gguf"
     file.write_bytes(contents)
     with pytest.raises(PastaError, match=r"not a GGUF file that llama\.cpp can load") as caught:
@@ -145,7 +144,5 @@ def test_a_foreign_or_broken_file_is_refused(contents: bytes, tmp_path: Path) ->
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    from pasta_decoding.engines.llama import LlamaEngine
-
     with pytest.raises(PastaError, match="cannot read"):
         LlamaEngine(tmp_path / "none.gguf")

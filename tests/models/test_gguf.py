@@ -89,7 +89,7 @@ def test_rotary_positions_without_a_translation_are_refused(tmp_path: Path) -> N
 
 def test_a_file_without_our_metadata_is_refused() -> None:
     with pytest.raises(PastaError, match=r"holds no pasta\.checkpoint") as caught:
-        read_metadata({}.get, Path("foreign.gguf"))
+        read_metadata(lambda _: None, Path("foreign.gguf"))
     assert "pasta export" in caught.value.hint
 
 

@@ -355,8 +355,8 @@ class LlamaEngine:
         return context
 
 
-def quantize(source: Path, target: Path, file_type: Literal["Q8_0", "Q4_0"]) -> None:
-    """Write the GGUF `source` to `target` with llama.cpp's own quantiser."""
+def quantize(source: Path, target: Path, file_type: str) -> None:
+    """Write the GGUF `source` to `target` as Q8_0 or Q4_0, with llama.cpp's own quantiser."""
     llama = library()
     parameters = llama.llama_model_quantize_default_params()
     parameters.ftype = {
