@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -64,8 +66,26 @@ def tiny_qwen3(*, vocabulary: int = VOCABULARY, seed: int = 0, **settings: Any) 
         return Qwen3ForCausalLM(Qwen3Config(vocab_size=vocabulary, **SHAPE | settings)).eval()
 
 
+def tiny_gemma3(
+    *, vocabulary: int = VOCABULARY, seed: int = 0, **settings: Any
+) -> Gemma3ForCausalLM:
+    """Return a tiny Gemma 3: a layer with a window of four positions, then one with full attention.
+
+    The two kinds also rotate differently.
+    """
+    windows = {
+        "sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "query_pre_attn_scalar": 8,
+    }
+    with seeded(seed):
+        config = Gemma3TextConfig(vocab_size=vocabulary, **SHAPE | windows | settings)
+        return Gemma3ForCausalLM(config).eval()
+
+
 TINY_MODELS: dict[str, Callable[..., PreTrainedModel]] = {
     "llama": tiny_llama,
     "qwen2": tiny_qwen2,
     "qwen3": tiny_qwen3,
+    "gemma3": tiny_gemma3,
 }

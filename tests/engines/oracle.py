@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from pasta_decoding.engines.base import Branch, Engine, Feed, FloatArray
@@ -96,20 +97,32 @@ def dense(model: PreTrainedModel) -> Oracle:
     """One forward over all tokens with a mask made by hand, as nobody decodes."""
 
     def oracle(record: Recorder) -> FloatArray:
-        mask_TT = torch.full((len(record.ids), len(record.ids)), float("-inf"))
-        for token, seen in enumerate(record.seen):
-            mask_TT[token, seen] = 0.0
+        window = getattr(model.config, "sliding_window", None)
+        masks = {
+            "full_attention": seen_by_hand(record, len(record.ids)),
+            "sliding_attention": seen_by_hand(record, window or len(record.ids)),
+        }
         with torch.no_grad():
             output = model(
                 input_ids=torch.tensor([record.ids]),
                 position_ids=torch.tensor([record.positions]),
-                attention_mask=mask_TT[None, None],
+                attention_mask=masks if window else masks["full_attention"],
                 use_cache=False,
             )
         logits_TV: FloatArray = output.logits[0].numpy()
         return logits_TV
 
     return oracle
+
+
+def seen_by_hand(record: Recorder, window: int) -> Tensor:
+    """[1, 1, T, T], added to the scores: what each token must see at less than `window` behind."""
+    mask_TT = torch.full((len(record.ids), len(record.ids)), float("-inf"))
+    for token, seen in enumerate(record.seen):
+        for other in seen:
+            if record.positions[token] - record.positions[other] < window:
+                mask_TT[token, other] = 0.0
+    return mask_TT[None, None]
 
 
 def by_script(script: Script) -> Oracle:

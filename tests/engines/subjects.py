@@ -38,11 +38,10 @@ def scripted_subject() -> Subject:
     return Subject(engine, by_script(script))
 
 
-def torch_subject(name: str, device: str = "cpu") -> Subject:
+def torch_subject(name: str, device: str = "cpu", *, fixed_shapes: bool | None = None) -> Subject:
     # Two models of one seed: the oracle's must not share the engine's attention function.
-    return Subject(
-        TorchEngine(nn.Module.to(TINY_MODELS[name](), device)), dense(TINY_MODELS[name]())
-    )
+    model = nn.Module.to(TINY_MODELS[name](), device)
+    return Subject(TorchEngine(model, fixed_shapes=fixed_shapes), dense(TINY_MODELS[name]()))
 
 
 def llama_subject(name: str) -> Subject:
@@ -72,6 +71,9 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "torch-llama": lambda: torch_subject("llama"),
     "torch-qwen2": lambda: torch_subject("qwen2"),
     "torch-qwen3": lambda: torch_subject("qwen3"),
+    "torch-gemma3": lambda: torch_subject("gemma3"),
+    "torch-llama-fixed": lambda: torch_subject("llama", fixed_shapes=True),
+    "torch-gemma3-fixed": lambda: torch_subject("gemma3", fixed_shapes=True),
     "llama-llama": lambda: llama_subject("llama"),
     "llama-qwen2": lambda: llama_subject("qwen2"),
     "llama-qwen3": lambda: llama_subject("qwen3"),

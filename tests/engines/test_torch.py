@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -18,7 +17,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from pasta_decoding.engines.attention import KeyShape, PooledLayer, Span
+from pasta_decoding.engines.attention import KeyShape, Plan, PooledLayer, Segment
 from pasta_decoding.engines.base import Feed
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.errors import PastaError
@@ -69,38 +68,56 @@ def test_the_head_computes_only_the_rows_that_are_wanted() -> None:
     assert rows == [1, 1, 1]
 
 
-def living_layers() -> int:
-    return sum(type(thing) is PooledLayer for thing in gc.get_objects())
-
-
-def test_closing_the_last_branch_frees_the_keys_at_once() -> None:
-    engine, before = TorchEngine(tiny_llama()), living_layers()
-    main = engine.open(room=4)
-    child = engine.fork(main)
-    engine.close(main)
-    assert living_layers() == before + 2
-    engine.close(child)
-    assert living_layers() == before
-
-
 def test_the_pool_is_taken_once_and_written_in_place() -> None:
-    span = Span(0, 3)
     keys, values = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 6)
-    layer = PooledLayer(span, KeyShape(keys[0, :, :1], values[0, :, :1]), capacity=8)
+    plan = Plan([Segment(slice(0, 3), slice(2, 5), slice(2, 5), {})])
+    layer = PooledLayer(plan, KeyShape(keys[0, :, :1], values[0, :, :1]), cells=8)
     seen, _ = layer.update(keys, values)
-    assert seen.shape == (1, 2, 3, 4)
-    span.first, span.end = 3, 5
+    assert seen.shape == (1, 2, 8, 4)
+    plan.segments = [Segment(slice(None), torch.tensor([5, 7]), slice(0, 8), {})]
     seen_later, values_later = layer.update(keys[:, :, :2], values[:, :, :2])
     assert seen_later.data_ptr() == seen.data_ptr()
-    assert torch.equal(seen_later, torch.cat([keys, keys[:, :, :2]], dim=2))
-    assert torch.equal(values_later, torch.cat([values, values[:, :, :2]], dim=2))
+    for cell, token in {2: 0, 3: 1, 4: 2, 5: 0, 7: 1}.items():
+        assert torch.equal(seen_later[:, :, cell], keys[:, :, token])
+        assert torch.equal(values_later[:, :, cell], values[:, :, token])
 
 
 def test_a_cache_that_does_not_fit_into_memory_is_refused() -> None:
-    engine = TorchEngine(tiny_llama())
-    with pytest.raises(PastaError, match=f"no memory on cpu for a cache of {10**13} tokens"):
-        engine.open(room=10**13)
-    assert engine.cells_in_use == 0
+    with pytest.raises(PastaError, match=rf"no memory on cpu for a cache of {10**13 + 1} tokens"):
+        TorchEngine(tiny_llama(), cells=10**13)
+
+
+def test_requests_that_do_not_fit_beside_each_other_wait_their_turn() -> None:
+    engine = TorchEngine(tiny_llama(), cells=100)
+    first, second = engine.open(room=40), engine.open(room=40)
+    with pytest.raises(PastaError, match="no room for 40 tokens: 80 of the engine's 100 cells"):
+        engine.open(room=40)
+    engine.close(first)
+    third = engine.open(room=40)
+    for branch in (second, third):
+        engine.close(branch)
+    engine.close(engine.open(room=100))
+
+
+def test_requests_in_one_step_make_one_forward_pass() -> None:
+    model, calls = tiny_llama(), []
+    engine = TorchEngine(model)
+    model.get_input_embeddings().register_forward_pre_hook(lambda *_: calls.append(1))
+    branches = [engine.open(room=8) for _ in range(3)]
+    engine.step([Feed((branch,), PROMPT, (0, 1, 2, 3)) for branch in branches])
+    assert len(calls) == 1
+
+
+def test_fixed_shapes_come_from_few_buckets() -> None:
+    model, shapes = tiny_llama(), set()
+    engine = TorchEngine(model, cells=1000, fixed_shapes=True)
+    hook = model.get_input_embeddings().register_forward_pre_hook
+    hook(lambda _, arguments: shapes.add(arguments[0].shape[1]))
+    main = engine.open(room=900)
+    engine.step([Feed((main,), tuple(range(90)), tuple(range(90)))])  # more than any bucket holds
+    for length in range(1, 40):
+        engine.step([Feed((main,), (1,) * length, tuple(range(90, 90 + length)))])
+    assert shapes == {90, 1, 2, 4, 8, 16, 32, 64}
 
 
 # --- exactness ----------------------------------------------------------------------------------
@@ -175,16 +192,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "bloom": ({"hidden_size": 32, "n_layer": 1, "n_head": 4}, NO_ROPE),
     "mpt": ({"d_model": 32, "n_layers": 1, "n_heads": 4}, NO_ROPE),
     "falcon": ({"hidden_size": 32, "num_attention_heads": 4, "alibi": True}, NO_ROPE),
-    "mistral": (
-        SMALL | {"sliding_window": 64},
-        "its attention is not full but limited by a sliding window of 64 tokens",
+    "gemma2": (SMALL, "its attention caps its scores"),
+    "llama4_text": (
+        SMALL | {"num_local_experts": 1, "intermediate_size_mlp": 64},
+        "its attention is neither full nor a sliding window but chunked_attention",
     ),
-    "qwen2": (
-        SMALL | {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1},
-        "its attention is not full but limited by sliding_attention",
-    ),
-    "gemma2": (SMALL, "its attention is not full but limited by sliding_attention"),
-    "gemma3_text": (SMALL, "its attention is not full but limited by sliding_attention"),
     "mamba": ({"hidden_size": 32, "num_hidden_layers": 1}, RECURRENT),
     "rwkv": ({"hidden_size": 32, "num_hidden_layers": 1}, RECURRENT),
     "jamba": (SMALL | {"num_experts": 2}, RECURRENT),
@@ -210,13 +222,17 @@ def test_a_model_that_cannot_be_run_exactly_is_refused_by_name(kind: str) -> Non
     with pytest.raises(PastaError) as error:
         TorchEngine(on_no_device(kind, settings))
     assert str(error.value) == f"the torch engine cannot run this {kind} model: {reason}"
-    assert error.value.hint.startswith("use a decoder with rotary positions and full attention")
+    assert error.value.hint.startswith("use a decoder with rotary positions and full or")
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "phi3", "gpt_neox", "olmo2"])
-def test_rotary_models_with_full_attention_are_taken(kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind", ["llama", "qwen2", "qwen3", "phi3", "gpt_neox", "olmo2", "mistral", "gemma3_text"]
+)
+def test_rotary_models_with_full_or_windowed_attention_are_taken(kind: str) -> None:
     assert TorchEngine(on_no_device(kind, SMALL | {"pad_token_id": 0})).vocabulary_size == 50
 
 
-def test_a_mistral_without_its_window_is_taken() -> None:
-    TorchEngine(on_no_device("mistral", SMALL | {"sliding_window": None}))
+def test_attention_sinks_are_refused() -> None:
+    sinks = SMALL | {"head_dim": 8, "num_local_experts": 1, "num_experts_per_tok": 1}
+    with pytest.raises(PastaError, match="has sinks"):
+        TorchEngine(on_no_device("gpt_oss", sinks | {"rope_parameters": {"rope_theta": 1e4}}))

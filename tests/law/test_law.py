@@ -16,8 +16,9 @@ import torch
 from hypothesis import given, settings
 from transformers import PreTrainedModel
 
-from pasta_decoding.data.view import view, visibility
+from pasta_decoding.data.view import attention_masks, view, visibility
 from pasta_decoding.engines.base import Engine
+from pasta_decoding.engines.windows import attention_windows
 from pasta_decoding.lang.layout import (
     ChunkRun,
     Layout,
@@ -35,12 +36,18 @@ from pasta_decoding.runtime.sampling import Choice, Logits, Replay
 from pasta_decoding.runtime.scheduler import Request, Scheduler
 from tests.engines.subjects import SUBJECTS
 from tests.law import world
-from tests.tiny import tiny_llama, tiny_qwen3
+from tests.tiny import tiny_gemma3, tiny_llama, tiny_qwen3
 
-MODELS = {"llama": tiny_llama(), "qwen3": tiny_qwen3()}
-# An engine's name ends with that of the model which trains in its place.
-ENGINES = ["torch-llama", "torch-qwen3"]
-LLAMA = [pytest.param(f"llama-{name}", marks=pytest.mark.llama) for name in MODELS]
+MODELS = {"llama": tiny_llama(), "qwen3": tiny_qwen3(), "gemma3": tiny_gemma3()}
+# The second part of an engine's name is that of the model which trains in its place.
+ENGINES = [
+    "torch-llama",
+    "torch-qwen3",
+    "torch-gemma3",
+    "torch-llama-fixed",
+    "torch-gemma3-fixed",
+]
+LLAMA = [pytest.param(f"llama-{name}", marks=pytest.mark.llama) for name in ("llama", "qwen3")]
 
 
 @cache
@@ -83,7 +90,7 @@ def training_logits(model: PreTrainedModel, layout: Layout) -> torch.Tensor:
         output = model(
             input_ids=training.tokens_T[None],
             position_ids=training.position_T[None],
-            attention_mask=additive(visibility(training)),
+            attention_mask=attention_masks(training, attention_windows(model.config)),
             use_cache=False,
         )
     return output.logits[0]

@@ -5,7 +5,7 @@ Shapes: T tokens of one pack (several answers in a row), L labelled tokens, Q qu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -138,15 +138,29 @@ def view(layouts: Sequence[Layout]) -> View:
     )
 
 
-def visibility(view: View) -> Tensor:
+def visibility(view: View, window: int | None = None) -> Tensor:
     """Return mask_QK (bool): may query token q attend to key token k?
 
     A token sees the earlier tokens of its own thread, and of the other threads what was revealed
-    by its horizon. That one rule covers fork, join and siblings.
+    by its horizon. That one rule covers fork, join and siblings. In a layer with a window it sees
+    only those of them at positions above its own - window.
     """
     index_T = torch.arange(len(view.tokens_T))
     causal_QK = index_T[:, None] >= index_T[None, :]
     answer_QK = view.document_T[:, None] == view.document_T[None, :]
     same_QK = view.thread_T[:, None] == view.thread_T[None, :]
     revealed_QK = view.reveal_T[None, :] <= view.horizon_T[:, None]
-    return causal_QK & answer_QK & (same_QK | revealed_QK)
+    mask_QK = causal_QK & answer_QK & (same_QK | revealed_QK)
+    if window is not None:
+        mask_QK &= view.position_T[:, None] - view.position_T[None, :] < window
+    return mask_QK
+
+
+def attention_masks(view: View, windows: Mapping[str, int | None]) -> Tensor | dict[str, Tensor]:
+    """Return what a Hugging Face forward takes as `attention_mask`, bool [1, 1, Q, K].
+
+    `windows` names the kinds of layers, as `attention_windows` has them; where there are several,
+    each has a mask of its own.
+    """
+    masks = {kind: visibility(view, window)[None, None] for kind, window in windows.items()}
+    return masks if len(masks) > 1 else next(iter(masks.values()))

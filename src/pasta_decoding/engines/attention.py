@@ -1,15 +1,16 @@
 """How a Hugging Face model is given a preallocated pool of keys: official hooks, no patching.
 
-`PooledLayer` is a cache layer that writes into memory taken once; `grouped_attention` is an
-attention function for it, registered by name, that never copies a grouped key.
+`PooledLayer` is a cache layer that writes into memory taken once; `pooled_attention` is an
+attention function for it, registered by name, that never copies a grouped key. What a forward pass
+writes and sees is told to both by its `Plan`.
 
 Shapes: B batch, H heads, G kv heads, Q query tokens, K key tokens, D head width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,15 +22,32 @@ from transformers.masking_utils import sdpa_mask
 
 from pasta_decoding.errors import PastaError
 
-GROUPED = "pasta_grouped"
+POOLED = "pasta_pooled"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Queries of a forward pass that look at the same cells.
+
+    queries: which of the Q tokens.
+    written: their own cells, in their order.
+    seen:    the cells that they look at, their own included;
+    masks:   which of them each query sees, by the layer's window (None: full attention): added to
+             the scores, [1, 1, heads that share a kv head x queries, cells]. None where queries
+             see the cells up to their own: a single one sees all, several are all there is.
+    """
+
+    queries: slice
+    written: slice | Tensor
+    seen: slice
+    masks: Mapping[int | None, Tensor | None]
 
 
 @dataclass(slots=True)
-class Span:
-    """The cells that the running forward writes: first.. up to, not including, end."""
+class Plan:
+    """What the running forward pass writes and sees. Who calls the model sets it before."""
 
-    first: int = 0
-    end: int = 0
+    segments: Sequence[Segment] = field(default_factory=tuple)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +59,15 @@ class KeyShape:
 
 
 class PooledLayer(CacheLayerMixin):
-    """One layer's keys and values of one request, in memory taken once.
-
-    `span` is shared by a request's layers; who calls the model sets it before.
-    """
+    """One layer's keys and values of all requests, in memory taken once."""
 
     is_sliding = False
 
-    def __init__(self, span: Span, shape: KeyShape, capacity: int) -> None:
+    def __init__(self, plan: Plan, shape: KeyShape, cells: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._span, self._capacity = span, capacity
-        self.keys = _cells(shape.key_G1D, capacity)
-        self.values = _cells(shape.value_G1D, capacity)
+        self._plan, self._capacity = plan, cells
+        self.keys = _cells(shape.key_G1D, cells)
+        self.values = _cells(shape.value_G1D, cells)
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -61,21 +76,21 @@ class PooledLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write the step's keys and values; return views of all cells in use."""
+        """Write the step's keys and values where its plan says; return all cells."""
         assert self.keys is not None, "taken at the beginning"
         assert self.values is not None, "taken at the beginning"
-        first, end = self._span.first, self._span.end
-        self.keys[:, :, first:end] = key_states
-        self.values[:, :, first:end] = value_states
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        for segment in self._plan.segments:
+            self.keys[:, :, segment.written] = key_states[:, :, segment.queries]
+            self.values[:, :, segment.written] = value_states[:, :, segment.queries]
+        return self.keys, self.values
 
     def get_seq_length(self) -> int:
-        """Cells in use before the running forward."""
-        return self._span.first
+        """No one length holds for all requests; position ids are always given."""
+        return 0
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """How many keys `update` will return, and the first one's index."""
-        return self._span.first + query_length, 0
+    def get_mask_sizes(self, *_: Any) -> tuple[int, int]:
+        """How many keys `update` returns, and the first one's index."""
+        return self._capacity, 0
 
     def get_max_length(self) -> int:
         """Cells altogether."""
@@ -91,24 +106,25 @@ def learn_shapes(model: PreTrainedModel) -> list[KeyShape]:
     return [KeyShape(keys_1G1D[0], values_1G1D[0]) for keys_1G1D, values_1G1D, *_ in cache]
 
 
-def pooled_cache(shapes: Sequence[KeyShape], capacity: int) -> tuple[Cache, Span]:
-    """Return a cache of `capacity` cells in each layer, and what steers it."""
-    span = Span()
-    return Cache(layers=[PooledLayer(span, shape, capacity) for shape in shapes]), span
+def pooled_cache(shapes: Sequence[KeyShape], cells: int) -> tuple[Cache, Plan]:
+    """Return a cache of so many cells in each layer, and what steers it."""
+    plan = Plan()
+    return Cache(layers=[PooledLayer(plan, shape, cells) for shape in shapes]), plan
 
 
-def _cells(one_G1D: Tensor, capacity: int) -> Tensor:
+def _cells(one_G1D: Tensor, cells: int) -> Tensor:
     kv_heads, _, width = one_G1D.shape
     try:
-        return one_G1D.new_zeros(1, kv_heads, capacity, width)
+        # Zeros, since fixed shapes look at cells that nobody wrote yet: NaN would spread from them.
+        return one_G1D.new_zeros(1, kv_heads, cells, width)
     except RuntimeError as error:
         raise PastaError(
-            f"no memory on {one_G1D.device} for a cache of {capacity} tokens",
-            hint="allow fewer tokens for the answer, or run fewer requests at a time",
+            f"no memory on {one_G1D.device} for a cache of {cells} tokens",
+            hint="Give the cache fewer tokens (--ctx).",
         ) from error
 
 
-def grouped_attention(
+def pooled_attention(
     _module: nn.Module,
     query_BHQD: Tensor,
     key_BGKD: Tensor,
@@ -116,34 +132,76 @@ def grouped_attention(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
+    sliding_window: int | None = None,
+    plan: Plan | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **__: Any,
 ) -> tuple[Tensor, None]:
+    """Attend segment by segment, each to the cells that it sees.
+
+    Without a plan it serves a plain call of the same model. Scores that are capped or share their
+    softmax with sinks are refused.
+    """
+    if softcap is not None or s_aux is not None:
+        raise PastaError(
+            "this model's attention caps its scores or has sinks, which Pasta does not compute",
+            hint="Use a decoder with plain softmax attention.",
+        )
+    if plan is None:
+        out = _attend(query_BHQD, key_BGKD, value_BGKD, attention_mask, scaling, dropout)
+    elif len(plan.segments) == 1:
+        (one,) = plan.segments
+        seen = (key_BGKD[:, :, one.seen], value_BGKD[:, :, one.seen])
+        out = _attend(query_BHQD, *seen, one.masks[sliding_window], scaling)
+    else:
+        parts = [
+            _attend(
+                query_BHQD[:, :, one.queries],
+                key_BGKD[:, :, one.seen],
+                value_BGKD[:, :, one.seen],
+                one.masks[sliding_window],
+                scaling,
+            )
+            for one in plan.segments
+        ]
+        out = torch.cat(parts, dim=2)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _attend(
+    query_BHQD: Tensor,
+    key_BGKD: Tensor,
+    value_BGKD: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    dropout: float = 0.0,
+) -> Tensor:
     """Compute attention where the heads that share a kv head are rows of one query matrix.
 
     Repeating the keys for them, as is usual, copies the whole cache in each layer; this copies the
-    few rows of the query. `attention_mask` is [B, 1, Q, K], added or boolean. None means that
-    queries see the keys up to their own: a single one sees all, several are as many as the keys.
+    few rows of the query. `mask` has a row a query, or one a row of that matrix; None is causal.
     """
     batch, heads, queries, _ = query_BHQD.shape
     kv_heads = key_BGKD.shape[1]
-    causal = attention_mask is None and queries > 1
+    causal = mask is None and queries > 1
     rows = 1 if causal else heads // kv_heads
-    if attention_mask is not None and queries > 1 and rows > 1:
-        attention_mask = attention_mask.repeat(1, 1, rows, 1)
+    if mask is not None and mask.shape[2] == queries > 1:
+        mask = mask.repeat(1, 1, rows, 1)
     out = scaled_dot_product_attention(
         query_BHQD.reshape(batch, heads // rows, rows * queries, -1),
         key_BGKD,
         value_BGKD,
-        attn_mask=attention_mask,
+        attn_mask=mask,
         dropout_p=dropout,
         is_causal=causal,
         scale=scaling,
         # The causal kernel, which takes no mask, finds the shared keys by itself.
         enable_gqa=causal and heads > kv_heads,
     )
-    return out.reshape(batch, heads, queries, -1).transpose(1, 2).contiguous(), None
+    return out.reshape(batch, heads, queries, -1)
 
 
-AttentionInterface.register(GROUPED, grouped_attention)
+AttentionInterface.register(POOLED, pooled_attention)
 # 4-D masks pass as they are; this one serves whoever calls the same model with a plain 2-D mask.
-AttentionMaskInterface.register(GROUPED, sdpa_mask)
+AttentionMaskInterface.register(POOLED, sdpa_mask)

@@ -67,10 +67,12 @@ class Ledger(Generic[Store]):
         for child in children:
             del self._requests[child]
 
-    def close(self, branch: Branch) -> None:
-        """See `Engine`."""
-        self._request(branch).pool.close(branch)
+    def close(self, branch: Branch) -> Store | None:
+        """See `Engine`. Returns the store of the request if that was its last branch."""
+        request = self._request(branch)
+        request.pool.close(branch)
         del self._requests[branch]
+        return None if request.pool.is_open else request.store
 
     def plan(self, feeds: Sequence[Feed]) -> list[Work[Store]]:
         """Split a step by request, check all of it, then write it down."""

@@ -55,6 +55,7 @@ class Step:
 
     first_cell: the Q tokens go into cells first_cell..
     mask_QK:    may query token q attend to cell k? No row is empty: each sees itself.
+    cell_positions_K: the position of each cell's token, for windows.
     wanted:     which of the Q tokens logits are wanted for, in the order of the feeds.
     """
 
@@ -62,6 +63,7 @@ class Step:
     ids: list[int]
     positions: list[int]
     mask_QK: BoolArray
+    cell_positions_K: npt.NDArray[np.int64]
     wanted: list[int]
 
 
@@ -72,6 +74,7 @@ class Pool:
         self.capacity, self.used = capacity, 0
         self._limits = limits
         self._rows: dict[Branch, BoolArray] = {}
+        self._positions = np.zeros(capacity, dtype=np.int64)
 
     @property
     def is_open(self) -> bool:
@@ -114,7 +117,9 @@ class Pool:
     def write(self, feeds: Sequence[Feed]) -> Step:
         """Give the feeds' tokens their cells, and say what each of them sees."""
         first, queries = self.used, sum(len(feed.ids) for feed in feeds)
-        step = Step(first, [], [], np.empty((queries, first + queries), dtype=np.bool_), [])
+        end = first + queries
+        mask_QK = np.empty((queries, end), dtype=np.bool_)
+        step = Step(first, [], [], mask_QK, self._positions[:end], [])
         for feed in feeds:
             self._write(feed, step)
         return step
@@ -128,6 +133,7 @@ class Pool:
         mask_QK[:, start:end] = np.tri(end - start, dtype=np.bool_)
         for seen in (row, *others):
             seen[start:end] = True
+        self._positions[start:end] = feed.positions
         step.ids.extend(feed.ids)
         step.positions.extend(feed.positions)
         if feed.wants_logits:

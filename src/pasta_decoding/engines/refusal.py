@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from transformers import PreTrainedModel
 
+from pasta_decoding.engines.windows import FULL, SLIDING, attention_windows
 from pasta_decoding.errors import PastaError
 
 # These change the rotation with the length seen so far, so a cached key would depend on when it
@@ -18,8 +20,8 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
     for reason in _obstacles(model):
         raise PastaError(
             f"the torch engine cannot run this {model.config.model_type} model: {reason}",
-            hint="use a decoder with rotary positions and full attention in every layer, such as "
-            "Llama, SmolLM2, Qwen 2 or Qwen 3",
+            hint="use a decoder with rotary positions and full or sliding-window attention, such "
+            "as Llama, SmolLM2, Qwen 2, Qwen 3 or Gemma 3",
         )
 
 
@@ -32,17 +34,23 @@ def _obstacles(model: PreTrainedModel) -> Iterator[str]:
         yield "it has recurrent layers, whose state cannot be forked and joined"
     if not ropes or getattr(config, "alibi", False):
         yield "it has no rotary positions (RoPE)"
-    if windowed := _windowed_layers(config):
-        yield f"its attention is not full but limited by {windowed}"
-    if ropes and ropes.get("rope_type") in _MOVING_ROPES:
-        yield f"its rotary positions ({ropes['rope_type']}) change with the length"
+    yield from _unusual_attention(config)
+    for moving in sorted(_rope_types(ropes or {}) & _MOVING_ROPES):
+        yield f"its rotary positions ({moving}) change with the length"
     if not getattr(model, "_supports_attention_backend", False):
         yield "its code does not take attention functions from outside"
 
 
-def _windowed_layers(config: object) -> str | None:
-    """Return what keeps a layer from seeing the whole context, or None."""
-    if layer_types := getattr(config, "layer_types", None):
-        return ", ".join(sorted(set(layer_types) - {"full_attention"})) or None
-    window: int | None = getattr(config, "sliding_window", None)
-    return None if window is None else f"a sliding window of {window} tokens"
+def _unusual_attention(config: Any) -> Iterator[str]:
+    if others := ", ".join(sorted(set(attention_windows(config)) - {FULL, SLIDING})):
+        yield f"its attention is neither full nor a sliding window but {others}"
+    if getattr(config, "attn_logit_softcapping", None):
+        yield "its attention caps its scores"
+    if getattr(config, "use_bidirectional_attention", None):
+        yield "its attention is bidirectional"
+
+
+def _rope_types(ropes: dict[str, Any]) -> set[str]:
+    """Return the types of rotary positions: one for all layers, or one for each kind of layer."""
+    nested = [rope for rope in ropes.values() if isinstance(rope, dict)]
+    return {str(rope.get("rope_type")) for rope in nested or [ropes]}

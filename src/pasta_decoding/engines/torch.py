@@ -1,9 +1,9 @@
-"""Any unpatched Hugging Face causal model with rotary positions and full attention: the reference.
+"""Any unpatched Hugging Face causal model with rotary positions: the reference.
 
-Each request has a pool of keys of its own. A step makes one forward pass for each request in it:
-all of the request's feeds are one row of queries, told apart by mask and position ids.
+All requests share one pool of cells, taken once. A step is one forward pass over the tokens of all
+requests in it, told apart by position ids and by the cells that each of them sees.
 
-Shapes: F feeds that want logits, V vocabulary, Q tokens of a step, K cells in use.
+Shapes: F feeds that want logits, V vocabulary.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache
 
-from pasta_decoding.engines.attention import GROUPED, Span, learn_shapes, pooled_cache
+from pasta_decoding.engines.arena import Arena
+from pasta_decoding.engines.attention import POOLED
 from pasta_decoding.engines.base import Branch, Feed, FloatArray
+from pasta_decoding.engines.forward import Forward
 from pasta_decoding.engines.ledger import Ledger
-from pasta_decoding.engines.pool import BoolArray, Limits
+from pasta_decoding.engines.pool import Limits
 from pasta_decoding.engines.refusal import refuse_unsupported
+
+DEFAULT_CELLS = 8192
 
 
 class TorchEngine:
@@ -28,15 +29,27 @@ class TorchEngine:
 
     The model is taken over: it is put into evaluation mode and given another attention function.
     A model that the engine cannot run exactly is refused here, by name.
+
+    cells:        tokens that the cache holds, those of all requests together.
+    fixed_shapes: pad every step to one of a few shapes, which a GPU replays as CUDA graphs; None
+                  does so on a GPU only.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        cells: int = DEFAULT_CELLS,
+        fixed_shapes: bool | None = None,
+    ) -> None:
         refuse_unsupported(model)
         model.eval()
-        model.set_attn_implementation(GROUPED)
+        model.set_attn_implementation(POOLED)
         config = model.config.get_text_config()
-        self._model, self._shapes = model, learn_shapes(model)
-        self._ledger: Ledger[tuple[Cache, Span]] = Ledger(
+        self._model, self._forward = model, Forward(model, cells)
+        self._fixed = model.device.type == "cuda" if fixed_shapes is None else fixed_shapes
+        self._arena = Arena(cells)
+        self._ledger: Ledger[int] = Ledger(
             Limits(int(config.vocab_size), int(config.max_position_embeddings))
         )
 
@@ -73,7 +86,7 @@ class TorchEngine:
     @property
     def max_cells(self) -> int | None:
         """See `Engine`."""
-        return self._ledger.limits.max_cells
+        return self._arena.cells
 
     @property
     def max_branches(self) -> int | None:
@@ -82,7 +95,7 @@ class TorchEngine:
 
     def open(self, *, room: int) -> Branch:
         """See `Engine`."""
-        return self._ledger.open(pooled_cache(self._shapes, room), room)
+        return self._ledger.open(self._arena.take(room), room)
 
     def fork(self, parent: Branch) -> Branch:
         """See `Engine`."""
@@ -93,51 +106,18 @@ class TorchEngine:
         self._ledger.join(parent, children)
 
     def step(self, feeds: Sequence[Feed]) -> FloatArray:
-        """See `Engine`. One forward pass for each request that is fed."""
-        wanted = sum(feed.wants_logits for feed in feeds)
-        logits_FV = np.empty((wanted, self.vocabulary_size), dtype=np.float32)
-        for work in self._ledger.plan(feeds):
-            (cache, span), step = work.store, work.step
-            span.first, span.end = step.first_cell, step.first_cell + len(step.ids)
-            logits_FV[work.rows] = self._forward(
-                cache, step.ids, step.positions, step.mask_QK, step.wanted
-            )
+        """See `Engine`. One forward pass."""
+        works = self._ledger.plan(feeds)
+        rows = [row for work in works for row in work.rows]
+        logits_FV: FloatArray = np.empty((len(rows), self.vocabulary_size), dtype=np.float32)
+        if works:
+            found = self._forward.fixed(works) if self._fixed else None
+            logits = self._forward.free(works) if found is None else found
+            logits_FV[rows] = logits.float().cpu().numpy()
         return logits_FV
 
     def close(self, branch: Branch) -> None:
         """See `Engine`."""
-        self._ledger.close(branch)
-
-    @torch.inference_mode()
-    def _forward(
-        self,
-        cache: Cache,
-        ids: Sequence[int],
-        positions: Sequence[int],
-        mask_QK: BoolArray,
-        wanted: list[int],
-    ) -> FloatArray:
-        """Run the model over the cells that the cache's span names; logits_FV of the wanted."""
-        device = self._model.device
-        output = self._model(
-            input_ids=torch.tensor([ids], device=device),
-            position_ids=torch.tensor([positions], device=device),
-            attention_mask=self._additive(mask_QK),
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=torch.tensor(wanted, device=device, dtype=torch.long),
-        )
-        logits_FV: FloatArray = output.logits[0].float().cpu().numpy()
-        return logits_FV
-
-    def _additive(self, mask_QK: BoolArray) -> Tensor | None:
-        """Return the mask as attention adds it, made once for all layers.
-
-        None where attention needs no mask: one query that sees all, or a causal beginning.
-        """
-        queries, keys = mask_QK.shape
-        if queries in (1, keys) and np.array_equal(mask_QK, np.tri(queries, keys, keys - queries)):
-            return None
-        hidden_QK = torch.from_numpy(~mask_QK).to(self._model.device)
-        mask = torch.zeros(hidden_QK.shape, device=hidden_QK.device, dtype=self._model.dtype)
-        return mask.masked_fill_(hidden_QK, float("-inf"))[None, None]
+        first_cell = self._ledger.close(branch)
+        if first_cell is not None:
+            self._arena.give_back(first_cell)

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ import torch
 from torch import Tensor
 
 from pasta_decoding.data.dataset import Row
-from pasta_decoding.data.view import View, compile_answer, pack, view, visibility
+from pasta_decoding.data.view import View, attention_masks, compile_answer, pack, view
+from pasta_decoding.engines.windows import attention_windows
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Layout
 from pasta_decoding.lang.positions import scheme_named
@@ -222,7 +224,7 @@ def run_trainer(
         model=model,
         args=arguments,
         train_dataset=[as_example(view(layouts)) for layouts in packs],
-        data_collator=_only_one,
+        data_collator=partial(_only_one, attention_windows(model.config.get_text_config())),
         compute_loss_func=meter.loss,
         callbacks=[MetricsFile(out / "metrics.jsonl", meter)],
     )
@@ -240,12 +242,13 @@ def as_example(pack_view: View) -> dict[str, Any]:
     }
 
 
-def _only_one(examples: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """Collate a batch of one pack; the T x T mask is made here, so that it lives for one step."""
+def _only_one(
+    windows: dict[str, int | None], examples: list[dict[str, Any]]
+) -> dict[str, Tensor | dict[str, Tensor]]:
+    """Collate a batch of one pack; the T x T masks are made here, so that they live for a step."""
     (example,) = examples
-    mask_QK = visibility(example["view"])
     rest = {name: value for name, value in example.items() if name != "view"}
-    return {**rest, "attention_mask": mask_QK[None, None]}
+    return {**rest, "attention_mask": attention_masks(example["view"], windows)}
 
 
 def save_adapter(model: Any, checkpoint: Checkpoint, folder: Path) -> Path:

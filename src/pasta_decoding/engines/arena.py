@@ -1,0 +1,34 @@
+"""Which stretch of an engine's cells belongs to which request."""
+
+from __future__ import annotations
+
+from pasta_decoding.errors import PastaError
+
+
+class Arena:
+    """Gives out stretches of `cells` cells, each from the lowest place where it fits."""
+
+    def __init__(self, cells: int) -> None:
+        self.cells = cells
+        self._taken: dict[int, int] = {}  # first cell -> end, in the order of the cells
+
+    def take(self, size: int) -> int:
+        """Return the first cell of a stretch that nobody holds. Raises PastaError if none fits."""
+        assert size > 0, "room is a number of tokens"
+        place = 0
+        for first, end in self._taken.items():
+            if first - place >= size:
+                break
+            place = end
+        if place + size > self.cells:
+            held = sum(end - first for first, end in self._taken.items())
+            raise PastaError(
+                f"no room for {size} tokens: {held} of the engine's {self.cells} cells are taken",
+                hint="allow fewer tokens for the answer, or run fewer requests at a time",
+            )
+        self._taken = dict(sorted({**self._taken, place: place + size}.items()))
+        return place
+
+    def give_back(self, first: int) -> None:
+        """Free the stretch that begins at `first`."""
+        del self._taken[first]

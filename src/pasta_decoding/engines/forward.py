@@ -1,0 +1,225 @@
+"""Forward passes of a Hugging Face model over the cells of several requests at once.
+
+Shapes: Q tokens of the pass, F of them with logits, K cells, V vocabulary, R heads that share a kv
+head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from pasta_decoding.engines.attention import Segment, learn_shapes, pooled_cache
+from pasta_decoding.engines.ledger import Work
+from pasta_decoding.engines.pool import BoolArray, Step
+from pasta_decoding.engines.windows import attention_windows
+
+QUERY_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+CELL_BUCKET = 256
+
+
+@dataclass(slots=True)
+class Tokens:
+    """All tokens of a pass, one request's after the other's, and which of them want logits."""
+
+    ids: list[int]
+    positions: list[int]
+    wanted: list[int]
+
+    @classmethod
+    def of(cls, works: Iterable[Work[int]]) -> Tokens:
+        """Put the requests' tokens in a row."""
+        tokens = cls([], [], [])
+        for work in works:
+            tokens.wanted += [len(tokens.ids) + index for index in work.step.wanted]
+            tokens.ids += work.step.ids
+            tokens.positions += work.step.positions
+        return tokens
+
+
+class Forward:
+    """A model, its pool of cells, and passes over them. A work's store is its first cell.
+
+    cells: those of all requests; one more takes what fixed shapes write in vain.
+    """
+
+    def __init__(self, model: PreTrainedModel, cells: int) -> None:
+        config = model.config.get_text_config()
+        self._model, self._cells = model, cells
+        self._cache, self._plan = pooled_cache(learn_shapes(model), cells + 1)
+        self._no_mask = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=model.device)
+        self._windows = tuple(attention_windows(config).values())
+        self._rows = config.num_attention_heads // config.num_key_value_heads
+        self._frames: dict[tuple[int, int], Frame] = {}
+
+    @torch.inference_mode()
+    def free(self, works: Sequence[Work[int]]) -> Tensor:
+        """Run one pass in the shapes that it has; return logits_FV in the order of the works."""
+        tokens, device = Tokens.of(works), self._model.device
+        self._plan.segments = tuple(self._segments(works))
+        return self._call(
+            torch.tensor([tokens.ids], device=device),
+            torch.tensor([tokens.positions], device=device),
+            torch.tensor(tokens.wanted, device=device, dtype=torch.long),
+        )
+
+    @torch.inference_mode()
+    def fixed(self, works: Sequence[Work[int]]) -> Tensor | None:
+        """Run one pass padded to a bucket's shapes; None if no bucket holds so many tokens.
+
+        Queries are padded to one of QUERY_BUCKETS and cells to a multiple of CELL_BUCKET. On a GPU
+        the pass is a CUDA graph, captured the first time its bucket is needed.
+        """
+        tokens = Tokens.of(works)
+        queries = next((size for size in QUERY_BUCKETS if size >= len(tokens.ids)), None)
+        if queries is None:
+            return None
+        end = max(work.store + work.step.mask_QK.shape[1] for work in works)
+        cells = min(-(-end // CELL_BUCKET) * CELL_BUCKET, self._cells)
+        frame = self._frames.get((queries, cells))
+        if frame is None:
+            frame = Frame(self._model, queries, cells, self._windows, self._rows)
+            self._frames[queries, cells] = frame
+        masks = {window: self._joint(works, window, queries, cells) for window in self._windows}
+        written = [
+            work.store + work.step.first_cell + index
+            for work in works
+            for index in range(len(work.step.ids))
+        ]
+        frame.fill(tokens, written, self._cells, masks)
+        self._plan.segments = (frame.segment,)
+        logits_QV = frame.run(lambda: self._call(frame.ids_1Q, frame.positions_1Q, 0))
+        return logits_QV[torch.tensor(tokens.wanted, device=logits_QV.device, dtype=torch.long)]
+
+    def _call(self, ids_1Q: Tensor, positions_1Q: Tensor, wanted: Tensor | int) -> Tensor:
+        """Call the model as the plan has it; the mask only keeps it from making one of its own."""
+        output = self._model(
+            input_ids=ids_1Q,
+            position_ids=positions_1Q,
+            attention_mask=self._no_mask,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=wanted,
+            plan=self._plan,
+        )
+        logits_FV: Tensor = output.logits[0]
+        return logits_FV
+
+    def _segments(self, works: Iterable[Work[int]]) -> Iterable[Segment]:
+        first = 0
+        for work in works:
+            step, start = work.step, work.store
+            end = start + step.mask_QK.shape[1]
+            masks = {window: self._additive(visible(step, window)) for window in self._windows}
+            queries = slice(first, first + len(step.ids))
+            yield Segment(queries, slice(start + step.first_cell, end), slice(start, end), masks)
+            first = queries.stop
+
+    def _additive(self, mask_QK: BoolArray) -> Tensor | None:
+        """Return the mask as all layers add it; None where attention needs none."""
+        queries, cells = mask_QK.shape
+        if queries in (1, cells) and np.array_equal(
+            mask_QK, np.tri(queries, cells, cells - queries)
+        ):
+            return None
+        return additive(mask_QK, self._rows, self._model.dtype).to(self._model.device)
+
+    def _joint(
+        self, works: Iterable[Work[int]], window: int | None, queries: int, cells: int
+    ) -> Tensor:
+        """Return one mask for all requests, each its own block; padding sees all cells."""
+        mask_QK = np.zeros((queries, cells), dtype=np.bool_)
+        first = 0
+        for work in works:
+            own_QK = visible(work.step, window)
+            rows, columns = own_QK.shape
+            mask_QK[first : first + rows, work.store : work.store + columns] = own_QK
+            first += rows
+        mask_QK[first:] = True
+        return additive(mask_QK, self._rows, self._model.dtype)
+
+
+def visible(step: Step, window: int | None) -> BoolArray:
+    """Return which cells each token sees in a layer with this window."""
+    if window is None:
+        return step.mask_QK
+    positions_Q = np.array(step.positions)
+    near_QK: BoolArray = positions_Q[:, None] - step.cell_positions_K[None, :] < window
+    return step.mask_QK & near_QK
+
+
+def additive(mask_QK: BoolArray, rows: int, dtype: torch.dtype) -> Tensor:
+    """Return what is added to the scores, [1, 1, R x Q, K]."""
+    hidden_QK = torch.from_numpy(~mask_QK)
+    mask = torch.zeros(hidden_QK.shape, dtype=dtype).masked_fill_(hidden_QK, float("-inf"))
+    return mask.repeat(rows, 1)[None, None]
+
+
+class Frame:
+    """The inputs of passes of one shape, at addresses that stay, and the graph that reads them."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        queries: int,
+        cells: int,
+        windows: Iterable[int | None],
+        rows: int,
+    ) -> None:
+        make: Any = {"device": model.device}
+        self.ids_1Q = torch.zeros(1, queries, dtype=torch.long, **make)
+        self.positions_1Q = torch.zeros_like(self.ids_1Q)
+        written_Q = torch.zeros(queries, dtype=torch.long, **make)
+        shape = (1, 1, rows * queries, cells)
+        masks = {window: torch.zeros(shape, dtype=model.dtype, **make) for window in windows}
+        self.segment = Segment(slice(None), written_Q, slice(0, cells), masks)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._logits_QV: Tensor | None = None
+
+    def fill(
+        self,
+        tokens: Tokens,
+        written: list[int],
+        spare_cell: int,
+        masks: dict[int | None, Tensor],
+    ) -> None:
+        """Put in the tokens of a pass; the rest writes the spare cell and is never read."""
+        padding = self.ids_1Q.shape[1] - len(tokens.ids)
+        assert isinstance(self.segment.written, Tensor), "fixed shapes name each cell"
+        self.ids_1Q.copy_(torch.tensor([tokens.ids + [0] * padding]))
+        self.positions_1Q.copy_(torch.tensor([tokens.positions + [0] * padding]))
+        self.segment.written.copy_(torch.tensor(written + [spare_cell] * padding))
+        for window, mask in masks.items():
+            buffer = self.segment.masks[window]
+            assert buffer is not None, "fixed shapes always have masks"
+            buffer.copy_(mask)
+
+    def run(self, call: Callable[[], Tensor]) -> Tensor:
+        """Return the logits_QV of the inputs: on a GPU replayed, elsewhere called."""
+        if not self.ids_1Q.is_cuda:
+            return call()
+        if self._graph is None:
+            self._capture(call)
+        assert self._graph is not None, "captured above"
+        assert self._logits_QV is not None, "captured above"
+        self._graph.replay()
+        return self._logits_QV
+
+    def _capture(self, call: Callable[[], Tensor]) -> None:
+        """Record the pass. The calls that warm it up write what the replay writes again."""
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            call()
+            call()
+        torch.cuda.current_stream().wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._logits_QV = call()
+        self._graph = graph

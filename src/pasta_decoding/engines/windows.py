@@ -1,0 +1,18 @@
+"""How far back each kind of layer of a model sees, by position."""
+
+from __future__ import annotations
+
+from typing import Any
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def attention_windows(config: Any) -> dict[str, int | None]:
+    """Return the window of each kind of layer, under transformers' name for it.
+
+    A query at position p sees keys at positions above p - window; None: all that it may see. Takes
+    a text model's config. Kinds other than full and sliding attention are returned with None.
+    """
+    window: int | None = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or [FULL if window is None else SLIDING]
+    return {kind: window if kind == SLIDING else None for kind in sorted(set(kinds))}
