@@ -16,7 +16,7 @@ from common import arguments, decoder_named, emit, spread
 
 from pasta_decoding.data.dataset import Row, read_rows
 from pasta_decoding.data.view import segments_of
-from pasta_decoding.eval.bare import BareTimes, bare_call
+from pasta_decoding.eval.bare import BareCall, BareTimes, bare_call
 from pasta_decoding.eval.speed import geometric_mean
 from pasta_decoding.eval.timing import Timing, time_answer
 from pasta_decoding.lang.layout import ChunkRun
@@ -33,21 +33,25 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="a sample of so many, the same each time")
     parser.add_argument("--max-tokens", type=int, default=600, help="leave out longer answers")
     options = parser.parse_args()
-    rows = [row for row in read_rows(options.answers) if "<promise" in row.response]
-    rows.sort(key=lambda row: hashlib.sha256(row.id.encode()).digest())
+    rows = chosen_rows(options.answers, options.limit)
     for name in options.engines:
         decoder = decoder_named(name, options)
         bare = BareTimes(bare_call(decoder.engine))
         timings = [
-            timed
-            for row in rows[: options.limit]
-            if (timed := replay(decoder, row, bare, options.max_tokens))
+            timed for row in rows if (timed := replay(decoder, row, bare, options.max_tokens))
         ]
         report(decoder, options.answers.name, timings)
 
 
+def chosen_rows(path: Path, limit: int | None) -> list[Row]:
+    """Return the answers with a promise, or a sample of them."""
+    rows = [row for row in read_rows(path) if "<promise" in row.response]
+    rows.sort(key=lambda row: hashlib.sha256(row.id.encode()).digest())
+    return rows[:limit]
+
+
 def replay(
-    decoder: Decoder, row: Row, bare: BareTimes, max_tokens: int
+    decoder: Decoder, row: Row, bare: BareCall, max_tokens: int
 ) -> tuple[int, Timing] | None:
     """Return how many chunks the answer has, and its times; None if it is too long."""
     tree = read(row.response)
@@ -59,14 +63,21 @@ def replay(
     return chunks, time_answer(decoder, prompt, segments, strip(tree), bare)
 
 
-def report(decoder: Decoder, source: str, found: list[tuple[int, Timing]]) -> None:
+def report(
+    decoder: Decoder,
+    source: str,
+    found: list[tuple[int, Timing]],
+    *,
+    benchmark: str = "answers",
+    **where: str,
+) -> None:
     """Print one line for all answers with a chunk, and one for those with many."""
     for label, least in (("all", 1), (f"{MANY} chunks or more", MANY)):
         timings = [timing for chunks, timing in found if chunks >= least]
         if not timings:
             continue
         emit(
-            "answers",
+            benchmark,
             engine=decoder.engine.name,
             source=source,
             answers=len(timings),
@@ -79,6 +90,7 @@ def report(decoder: Decoder, source: str, found: list[tuple[int, Timing]]) -> No
             parallel_s=spread([t.parallel_s for t in timings], 3),
             cells_beyond_tokens=max(t.peak_cells - t.tokens_once for t in timings),
             ideal_s=spread([t.ideal_s for t in timings], 3),
+            **where,
         )
 
 

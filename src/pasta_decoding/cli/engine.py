@@ -57,7 +57,7 @@ Precision = Annotated[
     typer.Option(help="torch: of weights and cache; auto takes bfloat16 where it is native."),
 ]
 Quant = Annotated[FileType, typer.Option(help="llama: number format of the weights.")]
-Context = Annotated[int, typer.Option("--ctx", min=64, help="llama: tokens that the cache holds.")]
+Context = Annotated[int, typer.Option("--ctx", min=64, help="Tokens that the cache holds.")]
 Threads = Annotated[
     int | None, typer.Option(min=1, help="Processor threads; all cores if left out.")
 ]
@@ -85,7 +85,7 @@ def load_decoder(
         path = exported(base, folder, quant)
         return llama_decoder(path, cells=context, threads=threads)
     chosen = native_dtype() if dtype is Dtype.auto else dtype.value
-    return torch_decoder(base, folder, dtype=chosen, threads=threads)
+    return torch_decoder(base, folder, dtype=chosen, cells=context, threads=threads)
 
 
 def llama_can_run(base: Path) -> bool:

@@ -77,25 +77,43 @@ class Forward:
         the pass is a CUDA graph, captured the first time its bucket is needed.
         """
         tokens = Tokens.of(works)
-        queries = next((size for size in QUERY_BUCKETS if size >= len(tokens.ids)), None)
-        if queries is None:
-            return None
         end = max(work.store + work.step.mask_QK.shape[1] for work in works)
-        cells = min(-(-end // CELL_BUCKET) * CELL_BUCKET, self._cells)
-        frame = self._frames.get((queries, cells))
-        if frame is None:
-            frame = Frame(self._model, queries, cells, self._windows, self._rows)
-            self._frames[queries, cells] = frame
-        masks = {window: self._joint(works, window, queries, cells) for window in self._windows}
+        if (frame := self._frame(len(tokens.ids), end)) is None:
+            return None
+        masks = {window: self._joint(works, window, *frame.shape) for window in self._windows}
         written = [
             work.store + work.step.first_cell + index
             for work in works
             for index in range(len(work.step.ids))
         ]
         frame.fill(tokens, written, self._cells, masks)
-        self._plan.segments = (frame.segment,)
-        logits_QV = frame.run(lambda: self._call(frame.ids_1Q, frame.positions_1Q, 0))
+        logits_QV = self._run(frame)
         return logits_QV[torch.tensor(tokens.wanted, device=logits_QV.device, dtype=torch.long)]
+
+    @torch.inference_mode()
+    def alone(self, width: int, cells: int) -> None:
+        """Run the pass of the bucket for so many tokens and cells, on whatever its inputs hold.
+
+        This is what a step of fixed shapes costs without anything around it.
+        """
+        frame = self._frame(width, cells)
+        assert frame is not None, "a width that some bucket holds"
+        self._run(frame)
+
+    def _frame(self, tokens: int, end: int) -> Frame | None:
+        """Return the frame of the bucket for so many tokens and cells; None if there is none."""
+        queries = next((size for size in QUERY_BUCKETS if size >= tokens), None)
+        if queries is None:
+            return None
+        shape = (queries, min(-(-end // CELL_BUCKET) * CELL_BUCKET, self._cells))
+        if shape not in self._frames:
+            self._frames[shape] = Frame(self._model, shape, self._windows, self._rows)
+        return self._frames[shape]
+
+    def _run(self, frame: Frame) -> Tensor:
+        """Return logits_QV of a frame."""
+        self._plan.segments = (frame.segment,)
+        return frame.run(lambda: self._call(frame.ids_1Q, frame.positions_1Q, 0))
 
     def _call(self, ids_1Q: Tensor, positions_1Q: Tensor, wanted: Tensor | int) -> Tensor:
         """Call the model as the plan has it; the mask only keeps it from making one of its own."""
@@ -162,22 +180,25 @@ def additive(mask_QK: BoolArray, rows: int, dtype: torch.dtype) -> Tensor:
 
 
 class Frame:
-    """The inputs of passes of one shape, at addresses that stay, and the graph that reads them."""
+    """The inputs of passes of one shape, at addresses that stay, and the graph that reads them.
+
+    shape: queries and cells, padding included.
+    """
 
     def __init__(
         self,
         model: PreTrainedModel,
-        queries: int,
-        cells: int,
+        shape: tuple[int, int],
         windows: Iterable[int | None],
         rows: int,
     ) -> None:
+        self.shape = queries, cells = shape
         make: Any = {"device": model.device}
         self.ids_1Q = torch.zeros(1, queries, dtype=torch.long, **make)
         self.positions_1Q = torch.zeros_like(self.ids_1Q)
         written_Q = torch.zeros(queries, dtype=torch.long, **make)
-        shape = (1, 1, rows * queries, cells)
-        masks = {window: torch.zeros(shape, dtype=model.dtype, **make) for window in windows}
+        size = (1, 1, rows * queries, cells)
+        masks = {window: torch.zeros(size, dtype=model.dtype, **make) for window in windows}
         self.segment = Segment(slice(None), written_Q, slice(0, cells), masks)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._logits_QV: Tensor | None = None
@@ -213,7 +234,7 @@ class Frame:
 
     def _capture(self, call: Callable[[], Tensor]) -> None:
         """Record the pass. The calls that warm it up write what the replay writes again."""
-        beside = torch.cuda.Stream()
+        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
             call()

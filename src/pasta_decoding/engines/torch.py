@@ -116,6 +116,14 @@ class TorchEngine:
             logits_FV[rows] = logits.float().cpu().numpy()
         return logits_FV
 
+    def fixed_pass(self, width: int, cells: int) -> None:
+        """Run the forward pass of a step of fixed shapes, without anything around it: for timing.
+
+        It computes on whatever the last step of these shapes left; nothing may be open.
+        """
+        assert self.cells_in_use == 0, "it writes cells"
+        self._forward.alone(width, cells)
+
     def close(self, branch: Branch) -> None:
         """See `Engine`."""
         first_cell = self._ledger.close(branch)

@@ -98,17 +98,22 @@ def answer_of(scheduler: Scheduler, request: Request) -> Answer:
 
 
 def torch_decoder(
-    base: Path, adapter: Path, *, dtype: str = "float32", threads: int | None = None
+    base: Path,
+    adapter: Path,
+    *,
+    dtype: str = "float32",
+    cells: int | None = None,
+    threads: int | None = None,
 ) -> Decoder:
     """Load a checkpoint onto the torch engine. `threads` holds for the whole process."""
     import torch
 
-    from pasta_decoding.engines.torch import TorchEngine
+    from pasta_decoding.engines.torch import DEFAULT_CELLS, TorchEngine
 
     if threads is not None:
         torch.set_num_threads(threads)
     loaded = load_model(base, adapter, dtype=dtype)
-    return decoder_over(TorchEngine(loaded.model), loaded)
+    return decoder_over(TorchEngine(loaded.model, cells=cells or DEFAULT_CELLS), loaded)
 
 
 def llama_decoder(

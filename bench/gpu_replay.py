@@ -1,0 +1,132 @@
+"""Annotated answers replayed on a model of 7 or 8 billion parameters, batch 1: the paper's setting.
+
+    python bench/gpu_replay.py --shapes llama-3-8b gemma-7b --limit 100
+
+The weights are random, since speed does not depend on their values. Steps have fixed shapes and are
+CUDA graphs on a GPU; a bare step is such a graph alone. `--device cpu --shapes tiny` runs the same
+code anywhere. Prompts and tokens are those of the embedded model's tokenizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+
+import torch
+from answers import SAMPLE, chosen_rows, replay, report
+from common import emit, interleaved, seconds_of, spread
+from transformers import AutoModelForCausalLM, AutoTokenizer, GemmaConfig, LlamaConfig
+from width_cost import WIDTHS, step
+
+from pasta_decoding.cli.files import cache_folder
+from pasta_decoding.engines.torch import TorchEngine
+from pasta_decoding.eval.bare import BareCall, BareTimes
+from pasta_decoding.models import binding as bindings
+from pasta_decoding.models.embedded import model_dir
+from pasta_decoding.models.loading import DEFAULT_ADAPTER, Loaded, find_adapter
+from pasta_decoding.runtime.decoder import decoder_over
+
+SHAPES = {
+    "llama-3-8b": LlamaConfig(
+        vocab_size=128_256,
+        hidden_size=4096,
+        intermediate_size=14_336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=8192,
+        rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
+    ),
+    "gemma-7b": GemmaConfig(
+        vocab_size=256_000,
+        hidden_size=3072,
+        intermediate_size=24_576,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=16,
+        head_dim=256,
+        max_position_embeddings=8192,
+    ),
+    "tiny": LlamaConfig(
+        vocab_size=50_000,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=8192,
+    ),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["llama-3-8b", "gemma-7b"])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--model", type=Path, help="folder whose tokenizer is used")
+    parser.add_argument("--adapter", default=DEFAULT_ADAPTER, help="whose control tokens are used")
+    parser.add_argument("--answers", type=Path, default=SAMPLE)
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--max-tokens", type=int, default=600)
+    parser.add_argument("--cells", type=int, default=2048)
+    parser.add_argument("--repeats", type=int, default=15)
+    options = parser.parse_args()
+    for shape in options.shapes:
+        measure(shape, options)
+
+
+def measure(shape: str, options: argparse.Namespace) -> None:
+    """Report the width cost and the replays of one shape."""
+    engine = random_engine(shape, options)
+    where = {"shape": shape, "device": device_name(options.device)}
+    bare = fixed_call(engine)
+    for width in WIDTHS:  # the round that warms up captures the graph
+        calls = {"ours": partial(step, engine, width, 240), "bare": partial(bare, width, 240)}
+        values = interleaved(calls, options.repeats)
+        ours_s, bare_s = spread(values["ours"]), spread(values["bare"])
+        emit("gpu_replay", width=width, seconds=ours_s, bare_seconds=bare_s, **where)
+    base = options.model or model_dir(cache_folder())
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    checkpoint = bindings.load(find_adapter(options.adapter))
+    bindings.add_missing_tokens(tokenizer, checkpoint)
+    ends = frozenset({tokenizer.eos_token_id})
+    decoder = decoder_over(engine, Loaded(None, tokenizer, checkpoint, ends))
+    rows = chosen_rows(options.answers, options.limit)
+    for row in rows:  # captures every graph that the answers need
+        replay(decoder, row, lambda *_: 0.0, options.max_tokens)
+    times = BareTimes(bare)
+    found = [timed for row in rows if (timed := replay(decoder, row, times, options.max_tokens))]
+    report(decoder, options.answers.name, found, benchmark="gpu_replay", **where)
+
+
+def random_engine(shape: str, options: argparse.Namespace) -> TorchEngine:
+    """Return an engine over a model of this shape with random weights in bfloat16."""
+    with torch.device(options.device):
+        model = AutoModelForCausalLM.from_config(SHAPES[shape], dtype=torch.bfloat16)
+    return TorchEngine(model, cells=options.cells, fixed_shapes=True)
+
+
+def fixed_call(engine: TorchEngine) -> BareCall:
+    """Return the bare pass of fixed shapes, and wait until it is done."""
+
+    def call(width: int, cells: int) -> float:
+        def run() -> None:
+            engine.fixed_pass(width, cells)
+            if engine.model.device.type == "cuda":
+                torch.cuda.synchronize()
+
+        return seconds_of(run)
+
+    return call
+
+
+def device_name(device: str) -> str:
+    """Return what the device calls itself."""
+    return torch.cuda.get_device_name() if device == "cuda" else device
+
+
+if __name__ == "__main__":
+    main()
