@@ -198,7 +198,7 @@ def test_an_adapter_for_another_base_is_refused(ask: Ask, tmp_path: Path) -> Non
     ("change", "message"),
     [
         ({"scheme": "spiral"}, "unknown position scheme 'spiral'"),
-        ({"joins": ["prose"]}, "{adapter} was trained for the joins prose, not 'kv'"),
+        ({"joins": ["prose"]}, "the checkpoint was trained for the joins prose, not 'kv'"),
         ({"format_version": 2}, "{adapter}/pasta.json has format version 2; this Pasta reads 1"),
     ],
 )

@@ -1,10 +1,12 @@
-"""On the embedded model, sequential decoding writes what `transformers` writes."""
+"""On the embedded model: what `transformers` writes, and what the exported file decodes."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,11 +14,11 @@ from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import Run
 from pasta_decoding.lang.positions import SharedMax
 from pasta_decoding.models.binding import bind
-from pasta_decoding.models.loading import load_base
+from pasta_decoding.models.loading import DEFAULT_ADAPTER, find_adapter, load_base, load_model
 from pasta_decoding.models.prompt import Message, PromptEncoder
-from pasta_decoding.runtime.decoder import answer_of
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampler, Sampling
+from pasta_decoding.runtime.decoder import answer_of, decoder_over, llama_decoder
+from pasta_decoding.runtime.rules import Constraint, Rules
+from pasta_decoding.runtime.sampling import Choice, Chooser, Logits, Sampler, Sampling
 from pasta_decoding.runtime.scheduler import Request, Scheduler
 from pasta_decoding.runtime.vocabulary import vocabulary_of
 
@@ -67,6 +69,60 @@ def test_sequential_decoding_equals_generate_on_twenty_prompts(embedded_dir: Pat
         ours = [token for segment in answer.segments for token in _run(segment)]
         compared += _assert_equal_but_for_near_ties(model, prompt, ours, tokens)
     assert compared > 10 * len(PROMPTS)
+
+
+@pytest.mark.llama
+@pytest.mark.timeout(600)
+def test_the_exported_file_decodes_as_the_torch_engine_does(
+    embedded_dir: Path, tmp_path: Path
+) -> None:
+    """In F32, on real prompts, in parallel: the same logits, and the same greedy tokens."""
+    from pasta_decoding.models.export import export_gguf
+
+    loaded = load_model(embedded_dir, find_adapter(DEFAULT_ADAPTER))
+    export_gguf(loaded, tmp_path / "f32.gguf", "F32", quantize=_not_asked)
+    ours = decoder_over(TorchEngine(loaded.model), loaded)
+    llama = llama_decoder(tmp_path / "f32.gguf", cells=1024, exact=True)
+    rules = Rules(max_tokens=3 * TOKENS)
+    compared = 0
+    for text in PROMPTS:
+        request = ours.request(text, rules, Sampling())
+        first = Watched(request.chooser)
+        answer = ours.answer(replace(request, chooser=first))
+        again = llama.replay(request.prompt, answer.segments)
+        second = Watched(again.chooser)
+        assert llama.answer(replace(again, chooser=second)).layout.tokens == answer.layout.tokens
+        compared += _assert_close(first.logits, second.logits)
+    assert compared > 2 * TOKENS * len(PROMPTS)
+
+
+def _not_asked(*_: object) -> None:
+    raise AssertionError("F32 needs no quantiser")
+
+
+@dataclass
+class Watched:
+    """A chooser whose logits are kept."""
+
+    chooser: Chooser
+    logits: dict[tuple[int, int], Logits] = field(default_factory=dict)
+
+    def choose(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
+        self.logits[thread, index] = logits_V.copy()
+        return self.chooser.choose(thread, index, logits_V, allowed)
+
+
+def _assert_close(
+    ours: dict[tuple[int, int], Logits], theirs: dict[tuple[int, int], Logits]
+) -> int:
+    """The logits differ by less than 1e-2, the best token only in a near-tie."""
+    both = ours.keys() & theirs.keys()
+    for key in both:
+        np.testing.assert_allclose(theirs[key], ours[key], rtol=0, atol=1e-2)
+        if ours[key].argmax() != theirs[key].argmax():
+            second, first = np.sort(ours[key])[-2:]
+            assert first - second < NEAR_TIE, f"token {key} differs, gap {first - second:.2e}"
+    return len(both)
 
 
 def _generate(model: Any, prompt: list[int], banned: list[int]) -> list[int]:

@@ -35,6 +35,11 @@ class Scheme(Protocol):
         """What `pasta.json` calls this scheme."""
         ...
 
+    @property
+    def consecutive(self) -> bool:
+        """Whether each position is 1 + the largest that its thread sees. Some engines need that."""
+        ...
+
     def chunk_start(self, close: int, promised: int) -> int:
         """Where ASYNC_OPEN goes, given the position of PROMISE_CLOSE."""
         ...
@@ -53,6 +58,7 @@ class SharedMax:
     """Chunk and main thread go on side by side; SYNC follows the largest position that it sees."""
 
     name: str = "shared-max"
+    consecutive: bool = True
 
     def chunk_start(self, close: int, promised: int) -> int:  # noqa: ARG002 (the protocol's)
         """See `Scheme`."""

@@ -11,7 +11,6 @@ from pasta_decoding.models import binding as bindings
 from pasta_decoding.models.binding import Checkpoint
 
 DEFAULT_ADAPTER = "smollm2-135m-sft"
-JOIN = "kv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +60,6 @@ def native_dtype() -> str:
 def load_model(base: Path, adapter: Path, *, dtype: str = "float32") -> Loaded:
     """Load and merge. Raises PastaError for a broken, foreign or mismatched checkpoint."""
     checkpoint = bindings.load(adapter)
-    if JOIN not in checkpoint.joins:
-        raise PastaError(
-            f"{adapter} was trained for the joins {', '.join(checkpoint.joins)}, not {JOIN!r}",
-            hint="Use an engine with one of these joins, or another adapter.",
-        )
     model, tokenizer = load_base(adapter if _is_merged(adapter) else base, dtype=dtype)
     bindings.add_missing_tokens(tokenizer, checkpoint)
     bindings.check_match(checkpoint, model, tokenizer)

@@ -20,6 +20,8 @@ from pasta_decoding.runtime.sampling import Replay, Sampler, Sampling
 from pasta_decoding.runtime.scheduler import Request, Scheduler
 from pasta_decoding.runtime.vocabulary import Vocabulary, vocabulary_of
 
+JOIN = "kv"
+
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
@@ -131,8 +133,22 @@ def llama_decoder(
 
 
 def decoder_over(engine: Engine, loaded: Loaded) -> Decoder:
-    """Return a decoder for a loaded checkpoint on any engine."""
+    """Return a decoder for a loaded checkpoint on an engine.
+
+    Raises PastaError if the engine cannot decode as the checkpoint was trained.
+    """
     checkpoint = loaded.checkpoint
+    scheme = scheme_named(checkpoint.scheme)
+    if JOIN not in checkpoint.joins:
+        raise PastaError(
+            f"the checkpoint was trained for the joins {', '.join(checkpoint.joins)}, not {JOIN!r}",
+            hint="Use another adapter.",
+        )
+    if not (scheme.consecutive or engine.free_positions):
+        raise PastaError(
+            f"the engine {engine.name!r} cannot take the positions of the scheme {scheme.name!r}",
+            hint="Use --engine torch, or another adapter.",
+        )
     if not loaded.ends:
         raise PastaError(
             "the model names no token that ends an answer",
@@ -143,6 +159,6 @@ def decoder_over(engine: Engine, loaded: Loaded) -> Decoder:
         engine=engine,
         encoder=PromptEncoder(loaded.tokenizer, forbidden_ids=binding.ids),
         vocabulary=vocabulary_of(loaded.tokenizer, binding, engine.vocabulary_size, loaded.ends),
-        scheme=scheme_named(checkpoint.scheme),
+        scheme=scheme,
         topic=checkpoint.topic == "required",
     )

@@ -1,0 +1,104 @@
+"""Draw what the benchmarks found, from bench/results into docs/: the latest line of each kind.
+
+python bench/plot.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from common import RESULTS
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+Line = dict[str, Any]
+
+
+def main() -> None:
+    for draw in (width_cost, throughput, join):
+        path = RESULTS / f"{draw.__name__}.jsonl"
+        if path.exists():
+            save(draw, path, DOCS / f"{draw.__name__}.png")
+
+
+def save(draw: Callable[[Axes, list[Line]], None], source: Path, target: Path) -> None:
+    """Draw one figure; the file is written whole or not at all."""
+    lines = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axes = figure.add_subplot()
+    draw(axes, lines)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    axes.set_title(f"{lines[-1]['machine']}, {lines[-1]['date']}", fontsize="small")
+    partial = target.with_name(f".{target.name}")
+    figure.savefig(partial, format="png", dpi=150)
+    partial.replace(target)
+    print(target)
+
+
+def width_cost(axes: Axes, lines: list[Line]) -> None:
+    """Step time relative to one thread, against live threads."""
+    for engine in names(lines, "engine"):
+        widths, values = series(lines, "width", lambda line: line["cost"], engine=engine)
+        axes.plot(widths, values, marker="o", label=engine)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xlabel("live threads")
+    axes.set_ylabel("step time, one thread = 1")
+
+
+def throughput(axes: Axes, lines: list[Line]) -> None:
+    """Tokens a second against requests at once."""
+    for engine in names(lines, "engine"):
+        for mode, style in (("sequential", "--"), ("parallel", "-")):
+            requests, values = series(
+                lines,
+                "requests",
+                lambda line: line["plain_tokens_per_s"],
+                engine=engine,
+                mode=mode,
+            )
+            axes.plot(requests, values, style, marker="o", label=f"{engine}, {mode}")
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("requests at once")
+    axes.set_ylabel("plain tokens a second")
+    axes.set_ylim(bottom=0)
+
+
+def join(axes: Axes, lines: list[Line]) -> None:
+    """Milliseconds of a join against the tokens that it joins."""
+    for engine in names(lines, "engine"):
+        tokens, values = series(
+            lines, "joined_tokens", lambda line: line["seconds"]["median"] * 1e3, engine=engine
+        )
+        axes.plot(tokens, values, marker="o", label=engine)
+    axes.set_xlabel("joined tokens")
+    axes.set_ylabel("milliseconds of a join")
+    axes.set_ylim(bottom=0)
+
+
+def names(lines: Iterable[Line], key: str) -> list[str]:
+    """Return the different values of a key, sorted."""
+    return sorted({line[key] for line in lines})
+
+
+def series(
+    lines: Iterable[Line], over: str, value: Callable[[Line], float], **fixed: object
+) -> tuple[list[int], list[float]]:
+    """Return `over` and `value` of the lines with these fields, the latest of each, sorted."""
+    found = {
+        line[over]: value(line)
+        for line in lines
+        if all(line[key] == wanted for key, wanted in fixed.items())
+    }
+    pairs = sorted(found.items())
+    return [x for x, _ in pairs], [y for _, y in pairs]
+
+
+if __name__ == "__main__":
+    main()
