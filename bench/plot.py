@@ -1,10 +1,11 @@
 """Draw what the benchmarks found, from bench/results into docs/: the latest line of each kind.
 
-python bench/plot.py
+python bench/plot.py [RESULTS [DOCS]]
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,10 +21,14 @@ Line = dict[str, Any]
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", type=Path, nargs="?", default=RESULTS)
+    parser.add_argument("docs", type=Path, nargs="?", default=DOCS)
+    options = parser.parse_args()
     for draw in (width_cost, throughput, join):
-        path = RESULTS / f"{draw.__name__}.jsonl"
+        path = options.results / f"{draw.__name__}.jsonl"
         if path.exists():
-            save(draw, path, DOCS / f"{draw.__name__}.png")
+            save(draw, path, options.docs / f"{draw.__name__}.png")
 
 
 def save(draw: Callable[[Axes, list[Line]], None], source: Path, target: Path) -> None:

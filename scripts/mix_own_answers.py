@@ -1,4 +1,4 @@
-"""Put together the third phase of the shipped adapter: its own good answers, and long ones of others.
+"""Put together the third phase of the shipped adapter: its own good answers, long ones of others.
 
     python scripts/mix_own_answers.py own.jsonl long.jsonl --out third.jsonl
 
