@@ -43,6 +43,7 @@ RULES = st.builds(
     max_topic_tokens=st.integers(1, 4),
     parallel=st.sampled_from([True, True, True, False]),
     topic=st.sampled_from([True, True, True, False]),
+    topics_begin_apart=st.booleans(),
 )
 SMALL = Rules(max_tokens=60, max_topic_tokens=4)
 
@@ -187,7 +188,8 @@ def test_white_space_at_a_chunks_end_is_kept_in_the_ids_and_dropped_from_the_tex
 def second_topic(first: list[int], second: list[int], limit: int = 4) -> str:
     """What the second promise is about when main wants `second` and then to close."""
     main = [OPEN, *first, P20, OPEN, *second, P20]
-    played = play(replace(SMALL, max_topic_tokens=limit), script({0: main, 1: [B], 2: [B]}))
+    rules = replace(SMALL, max_topic_tokens=limit, topics_begin_apart=False)
+    played = play(rules, script({0: main, 1: [B], 2: [B]}))
     assert_topics_differ(played)
     return decode(played.topics[1])
 
@@ -227,6 +229,15 @@ def test_a_topic_cannot_repeat_with_its_last_token_or_its_last_word() -> None:
     assert second_topic([A, SPACE_B], [A, ID["b."]], 2) != "ab."
     three = [A, SPACE_B, SPACE_C]
     assert second_topic(three, three) != "a b c"
+
+
+def test_no_two_topics_begin_with_the_same_token_while_there_are_others() -> None:
+    same = [OPEN, A, B, P20]
+    played = play(SMALL, script({0: [*same, *same, *same], 1: [B], 2: [B], 3: [B]}))
+    first, *later = (topic[0] for topic in played.topics)
+    assert first == A
+    assert len({first, *later}) == 3
+    assert second_topic([A, B], [A, A]) == "aa"  # where it is switched off
 
 
 def test_a_checkpoint_without_topics_closes_a_promise_at_once() -> None:

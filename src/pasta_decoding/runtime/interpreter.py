@@ -129,8 +129,16 @@ class Interpreter:
         if len(topic.split()) >= MAX_TOPIC_WORDS:
             banned.append(self.vocabulary.starts_word)
             instead = closes if fresh else None  # who wants a fourth word has said three
+        if written == 0 and self.rules.topics_begin_apart:
+            banned.append(self._used_beginnings())
         banned.append(self._stale_endings(topic, last=written == self.rules.max_topic_tokens - 1))
         return Constraint(np.concatenate(banned), instead=instead)
+
+    def _used_beginnings(self) -> Ids:
+        """Return the first tokens of the earlier topics; none of them once there is no other."""
+        used = {run.ids[1] for run in self.segments if isinstance(run, PromiseRun)}
+        exhausted = len(used) >= self.vocabulary.topic_beginnings
+        return NOTHING if exhausted else np.array(sorted(used), dtype=np.int64)
 
     def _stale_endings(self, topic: str, *, last: bool) -> Ids:
         """Return the tokens that would complete a repetition with no room to grow out of it.

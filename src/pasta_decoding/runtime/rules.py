@@ -20,6 +20,8 @@ class Rules:
     chunk_factor:     a chunk may be this many times as long as promised,
     min_chunk_tokens: but may always have this many tokens.
     max_topic_tokens: tokens of one topic; then its closing is forced.
+    topics_begin_apart: no topic begins with the first token of an earlier one. Small models drift
+                      from one topic to its variations; large ones may do without.
     parallel:         False bans promises and syncs: sequential decoding with the same weights.
     topic:            False for checkpoints whose promises carry none.
     """
@@ -30,6 +32,7 @@ class Rules:
     chunk_factor: float = 3.0
     min_chunk_tokens: int = 40
     max_topic_tokens: int = 12
+    topics_begin_apart: bool = True
     parallel: bool = True
     topic: bool = True
 

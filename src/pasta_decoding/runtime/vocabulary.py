@@ -69,6 +69,11 @@ class Vocabulary:
         return np.setdiff1d(self.ids_where(_unfit_for_topic, also=kept | self.ends), self.closes)
 
     @cached_property
+    def topic_beginnings(self) -> int:
+        """How many tokens a topic can begin with."""
+        return len(self.texts) - len(self.not_in_topic) - len(self.closes)
+
+    @cached_property
     def not_topic_end(self) -> Ids:
         """Punctuation alone, which tells no two topics apart, and parts of a character."""
         return self.ids_where(
