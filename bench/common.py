@@ -76,6 +76,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--ctx", type=int, default=8192)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--device")
     return parser
 
 
@@ -90,4 +91,5 @@ def decoder_named(name: str, options: argparse.Namespace) -> Decoder:
         quant=FileType(form) if engine == "llama" else FileType.F16,
         context=options.ctx,
         threads=options.threads,
+        device=options.device,
     )

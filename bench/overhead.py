@@ -30,14 +30,14 @@ SIZE, END, FIRST_WORD = 49_152, 2, 100
 BINDING = Binding(3, {size: 10 + n for n, size in enumerate(BUCKETS)}, 4, 5, 6)
 TEXTS = tuple("" if n < FIRST_WORD else f" w{n}" for n in range(SIZE))
 WIDTHS = (1, 2, 4, 8, 16, 32)
-CHUNK_TOKENS = 100
+CHUNK_TOKENS = 200
 
 
 class ClockedEngine(ScriptedEngine):
     """Counts the seconds spent in it, and how many threads were fed."""
 
     def __init__(self) -> None:
-        super().__init__(lambda _seen: np.zeros(SIZE, np.float32), SIZE)
+        super().__init__(lambda _seen: np.zeros(SIZE, np.float32), SIZE, max_positions=2**20)
         self.seconds, self.fed = 0.0, 0
         self.row_V = np.zeros(SIZE, np.float32)
 
@@ -56,7 +56,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=9)
     options, _ = parser.parse_known_args()  # `make bench` gives all benchmarks the same options
-    calls = {width: partial(microseconds, width) for width in WIDTHS}
+    words = vocabulary()
+    calls = {width: partial(microseconds, width, words) for width in WIDTHS}
     for width, values in interleaved(calls, options.repeats).items():
         emit("overhead", threads=width, microseconds_per_thread_and_step=spread(values, 2))
     sampler, allowed = Sampler(Sampling()), Constraint(NOTHING)
@@ -66,10 +67,13 @@ def main() -> None:
         emit("overhead", choice=name, vocabulary=SIZE, microseconds=spread(values, 2))
 
 
-def microseconds(width: int) -> float:
-    """Replay an answer with `width` live threads; return what is not the engine's, per token."""
+def microseconds(width: int, words: Vocabulary) -> float:
+    """Replay an answer with `width` live threads; return what is not the engine's, per token.
+
+    The clock runs over the steps in which all of them are live.
+    """
     engine = ClockedEngine()
-    scheduler = Scheduler(engine, vocabulary(), SharedMax())
+    scheduler = Scheduler(engine, words, SharedMax())
     segments = answer(width)
     rules = Rules(
         max_tokens=width * (CHUNK_TOKENS + 50),
@@ -79,19 +83,23 @@ def microseconds(width: int) -> float:
     )
     chooser = Replay(segments, async_close=BINDING.async_close, end=END)
     number = scheduler.add(Request((FIRST_WORD,) * 8, chooser, rules))
-    began_s = time.perf_counter()
+    seconds, tokens = 0.0, 0
     while scheduler.result(number) is None:
-        scheduler.step()
-    return (time.perf_counter() - began_s - engine.seconds) / engine.fed * 1e6
+        engine.fed, engine.seconds = 0, 0.0
+        taken_s = seconds_of(scheduler.step)
+        if engine.fed == width:
+            seconds += taken_s - engine.seconds
+            tokens += width
+    return seconds / tokens * 1e6
 
 
 def answer(width: int) -> list[Segment]:
     """Main promises one chunk less than `width`, then writes on beside them."""
     segments: list[Segment] = []
     for number in range(width - 1):
-        ids = (BINDING.promise_open, FIRST_WORD + number, BINDING.promise_close[100])
+        ids = (BINDING.promise_open, FIRST_WORD + number, BINDING.promise_close[200])
         words = tuple(range(FIRST_WORD, FIRST_WORD + CHUNK_TOKENS))
-        segments += [PromiseRun(ids, 100), ChunkRun((BINDING.async_open, *words))]
+        segments += [PromiseRun(ids, 200), ChunkRun((BINDING.async_open, *words))]
     return [*segments, Run(tuple(range(FIRST_WORD, FIRST_WORD + CHUNK_TOKENS)))]
 
 

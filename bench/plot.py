@@ -34,6 +34,7 @@ def main() -> None:
 def save(draw: Callable[[Axes, list[Line]], None], source: Path, target: Path) -> None:
     """Draw one figure; the file is written whole or not at all."""
     lines = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
+    lines = [line for line in lines if line["machine"] == lines[-1]["machine"]]
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.add_subplot()
     draw(axes, lines)

@@ -108,3 +108,23 @@ def test_a_file_that_is_no_export_is_refused(name: str, pasta: Pasta, tmp_path: 
     found = pasta(*PROMPT, "--model", tmp_path / name)
     assert found.status == 2
     assert "pasta export" in found.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--engine", "torch"), "pasta: the torch engine does not read GGUF files"),
+        (("--adapter", "other"), "pasta: a GGUF file holds its adapter already"),
+    ],
+)
+def test_what_contradicts_a_gguf_file_is_refused(
+    flags: tuple[str, str], message: str, pasta: Pasta, tmp_path: Path
+) -> None:
+    found = pasta(*PROMPT, "--model", tmp_path / "any.gguf", *flags)
+    assert found.complaint[:2] == (2, message)
+
+
+def test_a_device_that_is_not_there_is_refused(pasta: Pasta, where: list[object]) -> None:
+    status, message, hint = pasta(*PROMPT, *TORCH, *where, "--device", "cuda:7").complaint
+    assert (status, hint) == (2, "Use --device cpu.")
+    assert "pasta: cannot put the model on the device 'cuda:7'" in message

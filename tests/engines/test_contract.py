@@ -170,7 +170,10 @@ DEED = st.tuples(st.integers(0, 5), st.integers(0, VOCABULARY - 1), st.integers(
 @given(program=st.lists(DEED, max_size=16))
 @settings(max_examples=25, deadline=None)
 @pytest.mark.parametrize(
-    "name", subjects("scripted", "torch-llama", "torch-qwen3", "llama-llama", "llama-qwen3")
+    "name",
+    subjects(
+        "scripted", "torch-llama", "torch-qwen3", "torch-gemma3-fixed", "llama-llama", "llama-qwen3"
+    ),
 )
 def test_any_program_equals_recompute(name: str, program: list[tuple[int, int, int]]) -> None:
     """Forks, feeds, steps, joins and closes in any order, over at most two requests."""

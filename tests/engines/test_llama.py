@@ -146,3 +146,11 @@ def test_a_foreign_or_broken_file_is_refused(contents: bytes, tmp_path: Path) ->
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PastaError, match="cannot read"):
         LlamaEngine(tmp_path / "none.gguf")
+
+
+def test_a_context_smaller_than_a_batch_takes_its_prompt_in_pieces(path: Path) -> None:
+    small = LlamaEngine(path, cells=100, threads=1, cache_type="F32")
+    main = small.open(room=200)
+    small.step([Feed((main,), (7,) * 150, tuple(range(150)))])
+    assert small.cells_in_use == 150
+    small.close(main)

@@ -22,6 +22,7 @@ from pasta_decoding.engines.base import Feed
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.errors import PastaError
 from tests.engines.oracle import TOLERANCE, Recorder, assert_equals_recompute, dense
+from tests.engines.subjects import SUBJECTS
 from tests.tiny import seeded, tiny_llama, tiny_qwen3
 
 PROMPT = (5, 17, 42, 8)
@@ -90,13 +91,27 @@ def test_a_cache_that_does_not_fit_into_memory_is_refused() -> None:
 def test_requests_that_do_not_fit_beside_each_other_wait_their_turn() -> None:
     engine = TorchEngine(tiny_llama(), cells=100)
     first, second = engine.open(room=40), engine.open(room=40)
-    with pytest.raises(PastaError, match="no room for 40 tokens: 80 of the engine's 100 cells"):
+    with pytest.raises(
+        PastaError, match=r"40 tokens in one piece: the widest gap .* 100 cells is 20"
+    ):
         engine.open(room=40)
     engine.close(first)
     third = engine.open(room=40)
-    for branch in (second, third):
+    engine.close(second)
+    fourth = engine.open(room=60)  # where the second was
+    for branch in (third, fourth):
         engine.close(branch)
     engine.close(engine.open(room=100))
+
+
+@pytest.mark.parametrize("kind", ["torch-llama", "torch-llama-fixed"])
+def test_cells_that_another_request_left_are_not_seen(kind: str) -> None:
+    record = SUBJECTS[kind]().record()
+    spoilt = record.engine.open(room=40)
+    record.engine.step([Feed((spoilt,), (7,) * 40, tuple(range(40)))])
+    record.engine.close(spoilt)
+    fork_join_go_on(record)
+    assert_equals_recompute(record, dense(tiny_llama()))
 
 
 def test_requests_in_one_step_make_one_forward_pass() -> None:
@@ -113,11 +128,12 @@ def test_fixed_shapes_come_from_few_buckets() -> None:
     engine = TorchEngine(model, cells=1000, fixed_shapes=True)
     hook = model.get_input_embeddings().register_forward_pre_hook
     hook(lambda _, arguments: shapes.add(arguments[0].shape[1]))
-    main = engine.open(room=900)
-    engine.step([Feed((main,), tuple(range(90)), tuple(range(90)))])  # more than any bucket holds
-    for length in range(1, 40):
-        engine.step([Feed((main,), (1,) * length, tuple(range(90, 90 + length)))])
-    assert shapes == {90, 1, 2, 4, 8, 16, 32, 64}
+    main, start = engine.open(room=1000), 0
+    for length in (257, 1, 2, 3, 4, 5, 9, 17, 33, 65, 129, 128):
+        positions = tuple(position % 500 for position in range(start, start + length))
+        engine.step([Feed((main,), (1,) * length, positions)])
+        start += length
+    assert shapes == {257, 1, 2, 4, 8, 16, 32, 64, 128, 256}  # no bucket holds 257
 
 
 # --- exactness ----------------------------------------------------------------------------------

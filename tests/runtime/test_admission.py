@@ -191,7 +191,7 @@ def test_a_request_cancelled_in_the_queue_has_an_empty_answer() -> None:
     assert len(first_fed(engine)) == 2
     _, answer, _ = finish(scheduler, [first, second, third])
     assert (answer.text, answer.tree, answer.truncated) == ("", (), True)
-    assert answer.events == [Finished(truncated=True)]
+    assert answer.events == (Finished(truncated=True),)
     assert answer.seconds == answer.queue_s
     assert answer.trace.prefill_s == 0
     assert engine.cells_in_use == 0

@@ -90,7 +90,7 @@ def test_the_laws_above_are_about_answers_with_everything_in_them() -> None:
 def test_the_events_of_a_worked_example() -> None:
     _, scheduler = machine(follow(*LINES, vocabulary_size=SIZE))
     got = answer_of(scheduler, greedy())
-    assert got.events == [
+    assert list(got.events) == [
         Opened(1, "b", 20),
         Delta(MAIN, " a"),
         Delta(1, "c"),
@@ -115,7 +115,10 @@ def test_events_are_handed_out_once_as_they_come() -> None:
         scheduler.step()
         events += scheduler.drain_events(number)
     assert scheduler.drain_events(number) == []
-    assert events == answer_of(scheduler, greedy()).events
+    answer = scheduler.result(number)
+    assert answer is not None
+    assert answer.events == tuple(events)
+    assert tuple(events) == answer_of(scheduler, greedy()).events
 
 
 def test_an_end_of_sequence_in_a_chunk_is_an_intervention() -> None:

@@ -12,6 +12,7 @@ from pasta_decoding.cli.decode import MaxTokens
 from pasta_decoding.cli.engine import (
     Adapter,
     Context,
+    Device,
     Dtype,
     Engine,
     EngineName,
@@ -40,6 +41,7 @@ def answers(
     quant: Quant = FileType.F16,
     context: Context = 8192,
     threads: Threads = None,
+    device: Device = None,
     max_tokens: MaxTokens = 400,
     records: Annotated[
         Path | None, typer.Option(help="Keep a line a prompt here; the same command resumes.")
@@ -56,7 +58,14 @@ def answers(
 
     questions = read_prompts(prompts)[:limit]
     decoder = load_decoder(
-        adapter, model, engine, dtype=dtype, quant=quant, context=context, threads=threads
+        adapter,
+        model,
+        engine,
+        dtype=dtype,
+        quant=quant,
+        context=context,
+        threads=threads,
+        device=device,
     )
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("answering", total=len(questions))

@@ -14,6 +14,7 @@ import typer
 from pasta_decoding.cli.engine import (
     Adapter,
     Context,
+    Device,
     Dtype,
     Engine,
     EngineName,
@@ -57,6 +58,7 @@ def run(
     quant: Quant = FileType.F16,
     context: Context = 8192,
     threads: Threads = None,
+    device: Device = None,
     max_tokens: MaxTokens = 512,
     max_threads: Annotated[int, typer.Option(min=1, help="Live threads at most.")] = 32,
     max_seconds: Annotated[
@@ -79,7 +81,14 @@ def run(
     sampling = Sampling(temperature, top_p, top_k, seed)
     question = read_prompt(prompt)
     decoder = load_decoder(
-        adapter, model, engine, dtype=dtype, quant=quant, context=context, threads=threads
+        adapter,
+        model,
+        engine,
+        dtype=dtype,
+        quant=quant,
+        context=context,
+        threads=threads,
+        device=device,
     )
     request = decoder.request(question, rules, sampling, max_seconds=max_seconds)
     if as_json:
@@ -101,6 +110,7 @@ def compare(
     quant: Quant = FileType.F16,
     context: Context = 8192,
     threads: Threads = None,
+    device: Device = None,
     max_tokens: MaxTokens = 400,
     temperature: Temperature = 0.0,
     seed: Seed = 0,
@@ -113,7 +123,14 @@ def compare(
     sampling = Sampling(temperature, seed=seed)
     question = read_prompt(prompt)
     decoder = load_decoder(
-        adapter, model, engine, dtype=dtype, quant=quant, context=context, threads=threads
+        adapter,
+        model,
+        engine,
+        dtype=dtype,
+        quant=quant,
+        context=context,
+        threads=threads,
+        device=device,
     )
     warm = decoder.request(question, Rules(max_tokens=8), Sampling())
     decoder.answer(warm)

@@ -50,13 +50,19 @@ Model = Annotated[
 ]
 Engine = Annotated[
     EngineName,
-    typer.Option(help="auto takes llama where it is installed and knows the model, else torch."),
+    typer.Option(
+        help="auto takes llama on a processor where it is installed and knows the model, else torch."
+    ),
 ]
 Precision = Annotated[
     Dtype,
     typer.Option(help="torch: of weights and cache; auto takes bfloat16 where it is native."),
 ]
 Quant = Annotated[FileType, typer.Option(help="llama: number format of the weights.")]
+Device = Annotated[
+    str | None,
+    typer.Option(help="torch: cpu, cuda, cuda:1, ...; a GPU is taken where there is one."),
+]
 Context = Annotated[int, typer.Option("--ctx", min=64, help="Tokens that the cache holds.")]
 Threads = Annotated[
     int | None, typer.Option(min=1, help="Processor threads; all cores if left out.")
@@ -72,42 +78,68 @@ def load_decoder(
     quant: FileType,
     context: int,
     threads: int | None,
+    device: str | None = None,
 ) -> Decoder:
     """Load base model and adapter onto an engine."""
     from pasta_decoding.models.embedded import model_dir
-    from pasta_decoding.models.loading import find_adapter, native_dtype
+    from pasta_decoding.models.loading import (
+        default_device,
+        find_adapter,
+        holds_weights,
+        native_dtype,
+    )
     from pasta_decoding.runtime.decoder import llama_decoder, torch_decoder
 
     if model is not None and model.suffix == ".gguf":
+        refuse_beside_gguf(adapter, engine)
         return llama_decoder(model, cells=context, threads=threads)
-    folder, base = find_adapter(adapter), model or model_dir(cache_folder())
-    if engine is EngineName.llama or (engine is EngineName.auto and llama_can_run(base)):
+    folder = find_adapter(adapter)
+    base = model or (folder if holds_weights(folder) else model_dir(cache_folder()))
+    place = device or default_device()
+    wants_llama = engine is EngineName.auto and place == "cpu" and llama_can_run(base, folder)
+    if engine is EngineName.llama or wants_llama:
         path = exported(base, folder, quant)
         return llama_decoder(path, cells=context, threads=threads)
-    chosen = native_dtype() if dtype is Dtype.auto else dtype.value
-    return torch_decoder(base, folder, dtype=chosen, cells=context, threads=threads)
+    chosen = native_dtype(place) if dtype is Dtype.auto else dtype.value
+    return torch_decoder(base, folder, dtype=chosen, device=place, cells=context, threads=threads)
 
 
-def llama_can_run(base: Path) -> bool:
-    """Is llama.cpp installed, and does the base model have a translation for it?"""
-    from transformers import AutoConfig
+def refuse_beside_gguf(adapter: str, engine: EngineName) -> None:
+    """Refuse what a GGUF file, adapter and all, leaves no choice about."""
+    from pasta_decoding.models.loading import DEFAULT_ADAPTER
 
-    from pasta_decoding.engines.llama import library
-    from pasta_decoding.models.gguf import ARCHITECTURES
+    if engine is EngineName.torch:
+        raise PastaError(
+            "the torch engine does not read GGUF files",
+            hint="Leave --engine out, or give --model a Hugging Face folder.",
+        )
+    if adapter != DEFAULT_ADAPTER:
+        raise PastaError(
+            "a GGUF file holds its adapter already", hint="Leave out --adapter, or the GGUF file."
+        )
 
+
+def llama_can_run(base: Path, adapter: Path) -> bool:
+    """Is llama.cpp installed, and does the model have a translation for it?"""
+    from transformers import AutoConfig, AutoTokenizer
+
+    from pasta_decoding.engines.llamacpp import library
+    from pasta_decoding.models.gguf import check_translation
+    from pasta_decoding.models.loading import holds_weights
+
+    weights = adapter if holds_weights(adapter) else base
     try:
         library()
-    except PastaError:
+        config = AutoConfig.from_pretrained(weights)
+        check_translation(config, AutoTokenizer.from_pretrained(weights))
+    except (PastaError, OSError, ValueError):  # a broken model is told by whoever loads it
         return False
-    try:
-        return AutoConfig.from_pretrained(base).model_type in ARCHITECTURES
-    except (OSError, ValueError):  # a broken model is told by whoever loads it
-        return False
+    return True
 
 
 def exported(base: Path, adapter: Path, file_type: FileType) -> Path:
     """Return the checkpoint as a GGUF in the user's cache, made now if it is not there."""
-    from pasta_decoding.engines.llama import library
+    from pasta_decoding.engines.llamacpp import library
     from pasta_decoding.models.export import cached_name
 
     library()  # its absence is told before the work
@@ -120,7 +152,7 @@ def exported(base: Path, adapter: Path, file_type: FileType) -> Path:
 
 def write_export(base: Path, adapter: Path, path: Path, file_type: FileType) -> None:
     """Write a checkpoint as one GGUF file."""
-    from pasta_decoding.engines.llama import quantize
+    from pasta_decoding.engines.llamacpp import quantize
     from pasta_decoding.models.export import export_gguf
     from pasta_decoding.models.loading import load_model
 

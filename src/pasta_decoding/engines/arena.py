@@ -15,20 +15,21 @@ class Arena:
     def take(self, size: int) -> int:
         """Return the first cell of a stretch that nobody holds. Raises PastaError if none fits."""
         assert size > 0, "room is a number of tokens"
-        place = 0
+        place = widest = 0
         for first, end in self._taken.items():
+            widest = max(widest, first - place)
             if first - place >= size:
                 break
             place = end
         if place + size > self.cells:
-            held = sum(end - first for first, end in self._taken.items())
             raise PastaError(
-                f"no room for {size} tokens: {held} of the engine's {self.cells} cells are taken",
+                f"no room for {size} tokens in one piece: the widest gap among the engine's "
+                f"{self.cells} cells is {max(widest, self.cells - place)}",
                 hint="allow fewer tokens for the answer, or run fewer requests at a time",
             )
         self._taken = dict(sorted({**self._taken, place: place + size}.items()))
         return place
 
-    def give_back(self, first: int) -> None:
-        """Free the stretch that begins at `first`."""
-        del self._taken[first]
+    def give_back(self, first: int) -> slice:
+        """Free the stretch that begins at `first`, and return it."""
+        return slice(first, self._taken.pop(first))

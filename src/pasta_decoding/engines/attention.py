@@ -84,6 +84,12 @@ class PooledLayer(CacheLayerMixin):
             self.values[:, :, segment.written] = value_states[:, :, segment.queries]
         return self.keys, self.values
 
+    def forget(self, cells: slice) -> None:
+        """Clear cells that nobody holds any more."""
+        for held in (self.keys, self.values):
+            assert held is not None, "taken at the beginning"
+            held[:, :, cells] = 0
+
     def get_seq_length(self) -> int:
         """No one length holds for all requests; position ids are always given."""
         return 0
@@ -150,10 +156,6 @@ def pooled_attention(
         )
     if plan is None:
         out = _attend(query_BHQD, key_BGKD, value_BGKD, attention_mask, scaling, dropout)
-    elif len(plan.segments) == 1:
-        (one,) = plan.segments
-        seen = (key_BGKD[:, :, one.seen], value_BGKD[:, :, one.seen])
-        out = _attend(query_BHQD, *seen, one.masks[sliding_window], scaling)
     else:
         parts = [
             _attend(
@@ -165,7 +167,7 @@ def pooled_attention(
             )
             for one in plan.segments
         ]
-        out = torch.cat(parts, dim=2)
+        out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
     return out.transpose(1, 2).contiguous(), None
 
 

@@ -81,7 +81,10 @@ class Engine(Protocol):
 
     @property
     def max_cells(self) -> int | None:
-        """What the `room` of all open requests may sum up to; None: as memory allows."""
+        """What the `room` of all open requests may sum up to; None: as memory allows.
+
+        An engine may need a request's room in one piece, and then refuse one earlier.
+        """
         ...
 
     @property

@@ -6,6 +6,7 @@ head.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +16,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pasta_decoding.engines.attention import Segment, learn_shapes, pooled_cache
+from pasta_decoding.engines.attention import PooledLayer, Segment, learn_shapes, pooled_cache
 from pasta_decoding.engines.ledger import Work
 from pasta_decoding.engines.pool import BoolArray, Step
 from pasta_decoding.engines.windows import attention_windows
 
-QUERY_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+QUERY_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CELL_BUCKET = 256
 
 
@@ -57,6 +58,7 @@ class Forward:
         self._windows = tuple(attention_windows(config).values())
         self._rows = config.num_attention_heads // config.num_key_value_heads
         self._frames: dict[tuple[int, int], Frame] = {}
+        self._graphs = Graphs()
 
     @torch.inference_mode()
     def free(self, works: Sequence[Work[int]]) -> Tensor:
@@ -91,6 +93,18 @@ class Forward:
         return logits_QV[torch.tensor(tokens.wanted, device=logits_QV.device, dtype=torch.long)]
 
     @torch.inference_mode()
+    def forget(self, cells: slice) -> None:
+        """Clear cells that nobody holds any more.
+
+        Fixed shapes look at the cells of others, too, with weight 0; but 0 times infinity, which an
+        overflow may have left there, is no number.
+        """
+        if self._frames:
+            for layer in self._cache.layers:
+                assert isinstance(layer, PooledLayer), "made by `pooled_cache`"
+                layer.forget(cells)
+
+    @torch.inference_mode()
     def alone(self, width: int, cells: int) -> None:
         """Run the pass of the bucket for so many tokens and cells, on whatever its inputs hold.
 
@@ -107,7 +121,7 @@ class Forward:
             return None
         shape = (queries, min(-(-end // CELL_BUCKET) * CELL_BUCKET, self._cells))
         if shape not in self._frames:
-            self._frames[shape] = Frame(self._model, shape, self._windows, self._rows)
+            self._frames[shape] = Frame(self._model, shape, self._windows, self._rows, self._graphs)
         return self._frames[shape]
 
     def _run(self, frame: Frame) -> Tensor:
@@ -179,6 +193,18 @@ def additive(mask_QK: BoolArray, rows: int, dtype: torch.dtype) -> Tensor:
     return mask.repeat(rows, 1)[None, None]
 
 
+@dataclass(slots=True)
+class Graphs:
+    """What the CUDA graphs of one model share.
+
+    memory: theirs; each one's logits are copied before the next is replayed.
+    work:   False once the model turned out to do what a graph cannot record.
+    """
+
+    memory: Any = None
+    work: bool = True
+
+
 class Frame:
     """The inputs of passes of one shape, at addresses that stay, and the graph that reads them.
 
@@ -191,7 +217,9 @@ class Frame:
         shape: tuple[int, int],
         windows: Iterable[int | None],
         rows: int,
+        graphs: Graphs,
     ) -> None:
+        self._graphs = graphs
         self.shape = queries, cells = shape
         make: Any = {"device": model.device}
         self.ids_1Q = torch.zeros(1, queries, dtype=torch.long, **make)
@@ -223,17 +251,22 @@ class Frame:
 
     def run(self, call: Callable[[], Tensor]) -> Tensor:
         """Return the logits_QV of the inputs: on a GPU replayed, elsewhere called."""
-        if not self.ids_1Q.is_cuda:
-            return call()
+        if self._graph is None and self.ids_1Q.is_cuda and self._graphs.work:
+            try:
+                self._capture(call)
+            except RuntimeError as error:
+                self._graphs.work = False
+                warnings.warn(f"decoding without CUDA graphs: {error}", stacklevel=2)
         if self._graph is None:
-            self._capture(call)
-        assert self._graph is not None, "captured above"
-        assert self._logits_QV is not None, "captured above"
+            return call()
+        assert self._logits_QV is not None, "captured with the graph"
         self._graph.replay()
         return self._logits_QV
 
     def _capture(self, call: Callable[[], Tensor]) -> None:
         """Record the pass. The calls that warm it up write what the replay writes again."""
+        if self._graphs.memory is None:
+            self._graphs.memory = torch.cuda.graph_pool_handle()
         beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
@@ -241,6 +274,6 @@ class Frame:
             call()
         torch.cuda.current_stream().wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=self._graphs.memory):
             self._logits_QV = call()
         self._graph = graph

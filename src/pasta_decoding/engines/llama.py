@@ -12,50 +12,25 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import count
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Literal
 
 import numpy as np
 
 from pasta_decoding.engines.base import Branch, Feed, FloatArray
+from pasta_decoding.engines.llamacpp import (
+    MAX_SEQUENCES,
+    CacheType,
+    errors,
+    free,
+    library,
+    load_model,
+    make_context,
+)
 from pasta_decoding.engines.pool import Limits
 from pasta_decoding.errors import PastaError
-
-LOG_LEVEL_ERROR = 4  # of ggml
-MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ, compiled into llama.cpp
-BATCH_TOKENS = 512
-CacheType = Literal["F16", "F32"]
-
-# What llama.cpp said last; its log is one for the whole process.
-_errors: deque[str] = deque(maxlen=3)
-_callbacks: list[object] = []  # ctypes frees what nobody holds
-
-
-@cache
-def library() -> ModuleType:
-    """Return `llama_cpp`, ready. Raises PastaError with the install command when it is missing."""
-    try:
-        import llama_cpp
-    except ImportError as error:
-        raise PastaError(
-            f"the llama engine needs llama-cpp-python, which cannot be imported: {error}",
-            hint="pip install 'pasta-decoding[llama]' (it compiles llama.cpp, about ten minutes)",
-        ) from error
-
-    def note(level: int, text: bytes, _: object) -> None:
-        if level == LOG_LEVEL_ERROR:
-            _errors.append(text.decode(errors="replace").strip())
-
-    _callbacks.append(llama_cpp.llama_log_callback(note))
-    llama_cpp.llama_log_set(_callbacks[-1], ctypes.c_void_p(0))
-    llama_cpp.llama_backend_init()
-    return llama_cpp
 
 
 @dataclass(slots=True, eq=False)
@@ -101,11 +76,16 @@ class LlamaEngine:
     ) -> None:
         self.library = library()
         self.path = path
-        self._model = self._load_model(path)
-        self.context = self._make_context(cells, threads, cache_type)
+        self._model = load_model(path)
+        try:
+            self.context = make_context(self._model, cells, threads, cache_type)
+        except PastaError:
+            self.library.llama_model_free(self._model)
+            raise
+        self._batch_tokens = int(self.library.llama_n_batch(self.context))
         self._memory = self.library.llama_get_memory(self.context)
-        self._batch = self.library.llama_batch_init(BATCH_TOKENS, 0, MAX_SEQUENCES)
-        weakref.finalize(self, _free, self.library, self._batch, self.context, self._model)
+        self._batch = self.library.llama_batch_init(self._batch_tokens, 0, MAX_SEQUENCES)
+        weakref.finalize(self, free, self.library, self._batch, self.context, self._model)
         vocabulary = self.library.llama_model_get_vocab(self._model)
         trained = int(self.library.llama_model_n_ctx_train(self._model))
         self._limits = Limits(int(self.library.llama_vocab_n_tokens(vocabulary)), trained)
@@ -215,7 +195,7 @@ class LlamaEngine:
             sequences = [self._seats[branch].sequence for branch in feed.branches]
             last = len(feed.ids) - 1
             for i, (token, position) in enumerate(zip(feed.ids, feed.positions, strict=True)):
-                if batch.n_tokens == BATCH_TOKENS:
+                if batch.n_tokens == self._batch_tokens:
                     rows += self._decode()
                 self._put(token, position, sequences, wanted=feed.wants_logits and i == last)
             self._enter_feed(feed)
@@ -277,9 +257,10 @@ class LlamaEngine:
         batch = self._batch
         if not batch.n_tokens:
             return []
+        errors.clear()
         status = self.library.llama_decode(self.context, batch)
         if status:
-            raise RuntimeError(f"llama_decode returned {status}: {'; '.join(_errors)}")
+            raise RuntimeError(f"llama_decode returned {status}: {'; '.join(errors)}")
         wanted = [i for i in range(batch.n_tokens) if batch.logits[i]]
         batch.n_tokens = 0
         return [self._logits(i) for i in wanted]
@@ -311,69 +292,3 @@ class LlamaEngine:
 
     def _copy(self, source: int, target: int) -> None:
         self.library.llama_memory_seq_cp(self._memory, source, target, -1, -1)
-
-    def _load_model(self, path: Path) -> Any:
-        _errors.clear()
-        try:
-            with path.open("rb") as file:
-                magic = file.read(4)
-        except OSError as error:
-            raise PastaError(
-                f"cannot read {path}: {error}", hint="`pasta export` makes it."
-            ) from error
-        parameters = self.library.llama_model_default_params()
-        model = magic == b"GGUF" and self.library.llama_model_load_from_file(
-            str(path).encode(), parameters
-        )
-        if not model:
-            said = "; ".join(_errors) or "it does not begin like one"
-            raise PastaError(
-                f"{path} is not a GGUF file that llama.cpp can load: {said}",
-                hint="Make it again with `pasta export`.",
-            )
-        return model
-
-    def _make_context(self, cells: int, threads: int | None, cache_type: CacheType) -> Any:
-        library = self.library
-        parameters = library.llama_context_default_params()
-        parameters.n_ctx = cells
-        parameters.n_batch = parameters.n_ubatch = BATCH_TOKENS
-        parameters.n_seq_max = MAX_SEQUENCES
-        parameters.kv_unified = True
-        if threads is not None:
-            parameters.n_threads = parameters.n_threads_batch = threads
-        ggml_type = {"F32": 0, "F16": 1}[cache_type]
-        parameters.type_k = parameters.type_v = ggml_type
-        if cache_type == "F32":  # flash attention would round to F16 on the way
-            parameters.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        context = library.llama_init_from_model(self._model, parameters)
-        if not context:
-            library.llama_model_free(self._model)
-            raise PastaError(
-                f"no memory for a context of {cells} tokens", hint="Give --ctx a smaller number."
-            )
-        return context
-
-
-def quantize(source: Path, target: Path, file_type: str) -> None:
-    """Write the GGUF `source` to `target` as Q8_0 or Q4_0, with llama.cpp's own quantiser."""
-    llama = library()
-    parameters = llama.llama_model_quantize_default_params()
-    parameters.ftype = {
-        "Q8_0": llama.LLAMA_FTYPE_MOSTLY_Q8_0,
-        "Q4_0": llama.LLAMA_FTYPE_MOSTLY_Q4_0,
-    }[file_type]
-    _errors.clear()
-    if llama.llama_model_quantize(
-        str(source).encode(), str(target).encode(), ctypes.byref(parameters)
-    ):
-        raise PastaError(
-            f"llama.cpp could not quantise {source}: {'; '.join(_errors)}",
-            hint="Make room on the disk, or export as F16.",
-        )
-
-
-def _free(library: ModuleType, batch: Any, context: Any, model: Any) -> None:
-    library.llama_batch_free(batch)
-    library.llama_free(context)
-    library.llama_model_free(model)

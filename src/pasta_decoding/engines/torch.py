@@ -128,4 +128,4 @@ class TorchEngine:
         """See `Engine`."""
         first_cell = self._ledger.close(branch)
         if first_cell is not None:
-            self._arena.give_back(first_cell)
+            self._forward.forget(self._arena.give_back(first_cell))

@@ -54,19 +54,21 @@ def transformers_call(model: PreTrainedModel) -> BareCall:
 def _timed_forward(model: PreTrainedModel, width: int, cells: int) -> float:
     config = model.config.get_text_config()
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    past = torch.zeros(1, config.num_key_value_heads, cells, head, dtype=model.dtype)
+    on: Any = {"device": model.device}
+    past = torch.zeros(1, config.num_key_value_heads, cells, head, dtype=model.dtype, **on)
     cache = DynamicCache()
     for layer in range(config.num_hidden_layers):
         cache.update(past.clone(), past.clone(), layer)
-    alone = torch.full((width, width), float("-inf"), dtype=model.dtype).fill_diagonal_(0)
-    mask = torch.cat([torch.zeros(width, cells, dtype=model.dtype), alone], dim=1)[None, None]
+    alone = torch.full((width, width), float("-inf"), dtype=model.dtype, **on).fill_diagonal_(0)
+    shared = torch.zeros(width, cells, dtype=model.dtype, **on)
+    inputs = {
+        "input_ids": torch.zeros(1, width, dtype=torch.long, **on),
+        "position_ids": torch.full((1, width), cells, **on),
+        "attention_mask": torch.cat([shared, alone], dim=1)[None, None] if width > 1 else None,
+    }
     began_s = time.perf_counter()
-    model(
-        input_ids=torch.zeros(1, width, dtype=torch.long),
-        position_ids=torch.full((1, width), cells),
-        attention_mask=mask if width > 1 else None,
-        past_key_values=cache,
-    )
+    output = model(**inputs, past_key_values=cache)
+    output.logits.cpu()  # waits for a GPU
     return time.perf_counter() - began_s
 
 
@@ -81,12 +83,14 @@ def bare_call(engine: Engine) -> BareCall:
 def llama_call(engine: LlamaEngine) -> BareCall:
     """Return `llama_decode` of one token for each of some sequences with a common beginning.
 
-    It works in the engine's context, which must have nothing open.
+    It works in the engine's context, which must have nothing open. A cache longer than the context
+    is cut to what fits.
     """
 
     def call(width: int, cells: int) -> float:
         assert engine.cells_in_use == 0, "the bare call needs the context for itself"
         llama, context = engine.library, engine.context
+        cells = min(cells, engine.max_cells - width)
         memory = llama.llama_get_memory(context)
         size = llama.llama_n_batch(context)
         batch = llama.llama_batch_init(size, 0, 1)
@@ -99,7 +103,7 @@ def llama_call(engine: LlamaEngine) -> BareCall:
                 llama.llama_memory_seq_cp(memory, 0, sequence, -1, -1)
             _fill(batch, [(sequence, cells, True) for sequence in range(width)])
             began_s = time.perf_counter()
-            llama.llama_decode(context, batch)
+            assert llama.llama_decode(context, batch) == 0, "the context holds one more a thread"
             llama.llama_get_logits_ith(context, width - 1)
             return time.perf_counter() - began_s
         finally:

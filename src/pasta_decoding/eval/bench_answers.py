@@ -69,7 +69,7 @@ def bench_prompt(
         record = _parallel_record(decoder, prompt, answer)
         if sequential:
             record = replace(record, **_sequential_fields(decoder, prompt, max_tokens))
-        if bare and answer.text:
+        if bare and answer.text:  # the engine is warm: it has just answered
             timing = time_answer(decoder, request.prompt, answer.segments, answer.text, bare)
             record = replace(record, timing=timing)
     except PastaError as error:

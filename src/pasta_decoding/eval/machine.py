@@ -7,20 +7,27 @@ import platform
 import subprocess
 from pathlib import Path
 
+import torch
+
 
 def machine() -> str:
-    """Name processor, core count and system, for the side of a figure."""
-    return f"{_processor()}, {os.cpu_count()} cores, {platform.system()}"
+    """Name processor, core count, GPU and system, for the side of a figure."""
+    gpu = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
+    return ", ".join([_processor(), f"{os.cpu_count()} cores", *gpu, platform.system()])
 
 
 def commit() -> str | None:
     """Return the commit of the code that runs, `+` if it was changed since; None outside git."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, check=True)
+        _git("ls-files", "--error-unmatch", __file__)  # not that of a project around site-packages
+        return _git("describe", "--always", "--dirty=+")
     except (OSError, subprocess.CalledProcessError):
         return None
-    return found.stdout.strip()
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _processor() -> str:

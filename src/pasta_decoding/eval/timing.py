@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from pasta_decoding.eval.bare import BareCall
 from pasta_decoding.lang.layout import Run, Segment
+from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder
 
 
@@ -43,12 +44,29 @@ class Timing:
 
 
 def time_answer(
-    decoder: Decoder, prompt: Sequence[int], segments: Sequence[Segment], text: str, bare: BareCall
+    decoder: Decoder,
+    prompt: Sequence[int],
+    segments: Sequence[Segment],
+    text: str,
+    bare: BareCall,
+    *,
+    repeats: int = 1,
 ) -> Timing:
-    """Replay an answer in parallel and its plain `text` sequentially, and time the bare calls."""
+    """Replay an answer in parallel and its plain `text` sequentially, and time the bare calls.
+
+    With `repeats` the two take turns in going first, and each one's median counts. Replay
+    something before the first timing: a cold engine is slow.
+    """
     plain = [Run(tuple(decoder.encoder.encode_text(text)))]
-    sequential = decoder.answer(decoder.replay(prompt, plain))
-    parallel = decoder.answer(decoder.replay(prompt, segments))
+    requests = {
+        "sequential": decoder.replay(prompt, plain),
+        "parallel": decoder.replay(prompt, segments),
+    }
+    answers: dict[str, list[Answer]] = {name: [] for name in requests}
+    for turn in range(repeats):
+        for name in sorted(requests, reverse=turn % 2 == 0):
+            answers[name].append(decoder.answer(requests[name]))
+    sequential, parallel = (_median(answers[name]) for name in requests)
     trace = parallel.trace
     cells = len(prompt)
     ideal_s = trace.prefill_s
@@ -58,3 +76,7 @@ def time_answer(
     peak = trace.steps[-1].cells + trace.steps[-1].fed if trace.steps else len(prompt)
     once = len(prompt) + parallel.fed_tokens
     return Timing(sequential.seconds, parallel.seconds, ideal_s, peak, once)
+
+
+def _median(answers: list[Answer]) -> Answer:
+    return sorted(answers, key=lambda answer: answer.seconds)[len(answers) // 2]

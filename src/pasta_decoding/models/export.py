@@ -31,7 +31,7 @@ def export_gguf(
         if file_type in FLOAT_TYPES:
             write_gguf(loaded, partial, float_type=file_type, progress=progress)
             return
-        plain = partial.with_name("plain")
+        plain = partial.with_name(f"{partial.name}.f32")
         write_gguf(loaded, plain, float_type="F32", progress=progress)
         quantize(plain, partial, file_type)
 
@@ -48,12 +48,12 @@ def export_hf(loaded: Loaded, target: Path) -> None:
 
 def cached_name(base: Path, adapter: Path, file_type: str) -> str:
     """Return the name under which the cache keeps the GGUF of this very checkpoint."""
+    bindings.load(adapter)  # what is no checkpoint is told before
     digest = hashlib.sha256(f"{FORMAT} {file_type}".encode())
-    for path in sorted([*adapter.glob("*.safetensors"), adapter / bindings.FILE_NAME]):
-        digest.update(path.read_bytes())
-    for path in sorted([*base.glob("*.safetensors"), base / "config.json"]):
-        state = path.stat()
-        digest.update(f"{path.resolve()} {state.st_size} {state.st_mtime_ns}".encode())
+    for folder in (adapter, base):
+        for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")]):
+            state = path.stat()
+            digest.update(f"{path.resolve()} {state.st_size} {state.st_mtime_ns}".encode())
     return f"{adapter.resolve().name}-{digest.hexdigest()[:12]}-{file_type}.gguf"
 
 

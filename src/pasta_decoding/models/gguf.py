@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gguf import GGUFWriter
 
 CHECKPOINT, ENDS, TOKENIZER = "pasta.checkpoint", "pasta.ends", "pasta.tokenizer"
+ROPE_TYPES = ("default", "linear", "llama3")
 ARCHITECTURES = {"llama": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"}
 FLOAT_TYPES = {"F32": 0, "F16": 1}  # and their numbers as a GGUF file type
 
@@ -47,11 +48,12 @@ def write_gguf(
     from gguf import GGUFWriter
 
     config = loaded.model.config
-    name = ARCHITECTURES.get(config.model_type)
-    if name is None:
+    check_translation(config, loaded.tokenizer)
+    name = ARCHITECTURES[config.model_type]
+    if not loaded.ends:
         raise PastaError(
-            f"cannot export {config.model_type} models to GGUF",
-            hint=f"Known architectures: {', '.join(ARCHITECTURES)}. `--to hf` works for any.",
+            "the model names no token that ends an answer",
+            hint="Set eos_token_id in its generation_config.json.",
         )
     writer = GGUFWriter(path, arch=config.model_type)
     writer.add_name(loaded.checkpoint.base.name)
@@ -66,6 +68,28 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file(progress=progress)
     writer.close()
+
+
+def check_translation(config: Any, tokenizer: Any) -> None:
+    """Raise PastaError for an architecture, rotary positions or tokenizer unknown here."""
+    if config.model_type not in ARCHITECTURES:
+        raise PastaError(
+            f"cannot export {config.model_type} models to GGUF",
+            hint=f"Known architectures: {', '.join(ARCHITECTURES)}. `--to hf` works for any.",
+        )
+    kind = config.rope_parameters.get("rope_type", "default")
+    if kind not in ROPE_TYPES:
+        raise PastaError(
+            f"cannot export rotary positions of type {kind!r} to GGUF",
+            hint=f"Known types: {', '.join(ROPE_TYPES)}. `--to hf` works for any.",
+        )
+    model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    bytes_alone = model["type"] == "BPE" and not model.get("byte_fallback")
+    if not bytes_alone:
+        raise PastaError(
+            "cannot export this tokenizer to GGUF",
+            hint="Known: byte-level BPE, as Llama 3, Qwen and SmolLM2 have. `--to hf` works.",
+        )
 
 
 def _add_shape(writer: GGUFWriter, config: Any) -> None:
@@ -88,15 +112,9 @@ def _add_rope(writer: GGUFWriter, rope: dict[str, Any]) -> None:
     from gguf import RopeScalingType
 
     writer.add_rope_freq_base(rope["rope_theta"])
-    kind = rope.get("rope_type", "default")
-    if kind == "linear":
+    if rope.get("rope_type") == "linear":
         writer.add_rope_scaling_type(RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
-    elif kind not in ("default", "llama3"):
-        raise PastaError(
-            f"cannot export rotary positions of type {kind!r} to GGUF",
-            hint="Known types: default, linear, llama3. `--to hf` works for any.",
-        )
 
 
 def _add_vocabulary(writer: GGUFWriter, loaded: Loaded) -> None:
@@ -105,11 +123,6 @@ def _add_vocabulary(writer: GGUFWriter, loaded: Loaded) -> None:
     tokenizer, size = loaded.tokenizer, loaded.model.config.vocab_size
     description = json.loads(tokenizer.backend_tokenizer.to_str())
     model = description["model"]
-    if model["type"] != "BPE" or model.get("byte_fallback"):
-        raise PastaError(
-            f"cannot export a tokenizer of type {model['type']} to GGUF",
-            hint="Known: byte-level BPE, as Llama 3, Qwen and SmolLM2 have. `--to hf` works.",
-        )
     texts = [f"[PAD{n}]" for n in range(size)]
     types = [TokenType.UNUSED] * size
     for text, token in model["vocab"].items():

@@ -42,15 +42,22 @@ def find_adapter(name: str) -> Path:
     )
 
 
-def native_dtype() -> str:
-    """Return "bfloat16" where the processor computes in it, else "float32".
+def default_device() -> str:
+    """Return the first GPU, or "cpu" if there is none."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def native_dtype(device: str) -> str:
+    """Return "bfloat16" where `device` computes in it, else "float32". Any GPU counts as one.
 
     Native bfloat16 does more than halve the memory traffic: a step of two threads then costs the
     same as a step of one, where float32 pays for the second thread.
     """
     import torch
 
-    if torch.cuda.is_available():
+    if device != "cpu":
         return "bfloat16"
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     native = capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")
@@ -60,15 +67,15 @@ def native_dtype() -> str:
 def load_model(base: Path, adapter: Path, *, dtype: str = "float32") -> Loaded:
     """Load and merge. Raises PastaError for a broken, foreign or mismatched checkpoint."""
     checkpoint = bindings.load(adapter)
-    model, tokenizer = load_base(adapter if _is_merged(adapter) else base, dtype=dtype)
+    model, tokenizer = load_base(adapter if holds_weights(adapter) else base, dtype=dtype)
     bindings.add_missing_tokens(tokenizer, checkpoint)
     bindings.check_match(checkpoint, model, tokenizer)
     bindings.grow_vocabulary(model, checkpoint.binding)
-    merged = model if _is_merged(adapter) else _merge(model, adapter)
+    merged = model if holds_weights(adapter) else _merge(model, adapter)
     return Loaded(merged, tokenizer, checkpoint, _ends(model, tokenizer))
 
 
-def _is_merged(adapter: Path) -> bool:
+def holds_weights(adapter: Path) -> bool:
     """Does the folder hold a whole model, as `pasta export --to hf` writes it?"""
     return not (adapter / "adapter_config.json").exists() and (adapter / "config.json").exists()
 

@@ -30,7 +30,7 @@ class Answer:
     layout: Layout
     tree: Tree
     trace: Trace
-    events: list[Event]
+    events: tuple[Event, ...]
     overruled: int
     truncated_chunks: int
     truncated: bool
@@ -64,7 +64,7 @@ def conclude(
     prompt: tuple[int, ...],
     interpreter: Interpreter,
     trace: Trace,
-    events: list[Event],
+    events: tuple[Event, ...],
     *,
     overruled: int,
     seconds: float,

@@ -104,10 +104,14 @@ def torch_decoder(
     adapter: Path,
     *,
     dtype: str = "float32",
+    device: str = "cpu",
     cells: int | None = None,
     threads: int | None = None,
 ) -> Decoder:
-    """Load a checkpoint onto the torch engine. `threads` holds for the whole process."""
+    """Load a checkpoint onto the torch engine. `threads` holds for the whole process.
+
+    Raises PastaError if `device` is not there or has no room for the model.
+    """
     import torch
 
     from pasta_decoding.engines.torch import DEFAULT_CELLS, TorchEngine
@@ -115,6 +119,12 @@ def torch_decoder(
     if threads is not None:
         torch.set_num_threads(threads)
     loaded = load_model(base, adapter, dtype=dtype)
+    try:
+        loaded.model.to(device)
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+        raise PastaError(
+            f"cannot put the model on the device {device!r}: {error}", hint="Use --device cpu."
+        ) from error
     return decoder_over(TorchEngine(loaded.model, cells=cells or DEFAULT_CELLS), loaded)
 
 

@@ -49,6 +49,7 @@ class Generation:
     chosen: dict[int, int] = field(default_factory=dict)
     overruled: int = 0
     events: list[Event] = field(default_factory=list)
+    drained_events: int = 0
     answer: Answer | None = None
     error: BaseException | None = None
 
@@ -114,7 +115,7 @@ class Generation:
             self.request.prompt,
             self.interpreter,
             self.trace,
-            self.events,
+            tuple(self.events),
             overruled=self.overruled,
             seconds=now_s - self.added_s,
             queue_s=(now_s if self.opened_s is None else self.opened_s) - self.added_s,
@@ -122,8 +123,14 @@ class Generation:
 
     def fail(self, error: BaseException) -> None:
         """Free everything; there will be no answer."""
-        self._close()
         self.error = error
+        self._close()
+
+    def drain_events(self) -> list[Event]:
+        """Return the events since the last call."""
+        coming = self.events[self.drained_events :]
+        self.drained_events = len(self.events)
+        return coming
 
     def _close(self) -> None:
         held = [] if self.finished is None else [self.finished]

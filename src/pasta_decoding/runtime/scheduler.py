@@ -2,7 +2,8 @@
 
 Continuous batching: requests come and go between any two steps. A step is one forward pass of all
 live threads, and then one of some prompt tokens, so that a long prompt holds nobody up. What an
-answer says does not depend on who else is there.
+answer says does not depend on who else is there, up to rounding: how many rows a pass has may
+move a logit's last bits, and with them a near-tie.
 """
 
 from __future__ import annotations
@@ -58,6 +59,11 @@ class Scheduler:
         """Is any answer being written, or waiting to be?"""
         return any(not generation.is_over for generation in self._generations.values())
 
+    @property
+    def running(self) -> int:
+        """How many requests are let in and not over."""
+        return len(self._running())
+
     def add(self, request: Request) -> int:
         """Queue a request; return its number, under which it is known until `forget`.
 
@@ -87,11 +93,8 @@ class Scheduler:
         self._settle()
 
     def drain_events(self, number: int) -> list[Event]:
-        """Return and forget the events of a request since the last call."""
-        generation = self._generations[number]
-        events = list(generation.events)
-        generation.events.clear()
-        return events
+        """Return the events of a request since the last call."""
+        return self._generations[number].drain_events()
 
     def result(self, number: int) -> Answer | None:
         """Return the finished answer; None while it waits or is being written.
@@ -155,7 +158,7 @@ class Scheduler:
     def _prefill(self) -> None:
         """Feed the oldest prompts, a piece of each, as many as `prefill_tokens` allow.
 
-        Where a prompt is cut depends on its own length alone, and so does rounding.
+        Where a prompt is cut depends on its own length alone.
         """
         rows: list[Row] = []
         left = self._prefill_tokens

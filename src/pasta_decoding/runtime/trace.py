@@ -51,8 +51,3 @@ class Trace:
                 break
             width += 1
         self.steps.append(StepTime(width, cells, seconds))
-
-    @property
-    def total_s(self) -> float:
-        """Seconds of all its forward passes."""
-        return self.prefill_s + sum(step.seconds for step in self.steps)
