@@ -51,7 +51,7 @@ Model = Annotated[
 Engine = Annotated[
     EngineName,
     typer.Option(
-        help="auto takes llama on a processor where it is installed and knows the model, else torch."
+        help="auto takes torch on a GPU or where llama is not installed or does not know the model."
     ),
 ]
 Precision = Annotated[
