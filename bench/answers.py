@@ -16,7 +16,7 @@ from common import arguments, decoder_named, emit, spread
 
 from pasta_decoding.data.dataset import Row, read_rows
 from pasta_decoding.data.view import segments_of
-from pasta_decoding.eval.bare import BareCall, BareTimes, bare_call
+from pasta_decoding.eval.bare import BareTimes, StepTime, bare_call
 from pasta_decoding.eval.speed import geometric_mean
 from pasta_decoding.eval.timing import Timing, time_answer
 from pasta_decoding.lang.layout import ChunkRun
@@ -52,7 +52,7 @@ def chosen_rows(path: Path, limit: int | None) -> list[Row]:
 
 
 def replay(
-    decoder: Decoder, row: Row, bare: BareCall, max_tokens: int, repeats: int = 1
+    decoder: Decoder, row: Row, bare: StepTime, max_tokens: int, repeats: int = 1
 ) -> tuple[int, Timing] | None:
     """Return how many chunks the answer has, and its times; None if it is too long."""
     tree = read(row.response)

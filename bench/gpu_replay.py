@@ -17,7 +17,7 @@ import torch
 from answers import SAMPLE, chosen_rows, replay, report
 from common import emit, interleaved, seconds_of, spread
 from transformers import AutoModelForCausalLM, AutoTokenizer, GemmaConfig, LlamaConfig
-from width_cost import WIDTHS, step
+from width_cost import WIDTHS, bare_step, step
 
 from pasta_decoding.cli.files import cache_folder
 from pasta_decoding.engines.torch import TorchEngine
@@ -84,7 +84,10 @@ def measure(shape: str, options: argparse.Namespace) -> None:
     where = {"shape": shape, "device": device_name(options.device)}
     bare = fixed_call(engine)
     for width in WIDTHS:  # the round that warms up captures the graph
-        calls = {"ours": partial(step, engine, width, 240), "bare": partial(bare, width, 240)}
+        calls = {
+            "ours": partial(step, engine, width, 240),
+            "bare": partial(bare_step, bare, width, 240),
+        }
         values = interleaved(calls, options.repeats)
         ours_s, bare_s = spread(values["ours"]), spread(values["bare"])
         emit("gpu_replay", width=width, seconds=ours_s, bare_seconds=bare_s, **where)
@@ -112,13 +115,13 @@ def random_engine(shape: str, options: argparse.Namespace) -> TorchEngine:
 def fixed_call(engine: TorchEngine) -> BareCall:
     """Return the bare pass of fixed shapes, and wait until it is done."""
 
-    def call(width: int, cells: int) -> float:
+    def call(width: int, cells: int, repeats: int) -> list[float]:
         def run() -> None:
             engine.fixed_pass(width, cells + width)
             if engine.model.device.type == "cuda":
                 torch.cuda.synchronize()
 
-        return seconds_of(run)
+        return [seconds_of(run) for _ in range(repeats)]
 
     return call
 

@@ -12,7 +12,7 @@ from functools import partial
 from common import arguments, decoder_named, emit, interleaved, seconds_of, spread
 
 from pasta_decoding.engines.base import Engine, Feed
-from pasta_decoding.eval.bare import bare_call
+from pasta_decoding.eval.bare import BareCall, bare_call
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 
@@ -26,7 +26,7 @@ def main() -> None:
         engine = decoder_named(name, options).engine
         bare = bare_call(engine)
         calls = {("ours", w): partial(step, engine, w, options.cells) for w in WIDTHS}
-        calls |= {("bare", w): partial(bare, w, options.cells) for w in WIDTHS}
+        calls |= {("bare", w): partial(bare_step, bare, w, options.cells) for w in WIDTHS}
         values = interleaved(calls, options.repeats)
         for width in WIDTHS:
             ours, library = spread(values["ours", width]), spread(values["bare", width])
@@ -40,6 +40,12 @@ def main() -> None:
                 cost=round(ours["median"] / spread(values["ours", 1])["median"], 3),
                 of_bare=round(library["median"] / ours["median"], 3),
             )
+
+
+def bare_step(bare: BareCall, width: int, cells: int) -> float:
+    """Return the seconds of one bare call."""
+    (taken,) = bare(width, cells, 1)
+    return taken
 
 
 def step(engine: Engine, width: int, cells: int) -> float:

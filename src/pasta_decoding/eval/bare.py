@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Any
 
 import torch
@@ -13,8 +14,11 @@ from pasta_decoding.engines.base import Engine
 from pasta_decoding.engines.llama import LlamaEngine
 from pasta_decoding.engines.torch import TorchEngine
 
-BareCall = Callable[[int, int], float]
-"""Seconds of one bare library call with this many tokens over this many cells."""
+BareCall = Callable[[int, int, int], list[float]]
+"""Seconds of bare library calls: (tokens of a call, cells before it, how many calls)."""
+
+StepTime = Callable[[int, int], float]
+"""Seconds of a bare step: (tokens, cells before it)."""
 
 
 class BareTimes:
@@ -31,19 +35,18 @@ class BareTimes:
         """Return the median seconds at this width, with the cache length rounded to a stretch."""
         key = (width, max(1, round(cells / self.STRETCH)) * self.STRETCH)
         if key not in self._known:
-            times = sorted(self._call(*key) for _ in range(self._repeats))
-            self._known[key] = times[len(times) // 2]
+            self._known[key] = median(self._call(*key, self._repeats))
         return self._known[key]
 
 
 def transformers_call(model: PreTrainedModel) -> BareCall:
     """Return the plain `transformers` forward of `model`, with its own cache and attention."""
 
-    def call(width: int, cells: int) -> float:
+    def call(width: int, cells: int, repeats: int) -> list[float]:
         ours = model.config._attn_implementation
         model.set_attn_implementation("sdpa")
         try:
-            return _timed_forward(model, width, cells)
+            return [_timed_forward(model, width, cells) for _ in range(repeats)]
         finally:
             model.set_attn_implementation(ours)
 
@@ -87,7 +90,7 @@ def llama_call(engine: LlamaEngine) -> BareCall:
     is cut to what fits.
     """
 
-    def call(width: int, cells: int) -> float:
+    def call(width: int, cells: int, repeats: int) -> list[float]:
         assert engine.cells_in_use == 0, "the bare call needs the context for itself"
         llama, context = engine.library, engine.context
         cells = min(cells, engine.max_cells - width)
@@ -102,10 +105,14 @@ def llama_call(engine: LlamaEngine) -> BareCall:
             for sequence in range(1, width):
                 llama.llama_memory_seq_cp(memory, 0, sequence, -1, -1)
             _fill(batch, [(sequence, cells, True) for sequence in range(width)])
-            began_s = time.perf_counter()
-            assert llama.llama_decode(context, batch) == 0, "the context holds one more a thread"
-            llama.llama_get_logits_ith(context, width - 1)
-            return time.perf_counter() - began_s
+            times = []
+            for _ in range(repeats):
+                began_s = time.perf_counter()
+                assert llama.llama_decode(context, batch) == 0, "the context has room for it"
+                llama.llama_get_logits_ith(context, width - 1)
+                times.append(time.perf_counter() - began_s)
+                llama.llama_memory_seq_rm(memory, -1, cells, -1)
+            return times
         finally:
             llama.llama_batch_free(batch)
             llama.llama_memory_clear(memory, False)

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.eval.bare import BareCall
+from pasta_decoding.eval.bare import StepTime
 from pasta_decoding.eval.machine import commit, machine
 from pasta_decoding.eval.speed import geometric_mean, own_speedup, repeated_chunks
 from pasta_decoding.eval.timing import Timing, time_answer
@@ -60,7 +60,7 @@ class Record:
 
 
 def bench_prompt(
-    decoder: Decoder, prompt: str, *, max_tokens: int, sequential: bool, bare: BareCall | None
+    decoder: Decoder, prompt: str, *, max_tokens: int, sequential: bool, bare: StepTime | None
 ) -> Record:
     """Answer one prompt in parallel, then sequentially, and time a replay if `bare` is given."""
     try:
@@ -116,7 +116,7 @@ def bench(
     max_tokens: int,
     sequential: int | None,
     timed: int,
-    bare: BareCall,
+    bare: StepTime,
     out: Path | None,
     tick: Callable[[Record], None],
 ) -> list[Record]:

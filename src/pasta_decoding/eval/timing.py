@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pasta_decoding.eval.bare import BareCall
+from pasta_decoding.eval.bare import StepTime
 from pasta_decoding.lang.layout import Run, Segment
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder
@@ -48,7 +48,7 @@ def time_answer(
     prompt: Sequence[int],
     segments: Sequence[Segment],
     text: str,
-    bare: BareCall,
+    bare: StepTime,
     *,
     repeats: int = 1,
 ) -> Timing:
