@@ -53,10 +53,11 @@ class Forward:
     def __init__(self, model: PreTrainedModel, cells: int) -> None:
         config = model.config.get_text_config()
         self._model, self._cells = model, cells
-        self._cache, self._plan = pooled_cache(learn_shapes(model), cells + 1)
+        shapes = learn_shapes(model)
+        self._cache, self._plan = pooled_cache(shapes, cells + 1)
         self._no_mask = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=model.device)
         self._windows = tuple(attention_windows(config).values())
-        self._rows = config.num_attention_heads // config.num_key_value_heads
+        self._rows = config.num_attention_heads // len(shapes[0].key_G1D)
         self._frames: dict[tuple[int, int], Frame] = {}
         self._graphs = Graphs()
 
