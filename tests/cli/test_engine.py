@@ -64,7 +64,7 @@ def test_quantising_without_llama_is_refused_and_leaves_nothing(
 
 
 @pytest.mark.llama
-@pytest.mark.parametrize("file_type", ["F32", "F16", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize("file_type", ["F32", "F16", "BF16", "Q8_0", "Q4_0"])
 def test_an_exported_file_answers(
     file_type: str, pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:

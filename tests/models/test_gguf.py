@@ -42,11 +42,14 @@ def test_checkpoint_ends_and_tokenizer_come_back(loaded: Loaded, tmp_path: Path)
     assert back.tokenizer.chat_template == loaded.tokenizer.chat_template
 
 
-def test_matrices_are_halved_in_f16_and_vectors_stay(loaded: Loaded, tmp_path: Path) -> None:
+@pytest.mark.parametrize("file_type", ["F16", "BF16"])
+def test_matrices_are_halved_and_vectors_stay(
+    file_type: str, loaded: Loaded, tmp_path: Path
+) -> None:
     path = tmp_path / "tiny.gguf"
-    write_gguf(loaded, path, float_type="F16")
+    write_gguf(loaded, path, float_type=file_type)
     kinds = {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(path).tensors}
-    assert kinds["blk.0.attn_q.weight"] == kinds["token_embd.weight"] == "F16"
+    assert kinds["blk.0.attn_q.weight"] == kinds["token_embd.weight"] == file_type
     assert kinds["blk.0.attn_norm.weight"] == "F32"
     assert "output.weight" not in kinds  # tied
 

@@ -36,6 +36,7 @@ class FileType(StrEnum):
 
     F32 = "F32"
     F16 = "F16"
+    BF16 = "BF16"
     Q8_0 = "Q8_0"
     Q4_0 = "Q4_0"
 

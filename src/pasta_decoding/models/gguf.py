@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 CHECKPOINT, ENDS, TOKENIZER = "pasta.checkpoint", "pasta.ends", "pasta.tokenizer"
 ROPE_TYPES = ("default", "linear", "llama3")
 ARCHITECTURES = {"llama": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"}
-FLOAT_TYPES = {"F32": 0, "F16": 1}  # and their numbers as a GGUF file type
+FLOAT_TYPES = {"F32": 0, "F16": 1, "BF16": 32}  # and their numbers as a GGUF file type
 
 # llama.cpp names pre-tokenizers; these are told apart by what their definition contains.
 _PRE_TOKENIZERS = (
@@ -40,12 +40,12 @@ _TOKENIZER_FILES = re.compile(r"(tokenizer|special_tokens|chat_template|added_to
 def write_gguf(
     loaded: Loaded, path: Path, *, float_type: str = "F16", progress: bool = False
 ) -> None:
-    """Write a merged checkpoint to `path`. `float_type`: F32 or F16 (matrices; vectors stay F32).
+    """Write a merged checkpoint to `path`. `float_type`: F32, F16 or BF16; vectors stay F32.
 
     Raises PastaError for an architecture or tokenizer that has no translation here. The file is
     not written atomically: give a temporary name.
     """
-    from gguf import GGUFWriter
+    from gguf import GGMLQuantizationType, GGUFWriter, quantize
 
     config = loaded.model.config
     check_translation(config, loaded.tokenizer)
@@ -62,8 +62,8 @@ def write_gguf(
     _add_vocabulary(writer, loaded)
     _add_own_metadata(writer, loaded)
     for tensor_name, weight in _tensors(loaded.model, name):
-        half = float_type == "F16" and weight.ndim > 1
-        writer.add_tensor(tensor_name, weight.astype(np.float16 if half else np.float32))
+        kind = GGMLQuantizationType[float_type if weight.ndim > 1 else "F32"]
+        writer.add_tensor(tensor_name, quantize(weight, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file(progress=progress)
