@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -188,7 +188,9 @@ class LlamaEngine:
     def step(self, feeds: Sequence[Feed]) -> FloatArray:
         """See `Engine`. More tokens than a batch takes are decoded in several."""
         self._check(feeds)
-        rows: list[FloatArray] = []
+        wanted = sum(feed.wants_logits for feed in feeds)
+        logits_FV: FloatArray = np.empty((wanted, self.vocabulary_size), dtype=np.float32)
+        rows = iter(logits_FV)
         batch = self._batch
         batch.n_tokens = 0
         for feed in feeds:
@@ -196,11 +198,11 @@ class LlamaEngine:
             last = len(feed.ids) - 1
             for i, (token, position) in enumerate(zip(feed.ids, feed.positions, strict=True)):
                 if batch.n_tokens == self._batch_tokens:
-                    rows += self._decode()
+                    self._decode(rows)
                 self._put(token, position, sequences, wanted=feed.wants_logits and i == last)
             self._enter_feed(feed)
-        rows += self._decode()
-        return np.stack(rows) if rows else np.empty((0, self.vocabulary_size), np.float32)
+        self._decode(rows)
+        return logits_FV
 
     def _check(self, feeds: Sequence[Feed]) -> None:
         """Refuse what does not fit into the cells or the model; assert what no caller may do."""
@@ -252,22 +254,20 @@ class LlamaEngine:
             batch.seq_id[i][n] = sequence
         batch.n_tokens = i + 1
 
-    def _decode(self) -> list[FloatArray]:
-        """Decode what the batch holds, empty it, and return the rows of logits_V wanted of it."""
+    def _decode(self, rows: Iterator[FloatArray]) -> None:
+        """Decode what the batch holds, empty it, and fill a row for each logits_V wanted of it."""
         batch = self._batch
         if not batch.n_tokens:
-            return []
+            return
         errors.clear()
         status = self.library.llama_decode(self.context, batch)
         if status:
             raise RuntimeError(f"llama_decode returned {status}: {'; '.join(errors)}")
-        wanted = [i for i in range(batch.n_tokens) if batch.logits[i]]
+        for i in range(batch.n_tokens):
+            if batch.logits[i]:
+                pointer = self.library.llama_get_logits_ith(self.context, i)
+                next(rows)[:] = np.ctypeslib.as_array(pointer, (self.vocabulary_size,))
         batch.n_tokens = 0
-        return [self._logits(i) for i in wanted]
-
-    def _logits(self, i: int) -> FloatArray:
-        pointer = self.library.llama_get_logits_ith(self.context, i)
-        return np.ctypeslib.as_array(pointer, (self.vocabulary_size,)).copy()
 
     def _requests(self) -> set[_Request]:
         return {seat.request for seat in self._seats.values()}
