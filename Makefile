@@ -48,6 +48,7 @@ check: $(VENV)/.installed-dev
 bench: $(VENV)/.installed
 	$(BIN)/pasta pull
 	for name in $(BENCHMARKS); do $(BIN)/python bench/$$name.py $(BENCH_OPTIONS) || exit 1; done
+	$(BIN)/python bench/plot.py
 
 fix: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

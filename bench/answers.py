@@ -13,6 +13,8 @@ import hashlib
 from pathlib import Path
 
 from common import arguments, decoder_named, emit, spread
+from rich.console import Console
+from rich.progress import track
 
 from pasta_decoding.data.dataset import Row, read_rows
 from pasta_decoding.data.view import segments_of
@@ -39,7 +41,10 @@ def main() -> None:
         decoder = decoder_named(name, options)
         bare = BareTimes(bare_call(decoder.engine))
         replay(decoder, rows[0], bare, options.max_tokens)  # a cold engine is slow
-        found = [replay(decoder, row, bare, options.max_tokens, options.repeats) for row in rows]
+        found = [
+            replay(decoder, row, bare, options.max_tokens, options.repeats)
+            for row in track(rows, name, console=Console(stderr=True), transient=True)
+        ]
         timings = [timed for timed in found if timed is not None]
         report(decoder, options.answers.name, timings)
 
