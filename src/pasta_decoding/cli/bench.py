@@ -38,7 +38,7 @@ def answers(
     model: Model = None,
     engine: Engine = EngineName.auto,
     dtype: Precision = Dtype.auto,
-    quant: Quant = FileType.F16,
+    quant: Quant = FileType.Q4_0,
     context: Context = 8192,
     threads: Threads = None,
     device: Device = None,
