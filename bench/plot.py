@@ -14,6 +14,7 @@ from typing import Any
 from common import RESULTS
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -39,6 +40,8 @@ def save(draw: Callable[[Axes, list[Line]], None], source: Path, target: Path) -
     axes = figure.add_subplot()
     draw(axes, lines)
     axes.grid(alpha=0.3)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(ScalarFormatter())
     axes.legend(fontsize="small")
     axes.set_title(f"{lines[-1]['machine']}, {lines[-1]['date']}", fontsize="small")
     partial = target.with_name(f".{target.name}")
