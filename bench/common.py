@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
-from pasta_decoding.cli.engine import Dtype, EngineName, FileType, load_decoder
+from pasta_decoding.cli.engine import Dtype, EngineName, FileType, Loading
 from pasta_decoding.eval.machine import commit, machine
 from pasta_decoding.models.loading import DEFAULT_ADAPTER
 from pasta_decoding.runtime.decoder import Decoder
@@ -83,13 +83,14 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 def decoder_named(name: str, options: argparse.Namespace) -> Decoder:
     """Load the engine called `name`."""
     engine, _, form = name.partition(":")
-    return load_decoder(
-        options.adapter,
-        options.model,
-        EngineName(engine),
+    loading = Loading(
+        adapter=options.adapter,
+        model=options.model,
+        engine=EngineName(engine),
         dtype=Dtype(form) if engine == "torch" else Dtype.auto,
-        quant=FileType(form) if engine == "llama" else FileType.F16,
+        quant=FileType(form) if engine == "llama" else FileType.Q4_0,
         context=options.ctx,
         threads=options.threads,
         device=options.device,
     )
+    return loading.decoder()

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from pasta_decoding.cli.engine import Dtype, EngineName, FileType, load_decoder
+from pasta_decoding.cli.engine import EngineName, FileType, Loading
 from pasta_decoding.data.dataset import Row, read_rows
 from pasta_decoding.eval.speed import own_speedup, repeated_chunks
 from pasta_decoding.runtime.answer import Answer
@@ -37,15 +37,13 @@ AT_ONCE = 16
 
 def main() -> None:
     options = parse_arguments()
-    decoder = load_decoder(
-        options.adapter,
-        options.model,
-        EngineName.llama,
-        dtype=Dtype.auto,
+    decoder = Loading(
+        adapter=options.adapter,
+        model=options.model,
+        engine=EngineName.llama,
         quant=FileType.F16,
-        context=8192,
         threads=options.threads,
-    )
+    ).decoder()
     done = {row.id for row in read_rows(options.out)} if options.out.exists() else set()
     waiting = [row for row in questions(options) if row.id not in done]
     fate: Counter[str] = Counter()

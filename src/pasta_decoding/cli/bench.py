@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pasta_decoding.cli.decode import MaxTokens
-from pasta_decoding.cli.engine import (
-    Adapter,
-    Context,
-    Device,
-    Dtype,
-    Engine,
-    EngineName,
-    FileType,
-    Model,
-    Precision,
-    Quant,
-    Threads,
-    load_decoder,
-)
+from pasta_decoding.cli.engine import NO_OPTIONS, Loading, with_loading
 from pasta_decoding.cli.files import say
-from pasta_decoding.models.loading import DEFAULT_ADAPTER
+
+if TYPE_CHECKING:
+    from pasta_decoding.eval.bench_answers import Record
 
 
+@with_loading
 def answers(
     prompts: Annotated[Path, typer.Option(help="JSONL (.gz) with an `instruction` a line.")],
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
@@ -34,14 +24,7 @@ def answers(
         int | None, typer.Option(min=0, help="Answer only the first so many sequentially, too.")
     ] = None,
     timed: Annotated[int, typer.Option(min=0, help="Time a replay of the first so many.")] = 20,
-    adapter: Adapter = DEFAULT_ADAPTER,
-    model: Model = None,
-    engine: Engine = EngineName.auto,
-    dtype: Precision = Dtype.auto,
-    quant: Quant = FileType.Q4_0,
-    context: Context = 8192,
-    threads: Threads = None,
-    device: Device = None,
+    loading: Loading = NO_OPTIONS,
     max_tokens: MaxTokens = 400,
     records: Annotated[
         Path | None, typer.Option(help="Keep a line a prompt here; the same command resumes.")
@@ -57,16 +40,7 @@ def answers(
     from pasta_decoding.eval.bench_answers import bench, summary
 
     questions = read_prompts(prompts)[:limit]
-    decoder = load_decoder(
-        adapter,
-        model,
-        engine,
-        dtype=dtype,
-        quant=quant,
-        context=context,
-        threads=threads,
-        device=device,
-    )
+    decoder = loading.decoder()
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("answering", total=len(questions))
         found = bench(
@@ -82,9 +56,14 @@ def answers(
     figures = summary(found) | {"engine": decoder.engine.name}
     if as_json:
         typer.echo(json.dumps(figures))
-        return
+    else:
+        show_figures(figures, found)
+
+
+def show_figures(figures: dict[str, Any], records: list[Record]) -> None:
+    """Print the figures as lines, and name what failed."""
     for name, value in figures.items():
         typer.echo(f"{name:26} {value:.3f}" if isinstance(value, float) else f"{name:26} {value}")
-    for record in found:
+    for record in records:
         if record.error:
             say(f"failed: {record.prompt[:60]!r}: {record.error}")

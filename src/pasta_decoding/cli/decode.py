@@ -11,23 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pasta_decoding.cli.engine import (
-    Adapter,
-    Context,
-    Device,
-    Dtype,
-    Engine,
-    EngineName,
-    FileType,
-    Model,
-    Precision,
-    Quant,
-    Threads,
-    load_decoder,
-)
+from pasta_decoding.cli.engine import NO_OPTIONS, Loading, with_loading
 from pasta_decoding.cli.files import say
 from pasta_decoding.errors import PastaError
-from pasta_decoding.models.loading import DEFAULT_ADAPTER
 
 if TYPE_CHECKING:
     from pasta_decoding.runtime.answer import Answer
@@ -43,6 +29,7 @@ TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens that make u
 Seed = Annotated[int, typer.Option(min=0, help="Same seed, same answer.")]
 
 
+@with_loading
 def run(
     prompt: Prompt,
     show: Annotated[
@@ -51,14 +38,7 @@ def run(
     sequential: Annotated[
         bool, typer.Option("--sequential", help="Same weights, one thread: no promises.")
     ] = False,
-    adapter: Adapter = DEFAULT_ADAPTER,
-    model: Model = None,
-    engine: Engine = EngineName.auto,
-    dtype: Precision = Dtype.auto,
-    quant: Quant = FileType.Q4_0,
-    context: Context = 8192,
-    threads: Threads = None,
-    device: Device = None,
+    loading: Loading = NO_OPTIONS,
     max_tokens: MaxTokens = 512,
     max_threads: Annotated[int, typer.Option(min=1, help="Live threads at most.")] = 32,
     max_seconds: Annotated[
@@ -80,16 +60,7 @@ def run(
     rules = Rules(max_tokens=max_tokens, max_threads=max_threads, parallel=not sequential)
     sampling = Sampling(temperature, top_p, top_k, seed)
     question = read_prompt(prompt)
-    decoder = load_decoder(
-        adapter,
-        model,
-        engine,
-        dtype=dtype,
-        quant=quant,
-        context=context,
-        threads=threads,
-        device=device,
-    )
+    decoder = loading.decoder()
     request = decoder.request(question, rules, sampling, max_seconds=max_seconds)
     if as_json:
         answer = decoder.answer(request)
@@ -101,16 +72,10 @@ def run(
         write_trace(trace, decoder, answer)
 
 
+@with_loading
 def compare(
     prompt: Prompt,
-    adapter: Adapter = DEFAULT_ADAPTER,
-    model: Model = None,
-    engine: Engine = EngineName.auto,
-    dtype: Precision = Dtype.auto,
-    quant: Quant = FileType.Q4_0,
-    context: Context = 8192,
-    threads: Threads = None,
-    device: Device = None,
+    loading: Loading = NO_OPTIONS,
     max_tokens: MaxTokens = 400,
     temperature: Temperature = 0.0,
     seed: Seed = 0,
@@ -122,16 +87,7 @@ def compare(
 
     sampling = Sampling(temperature, seed=seed)
     question = read_prompt(prompt)
-    decoder = load_decoder(
-        adapter,
-        model,
-        engine,
-        dtype=dtype,
-        quant=quant,
-        context=context,
-        threads=threads,
-        device=device,
-    )
+    decoder = loading.decoder()
     warm = decoder.request(question, Rules(max_tokens=8), Sampling())
     decoder.answer(warm)
     answers = {

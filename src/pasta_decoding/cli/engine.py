@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pasta_decoding.cli.files import cache_folder, say
 from pasta_decoding.errors import PastaError
+from pasta_decoding.models.loading import DEFAULT_ADAPTER
 
 if TYPE_CHECKING:
     from pasta_decoding.runtime.decoder import Decoder
@@ -70,45 +75,69 @@ Threads = Annotated[
 ]
 
 
-def load_decoder(
-    adapter: str,
-    model: Path | None,
-    engine: EngineName,
-    *,
-    dtype: Dtype,
-    quant: FileType,
-    context: int,
-    threads: int | None,
-    device: str | None = None,
-) -> Decoder:
-    """Load base model and adapter onto an engine."""
-    from pasta_decoding.models.embedded import model_dir
-    from pasta_decoding.models.loading import (
-        default_device,
-        find_adapter,
-        holds_weights,
-        native_dtype,
-    )
-    from pasta_decoding.runtime.decoder import llama_decoder, torch_decoder
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """Which checkpoint, on which engine: the options of every command that loads a model."""
 
-    if model is not None and model.suffix == ".gguf":
-        refuse_beside_gguf(adapter, engine)
-        return llama_decoder(model, cells=context, threads=threads)
-    folder = find_adapter(adapter)
-    base = model or (folder if holds_weights(folder) else model_dir(cache_folder()))
-    place = device or default_device()
-    wants_llama = engine is EngineName.auto and place == "cpu" and llama_can_run(base, folder)
-    if engine is EngineName.llama or wants_llama:
-        path = exported(base, folder, quant)
-        return llama_decoder(path, cells=context, threads=threads)
-    chosen = native_dtype(place) if dtype is Dtype.auto else dtype.value
-    return torch_decoder(base, folder, dtype=chosen, device=place, cells=context, threads=threads)
+    adapter: Adapter = DEFAULT_ADAPTER
+    model: Model = None
+    engine: Engine = EngineName.auto
+    dtype: Precision = Dtype.auto
+    quant: Quant = FileType.Q4_0
+    context: Context = 8192
+    threads: Threads = None
+    device: Device = None
+
+    def decoder(self) -> Decoder:
+        """Load base model and adapter onto the engine."""
+        from pasta_decoding.models.embedded import model_dir
+        from pasta_decoding.models.loading import (
+            default_device,
+            find_adapter,
+            holds_weights,
+            native_dtype,
+        )
+        from pasta_decoding.runtime.decoder import llama_decoder, torch_decoder
+
+        size: Any = {"cells": self.context, "threads": self.threads}
+        if self.model is not None and self.model.suffix == ".gguf":
+            refuse_beside_gguf(self.adapter, self.engine)
+            return llama_decoder(self.model, **size)
+        folder = find_adapter(self.adapter)
+        base = self.model or (folder if holds_weights(folder) else model_dir(cache_folder()))
+        device = self.device or default_device()
+        may_be_llama = self.engine is EngineName.auto and device == "cpu"
+        if self.engine is EngineName.llama or (may_be_llama and llama_can_run(base, folder)):
+            return llama_decoder(exported(base, folder, self.quant), **size)
+        dtype = native_dtype(device) if self.dtype is Dtype.auto else self.dtype.value
+        return torch_decoder(base, folder, dtype=dtype, device=device, **size)
+
+
+NO_OPTIONS = Loading()
+
+
+def with_loading(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `Loading` where it has the parameter `loading`."""
+    own = inspect.signature(command, eval_str=True).parameters
+    options = inspect.signature(Loading, eval_str=True).parameters
+
+    @wraps(command)
+    def call(**values: Any) -> None:
+        loading = Loading(**{name: values.pop(name) for name in options})
+        command(**values, loading=loading)
+
+    shown = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, one in own.items()
+        for parameter in (options.values() if name == "loading" else [one])
+    ]
+    call.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+    return call
 
 
 def refuse_beside_gguf(adapter: str, engine: EngineName) -> None:
     """Refuse what a GGUF file, adapter and all, leaves no choice about."""
-    from pasta_decoding.models.loading import DEFAULT_ADAPTER
-
     if engine is EngineName.torch:
         raise PastaError(
             "the torch engine does not read GGUF files",

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pasta_decoding.cli.files import cache_folder, say
 
+if TYPE_CHECKING:
+    from pasta_decoding.train.sft import SftConfig
+
+Base = Annotated[
+    Path | None, typer.Option(help="Folder of the base model; the embedded one if left out.")
+]
+
 
 def sft(
     data: Annotated[list[Path], typer.Option(help="Annotated JSONL (.gz); may be repeated.")],
     out: Annotated[Path, typer.Option(help="Run folder; the same command resumes it.")],
-    model: Annotated[
-        Path | None, typer.Option(help="Folder of the base model; the embedded one if left out.")
-    ] = None,
-    base_name: Annotated[
-        str | None, typer.Option(help="What the adapter calls its base model.")
-    ] = None,
+    model: Base = None,
+    base_name: Annotated[str | None, typer.Option(help="What the adapter calls its base.")] = None,
     start: Annotated[Path | None, typer.Option(help="Adapter to go on from.")] = None,
     epochs: Annotated[int, typer.Option(min=1)] = 3,
     max_steps: Annotated[int | None, typer.Option(min=1, help="Optimiser steps at most.")] = None,
     learning_rate: Annotated[float, typer.Option(min=0)] = 5e-4,
     warmup_steps: Annotated[int, typer.Option(min=0)] = 20,
     lora_rank: Annotated[int, typer.Option(min=1)] = 16,
-    max_length: Annotated[
-        int, typer.Option(min=8, help="Tokens of one answer, prompt included.")
-    ] = (512),
+    max_length: Annotated[int, typer.Option(min=8, help="Tokens of one answer and prompt.")] = 512,
     pack_tokens: Annotated[int, typer.Option(min=8, help="Tokens of one forward pass.")] = 320,
     packs_per_step: Annotated[int, typer.Option(min=1, help="Packs of one optimiser step.")] = 6,
     save_every_steps: Annotated[int, typer.Option(min=1)] = 50,
@@ -35,13 +36,9 @@ def sft(
     bf16: Annotated[bool, typer.Option(help="bfloat16 weights and activations.")] = True,
 ) -> None:
     """Stage 1: finetune on annotated responses (LoRA and the control-token rows)."""
-    from pasta_decoding.data.dataset import read_rows
     from pasta_decoding.models.download import HUB_REPOSITORY
-    from pasta_decoding.models.embedded import model_dir
-    from pasta_decoding.train.sft import SftConfig, train_sft
+    from pasta_decoding.train.sft import SftConfig
 
-    rows = [row for path in data for row in read_rows(path)]
-    base = model or model_dir(cache_folder())
     config = SftConfig(
         data=tuple(str(path) for path in data),
         base_name=base_name or (model.name if model else HUB_REPOSITORY),
@@ -58,4 +55,14 @@ def sft(
         seed=seed,
         bf16=bf16,
     )
-    typer.echo(train_sft(config, rows, base=base, out=out, say=say))
+    typer.echo(train(config, data, model, out))
+
+
+def train(config: SftConfig, data: list[Path], model: Path | None, out: Path) -> Path:
+    """Read the rows, find the base model, and train."""
+    from pasta_decoding.data.dataset import read_rows
+    from pasta_decoding.models.embedded import model_dir
+    from pasta_decoding.train.sft import train_sft
+
+    rows = [row for path in data for row in read_rows(path)]
+    return train_sft(config, rows, base=model or model_dir(cache_folder()), out=out, say=say)
