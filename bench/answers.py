@@ -94,6 +94,7 @@ def report(
             efficiencies=spread([t.interpreter_efficiency for t in timings], 3),
             sequential_s=spread([t.sequential_s for t in timings], 3),
             parallel_s=spread([t.parallel_s for t in timings], 3),
+            peak_cells=spread([t.peak_cells for t in timings], 0),
             cells_beyond_tokens=max(t.peak_cells - t.tokens_once for t in timings),
             ideal_s=spread([t.ideal_s for t in timings], 3),
             **where,

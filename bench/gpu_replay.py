@@ -90,7 +90,14 @@ def measure(shape: str, options: argparse.Namespace) -> None:
         }
         values = interleaved(calls, options.repeats)
         ours_s, bare_s = spread(values["ours"]), spread(values["bare"])
-        emit("gpu_replay", width=width, seconds=ours_s, bare_seconds=bare_s, **where)
+        emit(
+            "gpu_replay",
+            width=width,
+            padded_to=engine.fixed_pass(width, 240 + width),
+            seconds=ours_s,
+            bare_seconds=bare_s,
+            **where,
+        )
     base = options.model or model_dir(cache_folder())
     tokenizer = AutoTokenizer.from_pretrained(base)
     checkpoint = bindings.load(find_adapter(options.adapter))

@@ -41,6 +41,8 @@ def test_the_gpu_replay_runs_anywhere_on_a_tiny_shape(embedded_dir: Path) -> Non
     where = ("--model", embedded_dir, "--shapes", "tiny", "--device", "cpu")
     found = lines_of("gpu_replay.py", *where, "--limit", 1, "--repeats", 1)
     assert [line["width"] for line in found if "width" in line] == [1, 2, 4, 8, 16, 32]
+    padded = [line["padded_to"] for line in found if "padded_to" in line]
+    assert padded == [[1, 256], [2, 256], [4, 256], [8, 256], [16, 256], [32, 512]]
     replays = [line for line in found if "replay_speedup" in line]
     assert replays[0]["answers"] == 1
     assert replays[0]["cells_beyond_tokens"] == 0

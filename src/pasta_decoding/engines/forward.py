@@ -106,14 +106,16 @@ class Forward:
                 layer.forget(cells)
 
     @torch.inference_mode()
-    def alone(self, width: int, cells: int) -> None:
+    def alone(self, width: int, cells: int) -> tuple[int, int]:
         """Run the pass of the bucket for so many tokens and cells, on whatever its inputs hold.
 
-        This is what a step of fixed shapes costs without anything around it.
+        This is what a step of fixed shapes costs without anything around it. Returns the tokens and
+        cells that it was padded to.
         """
         frame = self._frame(width, cells)
         assert frame is not None, "a width that some bucket holds"
         self._run(frame)
+        return frame.shape
 
     def _frame(self, tokens: int, end: int) -> Frame | None:
         """Return the frame of the bucket for so many tokens and cells; None if there is none."""

@@ -116,13 +116,14 @@ class TorchEngine:
             logits_FV[rows] = logits.float().cpu().numpy()
         return logits_FV
 
-    def fixed_pass(self, width: int, cells: int) -> None:
+    def fixed_pass(self, width: int, cells: int) -> tuple[int, int]:
         """Run the forward pass of a step of fixed shapes, without anything around it: for timing.
 
-        It computes on whatever the last step of these shapes left; nothing may be open.
+        It computes on whatever the last step of these shapes left; nothing may be open. Returns the
+        tokens and cells that it was padded to.
         """
         assert self.cells_in_use == 0, "it writes cells"
-        self._forward.alone(width, cells)
+        return self._forward.alone(width, cells)
 
     def close(self, branch: Branch) -> None:
         """See `Engine`."""
