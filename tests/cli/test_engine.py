@@ -60,6 +60,7 @@ def test_quantising_without_llama_is_refused_and_leaves_nothing(
     found = pasta("export", adapter, "--model", base, "-o", out, "--type", "Q8_0")
     assert found.status == 2
     assert "pip install" in found.err
+    assert "Writing" not in found.err  # told before the work
     assert list(tmp_path.iterdir()) == []
 
 

@@ -182,10 +182,13 @@ def exported(base: Path, adapter: Path, file_type: FileType) -> Path:
 
 def write_export(base: Path, adapter: Path, path: Path, file_type: FileType) -> None:
     """Write a checkpoint as one GGUF file."""
-    from pasta_decoding.engines.llamacpp import quantize
+    from pasta_decoding.engines.llamacpp import library, quantize
     from pasta_decoding.models.export import export_gguf
+    from pasta_decoding.models.gguf import FLOAT_TYPES
     from pasta_decoding.models.loading import load_model
 
+    if file_type.value not in FLOAT_TYPES:
+        library()  # its absence is told before the work
     loaded = load_model(base, adapter)
     export_gguf(loaded, path, file_type.value, quantize=quantize, progress=True)
 
