@@ -8,6 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -87,10 +88,10 @@ def decoder_named(name: str, options: argparse.Namespace) -> Decoder:
         adapter=options.adapter,
         model=options.model,
         engine=EngineName(engine),
-        dtype=Dtype(form) if engine == "torch" else Dtype.auto,
-        quant=FileType(form) if engine == "llama" else FileType.Q4_0,
         context=options.ctx,
         threads=options.threads,
         device=options.device,
     )
-    return loading.decoder()
+    if engine == "torch":
+        return replace(loading, dtype=Dtype(form)).decoder()
+    return replace(loading, quant=FileType(form)).decoder()

@@ -18,6 +18,7 @@ from collections import Counter
 from pathlib import Path
 
 import torch
+from repetition import repeated_grams
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 Row = dict[str, str]
@@ -108,9 +109,7 @@ def judge(answer: str | None) -> str:
     words = answer.split()
     if len(words) < MIN_WORDS:
         return "short"
-    grams = Counter(zip(words, words[1:], words[2:], words[3:], strict=False))
-    repeated = sum(count - 1 for count in grams.values()) / max(1, sum(grams.values()))
-    return "repeats" if repeated > 0.08 else "kept"
+    return "repeats" if repeated_grams(answer) > 0.08 else "kept"
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ that was stopped goes on.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -20,10 +19,11 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+from repetition import repeated_grams
 from tqdm import tqdm
 
 from pasta_decoding.cli.engine import EngineName, FileType, Loading
-from pasta_decoding.data.dataset import Row, read_rows
+from pasta_decoding.data.dataset import Row, encode_row, read_rows
 from pasta_decoding.eval.speed import own_speedup, repeated_chunks
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder
@@ -47,15 +47,15 @@ def main() -> None:
     done = {row.id for row in read_rows(options.out)} if options.out.exists() else set()
     waiting = [row for row in questions(options) if row.id not in done]
     fate: Counter[str] = Counter()
-    with options.out.open("a", encoding="utf-8") as out, tqdm(total=len(waiting)) as bar:
+    with options.out.open("ab") as out, tqdm(total=len(waiting)) as bar:
         for row, answer in answered(decoder, waiting, options):
             plain_tokens = decoder.plain_tokens(answer.text)
             is_parallel = row.id.endswith("/parallel")
             verdict = judge(answer, plain_tokens, options.min_tokens, is_parallel)
             fate[verdict] += 1
-            kept = replace(row, response=answer.annotated if verdict == "kept" else "")
-            line = {**vars_of(kept), "verdict": verdict, "plain_tokens": plain_tokens}
-            out.write(json.dumps(line, ensure_ascii=False) + "\n")
+            response = answer.annotated if verdict == "kept" else ""
+            found = {"verdict": verdict, "plain_tokens": plain_tokens}
+            out.write(encode_row(replace(row, response=response, extra=found)) + b"\n")
             out.flush()
             bar.set_postfix(fate)
             bar.update()
@@ -131,23 +131,6 @@ def judge(answer: Answer, plain_tokens: int, least: int, is_parallel: bool) -> s
         "slow": is_parallel and own_speedup(plain_tokens, answer.critical_path) < MIN_SPEEDUP,
     }
     return next((reason for reason, holds in reasons.items() if holds), "kept")
-
-
-def repeated_grams(text: str) -> float:
-    """Return the share of runs of four words that occurred before."""
-    words = text.split()
-    grams = list(zip(words, words[1:], words[2:], words[3:], strict=False))
-    return 1 - len(set(grams)) / len(grams) if grams else 0.0
-
-
-def vars_of(row: Row) -> dict[str, str]:
-    """Return the row's fields as they stand in a file."""
-    return {
-        "id": row.id,
-        "source": row.source,
-        "instruction": row.instruction,
-        "response": row.response,
-    }
 
 
 if __name__ == "__main__":

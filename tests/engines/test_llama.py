@@ -154,3 +154,22 @@ def test_a_context_smaller_than_a_batch_takes_its_prompt_in_pieces(path: Path) -
     small.step([Feed((main,), (7,) * 150, tuple(range(150)))])
     assert small.cells_in_use == 150
     small.close(main)
+
+
+def test_each_token_takes_one_cell_of_the_library(path: Path) -> None:
+    """Fork, feed to two, join: a context of as many cells as tokens is enough, and no cell less."""
+    exact = LlamaEngine(path, cells=256, threads=1, cache_type="F32")
+    main = exact.open(room=256)
+    exact.step([Feed((main,), (7,) * 100, tuple(range(100)))])
+    children = [exact.fork(main) for _ in range(5)]
+    exact.step([Feed((main, *children), (90,), (100,))])
+    exact.step([Feed((child,), (8,) * 30, tuple(range(101, 131))) for child in children])
+    exact.join(main, children)
+    exact.step([Feed((main,), (9,) * 5, tuple(range(131, 136)))])
+    assert exact.cells_in_use == 256
+    batch = exact.library.llama_batch_init(1, 0, 1)
+    batch.n_tokens, batch.token[0], batch.pos[0] = 1, 7, 136
+    batch.n_seq_id[0], batch.seq_id[0][0] = 1, 0
+    assert exact.library.llama_decode(exact.context, batch) == 1  # it finds no cell
+    exact.library.llama_batch_free(batch)
+    exact.close(main)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ from pasta_decoding.models.binding import bind
 from pasta_decoding.models.loading import DEFAULT_ADAPTER, find_adapter, load_base, load_model
 from pasta_decoding.models.prompt import Message, PromptEncoder
 from pasta_decoding.runtime.decoder import answer_of, decoder_over, llama_decoder
-from pasta_decoding.runtime.rules import Constraint, Rules
-from pasta_decoding.runtime.sampling import Choice, Chooser, Logits, Sampler, Sampling
+from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.sampling import Logits, Sampler, Sampling
 from pasta_decoding.runtime.scheduler import Request, Scheduler
 from pasta_decoding.runtime.vocabulary import vocabulary_of
+from tests.law.watched import Watched
 
 TOKENS = 16
 NEAR_TIE = 1e-3
@@ -98,18 +99,6 @@ def test_the_exported_file_decodes_as_the_torch_engine_does(
 
 def _not_asked(*_: object) -> None:
     raise AssertionError("F32 needs no quantiser")
-
-
-@dataclass
-class Watched:
-    """A chooser whose logits are kept."""
-
-    chooser: Chooser
-    logits: dict[tuple[int, int], Logits] = field(default_factory=dict)
-
-    def choose(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
-        self.logits[thread, index] = logits_V.copy()
-        return self.chooser.choose(thread, index, logits_V, allowed)
 
 
 def _assert_close(

@@ -7,7 +7,6 @@ token, and the integers that decoding used are those that the layout compiled.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
@@ -31,11 +30,12 @@ from pasta_decoding.lang.layout import (
 )
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import answer_of
-from pasta_decoding.runtime.rules import Constraint, Rules
-from pasta_decoding.runtime.sampling import Choice, Logits, Replay
+from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.sampling import Replay
 from pasta_decoding.runtime.scheduler import Request, Scheduler
 from tests.engines.subjects import SUBJECTS
 from tests.law import world
+from tests.law.watched import Watched
 from tests.tiny import tiny_gemma3, tiny_llama, tiny_qwen3
 
 MODELS = {"llama": tiny_llama(), "qwen3": tiny_qwen3(), "gemma3": tiny_gemma3()}
@@ -55,23 +55,11 @@ def engine_named(name: str) -> Engine:
     return SUBJECTS[name]().engine
 
 
-@dataclass
-class Recorder:
-    """A replay that keeps the logits from which each token was chosen."""
-
-    replay: Replay
-    logits: dict[tuple[int, int], Logits] = field(default_factory=dict)
-
-    def choose(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
-        self.logits[thread, index] = logits_V.copy()
-        return self.replay.choose(thread, index, logits_V, allowed)
-
-
 def decode(
     engine: Engine, prompt: Sequence[int], segments: Sequence[Segment]
-) -> tuple[Answer, Recorder]:
+) -> tuple[Answer, Watched]:
     """Decode a given answer with the real interpreter, scheduler and engine."""
-    recorder = Recorder(Replay(segments, async_close=world.CLOSE, end=world.END))
+    recorder = Watched(Replay(segments, async_close=world.CLOSE, end=world.END))
     scheduler = Scheduler(engine, world.VOCABULARY, world.SCHEME)
     request = Request(tuple(prompt), recorder, Rules(max_tokens=256))
     answer = answer_of(scheduler, request)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pasta_decoding.cli.decode import MaxTokens
-from pasta_decoding.cli.engine import NO_OPTIONS, Loading, with_loading
+from pasta_decoding.cli.engine import Loading, with_loading
 from pasta_decoding.cli.files import say
 
 if TYPE_CHECKING:
@@ -24,12 +24,13 @@ def answers(
         int | None, typer.Option(min=0, help="Answer only the first so many sequentially, too.")
     ] = None,
     timed: Annotated[int, typer.Option(min=0, help="Time a replay of the first so many.")] = 20,
-    loading: Loading = NO_OPTIONS,
     max_tokens: MaxTokens = 400,
     records: Annotated[
         Path | None, typer.Option(help="Keep a line a prompt here; the same command resumes.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
+    *,
+    loading: Loading,
 ) -> None:
     """Answer prompts in parallel and sequentially; report speedups and what goes wrong."""
     from rich.console import Console

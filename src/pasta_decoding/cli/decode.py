@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pasta_decoding.cli.engine import NO_OPTIONS, Loading, with_loading
+from pasta_decoding.cli.engine import Loading, with_loading
 from pasta_decoding.cli.files import say
 from pasta_decoding.errors import PastaError
 
@@ -38,7 +38,6 @@ def run(
     sequential: Annotated[
         bool, typer.Option("--sequential", help="Same weights, one thread: no promises.")
     ] = False,
-    loading: Loading = NO_OPTIONS,
     max_tokens: MaxTokens = 512,
     max_threads: Annotated[int, typer.Option(min=1, help="Live threads at most.")] = 32,
     max_seconds: Annotated[
@@ -52,6 +51,8 @@ def run(
         Path | None, typer.Option(help="Write Chrome trace events here; opens in Perfetto.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
+    *,
+    loading: Loading,
 ) -> None:
     """Answer a question; independent parts of the answer are written side by side."""
     from pasta_decoding.runtime.rules import Rules
@@ -75,11 +76,12 @@ def run(
 @with_loading
 def compare(
     prompt: Prompt,
-    loading: Loading = NO_OPTIONS,
     max_tokens: MaxTokens = 400,
     temperature: Temperature = 0.0,
     seed: Seed = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
+    *,
+    loading: Loading,
 ) -> None:
     """Answer a question sequentially and in parallel, with the same weights, side by side."""
     from pasta_decoding.runtime.rules import Rules

@@ -104,16 +104,13 @@ class Loading:
             refuse_beside_gguf(self.adapter, self.engine)
             return llama_decoder(self.model, **size)
         folder = find_adapter(self.adapter)
-        base = self.model or (folder if holds_weights(folder) else model_dir(cache_folder()))
+        base = folder if holds_weights(folder) else self.model or model_dir(cache_folder())
         device = self.device or default_device()
         may_be_llama = self.engine is EngineName.auto and device == "cpu"
-        if self.engine is EngineName.llama or (may_be_llama and llama_can_run(base, folder)):
+        if self.engine is EngineName.llama or (may_be_llama and llama_can_run(base)):
             return llama_decoder(exported(base, folder, self.quant), **size)
         dtype = native_dtype(device) if self.dtype is Dtype.auto else self.dtype.value
         return torch_decoder(base, folder, dtype=dtype, device=device, **size)
-
-
-NO_OPTIONS = Loading()
 
 
 def with_loading(command: Callable[..., None]) -> Callable[..., None]:
@@ -149,15 +146,13 @@ def refuse_beside_gguf(adapter: str, engine: EngineName) -> None:
         )
 
 
-def llama_can_run(base: Path, adapter: Path) -> bool:
+def llama_can_run(weights: Path) -> bool:
     """Is llama.cpp installed, and does the model have a translation for it?"""
     from transformers import AutoConfig, AutoTokenizer
 
     from pasta_decoding.engines.llamacpp import library
     from pasta_decoding.models.gguf import check_translation
-    from pasta_decoding.models.loading import holds_weights
 
-    weights = adapter if holds_weights(adapter) else base
     try:
         library()
         config = AutoConfig.from_pretrained(weights)

@@ -144,12 +144,13 @@ def _write(file: IO[bytes], rows: Iterable[Row], *, compressed: bool) -> int:
 def _write_lines(file: IO[bytes] | gzip.GzipFile, rows: Iterable[Row]) -> int:
     count = 0
     for row in rows:
-        file.write(_encode(row) + b"\n")
+        file.write(encode_row(row) + b"\n")
         count += 1
     return count
 
 
-def _encode(row: Row) -> bytes:
+def encode_row(row: Row) -> bytes:
+    """Return the line of a row, without its line break."""
     found = {name: getattr(row, name) for name in _FIELDS} | row.extra
     try:
         return json.dumps(found, ensure_ascii=False).encode("utf-8")

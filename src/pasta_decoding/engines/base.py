@@ -14,6 +14,9 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
 
+DEFAULT_CELLS = 8192
+"""Tokens that an engine's cache holds unless it is told otherwise."""
+
 Branch = NewType("Branch", int)
 """The name of a path through the cache. Opaque, hashable, never given out twice by an engine."""
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pasta_decoding.engines.base import Branch, Feed, FloatArray
+from pasta_decoding.engines.base import DEFAULT_CELLS, Branch, Feed, FloatArray
 from pasta_decoding.engines.llamacpp import (
     MAX_SEQUENCES,
     CacheType,
@@ -70,7 +70,7 @@ class LlamaEngine:
         self,
         path: Path,
         *,
-        cells: int = 8192,
+        cells: int = DEFAULT_CELLS,
         threads: int | None = None,
         cache_type: CacheType = "F16",
     ) -> None:

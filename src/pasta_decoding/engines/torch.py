@@ -15,13 +15,11 @@ from transformers import PreTrainedModel
 
 from pasta_decoding.engines.arena import Arena
 from pasta_decoding.engines.attention import POOLED
-from pasta_decoding.engines.base import Branch, Feed, FloatArray
+from pasta_decoding.engines.base import DEFAULT_CELLS, Branch, Feed, FloatArray
 from pasta_decoding.engines.forward import Forward
 from pasta_decoding.engines.ledger import Ledger
 from pasta_decoding.engines.pool import Limits
 from pasta_decoding.engines.refusal import refuse_unsupported
-
-DEFAULT_CELLS = 8192
 
 
 class TorchEngine:

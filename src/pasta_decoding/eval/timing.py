@@ -64,7 +64,7 @@ def time_answer(
     }
     answers: dict[str, list[Answer]] = {name: [] for name in requests}
     for turn in range(repeats):
-        for name in sorted(requests, reverse=turn % 2 == 0):
+        for name in list(requests)[:: -1 if turn % 2 else 1]:
             answers[name].append(decoder.answer(requests[name]))
     sequential, parallel = (_median(answers[name]) for name in requests)
     trace = parallel.trace

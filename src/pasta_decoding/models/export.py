@@ -15,7 +15,6 @@ from pasta_decoding.models import binding as bindings
 from pasta_decoding.models.gguf import FLOAT_TYPES, write_gguf
 from pasta_decoding.models.loading import Loaded
 
-FILE_TYPES = (*FLOAT_TYPES, "Q8_0", "Q4_0")
 # Raised when the same checkpoint gives another file, so that older ones in the cache are not used.
 FORMAT = 1
 

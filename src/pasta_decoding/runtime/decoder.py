@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pasta_decoding.engines.base import Engine
+from pasta_decoding.engines.base import DEFAULT_CELLS, Engine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import ChunkRun, Segment
 from pasta_decoding.lang.positions import Scheme, scheme_named
@@ -105,7 +105,7 @@ def torch_decoder(
     *,
     dtype: str = "float32",
     device: str = "cpu",
-    cells: int | None = None,
+    cells: int = DEFAULT_CELLS,
     threads: int | None = None,
 ) -> Decoder:
     """Load a checkpoint onto the torch engine. `threads` holds for the whole process.
@@ -114,7 +114,7 @@ def torch_decoder(
     """
     import torch
 
-    from pasta_decoding.engines.torch import DEFAULT_CELLS, TorchEngine
+    from pasta_decoding.engines.torch import TorchEngine
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -125,11 +125,11 @@ def torch_decoder(
         raise PastaError(
             f"cannot put the model on the device {device!r}: {error}", hint="Use --device cpu."
         ) from error
-    return decoder_over(TorchEngine(loaded.model, cells=cells or DEFAULT_CELLS), loaded)
+    return decoder_over(TorchEngine(loaded.model, cells=cells), loaded)
 
 
 def llama_decoder(
-    path: Path, *, cells: int, threads: int | None = None, exact: bool = False
+    path: Path, *, cells: int = DEFAULT_CELLS, threads: int | None = None, exact: bool = False
 ) -> Decoder:
     """Load a GGUF that `pasta export` wrote onto the llama engine.
 
