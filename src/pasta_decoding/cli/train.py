@@ -23,6 +23,9 @@ def sft(
     model: Base = None,
     base_name: Annotated[str | None, typer.Option(help="What the adapter calls its base.")] = None,
     start: Annotated[Path | None, typer.Option(help="Adapter to go on from.")] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Take the tags out: trains the sequential baseline.")
+    ] = False,
     epochs: Annotated[int, typer.Option(min=1)] = 3,
     max_steps: Annotated[int | None, typer.Option(min=1, help="Optimiser steps at most.")] = None,
     learning_rate: Annotated[float, typer.Option(min=0)] = 5e-4,
@@ -43,6 +46,7 @@ def sft(
         data=tuple(str(path) for path in data),
         base_name=base_name or (model.name if model else HUB_REPOSITORY),
         start=str(start) if start else None,
+        plain=plain,
         epochs=epochs,
         max_steps=max_steps,
         learning_rate=learning_rate,

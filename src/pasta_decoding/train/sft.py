@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from pasta_decoding.data.dataset import Row
-from pasta_decoding.data.view import View, attention_masks, compile_answer, pack, view
+from pasta_decoding.data.score import model_inputs
+from pasta_decoding.data.view import View, compile_answer, pack, view
 from pasta_decoding.engines.windows import attention_windows
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Layout
 from pasta_decoding.lang.positions import scheme_named
-from pasta_decoding.lang.tree import read
+from pasta_decoding.lang.tree import Span, read, strip
 from pasta_decoding.models import binding as bindings
 from pasta_decoding.models.binding import Binding, Checkpoint
 from pasta_decoding.models.loading import load_base
@@ -39,6 +39,7 @@ class SftConfig:
     """One finetuning run; its resolved form is `config.json` in the run folder.
 
     start:          folder of an adapter to go on from; None starts a new one.
+    plain:          take the tags out: the sequential baseline of the same responses.
     max_tokens:     tokens of one answer with its prompt; a longer one is cut between parts.
     pack_tokens:    tokens of one pack, the unit of a forward pass.
     packs_per_step: packs whose gradients make one optimiser step.
@@ -49,6 +50,7 @@ class SftConfig:
     data: tuple[str, ...]
     base_name: str
     start: str | None = None
+    plain: bool = False
     scheme: str = "shared-max"
     epochs: int = 3
     learning_rate: float = 4e-4
@@ -140,9 +142,10 @@ def compile_rows(
     scheme = scheme_named(config.scheme)
     layouts = []
     for row in rows:
+        tree = read(row.response)
         layout = compile_answer(
             encoder.encode([Message("user", row.instruction)]),
-            read(row.response),
+            (Span(strip(tree)),) if config.plain else tree,
             binding=binding,
             encode=encoder.encode_text,
             scheme=scheme,
@@ -223,32 +226,19 @@ def run_trainer(
     trainer = Trainer(
         model=model,
         args=arguments,
-        train_dataset=[as_example(view(layouts)) for layouts in packs],
-        data_collator=partial(_only_one, attention_windows(model.config.get_text_config())),
+        train_dataset=[{"view": view(layouts)} for layouts in packs],
+        data_collator=partial(_collate, attention_windows(model.config.get_text_config())),
         compute_loss_func=meter.loss,
         callbacks=[MetricsFile(out / "metrics.jsonl", meter)],
     )
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
 
 
-def as_example(pack_view: View) -> dict[str, Any]:
-    """Return the keyword arguments of a Hugging Face forward, except for the mask (see below)."""
-    return {
-        "input_ids": pack_view.tokens_T[None],
-        "position_ids": pack_view.position_T[None],
-        "view": pack_view,
-        "logits_to_keep": pack_view.source_L,
-        "labels": pack_view.label_L[None],
-    }
-
-
-def _only_one(
-    windows: dict[str, int | None], examples: list[dict[str, Any]]
-) -> dict[str, Tensor | dict[str, Tensor]]:
+def _collate(windows: dict[str, int | None], examples: list[dict[str, View]]) -> dict[str, Any]:
     """Collate a batch of one pack; the T x T masks are made here, so that they live for a step."""
     (example,) = examples
-    rest = {name: value for name, value in example.items() if name != "view"}
-    return {**rest, "attention_mask": attention_masks(example["view"], windows)}
+    pack_view = example["view"]
+    return {**model_inputs(pack_view, windows), "labels": pack_view.label_L[None]}
 
 
 def save_adapter(model: Any, checkpoint: Checkpoint, folder: Path) -> Path:
