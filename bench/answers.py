@@ -19,9 +19,9 @@ from rich.progress import track
 from pasta_decoding.data.dataset import Row, read_rows
 from pasta_decoding.data.view import segments_of
 from pasta_decoding.eval.bare import BareTimes, StepTime, bare_call
-from pasta_decoding.eval.speed import geometric_mean
 from pasta_decoding.eval.timing import Timing, time_answer
 from pasta_decoding.lang.layout import ChunkRun
+from pasta_decoding.lang.measures import geometric_mean
 from pasta_decoding.lang.tree import read, strip
 from pasta_decoding.runtime.decoder import Decoder
 

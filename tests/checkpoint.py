@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pasta_decoding.models import binding as bindings
 from pasta_decoding.models.loading import load_base
-from pasta_decoding.train.sft import SftConfig, add_lora, save_adapter
+from pasta_decoding.train.lora import add_lora, save_adapter
 from tests.tiny import seeded, tiny_llama
 
 BASE_NAME = "tests/tiny-llama"
@@ -79,7 +79,7 @@ def make_adapter(base: Path, folder: Path, *, name: str = BASE_NAME, seed: int =
     binding = bindings.bind(tokenizer)
     checkpoint = bindings.describe(model, tokenizer, binding, name=name)
     with seeded(seed):
-        lora = add_lora(model, binding, SftConfig(data=(), base_name=name, lora_rank=2))
+        lora = add_lora(model, binding, rank=2, seed=0)
         for parameter in lora.parameters():
             if parameter.requires_grad:
                 parameter.data += 0.05 * torch.randn_like(parameter)

@@ -6,8 +6,8 @@ import pytest
 
 from pasta_decoding.eval.bare import BareTimes
 from pasta_decoding.eval.bench_answers import Record, summary
-from pasta_decoding.eval.speed import geometric_mean, own_speedup, repeated_chunks
 from pasta_decoding.eval.timing import Timing
+from pasta_decoding.lang.measures import geometric_mean, own_speedup, repeated_chunks
 from pasta_decoding.lang.tree import read
 
 

@@ -177,7 +177,7 @@ class Pull:
 
 def figures(decoder: Decoder, answer: Answer) -> dict[str, Any]:
     """Return what `--json` prints of one answer."""
-    from pasta_decoding.eval.speed import own_speedup
+    from pasta_decoding.lang.measures import own_speedup
 
     plain_tokens = decoder.plain_tokens(answer.text)
     return {

@@ -12,9 +12,9 @@ from typing import Any
 from pasta_decoding.errors import PastaError
 from pasta_decoding.eval.bare import StepTime
 from pasta_decoding.eval.machine import commit, machine
-from pasta_decoding.eval.speed import geometric_mean, own_speedup, repeated_chunks
 from pasta_decoding.eval.timing import Timing, time_answer
 from pasta_decoding.lang.check import check
+from pasta_decoding.lang.measures import geometric_mean, own_speedup, repeated_chunks
 from pasta_decoding.lang.tree import read, show, strip
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder

@@ -5,13 +5,9 @@ Shapes: T tokens of a pack, L labelled tokens, V vocabulary.
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,11 +23,13 @@ from pasta_decoding.lang.layout import Layout
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.lang.tree import Span, read, strip
 from pasta_decoding.models import binding as bindings
-from pasta_decoding.models.binding import Binding, Checkpoint
+from pasta_decoding.models.binding import Binding
 from pasta_decoding.models.loading import load_base
 from pasta_decoding.models.prompt import Message, PromptEncoder
+from pasta_decoding.train.lora import add_lora, save_adapter
 from pasta_decoding.train.loss import LossMeter
 from pasta_decoding.train.metrics import MetricsFile, plot_losses
+from pasta_decoding.train.run import begin_run, disk_errors, find_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,52 +80,12 @@ def train_sft(
     layouts = compile_rows(rows, tokenizer, binding, config, say)
     packs = plan_packs(layouts, config)
     say(f"{len(layouts)} answers, {_tokens(packs)} tokens in {len(packs)} packs")
-    model = add_lora(model, binding, config)
-    with _disk_errors(out):
+    model = add_lora(model, binding, rank=config.lora_rank, seed=config.seed, start=config.start)
+    with disk_errors(out):
         begin_run(out, config)
         run_trainer(model, packs, binding, config, out, resume)
         plot_losses(out / "metrics.jsonl", out / "loss.png")
         return save_adapter(model, checkpoint, out / "adapter")
-
-
-def find_run(out: Path, config: SftConfig) -> Path | None:
-    """Return the last whole checkpoint of this run in `out`. Refuses a folder of another run."""
-    path = out / "config.json"
-    if path.exists() and path.read_text(encoding="utf-8") != _resolved(config):
-        raise PastaError(
-            f"{out} holds a run with other settings",
-            hint="Choose another --out, or repeat the settings in its config.json to resume it.",
-        )
-    whole = [state.parent for state in out.glob("checkpoint-*/trainer_state.json")]
-    return max(whole, key=lambda folder: int(folder.name.split("-")[1]), default=None)
-
-
-def begin_run(out: Path, config: SftConfig) -> None:
-    """Create the run folder with the resolved settings in it, whole or not at all."""
-    out.mkdir(parents=True, exist_ok=True)
-    partial = out / "config.json.partial"
-    partial.write_text(_resolved(config), encoding="utf-8")
-    os.replace(partial, out / "config.json")
-
-
-def _resolved(config: SftConfig) -> str:
-    return json.dumps(asdict(config), indent=2) + "\n"
-
-
-@contextmanager
-def _disk_errors(out: Path) -> Iterator[None]:
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (OSError, SafetensorError, RuntimeError) as error:
-        # A full disk is any of these, by who noticed it; torch names its writer's source file.
-        if isinstance(error, RuntimeError) and "inline_container" not in str(error):
-            raise
-        raise PastaError(
-            f"cannot write the run in {out}: {error}",
-            hint="Make room there; the same command goes on from the last checkpoint.",
-        ) from error
 
 
 def compile_rows(
@@ -171,26 +129,6 @@ def plan_packs(layouts: Sequence[Layout], config: SftConfig) -> list[list[Layout
         packs += pack(order, config.pack_tokens)
     limit = None if config.max_steps is None else config.max_steps * config.packs_per_step
     return packs[:limit]
-
-
-def add_lora(model: Any, binding: Binding, config: SftConfig) -> Any:
-    """Put LoRA on every linear layer, and make the control-token rows trainable.
-
-    With `start`, that adapter's are taken up again.
-    """
-    from peft import LoraConfig, PeftModel, get_peft_model
-
-    torch.manual_seed(config.seed)
-    if config.start is not None:
-        return PeftModel.from_pretrained(model, config.start, is_trainable=True)
-    settings = LoraConfig(
-        r=config.lora_rank,
-        lora_alpha=2 * config.lora_rank,
-        target_modules="all-linear",
-        trainable_token_indices={"embed_tokens": sorted(binding.ids)},
-        task_type="CAUSAL_LM",
-    )
-    return get_peft_model(model, settings)
 
 
 def run_trainer(
@@ -239,23 +177,6 @@ def _collate(windows: dict[str, int | None], examples: list[dict[str, View]]) ->
     (example,) = examples
     pack_view = example["view"]
     return {**model_inputs(pack_view, windows), "labels": pack_view.label_L[None]}
-
-
-def save_adapter(model: Any, checkpoint: Checkpoint, folder: Path) -> Path:
-    """Write LoRA and control-token rows in bfloat16, whole or not at all."""
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.to(torch.bfloat16)
-    model.peft_config["default"].base_model_name_or_path = checkpoint.base.name
-    # The trained rows are saved in any case; asked to find out, peft would look on the hub.
-    model.save_pretrained(partial, save_embedding_layers=False)
-    (partial / "README.md").unlink(missing_ok=True)
-    bindings.save(checkpoint, partial)
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(partial, folder)
-    return folder
 
 
 def _tokens(packs: Sequence[Sequence[Layout]]) -> int:
