@@ -30,7 +30,7 @@ _SENTENCE = re.compile(r"(?<=[.!?])[\"'\u201d\u2019)]*\s+(?=[\"'\u201c\u2018(\[*
 _ABBREVIATION = re.compile(
     r"(?:\b(?:[A-Za-z]|Dr|Mr|Mrs|Ms|St|vs|etc|No|Inc|Jr|Prof|e\.g|i\.e|U\.S)|^\W*\d{1,3})\.$"
 )
-_LEANS_BACK = re.compile(
+LEANS_BACK = re.compile(
     r"(?:this|these|those|that|such|however|but|yet|for (?:example|instance)|as a result|thus|then"
     r"|hence|therefore|otherwise|in other words|in fact|instead|consequently|because of this|so"
     r"|here|again|note)\b",
@@ -84,7 +84,7 @@ def annotate(response: str, count_tokens: Callable[[str], int]) -> str:
     if len(parts) < 2:
         return show((Span(response),) if response else ())
     topics = name_parts(response, parts)
-    return show(tuple(_nodes(response, parts, topics, count_tokens)))
+    return show(tuple(nodes(response, parts, topics, count_tokens)))
 
 
 def find_parts(response: str) -> list[Part]:
@@ -105,9 +105,10 @@ def find_parts(response: str) -> list[Part]:
     return parts
 
 
-def _nodes(
+def nodes(
     text: str, parts: Sequence[Part], topics: Sequence[str], count_tokens: Callable[[str], int]
 ) -> Iterator[Node]:
+    """Yield the tree of `text` with `parts` as its chunks, promised at their real lengths."""
     at = 0
     for part, topic in zip(parts, topics, strict=True):
         if part.start > at:
@@ -207,8 +208,8 @@ def _leads_or_ends(text: str, body: Sequence[Block], index: int, *, last: bool) 
 def _sentence_runs(text: str, whole: Part) -> Iterator[Part]:
     """Yield runs of sentences; one that leans on the sentence before it stays in its run."""
     runs: list[tuple[int, int]] = []
-    for left, right in _sentences(text, whole.start, whole.end):
-        leans = _LEANS_BACK.match(text, left) is not None
+    for left, right in sentences(text, whole.start, whole.end):
+        leans = LEANS_BACK.match(text, left) is not None
         if runs and (leans or len(text[slice(*runs[-1])].split()) < RUN_WORDS):
             runs[-1] = (runs[-1][0], right)
         else:
@@ -218,7 +219,8 @@ def _sentence_runs(text: str, whole: Part) -> Iterator[Part]:
             yield _part(text, left, right)
 
 
-def _sentences(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+def sentences(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the sentences of `text[start:end]`, each with the white space behind it."""
     left = start
     for gap in _SENTENCE.finditer(text, start, end):
         if not _ABBREVIATION.search(text[max(left, gap.start() - 8) : gap.start()]):

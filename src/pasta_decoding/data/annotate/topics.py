@@ -53,15 +53,20 @@ class Part:
 
 def name_parts(text: str, parts: Sequence[Part]) -> list[str]:
     """Return one topic a part, all different."""
+    topics: list[str] = []
+    for choices in topic_choices(text, parts):
+        topics.append(first_new(choices, topics))
+    return topics
+
+
+def topic_choices(text: str, parts: Sequence[Part]) -> Iterator[Iterator[str]]:
+    """Yield the topics that each part may have, best first; some may be given twice."""
     bodies = [text[part.start : part.end] for part in parts]
     spread = Counter(stem for body in bodies for stem in {stem_of(word) for word in words(body)})
-    known = {stem_of(word) for word in words(text[: parts[0].start])}
-    topics: list[str] = []
+    known = {stem_of(word) for word in words(text[: parts[0].start])} if parts else set()
     for part, body in zip(parts, bodies, strict=True):
         scorer = _Scorer(spread, len(parts), known, Counter(map(stem_of, words(body))))
-        choices = chain(_from_title(part.title, scorer), _from_text(body, scorer))
-        topics.append(_first_new(choices, topics))
-    return topics
+        yield chain(_from_title(part.title, scorer), _from_text(body, scorer))
 
 
 def words(text: str) -> list[str]:
@@ -184,13 +189,18 @@ def _linked(found: list[str]) -> Iterator[list[str]]:
             yield [left, link, right]
 
 
+def is_topic(choice: str) -> bool:
+    """Tell whether a choice has a length that a topic may have."""
+    return 0 < len(choice) <= MAX_CHARS
+
+
 def _clean(found: Sequence[str]) -> str:
     return " ".join(found).lower().replace("\u2019", "'").removesuffix("'s")
 
 
-def _first_new(choices: Iterable[str], taken: Sequence[str]) -> str:
+def first_new(choices: Iterable[str], taken: Sequence[str]) -> str:
     """Return the first choice that no sibling has; numbered if all are taken."""
     for choice in choices:
-        if 0 < len(choice) <= MAX_CHARS and choice not in taken:
+        if is_topic(choice) and choice not in taken:
             return choice
     return next(name for n in count(len(taken) + 1) if (name := f"part {n}") not in taken)
