@@ -1,16 +1,16 @@
 """Annotate a plain response by what a model pays for hiding its parts from each other.
 
-No other model is needed, and none that knows the language: the base model reads each response
-three times, in the project's own layouts.
+No other model is needed, and none that knows the language: the base model reads each response a
+few times, in the project's own layouts.
 
 1. In reading order: what each token costs with all earlier text in view.
-2. With its units side by side, the first tokens of each: how much a unit depends on the ones before
-   it. From this, and from a few plain facts about a candidate (`Prior`), follows how likely it is
-   that a careful reader would take it; the candidates that promise most are taken.
-3. As annotated: what hiding really costs. A chunk that costs more than `max_nats` a token goes back
+2. With its units side by side, the first tokens of each: how much a unit depends on those before
+   it. From this and a few plain facts about a candidate (`prior.py`) follows how likely a careful
+   reader would take it; the candidates that promise most are taken.
+3. Where there is room, the first tokens of each chunk under several topics: it gets the one under
+   which it begins most likely.
+4. As annotated: what hiding really costs. A chunk that costs more than `max_nats` a token goes back
    to the main thread, and a sync goes before main text that loses more than `sync_nats` a token.
-   Where there is room, several topics are tried before, and the one is taken under which a chunk
-   begins most likely.
 
 Altogether at most three times the tokens of the plain response go through the model, prompts not
 counted.
@@ -18,65 +18,30 @@ counted.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
-from itertools import islice, pairwise
-
-from torch import Tensor
+from dataclasses import dataclass, replace
+from itertools import groupby, islice
+from statistics import fmean
+from typing import TypeVar
 
 from pasta_decoding.data.annotate.base import Annotated
-from pasta_decoding.data.annotate.candidates import Candidate, Unit, find_candidates, find_units
+from pasta_decoding.data.annotate.candidates import Candidate, find_candidates
+from pasta_decoding.data.annotate.draft import Draft
 from pasta_decoding.data.annotate.lattice import choose, probabilities
-from pasta_decoding.data.annotate.reading import (
-    Laid,
-    Piece,
-    Reader,
-    Thread,
-    cut,
-    lay_pieces,
-    piece_nats,
-)
-from pasta_decoding.data.annotate.sequence import is_sequence
-from pasta_decoding.data.annotate.structure import LEANS_BACK, find_parts
-from pasta_decoding.data.annotate.topics import Part, first_new, is_topic, topic_choices
+from pasta_decoding.data.annotate.prior import READERS, Facts, find_facts, log_odds
+from pasta_decoding.data.annotate.reading import Laid, Nats, Reader, Thread, read_together
+from pasta_decoding.data.annotate.topics import first_new
 from pasta_decoding.data.dataset import Row
-from pasta_decoding.lang.tree import Chunk, Node, Span, Sync, Tree, show, valid_tokens
+from pasta_decoding.lang.tree import show
 
-LENGTHS = 3  # responses' tokens that may go through the model for each response
-HEAD_TOKENS = 10  # of a unit or chunk, by which its dependence and its topics are judged
-TYPICAL_WORDS = 30  # of a chunk
+HEAD_TOKENS = 12  # of a unit or chunk, by which its dependence and its topics are judged
+MIN_HEAD_TOKENS = 4  # fewer tell nothing
+MIN_ALONE_WORDS = 4  # a shorter unit stays in the main thread in the second reading
+MAX_TOPICS = 3  # that are tried for a chunk
+MIN_SYNC_TOKENS = 10  # main text with fewer is not worth a wait
 
-
-@dataclass(frozen=True, slots=True)
-class Prior:
-    """Log-odds that a careful reader takes a candidate, summed over what holds for it.
-
-    Fitted on three quarters of the annotated responses (data/gold), all together.
-
-    base:        in any case.
-    structured:  `structure` takes it, too.
-    whole_line:  it is made of whole lines.
-    words:       for each twenty words.
-    length:      for the square of ln(its words / 30).
-    opening:     it begins the response.
-    closing:     it ends the response.
-    leaning:     it begins as if it went on from the text before; and again if the unit behind it,
-                 which it leaves out, does so.
-    sequential:  the response is one thread by nature.
-    dependence:  for each nat a token that its beginning costs more when its siblings are hidden.
-    """
-
-    base: float = -1.3
-    structured: float = 1.93
-    whole_line: float = 0.51
-    words: float = 0.52
-    length: float = -1.34
-    opening: float = -1.85
-    closing: float = -0.71
-    leaning: float = -0.58
-    sequential: float = -2.67
-    dependence: float = 0.0
+Result = TypeVar("Result")
+Reading = Generator[Sequence[Laid], list[Nats], Result]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +49,8 @@ class Limits:
     """What is accepted.
 
     max_nats:    a token, that hiding a chunk's siblings may cost at most.
-    sync_nats:   a token, that main text must lose without the chunks for a sync before it.
-    probability: of a candidate, at which taking it is even; about half of the F1 that is reached.
+    sync_nats:   a token, that main text must lose without the chunks for a sync in front of it.
+    probability: of a candidate, at which taking it is even: about half of the F1 that is reached.
     """
 
     max_nats: float = 1.0
@@ -93,5 +58,156 @@ class Limits:
     probability: float = 0.35
 
 
-Reading = Generator[Sequence[Laid], Sequence[dict[int, list[float]]], Tree]
-"""One response being annotated: it asks for layouts to be read, and is sent each one's nats."""
+@dataclass(frozen=True, slots=True)
+class Likelihood:
+    """The annotator `likelihood`; see `Annotator`. `together`: rows that are read side by side."""
+
+    reader: Reader
+    limits: Limits = Limits()
+    weights: Facts = READERS
+    together: int = 8
+
+    def annotate(self, rows: Iterable[Row]) -> Iterator[Annotated]:
+        """Yield one result a row, in order.
+
+        `cost`: `plain_tokens` of the response; `model_tokens`, which went through the model behind
+        the prompts; and `prompt_tokens`.
+        """
+        waiting = iter(rows)
+        while batch := list(islice(waiting, self.together)):
+            readings = [annotate_row(self.reader, row, self.limits, self.weights) for row in batch]
+            yield from read_together(readings, self.reader.score)
+
+
+def annotate_row(reader: Reader, row: Row, limits: Limits, weights: Facts) -> Reading[Annotated]:
+    """Annotate one response; what it asks for is read by the model (`read_together`)."""
+    draft = Draft.of(reader, row)
+    threads: list[Thread] = []
+    syncs: frozenset[int] = frozenset()
+    candidates = find_candidates(draft.units)
+    if candidates and draft.size(draft.lay()) <= draft.room:
+        (seen,) = yield draft.pay(draft.lay())
+        dependence = yield from _depend(draft, seen)
+        threads = _choose(draft, candidates, dependence, limits, weights)
+        threads = yield from _name(draft, threads)
+        threads, syncs = yield from _check(draft, threads, seen, limits)
+    annotated = show(draft.tree(threads, syncs))
+    return Annotated(replace(row, response=annotated), cost=draft.cost())
+
+
+def _depend(draft: Draft, seen: Nats) -> Reading[dict[int, float]]:
+    """Return what hiding its siblings adds to each unit's first tokens (nats a token).
+
+    The opening stays in view, and so does what leads to something else or is no running text.
+    """
+    units = {n: piece.unit for n, piece in enumerate(draft.pieces) if piece.unit is not None}
+    alone = [Thread(n, n, "") for n, unit in units.items() if _stands_alone(draft, unit)]
+    topics = draft.topics(alone, most=1)
+    threads = [replace(one, topic=own[0]) for one, own in zip(alone, topics, strict=True)]
+    for most in range(HEAD_TOKENS, MIN_HEAD_TOKENS - 1, -1):
+        heads = draft.lay_heads(threads, most)
+        if threads and draft.size(heads) <= draft.spare(len(threads)):
+            (hidden,) = yield draft.pay(heads)
+            places = [thread.first for thread in threads]
+            return {units[n]: fmean(hidden[n]) - fmean(seen[n][: len(hidden[n])]) for n in places}
+    return {}
+
+
+def _stands_alone(draft: Draft, number: int) -> bool:
+    unit = draft.units[number]
+    text = unit.kind in {"text", "item"} and unit.words >= MIN_ALONE_WORDS
+    return number > 0 and text and draft.text[unit.end - 1] != ":"
+
+
+def _choose(
+    draft: Draft,
+    candidates: Sequence[Candidate],
+    dependence: Mapping[int, float],
+    limits: Limits,
+    weights: Facts,
+) -> list[Thread]:
+    """Return what a careful reader would most likely take as chunks, not yet named."""
+    facts = find_facts(draft.text, draft.units, candidates, dependence)
+    likely = probabilities(len(draft.units), candidates, [log_odds(one, weights) for one in facts])
+    gains = [probability - limits.probability for probability in likely]
+    place = {piece.unit: n for n, piece in enumerate(draft.pieces)}
+    chosen = choose(len(draft.units), candidates, gains)
+    return [Thread(place[one.first], place[one.last], "") for one in chosen]
+
+
+def _name(draft: Draft, threads: Sequence[Thread]) -> Reading[list[Thread]]:
+    """Give each chunk the topic under which its first tokens cost least, of those tried."""
+    names = draft.topics(threads, MAX_TOPICS)
+    columns = [
+        [
+            replace(one, topic=own[min(n, len(own) - 1)])
+            for one, own in zip(threads, names, strict=True)
+        ]
+        for n in range(MAX_TOPICS)
+    ]
+    heads = [draft.lay_heads(column, HEAD_TOKENS) for column in columns]
+    while len(heads) > 1 and draft.size(*heads) > draft.spare(len(threads)):
+        heads.pop()
+    if not threads or len(heads) == 1:
+        return columns[0]
+    read = yield draft.pay(*heads)
+    return list(_cheapest(columns, read))
+
+
+def _cheapest(columns: Sequence[Sequence[Thread]], read: Sequence[Nats]) -> Iterator[Thread]:
+    """Yield each chunk under the topic of the column in which it costs least, all different."""
+    taken: list[str] = []
+    for options in zip(*columns[: len(read)], strict=True):
+        paid = [sum(_nats(one, nats)) for one, nats in zip(options, read, strict=True)]
+        by_nats = sorted(range(len(options)), key=paid.__getitem__)
+        taken.append(first_new([options[n].topic for n in by_nats], taken))
+        yield replace(options[0], topic=taken[-1])
+
+
+def _check(
+    draft: Draft, threads: Sequence[Thread], seen: Nats, limits: Limits
+) -> Reading[tuple[list[Thread], frozenset[int]]]:
+    """Return the chunks that may be hidden at the price, and the pieces that a sync goes before."""
+    while threads and draft.size(draft.lay(threads)) > draft.room:
+        threads = threads[:-1]  # very long topics in a very short response
+    if not threads:
+        return [], frozenset()
+    (hidden,) = yield draft.pay(draft.lay(threads))
+    kept = [
+        one
+        for one in threads
+        if fmean(_nats(one, hidden)) - fmean(_nats(one, seen)) <= limits.max_nats
+    ]
+    losses = {n: [a - b for a, b in zip(nats, seen[n], strict=True)] for n, nats in hidden.items()}
+    return kept, frozenset(_syncs(draft, kept, losses, limits.sync_nats))
+
+
+def _syncs(
+    draft: Draft, threads: Sequence[Thread], losses: Nats, sync_nats: float
+) -> Iterator[int]:
+    """Yield the first pieces of paragraphs of main text that lose too much without the chunks."""
+    chunk_of = {n: thread for thread in threads for n in range(thread.first, thread.last + 1)}
+    unjoined = False
+
+    def key(place: int) -> tuple[Thread | None, int | None]:
+        unit = draft.pieces[place].unit
+        return chunk_of.get(place), None if unit is None else draft.units[unit].block
+
+    for (thread, block), places in groupby(range(len(draft.pieces)), key):
+        run = list(places)
+        lost = [nats for place in run for nats in losses[place]]
+        if thread:
+            unjoined = True
+        elif (
+            block is not None
+            and unjoined
+            and len(lost) >= MIN_SYNC_TOKENS
+            and fmean(lost) > sync_nats
+        ):
+            yield run[0]
+            unjoined = False
+
+
+def _nats(thread: Thread, paid: Nats) -> list[float]:
+    """Return what the tokens of a chunk cost, as far as they were read."""
+    return [nats for n in range(thread.first, thread.last + 1) for nats in paid.get(n, [])]

@@ -9,8 +9,10 @@ Shapes: L labelled tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -18,9 +20,14 @@ from pasta_decoding.data.annotate.candidates import Unit
 from pasta_decoding.lang.layout import ChunkRun, Layout, PromiseRun, Run, Segment, SyncRun, lay_out
 from pasta_decoding.lang.positions import Scheme
 
+Result = TypeVar("Result")
+
 Encode = Callable[[str], Sequence[int]]
 Score = Callable[[Sequence[Layout]], Iterable[Tensor]]
 """The log-probability of each layout's labels (logprobs_L, nats), as `score_layouts` has them."""
+
+Nats = Mapping[int, Sequence[float]]
+"""For each piece of a layout, what each of its tokens costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +148,33 @@ class _Builder:
         self.at += len(ids)
 
 
-def piece_nats(laid: Laid, logprobs_L: Tensor) -> dict[int, list[float]]:
+def read_together(
+    readings: Sequence[Generator[Sequence[Laid], list[Nats], Result]], score: Score
+) -> list[Result]:
+    """Run readings side by side; each asks for layouts and is sent what was paid for each."""
+    results: dict[int, Result] = {}
+    asked: dict[int, Sequence[Laid]] = {}
+
+    def go_on(number: int, answers: list[Nats] | None) -> None:
+        reading = readings[number]
+        try:
+            asked[number] = next(reading) if answers is None else reading.send(answers)
+        except StopIteration as stop:
+            asked.pop(number, None)
+            results[number] = stop.value
+
+    for number in range(len(readings)):
+        go_on(number, None)
+    while asked:
+        laid = [one for together in asked.values() for one in together]
+        scored = map(piece_nats, laid, score([one.layout for one in laid]))
+        answers = {number: list(islice(scored, len(own))) for number, own in asked.items()}
+        for number, own in answers.items():
+            go_on(number, own)
+    return [results[number] for number in range(len(readings))]
+
+
+def piece_nats(laid: Laid, logprobs_L: Tensor) -> Nats:
     """Return what each token of each piece costs (nats)."""
     nats = list(token_nats(laid.layout, logprobs_L.tolist()))
     found: dict[int, list[float]] = {}

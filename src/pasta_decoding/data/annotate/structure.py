@@ -89,8 +89,11 @@ def annotate(response: str, count_tokens: Callable[[str], int]) -> str:
 
 def find_parts(response: str) -> list[Part]:
     """Return the parts of `response` that can be written side by side, in order."""
-    if is_sequence(response):
-        return []
+    return [] if is_sequence(response) else parts_by_layout(response)
+
+
+def parts_by_layout(response: str) -> list[Part]:
+    """Return what would be the parts of `response` if it is no sequence."""
     layout = outline(response)
     plain = all(block.kind not in {"item", "heading"} for block in layout)
     parts: list[Part] = []

@@ -1,0 +1,25 @@
+"""A tiny random model as a reader, for the annotators that ask one."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+
+from pasta_decoding.data.annotate.reading import Reader
+from pasta_decoding.data.score import score_layouts
+from pasta_decoding.lang.positions import scheme_named
+from tests.checkpoint import byte_tokenizer
+from tests.tiny import tiny_llama
+
+
+@cache
+def tiny_reader() -> Reader:
+    """Return a reader that knows one token a byte."""
+    tokenizer = byte_tokenizer()
+    model = tiny_llama(vocabulary=len(tokenizer), max_position_embeddings=4096)
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    score = partial(score_layouts, model)
+    return Reader(encode, lambda text: encode(f"{text}\n"), score, scheme_named("shared-max"))
