@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache, partial
 
 from pasta_decoding.data.annotate.reading import Reader
-from pasta_decoding.data.score import score_layouts
+from pasta_decoding.data.score import read_layouts
 from pasta_decoding.lang.positions import scheme_named
 from tests.checkpoint import byte_tokenizer
 from tests.tiny import tiny_llama
@@ -21,5 +21,5 @@ def tiny_reader() -> Reader:
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
         return ids
 
-    score = partial(score_layouts, model)
-    return Reader(encode, lambda text: encode(f"{text}\n"), score, scheme_named("shared-max"))
+    read = partial(read_layouts, model)
+    return Reader(encode, lambda text: encode(f"{text}\n"), read, scheme_named("shared-max"))

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pasta_decoding.data.annotate.draft import LENGTHS
 from pasta_decoding.data.annotate.likelihood import Likelihood, Limits
-from pasta_decoding.data.annotate.prior import READERS
 from pasta_decoding.data.dataset import Row
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import Chunk, Sync, read, strip

@@ -32,14 +32,7 @@ def label_logprobs(model: Any, layouts: Sequence[Layout]) -> list[Tensor]:
 
     Forced tokens have no label and so no entry. Gradients flow where they are enabled.
     """
-    pack_view = view(layouts)
-    windows = attention_windows(model.config.get_text_config())
-    inputs = {
-        name: _to(value, model.device) for name, value in model_inputs(pack_view, windows).items()
-    }
-    logits_LV = model(**inputs).logits[0].float()
-    nats_L = cross_entropy(logits_LV, pack_view.label_L.to(model.device), reduction="none")
-    return list(torch.split(-nats_L, [_labels(layout) for layout in layouts]))
+    return _read(model, layouts, states=False)[0]
 
 
 def score_layouts(
@@ -50,6 +43,38 @@ def score_layouts(
         with torch.inference_mode():
             scored = label_logprobs(model, together)
         yield from (logprobs_L.cpu() for logprobs_L in scored)
+
+
+def read_layouts(
+    model: Any, layouts: Sequence[Layout], *, layers: Sequence[int] = (), pack_tokens: int = 1024
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Yield as `score_layouts`, and with it the hidden states of the layout's tokens.
+
+    These are states_TD (float32): what comes out of `layers`, in a row; 0 is the embeddings. None
+    if there are no layers.
+    """
+    for together in pack(layouts, pack_tokens):
+        with torch.inference_mode():
+            logprobs, hidden = _read(model, together, states=bool(layers))
+        sizes = [len(layout.tokens) for layout in together]
+        if layers:
+            states_TD = torch.cat([hidden[layer][0] for layer in layers], dim=1).float().cpu()
+            states = torch.split(states_TD, sizes)
+        for index, logprobs_L in enumerate(logprobs):
+            yield logprobs_L.cpu(), states[index] if layers else None
+
+
+def _read(model: Any, layouts: Sequence[Layout], *, states: bool) -> tuple[list[Tensor], Any]:
+    pack_view = view(layouts)
+    windows = attention_windows(model.config.get_text_config())
+    inputs = {
+        name: _to(value, model.device) for name, value in model_inputs(pack_view, windows).items()
+    }
+    output = model(**inputs, output_hidden_states=states)
+    logits_LV = output.logits[0].float()
+    nats_L = cross_entropy(logits_LV, pack_view.label_L.to(model.device), reduction="none")
+    logprobs = torch.split(-nats_L, [_labels(layout) for layout in layouts])
+    return list(logprobs), output.hidden_states
 
 
 def _labels(layout: Layout) -> int:

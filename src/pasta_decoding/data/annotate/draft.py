@@ -6,8 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from torch import Tensor
+
 from pasta_decoding.data.annotate.candidates import Unit, find_units
-from pasta_decoding.data.annotate.reading import Laid, Piece, Reader, Thread, cut, lay_pieces
+from pasta_decoding.data.annotate.prior import Seen
+from pasta_decoding.data.annotate.reading import (
+    Laid,
+    Piece,
+    Reader,
+    Reading,
+    Thread,
+    cut,
+    lay_pieces,
+)
 from pasta_decoding.data.annotate.topics import Part, first_new, is_topic, topic_choices
 from pasta_decoding.data.dataset import Row
 from pasta_decoding.lang.tree import Chunk, Node, Span, Sync, Tree, valid_tokens
@@ -23,6 +34,7 @@ class Draft:
     """A response, its pieces, and how many more of its tokens may be read (`room`)."""
 
     reader: Reader
+    instruction: str
     text: str
     prompt: Sequence[int]
     units: tuple[Unit, ...]
@@ -37,7 +49,7 @@ class Draft:
         text = row.response
         units, plain = find_units(text), len(reader.encode(text))
         pieces, prompt = cut(text, units, reader.encode), reader.encode_prompt(row.instruction)
-        return cls(reader, text, prompt, units, pieces, plain, LENGTHS * plain)
+        return cls(reader, row.instruction, text, prompt, units, pieces, plain, LENGTHS * plain)
 
     # What may be read
 
@@ -73,6 +85,19 @@ class Draft:
         }
 
     # What it says
+
+    def states(self, reading: Reading) -> Tensor | None:
+        """Return what a head reads: the states behind the prompt and each unit, read in order."""
+        if reading.states_TD is None:
+            return None
+        laid = self.lay()
+        ends = [laid.tokens[n][-1] for n, piece in enumerate(self.pieces) if piece.unit is not None]
+        return reading.states_TD[[len(self.prompt) - 1, *ends]]
+
+    def see(self, reading: Reading) -> list[Seen] | None:
+        """Return what the head says of each unit; None without a head."""
+        states_VD, head = self.states(reading), self.reader.head
+        return head.see(states_VD) if head and states_VD is not None else None
 
     def part(self, thread: Thread) -> Part:
         """Return the characters of a thread, which begins and ends with a unit."""

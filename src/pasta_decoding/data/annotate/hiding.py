@@ -8,9 +8,9 @@ from itertools import islice
 
 from pasta_decoding.data.annotate.reading import (
     Laid,
-    Nats,
     Piece,
     Reader,
+    Reading,
     Thread,
     lay_pieces,
     read_together,
@@ -49,10 +49,10 @@ def hiding_costs(reader: Reader, rows: Iterable[Row], *, together: int = 8) -> I
     """Yield the cost of each annotated row, in order; `together` of them are read side by side."""
     waiting = iter(rows)
     while batch := list(islice(waiting, together)):
-        yield from read_together([_read(reader, row) for row in batch], reader.score)
+        yield from read_together([_read(reader, row) for row in batch], reader.read)
 
 
-def _read(reader: Reader, row: Row) -> Generator[Sequence[Laid], list[Nats], HidingCost]:
+def _read(reader: Reader, row: Row) -> Generator[Sequence[Laid], list[Reading], HidingCost]:
     pieces, threads, syncs = _cut(read(row.response), reader)
     if not threads:
         return HidingCost()
@@ -63,9 +63,9 @@ def _read(reader: Reader, row: Row) -> Generator[Sequence[Laid], list[Nats], Hid
     )
     places = [thread.first for thread in threads]
     return HidingCost(
-        sum(len(seen[place]) for place in places),
-        sum(sum(hidden[place]) for place in places),
-        sum(sum(seen[place]) for place in places),
+        sum(len(seen.nats[place]) for place in places),
+        sum(sum(hidden.nats[place]) for place in places),
+        sum(sum(seen.nats[place]) for place in places),
     )
 
 

@@ -13,20 +13,21 @@ from collections.abc import Sequence
 from pasta_decoding.data.annotate.candidates import Candidate
 
 
-def probabilities(
+def weigh(
     units: int, candidates: Sequence[Candidate], log_odds: Sequence[float]
-) -> list[float]:
-    """Return for each candidate how likely it is to be taken."""
+) -> tuple[float, list[float]]:
+    """Return the log of the weight of all ways, and how likely each candidate is to be taken."""
     backward = _sums(
         units,
         [(units - 1 - one.last, units - one.first) for one in candidates],
         log_odds,
     )
     forward = _sums(units, [(one.first, one.last + 1) for one in candidates], log_odds)
-    return [
+    probabilities = [
         math.exp(forward[one.first] + odds + backward[units - 1 - one.last] - forward[units])
         for one, odds in zip(candidates, log_odds, strict=True)
     ]
+    return forward[units], probabilities
 
 
 def choose(units: int, candidates: Sequence[Candidate], gains: Sequence[float]) -> list[Candidate]:

@@ -3,13 +3,13 @@
 No other model is needed, and none that knows the language: the base model reads each response a
 few times, in the project's own layouts.
 
-1. In reading order: what each token costs with all earlier text in view.
-2. With its units side by side, the first tokens of each: how much a unit depends on those before
-   it. From this and a few plain facts about a candidate (`prior.py`) follows how likely a careful
-   reader would take it; the candidates that promise most are taken.
-3. Where there is room, the first tokens of each chunk under several topics: it gets the one under
-   which it begins most likely.
-4. As annotated: what hiding really costs. A chunk that costs more than `max_nats` a token goes back
+1. In reading order: what each token costs with all earlier text in view. From plain facts about a
+   candidate (`prior.py`), and from what the model's hidden states say about its units if there is
+   a head for them (`head.py`), follows how likely a careful reader would take it; the chunks that
+   promise most are taken.
+2. The first tokens of each chunk under several topics: it gets the one under which it begins most
+   likely. As many are tried as there is room for.
+3. As annotated: what hiding really costs. A chunk that costs more than `max_nats` a token goes back
    to the main thread, and a sync goes before main text that loses more than `sync_nats` a token.
 
 Altogether at most three times the tokens of the plain response go through the model, prompts not
@@ -18,7 +18,7 @@ counted.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from statistics import fmean
@@ -27,21 +27,26 @@ from typing import TypeVar
 from pasta_decoding.data.annotate.base import Annotated
 from pasta_decoding.data.annotate.candidates import Candidate, find_candidates
 from pasta_decoding.data.annotate.draft import Draft
-from pasta_decoding.data.annotate.lattice import choose, probabilities
-from pasta_decoding.data.annotate.prior import READERS, Facts, find_facts, log_odds
-from pasta_decoding.data.annotate.reading import Laid, Nats, Reader, Thread, read_together
+from pasta_decoding.data.annotate.lattice import choose, weigh
+from pasta_decoding.data.annotate.prior import READERS, Seen, find_facts, log_odds
+from pasta_decoding.data.annotate.reading import (
+    Laid,
+    Nats,
+    Reader,
+    Reading,
+    Thread,
+    read_together,
+)
 from pasta_decoding.data.annotate.topics import first_new
 from pasta_decoding.data.dataset import Row
 from pasta_decoding.lang.tree import show
 
-HEAD_TOKENS = 12  # of a unit or chunk, by which its dependence and its topics are judged
-MIN_HEAD_TOKENS = 4  # fewer tell nothing
-MIN_ALONE_WORDS = 4  # a shorter unit stays in the main thread in the second reading
+HEAD_TOKENS = 12  # of a chunk, by which its topics are judged
 MAX_TOPICS = 3  # that are tried for a chunk
 MIN_SYNC_TOKENS = 10  # main text with fewer is not worth a wait
 
 Result = TypeVar("Result")
-Reading = Generator[Sequence[Laid], list[Nats], Result]
+Asking = Generator[Sequence[Laid], list[Reading], Result]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,6 @@ class Likelihood:
 
     reader: Reader
     limits: Limits = Limits()
-    weights: Facts = READERS
     together: int = 8
 
     def annotate(self, rows: Iterable[Row]) -> Iterator[Annotated]:
@@ -75,11 +79,11 @@ class Likelihood:
         """
         waiting = iter(rows)
         while batch := list(islice(waiting, self.together)):
-            readings = [annotate_row(self.reader, row, self.limits, self.weights) for row in batch]
-            yield from read_together(readings, self.reader.score)
+            readings = [annotate_row(self.reader, row, self.limits) for row in batch]
+            yield from read_together(readings, self.reader.read)
 
 
-def annotate_row(reader: Reader, row: Row, limits: Limits, weights: Facts) -> Reading[Annotated]:
+def annotate_row(reader: Reader, row: Row, limits: Limits) -> Asking[Annotated]:
     """Annotate one response; what it asks for is read by the model (`read_together`)."""
     draft = Draft.of(reader, row)
     threads: list[Thread] = []
@@ -87,55 +91,29 @@ def annotate_row(reader: Reader, row: Row, limits: Limits, weights: Facts) -> Re
     candidates = find_candidates(draft.units)
     if candidates and draft.size(draft.lay()) <= draft.room:
         (seen,) = yield draft.pay(draft.lay())
-        dependence = yield from _depend(draft, seen)
-        threads = _choose(draft, candidates, dependence, limits, weights)
+        threads = _choose(draft, candidates, draft.see(seen), limits)
         threads = yield from _name(draft, threads)
-        threads, syncs = yield from _check(draft, threads, seen, limits)
+        threads, syncs = yield from _check(draft, threads, seen.nats, limits)
     annotated = show(draft.tree(threads, syncs))
     return Annotated(replace(row, response=annotated), cost=draft.cost())
 
 
-def _depend(draft: Draft, seen: Nats) -> Reading[dict[int, float]]:
-    """Return what hiding its siblings adds to each unit's first tokens (nats a token).
-
-    The opening stays in view, and so does what leads to something else or is no running text.
-    """
-    units = {n: piece.unit for n, piece in enumerate(draft.pieces) if piece.unit is not None}
-    alone = [Thread(n, n, "") for n, unit in units.items() if _stands_alone(draft, unit)]
-    topics = draft.topics(alone, most=1)
-    threads = [replace(one, topic=own[0]) for one, own in zip(alone, topics, strict=True)]
-    for most in range(HEAD_TOKENS, MIN_HEAD_TOKENS - 1, -1):
-        heads = draft.lay_heads(threads, most)
-        if threads and draft.size(heads) <= draft.spare(len(threads)):
-            (hidden,) = yield draft.pay(heads)
-            places = [thread.first for thread in threads]
-            return {units[n]: fmean(hidden[n]) - fmean(seen[n][: len(hidden[n])]) for n in places}
-    return {}
-
-
-def _stands_alone(draft: Draft, number: int) -> bool:
-    unit = draft.units[number]
-    text = unit.kind in {"text", "item"} and unit.words >= MIN_ALONE_WORDS
-    return number > 0 and text and draft.text[unit.end - 1] != ":"
-
-
 def _choose(
-    draft: Draft,
-    candidates: Sequence[Candidate],
-    dependence: Mapping[int, float],
-    limits: Limits,
-    weights: Facts,
+    draft: Draft, candidates: Sequence[Candidate], seen: Sequence[Seen] | None, limits: Limits
 ) -> list[Thread]:
     """Return what a careful reader would most likely take as chunks, not yet named."""
-    facts = find_facts(draft.text, draft.units, candidates, dependence)
-    likely = probabilities(len(draft.units), candidates, [log_odds(one, weights) for one in facts])
+    head = draft.reader.head
+    weights = head.weights if head else READERS
+    facts = find_facts(draft.instruction, draft.text, draft.units, candidates, seen)
+    odds = [log_odds(one, weights) for one in facts]
+    _, likely = weigh(len(draft.units), candidates, odds)
     gains = [probability - limits.probability for probability in likely]
     place = {piece.unit: n for n, piece in enumerate(draft.pieces)}
     chosen = choose(len(draft.units), candidates, gains)
     return [Thread(place[one.first], place[one.last], "") for one in chosen]
 
 
-def _name(draft: Draft, threads: Sequence[Thread]) -> Reading[list[Thread]]:
+def _name(draft: Draft, threads: Sequence[Thread]) -> Asking[list[Thread]]:
     """Give each chunk the topic under which its first tokens cost least, of those tried."""
     names = draft.topics(threads, MAX_TOPICS)
     columns = [
@@ -151,7 +129,7 @@ def _name(draft: Draft, threads: Sequence[Thread]) -> Reading[list[Thread]]:
     if not threads or len(heads) == 1:
         return columns[0]
     read = yield draft.pay(*heads)
-    return list(_cheapest(columns, read))
+    return list(_cheapest(columns, [one.nats for one in read]))
 
 
 def _cheapest(columns: Sequence[Sequence[Thread]], read: Sequence[Nats]) -> Iterator[Thread]:
@@ -166,13 +144,14 @@ def _cheapest(columns: Sequence[Sequence[Thread]], read: Sequence[Nats]) -> Iter
 
 def _check(
     draft: Draft, threads: Sequence[Thread], seen: Nats, limits: Limits
-) -> Reading[tuple[list[Thread], frozenset[int]]]:
+) -> Asking[tuple[list[Thread], frozenset[int]]]:
     """Return the chunks that may be hidden at the price, and the pieces that a sync goes before."""
     while threads and draft.size(draft.lay(threads)) > draft.room:
         threads = threads[:-1]  # very long topics in a very short response
     if not threads:
         return [], frozenset()
-    (hidden,) = yield draft.pay(draft.lay(threads))
+    (read,) = yield draft.pay(draft.lay(threads))
+    hidden = read.nats
     kept = [
         one
         for one in threads

@@ -29,10 +29,10 @@ class Model:
     """The annotator `model`; see `Annotator`. As many rows are decoded together as have room."""
 
     checkpoint: Checkpoint
-    thresholds: Thresholds = Thresholds()
+    thresholds: Thresholds
 
     def annotate(self, rows: Iterable[Row]) -> Iterator[Annotated]:
-        """Yield one result a row, in order. `cost`: `plain_tokens`; `model_tokens`, all that is fed.
+        """Yield one result a row, in order. `cost`: `plain_tokens`; `model_tokens`, prompt included.
 
         A row that the engine's cache is too small for is rejected.
         """

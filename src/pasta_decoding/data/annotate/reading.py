@@ -17,14 +17,14 @@ from typing import TypeVar
 from torch import Tensor
 
 from pasta_decoding.data.annotate.candidates import Unit
+from pasta_decoding.data.annotate.head import Head
 from pasta_decoding.lang.layout import ChunkRun, Layout, PromiseRun, Run, Segment, SyncRun, lay_out
 from pasta_decoding.lang.positions import Scheme
 
 Result = TypeVar("Result")
-
 Encode = Callable[[str], Sequence[int]]
-Score = Callable[[Sequence[Layout]], Iterable[Tensor]]
-"""The log-probability of each layout's labels (logprobs_L, nats), as `score_layouts` has them."""
+Read = Callable[[Sequence[Layout]], Iterable[tuple[Tensor, Tensor | None]]]
+"""For each layout logprobs_L of its labels and, where wanted, states_TD; as `read_layouts` does."""
 
 Nats = Mapping[int, Sequence[float]]
 """For each piece of a layout, what each of its tokens costs."""
@@ -36,12 +36,14 @@ class Reader:
 
     encode:        the ids of a text; never a special token.
     encode_prompt: the ids of an instruction, ready for the answer.
+    head:          what tells from its hidden states; `read` then gives those that it wants.
     """
 
     encode: Encode
     encode_prompt: Encode
-    score: Score
+    read: Read
     scheme: Scheme
+    head: Head | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,14 @@ class Thread:
     last: int
     topic: str
     most: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What reading a layout gave: `nats` of its pieces, and its tokens' hidden states if wanted."""
+
+    nats: Nats
+    states_TD: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +159,13 @@ class _Builder:
 
 
 def read_together(
-    readings: Sequence[Generator[Sequence[Laid], list[Nats], Result]], score: Score
+    readings: Sequence[Generator[Sequence[Laid], list[Reading], Result]], read: Read
 ) -> list[Result]:
     """Run readings side by side; each asks for layouts and is sent what was paid for each."""
     results: dict[int, Result] = {}
     asked: dict[int, Sequence[Laid]] = {}
 
-    def go_on(number: int, answers: list[Nats] | None) -> None:
+    def go_on(number: int, answers: list[Reading] | None) -> None:
         reading = readings[number]
         try:
             asked[number] = next(reading) if answers is None else reading.send(answers)
@@ -167,11 +177,16 @@ def read_together(
         go_on(number, None)
     while asked:
         laid = [one for together in asked.values() for one in together]
-        scored = map(piece_nats, laid, score([one.layout for one in laid]))
-        answers = {number: list(islice(scored, len(own))) for number, own in asked.items()}
+        done = map(_reading, laid, read([one.layout for one in laid]))
+        answers = {number: list(islice(done, len(own))) for number, own in asked.items()}
         for number, own in answers.items():
             go_on(number, own)
     return [results[number] for number in range(len(readings))]
+
+
+def _reading(laid: Laid, found: tuple[Tensor, Tensor | None]) -> Reading:
+    logprobs_L, states_TD = found
+    return Reading(piece_nats(laid, logprobs_L), states_TD)
 
 
 def piece_nats(laid: Laid, logprobs_L: Tensor) -> Nats:

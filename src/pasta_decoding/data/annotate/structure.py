@@ -37,7 +37,7 @@ LEANS_BACK = re.compile(
     re.I,
 )
 _CONCLUDES = re.compile(r"(?:therefore|thus|as a result|so|hence)\b", re.I)
-_CLOSING = re.compile(
+CLOSING = re.compile(
     r"\W*(?:in (?:conclusion|summary|short|closing|essence|the end)|to (?:sum|conclude|summarize)"
     r"|overall|ultimately|all in all|conclusion|therefore|thus|so,|that being said"
     r"|with th(?:is|ese|e right)|these are|note|remember"
@@ -48,12 +48,12 @@ _CLOSING = re.compile(
     re.I,
 )
 _INTRODUCTION = re.compile(r"\W*introduction", re.I)
-_LABELS = (
+LABELS = (
     re.compile(r"(?:\*\*|__)(?P<title>[^*\n]{2,80}?)(?:\*\*|__)"),
     re.compile(r"(?P<title>[^\s:.!?,(][^:.!?,\n]{1,50}):(?=\s)"),
 )
 _TITLES = (
-    _LABELS[0],
+    LABELS[0],
     re.compile(r"(?P<title>[^\s:.!?(][^:.!?\n]{1,60}):(?=\s)"),
     re.compile(r"(?P<title>[^\s:.!?(][^:.!?\n]{1,50}?)\s+[-\u2013\u2014]\s"),
     re.compile(r"(?P<title>[^\s:.!?][^:.!?\n]{1,60})[.!?]?\s*\n"),
@@ -137,7 +137,7 @@ def _sections(layout: Sequence[Block]) -> list[tuple[Block | None, list[Block]]]
 def _section_parts(text: str, heading: Block, stretch: _Stretch) -> list[Part]:
     """Return the section's body as one part, or its items and paragraphs if it is long."""
     title, body = text[heading.body : heading.end].strip(), stretch.body
-    if not body or _CLOSING.match(title) or _INTRODUCTION.match(title):
+    if not body or CLOSING.match(title) or _INTRODUCTION.match(title):
         return []
     inner = _inner_parts(text, stretch)
     whole = _part(text, body[0].body, body[-1].end, title)
@@ -186,7 +186,7 @@ def _paragraph_parts(text: str, stretch: _Stretch, index: int) -> list[Part]:
     block, alone = stretch.body[index], len(stretch.body) == 1
     first = stretch.opening and index == 0
     last = stretch.closing and index == len(stretch.body) - 1 and not alone
-    whole = _part(text, block.body, block.end, _title(text[block.body : block.end], _LABELS))
+    whole = _part(text, block.body, block.end, _title(text[block.body : block.end], LABELS))
     words = _words(text, whole)
     if (last and not stretch.plain) or _leads_or_ends(text, stretch.body, index, last=last):
         return []
@@ -202,7 +202,7 @@ def _leads_or_ends(text: str, body: Sequence[Block], index: int, *, last: bool) 
     """Tell whether the paragraph introduces what follows it or concludes what goes before."""
     paragraph = text[body[index].body : body[index].end].rstrip()
     leads = any(after.kind in {"item", "code", "table"} for after in body[index + 1 : index + 2])
-    if paragraph.endswith(":") or (last and _CLOSING.match(paragraph)):
+    if paragraph.endswith(":") or (last and CLOSING.match(paragraph)):
         return True
     short = len(paragraph.split()) < LEAD_IN_WORDS
     return (short and leads) or (index > 0 and bool(_CONCLUDES.match(paragraph)))
@@ -218,7 +218,7 @@ def _sentence_runs(text: str, whole: Part) -> Iterator[Part]:
         else:
             runs.append((left, right))
     for left, right in runs:
-        if right < whole.end or not _CLOSING.match(text, left):
+        if right < whole.end or not CLOSING.match(text, left):
             yield _part(text, left, right)
 
 
