@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from pasta_decoding.cli import bench, decode, engine, files, train
+from pasta_decoding.cli import bench, data, decode, engine, files, train
 
 app = typer.Typer(
     help="Learned asynchronous decoding: one answer, written by several threads at once.",
@@ -13,6 +13,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 train_app = typer.Typer(help="Teach a model the language.", no_args_is_help=True)
+data_app = typer.Typer(help="Make a training set, and look into one.", no_args_is_help=True)
 bench_app = typer.Typer(help="Measure what parallel decoding buys.", no_args_is_help=True)
 
 app.command()(decode.run)
@@ -21,7 +22,10 @@ app.command()(files.lint)
 app.command()(files.pull)
 app.command()(files.annotate)
 app.command()(engine.export)
+data_app.command("build")(data.build)
+data_app.command("report")(data.report)
 train_app.command("sft")(train.sft)
 bench_app.command("answers")(bench.answers)
+app.add_typer(data_app, name="data")
 app.add_typer(train_app, name="train")
 app.add_typer(bench_app, name="bench")

@@ -115,7 +115,7 @@ def annotate(
 
 def token_counter(base: Path):  # type: ignore[no-untyped-def]
     """Return a function that counts the tokens of a text."""
-    from transformers import AutoTokenizer
+    from pasta_decoding.models.loading import load_tokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer = load_tokenizer(base)
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False))

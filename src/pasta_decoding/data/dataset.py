@@ -7,6 +7,7 @@ they are. Files are written whole or not at all.
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import os
 import zlib
@@ -57,6 +58,11 @@ def read_rows(
         else:
             seen.add(row.id)
             yield row
+
+
+def is_held_out(row_id: str) -> bool:
+    """Does a row belong to the quarter that is for judging: never trained or tuned on?"""
+    return int(hashlib.sha256(row_id.encode()).hexdigest(), 16) % 4 == 0
 
 
 def read_prompts(path: Path) -> list[str]:

@@ -105,6 +105,20 @@ def load_base(base: Path, *, dtype: str) -> tuple[Any, Any]:
     return model, tokenizer
 
 
+def load_tokenizer(base: Path) -> Any:
+    """Load the tokenizer of a model's folder alone, without its weights."""
+    from transformers import AutoTokenizer
+
+    if not (base / "config.json").is_file():
+        raise PastaError(
+            f"{base} holds no model", hint="Run `pasta pull`, or give --model a folder."
+        )
+    try:
+        return AutoTokenizer.from_pretrained(base)
+    except (OSError, ValueError, KeyError) as error:
+        raise PastaError(f"the tokenizer in {base} cannot be loaded: {error}") from error
+
+
 def _merge(model: Any, adapter: Path) -> Any:
     from peft import PeftModel
     from safetensors import SafetensorError
