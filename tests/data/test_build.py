@@ -65,8 +65,16 @@ def test_a_row_that_is_not_wanted_is_counted_under_its_reason(
 
 def test_a_row_that_is_wanted_stays_as_it_is() -> None:
     rows = rows_of(("But why?", TWO))
-    limits = {"min_tokens": 7, "max_tokens": 7, "max_prompt_tokens": 2, "max_total_tokens": 9}
-    kept, dropped = built(rows, min_chunks=2, named_topics=1.0, language="en", **limits)
+    kept, dropped = built(
+        rows,
+        min_chunks=2,
+        named_topics=1.0,
+        language="en",
+        min_tokens=7,
+        max_tokens=7,
+        max_prompt_tokens=2,
+        max_total_tokens=9,
+    )
     assert (kept, dropped) == (rows, {})
 
 

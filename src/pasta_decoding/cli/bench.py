@@ -11,6 +11,7 @@ import typer
 from pasta_decoding.cli.decode import MaxTokens
 from pasta_decoding.cli.engine import Loading, with_loading
 from pasta_decoding.cli.files import say
+from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
     from pasta_decoding.eval.bench_answers import Record
@@ -25,6 +26,10 @@ def answers(
     ] = None,
     timed: Annotated[int, typer.Option(min=0, help="Time a replay of the first so many.")] = 20,
     max_tokens: MaxTokens = 400,
+    at_once: Annotated[
+        int,
+        typer.Option(min=1, help="Answer so many together: sooner done, but not timed."),
+    ] = 1,
     records: Annotated[
         Path | None, typer.Option(help="Keep a line a prompt here; the same command resumes.")
     ] = None,
@@ -40,6 +45,11 @@ def answers(
     from pasta_decoding.eval.bare import BareTimes, bare_call
     from pasta_decoding.eval.bench_answers import bench, summary
 
+    if at_once > 1 and timed:
+        raise PastaError(
+            "answers that are written together cannot be timed",
+            hint="Give --timed 0, or leave --at-once out.",
+        )
     questions = read_prompts(prompts)[:limit]
     decoder = loading.decoder()
     with Progress(console=Console(stderr=True), transient=True) as progress:
@@ -53,6 +63,7 @@ def answers(
             bare=BareTimes(bare_call(decoder.engine)),
             out=records,
             tick=lambda _record: progress.advance(task),
+            at_once=at_once,
         )
     figures = summary(found) | {"engine": decoder.engine.name}
     if as_json:

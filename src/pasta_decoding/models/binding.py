@@ -70,6 +70,11 @@ class Binding:
             (size for size in self.promise_close if size >= tokens), max(self.promise_close)
         )
 
+    def is_near(self, promised: int, tokens: int) -> bool:
+        """Does a chunk of `tokens` fall into the bucket `promised`, or into one next to it?"""
+        sizes = sorted(self.promise_close)
+        return abs(sizes.index(self.bucket(tokens)) - sizes.index(promised)) <= 1
+
     def promised(self, close: int) -> int:
         """Return the length that the closing token `close` carries."""
         return next(size for size, token in self.promise_close.items() if token == close)
