@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from pasta_decoding.cli import bench, decode, engine, files, train
+from pasta_decoding.cli import bench, decode, engine, files, preference, train
 
 app = typer.Typer(
     help="Learned asynchronous decoding: one answer, written by several threads at once.",
@@ -22,6 +22,7 @@ app.command()(files.pull)
 app.command()(files.annotate)
 app.command()(engine.export)
 train_app.command("sft")(train.sft)
+train_app.command("preference")(preference.preference)
 bench_app.command("answers")(bench.answers)
 app.add_typer(train_app, name="train")
 app.add_typer(bench_app, name="bench")
