@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 from transformers import Trainer, TrainingArguments
 
-from pasta_decoding.data.score import model_inputs
+from pasta_decoding.data.score import logprobs_of, model_inputs
 from pasta_decoding.data.view import View, view
 from pasta_decoding.engines.windows import attention_windows
 from pasta_decoding.errors import PastaError
@@ -71,12 +70,12 @@ def reference_sums(model: Any, examples: Iterable[PairExample], *, bf16: bool) -
     model.eval()
     sums = []
     for example in examples:
-        inputs = _on_device(_tensors(example, windows), device)
+        inputs = _on_device(pair_inputs(example, windows), device)
         with (
             torch.inference_mode(),
             torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16),
         ):
-            best, worst = _log_probabilities(model, inputs)
+            best, worst = log_probabilities(model, inputs)
         sums.append(Reference(float(best), float(worst)))
     return sums
 
@@ -154,11 +153,11 @@ class PairTrainer(Trainer):
         """Return the loss of the one pair in `inputs`."""
         assert not return_outputs, "nothing is evaluated on the way"
         reference_2, target = inputs.pop("reference_2"), inputs.pop("target")
-        best, worst = _log_probabilities(model, inputs)
+        best, worst = log_probabilities(model, inputs)
         found = bonbon_loss(best, worst, *reference_2, target=float(target), alpha=self._alpha)
         if not torch.isfinite(found.total):
             raise PastaError(
-                f"the loss is {float(found.total)} after step {self.state.global_step}",
+                f"the loss is {float(found.total.detach())} after step {self.state.global_step}",
                 hint="What was saved before stays as it was. Lower --learning-rate.",
             )
         self._meter.add(found, float(target))
@@ -170,25 +169,24 @@ def _collate(windows: dict[str, int | None], items: list[dict[str, Any]]) -> dic
     (item,) = items
     example, reference = item["example"], item["reference"]
     return {
-        **_tensors(example, windows),
+        **pair_inputs(example, windows),
         "reference_2": torch.tensor([reference.best, reference.worst]),
         "target": torch.tensor(target_gap(example.candidates)),
     }
 
 
-def _tensors(example: PairExample, windows: dict[str, int | None]) -> dict[str, Any]:
+def pair_inputs(example: PairExample, windows: dict[str, int | None]) -> dict[str, Any]:
+    """Return what `log_probabilities` takes: a forward's arguments, labels, where they part."""
     pair = example.view()
     best_labels = sum(label is not None for label in example.best.label)
     parts = [best_labels, len(pair.label_L) - best_labels]
     return {**model_inputs(pair, windows), "label_L": pair.label_L, "parts": torch.tensor(parts)}
 
 
-def _log_probabilities(model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def log_probabilities(model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Return log p of best and worst: sums over the labels of all their threads."""
     label_L, parts = inputs.pop("label_L"), inputs.pop("parts").tolist()
-    logits_LV = model(**inputs).logits[0].float()
-    nats_L = cross_entropy(logits_LV, label_L, reduction="none")
-    best_L, worst_L = torch.split(-nats_L, parts)
+    best_L, worst_L = torch.split(logprobs_of(model(**inputs), label_L), parts)
     return best_L.sum(), worst_L.sum()
 
 
