@@ -30,8 +30,9 @@ from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
     from pasta_decoding.runtime.decoder import Decoder
-    from pasta_decoding.train.preference import PreferenceConfig, Surroundings
+    from pasta_decoding.train.preference import Surroundings
     from pasta_decoding.train.quality import Quality
+    from pasta_decoding.train.settings import PreferenceConfig
 
 Item = TypeVar("Item")
 
@@ -105,8 +106,8 @@ def preference(
 ) -> None:
     """Stage 2: prefer fast and good among sampled answers (BoNBoN), in rounds."""
     from pasta_decoding.models.loading import find_adapter
-    from pasta_decoding.train.preference import PreferenceConfig, share_samples
     from pasta_decoding.train.scoring import Weights
+    from pasta_decoding.train.settings import PreferenceConfig, share_samples
 
     if math.isnan(lambda_):
         raise PastaError("--lambda is not a number", hint="Give 0 or more, or inf.")

@@ -24,16 +24,16 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.models import binding as bindings
-from pasta_decoding.models.loading import default_device, holds_weights, load_base
+from pasta_decoding.models.loading import default_device, load_base
 from pasta_decoding.runtime.decoder import Decoder
-from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.train.checks import Checker
 from pasta_decoding.train.lines import (
     encode_line,
     read_lines,
@@ -43,104 +43,25 @@ from pasta_decoding.train.lines import (
 )
 from pasta_decoding.train.lora import add_lora, save_adapter
 from pasta_decoding.train.pairs import (
-    PairConfig,
     PairExample,
     Reference,
     reference_sums,
     train_pairs,
 )
 from pasta_decoding.train.quality import Quality
-from pasta_decoding.train.rounds import describe_parts, plot_rounds, summarise, worst_repeats
+from pasta_decoding.train.rounds import summarise, worst_repeats
 from pasta_decoding.train.run import begin_run, disk_errors, find_run
 from pasta_decoding.train.sample import Prompt, Sample, Sampler, Track, prompt_of, sample_answers
 from pasta_decoding.train.scoring import (
     Pair,
     Part,
     Scores,
-    Weights,
     baseline_tokens,
     choose_pairs,
     measure,
     score_parts,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class PreferenceConfig:
-    """One run; its resolved form is `config.json` in the run folder.
-
-    policy:           adapter that the first round samples from and trains on.
-    baseline:         adapter of the sequential baseline.
-    check:            prompts whose greedy answers show each round's effect; None for no check.
-    limit:            prompts, chosen by the seed among those of at most `max_prompt_chars`.
-    engine:           what decodes, in words; answers of two engines differ in near-ties.
-    samples:          annotated answers a prompt, at temperature 1.
-    baseline_samples: sequential answers of the baseline a prompt.
-    weights:          how scores are made; `lambda_` None is infinity.
-    max_tokens:       tokens of one answer, tags included.
-    """
-
-    prompts: tuple[str, ...]
-    policy: str
-    baseline: str
-    check: str | None = None
-    check_limit: int = 50
-    limit: int | None = None
-    max_prompt_chars: int = 1000
-    engine: str = ""
-    rounds: int = 1
-    samples: int = 8
-    baseline_samples: int = 2
-    max_tokens: int = 400
-    max_threads: int = 12
-    max_chunks: int = 16
-    quality: str = "nats"
-    weights: Weights = field(default_factory=Weights)
-    alpha: float = 0.005
-    epochs: int = 1
-    learning_rate: float = 1e-4
-    warmup_steps: int = 5
-    pairs_per_step: int = 4
-    save_every_steps: int = 10
-    seed: int = 0
-    bf16: bool = True
-
-    @property
-    def rules(self) -> Rules:
-        """How far an annotated answer may go."""
-        return Rules(
-            max_tokens=self.max_tokens, max_threads=self.max_threads, max_chunks=self.max_chunks
-        )
-
-    @property
-    def pair_config(self) -> PairConfig:
-        """How a round is trained."""
-        return PairConfig(
-            alpha=self.alpha,
-            epochs=self.epochs,
-            learning_rate=self.learning_rate,
-            warmup_steps=self.warmup_steps,
-            pairs_per_step=self.pairs_per_step,
-            save_every_steps=self.save_every_steps,
-            seed=self.seed,
-            bf16=self.bf16,
-        )
-
-
-# Keys that neither samples nor what is measured of them depend on.
-_FREE_OF_SAMPLES = frozenset(
-    {
-        "rounds",
-        "weights",
-        "alpha",
-        "epochs",
-        "learning_rate",
-        "warmup_steps",
-        "pairs_per_step",
-        "save_every_steps",
-        "bf16",
-    }
-)
+from pasta_decoding.train.settings import PreferenceConfig, keep_prompts, refuse_misfits
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,73 +105,6 @@ def train_preference(
         checker.report()
         copy_whole(policy, around.out / "adapter")
         return run.result(checker.points)
-
-
-def refuse_misfits(config: PreferenceConfig) -> None:
-    """Refuse adapters that cannot be trained on or compared, before hours are spent."""
-    policy, baseline = Path(config.policy), Path(config.baseline)
-    if holds_weights(policy):
-        raise PastaError(
-            f"{policy} holds a whole model, not an adapter to go on from",
-            hint="Give --policy the folder that `pasta train sft` wrote.",
-        )
-    bases = [replace(bindings.load(adapter).base, name="") for adapter in (policy, baseline)]
-    if bases[0] != bases[1]:
-        raise PastaError(
-            f"{policy} and {baseline} were trained on different base models",
-            hint="Train the baseline with `pasta train sft --plain` on the policy's base.",
-        )
-
-
-def keep_prompts(out: Path, instructions: Sequence[str]) -> list[Prompt]:
-    """Return the prompts, each once; refuse others than those that the run folder knows."""
-    prompts = [prompt_of(text) for text in dict.fromkeys(instructions)]
-    if not prompts:
-        raise PastaError("no prompt to answer", hint="Give other --prompts.")
-    lines = [asdict(prompt) for prompt in prompts]
-    known = read_lines(out / "prompts.jsonl")
-    if known and known != lines:
-        raise PastaError(
-            f"the prompts are not those that {out} was begun with",
-            hint="Choose another --out, or restore the files of --prompts.",
-        )
-    write_lines(out / "prompts.jsonl", lines)
-    return prompts
-
-
-def share_samples(source: Path, out: Path, config: PreferenceConfig) -> None:
-    """Copy what another run of the same policy sampled and measured, before a run begins.
-
-    Raises PastaError if that run's samples were made with other settings.
-    """
-    try:
-        theirs = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise PastaError(f"{source} holds no run: {error}", hint="Check --samples-from.") from error
-    ours = json.loads(json.dumps(asdict(config)))
-    differing = [
-        name
-        for name in sorted(ours.keys() | theirs.keys())
-        if name not in _FREE_OF_SAMPLES and ours.get(name) != theirs.get(name)
-    ]
-    if differing:
-        raise PastaError(
-            f"the samples of {source} were made with other {', '.join(differing)}",
-            hint="Repeat these settings of its config.json, or leave --samples-from out.",
-        )
-    for name in ("prompts", "baseline", "check_baseline", "check_baseline_parts"):
-        _copy_once(source / f"{name}.jsonl", out / f"{name}.jsonl")
-    for folder, names in (
-        ("round-0", ("check", "check_parts")),
-        ("round-1", ("samples", "parts")),
-    ):
-        for name in names:
-            _copy_once(source / folder / f"{name}.jsonl", out / folder / f"{name}.jsonl")
-
-
-def _copy_once(source: Path, target: Path) -> None:
-    if source.exists() and not target.exists():
-        write_text(target, source.read_text(encoding="utf-8"))
 
 
 def copy_whole(folder: Path, target: Path) -> None:
@@ -440,47 +294,3 @@ def load_policy(base: Path, policy: Path, config: PreferenceConfig) -> tuple[Any
     # The rank is the policy's own.
     model = add_lora(model, checkpoint.binding, rank=0, seed=config.seed, start=str(policy))
     return model.to(default_device()), checkpoint
-
-
-class Checker:
-    """Greedy answers to the check prompts after each round, and what they show."""
-
-    def __init__(self, run: Run, prompts: Sequence[Prompt]) -> None:
-        self._run = run
-        self._prompts = prompts
-        self.points: list[dict[str, Any]] = []
-
-    def check(self, number: int, policy: Path) -> None:
-        """Answer the check prompts with the policy that round `number` ended with."""
-        if self._prompts:
-            figures = self._figures(number, policy, f"round-{number}/check", parallel=True)
-            self.points.append({"round": number, **figures, **self._spent_until(number)})
-
-    def report(self) -> None:
-        """Write the figures of all rounds beside the baseline's, and the plot."""
-        if self._prompts:
-            out = self._run.around.out
-            baseline = Path(self._run.config.baseline)
-            figures = self._figures(0, baseline, "check_baseline", parallel=False)
-            found = {"baseline": figures, "rounds": self.points}
-            write_text(out / "rounds.json", json.dumps(found, indent=2) + "\n")
-            plot_rounds(self.points, out / "rounds.png")
-
-    def _figures(
-        self, number: int, adapter: Path, name: str, *, parallel: bool
-    ) -> dict[str, float | None]:
-        run = self._run
-        sampler = replace(run.sampler("check", 1, parallel=parallel), temperature=0.0)
-        with run.spending(number, f"{Path(name).name}_answers") as spent:
-            answers = run.sample(adapter, self._prompts, sampler, f"{name}.jsonl")
-            spent["tokens"] = sum(answer.fed_tokens for answer in answers)
-        return describe_parts(run.measure(number, self._prompts, answers, f"{name}_parts.jsonl"))
-
-    def _spent_until(self, number: int) -> dict[str, float]:
-        """Return what all stages but the checks took up to the end of a round."""
-        past = [
-            line
-            for line in read_lines(self._run.around.out / "spent.jsonl")
-            if line["round"] <= number and not line["stage"].startswith("check")
-        ]
-        return {name: sum(line[name] for line in past) for name in ("seconds", "tokens")}
