@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from pasta_decoding.cli import bench, data, decode, engine, files, train
+from pasta_decoding.cli import bench, data, decode, engine, files, preference, train
 
 app = typer.Typer(
     help="Learned asynchronous decoding: one answer, written by several threads at once.",
@@ -25,6 +25,7 @@ app.command()(engine.export)
 data_app.command("build")(data.build)
 data_app.command("report")(data.report)
 train_app.command("sft")(train.sft)
+train_app.command("preference")(preference.preference)
 bench_app.command("answers")(bench.answers)
 app.add_typer(data_app, name="data")
 app.add_typer(train_app, name="train")

@@ -37,9 +37,15 @@ def label_logprobs(model: Any, layouts: Sequence[Layout]) -> list[Tensor]:
     inputs = {
         name: _to(value, model.device) for name, value in model_inputs(pack_view, windows).items()
     }
-    logits_LV = model(**inputs).logits[0].float()
-    nats_L = cross_entropy(logits_LV, pack_view.label_L.to(model.device), reduction="none")
-    return list(torch.split(-nats_L, [_labels(layout) for layout in layouts]))
+    logprobs_L = logprobs_of(model(**inputs), pack_view.label_L.to(model.device))
+    return list(torch.split(logprobs_L, [_labels(layout) for layout in layouts]))
+
+
+def logprobs_of(outputs: Any, label_L: Tensor) -> Tensor:
+    """Return the log-probability of every label (nats), in float32 at least."""
+    logits_LV = outputs.logits[0]
+    logits_LV = logits_LV.to(torch.promote_types(logits_LV.dtype, torch.float32))
+    return -cross_entropy(logits_LV, label_L, reduction="none")
 
 
 def score_layouts(

@@ -4,6 +4,7 @@
 - critical path: forward steps after the prefill that the answer needs at unlimited width.
 - own speedup: plain tokens / critical path.
 - repeated chunk: one most of whose word pairs a sibling of the same answer has too.
+- repeated grams: share of runs of four words that occurred before in the same text.
 """
 
 from __future__ import annotations
@@ -30,14 +31,24 @@ def geometric_mean(ratios: Iterable[float]) -> float | None:
 
 def repeated_chunks(tree: Tree) -> int:
     """Count the chunks more than half of whose word pairs occur in an earlier sibling."""
-    seen: list[set[tuple[str, str]]] = []
-    repeated = 0
-    for node in tree:
-        if isinstance(node, Chunk):
-            pairs = _word_pairs(node.text)
-            repeated += any(len(pairs & other) > MOSTLY * len(pairs) for other in seen if pairs)
-            seen.append(pairs)
-    return repeated
+    return len(repetitions(tree))
+
+
+def repetitions(tree: Tree) -> list[int]:
+    """Return which chunks are repeated ones: their places among the chunks, from 0."""
+    pairs = [_word_pairs(node.text) for node in tree if isinstance(node, Chunk)]
+    return [
+        place
+        for place, own in enumerate(pairs)
+        if own and any(len(own & other) > MOSTLY * len(own) for other in pairs[:place])
+    ]
+
+
+def repeated_grams(text: str) -> float:
+    """Return the share of runs of four words that occurred before."""
+    words = text.split()
+    grams = list(zip(words, words[1:], words[2:], words[3:], strict=False))
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
 def _word_pairs(text: str) -> set[tuple[str, str]]:

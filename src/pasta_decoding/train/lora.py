@@ -24,7 +24,10 @@ def add_lora(
 
     torch.manual_seed(seed)
     if start is not None:
-        return PeftModel.from_pretrained(model, start, is_trainable=True)
+        taken_up = PeftModel.from_pretrained(model, start, is_trainable=True)
+        # Its own name for the base is one of a hub, where peft would look whenever it saves.
+        taken_up.peft_config["default"].base_model_name_or_path = model.name_or_path
+        return taken_up
     settings = LoraConfig(
         r=rank,
         lora_alpha=2 * rank,

@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from pasta_decoding.train.loss import LossMeter
+
+class Meter(Protocol):
+    """Collects figures of its own between two log steps."""
+
+    def read(self) -> dict[str, float]:
+        """Return what was collected, and start anew."""
+        ...
 
 
 class MetricsFile(TrainerCallback):
     """Appends what the Trainer logs; a resumed run first drops the lines past its checkpoint."""
 
-    def __init__(self, path: Path, meter: LossMeter) -> None:
+    def __init__(self, path: Path, meter: Meter) -> None:
         self._path = path
         self._meter = meter
         self._began_s = time.monotonic()
