@@ -115,17 +115,17 @@ class Chat:
         """Return the answer to a conversation. Raises EndpointError when no try brought one."""
         from openai import APIError
 
-        options: dict[str, Any] = {"temperature": temperature, "max_tokens": max_tokens}
+        options: dict[str, Any] = {
+            "messages": list(messages),
+            "temperature": temperature,
+            "max_tokens": max_tokens,
+        }
         if top_logprobs is not None:
             options |= {"logprobs": True, "top_logprobs": top_logprobs}
         create = self._client.chat.completions.with_raw_response.create
         try:
             async with self._slots:
-                raw = await create(
-                    model=self._endpoint.model,
-                    messages=[dict(turn) for turn in messages],
-                    **options,
-                )
+                raw = await create(model=self._endpoint.model, **options)
         except APIError as error:
             _explain(self._endpoint, error)
         try:
@@ -169,7 +169,7 @@ def _explain(endpoint: Endpoint, error: APIError) -> NoReturn:
             message = f"{where} did not answer within {endpoint.timeout_s:g} s (tries: {tries})"
             hint, fatal = "Give it more time, or ask for less at the same time.", False
         case openai.APIConnectionError():
-            # A refused connection, or a host that nobody knows. Whose class it is depends on the client.
+            # A refused connection or a host that nobody knows, in whatever HTTP library.
             fatal = type(error.__cause__).__name__ == "ConnectError"
             verb = "cannot be reached" if fatal else "broke the connection"
             message = f"{where} {verb}: {error.__cause__} (tries: {tries})"
