@@ -14,12 +14,12 @@ import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
-    from openai import APIError, AsyncOpenAI
+    from openai import APIError, APIStatusError, AsyncOpenAI
 
 Message = Mapping[str, str]
 """A turn of a conversation: `role` and `content`."""
@@ -71,10 +71,15 @@ class Reply:
 
 
 class EndpointError(PastaError):
-    """A request failed for good. If `fatal`, every other one with these settings will, too."""
+    """A request failed for good.
 
-    def __init__(self, message: str, *, hint: str = "", fatal: bool = False) -> None:
+    kind:  the reason in a word or two, for counting: `timeout`, `status 500`, ...
+    fatal: every other request with these settings will fail, too.
+    """
+
+    def __init__(self, kind: str, message: str, *, hint: str = "", fatal: bool = False) -> None:
         super().__init__(message, hint=hint)
+        self.kind = kind
         self.fatal = fatal
 
 
@@ -127,13 +132,13 @@ class Chat:
             async with self._slots:
                 raw = await create(model=self._endpoint.model, **options)
         except APIError as error:
-            _explain(self._endpoint, error)
+            raise _explain(self._endpoint, error) from error
         try:
             return _reply(raw.parse(), raw.retries_taken)
         except (ValueError, TypeError, AttributeError, LookupError) as error:
             message = f"{self._endpoint.base_url} sent no chat completion: {_excerpt(raw.text)}"
             hint = "Check that the base URL is that of an OpenAI-compatible server."
-            raise EndpointError(message, hint=hint) from error
+            raise EndpointError("no completion", message, hint=hint) from error
 
 
 def _reply(completion: Any, retries: int) -> Reply:
@@ -159,34 +164,41 @@ def _first_token(logprobs: Any) -> dict[str, float] | None:
     return {one.token: float(one.logprob) for one in tokens[0].top_logprobs}
 
 
-def _explain(endpoint: Endpoint, error: APIError) -> NoReturn:
-    """Raise what the user can understand: what failed, where, and what to do."""
+def _explain(endpoint: Endpoint, error: APIError) -> EndpointError:
+    """Return what the user can understand: what failed, where, and what to do."""
     import openai
 
-    where, tries = endpoint.base_url, endpoint.max_retries + 1
+    where, tries = endpoint.base_url, f"(tries: {endpoint.max_retries + 1})"
     match error:
         case openai.APITimeoutError():
-            message = f"{where} did not answer within {endpoint.timeout_s:g} s (tries: {tries})"
-            hint, fatal = "Give it more time, or ask for less at the same time.", False
+            message = f"{where} did not answer within {endpoint.timeout_s:g} s {tries}"
+            hint = "Give it more time, or ask for less at the same time."
+            return EndpointError("timeout", message, hint=hint)
         case openai.APIConnectionError():
             # A refused connection or a host that nobody knows, in whatever HTTP library.
-            fatal = type(error.__cause__).__name__ == "ConnectError"
-            verb = "cannot be reached" if fatal else "broke the connection"
-            message = f"{where} {verb}: {error.__cause__} (tries: {tries})"
+            nobody = type(error.__cause__).__name__ == "ConnectError"
+            verb = "cannot be reached" if nobody else "broke the connection"
+            message = f"{where} {verb}: {error.__cause__} {tries}"
             hint = "Check the base URL and that the server runs."
-        case openai.AuthenticationError() | openai.PermissionDeniedError():
-            message = f"{where} refuses the key ({error.status_code})"
-            hint, fatal = f"Put a key of this endpoint into {' or '.join(KEY_VARIABLES)}.", True
-        case openai.NotFoundError():
-            message = f"{where} knows no model {endpoint.model!r} (404: {_excerpt(error.message)})"
-            hint = "Check the model's name, and that the base URL ends before /chat/completions."
-            fatal = True
+            return EndpointError("connection", message, hint=hint, fatal=nobody)
         case openai.APIStatusError():
-            message = f"{where} failed with status {error.status_code}: {_excerpt(error.message)}"
-            hint, fatal = "The same command tries again.", False
+            return _explain_status(endpoint, error)
         case _:
-            message, hint, fatal = f"{where}: {_excerpt(error.message)}", "", False
-    raise EndpointError(message, hint=hint, fatal=fatal) from error
+            return EndpointError("failure", f"{where}: {_excerpt(error.message)}")
+
+
+def _explain_status(endpoint: Endpoint, error: APIStatusError) -> EndpointError:
+    where, status = endpoint.base_url, error.status_code
+    said, kind = _excerpt(error.message), f"status {error.status_code}"
+    if status in {401, 403}:
+        hint = f"Put a key of this endpoint into {' or '.join(KEY_VARIABLES)}."
+        return EndpointError(kind, f"{where} refuses the key ({status})", hint=hint, fatal=True)
+    if status == 404:
+        message = f"{where} knows no model {endpoint.model!r} (404: {said})"
+        hint = "Check the model's name, and that the base URL ends before /chat/completions."
+        return EndpointError(kind, message, hint=hint, fatal=True)
+    message = f"{where} failed with status {status}: {said}"
+    return EndpointError(kind, message, hint="The same command tries again.")
 
 
 def _excerpt(text: str) -> str:

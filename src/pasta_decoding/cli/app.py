@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from pasta_decoding.cli import bench, decode, engine, files, train
+from pasta_decoding.cli import annotate, bench, decode, engine, files, train
 
 app = typer.Typer(
     help="Learned asynchronous decoding: one answer, written by several threads at once.",
@@ -19,9 +19,10 @@ app.command()(decode.run)
 app.command()(decode.compare)
 app.command()(files.lint)
 app.command()(files.pull)
-app.command()(files.annotate)
+app.command()(annotate.annotate)
 app.command()(engine.export)
 train_app.command("sft")(train.sft)
 bench_app.command("answers")(bench.answers)
+bench_app.command("annotations")(bench.annotations)
 app.add_typer(train_app, name="train")
 app.add_typer(bench_app, name="bench")
