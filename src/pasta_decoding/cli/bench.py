@@ -75,7 +75,7 @@ def show_figures(figures: dict[str, Any], records: list[Record]) -> None:
             say(f"failed: {record.prompt[:60]!r}: {record.error}")
 
 
-def annotations(
+def compare_annotations(
     gold: Annotated[Path, typer.Argument(help="JSONL (.gz) with annotations thought right.")],
     annotated: Annotated[Path, typer.Argument(help="JSONL (.gz), the same responses.")],
     held_out: Annotated[

@@ -2,8 +2,8 @@
 
 - exact-chunk F1: a chunk is found if the other annotation has one that begins and ends at the same
   characters of the plain text.
-- unit F1: units are the sentences of each line; a unit counts if most of it is inside of a chunk,
-  whichever. This asks what is written in parallel, not where it is cut.
+- unit F1: units are the sentences of three words or more; a unit counts if most of it is inside of
+  a chunk, whichever. This asks what is written in parallel, not where it is cut.
 - token agreement: share of tokens of the plain text that both leave to the main thread or both put
   into a chunk.
 - sync F1: a sync is found if the other has one at the same place, white space aside.
@@ -38,6 +38,7 @@ Extent = tuple[int, int]
 TokenEnds = Callable[[str], Sequence[int]]
 """Tells where the tokens of a text end, in characters."""
 
+UNIT_MIN_WORDS = 3  # fewer are titles and labels
 RULE_MIN_WORDS = 10
 RESAMPLES = 1000
 _LINE = re.compile(r"[^\n]+")
@@ -147,13 +148,13 @@ def sync_places(tree: Tree) -> set[int]:
 
 
 def units(text: str) -> list[Extent]:
-    """Return the sentences of every line, white space at their edges left out."""
+    """Return where the sentences of every line stand; a line break ends one, too."""
     found = []
     for line in _LINE.finditer(text):
         for start, end in sentences(text, *line.span()):
             body = text[start:end]
             first = start + len(body) - len(body.lstrip())
-            if body.strip():
+            if len(body.split()) >= UNIT_MIN_WORDS:
                 found.append((first, first + len(body.strip())))
     return found
 

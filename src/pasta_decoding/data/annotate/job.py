@@ -7,7 +7,6 @@ with the same settings goes on there; in the end OUT is written in the order of 
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -90,17 +89,18 @@ class Journal:
     def __init__(self, path: Path, settings: Settings) -> None:
         self.path = path
         self._settings = dict(settings)
+        self._whole_bytes = 0
 
     def read(self, rows: Mapping[str, Row]) -> dict[str, Annotated]:
         """Return the results by id, those of `rows` only; {} if there is no journal yet.
 
-        A line that a kill left unfinished is cut off.
+        A line that a kill left unfinished is not one, and is overwritten later.
         """
         if not self.path.exists():
             return {}
         contents = self.path.read_bytes()
         whole = contents[: contents.rfind(b"\n") + 1]
-        os.truncate(self.path, len(whole))
+        self._whole_bytes = len(whole)
         header, *lines = whole.splitlines() or [b""]
         if header:
             self._compare(header)
@@ -108,9 +108,10 @@ class Journal:
         return {one.row.id: one for one in found if one is not None}
 
     def __enter__(self) -> Journal:
-        """Open it for writing; a new one begins with the settings."""
+        """Open it for writing behind what was read; a new one begins with the settings."""
         self._file = self.path.open("ab")
-        if not self._file.tell():
+        self._file.truncate(self._whole_bytes)
+        if not self._whole_bytes:
             self._line({"settings": self._settings})
         return self
 
