@@ -32,9 +32,15 @@ def cache_folder() -> Path:
     return default_cache(os.environ)
 
 
+def is_main() -> bool:
+    """Is this the process that speaks? `accelerate launch` starts several, and numbers them."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def say(line: str) -> None:
     """Tell the user how it goes, on standard error."""
-    typer.echo(line, err=True)
+    if is_main():
+        typer.echo(line, err=True)
 
 
 def lint(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pasta_decoding.cli.files import cache_folder, say
+from pasta_decoding.cli.files import cache_folder, is_main, say
 
 if TYPE_CHECKING:
     from pasta_decoding.train.sft import SftConfig
@@ -59,7 +59,9 @@ def sft(
         seed=seed,
         bf16=bf16,
     )
-    typer.echo(train(config, data, model, out))
+    adapter = train(config, data, model, out)
+    if is_main():
+        typer.echo(adapter)
 
 
 def train(config: SftConfig, data: list[Path], model: Path | None, out: Path) -> Path:
