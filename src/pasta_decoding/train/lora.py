@@ -1,9 +1,10 @@
-"""LoRA on a base model, with the control-token rows trained in full."""
+"""What is trained and saved: LoRA with the control-token rows in full, or the whole model."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,34 @@ def save_adapter(
     # The trained rows are saved in any case; asked to find out, peft would look on the hub.
     model.save_pretrained(partial, state_dict=weights, save_embedding_layers=False)
     (partial / "README.md").unlink(missing_ok=True)
+    return _finish(partial, checkpoint, folder)
+
+
+def save_whole(
+    model: Any,
+    tokenizer: Any,
+    checkpoint: Checkpoint,
+    folder: Path,
+    *,
+    weights: dict[str, Tensor] | None = None,
+) -> Path:
+    """Write a model of which all weights were trained, as `pasta export --to hf` would.
+
+    weights: as in `save_adapter`. It has become a base of its own, and is described as one.
+    """
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    if weights is None:
+        model.to(torch.bfloat16)
+    else:
+        weights = {name: one.to(torch.bfloat16) for name, one in weights.items()}
+    model.save_pretrained(partial, state_dict=weights)
+    tokenizer.save_pretrained(partial)
+    base = bindings.describe_base(model, checkpoint.base.name, weights)
+    return _finish(partial, replace(checkpoint, base=base), folder)
+
+
+def _finish(partial: Path, checkpoint: Checkpoint, folder: Path) -> Path:
     bindings.save(checkpoint, partial)
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(partial, folder)

@@ -1,4 +1,6 @@
-"""Stage 1: supervised finetuning on annotated responses, LoRA plus the control-token rows.
+"""Stage 1: supervised finetuning on annotated responses.
+
+LoRA plus the control-token rows, or all weights.
 
 Shapes: T tokens of a pack, L labelled tokens, V vocabulary.
 """
@@ -21,6 +23,7 @@ from pasta_decoding.data.score import model_inputs, takes_blocks
 from pasta_decoding.data.view import View, compile_answer, pack, view
 from pasta_decoding.engines.windows import attention_windows
 from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.check import check
 from pasta_decoding.lang.layout import Layout
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.lang.tree import Span, read, strip
@@ -29,7 +32,7 @@ from pasta_decoding.models.binding import Binding
 from pasta_decoding.models.loading import load_base
 from pasta_decoding.models.prompt import Message, PromptEncoder
 from pasta_decoding.train.guard import FiniteGuard
-from pasta_decoding.train.lora import add_lora, save_adapter
+from pasta_decoding.train.lora import add_lora, save_adapter, save_whole
 from pasta_decoding.train.loss import IGNORED, LossMeter
 from pasta_decoding.train.metrics import MetricsFile, plot_losses
 from pasta_decoding.train.run import begin_run, disk_errors, find_run
@@ -44,6 +47,7 @@ class SftConfig:
 
     start:          folder of an adapter to go on from; None starts a new one.
     plain:          take the tags out: the sequential baseline of the same responses.
+    lora_rank:      0 trains all weights instead; `adapter` is then a whole model.
     max_tokens:     tokens of one answer with its prompt; a longer one is cut between parts.
     pack_tokens:    tokens of one pack, the unit of a forward pass.
     packs_per_step: packs whose gradients make one optimiser step, over all processes.
@@ -87,24 +91,32 @@ def train_sft(
     """
     arguments = training_arguments(config, out)
     resume = find_run(out, config)
-    model, tokenizer = load_base(base, dtype="bfloat16" if config.bf16 else "float32")
+    frozen_in_bf16 = config.bf16 and config.lora_rank > 0
+    model, tokenizer = load_base(base, dtype="bfloat16" if frozen_in_bf16 else "float32")
     binding = bindings.bind(tokenizer)
     checkpoint = bindings.describe(model, tokenizer, binding, name=config.base_name)
     bindings.grow_vocabulary(model, binding)
-    say(f"attention: {set_attention(model, config.attention)}")
+    on_gpu = arguments.device.type == "cuda"
+    say(f"attention: {set_attention(model, config.attention, on_gpu=on_gpu)}")
     layouts = compile_rows(rows, tokenizer, binding, config, say)
     packs = plan_packs(layouts, config)
     say(f"{len(layouts)} answers, {_tokens(packs)} tokens in {len(packs)} packs")
     if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    model = add_lora(model, binding, rank=config.lora_rank, seed=config.seed, start=config.start)
+        # transformers 5.23 renames it and warns of the old name, which 5.17 only knows.
+        older = "gradient_checkpointing_enable"
+        newer = "activation_checkpointing_enable"
+        getattr(model, newer if hasattr(model, newer) else older)({"use_reentrant": False})
+    if config.lora_rank:
+        rank, start = config.lora_rank, config.start
+        model = add_lora(model, binding, rank=rank, seed=config.seed, start=start)
     with disk_errors(out):
         if arguments.should_save:
             begin_run(out, config)
         weights = run_trainer(model, packs, binding, arguments, resume)
         if arguments.should_save:
             plot_losses(out / "metrics.jsonl", out / "loss.png")
-            save_adapter(model, checkpoint, out / "adapter", weights=weights)
+            save = save_adapter if config.lora_rank else partial(save_whole, tokenizer=tokenizer)
+            save(model, checkpoint=checkpoint, folder=out / "adapter", weights=weights)
     return out / "adapter"
 
 
@@ -117,6 +129,11 @@ def training_arguments(config: SftConfig, out: Path) -> TrainingArguments:
     from transformers import TrainingArguments
 
     use_cpu = not torch.cuda.is_available()
+    if config.start is not None and not config.lora_rank:
+        raise PastaError(
+            "all weights are to be trained, so there is no adapter to go on from",
+            hint="Merge it first, `pasta export --to hf`, and give --model what that wrote.",
+        )
     processes = PartialState(cpu=use_cpu).num_processes
     if config.packs_per_step % processes:
         raise PastaError(
@@ -153,12 +170,16 @@ def training_arguments(config: SftConfig, out: Path) -> TrainingArguments:
     return arguments
 
 
-def set_attention(model: Any, wanted: str) -> str:
+def set_attention(model: Any, wanted: str, *, on_gpu: bool) -> str:
     """Let `model` compute the attention that is `wanted`, and say which that is."""
-    if wanted == "flex" or (wanted == "auto" and torch.cuda.is_available()):
-        model.set_attn_implementation("flex_attention")
-        return "flex, with block masks"
-    return f"{model.config.get_text_config()._attn_implementation}, with dense masks"
+    if wanted == "dense" or (wanted == "auto" and not on_gpu):
+        return f"{model.config.get_text_config()._attn_implementation}, with dense masks"
+    if not on_gpu:
+        raise PastaError(
+            "flex attention has no backward pass on a CPU", hint="Leave --attention out."
+        )
+    model.set_attn_implementation("flex_attention")
+    return "flex, with block masks"
 
 
 def compile_rows(
@@ -168,28 +189,44 @@ def compile_rows(
     config: SftConfig,
     say: Callable[[str], None],
 ) -> list[Layout]:
-    """Lay every row out behind its prompt; rows that cannot fit are counted and left out."""
+    """Lay every row out behind its prompt; rows that cannot be used are counted and left out."""
     encoder = PromptEncoder(tokenizer, forbidden_ids=binding.ids)
-    scheme = scheme_named(config.scheme)
     layouts = []
+    left_out: dict[str, list[str]] = {}
     for row in rows:
-        tree = read(row.response)
-        layout = compile_answer(
-            encoder.encode([Message("user", row.instruction)]),
-            (Span(strip(tree)),) if config.plain else tree,
-            binding=binding,
-            encode=encoder.encode_text,
-            scheme=scheme,
-            end=tokenizer.eos_token_id,
-            max_tokens=config.max_tokens,
-        )
-        if layout is not None:
-            layouts.append(layout)
-    if len(layouts) < len(rows):
-        say(f"{len(rows) - len(layouts)} rows left out: longer than {config.max_tokens} tokens")
+        try:
+            layouts.append(compile_row(row, encoder, binding, config, end=tokenizer.eos_token_id))
+        except PastaError as reason:
+            left_out.setdefault(str(reason), []).append(row.id)
+    for why, ids in left_out.items():
+        say(f"{len(ids)} rows left out, the first is {ids[0]}: {why}")
     if not layouts:
         raise PastaError("no row to train on", hint="Raise --max-length or give other --data.")
     return layouts
+
+
+def compile_row(
+    row: Row, encoder: PromptEncoder, binding: Binding, config: SftConfig, *, end: int
+) -> Layout:
+    """Lay one row out. Raises PastaError, which says why, if it teaches nothing or wrong things."""
+    tree = read(row.response)
+    text = strip(tree)
+    if problems := check(row.response):
+        raise PastaError(f"broken tags ({problems[0].rule}); `pasta lint` tells where")
+    if not text.strip():
+        raise PastaError("empty response")
+    layout = compile_answer(
+        encoder.encode([Message("user", row.instruction)]),
+        (Span(text),) if config.plain else tree,
+        binding=binding,
+        encode=encoder.encode_text,
+        scheme=scheme_named(config.scheme),
+        end=end,
+        max_tokens=config.max_tokens,
+    )
+    if layout is None:
+        raise PastaError(f"longer than {config.max_tokens} tokens")
+    return layout
 
 
 def plan_packs(layouts: Sequence[Layout], config: SftConfig) -> list[list[Layout]]:
