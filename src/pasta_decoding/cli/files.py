@@ -26,9 +26,23 @@ def cache_folder() -> Path:
     return default_cache(os.environ)
 
 
+def base_folder(model: Path | None) -> Path:
+    """Return the folder of the base model of --model: a folder, a name on the hub, or left out."""
+    from pasta_decoding.models.download import model_folder
+    from pasta_decoding.models.embedded import model_dir
+
+    return model_dir(cache_folder()) if model is None else model_folder(model, tell=say)
+
+
+def is_main() -> bool:
+    """Is this the process that speaks? `accelerate launch` starts several, and numbers them."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def say(line: str) -> None:
     """Tell the user how it goes, on standard error."""
-    typer.echo(line, err=True)
+    if is_main():
+        typer.echo(line, err=True)
 
 
 def lint(

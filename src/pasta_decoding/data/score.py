@@ -17,14 +17,25 @@ from pasta_decoding.engines.windows import attention_windows
 from pasta_decoding.lang.layout import Layout
 
 
-def model_inputs(pack_view: View, windows: Mapping[str, int | None]) -> dict[str, Any]:
-    """Return the keyword arguments of a Hugging Face forward whose logits are [1, L, V]."""
+def model_inputs(
+    pack_view: View, windows: Mapping[str, int | None], *, blocks: bool = False
+) -> dict[str, Any]:
+    """Return the keyword arguments of a Hugging Face forward whose logits are [1, L, V].
+
+    They lie where `pack_view` does. `blocks`: see `attention_masks`.
+    """
     return {
         "input_ids": pack_view.tokens_T[None],
         "position_ids": pack_view.position_T[None],
-        "attention_mask": attention_masks(pack_view, windows),
+        "attention_mask": attention_masks(pack_view, windows, blocks=blocks),
         "logits_to_keep": pack_view.source_L,
+        "use_cache": False,
     }
+
+
+def takes_blocks(model: Any) -> bool:
+    """Does this model compute flex attention, which takes block masks?"""
+    return model.config.get_text_config()._attn_implementation == "flex_attention"
 
 
 def label_logprobs(model: Any, layouts: Sequence[Layout]) -> list[Tensor]:
@@ -32,12 +43,10 @@ def label_logprobs(model: Any, layouts: Sequence[Layout]) -> list[Tensor]:
 
     Forced tokens have no label and so no entry. Gradients flow where they are enabled.
     """
-    pack_view = view(layouts)
+    pack_view = view(layouts).to(model.device)
     windows = attention_windows(model.config.get_text_config())
-    inputs = {
-        name: _to(value, model.device) for name, value in model_inputs(pack_view, windows).items()
-    }
-    logprobs_L = logprobs_of(model(**inputs), pack_view.label_L.to(model.device))
+    outputs = model(**model_inputs(pack_view, windows, blocks=takes_blocks(model)))
+    logprobs_L = logprobs_of(outputs, pack_view.label_L)
     return list(torch.split(logprobs_L, [_labels(layout) for layout in layouts]))
 
 
@@ -60,9 +69,3 @@ def score_layouts(
 
 def _labels(layout: Layout) -> int:
     return sum(label is not None for label in layout.label)
-
-
-def _to(value: Any, device: torch.device) -> Any:
-    if isinstance(value, dict):
-        return {name: _to(one, device) for name, one in value.items()}
-    return value.to(device)

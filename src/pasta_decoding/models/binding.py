@@ -130,16 +130,20 @@ def bind(tokenizer: Any) -> Binding:
     return Binding(promise_open, buckets, async_open, async_close, sync)
 
 
-def describe_base(model: Any, name: str) -> Base:
-    """Return the identity of a loaded base model (before an adapter is put on it)."""
+def describe_base(model: Any, name: str, weights: Mapping[str, Any] | None = None) -> Base:
+    """Return the identity of a loaded base model (before an adapter is put on it).
+
+    weights: its parameters, where `model` itself holds only a shard of them.
+    """
     config = model.config
+    parameters = weights or dict(model.named_parameters())
     return Base(
         name=name,
         model_type=config.model_type,
         hidden_size=config.hidden_size,
         layers=config.num_hidden_layers,
         vocabulary_size=config.vocab_size,
-        norms_sha256=_norm_digest(model.named_parameters()),
+        norms_sha256=_norm_digest(parameters.items()),
     )
 
 
