@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from pasta_decoding.cli import bench, decode, engine, files, train
+from pasta_decoding.cli import bench, decode, engine, files, judge, train
 
 app = typer.Typer(
     help="Learned asynchronous decoding: one answer, written by several threads at once.",
@@ -14,6 +14,7 @@ app = typer.Typer(
 )
 train_app = typer.Typer(help="Teach a model the language.", no_args_is_help=True)
 bench_app = typer.Typer(help="Measure what parallel decoding buys.", no_args_is_help=True)
+judge_app = typer.Typer(help="Say which of two answers is better.", no_args_is_help=True)
 
 app.command()(decode.run)
 app.command()(decode.compare)
@@ -23,5 +24,8 @@ app.command()(files.annotate)
 app.command()(engine.export)
 train_app.command("sft")(train.sft)
 bench_app.command("answers")(bench.answers)
+judge_app.command("train")(judge.train)
+judge_app.command("eval")(judge.evaluate)
 app.add_typer(train_app, name="train")
 app.add_typer(bench_app, name="bench")
+app.add_typer(judge_app, name="judge")

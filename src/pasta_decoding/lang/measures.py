@@ -4,6 +4,7 @@
 - critical path: forward steps after the prefill that the answer needs at unlimited width.
 - own speedup: plain tokens / critical path.
 - repeated chunk: one most of whose word pairs a sibling of the same answer has too.
+- repeated grams: share of a text's runs of n words that stand in it before.
 """
 
 from __future__ import annotations
@@ -38,6 +39,13 @@ def repeated_chunks(tree: Tree) -> int:
             repeated += any(len(pairs & other) > MOSTLY * len(pairs) for other in seen if pairs)
             seen.append(pairs)
     return repeated
+
+
+def repeated_grams(text: str, n: int = 4) -> float:
+    """Return the share of runs of `n` words that occurred before; 0 of a shorter text."""
+    words = text.split()
+    grams = list(zip(*(words[start:] for start in range(n)), strict=False))
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
 def _word_pairs(text: str) -> set[tuple[str, str]]:
