@@ -63,10 +63,10 @@ def repetitions(tree: Tree) -> list[int]:
     ]
 
 
-def repeated_grams(text: str) -> float:
-    """Return the share of runs of four words that occurred before."""
+def repeated_grams(text: str, n: int = 4) -> float:
+    """Return the share of runs of `n` words that occurred before; 0 of a shorter text."""
     words = text.split()
-    grams = list(zip(words, words[1:], words[2:], words[3:], strict=False))
+    grams = list(zip(*(words[start:] for start in range(n)), strict=False))
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
