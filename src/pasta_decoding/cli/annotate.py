@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pasta_decoding.cli.files import cache_folder, say
+from pasta_decoding.cli.files import say, token_counter
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
@@ -173,21 +173,6 @@ def show(figures: dict[str, Any], out: Path) -> None:
         say(f"{amount:g} {name}")
     if figures["ideal_speedup"] is not None:
         say(f"ideal speedup {figures['ideal_speedup']:.2f}")
-
-
-def token_counter() -> CountTokens:
-    """Return a function that counts the tokens of a text, as the embedded model does."""
-    tokenizer = load_tokenizer()
-    return lambda text: len(tokenizer.encode(text, add_special_tokens=False))
-
-
-def load_tokenizer() -> Any:
-    """Return the embedded model's tokenizer."""
-    from transformers import AutoTokenizer
-
-    from pasta_decoding.models.embedded import model_dir
-
-    return AutoTokenizer.from_pretrained(model_dir(cache_folder()))
 
 
 def digest(path: Path) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pasta_decoding.cli.files import cache_folder, say
+from pasta_decoding.cli.files import say, token_counter
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
@@ -96,9 +96,9 @@ def build(
         seed=seed,
     )
     detect = language_detector() if language else lambda _text: ""
-    binding, encode = vocabulary(model)
+    count_tokens = token_counter(model)
     prompts = (prompt for path in exclude or [] for prompt in read_prompts(path))
-    builder = Builder(wanted, lambda text: len(encode(text)), detect, Contamination(prompts))
+    builder = Builder(wanted, count_tokens, detect, Contamination(prompts))
     rows = read_all(sources, keep_going=keep_going)
     kept = list(builder.build(with_bar(rows, "reading")))
     if not kept:
@@ -107,7 +107,7 @@ def build(
             hint="Loosen the filter that dropped most; nothing was written.",
         )
     write_rows(out, kept)
-    figures = measure_rows(with_bar(kept, "measuring"), binding, encode)
+    figures = measure_rows(with_bar(kept, "measuring"), count_tokens)
     show({"read": len(rows), "dropped": dict(builder.dropped.most_common()), **figures}, as_json)
 
 
@@ -120,9 +120,8 @@ def report(
     from pasta_decoding.data.dataset import read_rows
     from pasta_decoding.data.report import measure_rows
 
-    binding, encode = vocabulary(model)
     rows = with_bar(list(read_rows(source)), "measuring")
-    show(measure_rows(rows, binding, encode), as_json)
+    show(measure_rows(rows, token_counter(model)), as_json)
 
 
 def check_pattern(pattern: str | None) -> None:
@@ -147,18 +146,6 @@ def language_detector() -> Callable[[str], str]:
             "--language needs py3langid", hint='Install it: pip install -e ".[data]"'
         ) from error
     return lambda text: str(py3langid.classify(text)[0])
-
-
-def vocabulary(model: Path | None) -> tuple[Any, Callable[[str], Sequence[int]]]:
-    """Return the control tokens and the encoder of a base model."""
-    from pasta_decoding.models.binding import bind
-    from pasta_decoding.models.embedded import model_dir
-    from pasta_decoding.models.loading import load_tokenizer
-    from pasta_decoding.models.prompt import PromptEncoder
-
-    tokenizer = load_tokenizer(model or model_dir(cache_folder()))
-    binding = bind(tokenizer)
-    return binding, PromptEncoder(tokenizer, forbidden_ids=binding.ids).encode_text
 
 
 def read_all(sources: Sequence[Path], *, keep_going: bool) -> list[Row]:

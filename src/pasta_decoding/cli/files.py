@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -80,3 +81,12 @@ def pull(
     from pasta_decoding.models import embedded
 
     typer.echo(embedded.pull(cache_folder(), source=source.value, progress=say))
+
+
+def token_counter(model: Path | None = None) -> Callable[[str], int]:
+    """Return a function that counts tokens as a base model does; the embedded one if left out."""
+    from pasta_decoding.models.embedded import model_dir
+    from pasta_decoding.models.loading import load_tokenizer
+
+    tokenizer = load_tokenizer(model or model_dir(cache_folder()))
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False))

@@ -9,12 +9,8 @@ from statistics import fmean, quantiles
 from typing import Any
 
 from pasta_decoding.data.dataset import Row
-from pasta_decoding.data.view import EncodeText, segments_of
-from pasta_decoding.lang.layout import lay_out
-from pasta_decoding.lang.measures import geometric_mean, own_speedup
-from pasta_decoding.lang.positions import SharedMax
-from pasta_decoding.lang.tree import Chunk, Sync, Tree, read, strip
-from pasta_decoding.models.binding import Binding
+from pasta_decoding.lang.measures import geometric_mean, ideal_speedup
+from pasta_decoding.lang.tree import Chunk, Sync, read, strip
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,26 +25,16 @@ class Measured:
     ideal_speedup: float
 
 
-def ideal_speedup(tree: Tree, binding: Binding, encode: EncodeText) -> float:
-    """Return plain tokens / critical path of an annotated response; 1 if it has no chunk."""
-    if not any(isinstance(node, Chunk) for node in tree):
-        return 1.0
-    segments = segments_of(tree, binding, encode)
-    # How far apart positions lie does not change how many steps there are.
-    layout = lay_out((0,), segments, SharedMax(), async_close=binding.async_close, end=None)
-    return own_speedup(len(encode(strip(tree))), layout.critical_path)
-
-
-def measure(row: Row, binding: Binding, encode: EncodeText) -> Measured:
+def measure(row: Row, count_tokens: Callable[[str], int]) -> Measured:
     """Return the figures of one row."""
     tree = read(row.response)
     return Measured(
         source=row.source,
-        prompt_tokens=len(encode(row.instruction)),
-        plain_tokens=len(encode(strip(tree))),
-        chunk_tokens=tuple(len(encode(node.text)) for node in tree if isinstance(node, Chunk)),
+        prompt_tokens=count_tokens(row.instruction),
+        plain_tokens=count_tokens(strip(tree)),
+        chunk_tokens=tuple(count_tokens(node.text) for node in tree if isinstance(node, Chunk)),
         syncs=sum(isinstance(node, Sync) for node in tree),
-        ideal_speedup=ideal_speedup(tree, binding, encode),
+        ideal_speedup=ideal_speedup(tree, count_tokens),
     )
 
 
@@ -97,8 +83,6 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
-def measure_rows(
-    rows: Iterable[Row], binding: Binding, encode: Callable[[str], Sequence[int]]
-) -> dict[str, Any]:
+def measure_rows(rows: Iterable[Row], count_tokens: Callable[[str], int]) -> dict[str, Any]:
     """Return the figures of `rows`."""
-    return summary([measure(row, binding, encode) for row in rows])
+    return summary([measure(row, count_tokens) for row in rows])
