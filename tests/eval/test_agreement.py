@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_decoding.data.dataset import Row
+from pasta_decoding.data.dataset import Row, is_held_out
 from pasta_decoding.errors import PastaError
 from pasta_decoding.eval.agreement import (
     agreement,
     chunk_extents,
-    is_held_out,
     layout_rule,
     match,
     sync_places,

@@ -72,5 +72,7 @@ def test_the_interval_of_a_mean_is_two_standard_errors_wide() -> None:
     values = np.random.default_rng(1).normal(size=(400, 1))
     found = interval(values, lambda sums: sums[..., 0] / 400)
     assert found.value == pytest.approx(values.mean())
+    assert found.low is not None
+    assert found.high is not None
     assert found.high - found.low == pytest.approx(4 * values.std() / 20, rel=0.1)
     assert not found.excludes(0)

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pasta_decoding.cli.annotate import load_tokenizer
 from pasta_decoding.cli.decode import MaxTokens
 from pasta_decoding.cli.engine import Loading, with_loading
-from pasta_decoding.cli.files import say
+from pasta_decoding.cli.files import cache_folder, say
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
@@ -86,6 +85,69 @@ def show_figures(figures: dict[str, Any], records: list[Record]) -> None:
             say(f"failed: {record.prompt[:60]!r}: {record.error}")
 
 
+def compare(
+    first: Annotated[Path, typer.Argument(help="Records of `bench answers`.")],
+    second: Annotated[Path, typer.Argument(help="Records of the same prompts.")],
+    baseline: Annotated[
+        str | None, typer.Option(help="Adapter under which answers are rated (nats a token).")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Folder of the base model; the embedded one if left out.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
+) -> None:
+    """Compare two checkpoints prompt by prompt, with paired bootstrap intervals.
+
+    With --baseline also by quality: minus nats per token of the plain answer under that model,
+    minus a penalty for repetition.
+    """
+    from pasta_decoding.eval.bench_answers import read_records
+    from pasta_decoding.eval.compare import compare as compare_records
+    from pasta_decoding.eval.compare import paired
+
+    if not (first.is_file() and second.is_file()):
+        missing = second if first.is_file() else first
+        raise PastaError(f"{missing}: no such file", hint="`bench answers --records` writes one.")
+    pairs = paired(list(read_records(first)), list(read_records(second)))
+    quality = rate_pairs(pairs, baseline, model) if baseline else None
+    figures = compare_records(pairs, quality)
+    if as_json:
+        typer.echo(json.dumps(figures))
+        return
+    for name, found in figures.items():
+        typer.echo(f"{name:24} {found if isinstance(found, int) else _change(found)}")
+
+
+def _change(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "-"
+    kind = "ratio" if "ratio" in found else "difference"
+    change = {key: value for key, value in found[kind].items() if key != "excludes_no_change"}
+    return f"{found['first']:.3f} -> {found['second']:.3f}   {kind} {_cell(**change)}"
+
+
+def rate_pairs(
+    pairs: Sequence[tuple[Record, Record]], baseline: str, model: Path | None
+) -> dict[str, Sequence[float]]:
+    """Return the quality of both answers to each prompt, under the sequential baseline."""
+    from rich.console import Console
+    from rich.progress import track
+
+    from pasta_decoding.models.embedded import model_dir
+    from pasta_decoding.models.loading import default_device, find_adapter, native_dtype
+    from pasta_decoding.train.quality import nats_quality
+
+    base, device = model or model_dir(cache_folder()), default_device()
+    dtype = native_dtype(device)
+    quality = nats_quality(base, find_adapter(baseline), dtype=dtype, device=device)
+    bar = track(pairs, "rating", console=Console(stderr=True), transient=True)
+    return {
+        first.prompt: quality.rate(first.prompt, [first.text, second.text])
+        for first, second in bar
+        if first.text and second.text
+    }
+
+
 def compare_annotations(
     gold: Annotated[Path, typer.Argument(help="JSONL (.gz) with annotations thought right.")],
     annotated: Annotated[Path, typer.Argument(help="JSONL (.gz), the same responses.")],
@@ -98,8 +160,8 @@ def compare_annotations(
 
     The layout rule (list items, else paragraphs) is measured on the same rows, for scale.
     """
-    from pasta_decoding.data.dataset import read_rows
-    from pasta_decoding.eval.agreement import agreement, is_held_out, layout_rule, match
+    from pasta_decoding.data.dataset import is_held_out, read_rows
+    from pasta_decoding.eval.agreement import agreement, layout_rule, match
 
     right = [row for row in read_rows(gold) if is_held_out(row.id) or not held_out]
     pairs = match(right, read_rows(annotated))
@@ -131,7 +193,10 @@ def _cell(value: float | None, low: float | None, high: float | None) -> str:
 
 def token_end_finder() -> Callable[[str], Sequence[int]]:
     """Return a function that tells where the tokens of a text end."""
-    tokenizer = load_tokenizer()
+    from pasta_decoding.models.embedded import model_dir
+    from pasta_decoding.models.loading import load_tokenizer
+
+    tokenizer = load_tokenizer(model_dir(cache_folder()))
 
     def token_ends(text: str) -> Sequence[int]:
         found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)

@@ -15,7 +15,6 @@ F1 values and the token agreement are of all rows taken together (micro averages
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,12 +22,12 @@ from math import log
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pasta_decoding.data.annotate.outline import outline
 from pasta_decoding.data.annotate.structure import sentences
 from pasta_decoding.data.dataset import Row
 from pasta_decoding.errors import PastaError
+from pasta_decoding.eval.bootstrap import FloatArray, Interval, interval
 from pasta_decoding.lang.measures import ideal_speedup
 from pasta_decoding.lang.tree import Chunk, Node, Span, Sync, Tree, read, strip
 
@@ -40,34 +39,19 @@ TokenEnds = Callable[[str], Sequence[int]]
 
 UNIT_MIN_WORDS = 3  # fewer are titles and labels
 RULE_MIN_WORDS = 10
-RESAMPLES = 1000
 _LINE = re.compile(r"[^\n]+")
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A value, and the 95 % interval it is in; None where there is nothing to measure."""
-
-    value: float | None
-    low: float | None
-    high: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
     """The measures of this module; speedups are those of the annotation and of the gold one."""
 
-    exact_chunk_f1: Figure
-    unit_f1: Figure
-    token_agreement: Figure
-    sync_f1: Figure
-    ideal_speedup: Figure
-    ideal_speedup_gold: Figure
-
-
-def is_held_out(row_id: str) -> bool:
-    """Is the row in the quarter that nothing is trained or tuned on?"""
-    return int(hashlib.sha256(row_id.encode()).hexdigest(), 16) % 4 == 0
+    exact_chunk_f1: Interval
+    unit_f1: Interval
+    token_agreement: Interval
+    sync_f1: Interval
+    ideal_speedup: Interval
+    ideal_speedup_gold: Interval
 
 
 def match(gold: Iterable[Row], annotated: Iterable[Row]) -> list[tuple[Tree, Tree]]:
@@ -92,12 +76,7 @@ def match(gold: Iterable[Row], annotated: Iterable[Row]) -> list[tuple[Tree, Tre
 def agreement(pairs: Sequence[tuple[Tree, Tree]], token_ends: TokenEnds) -> Agreement:
     """Compare annotations (second) with those that are thought right (first)."""
     counts_NK = np.array([_counts(gold, other, token_ends) for gold, other in pairs])
-    rng = np.random.default_rng(0)
-    draws_BN = rng.multinomial(len(pairs), np.full(len(pairs), 1 / len(pairs)), size=RESAMPLES)
-    whole_K = counts_NK.sum(axis=0)
-    drawn_BK = draws_BN @ counts_NK
-    found = (Figure(_one(measure(whole_K)), *_interval(measure(drawn_BK))) for measure in _MEASURES)
-    return Agreement(*found)
+    return Agreement(*(interval(counts_NK, measure) for measure in _MEASURES))
 
 
 def layout_rule(tree: Tree) -> Tree:
@@ -198,32 +177,13 @@ def _tokens_inside(ends: Sequence[int], chunks: set[Extent]) -> list[bool]:
     return [any(start < end <= stop for start, stop in chunks) for end in ends]
 
 
-Counts = NDArray[np.float64]
+def _ratio(above: int, below: int) -> Callable[[FloatArray], FloatArray]:
+    return lambda sums: sums[..., above] / sums[..., below]
 
 
-def _ratio(above: int, below: int) -> Callable[[Counts], Counts]:
-    def measure(counts: Counts) -> Counts:
-        with np.errstate(invalid="ignore"):
-            return counts[..., above] / counts[..., below]
-
-    return measure
-
-
-def _geometric(column: int) -> Callable[[Counts], Counts]:
-    return lambda counts: np.exp(counts[..., column] / counts[..., -1])
+def _geometric(column: int) -> Callable[[FloatArray], FloatArray]:
+    return lambda sums: np.exp(sums[..., column] / sums[..., -1])
 
 
 _MEASURES = (_ratio(0, 1), _ratio(2, 3), _ratio(4, 5), _ratio(6, 7), _geometric(8), _geometric(9))
 """The fields of `Agreement` from sums over rows of what `_counts` returns."""
-
-
-def _one(value: Counts) -> float | None:
-    return None if np.isnan(value) else float(value)
-
-
-def _interval(values_B: Counts) -> tuple[float | None, float | None]:
-    known = values_B[~np.isnan(values_B)]
-    if not len(known):
-        return None, None
-    low, high = np.percentile(known, [2.5, 97.5])
-    return float(low), float(high)

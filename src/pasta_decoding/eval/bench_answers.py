@@ -208,10 +208,11 @@ def _answered(
 def _known(out: Path | None) -> dict[str, Record]:
     if out is None or not out.exists():
         return {}
-    return {record.prompt: record for record in _read_records(out)}
+    return {record.prompt: record for record in read_records(out)}
 
 
-def _read_records(path: Path) -> Iterator[Record]:
+def read_records(path: Path) -> Iterator[Record]:
+    """Yield the records of a file. Raises PastaError for a line that is none."""
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
             fields = json.loads(line)

@@ -14,15 +14,15 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A figure with the interval that holds 95 % of its resamples."""
+    """A figure with the interval that holds 95 % of its resamples; None where it has no value."""
 
-    value: float
-    low: float
-    high: float
+    value: float | None
+    low: float | None
+    high: float | None
 
     def excludes(self, null: float) -> bool:
         """Does the interval lie on one side of `null`?"""
-        return self.low > null or self.high < null
+        return None not in (self.low, self.high) and not self.low <= null <= self.high
 
 
 def interval(
@@ -39,6 +39,10 @@ def interval(
     draw = np.random.default_rng(seed)
     # How often a resample holds each prompt is all that its sums depend on.
     counts_RP = draw.multinomial(prompts, np.full(prompts, 1 / prompts), size=RESAMPLES)
-    resampled_R = figure(counts_RP @ found_PF)
-    low, high = np.nanpercentile(resampled_R, [2.5, 97.5])
-    return Interval(float(figure(found_PF.sum(axis=0))), float(low), float(high))
+    with np.errstate(invalid="ignore", divide="ignore"):  # a resample may hold nothing to divide by
+        value, resampled_R = figure(found_PF.sum(axis=0)), figure(counts_RP @ found_PF)
+    known = resampled_R[np.isfinite(resampled_R)]
+    if not np.isfinite(value) or not len(known):
+        return Interval(None, None, None)
+    low, high = np.percentile(known, [2.5, 97.5])
+    return Interval(float(value), float(low), float(high))

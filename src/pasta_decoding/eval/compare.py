@@ -94,9 +94,7 @@ def _difference_of_shares(parts: Sequence[tuple[int, int, int, int]]) -> Figures
         return None
 
     def difference(sums: FloatArray) -> FloatArray:
-        with np.errstate(invalid="ignore", divide="ignore"):  # a resample may hold no chunk
-            found: FloatArray = sums[..., 2] / sums[..., 3] - sums[..., 0] / sums[..., 1]
-        return found
+        return sums[..., 2] / sums[..., 3] - sums[..., 0] / sums[..., 1]
 
     first, second = totals[0] / totals[1], totals[2] / totals[3]
     return _figure(first, second, interval(parts, difference), "difference", 0.0)
