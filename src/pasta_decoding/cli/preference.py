@@ -109,8 +109,6 @@ def preference(
     from pasta_decoding.train.scoring import Weights
     from pasta_decoding.train.settings import PreferenceConfig, share_samples
 
-    if math.isnan(lambda_):
-        raise PastaError("--lambda is not a number", hint="Give 0 or more, or inf.")
     loading = Loading(
         model=base_folder(model),
         engine=engine,
