@@ -19,12 +19,11 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from repetition import repeated_grams
 from tqdm import tqdm
 
 from pasta_decoding.cli.engine import EngineName, FileType, Loading
 from pasta_decoding.data.dataset import Row, encode_row, read_rows
-from pasta_decoding.lang.measures import own_speedup, repeated_chunks
+from pasta_decoding.lang.measures import own_speedup, repeated_chunks, repeated_grams
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.rules import Rules

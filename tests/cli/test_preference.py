@@ -110,3 +110,14 @@ def test_what_cannot_work_is_told_in_a_line(
     assert found.status == 2
     assert complaint in found.err
     assert found.out == ""
+
+
+def test_it_does_not_run_as_several_processes(
+    train: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert train().complaint == (
+        2,
+        "pasta: train preference is one process",
+        "Start it without accelerate launch.",
+    )
