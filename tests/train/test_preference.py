@@ -51,6 +51,7 @@ class World:
             policy=str(checkpoint.adapter),
             baseline=str(checkpoint.adapter),
             samples=6,
+            baseline_samples=2,
             max_tokens=80,
             learning_rate=1e-3,
             warmup_steps=0,
@@ -270,6 +271,8 @@ def test_another_lambda_takes_over_samples_and_what_was_measured(
     for name in ("baseline", "round-1/samples", "parts"):
         assert ours[name] == theirs[name]
     assert ours["scores"] != theirs["scores"]
+    shared = lines(finished / "spent.jsonl")[:3]
+    assert lines(tmp_path / "inf" / "spent.jsonl")[:3] == shared, "what it cost counts for both"
 
 
 def test_samples_made_with_other_settings_are_not_taken_over(

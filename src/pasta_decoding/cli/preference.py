@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
@@ -70,7 +71,7 @@ def preference(
     samples: Annotated[int, typer.Option(min=2, help="Annotated answers a prompt.")] = 8,
     baseline_samples: Annotated[
         int, typer.Option(min=1, help="Sequential answers a prompt, of the baseline.")
-    ] = 2,
+    ] = 4,
     samples_from: Annotated[
         Path | None,
         typer.Option(help="Run folder whose first samples to use: same policy, another lambda."),
@@ -109,8 +110,7 @@ def preference(
     from pasta_decoding.train.scoring import Weights
     from pasta_decoding.train.settings import PreferenceConfig, share_samples
 
-    if math.isnan(lambda_):
-        raise PastaError("--lambda is not a number", hint="Give 0 or more, or inf.")
+    refuse_several_processes()
     loading = Loading(
         model=base_folder(model),
         engine=engine,
@@ -153,6 +153,14 @@ def preference(
         share_samples(samples_from, out, config)
     found = train(config, prompts, check, out, loading)
     typer.echo(json.dumps(found) if as_json else found["adapter"])
+
+
+def refuse_several_processes() -> None:
+    """Refuse to be launched several times at once: each would sample into the same files."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise PastaError(
+            "train preference is one process", hint="Start it without accelerate launch."
+        )
 
 
 def base_folder(model: Path | None) -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Trainer, TrainingArguments
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainingArguments
 
 from pasta_decoding.data.score import logprobs_of, model_inputs
 from pasta_decoding.data.view import View, view
@@ -106,6 +106,7 @@ def train_pairs(
         save_total_limit=2,
         seed=config.seed,
         report_to=[],
+        disable_tqdm=True,
     )
     meter = PairMeter()
     trainer = PairTrainer(
@@ -115,8 +116,9 @@ def train_pairs(
         args=arguments,
         train_dataset=_plan(examples, references, config),
         data_collator=partial(_collate, attention_windows(model.config.get_text_config())),
-        callbacks=[MetricsFile(out / "metrics.jsonl", meter)],
+        callbacks=[MetricsFile(out / "metrics.jsonl", meter), StepsBar()],
     )
+    trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
 
 
@@ -131,6 +133,13 @@ def _plan(
     ]
     orders = [torch.randperm(len(items), generator=generator) for _ in range(config.epochs)]
     return [items[int(place)] for order in orders for place in order]
+
+
+class StepsBar(ProgressCallback):
+    """The Trainer's bar of steps on standard error; its log lines would go to standard output."""
+
+    def on_log(self, *_arguments: Any, **_state: Any) -> None:
+        """Print nothing: what is logged is in the metrics file."""
 
 
 class PairTrainer(Trainer):

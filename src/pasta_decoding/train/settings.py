@@ -42,7 +42,7 @@ class PreferenceConfig:
     engine: str = ""
     rounds: int = 1
     samples: int = 8
-    baseline_samples: int = 2
+    baseline_samples: int = 4
     max_tokens: int = 400
     max_threads: int = 12
     max_chunks: int = 16
@@ -91,6 +91,18 @@ _FREE_OF_SAMPLES = frozenset(
         "pairs_per_step",
         "save_every_steps",
         "bf16",
+    }
+)
+
+_SHARED_STAGES = frozenset(
+    {
+        (0, "baseline"),
+        (0, "check_answers"),
+        (0, "check_parts"),
+        (0, "check_baseline_answers"),
+        (0, "check_baseline_parts"),
+        (1, "sample"),
+        (1, "parts"),
     }
 )
 
@@ -149,6 +161,10 @@ def share_samples(source: Path, out: Path, config: PreferenceConfig) -> None:
         )
     for name in ("prompts", "baseline", "check_baseline", "check_baseline_parts"):
         _copy_once(source / f"{name}.jsonl", out / f"{name}.jsonl")
+    if not (out / "spent.jsonl").exists():
+        spent = read_lines(source / "spent.jsonl")
+        shared = [one for one in spent if (one["round"], one["stage"]) in _SHARED_STAGES]
+        write_lines(out / "spent.jsonl", shared)
     for folder, names in (
         ("round-0", ("check", "check_parts")),
         ("round-1", ("samples", "parts")),
