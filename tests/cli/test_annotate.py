@@ -241,9 +241,11 @@ def test_a_stopped_run_asks_only_for_what_is_missing(ask: Ask, five: Path) -> No
         assert len(partial.read_text().splitlines()) == 4
         with partial.open("a") as file:  # killed while it wrote a line
             file.write('{"id": "3", "resp')
+        server.script = lambda number, _body: GOOD if number == 4 else failure(401)
+        assert ask(server, "--retries", "0").status == 2
         server.script = in_turn([GOOD])
         report = ask(server, "--retries", "0", "--json").object
-        assert questions(server, since=4) == ["Q3", "Q4"]
+        assert questions(server, since=4) == ["Q3", "Q4", "Q4"]
     assert report["rejected"] == {"text differs": 1}
     assert report["cost"]["requests"] == 5
     assert responses(five.with_name("out.jsonl")) == [GOOD, PLAIN, GOOD, GOOD, GOOD]

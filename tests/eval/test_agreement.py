@@ -52,6 +52,16 @@ def test_every_measure_by_hand() -> None:
     assert found.ideal_speedup.value == pytest.approx(12 / 20)
 
 
+def test_a_unit_is_inside_if_most_of_it_is_and_a_token_if_its_end_is() -> None:
+    gold = annotated("[One two three four.]")
+    most, less = annotated("One [two three four.]"), annotated("One two three [four.]")
+    assert agreement([(gold, most)], word_ends).unit_f1.value == 1
+    assert agreement([(gold, less)], word_ends).unit_f1.value == 0
+    touching = annotated("x [one]two [three]")  # the second token is no word of ours
+    ends = agreement([(read("x onetwo three"), touching)], lambda _text: [1, 2, 5, 8, 14])
+    assert ends.token_agreement.value == 3 / 5
+
+
 def test_rows_are_taken_together_and_speedups_are_geometric_means() -> None:
     same = annotated("[" + "word " * 40 + "end.] " + "word " * 40 + "end.")
     found = agreement([(GOLD, OTHER), (same, same)], word_ends)

@@ -81,13 +81,16 @@ def _cut_out(tree: Tree, core: str) -> Tree:
     nodes: list[Node] = []
     at = 0
     for node in tree:
-        size = 0 if not isinstance(node, Span | Chunk) else len(node.text)
-        if isinstance(node, Span):
-            kept = node.text[max(0, start - at) : max(0, end - at)]
-            nodes += [Span(kept)] if kept else []
-        else:
-            nodes.append(node)
-        at += size
+        match node:
+            case Span(said):
+                kept = said[max(0, start - at) : max(0, end - at)]
+                nodes += [Span(kept)] if kept else []
+                at += len(said)
+            case Chunk():
+                nodes.append(node)
+                at += len(node.text)
+            case _:
+                nodes.append(node)
     if start < 0 or strip(tuple(nodes)) != core:
         raise AnswerError("text differs", _difference(text, core))
     return tuple(nodes)
