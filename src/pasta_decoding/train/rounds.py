@@ -161,6 +161,7 @@ def plot_rounds(points: Sequence[dict[str, Any]], picture: Path) -> None:
     ):
         axes = figure.add_subplot(1, 2, place + 1, xlabel="hours spent", ylabel=label)
         axes.plot(hours, [point[name] for point in points], marker="o")
+        axes.margins(0.2)
         for hour, point in zip(hours, points, strict=True):
             axes.annotate(f"round {point['round']}", (hour, point[name]))
     figure.savefig(picture, dpi=120)

@@ -38,7 +38,7 @@ Item = TypeVar("Item")
 class Track(Protocol):
     """Shows progress: passes `items` through, `total` of them."""
 
-    def __call__(self, items: Iterable[Item], doing: str, total: int) -> Iterable[Item]:
+    def __call__(self, items: Iterable[Item], doing: str, total: int, /) -> Iterable[Item]:
         """Yield every item."""
         ...
 
@@ -225,5 +225,7 @@ def decode_sample(line: dict[str, Any]) -> Sample:
 
 
 def _decode_segment(line: dict[str, Any]) -> Segment:
-    fields = {name: tuple(v) if name == "ids" else v for name, v in line.items() if name != "kind"}
+    fields: dict[str, Any] = {
+        name: tuple(v) if name == "ids" else v for name, v in line.items() if name != "kind"
+    }
     return _KINDS[line["kind"]](**fields)
