@@ -205,7 +205,9 @@ def export(
     ),
     model: Annotated[
         Path | None,
-        typer.Option(help="Folder of the base model, or its name on the hub; else the embedded one."),
+        typer.Option(
+            help="Folder of the base model, or its name on the hub; else the embedded one."
+        ),
     ] = None,
 ) -> None:
     """Write base model and adapter as one: a GGUF file, or a merged Hugging Face checkpoint."""

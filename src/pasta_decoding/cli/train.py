@@ -51,7 +51,8 @@ def sft(
         bool, typer.Option("--gradient-checkpointing", help="Less memory, a third more time.")
     ] = False,
     attention: Annotated[
-        Attention, typer.Option(help="auto: flex, with block masks, on a GPU; dense masks elsewhere.")
+        Attention,
+        typer.Option(help="auto: flex, with block masks, on a GPU; dense masks elsewhere."),
     ] = Attention.auto,
 ) -> None:
     """Stage 1: finetune on annotated responses (LoRA and the control-token rows, or everything)."""

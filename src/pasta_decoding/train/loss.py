@@ -13,7 +13,6 @@ from accelerate.utils import reduce
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-
 IGNORED = -100
 """The label of a place where nothing is to be predicted, as torch and transformers have it."""
 
@@ -50,9 +49,7 @@ class LossMeter:
         self._totals.zero_()
         names = ("text_loss", "control_loss")
         return {
-            name: total / count
-            for name, (total, count) in zip(names, totals, strict=True)
-            if count
+            name: total / count for name, (total, count) in zip(names, totals, strict=True) if count
         }
 
     def _count(self, nats_L: Tensor, label_L: Tensor) -> None:
