@@ -196,8 +196,8 @@ def test_rows_that_cannot_be_used_are_left_out_counted_and_told_why() -> None:
     assert len(layouts) == 4
     assert said == [
         "2 rows left out, the first is 5: longer than 256 tokens",
-        "1 rows left out, the first is 6: broken tags (promise-without-async); `pasta lint` tells where",
-        "1 rows left out, the first is 7: broken tags (stray-close); `pasta lint` tells where",
+        "1 rows left out, the first is 6: broken tags (promise-without-async)",
+        "1 rows left out, the first is 7: broken tags (stray-close)",
         "1 rows left out, the first is 8: empty response",
         "1 rows left out, the first is 9: the prompt is empty",
     ]

@@ -212,7 +212,7 @@ def compile_row(
     tree = read(row.response)
     text = strip(tree)
     if problems := check(row.response):
-        raise PastaError(f"broken tags ({problems[0].rule}); `pasta lint` tells where")
+        raise PastaError(f"broken tags ({problems[0].rule})")
     if not text.strip():
         raise PastaError("empty response")
     layout = compile_answer(
