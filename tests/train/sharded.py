@@ -19,7 +19,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 from pasta_decoding.models import binding as bindings
 from pasta_decoding.models.loading import load_base
-from pasta_decoding.train.lora import add_lora, save_adapter
+from pasta_decoding.train.launch import recompute_activations
+from pasta_decoding.train.lora import add_lora, save_adapter, shard_tied_together
 
 
 def main(base: Path, out: Path) -> None:
@@ -31,7 +32,10 @@ def main(base: Path, out: Path) -> None:
     alone = add_lora(model, binding, rank=4, seed=0)
     expected = steps(alone, ids)
     model, _ = load_base(base, dtype="float32")
-    sharded = prepared(add_lora(model, binding, rank=4, seed=0))
+    recompute_activations(model)
+    sharded = add_lora(model, binding, rank=4, seed=0)
+    shard_tied_together(sharded)
+    sharded = prepared(sharded)
     found = steps(sharded, ids)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     # As Accelerator.get_state_dict does.

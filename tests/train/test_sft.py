@@ -18,12 +18,12 @@ from pasta_decoding.data.score import takes_blocks
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models import binding as bindings
 from pasta_decoding.models.loading import load_base, load_model
+from pasta_decoding.train.launch import set_attention
 from pasta_decoding.train.metrics import read_metrics
 from pasta_decoding.train.sft import (
     SftConfig,
     compile_rows,
     plan_packs,
-    set_attention,
     train_sft,
 )
 from tests.checkpoint import BASE_NAME, TinyCheckpoint, byte_tokenizer

@@ -126,8 +126,8 @@ def model_folder(model: Path, *, tell: Callable[[str], None]) -> Path:
     if model.exists() or not _HUB_NAME.fullmatch(name):
         return model
     hint = (
-        f"If {name} is meant to be a folder, it is not there. If it is on the hub: does this machine "
-        "reach it? Must its licence be accepted on its page, and `hf auth login` be run first?"
+        f"If {name} is meant to be a folder, it is not there. If it is on the hub: does this "
+        "machine reach it? Must its licence be accepted on its page, and `hf auth login` be run?"
     )
     with _hub_errors(f"{name} could not be fetched from the hub", hint):
         from huggingface_hub import snapshot_download

@@ -45,6 +45,16 @@ def add_lora(
     return get_peft_model(model, settings)
 
 
+def shard_tied_together(model: Any) -> None:
+    """Let FSDP keep tied embeddings and output layer in one piece. Call it before training.
+
+    The weight that they share may be sharded once. accelerate 1.15 looks whether they share it,
+    but through peft's wrappers it cannot see that, so it must not find them at all.
+    """
+    if model.config.get_text_config().tie_word_embeddings:
+        model.get_input_embeddings = model.get_output_embeddings = lambda: None
+
+
 def save_adapter(
     model: Any, checkpoint: Checkpoint, folder: Path, *, weights: dict[str, Tensor] | None = None
 ) -> Path:

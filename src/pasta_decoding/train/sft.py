@@ -32,7 +32,8 @@ from pasta_decoding.models.binding import Binding
 from pasta_decoding.models.loading import load_base
 from pasta_decoding.models.prompt import Message, PromptEncoder
 from pasta_decoding.train.guard import FiniteGuard
-from pasta_decoding.train.lora import add_lora, save_adapter, save_whole
+from pasta_decoding.train.launch import recompute_activations, set_attention, training_arguments
+from pasta_decoding.train.lora import add_lora, save_adapter, save_whole, shard_tied_together
 from pasta_decoding.train.loss import IGNORED, LossMeter
 from pasta_decoding.train.metrics import MetricsFile, plot_losses
 from pasta_decoding.train.run import begin_run, disk_errors, find_run
@@ -87,28 +88,32 @@ def train_sft(
 ) -> Path:
     """Train, resuming if `out` holds this run, and return the folder of the finished adapter.
 
-    Under `accelerate launch` every process calls this; the main one writes. They all must see `out`.
+    Under `accelerate launch` every process calls this, and all must see `out`; the main one writes.
     """
-    arguments = training_arguments(config, out)
+    if config.start is not None and not config.lora_rank:
+        raise PastaError(
+            "all weights are to be trained, so there is no adapter to go on from",
+            hint="Merge it first, `pasta export --to hf`, and give --model what that wrote.",
+        )
+    arguments = training_arguments(
+        out,
+        packs_per_step=config.packs_per_step,
+        bf16=config.bf16,
+        seed=config.seed,
+        learning_rate=config.learning_rate,
+        warmup_steps=config.warmup_steps,
+        logging_steps=5,
+        save_steps=config.save_every_steps,
+    )
     resume = find_run(out, config)
     frozen_in_bf16 = config.bf16 and config.lora_rank > 0
     model, tokenizer = load_base(base, dtype="bfloat16" if frozen_in_bf16 else "float32")
     binding = bindings.bind(tokenizer)
     checkpoint = bindings.describe(model, tokenizer, binding, name=config.base_name)
-    bindings.grow_vocabulary(model, binding)
-    on_gpu = arguments.device.type == "cuda"
-    say(f"attention: {set_attention(model, config.attention, on_gpu=on_gpu)}")
+    model = prepare_model(model, binding, config, on_gpu=arguments.device.type == "cuda", say=say)
     layouts = compile_rows(rows, tokenizer, binding, config, say)
     packs = plan_packs(layouts, config)
     say(f"{len(layouts)} answers, {_tokens(packs)} tokens in {len(packs)} packs")
-    if config.gradient_checkpointing:
-        # transformers 5.23 renames it and warns of the old name, which 5.17 only knows.
-        older = "gradient_checkpointing_enable"
-        newer = "activation_checkpointing_enable"
-        getattr(model, newer if hasattr(model, newer) else older)({"use_reentrant": False})
-    if config.lora_rank:
-        rank, start = config.lora_rank, config.start
-        model = add_lora(model, binding, rank=rank, seed=config.seed, start=start)
     with disk_errors(out):
         if arguments.should_save:
             begin_run(out, config)
@@ -120,66 +125,17 @@ def train_sft(
     return out / "adapter"
 
 
-def training_arguments(config: SftConfig, out: Path) -> TrainingArguments:
-    """Return the Trainer's settings. Making them joins the processes that were launched together.
-
-    That comes before the model is loaded: where it will be sharded, loading must know.
-    """
-    from accelerate import PartialState
-    from transformers import TrainingArguments
-
-    use_cpu = not torch.cuda.is_available()
-    if config.start is not None and not config.lora_rank:
-        raise PastaError(
-            "all weights are to be trained, so there is no adapter to go on from",
-            hint="Merge it first, `pasta export --to hf`, and give --model what that wrote.",
-        )
-    processes = PartialState(cpu=use_cpu).num_processes
-    if config.packs_per_step % processes:
-        raise PastaError(
-            f"{config.packs_per_step} packs a step cannot be shared by {processes} processes",
-            hint=f"Give --packs-per-step a multiple of {processes}.",
-        )
-    arguments = TrainingArguments(
-        output_dir=str(out),
-        num_train_epochs=1,
-        per_device_train_batch_size=1,
-        gradient_accumulation_steps=config.packs_per_step // processes,
-        learning_rate=config.learning_rate,
-        lr_scheduler_type="linear",
-        warmup_steps=config.warmup_steps,
-        train_sampling_strategy="sequential",
-        remove_unused_columns=False,
-        dataloader_pin_memory=False,  # block masks are made where they are needed
-        ddp_find_unused_parameters=False,
-        bf16=config.bf16,
-        use_cpu=use_cpu,
-        logging_steps=5,
-        logging_nan_inf_filter=False,  # `FiniteGuard` stops instead
-        save_steps=config.save_every_steps,
-        save_total_limit=2,
-        seed=config.seed,
-        report_to=[],
-    )
-    if arguments.n_gpu > 1:
-        raise PastaError(
-            f"one process sees {arguments.n_gpu} GPUs",
-            hint="Start one for each: accelerate launch -m pasta_decoding train sft ...; "
-            "or let it see one: CUDA_VISIBLE_DEVICES=0.",
-        )
-    return arguments
-
-
-def set_attention(model: Any, wanted: str, *, on_gpu: bool) -> str:
-    """Let `model` compute the attention that is `wanted`, and say which that is."""
-    if wanted == "dense" or (wanted == "auto" and not on_gpu):
-        return f"{model.config.get_text_config()._attn_implementation}, with dense masks"
-    if not on_gpu:
-        raise PastaError(
-            "flex attention has no backward pass on a CPU", hint="Leave --attention out."
-        )
-    model.set_attn_implementation("flex_attention")
-    return "flex, with block masks"
+def prepare_model(
+    model: Any, binding: Binding, config: SftConfig, *, on_gpu: bool, say: Callable[[str], None]
+) -> Any:
+    """Make room for the control tokens, choose attention, and put LoRA on it if that is trained."""
+    bindings.grow_vocabulary(model, binding)
+    say(f"attention: {set_attention(model, config.attention, on_gpu=on_gpu)}")
+    if config.gradient_checkpointing:
+        recompute_activations(model)
+    if not config.lora_rank:
+        return model
+    return add_lora(model, binding, rank=config.lora_rank, seed=config.seed, start=config.start)
 
 
 def compile_rows(
@@ -269,6 +225,8 @@ def run_trainer(
         compute_loss_func=meter.loss,
         callbacks=[FiniteGuard(meter, out), MetricsFile(out / "metrics.jsonl", meter)],
     )
+    if trainer.is_fsdp_enabled:
+        shard_tied_together(model)
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
     return trainer.accelerator.get_state_dict(trainer.model_wrapped) if sharded else None
