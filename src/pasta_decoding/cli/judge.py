@@ -80,7 +80,7 @@ def evaluate(
     read = at_most(limit, read_all(pairs, alpaca_eval))
     if base_url is not None:
         if model is None:
-            raise PastaError("an endpoint needs --model")
+            raise PastaError("an endpoint needs --model", hint="Give its name.")
         asked = ask_endpoint(read, base_url, model, verdicts, logprobs=logprobs)
     elif judge is not None:
         asked = ask_file(read, judge)

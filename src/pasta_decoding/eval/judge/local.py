@@ -139,11 +139,15 @@ def _checked(path: Path, found: dict[str, object]) -> LocalJudge:
     numbers = {name: _numbers(path, name, found[name], size) for name, size in sizes.items()}
     single = {name: _numbers(path, name, [found[name]], 1)[0] for name in ("slope", "ridge")}
     trained_on, prompts = found["trained_on"], found["prompts"]
-    if not (isinstance(trained_on, dict) and isinstance(prompts, list)):
+    counted = isinstance(trained_on, dict) and all(map(_is_count, trained_on.values()))
+    if not (counted and isinstance(prompts, list)):
         raise _unfit(path, "what it was trained on is missing")
-    told = {str(name): int(pairs) for name, pairs in trained_on.items()}
     seen = frozenset(map(str, prompts))
-    return LocalJudge(**numbers, **single, trained_on=told, prompts=seen)
+    return LocalJudge(**numbers, **single, trained_on=trained_on, prompts=seen)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int)
 
 
 def _numbers(path: Path, name: str, value: object, size: int) -> tuple[float, ...]:
