@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def test_a_judge_is_trained_on_three_quarters_of_the_prompts_and_examined_on_the
     trained = pasta("judge", "train", "--pairs", pairs, "--out", judge)
     held_out = sum(fold(pair.prompt) == 0 for pair in made_up(40))
     assert trained.status == 0
-    assert trained.err.startswith(f"{judge}: {80 - held_out} pairs, {40 - held_out // 2} prompts, ")
+    assert f"{judge}: {80 - held_out} pairs, {40 - held_out // 2} prompts, " in trained.err
     assert load_judge(judge).trained_on == {"people": 80 - held_out}
     found = pasta("judge", "eval", "--judge", judge, "--pairs", pairs, "--json")
     [source] = found.object["sources"]
@@ -44,6 +45,31 @@ def test_without_a_judge_every_pair_is_judged_by_one_that_has_not_seen_its_promp
     line = next(line for line in found.out.splitlines() if line.startswith("people"))
     assert line.split()[1] == "80"
     assert found.out.endswith("usable for training by every source: yes\n")
+
+
+def test_pairs_may_be_examined_without_being_trained_on(
+    pasta: Pasta, pairs: Path, tmp_path: Path
+) -> None:
+    others = write_pairs(tmp_path / "others.jsonl", made_up(30, source="others"))
+    alone = pasta("judge", "eval", "--pairs", pairs, "--json").object["sources"]
+    beside = pasta("judge", "eval", "--pairs", pairs, "--unseen", others, "--json").object[
+        "sources"
+    ]
+    assert [one["source"] for one in beside] == ["others", "people"]
+    assert beside[1] == alone[0]
+
+
+def test_a_prompt_that_another_fold_spells_another_way_is_left_out(
+    pasta: Pasta, tmp_path: Path
+) -> None:
+    pairs = made_up(40)
+    first = next(pair for pair in pairs if fold(pair.prompt) != fold(pair.prompt.upper()))
+    twin = replace(first, prompt=first.prompt.upper())
+    path = write_pairs(tmp_path / "people.jsonl", [*pairs, twin])
+    found = pasta("judge", "eval", "--pairs", path, "--json")
+    [source] = found.object["sources"]
+    assert (source["asked"], source["missing"]) == (78, 0)
+    assert "3 pairs left out: " in found.err
 
 
 def test_a_limit_takes_the_same_pairs_of_each_source_every_time(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,7 @@ def sensible(_number: int, body: Body) -> Act:
 
 
 @pytest.fixture
-def ask(tmp_path: Path) -> Iterator[Ask]:
+def ask(tmp_path: Path) -> Ask:
     """Return a function that lets a server with this script judge two pairs."""
 
     def run(

@@ -106,13 +106,22 @@ def test_every_pair_is_judged_by_the_judge_that_has_not_seen_its_prompt(
         return judges[-1]
 
     monkeypatch.setattr("pasta_decoding.eval.judge.fit.fit", watched)
-    whole_P, equal_P = cross_fitted(found)
+    whole, equal = cross_fitted(found, np.ones(len(found.pairs), dtype=bool))
     assert len(judges) == FOLDS
     for place, pair in enumerate(found.pairs):
         [blind] = [judge for judge in judges if not judge.has_seen(pair.prompt)]
-        for preference_P, judge in ((whole_P, blind), (equal_P, blind.equal_length())):
+        for preferences, judge in ((whole, blind), (equal, blind.equal_length())):
             [expected] = judge.prefer([pair.prompt], [pair.a], [pair.b])
-            assert preference_P[place] == pytest.approx(expected)
+            assert preferences[place] == pytest.approx(expected)
+
+
+def test_a_source_that_is_only_examined_changes_nothing() -> None:
+    pairs, others = made_up(40), made_up(60, source="others", longer_wins=True)
+    mine_P = np.array([True] * len(pairs) + [False] * len(others))
+    alone, _equal = cross_fitted(measure(pairs), np.ones(len(pairs), dtype=bool))
+    beside, _equal = cross_fitted(measure([*pairs, *others]), mine_P)
+    assert beside[: len(pairs)] == pytest.approx(alone)
+    assert None not in beside
 
 
 def test_a_prompt_spelt_in_two_ways_is_left_out_where_one_of_them_was_trained_on() -> None:
@@ -122,8 +131,8 @@ def test_a_prompt_spelt_in_two_ways_is_left_out_where_one_of_them_was_trained_on
         for pair in pairs
         if fold(spelt := pair.prompt.upper()) != fold(pair.prompt)
     )
-    whole_P, _equal_P = cross_fitted(measure([*pairs, twin]))
-    missing = {pair.prompt for pair, p in zip([*pairs, twin], whole_P, strict=True) if np.isnan(p)}
+    whole, _equal = cross_fitted(measure([*pairs, twin]), np.ones(len(pairs) + 1, dtype=bool))
+    missing = {pair.prompt for pair, p in zip([*pairs, twin], whole, strict=True) if p is None}
     assert {prompt.upper() for prompt in missing} == {twin.prompt}
     assert len(missing) == 2
 

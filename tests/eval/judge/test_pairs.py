@@ -64,8 +64,10 @@ ANNOTATIONS = """instruction_id,model,reference,preference
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Two prompts, a reference, two models that win half of the time and one that does not."""
-    prompts = [{"instruction_id": key, "instruction": f"p{key}"} for key in (0, 1)]
-    write_lines(tmp_path / "prompts_dev.jsonl.gz", list(prompts))
+    prompts: list[dict[str, object]] = [
+        {"instruction_id": key, "instruction": f"p{key}"} for key in (0, 1)
+    ]
+    write_lines(tmp_path / "prompts_dev.jsonl.gz", prompts)
     for kind, writer, names in (
         ("references", "reference", ["ref"]),
         ("outputs_all", "model", ["even", "also", "weak"]),
@@ -89,7 +91,7 @@ def test_models_meet_the_reference_and_those_that_win_as_often_meet_each_other(
         Pair("annotations/even", "p0", "also0", "ref0", 0.0),
         Pair("annotations/even", "p1", "also1", "ref1", 1.0),
         Pair("annotations/uneven", "p0", "weak0", "ref0", 0.0),
-        Pair("annotations/uneven", "p1", "weak1", "ref1", pytest.approx(0.2)),
+        Pair("annotations/uneven", "p1", "weak1", "ref1", 1.2 - 1),
     ]
     between = [
         Pair("annotations-between", "p0", "even0", "also0", 1.0),
