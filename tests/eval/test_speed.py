@@ -7,7 +7,12 @@ import pytest
 from pasta_decoding.eval.bare import BareTimes
 from pasta_decoding.eval.bench_answers import Record, summary
 from pasta_decoding.eval.timing import Timing
-from pasta_decoding.lang.measures import geometric_mean, own_speedup, repeated_chunks
+from pasta_decoding.lang.measures import (
+    geometric_mean,
+    own_speedup,
+    repeated_chunks,
+    repeated_grams,
+)
 from pasta_decoding.lang.tree import read
 
 
@@ -47,6 +52,12 @@ def test_pairs_of_different_siblings_do_not_add_up() -> None:
 def test_main_text_and_chunks_of_one_word_are_never_repeated() -> None:
     assert repeated_chunks(read("a b " + tree_of("a b"))) == 0
     assert repeated_chunks(read(tree_of("Paris", "Paris", ""))) == 0
+
+
+def test_repeated_grams_are_the_share_of_runs_of_words_that_occurred_before() -> None:
+    assert repeated_grams("a b c d a b c d") == pytest.approx(1 / 5)
+    assert repeated_grams("a b a b", n=2) == pytest.approx(1 / 3)
+    assert repeated_grams("a b c") == 0.0
 
 
 PARALLEL = Record(

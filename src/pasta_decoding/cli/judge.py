@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -40,8 +40,7 @@ def train(
     if not out.parent.is_dir():
         raise PastaError(f"cannot write {out}: No such file or directory")
     read = read_all(pairs, alpaca_eval)
-    with progress("measuring", 2 * len(read)) as tick:
-        found = measure(read, tick)
+    found = measure(read, track)
     judge = fit(found, found.fold_P != 0)
     save_judge(out, judge)
     told = f"{sum(judge.trained_on.values())} pairs, {len(judge.prompts)} prompts"
@@ -51,6 +50,10 @@ def train(
 def evaluate(
     pairs: Pairs = None,
     alpaca_eval: AlpacaEval = None,
+    unseen: Annotated[
+        list[Path] | None,
+        typer.Option(help="As --pairs, but no judge is trained on them; may be repeated."),
+    ] = None,
     judge: Annotated[
         Path | None,
         typer.Option(
@@ -77,15 +80,15 @@ def evaluate(
     """
     from pasta_decoding.eval.judge import evaluate as figures
 
-    read = at_most(limit, read_all(pairs, alpaca_eval))
+    read = at_most(limit, read_all([*(pairs or []), *(unseen or [])], alpaca_eval))
     if base_url is not None:
         if model is None:
-            raise PastaError("an endpoint needs --model")
+            raise PastaError("an endpoint needs --model", hint="Give its name.")
         asked = ask_endpoint(read, base_url, model, verdicts, logprobs=logprobs)
     elif judge is not None:
         asked = ask_file(read, judge)
     else:
-        asked = ask_folds(read)
+        asked = ask_folds(read, unseen or [])
     reports = figures.evaluate(*asked)
     if as_json:
         found = [asdict(one) | {"usable_for_training": one.usable_for_training} for one in reports]
@@ -128,13 +131,20 @@ def ask_file(read: list[Pair], path: Path) -> Asked:
     return new, prefer(judge, new), prefer(judge.equal_length(), new)
 
 
-def ask_folds(read: list[Pair]) -> Asked:
+def ask_folds(read: list[Pair], unseen: list[Path]) -> Asked:
     """Train a judge for each fold on the others, and ask it."""
-    from pasta_decoding.eval.judge.fit import cross_fitted, measure
+    import numpy as np
 
-    with progress("measuring", 2 * len(read)) as tick:
-        found = measure(read, tick)
-    return read, *cross_fitted(found)
+    from pasta_decoding.eval.judge.fit import cross_fitted, measure
+    from pasta_decoding.eval.judge.pairs import source_name
+
+    sources = {source_name(path) for path in unseen}
+    chosen_P = np.array([pair.source not in sources for pair in read])
+    whole, equal = cross_fitted(measure(read, track), chosen_P)
+    new = [place for place, preference in enumerate(whole) if preference is not None]
+    if len(new) < len(read):
+        say(f"{len(read) - len(new)} pairs left out: other folds spell their prompts another way")
+    return [read[at] for at in new], [whole[at] for at in new], [equal[at] for at in new]
 
 
 def prefer(judge: Judge, pairs: Sequence[Pair]) -> list[float | None]:
@@ -198,6 +208,14 @@ def columns(figures: Figures | None) -> str:
         f"{figures.pairs:7}{figures.floor:8.3f}{figures.accuracy.value:7.3f} {gain:>22}".ljust(44)
         + "  "
     )
+
+
+def track(answers: Sequence[tuple[str, str]]) -> Iterable[tuple[str, str]]:
+    """Hand the answers on, and show how far it is."""
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(answers, "measuring", console=Console(stderr=True), transient=True)
 
 
 @contextmanager

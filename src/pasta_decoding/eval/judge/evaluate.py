@@ -96,83 +96,97 @@ def evaluate(
     whole: the judge's preferences. equal: those at equal length; the same ones for a judge that
     has no such mode.
     """
+    table = _table(pairs, whole, equal)
     places: dict[str, list[int]] = defaultdict(list)
     for place, pair in enumerate(pairs):
         for source in dict.fromkeys((pair.source.partition("/")[0], pair.source)):
             places[source].append(place)
-    return [
-        _report(
-            source,
-            [pairs[place] for place in chosen],
-            _numbers([whole[place] for place in chosen]),
-            _numbers([equal[place] for place in chosen]),
-            seed,
+    return [_report(name, table.take(chosen), seed) for name, chosen in sorted(places.items())]
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """What is needed of each pair.
+
+    whole_P, equal_P: verdicts, NaN for a missing one.
+    longer:           in two units, by how much a is longer than b: a difference of logs.
+    """
+
+    preference_P: Array
+    whole_P: Array
+    equal_P: Array
+    prompt_P: NDArray[np.intp]
+    longer: dict[str, Array]
+
+    def take(self, places: Sequence[int] | Mask) -> _Table:
+        """Return some of the rows."""
+        return _Table(
+            self.preference_P[places],
+            self.whole_P[places],
+            self.equal_P[places],
+            self.prompt_P[places],
+            {unit: longer_P[places] for unit, longer_P in self.longer.items()},
         )
-        for source, chosen in sorted(places.items())
-    ]
 
 
-def _numbers(verdicts: Verdicts) -> Array:
-    """Return the verdicts as an array in which NaN is a missing one."""
-    return np.array([np.nan if one is None else one for one in verdicts], dtype=np.float64)
+def _table(pairs: Sequence[Pair], whole: Verdicts, equal: Verdicts) -> _Table:
+    characters = [(len(pair.a.strip()), len(pair.b.strip())) for pair in pairs]
+    words = [(len(pair.a.split()), len(pair.b.split())) for pair in pairs]
+    sizes = {"characters": np.array(characters), "words": np.array(words)}
+    prompts = list(dict.fromkeys(pair.prompt for pair in pairs))
+    number = {prompt: at for at, prompt in enumerate(prompts)}
+    return _Table(
+        np.array([pair.preference for pair in pairs]),
+        np.array([np.nan if one is None else one for one in whole]),
+        np.array([np.nan if one is None else one for one in equal]),
+        np.array([number[pair.prompt] for pair in pairs]),
+        {unit: np.log1p(size[:, 0]) - np.log1p(size[:, 1]) for unit, size in sizes.items()},
+    )
 
 
-def _report(
-    source: str, pairs: Sequence[Pair], whole_P: Array, equal_P: Array, seed: int
-) -> SourceReport:
-    preference_P = np.array([pair.preference for pair in pairs])
-    judged_P = ~np.isnan(whole_P)
-    similar_P = judged_P & (np.abs(_longer(pairs)["characters"]) <= np.log(SIMILAR_LENGTH))
+def _report(source: str, asked: _Table, seed: int) -> SourceReport:
+    judged = asked.take(~np.isnan(asked.whole_P))
+    similar = judged.take(np.abs(judged.longer["characters"]) <= np.log(SIMILAR_LENGTH))
     found = SourceReport(
         source,
-        asked=len(pairs),
-        missing=1 - float(judged_P.mean()),
-        every=_figures(pairs, whole_P, judged_P, seed),
-        similar=_figures(pairs, equal_P, similar_P, seed),
+        asked=len(asked.whole_P),
+        missing=1 - len(judged.whole_P) / len(asked.whole_P),
+        every=_figures(judged, judged.whole_P, seed),
+        similar=_figures(similar, similar.equal_P, seed),
     )
-    if not judged_P.any():
+    if not len(judged.whole_P):
         return found
-    right_P, kept_P = preference_P[judged_P], np.clip(whole_P[judged_P], 1e-6, 1 - 1e-6)
+    right_P, kept_P = judged.preference_P, np.clip(judged.whole_P, 1e-6, 1 - 1e-6)
     return replace(
         found,
         log_loss=float(-np.mean(right_P * np.log(kept_P) + (1 - right_P) * np.log1p(-kept_P))),
-        brier=float(np.mean((whole_P[judged_P] - right_P) ** 2)),
-        calibration_error=calibration_error(whole_P[judged_P], right_P),
-        similar_calibration_error=calibration_error(equal_P[similar_P], preference_P[similar_P]),
+        brier=float(np.mean((judged.whole_P - right_P) ** 2)),
+        calibration_error=calibration_error(judged.whole_P, right_P),
+        similar_calibration_error=calibration_error(similar.equal_P, similar.preference_P),
     )
 
 
-def _figures(pairs: Sequence[Pair], verdict_P: Array, chosen_P: Mask, seed: int) -> Figures | None:
-    preference_P = np.array([pair.preference for pair in pairs])
-    chosen_P = chosen_P & (preference_P != 0.5)
-    if not chosen_P.any():
+def _figures(found: _Table, verdict_P: Array, seed: int) -> Figures | None:
+    decided_P = found.preference_P != 0.5
+    if not decided_P.any():
         return None
-    sides_P = preference_P[chosen_P] > 0.5
+    verdict_P, found = verdict_P[decided_P], found.take(decided_P)
+    sides_P = found.preference_P > 0.5
     rules = {
-        f"{which} {unit}": _agrees(sign * longer_P[chosen_P], sides_P)
-        for unit, longer_P in _longer(pairs).items()
+        f"{which} {unit}": _agrees(sign * longer_P, sides_P)
+        for unit, longer_P in found.longer.items()
         for which, sign in (("more", 1), ("fewer", -1))
     }
     rule, floor_P = max(rules.items(), key=lambda one: one[1].mean())
-    right_P = _agrees(verdict_P[chosen_P] - 0.5, sides_P)
-    chosen = [pair.prompt for pair, is_in in zip(pairs, chosen_P, strict=True) if is_in]
-    _, prompt_P = np.unique(chosen, return_inverse=True)
+    right_P = _agrees(verdict_P - 0.5, sides_P)
     return Figures(
-        pairs=len(chosen),
-        prompts=int(prompt_P.max()) + 1,
+        pairs=len(right_P),
+        prompts=len(np.unique(found.prompt_P)),
         length_rule=rule,
         floor=float(floor_P.mean()),
-        accuracy=bootstrap(right_P, prompt_P, seed),
-        gain=bootstrap(right_P - floor_P, prompt_P, seed),
+        accuracy=bootstrap(right_P, found.prompt_P, seed),
+        gain=bootstrap(right_P - floor_P, found.prompt_P, seed),
     )
-
-
-def _longer(pairs: Sequence[Pair]) -> dict[str, Array]:
-    """Return by how much a is longer than b, as a difference of logs, in two units."""
-    characters = [(len(pair.a.strip()), len(pair.b.strip())) for pair in pairs]
-    words = [(len(pair.a.split()), len(pair.b.split())) for pair in pairs]
-    sizes = {"characters": characters, "words": words}
-    return {unit: -np.diff(np.log1p(np.array(size)))[:, 0] for unit, size in sizes.items()}
 
 
 def _agrees(margin_P: Array, sides_P: Mask) -> Array:
@@ -182,6 +196,7 @@ def _agrees(margin_P: Array, sides_P: Mask) -> Array:
 
 def bootstrap(value_P: Array, prompt_P: NDArray[np.intp], seed: int) -> Interval:
     """Return the mean of values and its interval; prompts are drawn again, not pairs."""
+    _, prompt_P = np.unique(prompt_P, return_inverse=True)
     sums, counts = np.bincount(prompt_P, value_P), np.bincount(prompt_P)
     draws = np.random.default_rng(seed)
     means = []

@@ -10,7 +10,7 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Sequence
 
 from pasta_decoding.lang.measures import repeated_grams
 
@@ -31,12 +31,13 @@ _LEAK = re.compile(
 )
 _FUNCTION_WORDS = frozenset(
     _WORD.findall(
-        "the a an and or but if then than so as of in on at to for from by with about into over after "
-        "before between through during is are was were be been being am do does did have has had will "
-        "would can could shall should may might must not no nor it its it's he she they them their his "
-        "her him you your we our us i me my this that these those there here which who whom whose what "
-        "when where why how all any each every some such only own same too very also more most other "
-        "both few just up down out off again further once because while until against"
+        "the a an and or but if then than so as of in on at to for from by with about into over "
+        "after before between through during is are was were be been being am do does did have "
+        "has had will would can could shall should may might must not no nor it its it's he she "
+        "they them their his her him you your we our us i me my this that these those there "
+        "here which who whom whose what when where why how all any each every some such only "
+        "own same too very also more most other both few just up down out off again further "
+        "once because while until against"
     )
 )
 _FIRST_PERSON = frozenset(_WORD.findall("i me my mine i'm i've i'd i'll"))
@@ -107,17 +108,18 @@ def _fluency(answer: str, words: list[str], sentences: list[str]) -> dict[str, f
     lengths = [len(_words(one)) for one in sentences] or [0]
     mean = sum(lengths) / len(lengths)
     spread = math.sqrt(sum((length - mean) ** 2 for length in lengths) / len(lengths))
-    letters = sum(char.isalpha() for char in answer)
+    letters = sum(map(str.isalpha, answer))
+    plain = answer.encode("ascii", "ignore")
     return {
         "word_chars": _share(sum(map(len, words)), len(words)),
         "function_words": _share(sum(word in _FUNCTION_WORDS for word in words), len(words)),
         "sentence_words": math.log1p(mean),
         "sentence_spread": math.log1p(spread),
         "longest_sentence": math.log1p(max(lengths)),
-        "not_ascii": _rate(answer, (char > "\x7f" for char in answer)),
-        "capitals": _share(sum(char.isupper() for char in answer), letters),
-        "digits": _rate(answer, (char.isdigit() for char in answer)),
-        "punctuation": _rate(answer, (char in ",;:()\"'" for char in answer)),
+        "not_ascii": 1 - _share(len(plain), len(answer)) if answer else 0.0,
+        "capitals": _share(sum(map(str.isupper, answer)), letters),
+        "digits": _share(sum(map(str.isdigit, answer)), len(answer)),
+        "punctuation": _share(sum(map(answer.count, ",;:()\"'")), len(answer)),
         "exclamations": _share(answer.count("!"), len(words)),
         "questions": _share(answer.count("?"), len(words)),
     }
@@ -169,10 +171,6 @@ def _distinct_in_windows(words: list[str]) -> float:
 def _compressed(answer: str) -> float:
     start = answer.encode("utf-8", "replace")[:_COMPRESSED_BYTES]
     return _share(len(zlib.compress(start)), len(start))
-
-
-def _rate(answer: Sized, hits: Iterable[bool]) -> float:
-    return _share(sum(hits), len(answer))
 
 
 def _share(part: float, whole: float) -> float:

@@ -7,7 +7,7 @@ Shapes: P pairs, A distinct answers, F features, K terms of length.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ Mask = NDArray[np.bool_]
 
 # So many pairs of one prompt and source count in full: they are no independent witnesses.
 _PAIRS_PER_PROMPT = 10
-_RIDGES = (30.0, 100.0, 300.0, 1000.0)
+_RIDGES = (30.0, 300.0, 1000.0, 3000.0)
 _LENGTH_RIDGE = 1.0
 _INNER_FOLDS = 3
 # A feature is cut off beyond these shares of the answers: no single outlier decides.
@@ -57,19 +57,15 @@ class Measured:
         return _sigmoid(utility_A[self.a_P] - utility_A[self.b_P])
 
 
-def measure(pairs: Sequence[Pair], tick: Callable[[], None] = lambda: None) -> Measured:
-    """Measure the answers of all pairs, about a thousand a second; `tick` is called for each."""
-    places: dict[tuple[str, str], int] = {}
-    for pair in pairs:
-        for answer in (pair.a, pair.b):
-            places.setdefault((pair.prompt, answer), len(places))
+Track = Callable[[Sequence[tuple[str, str]]], Iterable[tuple[str, str]]]
+"""Hands the items on and may show how far it is."""
 
-    def ticking() -> Iterator[tuple[str, str]]:
-        for place in places:
-            yield place
-            tick()
 
-    features_AF, length_A = measured(ticking())
+def measure(pairs: Sequence[Pair], track: Track = iter) -> Measured:
+    """Measure the answers of all pairs, about a thousand a second."""
+    asked = [(pair.prompt, answer) for pair in pairs for answer in (pair.a, pair.b)]
+    places = {answer: place for place, answer in enumerate(dict.fromkeys(asked))}
+    features_AF, length_A = measured(track(list(places)))
     return Measured(
         pairs,
         features_AF,
@@ -89,25 +85,26 @@ def _weights(pairs: Sequence[Pair]) -> Array:
     return np.minimum(1.0, _PAIRS_PER_PROMPT / np.array(shared, dtype=np.float64))
 
 
-def cross_fitted(found: Measured) -> tuple[Array, Array]:
-    """Return preference_P of the whole judge and of the one at equal length.
+def cross_fitted(found: Measured, chosen_P: Mask) -> tuple[list[float | None], list[float | None]]:
+    """Return the preferences of the whole judge and of the one at equal length, on all pairs.
 
-    A pair is judged by the judge fitted on the other folds; NaN if it has seen the prompt, spelt
-    another way.
+    A pair is judged by the judge fitted on the chosen pairs of the other folds; None if that one
+    has seen its prompt all the same, spelt another way.
     """
-    whole_P, equal_P = (np.full(len(found.pairs), np.nan) for _ in range(2))
+    whole: list[float | None] = [None] * len(found.pairs)
+    equal = whole.copy()
     for held in range(FOLDS):
-        judge = fit(found, found.fold_P != held)
-        fresh_P = np.array([not judge.has_seen(pair.prompt) for pair in found.pairs])
-        fresh_P &= found.fold_P == held
-        whole_P[fresh_P] = found.preferences(judge)[fresh_P]
-        equal_P[fresh_P] = found.preferences(judge.equal_length())[fresh_P]
-    return whole_P, equal_P
+        judge = fit(found, chosen_P & (found.fold_P != held))
+        whole_P, equal_P = found.preferences(judge), found.preferences(judge.equal_length())
+        for place in np.flatnonzero(found.fold_P == held).tolist():
+            if not judge.has_seen(found.pairs[place].prompt):
+                whole[place], equal[place] = float(whole_P[place]), float(equal_P[place])
+    return whole, equal
 
 
 def fit(found: Measured, chosen_P: Mask) -> LocalJudge:
     """Fit a judge on the chosen pairs. Raises PastaError where they are too few."""
-    chosen = [found.pairs[place] for place in np.flatnonzero(chosen_P)]
+    chosen = [found.pairs[place] for place in np.flatnonzero(chosen_P).tolist()]
     prompts = frozenset(fingerprint(pair.prompt) for pair in chosen)
     if len(prompts) < _MIN_PROMPTS:
         message = f"only {len(prompts)} prompts to train a judge on"
@@ -232,7 +229,7 @@ def cross_calibrated(
     for held in range(FOLDS):
         rest_P = fold_P != held
         slope = _slope(margin_P[rest_P], preference_P[rest_P], weight_P[rest_P])
-        for at in np.flatnonzero(fold_P == held):
+        for at in np.flatnonzero(fold_P == held).tolist():
             calibrated[judged[at]] = sigmoid(slope * float(margin_P[at]))
     return calibrated, _slope(margin_P, preference_P, weight_P)
 

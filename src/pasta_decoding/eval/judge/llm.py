@@ -129,14 +129,14 @@ class LlmJudge:
 def read_verdict(reply: Reply) -> float | None:
     """Return the probability that the first answer is better; None if the reply says neither.
 
-    It is the share of A among A and B in the first token's likeliest ones, if the endpoint tells
-    them and one of them is among these; else 1 or 0 for the one letter that the text names.
+    Where the endpoint tells the likeliest first tokens and most of these are A or B, it is the
+    share of A among the two; else 1 or 0 for the one letter that the text names.
     """
     mass = {"A": 0.0, "B": 0.0}
     for token, logprob in (reply.top_logprobs or {}).items():
         if token.strip() in mass:
             mass[token.strip()] += math.exp(logprob)
-    if total := sum(mass.values()):
+    if (total := sum(mass.values())) > 0.5:
         return mass["A"] / total
     named = set(_VERDICT.findall(reply.text))
     return float(named == {"A"}) if len(named) == 1 else None

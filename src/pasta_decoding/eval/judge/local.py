@@ -134,16 +134,29 @@ def _checked(path: Path, found: dict[str, object]) -> LocalJudge:
     if set(found) != expected:
         wrong = ", ".join(sorted(set(found) ^ expected))
         raise _unfit(path, f"missing or unknown: {wrong}")
-    sizes = {name: len(FEATURES) for name in ("weights_F", "low_F", "high_F")}
-    sizes |= {name: 1 + len(_LENGTH_KNOTS) for name in ("length_K", "equal_length_K")}
-    numbers = {name: _numbers(path, name, found[name], size) for name, size in sizes.items()}
-    single = {name: _numbers(path, name, [found[name]], 1)[0] for name in ("slope", "ridge")}
     trained_on, prompts = found["trained_on"], found["prompts"]
-    if not (isinstance(trained_on, dict) and isinstance(prompts, list)):
+    counted = isinstance(trained_on, dict) and all(map(_is_count, trained_on.values()))
+    if not (isinstance(trained_on, dict) and counted and isinstance(prompts, list)):
         raise _unfit(path, "what it was trained on is missing")
-    told = {str(name): int(pairs) for name, pairs in trained_on.items()}
-    seen = frozenset(map(str, prompts))
-    return LocalJudge(**numbers, **single, trained_on=told, prompts=seen)
+
+    def numbers(name: str, size: int) -> tuple[float, ...]:
+        return _numbers(path, name, found[name], size)
+
+    return LocalJudge(
+        weights_F=numbers("weights_F", len(FEATURES)),
+        low_F=numbers("low_F", len(FEATURES)),
+        high_F=numbers("high_F", len(FEATURES)),
+        length_K=numbers("length_K", 1 + len(_LENGTH_KNOTS)),
+        equal_length_K=numbers("equal_length_K", 1 + len(_LENGTH_KNOTS)),
+        slope=_numbers(path, "slope", [found["slope"]], 1)[0],
+        ridge=_numbers(path, "ridge", [found["ridge"]], 1)[0],
+        trained_on=trained_on,
+        prompts=frozenset(map(str, prompts)),
+    )
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int)
 
 
 def _numbers(path: Path, name: str, value: object, size: int) -> tuple[float, ...]:

@@ -29,10 +29,15 @@ _BETWEEN_PER_PROMPT = 20
 def read_pairs(path: Path) -> list[Pair]:
     """Read JSONL (.gz): `prompt`, `response_a`, `response_b`, and `label`, one of a, b and tie.
 
-    The source of all of them is the file's name up to its first dot. Raises PastaError.
+    Their source is the file's name up to its first dot. Raises PastaError.
     """
-    source = path.name.partition(".")[0]
+    source = source_name(path)
     return [_pair(source, found, f"{path}:{number}") for number, found in read_objects(path)]
+
+
+def source_name(path: Path) -> str:
+    """Return what the pairs of a file are called."""
+    return path.name.partition(".")[0]
 
 
 def _pair(source: str, found: dict[str, object], where: str) -> Pair:
@@ -46,7 +51,8 @@ def _pair(source: str, found: dict[str, object], where: str) -> Pair:
     if not isinstance(label, str) or label not in _LABELS:
         message = f"{where}: the label is {label!r}"
         raise PastaError(message, hint=f"A label is one of {', '.join(_LABELS)}.")
-    return Pair(source, *texts, preference=_LABELS[label])
+    prompt, a, b = texts
+    return Pair(source, prompt, a, b, _LABELS[label])
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +73,12 @@ class _Texts:
     answers: dict[tuple[int, str], str]
 
     def pair(self, source: str, prompt_id: int, a: str, b: str, preference: float) -> Pair:
-        answers = self.answers[prompt_id, a], self.answers[prompt_id, b]
-        return Pair(source, self.prompts[prompt_id], *answers, preference=preference)
+        """Return a pair by the names of those who wrote its answers."""
+        first, second = self.answers[prompt_id, a], self.answers[prompt_id, b]
+        return Pair(source, self.prompts[prompt_id], first, second, preference)
 
     def has(self, one: _Verdict) -> bool:
+        """Are the prompt and both answers there?"""
         writers = (one.model, one.reference)
         return one.prompt_id in self.prompts and all(
             (one.prompt_id, writer) in self.answers for writer in writers
@@ -163,7 +171,7 @@ def _read_verdicts(folder: Path) -> Iterator[tuple[str, _Verdict]]:
     for path in _files(folder, "annotations", "csv"):
         lines = (line.decode("utf-8", "replace") for line in read_lines(path))
         for number, row in enumerate(csv.DictReader(lines), start=2):
-            annotator = row.get("annotator") or path.name.partition(".")[0]
+            annotator = row.get("annotator") or source_name(path)
             try:
                 # AlpacaEval counts from 1, the reference wins, to 2, the model wins.
                 better = float(row["preference"]) - 1
