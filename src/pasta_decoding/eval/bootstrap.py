@@ -22,7 +22,7 @@ class Interval:
 
     def excludes(self, null: float) -> bool:
         """Does the interval lie on one side of `null`?"""
-        return None not in (self.low, self.high) and not self.low <= null <= self.high
+        return self.low is not None and self.high is not None and not self.low <= null <= self.high
 
 
 def interval(

@@ -10,7 +10,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.models import binding as bindings
 from pasta_decoding.models.binding import Checkpoint
 
-DEFAULT_ADAPTER = "smollm2-135m-sft"
+DEFAULT_ADAPTER = "balanced"
 
 
 @dataclass(frozen=True, slots=True)
