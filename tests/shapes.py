@@ -146,7 +146,7 @@ def make_gemma(folder: Path) -> Path:
 
 def _same_rows(model: Any, texts: list[str], tokenizer: PreTrainedTokenizerFast) -> None:
     """Give these tokens one row, in and out: nobody ever trained them."""
-    ids = tokenizer.convert_tokens_to_ids(texts)
+    ids = [tokenizer.convert_tokens_to_ids(text) for text in texts]
     for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
         with torch.no_grad():
             layer.weight[ids] = layer.weight[ids[0]].clone()
