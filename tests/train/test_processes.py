@@ -29,7 +29,7 @@ CONFIG = SftConfig(
     max_tokens=256,
     pack_tokens=110,
     packs_per_step=4,
-    save_every_steps=6,
+    save_every_steps=10,
     bf16=False,
 )
 
