@@ -23,6 +23,9 @@ Pairs = Annotated[
     list[Path] | None,
     typer.Option(help="JSONL (.gz): prompt, response_a, response_b, label; may be repeated."),
 ]
+Damaged = Annotated[
+    bool, typer.Option(help="Add pairs of an answer and the same one damaged on purpose.")
+]
 AlpacaEval = Annotated[
     Path | None, typer.Option(help="Folder with AlpacaEval's outputs and annotations.")
 ]
@@ -32,6 +35,7 @@ def train(
     out: Annotated[Path, typer.Option(help="The judge, one JSON file.")],
     pairs: Pairs = None,
     alpaca_eval: AlpacaEval = None,
+    damaged: Damaged = True,
 ) -> None:
     """Fit the local judge to preferences, three quarters of the prompts; the rest is held out."""
     from pasta_decoding.eval.judge.fit import fit, measure
@@ -39,7 +43,7 @@ def train(
 
     if not out.parent.is_dir():
         raise PastaError(f"cannot write {out}: No such file or directory")
-    read = read_all(pairs, alpaca_eval)
+    read = read_all(pairs or [], alpaca_eval, damaged=damaged)
     found = measure(read, track)
     judge = fit(found, found.fold_P != 0)
     save_judge(out, judge)
@@ -71,6 +75,7 @@ def evaluate(
         bool, typer.Option(help="Read the first token's probabilities if the endpoint has them.")
     ] = True,
     limit: Annotated[int | None, typer.Option(min=1, help="Pairs of each source.")] = None,
+    damaged: Damaged = True,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
 ) -> None:
     """Compare a judge with length alone on prompts that it has not seen, source by source.
@@ -80,7 +85,8 @@ def evaluate(
     """
     from pasta_decoding.eval.judge import evaluate as figures
 
-    read = at_most(limit, read_all([*(pairs or []), *(unseen or [])], alpaca_eval))
+    paths = [*(pairs or []), *(unseen or [])]
+    read = at_most(limit, read_all(paths, alpaca_eval, damaged=damaged))
     if base_url is not None:
         if model is None:
             raise PastaError("an endpoint needs --model", hint="Give its name.")
@@ -153,16 +159,17 @@ def prefer(judge: Judge, pairs: Sequence[Pair]) -> list[float | None]:
     return judge.prefer(prompts, a, b)
 
 
-def read_all(paths: list[Path] | None, folder: Path | None) -> list[Pair]:
-    """Read all the pairs that the user pointed to."""
+def read_all(paths: list[Path], folder: Path | None, *, damaged: bool) -> list[Pair]:
+    """Read all the pairs that the user pointed to, and damage some of their answers."""
+    from pasta_decoding.eval.judge.damage import damaged_pairs
     from pasta_decoding.eval.judge.pairs import read_alpaca_eval, read_pairs
 
-    read = [pair for path in paths or [] for pair in read_pairs(path)]
+    read = [pair for path in paths for pair in read_pairs(path)]
     if folder is not None:
         read += read_alpaca_eval(folder)
     if not read:
         raise PastaError("no pairs to judge", hint="Give --pairs FILE or --alpaca-eval FOLDER.")
-    return read
+    return [*read, *damaged_pairs(read)] if damaged else read
 
 
 def at_most(limit: int | None, pairs: list[Pair]) -> list[Pair]:

@@ -100,7 +100,7 @@ def games(right: int, wrong: int) -> tuple[list[Pair], list[float | None]]:
         pair("x" * (100 + n % 2), "y" * (101 - n % 2), 1.0, prompt=f"p{n}")
         for n in range(right + wrong)
     ]
-    verdicts: list[float | None] = [0.8] * right + [0.2] * wrong
+    verdicts: list[float | None] = [0.8 if n < right else 0.2 for n in range(right + wrong)]
     return pairs, verdicts
 
 

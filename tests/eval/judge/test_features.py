@@ -35,6 +35,7 @@ CASES = [
     ("lines", "a\nb\nc", math.log1p(2)),
     ("word_chars", "a bbb", 2.0),
     ("function_words", "the Seine", 0.5),
+    ("words_astray", "The river is the of a.", 2 / 3),
     ("sentence_words", "One two three. Four.", math.log1p(2)),
     ("sentence_spread", "One two three. Four.", math.log1p(1)),
     ("longest_sentence", "One two three. Four.", math.log1p(3)),

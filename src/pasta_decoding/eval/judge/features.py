@@ -40,6 +40,14 @@ _FUNCTION_WORDS = frozenset(
         "once because while until against"
     )
 )
+# "the of", "a.", "their is": an article or the like must be followed by what it belongs to.
+_DETERMINER = re.compile(r"\b(?:the|an?|my|your|our|their|its)\b")
+_ASTRAY = re.compile(
+    r"\b(?:the|an?|my|your|our|their|its)"
+    r"(?:[.,;:!?)]|\s*$|\s+(?:the|an?|of|to|in|on|at|by|for|from|with|and|or|but|is|are|was|were|be|"
+    r"can|will|that|this|it|they|you|we|he|she)\b)",
+    re.MULTILINE,
+)
 _FIRST_PERSON = frozenset(_WORD.findall("i me my mine i'm i've i'd i'll"))
 _SECOND_PERSON = frozenset(_WORD.findall("you your yours you're you'll you've you'd"))
 _WINDOW_WORDS = 50
@@ -109,10 +117,11 @@ def _fluency(answer: str, words: list[str], sentences: list[str]) -> dict[str, f
     mean = sum(lengths) / len(lengths)
     spread = math.sqrt(sum((length - mean) ** 2 for length in lengths) / len(lengths))
     letters = sum(map(str.isalpha, answer))
-    plain = answer.encode("ascii", "ignore")
+    plain, text = answer.encode("ascii", "ignore"), answer.casefold()
     return {
         "word_chars": _share(sum(map(len, words)), len(words)),
         "function_words": _share(sum(word in _FUNCTION_WORDS for word in words), len(words)),
+        "words_astray": _share(len(_ASTRAY.findall(text)), len(_DETERMINER.findall(text))),
         "sentence_words": math.log1p(mean),
         "sentence_spread": math.log1p(spread),
         "longest_sentence": math.log1p(max(lengths)),
