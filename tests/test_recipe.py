@@ -15,20 +15,27 @@ import pytest
 from transformers import AutoConfig
 
 from pasta_decoding.cli import main
+from pasta_decoding.lang.tree import read, strip
+from pasta_decoding.models.embedded import pull
 from pasta_decoding.models.loading import load_base, load_model
+from tests.chatserver import chat_server, in_turn
 from tests.shapes import HUB_SHAPES
 from tests.train.test_sft import ROWS
 
 PAGE = Path(__file__).parents[1] / "docs" / "recipe.md"
 CONFIGS = PAGE.parents[1] / "configs" / "accelerate"
 MODEL = "meta-llama/Meta-Llama-3-8B-Instruct"
+ANNOTATED = "\n".join(
+    f'{n}. <promise topic="{city}" tokens="10"/><async>{city}.</async>'
+    for n, city in enumerate(("Paris", "Rome"), start=1)
+)
 SMALLER = {
+    "train preference": "--samples 6 --baseline-samples 1 --rounds 1 --max-tokens 60 "
+    "--engine torch --dtype float32 --pairs-per-step 1 --no-bf16",
     "train sft": "--max-steps 2 --max-length 256 --pack-tokens 256 --packs-per-step 2 --no-bf16",
     "bench answers": "--limit 1 --max-tokens 24 --timed 0",
     "run": "--max-tokens 24",
 }
-# What this version does not have yet: these lines are shown, not run.
-LATER = ("annotate --with llm", "train preference")
 
 
 def commands() -> list[str]:
@@ -43,7 +50,7 @@ def test_the_page_names_configurations_that_ship_and_takes_every_step() -> None:
     named = set(re.findall(r"configs/accelerate/\S+\.yaml", text))
     assert named
     assert all((CONFIGS / Path(path).name).is_file() for path in named)
-    taken = {*SMALLER, *LATER, "export", "annotate --with structure"}
+    taken = {*SMALLER, "export", "data build", "annotate --with structure", "annotate --with llm"}
     found = {step for step in taken for one in commands() if one.startswith(step)}
     assert found == taken
     assert len(commands()) == sum(one.startswith(tuple(taken)) for one in commands())
@@ -59,14 +66,19 @@ def test_every_command_works_on_a_tiny_model_of_that_shape(
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(base))
     rows = [
         {"id": row.id, "source": "", "instruction": row.instruction, "response": plain}
-        for row, plain in zip(ROWS, ["1. Paris.\n2. Rome."] * len(ROWS), strict=True)
+        for row, plain in zip(ROWS, [strip(read(ANNOTATED))] * len(ROWS), strict=True)
     ]
     for name in ("prompts.jsonl", "responses.jsonl"):
         Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    for command in commands():
-        if not command.startswith(LATER):
+    Path("evaluation.jsonl").write_text('{"instruction": "Three good habits?"}\n')
+    pull(tmp_path / "cache", fetch=lambda _folder: base)
+    monkeypatch.setenv("PASTA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PASTA_API_KEY", "none")
+    with chat_server(in_turn([ANNOTATED])) as endpoint:
+        for command in commands():
             smaller = next((SMALLER[step] for step in SMALLER if command.startswith(step)), "")
-            assert main(shlex.split(f"{command} {smaller}")) == 0, command
+            here = command.replace("http://localhost:8000/v1", endpoint.base_url)
+            assert main(shlex.split(f"{here} {smaller}")) == 0, command
     check_rows(base, Path("runs/sft/adapter"))
     assert AutoConfig.from_pretrained("runs/llama-3-8b-pasta").model_type in (shape, "llama")
 
@@ -83,11 +95,3 @@ def check_rows(base: Path, adapter: Path) -> None:
         changed = (ours.weight != theirs.weight).any(dim=1).nonzero().flatten().tolist()
         assert set(changed) <= set(ids)
         assert len(changed) > 3
-
-
-def test_commands_that_come_later_are_not_there_yet(capsys: pytest.CaptureFixture[str]) -> None:
-    """Once one is, its line is to be run like the others: take it out of LATER."""
-    assert main(["train", "--help"]) == main(["annotate", "--help"]) == 0
-    shown = capsys.readouterr().out
-    assert "preference" not in shown
-    assert "--base-url" not in shown

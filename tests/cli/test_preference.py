@@ -99,7 +99,7 @@ def test_other_settings_are_refused(train: Callable[..., Outcome], tmp_path: Pat
         (["--max-prompt-chars", "1"], "pasta: no prompt to answer"),
         (["--max-tokens", "1"], "pasta: round 1 has no pair of a better and a worse answer"),
         (["--policy", "nobody"], "pasta: no adapter 'nobody'"),
-        (["--model", "model.gguf"], "pasta: model.gguf is not the folder of a Hugging Face model"),
+        (["--model", "model.gguf"], "pasta: training does not start from a GGUF file"),
         (["--samples-from", "nowhere"], "pasta: nowhere holds no run"),
     ],
 )

@@ -85,8 +85,7 @@ def pull(
 
 def token_counter(model: Path | None = None) -> Callable[[str], int]:
     """Return a function that counts tokens as a base model does; the embedded one if left out."""
-    from pasta_decoding.models.embedded import model_dir
     from pasta_decoding.models.loading import load_tokenizer
 
-    tokenizer = load_tokenizer(model or model_dir(cache_folder()))
+    tokenizer = load_tokenizer(base_folder(model))
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False))

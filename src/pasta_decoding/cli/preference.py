@@ -26,7 +26,7 @@ from pasta_decoding.cli.engine import (
     Quant,
     Threads,
 )
-from pasta_decoding.cli.files import cache_folder, say
+from pasta_decoding.cli.files import base_folder, say
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
@@ -161,19 +161,6 @@ def refuse_several_processes() -> None:
         raise PastaError(
             "train preference is one process", hint="Start it without accelerate launch."
         )
-
-
-def base_folder(model: Path | None) -> Path:
-    """Return the base model's folder; training cannot start from a GGUF file."""
-    from pasta_decoding.models.embedded import model_dir
-
-    folder = model or model_dir(cache_folder())
-    if not (folder / "config.json").is_file():
-        raise PastaError(
-            f"{folder} is not the folder of a Hugging Face model",
-            hint="Run `pasta pull`, or give --model a folder.",
-        )
-    return folder
 
 
 def engine_words(loading: Loading) -> str:

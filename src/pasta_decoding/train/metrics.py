@@ -7,14 +7,15 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 
 class Meter(Protocol):
     """Collects figures of its own between two log steps."""
 
-    def read(self) -> dict[str, float]:
-        """Return what was collected, and start anew."""
+    def read(self, device: torch.device | str = "cpu") -> dict[str, float]:
+        """Return what was collected, and start anew; processes talk through `device`."""
         ...
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PrinterCallback, ProgressCallback, Trainer, TrainingArguments
+from transformers import PrinterCallback, ProgressCallback, Trainer
 
 from pasta_decoding.data.score import logprobs_of, model_inputs
 from pasta_decoding.data.view import View, view
@@ -21,6 +21,7 @@ from pasta_decoding.engines.windows import attention_windows
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Layout
 from pasta_decoding.train.bonbon import PairLoss, bonbon_loss, target_gap
+from pasta_decoding.train.launch import training_arguments
 from pasta_decoding.train.metrics import MetricsFile
 
 
@@ -70,7 +71,7 @@ def reference_sums(model: Any, examples: Iterable[PairExample], *, bf16: bool) -
     model.eval()
     sums = []
     for example in examples:
-        inputs = _on_device(pair_inputs(example, windows), device)
+        inputs = pair_inputs(example, windows, device)
         with (
             torch.inference_mode(),
             torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16),
@@ -89,23 +90,15 @@ def train_pairs(
     resume: Path | None,
 ) -> None:
     """Let the Trainer step over all pairs, each epoch in an order of its own."""
-    arguments = TrainingArguments(
-        output_dir=str(out),
-        num_train_epochs=1,
-        per_device_train_batch_size=1,
-        gradient_accumulation_steps=config.pairs_per_step,
-        learning_rate=config.learning_rate,
-        lr_scheduler_type="linear",
-        warmup_steps=config.warmup_steps,
-        train_sampling_strategy="sequential",
-        remove_unused_columns=False,
+    arguments = training_arguments(
+        out,
+        packs_per_step=config.pairs_per_step,
         bf16=config.bf16,
-        use_cpu=not torch.cuda.is_available(),
+        seed=config.seed,
+        learning_rate=config.learning_rate,
+        warmup_steps=config.warmup_steps,
         logging_steps=1,
         save_steps=config.save_every_steps,
-        save_total_limit=2,
-        seed=config.seed,
-        report_to=[],
         disable_tqdm=True,
     )
     meter = PairMeter()
@@ -184,9 +177,11 @@ def _collate(windows: dict[str, int | None], items: list[dict[str, Any]]) -> dic
     }
 
 
-def pair_inputs(example: PairExample, windows: dict[str, int | None]) -> dict[str, Any]:
+def pair_inputs(
+    example: PairExample, windows: dict[str, int | None], device: torch.device | str = "cpu"
+) -> dict[str, Any]:
     """Return what `log_probabilities` takes: a forward's arguments, labels, where they part."""
-    pair = example.view()
+    pair = example.view().to(device)
     best_labels = sum(label is not None for label in example.best.label)
     parts = [best_labels, len(pair.label_L) - best_labels]
     return {**model_inputs(pair, windows), "label_L": pair.label_L, "parts": torch.tensor(parts)}
@@ -197,13 +192,6 @@ def log_probabilities(model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tenso
     label_L, parts = inputs.pop("label_L"), inputs.pop("parts").tolist()
     best_L, worst_L = torch.split(logprobs_of(model(**inputs), label_L), parts)
     return best_L.sum(), worst_L.sum()
-
-
-def _on_device(inputs: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    return {
-        name: _on_device(value, device) if isinstance(value, dict) else value.to(device)
-        for name, value in inputs.items()
-    }
 
 
 class PairMeter:
@@ -230,8 +218,8 @@ class PairMeter:
             }
         )
 
-    def read(self) -> dict[str, float]:
-        """Return the means, and start anew."""
+    def read(self, device: torch.device | str = "cpu") -> dict[str, float]:  # noqa: ARG002
+        """Return the means, and start anew. One process trains, so there is none to ask."""
         rows, self._rows = self._rows, []
         if not rows:
             return {}
