@@ -111,6 +111,8 @@ def preference(
     from pasta_decoding.train.settings import PreferenceConfig, share_samples
 
     refuse_several_processes()
+    if model is not None and model.suffix == ".gguf":
+        raise PastaError("training does not start from a GGUF file", hint="Give --model a folder.")
     loading = Loading(
         model=base_folder(model),
         engine=engine,
