@@ -53,7 +53,7 @@ def _swapped(whole: dict[str, str]) -> dict[str, str]:
 
     Within a fold, since what is held out must not be trained on as somebody else's answer.
     """
-    swapped = {}
+    swapped: dict[str, str] = {}
     for one_fold in range(FOLDS):
         ordered = sorted((p for p in whole if fold(p) == one_fold), key=lambda p: len(whole[p]))
         for one, other in zip(ordered[::2], ordered[1::2], strict=False):
