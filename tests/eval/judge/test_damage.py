@@ -44,11 +44,11 @@ def test_a_swapped_answer_is_one_to_another_prompt_of_the_same_fold() -> None:
         for answer in (pair.a, pair.b):
             prompts_of.setdefault(answer, set()).add(pair.prompt)
     swapped = damaged(pairs)["swapped"]
-    assert len(swapped) == 60 - 4  # the longest of each fold has no longer one
+    assert len(swapped) >= 60 - 4  # one of each fold may find no partner
     for prompt, pair in swapped.items():
         [owner] = prompts_of[pair.b]
-        assert owner != prompt
-        assert fold(owner) == fold(prompt)
+        assert (owner != prompt, fold(owner)) == (True, fold(prompt))
+        assert swapped[owner].b == pair.a
 
 
 def test_a_looped_answer_is_its_first_sentence_up_to_its_length() -> None:

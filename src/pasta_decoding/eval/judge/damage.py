@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 from random import Random
 
-from pasta_decoding.eval.judge.base import Pair, fingerprint, fold
+from pasta_decoding.eval.judge.base import FOLDS, Pair, fingerprint, fold
 
 _MIN_WORDS = 20
 _LOOPED_SHARE = 0.3
@@ -50,16 +49,16 @@ def _shuffled(prompt: str, answer: str) -> str:
 
 
 def _swapped(whole: dict[str, str]) -> dict[str, str]:
-    """Return another prompt's answer for each: the next longer one of the same fold, if any.
+    """Let prompts whose answers are about equally long exchange them, two by two.
 
-    Within the fold, since what is held out must not be trained on as somebody else's answer.
+    Within a fold, since what is held out must not be trained on as somebody else's answer.
     """
-    ordered = sorted(whole, key=lambda prompt: (fold(prompt), len(whole[prompt])))
-    return {
-        prompt: whole[other]
-        for prompt, other in pairwise(ordered)
-        if fold(prompt) == fold(other) and whole[prompt] != whole[other]
-    }
+    swapped: dict[str, str] = {}
+    for one_fold in range(FOLDS):
+        ordered = sorted((p for p in whole if fold(p) == one_fold), key=lambda p: len(whole[p]))
+        for one, other in zip(ordered[::2], ordered[1::2], strict=False):
+            swapped |= {one: whole[other], other: whole[one]}
+    return swapped
 
 
 def _looped(answer: str) -> str:

@@ -85,12 +85,11 @@ def _repetition(answer: str, words: list[str], sentences: list[str]) -> dict[str
 
 
 def _relevance(prompt: list[str], words: list[str], sentences: list[str]) -> dict[str, float]:
-    asked = set(prompt) - _FUNCTION_WORDS
-    content = [word for word in words if word not in _FUNCTION_WORDS]
-    first = set(_words(sentences[0])) if sentences else set()
+    asked, content = set(_stems(prompt)), _stems(words)
+    first = set(_stems(_words(sentences[0]))) if sentences else set()
     prompt_runs, runs = set(_runs(prompt)), _runs(words)
     return {
-        "asked_covered": _share(len(asked & set(words)), len(asked)),
+        "asked_covered": _share(len(asked & set(content)), len(asked)),
         "asked_in_first_sentence": _share(len(asked & first), len(asked)),
         "on_topic": _share(sum(word in asked for word in content), len(content)),
         "copied": _share(sum(run in prompt_runs for run in runs), len(runs)),
@@ -160,6 +159,11 @@ def _manner(answer: str, words: list[str]) -> dict[str, float]:
 
 def _words(text: str) -> list[str]:
     return _WORD.findall(text.casefold())
+
+
+def _stems(words: Sequence[str]) -> list[str]:
+    """Return the starts of the words that carry meaning: "river" and "rivers" are one."""
+    return [word[:5] for word in words if word not in _FUNCTION_WORDS]
 
 
 def _runs(words: Sequence[str]) -> list[tuple[str, str, str]]:
