@@ -85,8 +85,7 @@ def evaluate(
     """
     from pasta_decoding.eval.judge import evaluate as figures
 
-    paths = [*(pairs or []), *(unseen or [])]
-    read = at_most(limit, read_all(paths, alpaca_eval, damaged=damaged))
+    read = at_most(limit, read_all(pairs or [], alpaca_eval, unseen or [], damaged=damaged))
     if base_url is not None:
         if model is None:
             raise PastaError("an endpoint needs --model", hint="Give its name.")
@@ -159,17 +158,22 @@ def prefer(judge: Judge, pairs: Sequence[Pair]) -> list[float | None]:
     return judge.prefer(prompts, a, b)
 
 
-def read_all(paths: list[Path], folder: Path | None, *, damaged: bool) -> list[Pair]:
-    """Read all the pairs that the user pointed to, and damage some of their answers."""
+def read_all(
+    paths: list[Path], folder: Path | None, unseen: Sequence[Path] = (), *, damaged: bool
+) -> list[Pair]:
+    """Read all the pairs that the user pointed to; damage answers of those to train on."""
     from pasta_decoding.eval.judge.damage import damaged_pairs
     from pasta_decoding.eval.judge.pairs import read_alpaca_eval, read_pairs
 
     read = [pair for path in paths for pair in read_pairs(path)]
     if folder is not None:
         read += read_alpaca_eval(folder)
+    if damaged:
+        read += list(damaged_pairs(read))
+    read += [pair for path in unseen for pair in read_pairs(path)]
     if not read:
         raise PastaError("no pairs to judge", hint="Give --pairs FILE or --alpaca-eval FOLDER.")
-    return [*read, *damaged_pairs(read)] if damaged else read
+    return read
 
 
 def at_most(limit: int | None, pairs: list[Pair]) -> list[Pair]:
