@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -252,6 +252,15 @@ def test_a_stopped_run_asks_only_for_what_is_missing(ask: Ask, five: Path) -> No
     assert not partial.exists()
 
 
+@pytest.fixture
+def control_c() -> Iterator[None]:
+    """Let Ctrl-C mean what it does at a terminal: a background job is started deaf to it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("control_c")
 def test_control_c_while_an_endpoint_thinks_loses_nothing(ask: Ask) -> None:
     assert threading.current_thread() is threading.main_thread()
 

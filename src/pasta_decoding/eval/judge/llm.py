@@ -92,8 +92,11 @@ class LlmJudge:
                 async with connect(self._endpoint) as chat, asyncio.TaskGroup() as group:
                     for order in todo:
                         group.create_task(self._ask(chat, order, cache))
-            except* EndpointError as fatal:
-                raise fatal.exceptions[0] from None
+            except ExceptionGroup as failed:  # what `except*` raises would be a group again
+                fatal = [one for one in failed.exceptions if isinstance(one, EndpointError)]
+                if not fatal:
+                    raise
+                raise fatal[0] from None
 
     async def _ask(self, chat: Chat, order: Order, cache: BinaryIO) -> None:
         try:
