@@ -18,8 +18,9 @@ from collections import Counter
 from pathlib import Path
 
 import torch
-from repetition import repeated_grams
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pasta_decoding.lang.measures import repeated_grams
 
 Row = dict[str, str]
 MIN_WORDS = 40

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ COMMANDS = [
     "train sft",
     "bench",
     "bench answers",
+    "bench annotations",
 ]
 GOOD = 'One: <promise topic="a" tokens="20"/><async>b</async>\n'
 BAD = "One\n<async>b</async> <sync/>\n"
@@ -120,71 +120,6 @@ def test_pull_into_a_cache_that_cannot_be_written_names_the_way_out(
     assert hint == ("it needs 0.8 GB in a folder that you may write; PASTA_CACHE names another one")
 
 
-def row(number: int, response: str) -> str:
-    found = {"id": str(number), "source": "s", "instruction": "i", "response": response, "x": 1}
-    return json.dumps(found)
-
-
-LIST = "Tips:\n\n" + "\n".join(
-    f"{n}. **{name}**: {' '.join([name.lower()] * 25)}."
-    for n, name in enumerate(("Sleep", "Water", "Walks"), start=1)
-)
-LINES = [row(1, LIST), "{", row(1, "twice"), '{"id": "4"}', "\x80", row(5, "Plain.")]
-
-
-@pytest.fixture
-def broken(tmp_path: Path) -> Path:
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes("\n".join(LINES).encode("latin-1"))
-    return path
-
-
-@pytest.mark.usefixtures("tiny_cache")
-def test_annotate_stops_at_the_first_broken_line_and_writes_nothing(
-    broken: Path, pasta: Pasta
-) -> None:
-    out = broken.with_name("out.jsonl")
-    out.write_text("before")
-    found = pasta("annotate", broken, out)
-    assert found.status == 2
-    assert found.err.startswith(f"pasta: {broken}:2: not JSON: ")
-    assert out.read_text() == "before"
-
-
-@pytest.mark.usefixtures("tiny_cache")
-def test_annotate_keeps_going_when_asked_and_names_every_line_it_skipped(
-    broken: Path, pasta: Pasta
-) -> None:
-    out = broken.with_name("out.jsonl")
-    found = pasta("annotate", broken, out, "--with", "structure", "--keep-going")
-    assert found.status == 1
-    said = [line for line in found.err.splitlines() if line]
-    assert said[0].startswith(f"skipped {broken}:2: not JSON: ")
-    assert said[1:] == [
-        f"skipped {broken}:3: id '1' was used before",
-        f"skipped {broken}:4: no 'instruction'",
-        f"skipped {broken}:5: not UTF-8 (byte 1)",
-        f"2 rows in {out}, 1 with a promise, 4 skipped",
-    ]
-    first, last = map(json.loads, out.read_text().splitlines())
-    assert "<promise topic=" in first["response"]
-    assert first["x"] == 1
-    assert last["response"] == "Plain."
-
-
-@pytest.mark.usefixtures("tiny_cache")
-def test_an_interrupted_annotate_leaves_no_file(
-    tmp_path: Path, pasta: Pasta, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(row(1, LIST))
-    monkeypatch.setattr(Path, "replace", interrupted)
-    found = pasta("annotate", path, tmp_path / "out.jsonl")
-    assert found.status == 130
-    assert found.err.endswith("pasta: interrupted\n")
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_an_interrupted_lint_says_so(
     tmp_path: Path, pasta: Pasta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,23 +135,3 @@ def test_an_interrupted_pull_leaves_nothing_in_the_cache(
     monkeypatch.setattr("huggingface_hub.snapshot_download", interrupted)
     assert pasta("pull", "--source", "hub").status == 130
     assert list((tmp_path / "cache").iterdir()) == []
-
-
-@pytest.mark.usefixtures("tiny_cache")
-def test_annotate_names_an_output_that_it_cannot_write(tmp_path: Path, pasta: Pasta) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(row(1, LIST))
-    out = tmp_path / "nowhere" / "out.jsonl"
-    found = pasta("annotate", path, out)
-    assert found.status == 2
-    assert f"pasta: cannot write {out}: No such file or directory\n" in found.err
-
-
-def test_annotate_without_the_embedded_model_says_to_pull_it(
-    tmp_path: Path, pasta: Pasta, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PASTA_CACHE", str(tmp_path))
-    path = tmp_path / "rows.jsonl"
-    path.write_text(row(1, LIST))
-    expected = (2, f"pasta: the embedded model is not in {tmp_path}", "run `pasta pull`")
-    assert pasta("annotate", path, tmp_path / "out.jsonl").complaint == expected

@@ -7,7 +7,12 @@ import pytest
 from pasta_decoding.eval.bare import BareTimes
 from pasta_decoding.eval.bench_answers import Record, summary
 from pasta_decoding.eval.timing import Timing
-from pasta_decoding.lang.measures import geometric_mean, own_speedup, repeated_chunks
+from pasta_decoding.lang.measures import (
+    geometric_mean,
+    own_speedup,
+    repeated_chunks,
+    repeated_grams,
+)
 from pasta_decoding.lang.tree import read
 
 
@@ -49,6 +54,12 @@ def test_main_text_and_chunks_of_one_word_are_never_repeated() -> None:
     assert repeated_chunks(read(tree_of("Paris", "Paris", ""))) == 0
 
 
+def test_repeated_grams_are_the_share_of_runs_of_words_that_occurred_before() -> None:
+    assert repeated_grams("a b c d a b c d") == pytest.approx(1 / 5)
+    assert repeated_grams("a b a b", n=2) == pytest.approx(1 / 3)
+    assert repeated_grams("a b c") == 0.0
+
+
 PARALLEL = Record(
     "p",
     plain_tokens=90,
@@ -59,6 +70,8 @@ PARALLEL = Record(
     interventions=3,
     repeated_chunks=1,
     truncated_chunks=2,
+    promises=[(20, 18), (60, 20)],
+    near_promises=1,
     hit_limit=True,
     sequential_tokens=80,
     timing=Timing(sequential_s=8.0, parallel_s=4.0, ideal_s=3.0),
@@ -87,6 +100,7 @@ def test_a_summary_by_hand_of_one_answer_in_chunks_one_plain_one_and_a_failed_re
         "syncs": 1,
         "repeated_chunks": 0.25,
         "truncated_chunks": 0.5,
+        "near_promises": 0.5,
         "hit_limit": 0.5,
         "plain_tokens_mean": 60.0,
         "compared": 1,

@@ -100,3 +100,52 @@ def test_an_unreachable_hub_is_an_error_with_the_way_out(
     with pytest.raises(PastaError) as caught:
         download.fetch_snapshot(tmp_path)
     assert str(caught.value) == f"could not download {download.HUB_REPOSITORY}: no route"
+
+
+def test_a_model_on_the_hub_is_fetched_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def snapshot(name: str, *, allow_patterns: list[str], **_: object) -> str:
+        assert "*.safetensors" in allow_patterns
+        asked.append(name)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    said: list[str] = []
+    name = "some-owner/A.Model-8B"
+    assert download.model_folder(Path(name), tell=said.append) == tmp_path
+    assert asked == [name]
+    assert said == [f"{name}: from the hub, or from its cache"]
+
+
+def never(*_: object, **__: object) -> str:
+    raise AssertionError("the hub is not to be asked")
+
+
+@pytest.mark.parametrize("path", ["/no/such", "a/b/c", "~/model", "model"])
+def test_what_cannot_be_a_name_on_the_hub_is_a_path(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.snapshot_download", never)
+    expected = Path(path)
+    assert download.model_folder(expected, tell=lambda _line: None) == expected
+
+
+def test_a_folder_is_never_looked_for_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.snapshot_download", never)
+    monkeypatch.chdir(tmp_path)
+    (folder := Path("owner/model")).mkdir(parents=True)
+    assert download.model_folder(folder, tell=lambda _line: None) == folder
+
+
+def test_a_hub_that_cannot_be_reached_is_an_error_that_says_what_to_check() -> None:
+    """The tests run with HF_HUB_OFFLINE, so this is the client's own answer."""
+    with pytest.raises(PastaError) as caught:
+        download.model_folder(Path("some-owner/some-model"), tell=lambda _line: None)
+    message = "some-owner/some-model could not be fetched from the hub: "
+    assert str(caught.value).startswith(message)
+    assert "`hf auth login`" in caught.value.hint

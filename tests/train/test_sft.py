@@ -14,11 +14,18 @@ import torch
 from peft import PeftModel
 
 from pasta_decoding.data.dataset import Row
+from pasta_decoding.data.score import takes_blocks
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models import binding as bindings
 from pasta_decoding.models.loading import load_base, load_model
+from pasta_decoding.train.launch import set_attention
 from pasta_decoding.train.metrics import read_metrics
-from pasta_decoding.train.sft import SftConfig, compile_rows, plan_packs, train_sft
+from pasta_decoding.train.sft import (
+    SftConfig,
+    compile_rows,
+    plan_packs,
+    train_sft,
+)
 from tests.checkpoint import BASE_NAME, TinyCheckpoint, byte_tokenizer
 
 CONFIG = SftConfig(
@@ -115,7 +122,9 @@ def test_a_killed_run_goes_on_to_the_same_losses_and_the_same_adapter(
     assert [line["step"] for line in losses(out)] == [5, 10]
     assert not (out / "adapter").exists()
     # A checkpoint that was cut off while it was written is no checkpoint.
+    (out / "checkpoint-11").mkdir()
     (out / "checkpoint-12").mkdir()
+    (out / "checkpoint-12" / "trainer_state.json").write_text('{"global_step": 1')
     # Lines that were logged after the checkpoint are logged again; the last one broke off.
     with (out / "metrics.jsonl").open("a", encoding="utf-8") as metrics:
         metrics.write('{"step": 12, "loss": 9.0}\n{"step": 1')
@@ -140,10 +149,10 @@ def test_a_run_folder_refuses_a_run_with_other_settings(
     other = replace(CONFIG, learning_rate=1e-3)
     with pytest.raises(PastaError) as caught:
         train_sft(other, ROWS, base=tiny_checkpoint.base, out=finished, say=lambda _line: None)
-    assert str(caught.value) == f"{finished} holds a run with other settings"
-    assert caught.value.hint == (
-        "Choose another --out, or repeat the settings in its config.json to resume it."
+    assert str(caught.value) == (
+        f"{finished} holds a run with other settings: learning_rate is 0.02 there, 0.001 here"
     )
+    assert caught.value.hint == "Choose another --out, or repeat its settings to resume it."
     assert files(finished / "adapter") == before
 
 
@@ -170,13 +179,28 @@ def test_the_adapter_names_its_base_and_no_folder_of_this_machine(
     assert str(tiny_checkpoint.base) not in written
 
 
-def test_rows_of_which_nothing_fits_are_left_out_and_counted() -> None:
+def test_rows_that_cannot_be_used_are_left_out_counted_and_told_why() -> None:
     tokenizer = byte_tokenizer()
     said: list[str] = []
-    long = Row("5", "", "x" * 300, "Too late.")
-    layouts = compile_rows([*ROWS, long], tokenizer, bindings.bind(tokenizer), CONFIG, said.append)
+    unusable = [
+        Row("5", "", "x" * 300, "Too late."),
+        Row("6", "", "Why?", "No <promise tokens='x'> and an <async>end"),
+        Row("7", "", "Why?", "</async>"),
+        Row("8", "", "Why?", " \n"),
+        Row("9", "", " ", "To what?"),
+        Row("10", "", "y" * 300, "Too late."),
+    ]
+    layouts = compile_rows(
+        [*ROWS, *unusable], tokenizer, bindings.bind(tokenizer), CONFIG, said.append
+    )
     assert len(layouts) == 4
-    assert said == ["1 rows left out: longer than 256 tokens"]
+    assert said == [
+        "2 rows left out, the first is 5: longer than 256 tokens",
+        "1 rows left out, the first is 6: broken tags (promise-without-async)",
+        "1 rows left out, the first is 7: broken tags (stray-close)",
+        "1 rows left out, the first is 8: empty response",
+        "1 rows left out, the first is 9: the prompt is empty",
+    ]
 
 
 @pytest.mark.parametrize("rows", [[], [Row("5", "", "x" * 300, "Too late.")]])
@@ -198,3 +222,52 @@ def test_packs_of_all_epochs_are_fixed_in_advance_and_each_epoch_shows_every_row
     shown = [layout for layouts_of_pack in packs for layout in layouts_of_pack]
     for epoch in range(20):
         assert sorted(map(id, shown[4 * epoch : 4 * epoch + 4])) == sorted(map(id, layouts))
+
+
+def test_all_weights_can_be_trained_and_what_is_saved_is_a_whole_model(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    whole = replace(CONFIG, lora_rank=0, learning_rate=3e-3, max_steps=10)
+    train_sft(whole, ROWS, base=tiny_checkpoint.base, out=out, say=lambda _line: None)
+    assert losses(out)[-1]["text_loss"] < losses(out)[0]["text_loss"] - 1
+    loaded = load_model(tiny_checkpoint.base, out / "adapter")
+    base, _ = load_base(tiny_checkpoint.base, dtype="float32")
+    assert loaded.checkpoint.base.name == BASE_NAME
+    assert loaded.checkpoint.base.norms_sha256 != bindings.describe_base(base, "").norms_sha256
+    assert (out / "adapter" / "tokenizer.json").is_file()
+    ours, theirs = loaded.model.state_dict(), base.state_dict()
+    assert all(not torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_all_weights_cannot_go_on_from_an_adapter(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    config = replace(CONFIG, lora_rank=0, start=str(tiny_checkpoint.adapter))
+    with pytest.raises(PastaError, match="no adapter to go on from"):
+        train_sft(config, ROWS, base=tiny_checkpoint.base, out=tmp_path, say=lambda _line: None)
+
+
+def test_activations_computed_again_give_the_same_losses(
+    tiny_checkpoint: TinyCheckpoint, finished: Path, tmp_path: Path
+) -> None:
+    again = replace(CONFIG, gradient_checkpointing=True)
+    train_sft(again, ROWS, base=tiny_checkpoint.base, out=tmp_path, say=lambda _line: None)
+    assert losses(tmp_path) == losses(finished)
+
+
+def test_block_masks_are_refused_where_torch_cannot_train_with_them(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    config = replace(CONFIG, attention="flex")
+    with pytest.raises(PastaError, match=r"^flex attention has no backward pass on a CPU$"):
+        train_sft(config, ROWS, base=tiny_checkpoint.base, out=tmp_path, say=lambda _line: None)
+
+
+def test_what_attention_is_computed_with_is_said(tiny_checkpoint: TinyCheckpoint) -> None:
+    model, _ = load_base(tiny_checkpoint.base, dtype="float32")
+    assert set_attention(model, "dense", on_gpu=True) == "sdpa, with dense masks"
+    assert set_attention(model, "auto", on_gpu=False) == "sdpa, with dense masks"
+    assert set_attention(model, "auto", on_gpu=True) == "flex, with block masks"
+    assert takes_blocks(model)

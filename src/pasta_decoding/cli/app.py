@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import typer
 
-from pasta_decoding.cli import bench, decode, engine, files, train
+from pasta_decoding.cli import (
+    annotate,
+    bench,
+    data,
+    decode,
+    engine,
+    files,
+    judge,
+    preference,
+    train,
+)
 
 app = typer.Typer(
     help="Learned asynchronous decoding: one answer, written by several threads at once.",
@@ -13,15 +23,26 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 train_app = typer.Typer(help="Teach a model the language.", no_args_is_help=True)
+data_app = typer.Typer(help="Make a training set, and look into one.", no_args_is_help=True)
 bench_app = typer.Typer(help="Measure what parallel decoding buys.", no_args_is_help=True)
+judge_app = typer.Typer(help="Say which of two answers is better.", no_args_is_help=True)
 
 app.command()(decode.run)
 app.command()(decode.compare)
 app.command()(files.lint)
 app.command()(files.pull)
-app.command()(files.annotate)
+app.command()(annotate.annotate)
 app.command()(engine.export)
+data_app.command("build")(data.build)
+data_app.command("report")(data.report)
 train_app.command("sft")(train.sft)
+train_app.command("preference")(preference.preference)
 bench_app.command("answers")(bench.answers)
+bench_app.command("compare")(bench.compare)
+bench_app.command("annotations")(bench.compare_annotations)
+app.add_typer(data_app, name="data")
+judge_app.command("train")(judge.train)
+judge_app.command("eval")(judge.evaluate)
 app.add_typer(train_app, name="train")
 app.add_typer(bench_app, name="bench")
+app.add_typer(judge_app, name="judge")

@@ -1,8 +1,9 @@
-"""Commands that measure: `bench answers`."""
+"""Commands that measure: `bench answers`, `bench annotations`."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,9 +11,13 @@ import typer
 
 from pasta_decoding.cli.decode import MaxTokens
 from pasta_decoding.cli.engine import Loading, with_loading
-from pasta_decoding.cli.files import say
+from pasta_decoding.cli.files import cache_folder, say
+from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pasta_decoding.eval.agreement import Agreement
     from pasta_decoding.eval.bench_answers import Record
 
 
@@ -25,6 +30,10 @@ def answers(
     ] = None,
     timed: Annotated[int, typer.Option(min=0, help="Time a replay of the first so many.")] = 20,
     max_tokens: MaxTokens = 400,
+    at_once: Annotated[
+        int,
+        typer.Option(min=1, help="Answer so many together: sooner done, but not timed."),
+    ] = 1,
     records: Annotated[
         Path | None, typer.Option(help="Keep a line a prompt here; the same command resumes.")
     ] = None,
@@ -40,6 +49,11 @@ def answers(
     from pasta_decoding.eval.bare import BareTimes, bare_call
     from pasta_decoding.eval.bench_answers import bench, summary
 
+    if at_once > 1 and timed:
+        raise PastaError(
+            "answers that are written together cannot be timed",
+            hint="Give --timed 0, or leave --at-once out.",
+        )
     questions = read_prompts(prompts)[:limit]
     decoder = loading.decoder()
     with Progress(console=Console(stderr=True), transient=True) as progress:
@@ -53,6 +67,7 @@ def answers(
             bare=BareTimes(bare_call(decoder.engine)),
             out=records,
             tick=lambda _record: progress.advance(task),
+            at_once=at_once,
         )
     figures = summary(found) | {"engine": decoder.engine.name}
     if as_json:
@@ -68,3 +83,123 @@ def show_figures(figures: dict[str, Any], records: list[Record]) -> None:
     for record in records:
         if record.error:
             say(f"failed: {record.prompt[:60]!r}: {record.error}")
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(help="Records of `bench answers`.")],
+    second: Annotated[Path, typer.Argument(help="Records of the same prompts.")],
+    baseline: Annotated[
+        str | None, typer.Option(help="Adapter under which answers are rated (nats a token).")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Folder of the base model; the embedded one if left out.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
+) -> None:
+    """Compare two checkpoints prompt by prompt, with paired bootstrap intervals.
+
+    With --baseline also by quality: minus nats per token of the plain answer under that model,
+    minus a penalty for repetition.
+    """
+    from pasta_decoding.eval.bench_answers import read_records
+    from pasta_decoding.eval.compare import compare as compare_records
+    from pasta_decoding.eval.compare import paired
+
+    if not (first.is_file() and second.is_file()):
+        missing = second if first.is_file() else first
+        raise PastaError(f"{missing}: no such file", hint="`bench answers --records` writes one.")
+    pairs = paired(list(read_records(first)), list(read_records(second)))
+    quality = rate_pairs(pairs, baseline, model) if baseline else None
+    figures = compare_records(pairs, quality)
+    if as_json:
+        typer.echo(json.dumps(figures))
+        return
+    for name, found in figures.items():
+        typer.echo(f"{name:24} {found if isinstance(found, int) else _change(found)}")
+
+
+def _change(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "-"
+    kind = "ratio" if "ratio" in found else "difference"
+    change = {key: value for key, value in found[kind].items() if key != "excludes_no_change"}
+    return f"{found['first']:.3f} -> {found['second']:.3f}   {kind} {_cell(**change)}"
+
+
+def rate_pairs(
+    pairs: Sequence[tuple[Record, Record]], baseline: str, model: Path | None
+) -> dict[str, Sequence[float]]:
+    """Return the quality of both answers to each prompt, under the sequential baseline."""
+    from rich.console import Console
+    from rich.progress import track
+
+    from pasta_decoding.models.embedded import model_dir
+    from pasta_decoding.models.loading import default_device, find_adapter, native_dtype
+    from pasta_decoding.train.quality import nats_quality
+
+    base, device = model or model_dir(cache_folder()), default_device()
+    dtype = native_dtype(device)
+    quality = nats_quality(base, find_adapter(baseline), dtype=dtype, device=device)
+    bar = track(pairs, "rating", console=Console(stderr=True), transient=True)
+    return {
+        first.prompt: quality.rate(first.prompt, [first.text, second.text])
+        for first, second in bar
+        if first.text and second.text
+    }
+
+
+def compare_annotations(
+    gold: Annotated[Path, typer.Argument(help="JSONL (.gz) with annotations thought right.")],
+    annotated: Annotated[Path, typer.Argument(help="JSONL (.gz), the same responses.")],
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="Only the quarter that nothing is trained on.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
+) -> None:
+    """Measure how far annotations agree with others of the same responses, found by their id.
+
+    The layout rule (list items, else paragraphs) is measured on the same rows, for scale.
+    """
+    from pasta_decoding.data.dataset import is_held_out, read_rows
+    from pasta_decoding.eval.agreement import agreement, layout_rule, match
+
+    right = [row for row in read_rows(gold) if is_held_out(row.id) or not held_out]
+    pairs = match(right, read_rows(annotated))
+    token_ends = token_end_finder()
+    found = {
+        "annotation": agreement(pairs, token_ends),
+        "layout_rule": agreement([(tree, layout_rule(tree)) for tree, _ in pairs], token_ends),
+    }
+    figures = {"rows": len(pairs), "missing": len(right) - len(pairs)}
+    if as_json:
+        typer.echo(json.dumps(figures | {name: asdict(one) for name, one in found.items()}))
+    else:
+        show_figures(figures, [])
+        show_agreement(found)
+
+
+def show_agreement(found: dict[str, Agreement]) -> None:
+    """Print a line a measure and a column an annotation, with 95 % intervals."""
+    columns = {name: asdict(one) for name, one in found.items()}
+    typer.echo(" " * 26 + "".join(f" {name:24}" for name in columns).rstrip())
+    for measure in columns["annotation"]:
+        cells = [_cell(**column[measure]) for column in columns.values()]
+        typer.echo(f"{measure:26}" + "".join(f" {cell:24}" for cell in cells).rstrip())
+
+
+def _cell(value: float | None, low: float | None, high: float | None) -> str:
+    return "-" if value is None else f"{value:.3f} ({low:.3f} to {high:.3f})"
+
+
+def token_end_finder() -> Callable[[str], Sequence[int]]:
+    """Return a function that tells where the tokens of a text end."""
+    from pasta_decoding.models.embedded import model_dir
+    from pasta_decoding.models.loading import load_tokenizer
+
+    tokenizer = load_tokenizer(model_dir(cache_folder()))
+
+    def token_ends(text: str) -> Sequence[int]:
+        found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return [end for _start, end in found["offset_mapping"]]
+
+    return token_ends

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pasta_decoding.cli.files import cache_folder, say
+from pasta_decoding.cli.files import base_folder, cache_folder, say
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.loading import DEFAULT_ADAPTER
 
@@ -50,8 +50,8 @@ Adapter = Annotated[str, typer.Option(help="Folder of an adapter, or the name of
 Model = Annotated[
     Path | None,
     typer.Option(
-        help="Folder of the base model; the embedded one if left out. Or a GGUF file that "
-        "`pasta export` wrote, adapter and all."
+        help="Folder of the base model, or its name on the hub; the embedded one if left out. Or a "
+        "GGUF file that `pasta export` wrote, adapter and all."
     ),
 ]
 Engine = Annotated[
@@ -90,7 +90,6 @@ class Loading:
 
     def decoder(self) -> Decoder:
         """Load base model and adapter onto the engine."""
-        from pasta_decoding.models.embedded import model_dir
         from pasta_decoding.models.loading import (
             default_device,
             find_adapter,
@@ -104,7 +103,7 @@ class Loading:
             refuse_beside_gguf(self.adapter, self.engine)
             return llama_decoder(self.model, **size)
         folder = find_adapter(self.adapter)
-        base = folder if holds_weights(folder) else self.model or model_dir(cache_folder())
+        base = folder if holds_weights(folder) else base_folder(self.model)
         device = self.device or default_device()
         may_be_llama = self.engine is EngineName.auto and device == "cpu"
         if self.engine is EngineName.llama or (may_be_llama and llama_can_run(base)):
@@ -205,15 +204,17 @@ def export(
         FileType.F16
     ),
     model: Annotated[
-        Path | None, typer.Option(help="Folder of the base model; the embedded one if left out.")
+        Path | None,
+        typer.Option(
+            help="Folder of the base model, or its name on the hub; else the embedded one."
+        ),
     ] = None,
 ) -> None:
     """Write base model and adapter as one: a GGUF file, or a merged Hugging Face checkpoint."""
-    from pasta_decoding.models.embedded import model_dir
     from pasta_decoding.models.export import export_hf
     from pasta_decoding.models.loading import find_adapter, load_model
 
-    folder, base = find_adapter(adapter), model or model_dir(cache_folder())
+    folder, base = find_adapter(adapter), base_folder(model)
     if to is Target.hf:
         export_hf(load_model(base, folder), out)
     elif out.is_dir():

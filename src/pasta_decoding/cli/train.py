@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pasta_decoding.cli.files import cache_folder, say
+from pasta_decoding.cli.files import base_folder, is_main, say
 
 if TYPE_CHECKING:
     from pasta_decoding.train.sft import SftConfig
 
 Base = Annotated[
-    Path | None, typer.Option(help="Folder of the base model; the embedded one if left out.")
+    Path | None,
+    typer.Option(help="Folder of the base model, or its name on the hub; else the embedded one."),
 ]
+
+
+class Attention(StrEnum):
+    """Which form the mask takes, and with it the function that computes attention."""
+
+    auto = "auto"
+    flex = "flex"
+    dense = "dense"
 
 
 def sft(
@@ -30,21 +40,27 @@ def sft(
     max_steps: Annotated[int | None, typer.Option(min=1, help="Optimiser steps at most.")] = None,
     learning_rate: Annotated[float, typer.Option(min=0)] = 5e-4,
     warmup_steps: Annotated[int, typer.Option(min=0)] = 20,
-    lora_rank: Annotated[int, typer.Option(min=1)] = 16,
+    lora_rank: Annotated[int, typer.Option(min=0, help="0 trains all weights, not LoRA.")] = 16,
     max_length: Annotated[int, typer.Option(min=8, help="Tokens of one answer and prompt.")] = 512,
     pack_tokens: Annotated[int, typer.Option(min=8, help="Tokens of one forward pass.")] = 320,
     packs_per_step: Annotated[int, typer.Option(min=1, help="Packs of one optimiser step.")] = 6,
     save_every_steps: Annotated[int, typer.Option(min=1)] = 50,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     bf16: Annotated[bool, typer.Option(help="bfloat16 weights and activations.")] = True,
+    gradient_checkpointing: Annotated[
+        bool, typer.Option("--gradient-checkpointing", help="Less memory, a third more time.")
+    ] = False,
+    attention: Annotated[
+        Attention,
+        typer.Option(help="auto: flex, with block masks, on a GPU; dense masks elsewhere."),
+    ] = Attention.auto,
 ) -> None:
-    """Stage 1: finetune on annotated responses (LoRA and the control-token rows)."""
-    from pasta_decoding.models.download import HUB_REPOSITORY
+    """Stage 1: finetune on annotated responses (LoRA and the control-token rows, or everything)."""
     from pasta_decoding.train.sft import SftConfig
 
     config = SftConfig(
         data=tuple(str(path) for path in data),
-        base_name=base_name or (model.name if model else HUB_REPOSITORY),
+        base_name=base_name or called(model),
         start=str(start) if start else None,
         plain=plain,
         epochs=epochs,
@@ -58,15 +74,27 @@ def sft(
         save_every_steps=save_every_steps,
         seed=seed,
         bf16=bf16,
+        gradient_checkpointing=gradient_checkpointing,
+        attention=attention.value,
     )
-    typer.echo(train(config, data, model, out))
+    adapter = train(config, data, model, out)
+    if is_main():
+        typer.echo(adapter)
+
+
+def called(model: Path | None) -> str:
+    """Return what an adapter calls its base where it is not told: its name on the hub, if any."""
+    from pasta_decoding.models.download import HUB_REPOSITORY
+
+    if model is None:
+        return HUB_REPOSITORY
+    return model.name if model.exists() else model.as_posix()
 
 
 def train(config: SftConfig, data: list[Path], model: Path | None, out: Path) -> Path:
     """Read the rows, find the base model, and train."""
     from pasta_decoding.data.dataset import read_rows
-    from pasta_decoding.models.embedded import model_dir
     from pasta_decoding.train.sft import train_sft
 
     rows = [row for path in data for row in read_rows(path)]
-    return train_sft(config, rows, base=model or model_dir(cache_folder()), out=out, say=say)
+    return train_sft(config, rows, base=base_folder(model), out=out, say=say)

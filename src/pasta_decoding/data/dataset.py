@@ -7,6 +7,7 @@ they are. Files are written whole or not at all.
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import os
 import zlib
@@ -44,7 +45,7 @@ def read_rows(
     reported there instead and the rest is kept; an unreadable file raises all the same.
     """
     seen: set[str] = set()
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
             continue
         try:
@@ -59,15 +60,29 @@ def read_rows(
             yield row
 
 
+def is_held_out(row_id: str) -> bool:
+    """Does a row belong to the quarter that is for judging: never trained or tuned on?"""
+    return int(hashlib.sha256(row_id.encode()).hexdigest(), 16) % 4 == 0
+
+
+def read_objects(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
+    """Yield the JSON object of every line that is not blank, with the line's number from 1."""
+    for number, line in enumerate(read_lines(path), start=1):
+        if line.strip():
+            try:
+                yield number, _read_object(line)
+            except PastaError as problem:
+                raise PastaError(f"{path}:{number}: {problem}", hint=problem.hint) from problem
+
+
 def read_prompts(path: Path) -> list[str]:
     """Return the `instruction` of every line of a JSONL file; other keys may be missing."""
     prompts = []
-    for number, line in enumerate(_lines(path), start=1):
-        if line.strip():
-            try:
-                prompts.append(_text(_read_object(line), "instruction"))
-            except PastaError as problem:
-                raise PastaError(f"{path}:{number}: {problem}", hint=problem.hint) from problem
+    for number, found in read_objects(path):
+        try:
+            prompts.append(_text(found, "instruction"))
+        except PastaError as problem:
+            raise PastaError(f"{path}:{number}: {problem}", hint=problem.hint) from problem
     return prompts
 
 
@@ -86,7 +101,8 @@ def write_rows(path: Path, rows: Iterable[Row]) -> int:
     return count
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def read_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file, unpacked if its name ends in .gz."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             yield from file

@@ -17,14 +17,25 @@ from pasta_decoding.engines.windows import attention_windows
 from pasta_decoding.lang.layout import Layout
 
 
-def model_inputs(pack_view: View, windows: Mapping[str, int | None]) -> dict[str, Any]:
-    """Return the keyword arguments of a Hugging Face forward whose logits are [1, L, V]."""
+def model_inputs(
+    pack_view: View, windows: Mapping[str, int | None], *, blocks: bool = False
+) -> dict[str, Any]:
+    """Return the keyword arguments of a Hugging Face forward whose logits are [1, L, V].
+
+    They lie where `pack_view` does. `blocks`: see `attention_masks`.
+    """
     return {
         "input_ids": pack_view.tokens_T[None],
         "position_ids": pack_view.position_T[None],
-        "attention_mask": attention_masks(pack_view, windows),
+        "attention_mask": attention_masks(pack_view, windows, blocks=blocks),
         "logits_to_keep": pack_view.source_L,
+        "use_cache": False,
     }
+
+
+def takes_blocks(model: Any) -> bool:
+    """Does this model compute flex attention, which takes block masks?"""
+    return model.config.get_text_config()._attn_implementation == "flex_attention"
 
 
 def label_logprobs(model: Any, layouts: Sequence[Layout]) -> list[Tensor]:
@@ -32,7 +43,14 @@ def label_logprobs(model: Any, layouts: Sequence[Layout]) -> list[Tensor]:
 
     Forced tokens have no label and so no entry. Gradients flow where they are enabled.
     """
-    return _read(model, layouts, states=False)[0]
+    return _read(model, layouts)[0]
+
+
+def logprobs_of(outputs: Any, label_L: Tensor) -> Tensor:
+    """Return the log-probability of every label (nats), in float32 at least."""
+    logits_LV = outputs.logits[0]
+    logits_LV = logits_LV.to(torch.promote_types(logits_LV.dtype, torch.float32))
+    return -cross_entropy(logits_LV, label_L, reduction="none")
 
 
 def score_layouts(
@@ -64,24 +82,17 @@ def read_layouts(
             yield logprobs_L.cpu(), states[index] if layers else None
 
 
-def _read(model: Any, layouts: Sequence[Layout], *, states: bool) -> tuple[list[Tensor], Any]:
-    pack_view = view(layouts)
+def _read(
+    model: Any, layouts: Sequence[Layout], *, states: bool = False
+) -> tuple[list[Tensor], Any]:
+    pack_view = view(layouts).to(model.device)
     windows = attention_windows(model.config.get_text_config())
-    inputs = {
-        name: _to(value, model.device) for name, value in model_inputs(pack_view, windows).items()
-    }
-    output = model(**inputs, output_hidden_states=states)
-    logits_LV = output.logits[0].float()
-    nats_L = cross_entropy(logits_LV, pack_view.label_L.to(model.device), reduction="none")
-    logprobs = torch.split(-nats_L, [_labels(layout) for layout in layouts])
-    return list(logprobs), output.hidden_states
+    inputs = model_inputs(pack_view, windows, blocks=takes_blocks(model))
+    outputs = model(**inputs, output_hidden_states=states)
+    logprobs_L = logprobs_of(outputs, pack_view.label_L)
+    split = torch.split(logprobs_L, [_labels(layout) for layout in layouts])
+    return list(split), outputs.hidden_states
 
 
 def _labels(layout: Layout) -> int:
     return sum(label is not None for label in layout.label)
-
-
-def _to(value: Any, device: torch.device) -> Any:
-    if isinstance(value, dict):
-        return {name: _to(one, device) for name, one in value.items()}
-    return value.to(device)

@@ -6,10 +6,11 @@ Shapes: T tokens of one pack (several answers in a row), L labelled tokens, Q qu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from pasta_decoding.lang.layout import (
     ChunkRun,
@@ -49,6 +50,10 @@ class View:
     reveal_T: Tensor
     source_L: Tensor
     label_L: Tensor
+
+    def to(self, device: torch.device | str) -> View:
+        """Return the same on `device`."""
+        return View(*(getattr(self, field.name).to(device) for field in fields(View)))
 
 
 def segments_of(tree: Tree, binding: Binding, encode: EncodeText) -> list[Segment]:
@@ -145,22 +150,41 @@ def visibility(view: View, window: int | None = None) -> Tensor:
     by its horizon. That one rule covers fork, join and siblings. In a layer with a window it sees
     only those of them at positions above its own - window.
     """
-    index_T = torch.arange(len(view.tokens_T))
-    causal_QK = index_T[:, None] >= index_T[None, :]
-    answer_QK = view.document_T[:, None] == view.document_T[None, :]
-    same_QK = view.thread_T[:, None] == view.thread_T[None, :]
-    revealed_QK = view.reveal_T[None, :] <= view.horizon_T[:, None]
-    mask_QK = causal_QK & answer_QK & (same_QK | revealed_QK)
-    if window is not None:
-        mask_QK &= view.position_T[:, None] - view.position_T[None, :] < window
-    return mask_QK
+    index_T = torch.arange(len(view.tokens_T), device=view.tokens_T.device)
+    return _sees(view, window, index_T[:, None], index_T[None, :])
 
 
-def attention_masks(view: View, windows: Mapping[str, int | None]) -> Tensor | dict[str, Tensor]:
-    """Return what a Hugging Face forward takes as `attention_mask`, bool [1, 1, Q, K].
+def block_mask(view: View, window: int | None = None) -> BlockMask:
+    """Return the same for flex attention, which passes over blocks that nobody sees."""
+    size = len(view.tokens_T)
+
+    def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return _sees(view, window, query, key)
+
+    return create_block_mask(sees, None, None, size, size, device=view.tokens_T.device)
+
+
+def attention_masks(
+    view: View, windows: Mapping[str, int | None], *, blocks: bool = False
+) -> Tensor | BlockMask | dict[str, Tensor | BlockMask]:
+    """Return what a Hugging Face forward takes as `attention_mask`: bool [1, 1, Q, K], or blocks.
 
     `windows` names the kinds of layers, as `attention_windows` has them; where there are several,
-    each has a mask of its own.
+    each has a mask of its own. `blocks` is for models that compute flex attention.
     """
-    masks = {kind: visibility(view, window)[None, None] for kind, window in windows.items()}
+    masks = {
+        kind: block_mask(view, window) if blocks else visibility(view, window)[None, None]
+        for kind, window in windows.items()
+    }
     return masks if len(masks) > 1 else next(iter(masks.values()))
+
+
+def _sees(view: View, window: int | None, query: Tensor, key: Tensor) -> Tensor:
+    """May these queries attend to these keys? Both are indices in T, of any shapes that fit."""
+    seen = query >= key
+    seen = seen & (view.document_T[query] == view.document_T[key])
+    same = view.thread_T[query] == view.thread_T[key]
+    seen = seen & (same | (view.reveal_T[key] <= view.horizon_T[query]))
+    if window is not None:
+        seen = seen & (view.position_T[query] - view.position_T[key] < window)
+    return seen

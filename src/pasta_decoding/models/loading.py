@@ -10,7 +10,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.models import binding as bindings
 from pasta_decoding.models.binding import Checkpoint
 
-DEFAULT_ADAPTER = "smollm2-135m-sft"
+DEFAULT_ADAPTER = "balanced"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,20 @@ def load_base(base: Path, *, dtype: str) -> tuple[Any, Any]:
         hint = "Fetch it again: `pasta pull` for the embedded model."
         raise PastaError(f"the model in {base} cannot be loaded: {error}", hint=hint) from error
     return model, tokenizer
+
+
+def load_tokenizer(base: Path) -> Any:
+    """Load the tokenizer of a model's folder alone, without its weights."""
+    from transformers import AutoTokenizer
+
+    if not (base / "config.json").is_file():
+        raise PastaError(
+            f"{base} holds no model", hint="Run `pasta pull`, or give --model a folder."
+        )
+    try:
+        return AutoTokenizer.from_pretrained(base)
+    except (OSError, ValueError, KeyError) as error:
+        raise PastaError(f"the tokenizer in {base} cannot be loaded: {error}") from error
 
 
 def _merge(model: Any, adapter: Path) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -83,9 +84,56 @@ class Decoder:
         """Decode one request alone, without looking at its events."""
         return answer_of(self.scheduler(), request)
 
+    def answer_many(
+        self, requests: Iterable[Request | PastaError], *, at_once: int
+    ) -> Iterator[tuple[int, Answer | PastaError]]:
+        """Decode requests, up to `at_once` of them together; yield place and answer as they end.
+
+        A request that cannot be answered yields its error. Leaving early cancels the others.
+        """
+        scheduler = self.scheduler()
+        waiting = enumerate(requests)
+        running: dict[int, int] = {}
+        try:
+            for place, request in waiting:
+                try:
+                    running[scheduler.add(_or_raise(request))] = place
+                except PastaError as error:
+                    yield place, error
+                while len(running) == at_once:
+                    yield from _advance(scheduler, running)
+            while running:
+                yield from _advance(scheduler, running)
+        finally:
+            scheduler.close()
+
     def plain_tokens(self, text: str) -> int:
         """Tokens of a tag-free text, tokenised alone."""
         return len(self.encoder.encode_text(text)) if text else 0
+
+
+def _or_raise(request: Request | PastaError) -> Request:
+    if isinstance(request, PastaError):
+        raise request
+    return request
+
+
+def _advance(
+    scheduler: Scheduler, running: dict[int, int]
+) -> Iterator[tuple[int, Answer | PastaError]]:
+    """Make one step; yield what ended, and take it out of `running`."""
+    with suppress(PastaError):  # each request that it ended tells of it below
+        scheduler.step()
+    for number, place in list(running.items()):
+        ended: Answer | PastaError | None
+        try:
+            ended = scheduler.result(number)
+        except PastaError as error:
+            ended = error
+        if ended is not None:
+            scheduler.forget(number)
+            del running[number]
+            yield place, ended
 
 
 def answer_of(scheduler: Scheduler, request: Request) -> Answer:

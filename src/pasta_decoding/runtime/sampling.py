@@ -76,7 +76,10 @@ class Sampler:
         scaled_V = logits_V.astype(np.float64) / self.sampling.temperature
         key = (self.sampling.seed, self.request, thread, index)
         noise = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
-        gumbel_V = noise.gumbel(size=len(logits_V))
+        # numpy's own gumbel() draws the same, one number at a time: it takes three times as long.
+        gumbel_V = -np.log(-np.log1p(-noise.random(size=len(logits_V))))
+        if self.sampling.top_k is None and self.sampling.top_p == 1:
+            return scaled_V + gumbel_V
         kept_V = self._nucleus(scaled_V)
         # Cut tokens stay below all others, so that a constraint finds one even among them.
         return np.where(kept_V, scaled_V + gumbel_V, scaled_V - 1e9)

@@ -9,43 +9,52 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
+from accelerate.utils import reduce
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+IGNORED = -100
+"""The label of a place where nothing is to be predicted, as torch and transformers have it."""
+
 
 class LossMeter:
-    """Cross entropy in nats per labelled token, with the control tokens' share kept apart."""
+    """Cross entropy in nats per labelled token, with the control tokens' share kept apart.
+
+    finite: whether every loss so far was a number.
+    """
 
     def __init__(self, control_ids: Collection[int]) -> None:
         self._control_C = torch.tensor(sorted(control_ids))
-        self._sums = torch.zeros(2, dtype=torch.float64)
-        self._counts = torch.zeros(2, dtype=torch.float64)
+        # Sums of nats and numbers of labels, of text and of control tokens.
+        self._totals = torch.zeros(2, 2, dtype=torch.float64)
+        self.finite = True
 
     def loss(
         self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
         """Return the summed loss of one pack over the labels of its whole optimiser step."""
-        label_L = labels.flatten()
+        label_L = labels[labels != IGNORED]
         logits_LV = outputs.logits[0].float()
         nats_L = cross_entropy(logits_LV, label_L, reduction="none")
         self._count(nats_L.detach(), label_L)
         items = label_L.numel() if num_items_in_batch is None else num_items_in_batch
         return nats_L.sum() / items
 
-    def read(self) -> dict[str, float]:
-        """Return the mean of text and control labels since the last reading, and start anew."""
+    def read(self, device: torch.device | str = "cpu") -> dict[str, float]:
+        """Return the mean of text and control labels since the last reading, and start anew.
+
+        The means are over all processes, which must read together; they talk through `device`.
+        """
+        totals = reduce(self._totals.to(device), "sum").tolist()
+        self._totals.zero_()
         names = ("text_loss", "control_loss")
-        means = {
-            name: float(total / count)
-            for name, total, count in zip(names, self._sums, self._counts, strict=True)
-            if count
+        return {
+            name: total / count for name, (total, count) in zip(names, totals, strict=True) if count
         }
-        self._sums.zero_()
-        self._counts.zero_()
-        return means
 
     def _count(self, nats_L: Tensor, label_L: Tensor) -> None:
         control_L = torch.isin(label_L, self._control_C.to(label_L.device))
         for part, chosen_L in enumerate((~control_L, control_L)):
-            self._sums[part] += nats_L[chosen_L].double().sum().cpu()
-            self._counts[part] += int(chosen_L.sum())
+            self._totals[part, 0] += nats_L[chosen_L].double().sum().cpu()
+            self._totals[part, 1] += int(chosen_L.sum())
+        self.finite = self.finite and bool(self._totals.isfinite().all())

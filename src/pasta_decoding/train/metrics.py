@@ -5,17 +5,27 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from pasta_decoding.train.loss import LossMeter
+
+class Meter(Protocol):
+    """Collects figures of its own between two log steps."""
+
+    def read(self, device: torch.device | str = "cpu") -> dict[str, float]:
+        """Return what was collected, and start anew; processes talk through `device`."""
+        ...
 
 
 class MetricsFile(TrainerCallback):
-    """Appends what the Trainer logs; a resumed run first drops the lines past its checkpoint."""
+    """Appends what the Trainer logs; a resumed run first drops the lines past its checkpoint.
 
-    def __init__(self, path: Path, meter: LossMeter) -> None:
+    Only the main process writes.
+    """
+
+    def __init__(self, path: Path, meter: Meter) -> None:
         self._path = path
         self._meter = meter
         self._began_s = time.monotonic()
@@ -28,13 +38,15 @@ class MetricsFile(TrainerCallback):
         **kwargs: Any,  # noqa: ARG002
     ) -> None:
         """Cut the file back to the step from which training goes on."""
+        if not state.is_world_process_zero:
+            return
         kept = [line for line in read_metrics(self._path) if line["step"] <= state.global_step]
         text = "".join(json.dumps(line) + "\n" for line in kept)
         self._path.write_text(text, encoding="utf-8")
 
     def on_log(
         self,
-        args: TrainingArguments,  # noqa: ARG002
+        args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,  # noqa: ARG002
         logs: dict[str, Any] | None = None,
@@ -44,7 +56,10 @@ class MetricsFile(TrainerCallback):
         if logs is None or "loss" not in logs:
             return
         seconds = round(time.monotonic() - self._began_s, 1)
-        line = {"step": state.global_step, **logs, **self._meter.read(), "seconds": seconds}
+        means = self._meter.read(args.device)  # takes all processes, though only one writes
+        line = {"step": state.global_step, **logs, **means, "seconds": seconds}
+        if not state.is_world_process_zero:
+            return
         with self._path.open("a", encoding="utf-8") as metrics:
             metrics.write(json.dumps(line) + "\n")
 

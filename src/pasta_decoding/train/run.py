@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pasta_decoding.errors import PastaError
 
@@ -19,13 +19,43 @@ if TYPE_CHECKING:
 def find_run(out: Path, config: DataclassInstance) -> Path | None:
     """Return the last whole checkpoint of this run in `out`. Refuses a folder of another run."""
     path = out / "config.json"
-    if path.exists() and path.read_text(encoding="utf-8") != _resolved(config):
-        raise PastaError(
-            f"{out} holds a run with other settings",
-            hint="Choose another --out, or repeat the settings in its config.json to resume it.",
-        )
-    whole = [state.parent for state in out.glob("checkpoint-*/trainer_state.json")]
+    if path.exists():
+        _check_same(path, json.loads(_resolved(config)))
+    return last_checkpoint(out)
+
+
+def last_checkpoint(out: Path) -> Path | None:
+    """Return the last checkpoint in `out` that was written to its end."""
+    # The state is written last: where it is missing, or half there, saving was broken off.
+    whole = [state.parent for state in out.glob("checkpoint-*/trainer_state.json") if _reads(state)]
     return max(whole, key=lambda folder: int(folder.name.split("-")[1]), default=None)
+
+
+def _check_same(path: Path, wanted: dict[str, Any]) -> None:
+    """Raise PastaError, naming what differs, unless the run of `path` has the settings `wanted`."""
+    try:
+        found = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        message = f"the settings of the run in {path} cannot be read: {error}"
+        raise PastaError(message, hint="Choose another --out.") from error
+    different = [
+        f"{key} is {found.get(key)!r} there, {wanted.get(key)!r} here"
+        for key in wanted | found
+        if found.get(key) != wanted.get(key)
+    ]
+    if different:
+        raise PastaError(
+            f"{path.parent} holds a run with other settings: {'; '.join(different)}",
+            hint="Choose another --out, or repeat its settings to resume it.",
+        )
+
+
+def _reads(path: Path) -> bool:
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return False
+    return True
 
 
 def begin_run(out: Path, config: DataclassInstance) -> None:

@@ -1,4 +1,6 @@
-"""Stage 1: supervised finetuning on annotated responses, LoRA plus the control-token rows.
+"""Stage 1: supervised finetuning on annotated responses.
+
+LoRA plus the control-token rows, or all weights.
 
 Shapes: T tokens of a pack, L labelled tokens, V vocabulary.
 """
@@ -7,18 +9,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
+from torch.nn.functional import pad
 
 from pasta_decoding.data.dataset import Row
-from pasta_decoding.data.score import model_inputs
+from pasta_decoding.data.score import model_inputs, takes_blocks
 from pasta_decoding.data.view import View, compile_answer, pack, view
 from pasta_decoding.engines.windows import attention_windows
 from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.check import check
 from pasta_decoding.lang.layout import Layout
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.lang.tree import Span, read, strip
@@ -26,10 +31,15 @@ from pasta_decoding.models import binding as bindings
 from pasta_decoding.models.binding import Binding
 from pasta_decoding.models.loading import load_base
 from pasta_decoding.models.prompt import Message, PromptEncoder
-from pasta_decoding.train.lora import add_lora, save_adapter
-from pasta_decoding.train.loss import LossMeter
+from pasta_decoding.train.guard import FiniteGuard
+from pasta_decoding.train.launch import recompute_activations, set_attention, training_arguments
+from pasta_decoding.train.lora import add_lora, save_adapter, save_whole, shard_tied_together
+from pasta_decoding.train.loss import IGNORED, LossMeter
 from pasta_decoding.train.metrics import MetricsFile, plot_losses
 from pasta_decoding.train.run import begin_run, disk_errors, find_run
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +48,14 @@ class SftConfig:
 
     start:          folder of an adapter to go on from; None starts a new one.
     plain:          take the tags out: the sequential baseline of the same responses.
+    lora_rank:      0 trains all weights instead; `adapter` is then a whole model.
     max_tokens:     tokens of one answer with its prompt; a longer one is cut between parts.
     pack_tokens:    tokens of one pack, the unit of a forward pass.
-    packs_per_step: packs whose gradients make one optimiser step.
+    packs_per_step: packs whose gradients make one optimiser step, over all processes.
     max_steps:      optimiser steps at most; None for all epochs. The schedule ends there.
-    bf16:           bfloat16 weights and activations; LoRA and its optimiser stay float32.
+    bf16:           bfloat16 weights and activations; what is trained stays float32.
+    gradient_checkpointing: compute activations again on the way back instead of keeping them.
+    attention:      "flex" with block masks, "dense" masks, or "auto": flex on a GPU.
     """
 
     data: tuple[str, ...]
@@ -61,6 +74,8 @@ class SftConfig:
     save_every_steps: int = 50
     seed: int = 0
     bf16: bool = True
+    gradient_checkpointing: bool = False
+    attention: str = "auto"
 
 
 def train_sft(
@@ -71,21 +86,56 @@ def train_sft(
     out: Path,
     say: Callable[[str], None],
 ) -> Path:
-    """Train, resuming if `out` holds this run, and return the folder of the finished adapter."""
+    """Train, resuming if `out` holds this run, and return the folder of the finished adapter.
+
+    Under `accelerate launch` every process calls this, and all must see `out`; the main one writes.
+    """
+    if config.start is not None and not config.lora_rank:
+        raise PastaError(
+            "all weights are to be trained, so there is no adapter to go on from",
+            hint="Merge it first, `pasta export --to hf`, and give --model what that wrote.",
+        )
+    arguments = training_arguments(
+        out,
+        packs_per_step=config.packs_per_step,
+        bf16=config.bf16,
+        seed=config.seed,
+        learning_rate=config.learning_rate,
+        warmup_steps=config.warmup_steps,
+        logging_steps=5,
+        save_steps=config.save_every_steps,
+    )
     resume = find_run(out, config)
-    model, tokenizer = load_base(base, dtype="bfloat16" if config.bf16 else "float32")
+    frozen_in_bf16 = config.bf16 and config.lora_rank > 0
+    model, tokenizer = load_base(base, dtype="bfloat16" if frozen_in_bf16 else "float32")
     binding = bindings.bind(tokenizer)
     checkpoint = bindings.describe(model, tokenizer, binding, name=config.base_name)
-    bindings.grow_vocabulary(model, binding)
+    model = prepare_model(model, binding, config, on_gpu=arguments.device.type == "cuda", say=say)
     layouts = compile_rows(rows, tokenizer, binding, config, say)
     packs = plan_packs(layouts, config)
     say(f"{len(layouts)} answers, {_tokens(packs)} tokens in {len(packs)} packs")
-    model = add_lora(model, binding, rank=config.lora_rank, seed=config.seed, start=config.start)
     with disk_errors(out):
-        begin_run(out, config)
-        run_trainer(model, packs, binding, config, out, resume)
-        plot_losses(out / "metrics.jsonl", out / "loss.png")
-        return save_adapter(model, checkpoint, out / "adapter")
+        if arguments.should_save:
+            begin_run(out, config)
+        weights = run_trainer(model, packs, binding, arguments, resume)
+        if arguments.should_save:
+            plot_losses(out / "metrics.jsonl", out / "loss.png")
+            save = save_adapter if config.lora_rank else partial(save_whole, tokenizer=tokenizer)
+            save(model, checkpoint=checkpoint, folder=out / "adapter", weights=weights)
+    return out / "adapter"
+
+
+def prepare_model(
+    model: Any, binding: Binding, config: SftConfig, *, on_gpu: bool, say: Callable[[str], None]
+) -> Any:
+    """Make room for the control tokens, choose attention, and put LoRA on it if that is trained."""
+    bindings.grow_vocabulary(model, binding)
+    say(f"attention: {set_attention(model, config.attention, on_gpu=on_gpu)}")
+    if config.gradient_checkpointing:
+        recompute_activations(model)
+    if not config.lora_rank:
+        return model
+    return add_lora(model, binding, rank=config.lora_rank, seed=config.seed, start=config.start)
 
 
 def compile_rows(
@@ -95,28 +145,44 @@ def compile_rows(
     config: SftConfig,
     say: Callable[[str], None],
 ) -> list[Layout]:
-    """Lay every row out behind its prompt; rows that cannot fit are counted and left out."""
+    """Lay every row out behind its prompt; rows that cannot be used are counted and left out."""
     encoder = PromptEncoder(tokenizer, forbidden_ids=binding.ids)
-    scheme = scheme_named(config.scheme)
     layouts = []
+    left_out: dict[str, list[str]] = {}
     for row in rows:
-        tree = read(row.response)
-        layout = compile_answer(
-            encoder.encode([Message("user", row.instruction)]),
-            (Span(strip(tree)),) if config.plain else tree,
-            binding=binding,
-            encode=encoder.encode_text,
-            scheme=scheme,
-            end=tokenizer.eos_token_id,
-            max_tokens=config.max_tokens,
-        )
-        if layout is not None:
-            layouts.append(layout)
-    if len(layouts) < len(rows):
-        say(f"{len(rows) - len(layouts)} rows left out: longer than {config.max_tokens} tokens")
+        try:
+            layouts.append(compile_row(row, encoder, binding, config, end=tokenizer.eos_token_id))
+        except PastaError as reason:
+            left_out.setdefault(str(reason), []).append(row.id)
+    for why, ids in left_out.items():
+        say(f"{len(ids)} rows left out, the first is {ids[0]}: {why}")
     if not layouts:
         raise PastaError("no row to train on", hint="Raise --max-length or give other --data.")
     return layouts
+
+
+def compile_row(
+    row: Row, encoder: PromptEncoder, binding: Binding, config: SftConfig, *, end: int
+) -> Layout:
+    """Lay one row out. Raises PastaError, which says why, if it teaches nothing or wrong things."""
+    tree = read(row.response)
+    text = strip(tree)
+    if problems := check(row.response):
+        raise PastaError(f"broken tags ({problems[0].rule})")
+    if not text.strip():
+        raise PastaError("empty response")
+    layout = compile_answer(
+        encoder.encode([Message("user", row.instruction)]),
+        (Span(text),) if config.plain else tree,
+        binding=binding,
+        encode=encoder.encode_text,
+        scheme=scheme_named(config.scheme),
+        end=end,
+        max_tokens=config.max_tokens,
+    )
+    if layout is None:
+        raise PastaError(f"longer than {config.max_tokens} tokens")
+    return layout
 
 
 def plan_packs(layouts: Sequence[Layout], config: SftConfig) -> list[list[Layout]]:
@@ -135,48 +201,69 @@ def run_trainer(
     model: Any,
     packs: Sequence[Sequence[Layout]],
     binding: Binding,
-    config: SftConfig,
-    out: Path,
+    arguments: TrainingArguments,
     resume: Path | None,
-) -> None:
-    """Let transformers' Trainer do the loop: accumulation, schedule, checkpoints, progress."""
-    from transformers import Trainer, TrainingArguments
+) -> dict[str, Tensor] | None:
+    """Let transformers' Trainer do the loop: accumulation, schedule, checkpoints, progress.
 
+    Return the state of the whole model where each process only holds a shard of it.
+    """
+    from transformers import Trainer
+
+    out = Path(str(arguments.output_dir))
     meter = LossMeter(binding.ids)
-    arguments = TrainingArguments(
-        output_dir=str(out),
-        num_train_epochs=1,
-        per_device_train_batch_size=1,
-        gradient_accumulation_steps=config.packs_per_step,
-        learning_rate=config.learning_rate,
-        lr_scheduler_type="linear",
-        warmup_steps=config.warmup_steps,
-        train_sampling_strategy="sequential",
-        remove_unused_columns=False,
-        bf16=config.bf16,
-        use_cpu=not torch.cuda.is_available(),
-        logging_steps=5,
-        save_steps=config.save_every_steps,
-        save_total_limit=2,
-        seed=config.seed,
-        report_to=[],
+    collate = partial(
+        _collate,
+        windows=attention_windows(model.config.get_text_config()),
+        device=arguments.device if takes_blocks(model) else None,
     )
     trainer = Trainer(
         model=model,
         args=arguments,
-        train_dataset=[{"view": view(layouts)} for layouts in packs],
-        data_collator=partial(_collate, attention_windows(model.config.get_text_config())),
+        train_dataset=share_out(packs, arguments.world_size),
+        data_collator=collate,
         compute_loss_func=meter.loss,
-        callbacks=[MetricsFile(out / "metrics.jsonl", meter)],
+        callbacks=[FiniteGuard(meter, out), MetricsFile(out / "metrics.jsonl", meter)],
     )
+    if trainer.is_fsdp_enabled:
+        shard_tied_together(model)
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+    return trainer.accelerator.get_state_dict(trainer.model_wrapped) if sharded else None
 
 
-def _collate(windows: dict[str, int | None], examples: list[dict[str, View]]) -> dict[str, Any]:
-    """Collate a batch of one pack; the T x T masks are made here, so that they live for a step."""
+def share_out(packs: Sequence[Sequence[Layout]], processes: int) -> list[dict[str, View]]:
+    """Return the packs in an order that the processes take in turns, each the same number.
+
+    So a step has the same packs however many processes share them. Left to itself the sampler
+    would show the first packs again to fill the last turn; a pack without labels teaches nothing.
+    """
+    views = [view(layouts) for layouts in packs]
+    empty = torch.empty(0, dtype=torch.long)
+    filler = replace(views[-1], source_L=empty, label_L=empty)
+    views += [filler] * (-len(views) % processes)
+    return [{"view": pack_view} for pack_view in views]
+
+
+def _collate(
+    examples: list[dict[str, View]],
+    *,
+    windows: dict[str, int | None],
+    device: torch.device | None,
+) -> dict[str, Any]:
+    """Collate a batch of one pack; its masks are made here, so that they live for a step.
+
+    device: where to make block masks; None for dense ones.
+    """
     (example,) = examples
-    pack_view = example["view"]
-    return {**model_inputs(pack_view, windows), "labels": pack_view.label_L[None]}
+    pack_view = example["view"] if device is None else example["view"].to(device)
+    # The Trainer counts the labels of a step for the loss. Some of its versions leave out the first
+    # of each batch, which the models' own loss would shift away.
+    labels = pad(pack_view.label_L, (1, 0), value=IGNORED)
+    return {
+        **model_inputs(pack_view, windows, blocks=device is not None),
+        "labels": labels[None],
+    }
 
 
 def _tokens(packs: Sequence[Sequence[Layout]]) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from pasta_decoding.data.dataset import Row
+from pasta_decoding.lang.tree import Span, show
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,12 @@ class Annotated:
     row: Row
     rejected: str | None = None
     cost: Mapping[str, float] = field(default_factory=dict)
+
+
+def reject(row: Row, reason: str, cost: Mapping[str, float] | None = None) -> Annotated:
+    """Return a plain row as it stays: in the text form, in which literal tags are escaped."""
+    text = show((Span(row.response),) if row.response else ())
+    return Annotated(replace(row, response=text), reason, cost or {})
 
 
 class Annotator(Protocol):

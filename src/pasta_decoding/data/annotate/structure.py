@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from pasta_decoding.data.annotate.base import Annotated
 from pasta_decoding.data.annotate.outline import Block, blocks, outline
 from pasta_decoding.data.annotate.sequence import is_procedure, is_sequence
 from pasta_decoding.data.annotate.topics import Part, name_parts
+from pasta_decoding.data.dataset import Row
 from pasta_decoding.lang.tree import Chunk, Node, Span, show
 
 # In words. A part with fewer stays in the main thread: a promise would cost more than it saves.
@@ -72,6 +74,19 @@ class _Stretch:
     opening: bool
     closing: bool
     plain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StructureAnnotator:
+    """The rules below as an annotator: no model, nothing rejected, no cost."""
+
+    count_tokens: Callable[[str], int]
+
+    def annotate(self, rows: Iterable[Row]) -> Iterator[Annotated]:
+        """Yield one result a row, in order."""
+        for row in rows:
+            response = annotate(row.response, self.count_tokens)
+            yield Annotated(replace(row, response=response))
 
 
 def annotate(response: str, count_tokens: Callable[[str], int]) -> str:
@@ -223,7 +238,7 @@ def _sentence_runs(text: str, whole: Part) -> Iterator[Part]:
 
 
 def sentences(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the sentences of `text[start:end]`, each with the white space behind it."""
+    """Yield where the sentences of `text[start:end]` begin and end, white space behind included."""
     left = start
     for gap in _SENTENCE.finditer(text, start, end):
         if not _ABBREVIATION.search(text[max(left, gap.start() - 8) : gap.start()]):

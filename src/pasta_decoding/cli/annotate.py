@@ -1,0 +1,185 @@
+"""The command `annotate`: plain responses in, annotated ones out, by the annotator of one's choice.
+
+A new annotator is a name in `Name` and a function in `_BUILDERS`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pasta_decoding.cli.files import say, token_counter
+from pasta_decoding.errors import PastaError
+
+if TYPE_CHECKING:
+    from pasta_decoding.data.annotate import base
+    from pasta_decoding.data.dataset import Row
+
+    CountTokens = Callable[[str], int]
+
+
+class Name(StrEnum):
+    """Who annotates."""
+
+    structure = "structure"
+    llm = "llm"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What annotators may be told on the command line; each takes what is for it."""
+
+    model: str | None
+    base_url: str | None
+    concurrency: int
+    retries: int
+    timeout_s: float
+
+
+def annotate(
+    source: Annotated[Path, typer.Argument(help="JSONL (.gz) with plain responses.")],
+    out: Annotated[Path, typer.Argument(help="JSONL (.gz) to write.")],
+    with_: Annotated[Name, typer.Option("--with", help="Who annotates.")] = Name.structure,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many rows.")] = None,
+    strip: Annotated[
+        bool, typer.Option("--strip", help="The responses are annotated: take the tags out first.")
+    ] = False,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Longer responses stay plain and are counted.")
+    ] = 4096,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Name broken lines and keep the rest.")
+    ] = False,
+    model: Annotated[str | None, typer.Option(help="llm: the endpoint's name of it.")] = None,
+    base_url: Annotated[
+        str | None, typer.Option(help="llm: of an OpenAI-compatible endpoint, as http://host/v1.")
+    ] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="llm: rows asked about at once.")] = 8,
+    retries: Annotated[
+        int, typer.Option(min=0, help="llm: of an answer that is not the response with tags.")
+    ] = 2,
+    timeout: Annotated[float, typer.Option(min=0.01, help="llm: seconds of one request.")] = 120.0,
+    as_json: Annotated[bool, typer.Option("--json", help="The report as one JSON object.")] = False,
+) -> None:
+    """Annotate plain responses: independent parts become promised chunks.
+
+    Finished rows are kept in OUT.partial, and the same command goes on behind them. The key of an
+    endpoint is taken from PASTA_API_KEY, else from OPENAI_API_KEY.
+    """
+    from pasta_decoding.data.annotate.job import Screened, report
+
+    broken: list[PastaError] = []
+
+    def on_problem(error: PastaError) -> None:
+        broken.append(error)
+        say(f"skipped {error}")
+
+    rows = read_plain(source, strip=strip, on_problem=on_problem if keep_going else None)[:limit]
+    count_tokens = token_counter()
+    options = Options(model, base_url, concurrency, retries, timeout)
+    annotator, settings = _BUILDERS[with_](options, count_tokens)
+    shared = {"with": with_.value, "input": digest(source), "strip": strip}
+    settings = shared | {"max_tokens": max_tokens} | settings
+    done = run(rows, Screened(annotator, count_tokens, max_tokens), out, settings)
+    figures = report(done, count_tokens) | {"skipped": len(broken)}
+    if as_json:
+        typer.echo(json.dumps(figures))
+    else:
+        show(figures, out)
+    raise typer.Exit(1 if broken else 0)
+
+
+def _structure(
+    _options: Options, count_tokens: CountTokens
+) -> tuple[base.Annotator, dict[str, Any]]:
+    from pasta_decoding.data.annotate.structure import StructureAnnotator
+
+    return StructureAnnotator(count_tokens), {}
+
+
+def _llm(options: Options, count_tokens: CountTokens) -> tuple[base.Annotator, dict[str, Any]]:
+    from pasta_decoding.data.annotate.llm import LlmAnnotator, introduction
+    from pasta_decoding.endpoint import Endpoint
+
+    if options.base_url is None or options.model is None:
+        message = "an endpoint is asked by --base-url and --model"
+        raise PastaError(message, hint="For example: --base-url http://localhost:8000/v1 --model m")
+    endpoint = Endpoint(
+        options.base_url,
+        options.model,
+        timeout_s=options.timeout_s,
+        concurrency=options.concurrency,
+    )
+    settings = {
+        "base_url": options.base_url,
+        "model": options.model,
+        "retries": options.retries,
+        "introduction": short_hash(json.dumps(introduction()).encode()),
+    }
+    return LlmAnnotator(endpoint, count_tokens, retries=options.retries), settings
+
+
+_BUILDERS = {Name.structure: _structure, Name.llm: _llm}
+"""Each returns an annotator and those of its settings that what it writes depends on."""
+
+
+def read_plain(
+    source: Path, *, strip: bool, on_problem: Callable[[PastaError], None] | None
+) -> list[Row]:
+    """Return the rows to annotate; with `strip` their responses lose the tags they have."""
+    from pasta_decoding.data.dataset import read_rows
+    from pasta_decoding.lang import tree
+
+    rows = list(read_rows(source, on_problem=on_problem))
+    if not strip:
+        return rows
+    return [replace(row, response=tree.strip(tree.read(row.response))) for row in rows]
+
+
+def run(
+    rows: list[Row], annotator: base.Annotator, out: Path, settings: dict[str, Any]
+) -> list[base.Annotated]:
+    """Run the job with a progress bar; say where finished rows are if it is interrupted."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from pasta_decoding.data.annotate.job import journal_path, run_job
+
+    try:
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task("annotating", total=len(rows))
+            return run_job(
+                rows, annotator, out, settings, tick=lambda _done: progress.advance(task)
+            )
+    except KeyboardInterrupt:
+        say(f"finished rows are in {journal_path(out)}; the same command goes on behind them")
+        raise
+
+
+def show(figures: dict[str, Any], out: Path) -> None:
+    """Say what was done, what was not taken and why, and what it cost."""
+    rows, promised, skipped = (figures[name] for name in ("rows", "promised", "skipped"))
+    say(f"{rows} rows in {out}, {promised} with a promise, {skipped} skipped")
+    for reason, count in figures["rejected"].items():
+        say(f"{count} rejected: {reason}")
+    for name, amount in figures["cost"].items():
+        say(f"{amount:g} {name}")
+    if figures["ideal_speedup"] is not None:
+        say(f"ideal speedup {figures['ideal_speedup']:.2f}")
+
+
+def digest(path: Path) -> str:
+    """Return what tells the contents of a file from others."""
+    return short_hash(path.read_bytes())
+
+
+def short_hash(contents: bytes) -> str:
+    """Return the first characters of a SHA-256 sum."""
+    return hashlib.sha256(contents).hexdigest()[:16]

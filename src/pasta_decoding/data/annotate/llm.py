@@ -1,0 +1,237 @@
+"""Annotate through a chat endpoint: a large language model inserts the tags, and is checked.
+
+What it writes must read as exactly the response with correct tags around its parts. If not, it is
+told why and may try again. Token counts are counted here: a model cannot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from importlib.resources import as_file, files
+from itertools import islice
+
+from pasta_decoding.data.annotate.base import Annotated, reject
+from pasta_decoding.data.dataset import Row, read_rows
+from pasta_decoding.endpoint import Chat, Endpoint, EndpointError, Message, connect
+from pasta_decoding.lang.check import check
+from pasta_decoding.lang.tree import Chunk, Node, Span, Tree, read, show, strip, valid_tokens
+
+# What the promise says beside its topic is replaced or printed anew anyway.
+_MENDED = {"missing-tokens", "bad-tokens", "promise-form"}
+_SHOWN_CHARS = 40
+_RETRIES = "retries: "
+
+# Tokens that an answer may have. The endpoint's tokenizer is not ours, and tags cost some, too.
+_ROOM_FACTOR = 2
+_ROOM_TOKENS = 1000
+
+_UNANSWERED_ROWS = 10  # one after the other: then the endpoint is down, not a row too hard
+
+
+def guide() -> str:
+    """Return what the model is told about the language."""
+    return (files(__package__) / "guide.md").read_text(encoding="utf-8")
+
+
+def demonstrations() -> list[Row]:
+    """Return annotated responses of our own, which the model is shown."""
+    with as_file(files(__package__) / "demonstrations.jsonl") as path:
+        return list(read_rows(path))
+
+
+class AnswerError(Exception):
+    """The model's answer cannot be taken. `kind` is for counting, the message for the model."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def accept(answer: str, response: str, count_tokens: Callable[[str], int]) -> str:
+    """Return the model's annotation of `response` in text form, its token counts put right.
+
+    What the model wrote around it is dropped: white space, a code fence, a remark. Raises
+    AnswerError if the text is not that of the response or a rule of the language is broken.
+    """
+    core = response.strip()
+    before, _, after = response.partition(core)
+    tree = _cut_out(read(answer), core)
+    for problem in check(answer):
+        if problem.rule not in _MENDED:
+            where = f"line {problem.line}, column {problem.column}"
+            raise AnswerError(problem.rule, f"At {where}: {problem.message}.")
+    counted = tuple(
+        replace(node, tokens=valid_tokens(max(1, count_tokens(node.text))))
+        if isinstance(node, Chunk)
+        else node
+        for node in tree
+    )
+    _check_topics(counted)
+    return before + show(counted) + after
+
+
+def _cut_out(tree: Tree, core: str) -> Tree:
+    """Return the part of `tree` whose text is `core`, if all that is around it is main text."""
+    text = strip(tree)
+    start = text.find(core)
+    end = start + len(core)
+    nodes: list[Node] = []
+    at = 0
+    for node in tree:
+        match node:
+            case Span(said):
+                kept = said[max(0, start - at) : max(0, end - at)]
+                nodes += [Span(kept)] if kept else []
+                at += len(said)
+            case Chunk():
+                nodes.append(node)
+                at += len(node.text)
+            case _:
+                nodes.append(node)
+    if start < 0 or strip(tuple(nodes)) != core:
+        raise AnswerError("text differs", _difference(text, core))
+    return tuple(nodes)
+
+
+def _difference(text: str, core: str) -> str:
+    """Say where the text without its tags leaves the response."""
+    text = text.strip()
+    pairs = zip(text, core, strict=False)
+    same = next(
+        (place for place, (left, right) in enumerate(pairs) if left != right),
+        min(len(text), len(core)),
+    )
+    expected, found = (
+        repr(one[same : same + _SHOWN_CHARS]) if one[same:] else "the end" for one in (core, text)
+    )
+    behind = repr(core[max(0, same - _SHOWN_CHARS) : same])
+    return (
+        f"Without its tags your answer is not the response: behind {behind} "
+        f"the response goes on with {expected}, your answer with {found}."
+    )
+
+
+def _check_topics(tree: Tree) -> None:
+    topics = Counter(node.topic for node in tree if isinstance(node, Chunk))
+    for topic, count in topics.items():
+        if count > 1:
+            raise AnswerError("same topic", f"{count} parts have the topic {topic!r}.")
+
+
+class LlmAnnotator:
+    """Asks an endpoint about each row, several at the same time, and checks what it answers.
+
+    count_tokens: how many tokens a text has for the model that will be trained.
+    retries:      of an answer that could not be taken; the reason goes into the conversation.
+
+    The costs of a row: `requests` (tries included), `prompt_tokens`, `completion_tokens`, and
+    `retries: REASON` for every answer that was not taken and asked for again.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, count_tokens: Callable[[str], int], *, retries: int = 2
+    ) -> None:
+        self._endpoint = endpoint
+        self._count_tokens = count_tokens
+        self._retries = retries
+        self._introduction = introduction()
+
+    def annotate(self, rows: Iterable[Row]) -> Iterator[Annotated]:
+        """Yield one result a row, in the order they come in.
+
+        Raises EndpointError if no request can succeed, or if many rows one after the other were
+        not answered; these are not yielded.
+        """
+        unanswered: list[Annotated] = []
+        limit = max(_UNANSWERED_ROWS, 2 * self._endpoint.concurrency)
+        with asyncio.Runner() as runner:
+            outcomes = self._outcomes(rows)
+            while (outcome := runner.run(_next(outcomes))) is not None:
+                if outcome.failure is None:
+                    yield from (outcome.annotated, *unanswered)
+                    unanswered = []
+                    continue
+                unanswered.append(outcome.annotated)
+                if outcome.failure.fatal or len(unanswered) == limit:
+                    raise outcome.failure
+        yield from unanswered
+
+    async def _outcomes(self, rows: Iterable[Row]) -> AsyncIterator[_Outcome]:
+        todo = iter(rows)
+        running: set[asyncio.Task[_Outcome]] = set()
+        async with connect(self._endpoint) as chat:
+            while True:
+                for row in islice(todo, self._endpoint.concurrency - len(running)):
+                    running.add(asyncio.create_task(self._annotate_row(chat, row)))
+                if not running:
+                    return
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                # What was paid for comes before what may end the run.
+                for outcome in sorted((task.result() for task in done), key=_failed):
+                    yield outcome
+
+    async def _annotate_row(self, chat: Chat, row: Row) -> _Outcome:
+        conversation = [*self._introduction, _turn("user", _question(row))]
+        room = _ROOM_FACTOR * self._count_tokens(row.response) + _ROOM_TOKENS
+        cost: Counter[str] = Counter()
+        while True:
+            try:
+                reply = await chat(conversation, max_tokens=room)
+            except EndpointError as failure:
+                return _Outcome(reject(row, f"endpoint: {failure.kind}", cost), failure)
+            cost["requests"] += 1 + reply.retries
+            cost["prompt_tokens"] += reply.prompt_tokens
+            cost["completion_tokens"] += reply.completion_tokens
+            try:
+                annotated = accept(reply.text, row.response, self._count_tokens)
+                return _Outcome(Annotated(replace(row, response=annotated), cost=cost))
+            except AnswerError as error:
+                if _retries(cost) == self._retries:
+                    return _Outcome(reject(row, error.kind, cost))
+                cost[f"{_RETRIES}{error.kind}"] += 1
+                conversation += [
+                    _turn("assistant", reply.text or "(nothing)"),
+                    _turn("user", f"{error} Write the whole annotated response again."),
+                ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What became of a row, and why the endpoint did not answer if it did not."""
+
+    annotated: Annotated
+    failure: EndpointError | None = None
+
+
+def introduction() -> list[Message]:
+    """Return the beginning of every conversation: the guide, and the demonstrations as turns."""
+    turns = [_turn("system", guide())]
+    for row in demonstrations():
+        plain = replace(row, response=strip(read(row.response)))
+        turns += [_turn("user", _question(plain)), _turn("assistant", row.response)]
+    return turns
+
+
+def _question(row: Row) -> str:
+    # The text form of the plain response: what looks like a tag in it carries its backslash.
+    response = show((Span(row.response.strip()),))
+    return f"Question:\n\n{row.instruction}\n\nResponse:\n\n{response}"
+
+
+def _turn(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+def _retries(cost: Counter[str]) -> int:
+    return sum(count for name, count in cost.items() if name.startswith(_RETRIES))
+
+
+def _failed(outcome: _Outcome) -> bool:
+    return outcome.failure is not None
+
+
+async def _next(outcomes: AsyncIterator[_Outcome]) -> _Outcome | None:
+    return await anext(outcomes, None)

@@ -1,0 +1,52 @@
+"""JSONL files of a run folder: grown line by line, or written whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pasta_decoding.errors import PastaError
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a file; none if there is no file yet.
+
+    A last line without its line break was cut off by a kill or a full disk, and does not count.
+    """
+    if not path.exists():
+        return []
+    whole = path.read_text(encoding="utf-8").split("\n")[:-1]
+    try:
+        return [json.loads(line) for line in whole]
+    except ValueError as error:
+        raise PastaError(
+            f"{path} is broken: {error}", hint="Remove it; the same command makes it again."
+        ) from error
+
+
+def write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+    """Write a file whole or not at all."""
+    write_text(path, "".join(encode_line(line) for line in lines))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole or not at all; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+def resume_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of a file that is to grow on; a torn last one is cut away."""
+    found = read_lines(path)
+    write_lines(path, found)
+    return found
+
+
+def encode_line(line: dict[str, Any]) -> str:
+    """Return one line, its line break included."""
+    return json.dumps(line, ensure_ascii=False) + "\n"

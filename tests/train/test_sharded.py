@@ -1,0 +1,48 @@
+"""FSDP 2 on two CPU processes, and the launcher's configurations."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate.commands.config.config_args import load_config_from_file
+
+from pasta_decoding.models.loading import load_model
+from tests.shapes import HUB_SHAPES
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "accelerate"
+WORKER = Path(__file__).with_name("sharded.py")
+KINDS = {
+    "cpu": "MULTI_GPU",
+    "ddp": "MULTI_GPU",
+    "fsdp": "FSDP",
+    "deepspeed_zero3": "DEEPSPEED",
+}
+
+
+def test_every_configuration_that_ships_is_read_by_the_launcher() -> None:
+    """Accelerate refuses keys that it does not know."""
+    assert {path.stem for path in CONFIGS.iterdir()} == set(KINDS)
+    for name, kind in KINDS.items():
+        config = load_config_from_file(str(CONFIGS / f"{name}.yaml"))
+        assert str(config.distributed_type).endswith(kind)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("shape", HUB_SHAPES)
+def test_a_sharded_model_trains_and_saves_what_a_whole_one_does(shape: str, tmp_path: Path) -> None:
+    """Llama 3's head is its own, Gemma's is tied; the worker compares the losses."""
+    base = HUB_SHAPES[shape](tmp_path / "base")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [*launcher, "--nproc-per-node", "2", str(WORKER), str(base), str(tmp_path)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    sharded, alone = (load_model(base, tmp_path / name) for name in ("sharded", "alone"))
+    ids = torch.arange(len(sharded.tokenizer))[None]
+    with torch.inference_mode():
+        ours, theirs = sharded.model(ids).logits, alone.model(ids).logits
+    torch.testing.assert_close(ours, theirs, atol=5e-2, rtol=1e-2)
