@@ -13,6 +13,7 @@ import pytest
 
 from pasta_decoding.lang.tree import read, strip
 from tests.chatserver import Act, Body, ChatServer, Raw, chat_server, completion, failure, in_turn
+from tests.checkpoint import TinyCheckpoint, make_base
 from tests.cli.conftest import Outcome, Pasta, interrupted
 
 pytestmark = pytest.mark.usefixtures("tiny_cache")
@@ -356,3 +357,73 @@ def test_annotations_of_other_responses_are_refused(gold: Path, pasta: Pasta) ->
     assert pasta("bench", "annotations", gold, other).complaint[1] == (
         "pasta: no row is in both files"
     )
+
+
+def test_a_model_that_reads_annotates_and_its_price_is_reported(
+    mixed: Path, pasta: Pasta, tiny_checkpoint: TinyCheckpoint
+) -> None:
+    out = mixed.with_name("out.jsonl")
+    base = ["--model", tiny_checkpoint.base]
+    found = pasta(
+        "annotate", mixed, out, "--with", "likelihood", "--max-nats", 100, *base, "--json"
+    )
+    report = found.object
+    assert report["promised"] >= 1
+    assert report["cost"]["model_tokens"] > 0
+    assert report["cost"]["model_tokens"] <= 3 * report["cost"]["plain_tokens"]
+    texts = [strip(read(text)) for text in responses(out)]
+    assert texts == responses(mixed)
+    prices = pasta("bench", "annotations", out, out, "--nats", *base, "--json").object
+    assert prices["gold"]["hiding_nats"] == prices["annotation"]["hiding_nats"]
+    assert prices["gold"]["hiding_nats"]["value"] != 0
+    lines = pasta("bench", "annotations", out, out, "--nats", *base).out.splitlines()
+    assert [line.split()[0] for line in lines][-1] == "hiding_nats"
+
+
+def test_a_checkpoint_annotates_what_it_is_given(
+    mixed: Path, pasta: Pasta, tiny_checkpoint: TinyCheckpoint
+) -> None:
+    out = mixed.with_name("out.jsonl")
+    who = ["--with", "model", "--model", tiny_checkpoint.base, "--adapter", tiny_checkpoint.adapter]
+    report = pasta("annotate", mixed, out, *who, "--json").object
+    assert report["rows"] == 6
+    assert report["cost"]["model_tokens"] > 0
+    assert [strip(read(text)) for text in responses(out)] == responses(mixed)
+
+
+def test_a_head_is_trained_and_read_with_and_is_for_its_own_base_alone(
+    gold: Path, pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    head, out = tmp_path / "head.safetensors", tmp_path / "out.jsonl"
+    base = ["--model", tiny_checkpoint.base]
+    trained = pasta("train", "head", "--data", gold, "--layers", 1, "--out", head, *base, "--json")
+    assert trained.object == {"rows": 32, "examples": 32, "head": str(head)}
+    read_with = ["--with", "likelihood", "--strip", "--head", head, "--max-nats", 100]
+    report = pasta("annotate", gold, out, *read_with, *base, "--json").object
+    assert report["promised"] == 40
+    figures = pasta("bench", "annotations", gold, out, "--held-out", "--json").object
+    assert figures["annotation"]["exact_chunk_f1"]["value"] > 0.9
+    other = make_base(tmp_path / "other", seed=5)
+    again = pasta("annotate", gold, out, *read_with, "--model", other)
+    assert again.status == 2
+    assert again.err.endswith(
+        f"pasta: {head} was trained for another base model\n"
+        "Train one for this model with `pasta train head`.\n"
+    )
+
+
+def test_a_head_needs_layers_that_the_model_has_and_rows_with_parts(
+    gold: Path, pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    run = ["train", "head", "--out", tmp_path / "h", "--model", tiny_checkpoint.base]
+    deep = pasta(*run, "--data", gold, "--layers", 3)
+    assert deep.status == 2
+    assert deep.err.endswith("pasta: the model has 2 layers\nGive --layers that it has.\n")
+    short = tmp_path / "short.jsonl"
+    short.write_text(row(1, "Yes."))
+    few = pasta(*run, "--data", short, "--layers", 1)
+    assert few.status == 2
+    assert few.err.endswith(
+        "pasta: 0 of 1 responses have parts to choose from\nGive more annotated --data.\n"
+    )
+    assert not (tmp_path / "h").exists()

@@ -12,8 +12,8 @@ from tests.tiny import tiny_llama
 
 
 @cache
-def tiny_reader() -> Reader:
-    """Return a reader that knows one token a byte."""
+def tiny_reader(layers: tuple[int, ...] = ()) -> Reader:
+    """Return a reader that knows one token a byte, and gives the states of `layers`."""
     tokenizer = byte_tokenizer()
     model = tiny_llama(vocabulary=len(tokenizer), max_position_embeddings=4096)
 
@@ -21,5 +21,5 @@ def tiny_reader() -> Reader:
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
         return ids
 
-    read = partial(read_layouts, model)
+    read = partial(read_layouts, model, layers=layers)
     return Reader(encode, lambda text: encode(f"{text}\n"), read, scheme_named("shared-max"))

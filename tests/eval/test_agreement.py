@@ -14,13 +14,12 @@ from pasta_decoding.data.dataset import Row, is_held_out
 from pasta_decoding.errors import PastaError
 from pasta_decoding.eval.agreement import (
     agreement,
-    chunk_extents,
     layout_rule,
     match,
     sync_places,
     units,
 )
-from pasta_decoding.lang.tree import Chunk, Node, Span, Sync, Tree, read, strip
+from pasta_decoding.lang.tree import Chunk, Node, Span, Sync, Tree, chunk_extents, read, strip
 
 
 def word_ends(text: str) -> Sequence[int]:

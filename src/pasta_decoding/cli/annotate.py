@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +17,7 @@ import typer
 
 from pasta_decoding.cli.files import say, token_counter
 from pasta_decoding.errors import PastaError
+from pasta_decoding.models.loading import DEFAULT_ADAPTER
 
 if TYPE_CHECKING:
     from pasta_decoding.data.annotate import base
@@ -29,6 +30,8 @@ class Name(StrEnum):
     """Who annotates."""
 
     structure = "structure"
+    likelihood = "likelihood"
+    model = "model"
     llm = "llm"
 
 
@@ -37,6 +40,10 @@ class Options:
     """What annotators may be told on the command line; each takes what is for it."""
 
     model: str | None
+    adapter: str
+    head: Path | None
+    max_nats: float
+    sync_nats: float
     base_url: str | None
     concurrency: int
     retries: int
@@ -57,7 +64,23 @@ def annotate(
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Name broken lines and keep the rest.")
     ] = False,
-    model: Annotated[str | None, typer.Option(help="llm: the endpoint's name of it.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="likelihood, model: folder of the base model. llm: the endpoint's name."),
+    ] = None,
+    adapter: Annotated[
+        str, typer.Option(help="model: the checkpoint, a folder or the name of a shipped one.")
+    ] = DEFAULT_ADAPTER,
+    head: Annotated[
+        Path | None,
+        typer.Option(help="likelihood: from `train head`; else what ships for the model, if any."),
+    ] = None,
+    max_nats: Annotated[
+        float, typer.Option(help="likelihood: a token, that hiding a chunk's siblings may cost.")
+    ] = 1.0,
+    sync_nats: Annotated[
+        float, typer.Option(help="likelihood: a token, of main text's loss that asks for a sync.")
+    ] = 0.5,
     base_url: Annotated[
         str | None, typer.Option(help="llm: of an OpenAI-compatible endpoint, as http://host/v1.")
     ] = None,
@@ -83,7 +106,9 @@ def annotate(
 
     rows = read_plain(source, strip=strip, on_problem=on_problem if keep_going else None)[:limit]
     count_tokens = token_counter()
-    options = Options(model, base_url, concurrency, retries, timeout)
+    options = Options(
+        model, adapter, head, max_nats, sync_nats, base_url, concurrency, retries, timeout
+    )
     annotator, settings = _BUILDERS[with_](options, count_tokens)
     shared = {"with": with_.value, "input": digest(source), "strip": strip}
     settings = shared | {"max_tokens": max_tokens} | settings
@@ -102,6 +127,29 @@ def _structure(
     from pasta_decoding.data.annotate.structure import StructureAnnotator
 
     return StructureAnnotator(count_tokens), {}
+
+
+def _likelihood(
+    options: Options, _count_tokens: CountTokens
+) -> tuple[base.Annotator, dict[str, Any]]:
+    from pasta_decoding.cli.readers import reader_with_head
+    from pasta_decoding.data.annotate.likelihood import Likelihood, Limits
+
+    limits = Limits(max_nats=options.max_nats, sync_nats=options.sync_nats)
+    folder = Path(options.model) if options.model else None
+    reader, settings = reader_with_head(folder, options.head)
+    return Likelihood(reader, limits), settings | asdict(limits)
+
+
+def _model(options: Options, _count_tokens: CountTokens) -> tuple[base.Annotator, dict[str, Any]]:
+    from pasta_decoding.cli.readers import checkpoint_writer
+    from pasta_decoding.data.annotate.model import Model
+    from pasta_decoding.data.annotate.writer import Thresholds
+
+    folder = Path(options.model) if options.model else None
+    thresholds = Thresholds()
+    settings = {"model": options.model, "adapter": options.adapter} | asdict(thresholds)
+    return Model(checkpoint_writer(folder, options.adapter), thresholds), settings
 
 
 def _llm(options: Options, count_tokens: CountTokens) -> tuple[base.Annotator, dict[str, Any]]:
@@ -126,7 +174,12 @@ def _llm(options: Options, count_tokens: CountTokens) -> tuple[base.Annotator, d
     return LlmAnnotator(endpoint, count_tokens, retries=options.retries), settings
 
 
-_BUILDERS = {Name.structure: _structure, Name.llm: _llm}
+_BUILDERS = {
+    Name.structure: _structure,
+    Name.likelihood: _likelihood,
+    Name.model: _model,
+    Name.llm: _llm,
+}
 """Each returns an annotator and those of its settings that what it writes depends on."""
 
 

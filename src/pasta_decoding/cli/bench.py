@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pasta_decoding.cli.decode import MaxTokens
-from pasta_decoding.cli.engine import Loading, with_loading
+from pasta_decoding.cli.engine import Loading, Model, with_loading
 from pasta_decoding.cli.files import cache_folder, say
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pasta_decoding.eval.agreement import Agreement
+    from pasta_decoding.data.dataset import Row
     from pasta_decoding.eval.bench_answers import Record
+    from pasta_decoding.lang.tree import Tree
 
 
 @with_loading
@@ -154,36 +155,76 @@ def compare_annotations(
     held_out: Annotated[
         bool, typer.Option("--held-out", help="Only the quarter that nothing is trained on.")
     ] = False,
+    nats: Annotated[
+        bool, typer.Option("--nats", help="Also what hiding chunks costs the base model; slow.")
+    ] = False,
+    model: Model = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
 ) -> None:
     """Measure how far annotations agree with others of the same responses, found by their id.
 
-    The layout rule (list items, else paragraphs) is measured on the same rows, for scale.
+    The layout rule (list items, else paragraphs) is measured on the same rows, for scale. With
+    --nats also the price: what a token of a chunk costs more with its siblings hidden, under the
+    base model. It has its own line for the careful annotation, too.
     """
     from pasta_decoding.data.dataset import is_held_out, read_rows
     from pasta_decoding.eval.agreement import agreement, layout_rule, match
 
     right = [row for row in read_rows(gold) if is_held_out(row.id) or not held_out]
-    pairs = match(right, read_rows(annotated))
+    given = list(read_rows(annotated))
+    pairs = match(right, given)
     token_ends = token_end_finder()
-    found = {
-        "annotation": agreement(pairs, token_ends),
-        "layout_rule": agreement([(tree, layout_rule(tree)) for tree, _ in pairs], token_ends),
+    trees = {
+        "annotation": [tree for _, tree in pairs],
+        "layout_rule": [layout_rule(tree) for tree, _ in pairs],
     }
+    golden = [tree for tree, _ in pairs]
+    found = {
+        name: asdict(agreement(list(zip(golden, own, strict=True)), token_ends))
+        for name, own in trees.items()
+    }
+    if nats:
+        ids = {row.id for row in given}
+        matched = [row for row in right if row.id in ids]
+        for name, cost in hiding_nats_of(matched, trees | {"gold": golden}, model).items():
+            found.setdefault(name, {})["hiding_nats"] = cost
     figures = {"rows": len(pairs), "missing": len(right) - len(pairs)}
     if as_json:
-        typer.echo(json.dumps(figures | {name: asdict(one) for name, one in found.items()}))
+        typer.echo(json.dumps(figures | found))
     else:
         show_figures(figures, [])
         show_agreement(found)
 
 
-def show_agreement(found: dict[str, Agreement]) -> None:
+def hiding_nats_of(
+    rows: Sequence[Row], annotations: dict[str, Sequence[Tree]], model: Path | None
+) -> dict[str, dict[str, float]]:
+    """Return what hiding costs in several annotations of the same rows, with intervals."""
+    from rich.console import Console
+    from rich.progress import track
+
+    from pasta_decoding.cli.readers import base_reader
+    from pasta_decoding.data.annotate.hiding import hiding_costs
+    from pasta_decoding.eval.agreement import hiding_nats
+    from pasta_decoding.lang.tree import show
+
+    reader, _ = base_reader(model)
+    found = {}
+    for name, trees in annotations.items():
+        written = [replace(row, response=show(tree)) for row, tree in zip(rows, trees, strict=True)]
+        costs = hiding_costs(reader, written)
+        bar = track(costs, name, total=len(rows), console=Console(stderr=True), transient=True)
+        found[name] = asdict(hiding_nats(list(bar)))
+    return found
+
+
+def show_agreement(columns: dict[str, dict[str, Any]]) -> None:
     """Print a line a measure and a column an annotation, with 95 % intervals."""
-    columns = {name: asdict(one) for name, one in found.items()}
     typer.echo(" " * 26 + "".join(f" {name:24}" for name in columns).rstrip())
     for measure in columns["annotation"]:
-        cells = [_cell(**column[measure]) for column in columns.values()]
+        cells = [
+            _cell(**column[measure]) if measure in column else "" for column in columns.values()
+        ]
         typer.echo(f"{measure:26}" + "".join(f" {cell:24}" for cell in cells).rstrip())
 
 

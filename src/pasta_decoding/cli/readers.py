@@ -2,40 +2,68 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pasta_decoding.cli.files import base_folder
+from pasta_decoding.errors import PastaError
 
 WRITER_CELLS = 32_768  # in the cache: several long responses at once
 
 if TYPE_CHECKING:
-    from pasta_decoding.data.annotate.head import Head
+    from collections.abc import Sequence
+
     from pasta_decoding.data.annotate.reading import Reader
     from pasta_decoding.data.annotate.writer import Checkpoint
 
 
-def base_reader(model: Path | None, head: Head | None = None) -> Reader:
-    """Return the base model as a reader; with a head it gives the states that the head wants."""
+def base_reader(
+    model: Path | None, *, layers: Sequence[int] = (), scheme: str = "shared-max"
+) -> tuple[Reader, str]:
+    """Return the base model as a reader that gives the states of `layers`, and its digest."""
     from pasta_decoding.data.annotate.reading import Reader
     from pasta_decoding.data.score import read_layouts
     from pasta_decoding.lang.positions import scheme_named
+    from pasta_decoding.models.binding import describe_base
     from pasta_decoding.models.loading import default_device, load_base, native_dtype
     from pasta_decoding.models.prompt import Message, PromptEncoder
 
     device = default_device()
     loaded, tokenizer = load_base(base_folder(model), dtype=native_dtype(device))
+    deepest = loaded.config.get_text_config().num_hidden_layers
+    if layers and max(layers) > deepest:
+        raise PastaError(f"the model has {deepest} layers", hint="Give --layers that it has.")
     loaded.to(device).eval()
     encoder = PromptEncoder(tokenizer)
-    layers = head.layers if head else ()
-    return Reader(
+    reader = Reader(
         encode=encoder.encode_text,
         encode_prompt=lambda instruction: encoder.encode([Message("user", instruction)]),
         read=partial(read_layouts, loaded, layers=layers),
-        scheme=scheme_named("shared-max"),
-        head=head,
+        scheme=scheme_named(scheme),
     )
+    return reader, describe_base(loaded, "").norms_sha256
+
+
+def reader_with_head(model: Path | None, head: Path | None) -> tuple[Reader, dict[str, Any]]:
+    """Return the base model with a reading head, and what tells both from others.
+
+    The head is the one in the file, else the one that ships for this model, else there is none.
+    """
+    from pasta_decoding.data.annotate.head import load_head, shipped_head
+
+    reader, base = base_reader(model)
+    found = load_head(head) if head else shipped_head(base)
+    if found is None:
+        return reader, {"base": base, "head": None}
+    if found.base != base:
+        raise PastaError(
+            f"{head} was trained for another base model",
+            hint="Train one for this model with `pasta train head`.",
+        )
+    read = partial(reader.read, layers=found.layers)
+    return replace(reader, head=found, read=read), {"base": base, "head": found.digest}
 
 
 def checkpoint_writer(model: Path | None, adapter: str) -> Checkpoint:
@@ -54,6 +82,8 @@ def checkpoint_writer(model: Path | None, adapter: str) -> Checkpoint:
     device = default_device()
     folder = find_adapter(adapter)
     loaded = load_model(base_folder(model), folder, dtype=native_dtype(device))
+    if loaded.checkpoint.topic != "required":
+        raise PastaError(f"{adapter} writes no topics", hint="Give an --adapter that does.")
     loaded.model.to(device)
     binding, tokenizer = loaded.checkpoint.binding, loaded.tokenizer
     encoder = PromptEncoder(tokenizer, forbidden_ids=binding.ids)

@@ -1,7 +1,8 @@
-"""Commands that train: `train sft`."""
+"""Commands that train: `train sft`, `train head`."""
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pasta_decoding.cli.files import base_folder, is_main, say
+from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
     from pasta_decoding.train.sft import SftConfig
@@ -98,3 +100,48 @@ def train(config: SftConfig, data: list[Path], model: Path | None, out: Path) ->
 
     rows = [row for path in data for row in read_rows(path)]
     return train_sft(config, rows, base=base_folder(model), out=out, say=say)
+
+
+def head(
+    data: Annotated[list[Path], typer.Option(help="Annotated JSONL (.gz); may be repeated.")],
+    out: Annotated[Path, typer.Option(help="The file of the head to write (.safetensors).")],
+    layers: Annotated[
+        list[int], typer.Option(min=0, help="Whose outputs it reads; may be repeated.")
+    ],
+    model: Base = None,
+    keep_held_out: Annotated[
+        bool,
+        typer.Option(
+            "--keep-held-out", help="Train on the quarter, too, that is for judging annotators."
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
+) -> None:
+    """Train a reading head for `annotate --with likelihood`: what hidden states say of a sentence.
+
+    Each response is read once by the base model; then two small convex problems are solved.
+    """
+    from rich.console import Console
+    from rich.progress import track
+
+    from pasta_decoding.cli.readers import base_reader
+    from pasta_decoding.data.annotate.head import save_head
+    from pasta_decoding.data.dataset import is_held_out, read_rows
+    from pasta_decoding.train.head import read_examples, train_head
+
+    rows = [row for path in data for row in read_rows(path)]
+    rows = [row for row in rows if keep_held_out or not is_held_out(row.id)]
+    if not out.parent.is_dir():
+        raise PastaError(f"cannot write {out}: No such file or directory")
+    reader, base = base_reader(model, layers=layers)
+    bar = track(rows, "reading", console=Console(stderr=True), transient=True)
+    examples = list(read_examples(bar, reader))
+    if len(examples) < 2:
+        raise PastaError(
+            f"{len(examples)} of {len(rows)} responses have parts to choose from",
+            hint="Give more annotated --data.",
+        )
+    say(f"{len(examples)} of {len(rows)} responses have parts to choose from; fitting")
+    save_head(train_head(examples, base=base, layers=layers), out)
+    figures = {"rows": len(rows), "examples": len(examples), "head": str(out)}
+    typer.echo(json.dumps(figures) if as_json else out)

@@ -23,16 +23,24 @@ from typing import Any
 
 import numpy as np
 
+from pasta_decoding.data.annotate.hiding import HidingCost
 from pasta_decoding.data.annotate.outline import outline
 from pasta_decoding.data.annotate.structure import sentences
 from pasta_decoding.data.dataset import Row
 from pasta_decoding.errors import PastaError
 from pasta_decoding.eval.bootstrap import FloatArray, Interval, interval
 from pasta_decoding.lang.measures import ideal_speedup
-from pasta_decoding.lang.tree import Chunk, Node, Span, Sync, Tree, read, strip
-
-Extent = tuple[int, int]
-"""Where something begins and ends in the plain text, in characters."""
+from pasta_decoding.lang.tree import (
+    Chunk,
+    Extent,
+    Node,
+    Span,
+    Sync,
+    Tree,
+    chunk_extents,
+    read,
+    strip,
+)
 
 TokenEnds = Callable[[str], Sequence[int]]
 """Tells where the tokens of a text end, in characters."""
@@ -79,6 +87,12 @@ def agreement(pairs: Sequence[tuple[Tree, Tree]], token_ends: TokenEnds) -> Agre
     return Agreement(*(interval(counts_NK, measure) for measure in _MEASURES))
 
 
+def hiding_nats(costs: Sequence[HidingCost]) -> Interval:
+    """Return what hiding its siblings adds to a token of a chunk (nats), over all rows together."""
+    sums = [(cost.hidden - cost.seen, cost.chunk_tokens) for cost in costs]
+    return interval(sums, _ratio(0, 1))
+
+
 def layout_rule(tree: Tree) -> Tree:
     """Return what a plain layout rule makes of the response: the floor for any annotator.
 
@@ -100,18 +114,6 @@ def layout_rule(tree: Tree) -> Tree:
             nodes.append(Chunk("part", 10, body))
             at = part.body + len(body)
     return (*nodes, *([Span(text[at:])] if text[at:] else []))
-
-
-def chunk_extents(tree: Tree) -> list[Extent]:
-    """Return where the chunks stand in the plain text."""
-    found = []
-    at = 0
-    for node in tree:
-        if not isinstance(node, Sync):
-            if isinstance(node, Chunk):
-                found.append((at, at + len(node.text)))
-            at += len(node.text)
-    return found
 
 
 def sync_places(tree: Tree) -> set[int]:

@@ -24,7 +24,7 @@ from pasta_decoding.data.annotate.lattice import weigh
 from pasta_decoding.data.annotate.prior import NAMES, Facts, Seen, find_facts
 from pasta_decoding.data.annotate.reading import Laid, Reader, Reading, read_together
 from pasta_decoding.data.dataset import Row
-from pasta_decoding.lang.tree import Chunk, Sync, Tree, read, strip
+from pasta_decoding.lang.tree import chunk_extents, read, strip
 
 FOLDS = 5
 HEAD_PENALTY = 0.1  # on the squared weights of the head, beside the mean loss of a unit
@@ -98,7 +98,7 @@ def _example(row: Row, reader: Reader) -> Generator[Sequence[Laid], list[Reading
     if not candidates:
         return None
     (reading,) = yield draft.pay(draft.lay())
-    chunks = set(_chunks(tree))
+    chunks = set(chunk_extents(tree))
     units = draft.units
     taken = tuple((units[one.first].start, units[one.last].end) in chunks for one in candidates)
     labels_U = torch.zeros(len(units), dtype=torch.long)
@@ -106,17 +106,6 @@ def _example(row: Row, reader: Reader) -> Generator[Sequence[Laid], list[Reading
         labels_U[one.first] = 1
         labels_U[one.first + 1 : one.last + 1] = 2
     return Example(draft, candidates, taken, labels_U, draft.states(reading))
-
-
-def _chunks(tree: Tree) -> Iterator[tuple[int, int]]:
-    """Yield where in the plain response each chunk begins and ends."""
-    at = 0
-    for node in tree:
-        if isinstance(node, Sync):
-            continue
-        if isinstance(node, Chunk):
-            yield at, at + len(node.text)
-        at += len(node.text)
 
 
 def _facts(one: Example, seen: Sequence[Seen] | None) -> Tensor:
@@ -145,7 +134,7 @@ def _fit_head(examples: Sequence[Example], base: str, layers: Sequence[int]) -> 
         total = cross_entropy(inputs_UF @ weight_F3 + bias_3, labels_U)
         total = total + HEAD_PENALTY * (weight_F3**2).sum()
         total.backward()
-        return float(total)
+        return float(total.detach())
 
     optimizer.step(loss)
     zeros = Facts(*[0.0] * len(NAMES))

@@ -10,6 +10,7 @@ Shapes: U units, D width of the hidden states that are read (those of all layers
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -25,6 +26,7 @@ from pasta_decoding.errors import PastaError
 
 LABELS = ("main", "first", "further")
 FORMAT_VERSION = 1
+SHIPPED = Path(__file__).with_name("heads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,13 @@ class Head:
     bias_3: Tensor
     weights: Facts
 
+    @property
+    def digest(self) -> str:
+        """Return what tells it from other heads."""
+        about = json.dumps([self.base, self.layers, asdict(self.weights)]).encode()
+        map_3 = self.weight_F3.numpy().tobytes() + self.bias_3.numpy().tobytes()
+        return hashlib.sha256(about + map_3).hexdigest()[:16]
+
     def see(self, states_VD: Tensor) -> list[Seen]:
         """Return what it says of each unit; for the states see `unit_inputs`."""
         inputs_UF = (unit_inputs(states_VD) - self.mean_F) / self.scale_F
@@ -66,7 +75,8 @@ def unit_inputs(states_VD: Tensor) -> Tensor:
 
 def save_head(head: Head, path: Path) -> None:
     """Write a head to one file, whole or not at all."""
-    tensors = {name: getattr(head, name) for name in ("mean_F", "scale_F", "weight_F3", "bias_3")}
+    names = ("mean_F", "scale_F", "weight_F3", "bias_3")
+    tensors = {name: getattr(head, name).contiguous() for name in names}
     about = {
         "format_version": FORMAT_VERSION,
         "base": head.base,
@@ -91,3 +101,9 @@ def load_head(path: Path) -> Head:
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         message = f"{path} is no reading head: {error}"
         raise PastaError(message, hint="Train one with `pasta train head`.") from error
+
+
+def shipped_head(base: str) -> Head | None:
+    """Return the head that ships for the base model with this digest, if there is one."""
+    heads = (load_head(path) for path in sorted(SHIPPED.glob("*.safetensors")))
+    return next((head for head in heads if head.base == base), None)

@@ -31,19 +31,6 @@ class HidingCost:
     hidden: float = 0.0
     seen: float = 0.0
 
-    @property
-    def per_token(self) -> float:
-        """What hiding adds (nats a token); 0 without a chunk."""
-        return (self.hidden - self.seen) / self.chunk_tokens if self.chunk_tokens else 0.0
-
-    def __add__(self, other: HidingCost) -> HidingCost:
-        """Return the cost of both answers together, each token counting the same."""
-        return HidingCost(
-            self.chunk_tokens + other.chunk_tokens,
-            self.hidden + other.hidden,
-            self.seen + other.seen,
-        )
-
 
 def hiding_costs(reader: Reader, rows: Iterable[Row], *, together: int = 8) -> Iterator[HidingCost]:
     """Yield the cost of each annotated row, in order; `together` of them are read side by side."""

@@ -32,9 +32,9 @@ class Model:
     thresholds: Thresholds
 
     def annotate(self, rows: Iterable[Row]) -> Iterator[Annotated]:
-        """Yield one result a row, in order. `cost`: `plain_tokens`; `model_tokens`, prompt included.
+        """Yield one result a row, in order; a row that the cache is too small for is rejected.
 
-        A row that the engine's cache is too small for is rejected.
+        `cost`: `plain_tokens` of the response; `model_tokens` that were fed, prompts included.
         """
         batch: list[Writer] = []
         cells = self.checkpoint.engine.max_cells or float("inf")
