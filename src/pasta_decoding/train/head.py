@@ -87,7 +87,7 @@ def fit_facts(examples: Sequence[Example], seen: Sequence[Sequence[Seen] | None]
             weights_N.grad += facts_CN.T @ surplus_C / len(examples)
         return total
 
-    optimizer.step(loss)
+    optimizer.step(loss)  # type: ignore[no-untyped-call]
     return Facts(*weights_N.tolist())
 
 
@@ -133,9 +133,9 @@ def _fit_head(examples: Sequence[Example], base: str, layers: Sequence[int]) -> 
         optimizer.zero_grad()
         total = cross_entropy(inputs_UF @ weight_F3 + bias_3, labels_U)
         total = total + HEAD_PENALTY * (weight_F3**2).sum()
-        total.backward()
+        total.backward()  # type: ignore[no-untyped-call]
         return float(total.detach())
 
-    optimizer.step(loss)
+    optimizer.step(loss)  # type: ignore[no-untyped-call]
     zeros = Facts(*[0.0] * len(NAMES))
     return Head(base, tuple(layers), mean_F, scale_F, weight_F3.detach(), bias_3.detach(), zeros)
