@@ -126,10 +126,13 @@ def _agreement(
 
 
 def worst_repeats(samples: Sequence[Sample], scores: Scores) -> list[dict[str, Any]]:
-    """Return the ten answers with the largest share of repeated chunks, text and figures."""
+    """Return the ten answers that repeat themselves most, text and figures.
 
-    def share(one: Scored) -> tuple[float, int]:
-        return one.part.repeated_chunks / max(1, one.part.chunks), one.part.repeated_chunks
+    By the share of repeated chunks; where that is the same, by repeated runs of words.
+    """
+
+    def share(one: Scored) -> tuple[float, float]:
+        return one.part.repeated_chunks / max(1, one.part.chunks), one.part.repeated_grams
 
     annotated = {(sample.prompt, sample.number): sample.annotated for sample in samples}
     ranked = sorted(scores.scored, key=share, reverse=True)[:WORST_REPEATS]
@@ -139,6 +142,7 @@ def worst_repeats(samples: Sequence[Sample], scores: Scores) -> list[dict[str, A
             "number": one.part.number,
             "chunks": one.part.chunks,
             "repeated_chunks": one.part.repeated_chunks,
+            "repeated_grams": one.part.repeated_grams,
             "plain_tokens": one.part.plain_tokens,
             "new_tokens": one.part.new_tokens,
             "own_speedup": one.part.own_speedup,
