@@ -29,6 +29,7 @@ class Name(StrEnum):
     """Who annotates."""
 
     structure = "structure"
+    apar = "apar"
     llm = "llm"
 
 
@@ -104,6 +105,12 @@ def _structure(
     return StructureAnnotator(count_tokens), {}
 
 
+def _apar(_options: Options, count_tokens: CountTokens) -> tuple[base.Annotator, dict[str, Any]]:
+    from pasta_decoding.data.annotate.apar import AparAnnotator
+
+    return AparAnnotator(count_tokens), {}
+
+
 def _llm(options: Options, count_tokens: CountTokens) -> tuple[base.Annotator, dict[str, Any]]:
     from pasta_decoding.data.annotate.llm import LlmAnnotator, introduction
     from pasta_decoding.endpoint import Endpoint
@@ -126,7 +133,7 @@ def _llm(options: Options, count_tokens: CountTokens) -> tuple[base.Annotator, d
     return LlmAnnotator(endpoint, count_tokens, retries=options.retries), settings
 
 
-_BUILDERS = {Name.structure: _structure, Name.llm: _llm}
+_BUILDERS = {Name.structure: _structure, Name.apar: _apar, Name.llm: _llm}
 """Each returns an annotator and those of its settings that what it writes depends on."""
 
 

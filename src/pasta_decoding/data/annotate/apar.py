@@ -1,0 +1,126 @@
+"""Annotate a plain response by APAR's rules: what stands behind a title or a first sentence.
+
+A rival's training data, to compare with. APAR (Liu et al. 2024, arXiv:2401.06761) takes parts
+to be independent wherever the layout says so: of every list item the title stays in the
+parent and the detail goes to a child thread; in a response without such a list, the first sentence
+of every paragraph stays and the rest goes. The parent goes on at once, and nobody ever sees a
+child. With no topics and no syncs our language says just that: train on it with
+`pasta train sft --topic none`, under `shared-max`, which are APAR's positions, too.
+
+As published (read in the preparation scripts of THUDM/APAR, commit 76b64e6): the two rules, in this
+order, and one of them a response; three forks at least; details of ten characters, and twenty that
+stay of every paragraph; what may be code, mathematics, a table, a link or Chinese, Japanese or
+Korean stays sequential. Children of children are allowed in its decoding, but these scripts make
+none, so chunks without promises inside lose nothing. A child sees the path from the root to it,
+which at that depth is the main text before its promise.
+
+Not as published:
+- A fork is two tokens here instead of one, and the closing one tells the length.
+- White space belongs to the main thread, so it stays there; APAR makes new line breaks.
+- Bullets count as numbers do. An item without a title is treated as a paragraph is: its first
+  sentence stays. The scripts know neither, and would hardly find a list in responses of other style.
+- Sentences are found as the annotator `structure` finds them; the scripts cut at every full stop
+  and leave out responses with `Mr.`, `Mrs.` and `Dr.`.
+- Responses that do not fork are kept. The paper mixes structured and unstructured ones half and
+  half; here the share is what the responses make it, for all methods are trained on the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from pasta_decoding.data.annotate.base import Annotated
+from pasta_decoding.data.annotate.outline import outline
+from pasta_decoding.data.annotate.structure import part_of, promise_parts, sentences
+from pasta_decoding.data.annotate.topics import Part
+from pasta_decoding.data.dataset import Row
+from pasta_decoding.lang.tree import Span, show
+
+MIN_FORKS = 3
+MIN_DETAIL_CHARS = 10
+MIN_KEPT_CHARS = 20
+
+_SEQUENTIAL = re.compile(r"```|\$\$|[<>=|]|---|http|[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]")
+_TITLE = re.compile(r"[^\n:]{1,100}:(?:\*\*|__)?(?=\s)")
+_BLANK_LINES = re.compile(r"(\n\s*\n)")
+
+
+@dataclass(frozen=True, slots=True)
+class AparAnnotator:
+    """The rules below as an annotator: no model, nothing rejected, no cost."""
+
+    count_tokens: Callable[[str], int]
+
+    def annotate(self, rows: Iterable[Row]) -> Iterator[Annotated]:
+        """Yield one result a row, in order."""
+        for row in rows:
+            response = annotate(row.response, self.count_tokens)
+            yield Annotated(replace(row, response=response))
+
+
+def annotate(response: str, count_tokens: Callable[[str], int]) -> str:
+    """Return `response` in text form, with what APAR would fork promised without topics.
+
+    Taking the tags out of the result gives `response` exactly, whatever it holds.
+    """
+    parts = find_parts(response)
+    if not parts:
+        return show((Span(response),) if response else ())
+    topics = [None] * len(parts)
+    return show(tuple(promise_parts(response, parts, topics, count_tokens)))
+
+
+def find_parts(response: str) -> list[Part]:
+    """Return what child threads write, in order; nothing if the response stays sequential."""
+    if _SEQUENTIAL.search(response):
+        return []
+    parts = _list_parts(response) or _paragraph_parts(response)
+    return parts if len(parts) >= MIN_FORKS else []
+
+
+def _list_parts(text: str) -> list[Part]:
+    items = [block for block in outline(text) if block.kind == "item"]
+    details = [_behind_title(text, item.body, item.end) for item in items]
+    parts = [detail for detail in details if detail is not None]
+    return parts if len(parts) >= MIN_FORKS else []
+
+
+def _behind_title(text: str, start: int, end: int) -> Part | None:
+    title = _TITLE.match(text, start, end)
+    if title is None:
+        return _behind_sentence(text, start, end)
+    return _if_long(part_of(text, title.end(), end))
+
+
+def _paragraph_parts(text: str) -> list[Part]:
+    """Return the rest of every paragraph; nothing if too little would stay of one."""
+    parts = []
+    for paragraph in _paragraphs(text):
+        rest = _behind_sentence(text, paragraph.start, paragraph.end)
+        kept_end = paragraph.end if rest is None else rest.start
+        if kept_end - paragraph.start < MIN_KEPT_CHARS:
+            return []
+        parts += [] if rest is None else [rest]
+    return parts
+
+
+def _paragraphs(text: str) -> Iterator[Part]:
+    """Yield what stands between blank lines."""
+    at = 0
+    for piece in _BLANK_LINES.split(text):
+        paragraph = part_of(text, at, at + len(piece))
+        if paragraph.start < paragraph.end:
+            yield paragraph
+        at += len(piece)
+
+
+def _behind_sentence(text: str, start: int, end: int) -> Part | None:
+    second = next(islice(sentences(text, start, end), 1, None), None)
+    return None if second is None else _if_long(part_of(text, second[0], end))
+
+
+def _if_long(part: Part) -> Part | None:
+    return part if part.end - part.start >= MIN_DETAIL_CHARS else None
