@@ -15,7 +15,11 @@ from pasta_decoding.lang.tree import Chunk, Sync, read, show, strip
 
 SHIPPED = Path(__file__).parents[2] / "data" / "annotated_clean.jsonl.gz"
 PIECES = ["\n", "\n\n", " ", "1. ", "- ", "Tea: ", "**Tea:** ", "A. ", "<sync/>", "\\", "\x1c", "|"]
-SENTENCES = ["Green tea is grown in the shade. ", "It is drunk hot by most people. ", "Mr. Li agrees."]
+SENTENCES = [
+    "Green tea is grown in the shade. ",
+    "It is drunk hot by most people. ",
+    "Mr. Li agrees.",
+]
 TEXT = st.lists(st.sampled_from([*PIECES, *SENTENCES]) | st.text(max_size=4), max_size=25)
 
 
@@ -69,7 +73,7 @@ def test_of_a_list_item_the_title_stays_or_else_the_first_sentence() -> None:
         "From cows, goats\n   and sheep.\n   - Fresh milk: it turns sour within a week.",
         "It has no taste.",
     ]
-    assert "1. **Tea**: <promise tokens=\"10\"/><async>Leaves" in annotate(LIST, words)
+    assert '1. **Tea**: <promise tokens="10"/><async>Leaves' in annotate(LIST, words)
 
 
 @pytest.mark.parametrize("title", ["Tea:", "**Tea:**", "__Hot tea__:", '"Tea" (green):'])

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.lang.layout import (
-    MAIN,
     ChunkRun,
     Layout,
     PromiseRun,
@@ -51,9 +50,7 @@ def test_the_positions_of_a_worked_example(name: str) -> None:
 
 
 @given(answers(), ANY_SCHEME)
-def test_a_token_stands_behind_all_that_it_sees(
-    segments: list[Segment], scheme: Scheme
-) -> None:
+def test_a_token_stands_behind_all_that_it_sees(segments: list[Segment], scheme: Scheme) -> None:
     layout = laid_out(segments, scheme)
     for row, position in enumerate(layout.position):
         assert all(layout.position[seen] < position for seen in seen_by(layout, row))

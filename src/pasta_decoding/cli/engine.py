@@ -57,7 +57,7 @@ Model = Annotated[
 Engine = Annotated[
     EngineName,
     typer.Option(
-        help="auto takes torch on a GPU or where llama is not installed or cannot run the checkpoint."
+        help="auto takes torch on a GPU and where llama is not installed or cannot run the model."
     ),
 ]
 Precision = Annotated[

@@ -175,7 +175,8 @@ def engine_words(loading: Loading, policy: Path) -> str:
     if loading.engine is EngineName.llama:
         library()  # its absence is told before the work
         return f"llama {loading.quant}"
-    may_be_llama = loading.engine is EngineName.auto and (loading.device or default_device()) == "cpu"
+    on_cpu = (loading.device or default_device()) == "cpu"
+    may_be_llama = loading.engine is EngineName.auto and on_cpu
     if may_be_llama and llama_can_run(loading.model, policy):
         return f"llama {loading.quant}"
     return f"torch {loading.dtype}"

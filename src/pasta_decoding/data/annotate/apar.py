@@ -1,28 +1,30 @@
 """Annotate a plain response by APAR's rules: what stands behind a title or a first sentence.
 
-A rival's training data, to compare with. APAR (Liu et al. 2024, arXiv:2401.06761) takes parts
-to be independent wherever the layout says so: of every list item the title stays in the
-parent and the detail goes to a child thread; in a response without such a list, the first sentence
-of every paragraph stays and the rest goes. The parent goes on at once, and nobody ever sees a
-child. With no topics and no syncs our language says just that: train on it with
-`pasta train sft --topic none`, under `shared-max`, which are APAR's positions, too.
+This makes a rival's training data, to compare with. APAR (Liu et al. 2024, arXiv:2401.06761)
+takes parts to be independent wherever the layout looks like it: of every list item the title
+stays in the parent and the detail goes to a child thread; in a response without such a list the
+first sentence of every paragraph stays and the rest goes. The parent goes on at once, and nobody
+ever sees a child. Our language says that without topics and without syncs. Train with
+`pasta train sft --topic none`, under `shared-max`: a child that goes on at its parent's next
+position is APAR's way, too.
 
-As published (read in the preparation scripts of THUDM/APAR, commit 76b64e6): the two rules, in this
-order, and one of them a response; three forks at least; details of ten characters, and twenty that
-stay of every paragraph; what may be code, mathematics, a table, a link or Chinese, Japanese or
-Korean stays sequential. Children of children are allowed in its decoding, but these scripts make
-none, so chunks without promises inside lose nothing. A child sees the path from the root to it,
-which at that depth is the main text before its promise.
+As published (read in the preparation scripts of THUDM/APAR, commit 76b64e6):
+- The list rule first, the paragraph rule where it finds nothing; three forks at least.
+- A list item's detail has ten characters, what stays of every paragraph twenty.
+- What may be code, mathematics, a table, a link or Chinese, Japanese or Korean does not fork.
+- One level. Its decoding lets a child fork once more, but these scripts never show that, so that
+  our chunks, which hold no promises, lose nothing by it. What a child sees is the path to it from
+  the root, which at that depth is what our chunk sees: the main text before its promise.
 
 Not as published:
-- A fork is two tokens here instead of one, and the closing one tells the length.
-- White space belongs to the main thread, so it stays there; APAR makes new line breaks.
-- Bullets count as numbers do. An item without a title is treated as a paragraph is: its first
-  sentence stays. The scripts know neither, and would hardly find a list in responses of other style.
-- Sentences are found as the annotator `structure` finds them; the scripts cut at every full stop
-  and leave out responses with `Mr.`, `Mrs.` and `Dr.`.
-- Responses that do not fork are kept. The paper mixes structured and unstructured ones half and
-  half; here the share is what the responses make it, for all methods are trained on the same.
+- A fork is two tokens here instead of one, and the second one tells the length of the chunk.
+- White space at the edges stays in the main thread; APAR writes its own line breaks there.
+- Bullets count as numbers do; the scripts match numbers only. Of an item without a title the first
+  sentence stays, as of a paragraph; the scripts leave such lists alone.
+- Sentences are found as the annotator `structure` finds them. The scripts cut at every full stop
+  with a space behind it, and leave out responses with `Mr.`, `Mrs.` and `Dr.`.
+- Responses that do not fork are kept, for all methods are trained on the same ones. The paper mixes
+  structured and unstructured ones half and half; here the share is what the responses make it.
 """
 
 from __future__ import annotations
