@@ -141,6 +141,17 @@ def test_empty_and_huge_responses_stay_as_they_are_and_are_counted(
     assert found[4:] == ["Write \\<sync/> or \\</async>.", "你好。Ciao! Привет.\r\n"]
 
 
+def test_apar_forks_the_details_of_a_list_without_topics(mixed: Path, pasta: Pasta) -> None:
+    annotated, apar = mixed.with_name("annotated.jsonl"), mixed.with_name("apar.jsonl")
+    assert pasta("annotate", mixed, annotated).status == 0
+    report = pasta("annotate", annotated, apar, "--with", "apar", "--strip", "--json").object
+    assert report["promised"] == 1
+    assert report["ideal_speedup_promised"] > 1
+    found = responses(apar)[0]
+    assert strip(read(found)) == LIST
+    assert '1. **Sleep**: <promise tokens="' in found
+
+
 def test_stripping_takes_the_tags_out_first_so_that_annotating_twice_is_annotating_once(
     mixed: Path, pasta: Pasta
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,8 @@ def bench(pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Benc
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"instruction": text}) + "\n" for text in PROMPTS))
 
-    def run(*arguments: object) -> Outcome:
-        where = ["--model", tiny_checkpoint.base, "--adapter", tiny_checkpoint.adapter]
+    def run(*arguments: object, adapter: Path = tiny_checkpoint.adapter) -> Outcome:
+        where = ["--model", tiny_checkpoint.base, "--adapter", adapter]
         limits = ["--max-tokens", "48", "--timed", "1"]
         return pasta("bench", "answers", "--prompts", prompts, *where, *limits, *arguments)
 
@@ -60,6 +61,16 @@ def test_every_promised_figure_is_there(bench: Bench) -> None:
     for name in ("own_speedup", "replay_speedup", "interpreter_efficiency"):
         assert found[name] > 0, name
     assert found["machine"].endswith("Linux") or found["machine"]
+
+
+def test_promises_of_a_checkpoint_without_topics_are_not_malformed(
+    bench: Bench, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    path = shutil.copytree(tiny_checkpoint.adapter, tmp_path / "adapter") / "pasta.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"topic": "none"}))
+    found = bench("--json", adapter=path.parent).object
+    assert found["with_promise"] > 0
+    assert (found["failures"], found["malformed"]) == (1, 0)
 
 
 def test_for_people_the_figures_are_lines_and_failures_are_named(bench: Bench) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pasta_decoding.lang.check import check
+from pasta_decoding.lang.positions import SCHEMES
 from pasta_decoding.lang.tree import read, strip
 from pasta_decoding.models.loading import DEFAULT_ADAPTER
 from tests.checkpoint import TinyCheckpoint, make_base
@@ -211,6 +212,20 @@ def test_an_adapter_that_this_version_cannot_decode_is_refused(
     assert status == 2
     assert found.endswith("pasta: " + message.format(adapter=adapter_copy))
     assert hint
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_checkpoint_without_topics_writes_none_under_any_scheme(
+    scheme: str, ask: Ask, adapter_copy: Path
+) -> None:
+    path = adapter_copy / "pasta.json"
+    record = json.loads(path.read_text()) | {"scheme": scheme, "topic": "none"}
+    path.write_text(json.dumps(record))
+    found = ask(PROMPT, "--json", adapter=adapter_copy).object
+    assert found["threads"] > 1
+    assert "topic=" not in found["annotated"]
+    assert check(found["annotated"], topic_required=False) == []
+    assert strip(read(found["annotated"])) == found["text"]
 
 
 def test_a_folder_that_is_no_adapter_is_refused(ask: Ask, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,42 @@ def test_an_exported_file_answers(
     found = pasta(*PROMPT, "--model", out).object
     assert check(found["annotated"]) == []
     assert strip(read(found["annotated"])) == found["text"] != ""
+
+
+def adapter_with(adapter: Path, folder: Path, **changes: str) -> Path:
+    """Copy an adapter and change its `pasta.json`."""
+    path = shutil.copytree(adapter, folder) / "pasta.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return folder
+
+
+@pytest.mark.llama
+def test_an_exported_checkpoint_without_topics_writes_none(
+    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    adapter = adapter_with(tiny_checkpoint.adapter, tmp_path / "adapter", topic="none")
+    out = tmp_path / "tiny.gguf"
+    pasta("export", adapter, "--model", tiny_checkpoint.base, "-o", out, "--type", "F32")
+    found = pasta(*PROMPT, "--model", out).object
+    assert '<promise tokens="' in found["annotated"]
+    assert check(found["annotated"], topic_required=False) == []
+
+
+@pytest.mark.llama
+def test_positions_that_llama_cannot_take_are_left_to_torch_unless_llama_is_asked_for(
+    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PASTA_CACHE", str(tmp_path))
+    adapter = adapter_with(tiny_checkpoint.adapter, tmp_path / "adapter", scheme="reserve-10x")
+    where = ("--model", tiny_checkpoint.base, "--adapter", adapter)
+    auto, torch = (pasta(*PROMPT, *where, *flags).object for flags in ((), ("--engine", "torch")))
+    assert auto["annotated"] == torch["annotated"]
+    status, message, hint = pasta(*PROMPT, *where, "--engine", "llama").complaint
+    assert status == 2
+    assert message.endswith(
+        "pasta: the engine 'llama Q4_0' cannot take the positions of the scheme 'reserve-10x'"
+    )
+    assert hint == "Use --engine torch, or another adapter."
 
 
 @pytest.mark.llama

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from pasta_decoding.lang.positions import SCHEMES
+from pasta_decoding.models.binding import load
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Outcome, Pasta, interrupted
 
@@ -41,10 +43,10 @@ def train(
 ) -> Callable[..., Outcome]:
     """Return a function that trains two steps into `run`; named paths take the place of its own."""
 
-    def run(**paths: Path) -> Outcome:
+    def run(*flags: str, **paths: Path) -> Outcome:
         wanted = {"data": rows, "out": tmp_path / "run", "model": tiny_checkpoint.base} | paths
         where = [part for name, path in wanted.items() for part in (f"--{name}", path)]
-        return pasta("train", "sft", *where, *FLAGS)
+        return pasta("train", "sft", *where, *FLAGS, *flags)
 
     return run
 
@@ -56,6 +58,26 @@ def test_training_prints_the_folder_of_the_adapter_that_it_wrote(
     assert found.status == 0
     assert found.out.splitlines()[-1] == str(tmp_path / "run" / "adapter")
     assert (tmp_path / "run" / "adapter" / "pasta.json").is_file()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_an_adapter_says_how_it_was_trained_and_one_that_goes_on_from_it_says_the_same(
+    scheme: str, train: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    first, second = tmp_path / "run" / "adapter", tmp_path / "second" / "adapter"
+    assert train("--scheme", scheme, "--topic", "none").status == 0
+    assert train(start=first, out=second.parent).status == 0
+    for adapter in (first, second):
+        checkpoint = load(adapter)
+        assert (checkpoint.scheme, checkpoint.topic) == (scheme, "none")
+
+
+def test_without_more_words_topics_are_required_and_positions_shared(
+    train: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    assert train().status == 0
+    checkpoint = load(tmp_path / "run" / "adapter")
+    assert (checkpoint.scheme, checkpoint.topic) == ("shared-max", "required")
 
 
 def test_interrupted_training_leaves_no_adapter_and_can_be_resumed(

@@ -9,6 +9,7 @@ from pasta_decoding.eval.bench_answers import Record, summary
 from pasta_decoding.eval.timing import Timing
 from pasta_decoding.lang.measures import (
     geometric_mean,
+    ideal_speedup,
     own_speedup,
     repeated_chunks,
     repeated_grams,
@@ -32,6 +33,16 @@ def test_an_answer_without_text_has_the_speedup_one(plain_tokens: int, critical_
 
 def test_the_geometric_mean_of_two_and_eight_is_four() -> None:
     assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(("topic", "critical_path"), [('topic="x" ', 16), ("", 10)])
+def test_a_promise_costs_an_ideal_answer_two_tokens_and_its_topic_three(
+    topic: str, critical_path: int
+) -> None:
+    # A token a character: two promises of 5 or 2 tokens, the last chunk's 5, and the sync.
+    chunk = f'<promise {topic}tokens="20"/><async>a b c</async>'
+    tree = read(f"{chunk}{chunk}<sync/>")
+    assert ideal_speedup(tree, len) == 10 / critical_path
 
 
 def test_there_is_no_geometric_mean_of_nothing() -> None:

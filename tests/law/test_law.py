@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from pasta_decoding.data.view import attention_masks, view, visibility
@@ -28,6 +29,7 @@ from pasta_decoding.lang.layout import (
     lay_out,
     sees,
 )
+from pasta_decoding.lang.positions import SCHEMES, Scheme
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import answer_of
 from pasta_decoding.runtime.rules import Rules
@@ -47,7 +49,17 @@ ENGINES = [
     "torch-llama-fixed",
     "torch-gemma3-fixed",
 ]
-LLAMA = [pytest.param(f"llama-{name}", marks=pytest.mark.llama) for name in ("llama", "qwen3")]
+LLAMA = ["llama-llama", "llama-qwen3"]
+# Each engine under every scheme that it can take.
+CASES = [
+    *((engine, scheme) for engine in ENGINES for scheme in SCHEMES),
+    *(
+        pytest.param(engine, name, marks=pytest.mark.llama)
+        for engine in LLAMA
+        for name, scheme in SCHEMES.items()
+        if scheme.consecutive
+    ),
+]
 
 
 @cache
@@ -56,19 +68,24 @@ def engine_named(name: str) -> Engine:
 
 
 def decode(
-    engine: Engine, prompt: Sequence[int], segments: Sequence[Segment]
+    engine: Engine,
+    prompt: Sequence[int],
+    segments: Sequence[Segment],
+    scheme: Scheme = world.SCHEME,
 ) -> tuple[Answer, Watched]:
     """Decode a given answer with the real interpreter, scheduler and engine."""
     recorder = Watched(Replay(segments, async_close=world.CLOSE, end=world.END))
-    scheduler = Scheduler(engine, world.VOCABULARY, world.SCHEME)
+    scheduler = Scheduler(engine, world.VOCABULARY, scheme)
     request = Request(tuple(prompt), recorder, Rules(max_tokens=256))
     answer = answer_of(scheduler, request)
     assert engine.cells_in_use == 0
     return answer, recorder
 
 
-def compiled(prompt: Sequence[int], segments: Sequence[Segment]) -> Layout:
-    return lay_out(prompt, segments, world.SCHEME, async_close=world.CLOSE, end=world.END)
+def compiled(
+    prompt: Sequence[int], segments: Sequence[Segment], scheme: Scheme = world.SCHEME
+) -> Layout:
+    return lay_out(prompt, segments, scheme, async_close=world.CLOSE, end=world.END)
 
 
 def training_logits(model: PreTrainedModel, layout: Layout) -> torch.Tensor:
@@ -88,9 +105,11 @@ def additive(mask_QK: torch.Tensor) -> torch.Tensor:
     return torch.zeros(mask_QK.shape).masked_fill(~mask_QK, float("-inf"))[None, None]
 
 
-def assert_the_law(name: str, prompt: Sequence[int], segments: Sequence[Segment]) -> None:
-    answer, recorder = decode(engine_named(name), prompt, segments)
-    layout = compiled(prompt, segments)
+def assert_the_law(
+    name: str, scheme: Scheme, prompt: Sequence[int], segments: Sequence[Segment]
+) -> None:
+    answer, recorder = decode(engine_named(name), prompt, segments, scheme)
+    layout = compiled(prompt, segments, scheme)
     assert list(answer.segments) == list(segments)
     assert answer.layout == layout
     assert_same_integers(answer, layout)
@@ -120,25 +139,25 @@ def labelled_rows(layout: Layout) -> list[tuple[int, tuple[int, int]]]:
     return rows
 
 
-@pytest.mark.parametrize("name", [*ENGINES, *LLAMA])
-def test_training_sees_what_decoding_saw_even_behind_a_sync(name: str) -> None:
-    assert_the_law(name, (60, 61, 62), world.CHUNK_AFTER_SYNC)
+@pytest.mark.parametrize(("name", "scheme"), CASES)
+def test_training_sees_what_decoding_saw_even_behind_a_sync(name: str, scheme: str) -> None:
+    assert_the_law(name, SCHEMES[scheme], (60, 61, 62), world.CHUNK_AFTER_SYNC)
 
 
-@pytest.mark.parametrize("name", [*ENGINES, *LLAMA])
-@settings(max_examples=40)
+@pytest.mark.parametrize(("name", "scheme"), CASES)
+@settings(max_examples=25)
 @given(prompt=world.PROMPTS, segments=world.answers())
 def test_training_sees_what_decoding_saw_in_any_answer(
-    name: str, prompt: tuple[int, ...], segments: list[Segment]
+    name: str, scheme: str, prompt: tuple[int, ...], segments: list[Segment]
 ) -> None:
-    assert_the_law(name, prompt, segments)
+    assert_the_law(name, SCHEMES[scheme], prompt, segments)
 
 
-@given(prompt=world.PROMPTS, segments=world.answers())
+@given(st.sampled_from(list(SCHEMES)), world.PROMPTS, world.answers())
 def test_the_tensor_mask_is_the_rule_pair_by_pair(
-    prompt: tuple[int, ...], segments: list[Segment]
+    scheme: str, prompt: tuple[int, ...], segments: list[Segment]
 ) -> None:
-    layout = compiled(prompt, segments)
+    layout = compiled(prompt, segments, SCHEMES[scheme])
     size = range(len(layout.tokens))
     slow = [[sees(layout, q, k) and k <= q for k in size] for q in size]
     assert visibility(view([layout])).tolist() == slow

@@ -36,15 +36,19 @@ PROMPTS = st.lists(WORDS, min_size=1, max_size=4).map(tuple)
 
 @st.composite
 def answers(draw: st.DrawFn) -> list[Segment]:
-    """Any well-formed answer: runs, promises with their chunks, syncs with something to join."""
+    """Any well-formed answer: runs, promises with their chunks, syncs with something to join.
+
+    Its promises have topics, or, as those of a checkpoint without topics, none of them has.
+    """
     segments: list[Segment] = []
     unjoined = 0
+    has_topics = draw(st.booleans())
     for number in range(draw(st.integers(1, 6))):
         if run := draw(st.lists(WORDS, max_size=3)):
             segments.append(Run(tuple(run)))
         if draw(st.booleans()):
             # Topics are distinct by construction: two words, the second one counts.
-            topic = (draw(WORDS), FIRST_WORD + number)
+            topic = (draw(WORDS), FIRST_WORD + number) if has_topics else ()
             bucket = draw(st.sampled_from([20, 50]))
             close = BINDING.promise_close[bucket]
             segments.append(PromiseRun((OPEN, *topic, close), bucket))

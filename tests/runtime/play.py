@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pasta_decoding.lang.layout import MAIN, ChunkRun, Layout, PromiseRun, lay_out
+from pasta_decoding.lang.positions import Scheme
 from pasta_decoding.lang.tree import Tree
 from pasta_decoding.runtime.actions import Action, Append, Finish, Fork
 from pasta_decoding.runtime.interpreter import Interpreter
@@ -100,7 +101,9 @@ class Played:
 
     @property
     def layout(self) -> Layout:
-        return lay_out(PROMPT, self.interpreter.segments, SCHEME, async_close=CLOSE, end=None)
+        interpreter = self.interpreter
+        segments, scheme = interpreter.segments, interpreter.scheme
+        return lay_out(PROMPT, segments, scheme, async_close=CLOSE, end=None)
 
     def do(self, actions: list[Action]) -> None:
         self.steps[-1] += actions
@@ -113,9 +116,16 @@ class Played:
                     held.append(token)
 
 
-def play(rules: Rules, wants: Wants, *, stop_after: int | None = None) -> Played:
+def play(
+    rules: Rules,
+    wants: Wants,
+    *,
+    stop_after: int | None = None,
+    scheme: Scheme = SCHEME,
+    max_positions: int | None = None,
+) -> Played:
     """Play one answer to its end, or stop it after some steps."""
-    played = play_steps(rules, wants, stop_after)
+    played = play_steps(rules, wants, stop_after, scheme=scheme, max_positions=max_positions)
     if not played.interpreter.finished:
         played.steps.append([])
         played.do(played.interpreter.stop())
@@ -124,9 +134,16 @@ def play(rules: Rules, wants: Wants, *, stop_after: int | None = None) -> Played
     return played
 
 
-def play_steps(rules: Rules, wants: Wants, steps: int | None) -> Played:
+def play_steps(
+    rules: Rules,
+    wants: Wants,
+    steps: int | None,
+    *,
+    scheme: Scheme = SCHEME,
+    max_positions: int | None = None,
+) -> Played:
     """Play the first steps of an answer, or all of it."""
-    played = Played(Interpreter(VOCABULARY, SCHEME, rules, len(PROMPT)))
+    played = Played(Interpreter(VOCABULARY, scheme, rules, len(PROMPT), max_positions))
     threads = [MAIN]
     while threads and (steps is None or len(played.steps) < steps):
         played.steps.append([])

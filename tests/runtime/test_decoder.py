@@ -9,7 +9,7 @@ import pytest
 
 from pasta_decoding.engines.scripted import ScriptedEngine, shuffled
 from pasta_decoding.errors import PastaError
-from pasta_decoding.lang import positions
+from pasta_decoding.lang.positions import SCHEMES
 from pasta_decoding.models.loading import Loaded
 from pasta_decoding.runtime.decoder import decoder_over
 from tests.engines.subjects import speaking
@@ -29,20 +29,18 @@ def loaded_for(**changes: Any) -> Loaded:
     return replace(loaded, checkpoint=replace(loaded.checkpoint, **changes))
 
 
-@pytest.fixture
-def skipping(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A scheme whose positions leave gaps."""
-    scheme = replace(positions.SharedMax(), name="skipping", consecutive=False)
-    monkeypatch.setitem(positions.SCHEMES, "skipping", scheme)
-    return scheme.name
-
-
-def test_a_scheme_with_gaps_needs_an_engine_with_free_positions(skipping: str) -> None:
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_scheme_with_gaps_needs_an_engine_with_free_positions(name: str) -> None:
     free, strict = (kind(shuffled(VOCABULARY), VOCABULARY) for kind in (ScriptedEngine, Strict))
-    assert decoder_over(free, loaded_for(scheme=skipping)).scheme.name == skipping
-    with pytest.raises(PastaError, match="cannot take the positions of the scheme 'skipping'"):
-        decoder_over(strict, loaded_for(scheme=skipping))
-    assert decoder_over(strict, loaded_for()).scheme.name == "shared-max"
+    assert decoder_over(free, loaded_for(scheme=name)).scheme.name == name
+    if SCHEMES[name].consecutive:
+        assert decoder_over(strict, loaded_for(scheme=name)).scheme.name == name
+        return
+    with pytest.raises(PastaError) as caught:
+        decoder_over(strict, loaded_for(scheme=name))
+    assert str(caught.value) == (
+        f"the engine 'scripted' cannot take the positions of the scheme {name!r}"
+    )
 
 
 def test_a_checkpoint_for_other_joins_is_refused() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Run, SyncRun
+from pasta_decoding.lang.positions import SCHEMES, Reserve10x, Scheme
 from pasta_decoding.lang.tree import Chunk, Span, read, show, strip
 from pasta_decoding.runtime.actions import Append, CloseChunk, Finish, Fork, Join
 from pasta_decoding.runtime.interpreter import Interpreter
@@ -45,6 +46,7 @@ RULES = st.builds(
     topic=st.sampled_from([True, True, True, False]),
     topics_begin_apart=st.booleans(),
 )
+ANY_SCHEME = st.sampled_from(list(SCHEMES.values()))
 SMALL = Rules(max_tokens=60, max_topic_tokens=4)
 
 
@@ -92,23 +94,50 @@ def test_any_wishes_give_a_well_formed_answer_within_the_budget(
         assert_topics_differ(played)
 
 
-@settings(max_examples=60)
-@given(RULES, WANTED)
-def test_the_layout_holds_every_token_that_was_fed_where_it_was_fed(
-    rules: Rules, wanted: list[int]
-) -> None:
-    """All but those of a promise that the budget cut off, which keeps nothing."""
-    played = play(rules, cycle(wanted))
+def fed_by(played: Played) -> list[Append]:
+    """Every token that was fed, those of forks too."""
     fed = [action for action in played.actions if isinstance(action, Append)]
     for action in played.actions:
         if isinstance(action, Fork):
             fed += [action.close, action.opening]
+    return fed
+
+
+@settings(max_examples=60)
+@given(RULES, WANTED, ANY_SCHEME)
+def test_the_layout_holds_every_token_that_was_fed_where_it_was_fed(
+    rules: Rules, wanted: list[int], scheme: Scheme
+) -> None:
+    """All but those of a promise that the budget cut off, which keeps nothing."""
+    played = play(rules, cycle(wanted), scheme=scheme)
+    fed = fed_by(played)
     layout, size = played.layout, len(PROMPT)
     columns = (layout.thread[size:], layout.tokens[size:], layout.position[size:])
     kept = set(zip(*columns, strict=True))
     dropped = {(f.thread, f.token, f.position) for f in fed} - kept
     assert len(layout.tokens) == size + len(fed) - len(dropped)
     assert not dropped or (0, OPEN, min(position for _, _, position in dropped)) in dropped
+
+
+@settings(max_examples=60)
+@given(RULES, WANTED, ANY_SCHEME, st.integers(0, 120))
+def test_no_token_is_fed_past_the_models_last_position(
+    rules: Rules, wanted: list[int], scheme: Scheme, spare: int
+) -> None:
+    """Under any scheme, if the prompt and the budget fit; whoever skips none is not held back."""
+    positions = len(PROMPT) + rules.max_tokens + spare
+    played = play(rules, cycle(wanted), scheme=scheme, max_positions=positions)
+    assert all(append.position < positions for append in fed_by(played))
+    if scheme.name.startswith("shared"):
+        unlimited = play(rules, cycle(wanted), scheme=scheme)
+        assert played.interpreter.segments == unlimited.interpreter.segments
+
+
+def test_a_promise_needs_positions_for_the_longest_bucket_and_for_the_rest_of_the_budget() -> None:
+    enough = len(PROMPT) + 50 + SMALL.max_tokens
+    for positions, promises in ((enough, {OPEN}), (enough - 1, set())):
+        interpreter = Interpreter(VOCABULARY, Reserve10x(), SMALL, len(PROMPT), positions)
+        assert allowed(interpreter) & {OPEN} == promises
 
 
 @settings(max_examples=60)

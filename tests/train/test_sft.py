@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ from peft import PeftModel
 from pasta_decoding.data.dataset import Row
 from pasta_decoding.data.score import takes_blocks
 from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.layout import Layout
 from pasta_decoding.models import binding as bindings
 from pasta_decoding.models.loading import load_base, load_model
 from pasta_decoding.train.launch import set_attention
@@ -201,6 +203,45 @@ def test_rows_that_cannot_be_used_are_left_out_counted_and_told_why() -> None:
         "1 rows left out, the first is 8: empty response",
         "1 rows left out, the first is 9: the prompt is empty",
     ]
+
+
+def compiled(rows: list[Row], config: SftConfig = CONFIG) -> tuple[list[Layout], list[str]]:
+    """Return the layouts of rows and what was said about others."""
+    tokenizer = byte_tokenizer()
+    said: list[str] = []
+    return compile_rows(rows, tokenizer, bindings.bind(tokenizer), config, said.append), said
+
+
+def test_without_topics_the_same_rows_teach_promises_that_are_closed_at_once() -> None:
+    bare = [replace(row, response=re.sub(' topic="[^"]*"', "", row.response)) for row in ROWS]
+    config = replace(CONFIG, topic="none")
+    layouts, said = compiled(ROWS, config)
+    assert (layouts, said) == compiled(bare, config)
+    binding = bindings.bind(byte_tokenizer())
+    tokens = [token for layout in layouts for token in layout.tokens]
+    behind = [tokens[place + 1] for place, id_ in enumerate(tokens) if id_ == binding.promise_open]
+    assert behind == [binding.promise_close[20]] * 6
+    told = "3 rows left out, the first is 1: broken tags (missing-topic)"
+    assert compiled(bare)[1] == [told]
+
+
+def test_the_scheme_places_the_tokens_and_nothing_else() -> None:
+    (shared, _), (reserved, _) = (
+        compiled(ROWS),
+        compiled(ROWS, replace(CONFIG, scheme="reserve-10x")),
+    )
+    assert [layout.position for layout in shared] != [layout.position for layout in reserved]
+    alike = [replace(layout, position=()) for layout in shared]
+    assert [replace(layout, position=()) for layout in reserved] == alike
+
+
+def test_an_unknown_scheme_is_refused_before_anything_is_trained(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    config = replace(CONFIG, scheme="spiral")
+    with pytest.raises(PastaError, match=r"^unknown position scheme 'spiral'$") as caught:
+        train_sft(config, ROWS, base=tiny_checkpoint.base, out=tmp_path, say=lambda _line: None)
+    assert caught.value.hint == "This version knows: shared-max, shared-sum, reserve-10x."
 
 
 @pytest.mark.parametrize("rows", [[], [Row("5", "", "x" * 300, "Too late.")]])

@@ -32,6 +32,7 @@ class Name(StrEnum):
     structure = "structure"
     likelihood = "likelihood"
     model = "model"
+    apar = "apar"
     llm = "llm"
 
 
@@ -152,6 +153,12 @@ def _model(options: Options, _count_tokens: CountTokens) -> tuple[base.Annotator
     return Model(checkpoint_writer(folder, options.adapter), thresholds), settings
 
 
+def _apar(_options: Options, count_tokens: CountTokens) -> tuple[base.Annotator, dict[str, Any]]:
+    from pasta_decoding.data.annotate.apar import AparAnnotator
+
+    return AparAnnotator(count_tokens), {}
+
+
 def _llm(options: Options, count_tokens: CountTokens) -> tuple[base.Annotator, dict[str, Any]]:
     from pasta_decoding.data.annotate.llm import LlmAnnotator, introduction
     from pasta_decoding.endpoint import Endpoint
@@ -178,6 +185,7 @@ _BUILDERS = {
     Name.structure: _structure,
     Name.likelihood: _likelihood,
     Name.model: _model,
+    Name.apar: _apar,
     Name.llm: _llm,
 }
 """Each returns an annotator and those of its settings that what it writes depends on."""

@@ -57,7 +57,7 @@ Model = Annotated[
 Engine = Annotated[
     EngineName,
     typer.Option(
-        help="auto takes torch on a GPU or where llama is not installed or does not know the model."
+        help="auto takes torch on a GPU and where llama is not installed or cannot run the model."
     ),
 ]
 Precision = Annotated[
@@ -106,7 +106,7 @@ class Loading:
         base = folder if holds_weights(folder) else base_folder(self.model)
         device = self.device or default_device()
         may_be_llama = self.engine is EngineName.auto and device == "cpu"
-        if self.engine is EngineName.llama or (may_be_llama and llama_can_run(base)):
+        if self.engine is EngineName.llama or (may_be_llama and llama_can_run(base, folder)):
             return llama_decoder(exported(base, folder, self.quant), **size)
         dtype = native_dtype(device) if self.dtype is Dtype.auto else self.dtype.value
         return torch_decoder(base, folder, dtype=dtype, device=device, **size)
@@ -145,20 +145,22 @@ def refuse_beside_gguf(adapter: str, engine: EngineName) -> None:
         )
 
 
-def llama_can_run(weights: Path) -> bool:
-    """Is llama.cpp installed, and does the model have a translation for it?"""
+def llama_can_run(weights: Path, adapter: Path) -> bool:
+    """Is llama.cpp installed, has it a translation of the model, and the adapter's positions?"""
     from transformers import AutoConfig, AutoTokenizer
 
     from pasta_decoding.engines.llamacpp import library
+    from pasta_decoding.lang.positions import scheme_named
+    from pasta_decoding.models import binding
     from pasta_decoding.models.gguf import check_translation
 
     try:
         library()
         config = AutoConfig.from_pretrained(weights)
         check_translation(config, AutoTokenizer.from_pretrained(weights))
+        return scheme_named(binding.load(adapter).scheme).consecutive
     except (PastaError, OSError, ValueError):  # a broken model is told by whoever loads it
         return False
-    return True
 
 
 def exported(base: Path, adapter: Path, file_type: FileType) -> Path:

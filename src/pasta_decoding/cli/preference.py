@@ -130,7 +130,7 @@ def preference(
         check_limit=check_limit,
         limit=limit,
         max_prompt_chars=max_prompt_chars,
-        engine=engine_words(loading),
+        engine=engine_words(loading, find_adapter(policy)),
         rounds=rounds,
         samples=samples,
         baseline_samples=baseline_samples,
@@ -165,8 +165,8 @@ def refuse_several_processes() -> None:
         )
 
 
-def engine_words(loading: Loading) -> str:
-    """Name the engine that `loading` would take, without loading anything."""
+def engine_words(loading: Loading, policy: Path) -> str:
+    """Name the engine that `loading` would take for the policy, without loading anything."""
     from pasta_decoding.cli.engine import llama_can_run
     from pasta_decoding.engines.llamacpp import library
     from pasta_decoding.models.loading import default_device
@@ -176,7 +176,8 @@ def engine_words(loading: Loading) -> str:
         library()  # its absence is told before the work
         return f"llama {loading.quant}"
     on_cpu = (loading.device or default_device()) == "cpu"
-    if loading.engine is EngineName.auto and on_cpu and llama_can_run(loading.model):
+    may_be_llama = loading.engine is EngineName.auto and on_cpu
+    if may_be_llama and llama_can_run(loading.model, policy):
         return f"llama {loading.quant}"
     return f"torch {loading.dtype}"
 

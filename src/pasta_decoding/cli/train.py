@@ -29,6 +29,21 @@ class Attention(StrEnum):
     dense = "dense"
 
 
+class Scheme(StrEnum):
+    """Which positions the threads of an answer take; see `lang.positions`."""
+
+    shared_max = "shared-max"
+    shared_sum = "shared-sum"
+    reserve_10x = "reserve-10x"
+
+
+class Topic(StrEnum):
+    """Whether promises say what they are about."""
+
+    required = "required"
+    none = "none"
+
+
 def sft(
     data: Annotated[list[Path], typer.Option(help="Annotated JSONL (.gz); may be repeated.")],
     out: Annotated[Path, typer.Option(help="Run folder; the same command resumes it.")],
@@ -38,6 +53,13 @@ def sft(
     plain: Annotated[
         bool, typer.Option("--plain", help="Take the tags out: trains the sequential baseline.")
     ] = False,
+    scheme: Annotated[
+        Scheme | None, typer.Option(help="Positions; else those of --start, else shared-max.")
+    ] = None,
+    topic: Annotated[
+        Topic | None,
+        typer.Option(help="none: leave topics out; else as --start has it, else required."),
+    ] = None,
     epochs: Annotated[int, typer.Option(min=1)] = 3,
     max_steps: Annotated[int | None, typer.Option(min=1, help="Optimiser steps at most.")] = None,
     learning_rate: Annotated[float, typer.Option(min=0)] = 5e-4,
@@ -58,13 +80,17 @@ def sft(
     ] = Attention.auto,
 ) -> None:
     """Stage 1: finetune on annotated responses (LoRA and the control-token rows, or everything)."""
+    from pasta_decoding.models.binding import load
     from pasta_decoding.train.sft import SftConfig
 
+    begun = load(start) if start else None
     config = SftConfig(
         data=tuple(str(path) for path in data),
         base_name=base_name or called(model),
         start=str(start) if start else None,
         plain=plain,
+        scheme=scheme or (begun.scheme if begun else Scheme.shared_max.value),
+        topic=topic or (begun.topic if begun else Topic.required.value),
         epochs=epochs,
         max_steps=max_steps,
         learning_rate=learning_rate,

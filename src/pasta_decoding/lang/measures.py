@@ -4,7 +4,7 @@
 - critical path: forward steps after the prefill that the answer needs at unlimited width.
 - own speedup: plain tokens / critical path.
 - ideal speedup: the same of an annotated text, whose critical path is counted from its pieces
-  with the same number of tokens for every promise.
+  with the same number of tokens for every topic.
 - repeated chunk: one most of whose word pairs a sibling of the same answer has too.
 - repeated grams: share of runs of four words that occurred before in the same text.
 """
@@ -18,7 +18,8 @@ from itertools import pairwise
 from pasta_decoding.lang.tree import Chunk, Span, Sync, Tree, strip
 
 MOSTLY = 0.5
-PROMISE_TOKENS = 5  # opening, closing, and three of a topic, as control tokens write it
+TAG_TOKENS = 2  # opening and closing of a promise, as control tokens write it,
+TOPIC_TOKENS = 3  # and its topic
 
 
 def own_speedup(plain_tokens: int, critical_path: int) -> float:
@@ -34,8 +35,8 @@ def ideal_speedup(tree: Tree, count_tokens: Callable[[str], int]) -> float:
         match node:
             case Span(text):
                 main += count_tokens(text)
-            case Chunk(_, _, text):
-                main += PROMISE_TOKENS
+            case Chunk(topic, _, text):
+                main += TAG_TOKENS + (TOPIC_TOKENS if topic else 0)
                 ends.append(main + count_tokens(text))
             case Sync():
                 main = max(main, *ends) + 1

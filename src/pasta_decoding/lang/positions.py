@@ -73,7 +73,60 @@ class SharedMax:
         return max([main_next, *(chunk.last + 1 for chunk in joined)])
 
 
-SCHEMES: dict[str, Scheme] = {scheme.name: scheme for scheme in (SharedMax(),)}
+@dataclass(frozen=True, slots=True)
+class SharedSum:
+    """As `SharedMax`, but SYNC leaves room for all chunks that it joins, one behind the other.
+
+    Joined chunks take as many positions as they have tokens, ASYNC_OPEN counted, so what follows
+    a SYNC that left no chunk open stands at its place in reading order: the position that the
+    same tokens have in an ordinary causal sequence, which is what the base model knows.
+    """
+
+    name: str = "shared-sum"
+    consecutive: bool = False
+
+    def chunk_start(self, close: int, promised: int) -> int:  # noqa: ARG002 (the protocol's)
+        """See `Scheme`."""
+        return close + 1
+
+    def main_next(self, close: int, promised: int) -> int:  # noqa: ARG002 (the protocol's)
+        """See `Scheme`."""
+        return close + 1
+
+    def sync(self, main_next: int, joined: Sequence[Extent]) -> int:
+        """See `Scheme`."""
+        return main_next + sum(chunk.last + 1 - chunk.first for chunk in joined)
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve10x:
+    """The promised length is reserved: main goes on behind it, and the chunk fills it.
+
+    This is how the PASTA paper (arXiv 2502.11517) places threads, whose promises count tens of
+    tokens: ten times the number is reserved, hence the name. Here that is the length bucket, in
+    tokens; ASYNC_OPEN takes the first of the reserved positions. A chunk that outgrows them shares
+    positions with main's text behind it, and SYNC goes behind the largest position that it sees.
+    """
+
+    name: str = "reserve-10x"
+    consecutive: bool = False
+
+    def chunk_start(self, close: int, promised: int) -> int:  # noqa: ARG002 (the protocol's)
+        """See `Scheme`."""
+        return close + 1
+
+    def main_next(self, close: int, promised: int) -> int:
+        """See `Scheme`."""
+        return close + 1 + promised
+
+    def sync(self, main_next: int, joined: Sequence[Extent]) -> int:
+        """See `Scheme`."""
+        return max([main_next, *(chunk.last + 1 for chunk in joined)])
+
+
+SCHEMES: dict[str, Scheme] = {
+    scheme.name: scheme for scheme in (SharedMax(), SharedSum(), Reserve10x())
+}
 
 
 def scheme_named(name: str) -> Scheme:

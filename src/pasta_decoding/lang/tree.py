@@ -7,7 +7,7 @@ meaning; the table in docs/language.md has a row for each `report` and each `val
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pasta_decoding.lang import tags
 from pasta_decoding.lang.parser import parse
@@ -66,6 +66,11 @@ def show(tree: Tree) -> str:
 def strip(tree: Tree) -> str:
     """Return the plain response that a reader is owed: every text, no tag."""
     return "".join(node.text for node in tree if not isinstance(node, Sync))
+
+
+def without_topics(tree: Tree) -> Tree:
+    """Return the same with no topic in any promise."""
+    return tuple(replace(node, topic=None) if isinstance(node, Chunk) else node for node in tree)
 
 
 def valid_topic(topic: str | None) -> str | None:

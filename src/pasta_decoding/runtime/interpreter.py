@@ -43,12 +43,17 @@ class _Chunk:
 
 @dataclass
 class Interpreter:
-    """One answer: `constraint` says what a thread may write, `on_token` what follows from it."""
+    """One answer: `constraint` says what a thread may write, `on_token` what follows from it.
+
+    max_positions: how many the model has; None for any number. They suffice for all tokens, but
+                   a scheme may leave positions out: no promise is made that could use them up.
+    """
 
     vocabulary: Vocabulary
     scheme: Scheme
     rules: Rules
     prompt_tokens: int
+    max_positions: int | None = None
     segments: list[Segment] = field(default_factory=list)
     fed_tokens: int = 0
     topics: list[str] = field(default_factory=list)
@@ -166,7 +171,17 @@ class Interpreter:
             and len(self._chunks) < rules.max_chunks
             and len(self.writing) < rules.max_threads
             and self._remaining >= rules.max_topic_tokens + 4
+            and self._positions_suffice()
         )
+
+    def _positions_suffice(self) -> bool:
+        """Would every token of the budget still find a position behind the longest promise?"""
+        if self.max_positions is None:
+            return True
+        longest = max(self.vocabulary.binding.promise_close)
+        skipped = self.scheme.main_next(self._position, longest) - (self._position + 1)
+        left = self.rules.max_tokens - self.fed_tokens
+        return self._position + skipped + left <= self.max_positions
 
     def _chunk_limit(self, chunk: _Chunk) -> int:
         return max(self.rules.min_chunk_tokens, int(chunk.promised * self.rules.chunk_factor))

@@ -71,7 +71,13 @@ class Scheduler:
         """
         self._admission.check(request)
         prompt_tokens = len(request.prompt)
-        interpreter = Interpreter(self._vocabulary, self._scheme, request.rules, prompt_tokens)
+        interpreter = Interpreter(
+            self._vocabulary,
+            self._scheme,
+            request.rules,
+            prompt_tokens,
+            self._engine.max_positions,
+        )
         trace = Trace(prompt_tokens)
         number = next(self._numbers)
         self._generations[number] = Generation(

@@ -26,7 +26,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.layout import Layout
 from pasta_decoding.lang.positions import scheme_named
-from pasta_decoding.lang.tree import Span, read, strip
+from pasta_decoding.lang.tree import Span, read, strip, without_topics
 from pasta_decoding.models import binding as bindings
 from pasta_decoding.models.binding import Binding
 from pasta_decoding.models.loading import load_base
@@ -48,6 +48,8 @@ class SftConfig:
 
     start:          folder of an adapter to go on from; None starts a new one.
     plain:          take the tags out: the sequential baseline of the same responses.
+    scheme:         the position scheme, by name.
+    topic:          "none" leaves the topics out of all promises; "required" refuses rows without.
     lora_rank:      0 trains all weights instead; `adapter` is then a whole model.
     max_tokens:     tokens of one answer with its prompt; a longer one is cut between parts.
     pack_tokens:    tokens of one pack, the unit of a forward pass.
@@ -63,6 +65,7 @@ class SftConfig:
     start: str | None = None
     plain: bool = False
     scheme: str = "shared-max"
+    topic: str = "required"
     epochs: int = 3
     learning_rate: float = 4e-4
     warmup_steps: int = 20
@@ -109,7 +112,11 @@ def train_sft(
     frozen_in_bf16 = config.bf16 and config.lora_rank > 0
     model, tokenizer = load_base(base, dtype="bfloat16" if frozen_in_bf16 else "float32")
     binding = bindings.bind(tokenizer)
-    checkpoint = bindings.describe(model, tokenizer, binding, name=config.base_name)
+    checkpoint = replace(
+        bindings.describe(model, tokenizer, binding, name=config.base_name),
+        scheme=scheme_named(config.scheme).name,
+        topic=config.topic,
+    )
     model = prepare_model(model, binding, config, on_gpu=arguments.device.type == "cuda", say=say)
     layouts = compile_rows(rows, tokenizer, binding, config, say)
     packs = plan_packs(layouts, config)
@@ -165,9 +172,10 @@ def compile_row(
     row: Row, encoder: PromptEncoder, binding: Binding, config: SftConfig, *, end: int
 ) -> Layout:
     """Lay one row out. Raises PastaError, which says why, if it teaches nothing or wrong things."""
-    tree = read(row.response)
+    has_topics = config.topic == "required"
+    tree = read(row.response) if has_topics else without_topics(read(row.response))
     text = strip(tree)
-    if problems := check(row.response):
+    if problems := check(row.response, topic_required=has_topics):
         raise PastaError(f"broken tags ({problems[0].rule})")
     if not text.strip():
         raise PastaError("empty response")

@@ -99,7 +99,7 @@ def annotate(response: str, count_tokens: Callable[[str], int]) -> str:
     if len(parts) < 2:
         return show((Span(response),) if response else ())
     topics = name_parts(response, parts)
-    return show(tuple(nodes(response, parts, topics, count_tokens)))
+    return show(tuple(promise_parts(response, parts, topics, count_tokens)))
 
 
 def find_parts(response: str) -> list[Part]:
@@ -123,10 +123,13 @@ def parts_by_layout(response: str) -> list[Part]:
     return parts
 
 
-def nodes(
-    text: str, parts: Sequence[Part], topics: Sequence[str], count_tokens: Callable[[str], int]
+def promise_parts(
+    text: str,
+    parts: Sequence[Part],
+    topics: Sequence[str | None],
+    count_tokens: Callable[[str], int],
 ) -> Iterator[Node]:
-    """Yield the tree of `text` with `parts` as its chunks, promised at their real lengths."""
+    """Yield `text` with its parts as chunks, their lengths counted, all else as main text."""
     at = 0
     for part, topic in zip(parts, topics, strict=True):
         if part.start > at:
@@ -155,7 +158,7 @@ def _section_parts(text: str, heading: Block, stretch: _Stretch) -> list[Part]:
     if not body or CLOSING.match(title) or _INTRODUCTION.match(title):
         return []
     inner = _inner_parts(text, stretch)
-    whole = _part(text, body[0].body, body[-1].end, title)
+    whole = part_of(text, body[0].body, body[-1].end, title)
     words = _words(text, whole)
     starts = stretch.opening and body[0].kind == "text"
     code, listed = (any(block.kind == kind for block in body) for kind in ("code", "item"))
@@ -187,10 +190,10 @@ def _unless_steps(text: str, items: list[Part]) -> list[Part]:
 
 def _item_parts(text: str, block: Block) -> list[Part]:
     """Return an item as one part, or its sub-items if it is long."""
-    whole = _part(text, block.body, block.end, _title(text[block.body : block.end], _TITLES))
+    whole = part_of(text, block.body, block.end, _title(text[block.body : block.end], _TITLES))
     if _words(text, whole) > LONG_ITEM_WORDS:
         subs = [sub for sub in blocks(block.lines[1:], text) if sub.kind == "item"]
-        inner = [_part(text, s.body, s.end, _title(text[s.body : s.end], _TITLES)) for s in subs]
+        inner = [part_of(text, s.body, s.end, _title(text[s.body : s.end], _TITLES)) for s in subs]
         if sum(_words(text, part) >= MIN_WORDS for part in inner) > 1:
             return inner
     return [whole]
@@ -201,7 +204,7 @@ def _paragraph_parts(text: str, stretch: _Stretch, index: int) -> list[Part]:
     block, alone = stretch.body[index], len(stretch.body) == 1
     first = stretch.opening and index == 0
     last = stretch.closing and index == len(stretch.body) - 1 and not alone
-    whole = _part(text, block.body, block.end, _title(text[block.body : block.end], LABELS))
+    whole = part_of(text, block.body, block.end, _title(text[block.body : block.end], LABELS))
     words = _words(text, whole)
     if (last and not stretch.plain) or _leads_or_ends(text, stretch.body, index, last=last):
         return []
@@ -234,7 +237,7 @@ def _sentence_runs(text: str, whole: Part) -> Iterator[Part]:
             runs.append((left, right))
     for left, right in runs:
         if right < whole.end or not CLOSING.match(text, left):
-            yield _part(text, left, right)
+            yield part_of(text, left, right)
 
 
 def sentences(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -248,7 +251,7 @@ def sentences(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
         yield left, end
 
 
-def _part(text: str, start: int, end: int, title: str | None = None) -> Part:
+def part_of(text: str, start: int, end: int, title: str | None = None) -> Part:
     """Return the part between `start` and `end` without white space at its edges."""
     body = text[start:end]
     start += len(body) - len(body.lstrip())

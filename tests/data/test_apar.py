@@ -1,0 +1,135 @@
+"""APAR's rules: what is forked and what is not; no character, topic or sync that was not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pasta_decoding.data.annotate.apar import annotate
+from pasta_decoding.data.dataset import read_rows
+from pasta_decoding.lang.check import check
+from pasta_decoding.lang.tree import Chunk, Sync, read, show, strip
+
+SHIPPED = Path(__file__).parents[2] / "data" / "annotated_clean.jsonl.gz"
+PIECES = ["\n", "\n\n", " ", "1. ", "- ", "Tea: ", "**Tea:** ", "A. ", "<sync/>", "\\", "\x1c", "|"]
+SENTENCES = [
+    "Green tea is grown in the shade. ",
+    "It is drunk hot by most people. ",
+    "Mr. Li agrees.",
+]
+TEXT = st.lists(st.sampled_from([*PIECES, *SENTENCES]) | st.text(max_size=4), max_size=25)
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def chunks(response: str) -> list[str]:
+    return [node.text for node in read(annotate(response, words)) if isinstance(node, Chunk)]
+
+
+def assert_forked_by_rule(response: str) -> None:
+    """Text kept, nothing for the checker to find; no sync, no topic, no lone fork."""
+    annotated = annotate(response, words)
+    tree = read(annotated)
+    assert strip(tree) == response
+    assert show(tree) == annotated
+    assert check(annotated, topic_required=False) == []
+    assert Sync() not in tree
+    found = [node for node in tree if isinstance(node, Chunk)]
+    assert all(node.topic is None for node in found)
+    assert not found or len(found) >= 3
+
+
+@given(TEXT.map("".join))
+def test_any_response_keeps_its_text_and_gets_neither_topics_nor_syncs(response: str) -> None:
+    assert_forked_by_rule(response)
+
+
+def test_real_responses_do_so_too_and_a_good_part_of_them_forks() -> None:
+    responses = [strip(read(row.response)) for row in read_rows(SHIPPED)]
+    for response in responses:
+        assert_forked_by_rule(response)
+    assert sum(bool(chunks(response)) for response in responses) > len(responses) / 8
+
+
+LIST = """Three drinks:
+
+1. **Tea**: Leaves in hot water. It keeps you awake.
+2. Milk: From cows, goats
+   and sheep.
+   - Fresh milk: it turns sour within a week.
+3. Water is the oldest of them. It has no taste.
+
+All of them are wet. None of them is dry."""
+
+
+def test_of_a_list_item_the_title_stays_or_else_the_first_sentence() -> None:
+    assert chunks(LIST) == [
+        "Leaves in hot water. It keeps you awake.",
+        "From cows, goats\n   and sheep.\n   - Fresh milk: it turns sour within a week.",
+        "It has no taste.",
+    ]
+    assert '1. **Tea**: <promise tokens="10"/><async>Leaves' in annotate(LIST, words)
+
+
+@pytest.mark.parametrize("title", ["Tea:", "**Tea:**", "__Hot tea__:", '"Tea" (green):'])
+def test_markup_belongs_to_the_title(title: str) -> None:
+    response = f"- {title} leaves in hot water\n" * 3
+    assert chunks(response) == ["leaves in hot water"] * 3
+
+
+PARAGRAPHS = """Tea came from China to Europe. Ships brought it in chests. They took a year.
+
+Coffee came from Arabia instead. Dr. Li says that it came by land.
+
+This paragraph has one sentence only.
+
+Milk was always there. Nobody brought it."""
+
+
+def test_of_a_paragraph_the_first_sentence_stays() -> None:
+    assert chunks(PARAGRAPHS) == [
+        "Ships brought it in chests. They took a year.",
+        "Dr. Li says that it came by land.",
+        "Nobody brought it.",
+    ]
+
+
+SEQUENTIAL = {
+    "code": PARAGRAPHS + "\n\n```\ntea()\n```",
+    "an equation": LIST.replace("no taste", "taste = 0"),
+    "a table": LIST + "\n\n| tea | milk |",
+    "a rule": PARAGRAPHS.replace("\n\n", "\n\n---\n\n"),
+    "a link": LIST.replace("no taste", "http://taste.example"),
+    "markup": LIST.replace("no taste", "no <b>taste</b>"),
+    "Chinese": LIST.replace("Tea", "\u8336"),
+    "two items": "- Tea: leaves in hot water\n- Milk: comes from cows and goats",
+    "short items": "- Tea: hot\n- Milk: white\n- Water: wet",
+    "two paragraphs": PARAGRAPHS.partition("\n\nThis")[0],
+    "a heading": "# Drinks\n\n" + PARAGRAPHS,
+    "one paragraph": PARAGRAPHS.replace("\n\n", " "),
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("kind", SEQUENTIAL)
+def test_what_the_rules_do_not_fork_stays_sequential(kind: str) -> None:
+    assert chunks(SEQUENTIAL[kind]) == []
+
+
+ODD = {
+    "spaces": "x" + " " * 20_000 + "y\n" + " " * 20_000 + "\n",
+    "blank lines": "x\n" * 3 + "\n" * 20_000 + "x: " * 20_000,
+    "items": "- a: b c. D e.\n" * 3_000,
+    "one line": "Tea is hot. " * 5_000,
+    "no colon": "- " + "x" * 50_000,
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_long_texts_are_annotated_in_seconds(kind: str) -> None:
+    assert strip(read(annotate(ODD[kind], words))) == ODD[kind]

@@ -1,0 +1,109 @@
+"""Position schemes by hand, and what each of them promises."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pasta_decoding.lang.layout import (
+    ChunkRun,
+    Layout,
+    PromiseRun,
+    Run,
+    Segment,
+    SyncRun,
+    lay_out,
+    sees,
+)
+from pasta_decoding.lang.positions import SCHEMES, Scheme
+from tests.law.world import ASYNC, CHUNK_AFTER_SYNC, CLOSE, END, OPEN, P20, P50, SYNC, answers
+
+ANY_SCHEME = st.sampled_from(list(SCHEMES.values()))
+
+
+def laid_out(segments: list[Segment], scheme: Scheme) -> Layout:
+    return lay_out((60,), segments, scheme, async_close=CLOSE, end=END)
+
+
+# Prompt and `a`; a promise on t, ASYNC x y; `b`; a promise without a topic, ASYNC z; SYNC, `c`.
+BY_HAND = {
+    "shared-max": [*(0, 1, 2, 3, 4), *(5, 6, 7), *(5, 6, 7), *(8, 9), *(10, 11)],
+    "shared-sum": [*(0, 1, 2, 3, 4), *(5, 6, 7), *(5, 6, 7), *(8, 9), *(13, 14)],
+    "reserve-10x": [*(0, 1, 2, 3, 4), *(5, 6, 7), *(25, 26, 27), *(28, 29), *(78, 79)],
+}
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_the_positions_of_a_worked_example(name: str) -> None:
+    segments: list[Segment] = [
+        Run((11,)),
+        PromiseRun((OPEN, 20, P20), 20),
+        ChunkRun((ASYNC, 30, 31)),
+        Run((12,)),
+        PromiseRun((OPEN, P50), 50),
+        ChunkRun((ASYNC, 40)),
+        SyncRun(SYNC),
+        Run((13,)),
+    ]
+    assert list(laid_out(segments, SCHEMES[name]).position) == BY_HAND[name]
+
+
+@given(answers(), ANY_SCHEME)
+def test_a_token_stands_behind_all_that_it_sees(segments: list[Segment], scheme: Scheme) -> None:
+    layout = laid_out(segments, scheme)
+    for row, position in enumerate(layout.position):
+        assert all(layout.position[seen] < position for seen in seen_by(layout, row))
+
+
+@given(answers())
+def test_under_shared_sum_a_sync_stands_at_its_place_in_reading_order(
+    segments: list[Segment],
+) -> None:
+    layout = laid_out(segments, SCHEMES["shared-sum"])
+    syncs = [row for row, token in enumerate(layout.tokens) if token == SYNC]
+    assert [layout.position[row] for row in syncs] == syncs
+
+
+@given(answers())
+def test_under_reserve_10x_a_chunk_that_keeps_its_length_shares_no_position(
+    segments: list[Segment],
+) -> None:
+    layout = laid_out(segments, SCHEMES["reserve-10x"])
+    assert len(set(layout.position)) == len(layout.position)
+
+
+def test_under_reserve_10x_a_sync_follows_a_chunk_that_outgrew_its_reserve() -> None:
+    segments: list[Segment] = [
+        PromiseRun((OPEN, P20), 20),
+        ChunkRun((ASYNC, *range(30, 60))),
+        SyncRun(SYNC),
+    ]
+    layout = laid_out(segments, SCHEMES["reserve-10x"])
+    assert layout.position[-2:] == (33, 34)
+
+
+@given(answers(), ANY_SCHEME)
+def test_a_scheme_that_says_so_leaves_no_position_out(
+    segments: list[Segment], scheme: Scheme
+) -> None:
+    assert not scheme.consecutive or leaves_none_out(laid_out(segments, scheme))
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_scheme_that_does_not_say_so_leaves_some_out(name: str) -> None:
+    layout = laid_out(CHUNK_AFTER_SYNC, SCHEMES[name])
+    assert leaves_none_out(layout) == SCHEMES[name].consecutive
+
+
+def leaves_none_out(layout: Layout) -> bool:
+    """Is each position 1 + the largest that its token sees?"""
+    largest = [
+        max((layout.position[seen] for seen in seen_by(layout, row)), default=-1)
+        for row in range(len(layout.position))
+    ]
+    return [position - 1 for position in layout.position] == largest
+
+
+def seen_by(layout: Layout, row: int) -> list[int]:
+    return [other for other in range(row) if sees(layout, row, other)]
