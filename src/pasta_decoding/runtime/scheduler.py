@@ -64,12 +64,22 @@ class Scheduler:
         """How many requests are let in and not over."""
         return len(self._running())
 
+    @property
+    def live_threads(self) -> int:
+        """How many threads write in the next step, those of all requests together."""
+        decoding = [one for one in self._running() if one.unfed_prompt_tokens == 0]
+        return sum(len(generation.interpreter.writing) for generation in decoding)
+
+    def check(self, request: Request) -> None:
+        """Raise PastaError if `request` could not be answered even alone. Any thread may call."""
+        self._admission.check(request)
+
     def add(self, request: Request) -> int:
         """Queue a request; return its number, under which it is known until `forget`.
 
         Raises PastaError if it could not be answered even alone; nothing is held then.
         """
-        self._admission.check(request)
+        self.check(request)
         prompt_tokens = len(request.prompt)
         interpreter = Interpreter(
             self._vocabulary,
@@ -101,6 +111,10 @@ class Scheduler:
     def drain_events(self, number: int) -> list[Event]:
         """Return the events of a request since the last call."""
         return self._generations[number].drain_events()
+
+    def steps(self, number: int) -> int:
+        """Return how many decode steps a request has had, its prefill not among them."""
+        return len(self._generations[number].trace.steps)
 
     def result(self, number: int) -> Answer | None:
         """Return the finished answer; None while it waits or is being written.
