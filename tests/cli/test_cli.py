@@ -20,6 +20,7 @@ COMMANDS = [
     "bench",
     "bench answers",
     "bench annotations",
+    "serve",
 ]
 GOOD = 'One: <promise topic="a" tokens="20"/><async>b</async>\n'
 BAD = "One\n<async>b</async> <sync/>\n"
