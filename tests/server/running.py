@@ -42,7 +42,7 @@ class Reply:
         assert set(error) == {"message", "type", "param", "code"}
         assert isinstance(error["message"], str)
         assert isinstance(error["type"], str)
-        return error  # type: ignore[no-any-return]
+        return dict(error)
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,8 @@ class Running:
         return f"http://127.0.0.1:{self.port}"
 
     def client(self, **settings: Any) -> openai.OpenAI:
-        return openai.OpenAI(
-            base_url=f"{self.url}/v1", **{"api_key": "none", "max_retries": 0} | settings
-        )
+        settings = {"api_key": "none", "max_retries": 0} | settings
+        return openai.OpenAI(base_url=f"{self.url}/v1", **settings)
 
     def ask(self, path: str, body: Any = None, *, method: str = "", **headers: str) -> Reply:
         """Send one request; a body that is not bytes is sent as JSON."""

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from pasta_decoding.engines.base import Feed, FloatArray
 from pasta_decoding.engines.scripted import Script, ScriptedEngine, follow
@@ -25,11 +26,15 @@ class Slow(ScriptedEngine):
 
 
 class Stepped(ScriptedEngine):
-    """Makes a step for each permit that it is given."""
+    """Makes a step for each permit that it is given. `begun` counts those that wait, too."""
 
-    permits = threading.Semaphore(0)
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.permits = threading.Semaphore(0)
+        self.begun = 0
 
     def step(self, feeds: Sequence[Feed]) -> FloatArray:
+        self.begun += 1
         self.permits.acquire()
         return super().step(feeds)
 
@@ -59,9 +64,7 @@ def ids(decoder: Decoder, text: str) -> Ids:
 
 def endless(decoder: Decoder) -> Script:
     """Write the letter a for ever."""
-    return follow(
-        vocabulary_size=decoder.engine.vocabulary_size, otherwise=ids(decoder, "a")[0]
-    )
+    return follow(vocabulary_size=decoder.engine.vocabulary_size, otherwise=ids(decoder, "a")[0])
 
 
 def saying(decoder: Decoder, before: str, topic: str, chunk: str, after: str) -> Script:

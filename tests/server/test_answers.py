@@ -26,11 +26,10 @@ def decoded(server: Running, prompt: str, sampling: Sampling | None = None, **ru
     return server.decoder.answer(request)
 
 
-def whole(server: Running, prompt: str, **settings: Any) -> Any:
-    settings = {"model": MODEL, "temperature": 0, "max_tokens": TOKENS} | settings
-    return server.client().chat.completions.create(
-        messages=[{"role": "user", "content": prompt}], **settings
-    )
+def whole(server: Running, prompt: str, **changes: Any) -> Any:
+    settings: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": TOKENS} | changes
+    messages: list[Any] = [{"role": "user", "content": prompt}]
+    return server.client().chat.completions.create(messages=messages, **settings)
 
 
 def streamed(server: Running, prompt: str, **settings: Any) -> list[Any]:
@@ -130,7 +129,10 @@ def test_a_completion_goes_on_from_text_or_from_token_ids(server: Running) -> No
 def test_content_in_parts_and_the_role_developer_are_understood(server: Running) -> None:
     messages: list[Any] = [
         {"role": "developer", "content": "Be kind."},
-        {"role": "user", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}],
+        },
     ]
     plain: list[Any] = [{"role": "system", "content": "Be kind."}, *HELLO]
     first, second = (
@@ -174,7 +176,9 @@ def test_live_events_tell_what_each_thread_does(decoder: Decoder) -> None:
 
 
 def events_of(chunk: Any) -> list[dict[str, Any]]:
-    return [event for choice in chunk.choices for event in choice.model_extra.get("pasta_events", [])]
+    return [
+        event for choice in chunk.choices for event in choice.model_extra.get("pasta_events", [])
+    ]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ BODIES: dict[str, tuple[bytes, str]] = {
     "not UTF-8": (b'{"model": "\xff"}', "the body is not JSON in UTF-8"),
     "a list": (b"[]", "Input should be a valid dictionary or object to extract fields from"),
     "deep": (DEEP, "the body is not JSON in UTF-8"),
-    "a surrogate": (b'{"model": "\\ud800", "messages": []}', "model: "),
 }
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "messages": ({"messages": []}, "messages: List should have at least 1 item"),
@@ -28,6 +27,10 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         "messages[0].role: Input should be 'system', 'developer', 'user' or 'assistant'",
     ),
     "content": ({"messages": [{"role": "user"}]}, "messages[0].content: Field required"),
+    "surrogate": (
+        {"messages": [{"role": "user", "content": "\ud800"}]},
+        "the text is not valid UTF-8, at character 1",
+    ),
     "image": (
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         "messages[0].content",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import threading
+from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
@@ -31,7 +31,6 @@ def test_a_cancelled_answer_is_freed_within_one_step(decoder: Decoder) -> None:
     stepped = with_engine(decoder, endless(decoder), Stepped)
     engine = stepped.engine
     assert isinstance(engine, Stepped)
-    engine.permits = threading.Semaphore(0)
 
     async def leave_after_some_text() -> None:
         backend = LocalBackend(stepped, Metrics())
@@ -41,12 +40,12 @@ def test_a_cancelled_answer_is_freed_within_one_step(decoder: Decoder) -> None:
             pieces = aiter(answers)
             for _ in range(4):
                 await anext(pieces)
-            await asyncio.to_thread(wait_for, lambda: len(engine.steps) == 6)
+            await asyncio.to_thread(wait_for, lambda: engine.begun == 7)
             assert engine.cells_in_use > 0
         # The engine waits inside its seventh step; it may finish that one, and begins no other.
         engine.permits.release(1)
         await asyncio.to_thread(wait_for, lambda: engine.cells_in_use == 0)
-        assert len(engine.steps) == 7
+        assert engine.begun == len(engine.steps) == 7
         assert backend.load.waiting == 0
         await backend.stop()
 
@@ -117,14 +116,18 @@ def test_what_is_under_way_when_the_server_stops_ends_with_an_error(decoder: Dec
             await anext(pieces)
             await backend.stop()
             with pytest.raises(AnswerError):
-                while True:
-                    await anext(pieces)
+                await drain(pieces)
         assert slow.engine.cells_in_use == 0
         assert not backend.alive
         with pytest.raises(AnswerError):
             backend.submit([ask(slow)])
 
     asyncio.run(stop_in_the_middle())
+
+
+async def drain(pieces: AsyncIterator[object]) -> None:
+    async for _piece in pieces:
+        pass
 
 
 def request_bytes(body: dict[str, Any]) -> bytes:

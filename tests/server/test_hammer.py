@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from typing import Any
 
-import json
 import pytest
 
 from pasta_decoding.engines.scripted import shuffled

@@ -68,8 +68,8 @@ def test_a_body_that_is_too_large_is_413(decoder: Decoder) -> None:
             "the body is too large for this server",
         )
         # Sent in pieces, no length tells beforehand.
-        got = chunked(server.port, [b"[" * 1000] * 3)
-        assert got.startswith(b"HTTP/1.1 413 ")
+        raw = chunked(server.port, [b"[" * 1000] * 3)
+        assert raw.startswith(b"HTTP/1.1 413 ")
         assert server.ask(CHAT, SHORT).status == 200
 
 

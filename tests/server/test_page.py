@@ -18,6 +18,7 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwr
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
 HOSTILE = '<script>document.title="stolen"</script><img src=x onerror="document.title=1">'
+HOSTILE_CHUNK = "</p><svg onload=alert(1)>"
 MARKDOWN = "# Plan\n\n1. **First** `a<b`\n2. "
 
 
@@ -75,11 +76,11 @@ def test_an_answer_appears_with_its_threads_and_figures(page: Any, decoder: Deco
 
 
 def test_a_hostile_answer_is_shown_as_text(page: Any, decoder: Decoder) -> None:
-    script = saying(decoder, HOSTILE, "fruit", HOSTILE, HOSTILE)
+    script = saying(decoder, HOSTILE, "fruit", HOSTILE_CHUNK, HOSTILE)
     with running(with_engine(decoder, script)) as server:
         ask(page, server.url)
-        assert page.locator("#parallel").inner_text() == HOSTILE * 3
-        assert page.locator("#stage script, #stage img").count() == 0
+        assert page.locator("#parallel").inner_text() == HOSTILE + HOSTILE_CHUNK + HOSTILE
+        assert page.locator("#stage script, #stage img, #parallel svg").count() == 0
         assert page.title() == "Pasta: watch the threads write"
         server.wait_until_idle()
 

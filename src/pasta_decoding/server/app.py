@@ -67,13 +67,13 @@ def create_app(backend: Backend, metrics: Metrics, settings: Settings) -> FastAP
         lifespan=lifespan,
         docs_url=None,  # they would load scripts from elsewhere
         redoc_url=None,
-        max_body_size=settings.max_body_bytes,
     )
     app.add_middleware(
         Guard,
         metrics=metrics,
         api_key=settings.api_key,
         open_paths=OPEN_PATHS,
+        max_body_bytes=settings.max_body_bytes,
         body_s=settings.body_s,
     )
     app.include_router(openai_routes(backend, settings))
@@ -172,8 +172,9 @@ def other_routes(backend: Backend, metrics: Metrics) -> APIRouter:
         """Say whether the engine lives."""
         load = backend.load
         response.status_code = 200 if backend.alive else 503
-        status = "ok" if backend.alive else "failed"
-        return schema.Health(status=status, running=load.running, waiting=load.waiting)
+        return schema.Health(
+            status="ok" if backend.alive else "failed", running=load.running, waiting=load.waiting
+        )
 
     @router.get("/metrics", response_class=Response, responses=_METRICS)
     async def show_metrics() -> Response:

@@ -98,7 +98,7 @@ def _more(body: bytes) -> Message:
 
 
 class Guard:
-    """Counts requests, asks for the key, and gives a body only so much time to arrive.
+    """Counts requests, asks for the key, and gives a body only so much room, and time to arrive.
 
     open_paths: what is shown without the key.
     """
@@ -110,12 +110,14 @@ class Guard:
         metrics: Metrics,
         api_key: str | None,
         open_paths: frozenset[str],
+        max_body_bytes: int,
         body_s: float,
     ) -> None:
         self._app = app
         self._metrics = metrics
         self._api_key = api_key
         self._open_paths = open_paths
+        self._max_body_bytes = max_body_bytes
         self._body_s = body_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -123,7 +125,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
         elif self._may_pass(scope):
-            await self._app(scope, self._in_time(receive), self._counting(send))
+            await self._app(scope, self._bounded(receive), self._counting(send))
         else:
             await _no_key().response()(scope, receive, self._counting(send))
 
@@ -142,13 +144,14 @@ class Guard:
 
         return counting
 
-    def _in_time(self, receive: Receive) -> Receive:
-        """Return a `receive` that gives up on a body that does not come."""
+    def _bounded(self, receive: Receive) -> Receive:
+        """Return a `receive` that gives up on a body that does not come, or does not end."""
         deadline_s = asyncio.get_running_loop().time() + self._body_s
         whole = False
+        received_bytes = 0
 
-        async def receive_in_time() -> Message:
-            nonlocal whole
+        async def bounded() -> Message:
+            nonlocal whole, received_bytes
             if whole:
                 return await receive()
             try:
@@ -158,9 +161,12 @@ class Guard:
                 late = f"the body did not arrive within {self._body_s:g} s"
                 raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, late) from None
             whole = not message.get("more_body", False)
+            received_bytes += len(message.get("body", b""))
+            if received_bytes > self._max_body_bytes:
+                raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
             return message
 
-        return receive_in_time
+        return bounded
 
 
 def _no_key() -> ApiError:
