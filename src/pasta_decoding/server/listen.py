@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 import uvicorn
@@ -20,7 +21,9 @@ def open_socket(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=1024)
     except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
+        # Python's own text repeats the address.
+        number = getattr(error, "errno", None)
+        reason = os.strerror(number) if number and number > 0 else error
         message = f"cannot listen on {host}, port {port}: {reason}"
         raise PastaError(message, hint="Give another --port or --host.") from error
 
