@@ -34,7 +34,7 @@ from pasta_decoding.models import binding as bindings
 from pasta_decoding.models.loading import default_device, load_base
 from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.train.checks import Checker
-from pasta_decoding.train.lines import (
+from pasta_decoding.data.lines import (
     encode_line,
     read_lines,
     resume_lines,

@@ -30,7 +30,7 @@ from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
-from pasta_decoding.train.lines import encode_line, resume_lines
+from pasta_decoding.data.lines import encode_line, resume_lines
 
 Item = TypeVar("Item")
 
