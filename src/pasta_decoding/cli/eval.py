@@ -21,7 +21,6 @@ from pasta_decoding.models.loading import DEFAULT_ADAPTER, NO_ADAPTER
 if TYPE_CHECKING:
     from pasta_decoding.eval.generate import Entrant
     from pasta_decoding.eval.methods.base import Method
-    from pasta_decoding.eval.questions import Question
     from pasta_decoding.eval.records import Record
     from pasta_decoding.runtime.decoder import Decoder
 

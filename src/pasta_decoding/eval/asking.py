@@ -47,8 +47,10 @@ def ask_all(
     running: list[_Talk[Outcome]] = []
     try:
         while True:
-            for question in islice(waiting, at_once - len(running)):
-                running.append(_Talk(question, ask(question), scheduler, max_seconds, clock))
+            running += [
+                _Talk(question, ask(question), scheduler, max_seconds, clock)
+                for question in islice(waiting, at_once - len(running))
+            ]
             if not running:
                 return
             with suppress(PastaError):  # the questions that it ended tell of it below

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.eval.asking import Clock, Ended, ask_all
+from pasta_decoding.eval.asking import Clock, ask_all
 from pasta_decoding.eval.methods.base import Method
 from pasta_decoding.eval.questions import Question
 from pasta_decoding.eval.records import Record, failed
@@ -87,10 +87,8 @@ def _answer(
     missing = folder.missing(questions)
     if not missing:
         return
-    method = one.load()
-    settings = {"at_once": plan.at_once, "max_seconds": plan.max_seconds, "clock": clock}
-    for ended in ask_all(method.decoder, method.ask, missing, **settings):
-        folder.append(replace(_record(ended, plan), timed=plan.at_once == 1))
+    for record in _asked(one.load(), missing, plan, clock):
+        folder.append(record)
         tick(one.label)
 
 
@@ -121,15 +119,27 @@ def _time(
 
 
 def _alone(method: Method, question: Question, plan: Plan, clock: Clock) -> Record:
-    settings = {"at_once": 1, "max_seconds": plan.max_seconds, "clock": clock}
-    [ended] = ask_all(method.decoder, method.ask, [question], **settings)
-    return replace(_record(ended, plan), timed=True)
+    [record] = _asked(method, [question], plan, clock)
+    return record
 
 
-def _record(ended: Ended[Record], plan: Plan) -> Record:
-    if isinstance(ended.outcome, PastaError):
-        return replace(failed(ended.question, str(ended.outcome)), seconds=plan.max_seconds)
-    return replace(ended.outcome, seconds=ended.seconds)
+def _asked(
+    method: Method, questions: Sequence[Question], plan: Plan, clock: Clock
+) -> Iterator[Record]:
+    """Let a method answer questions; yield each one's record as it ends."""
+    at_once = plan.at_once if plan.repeats is None else 1
+    for ended in ask_all(
+        method.decoder,
+        method.ask,
+        questions,
+        at_once=at_once,
+        max_seconds=plan.max_seconds,
+        clock=clock,
+    ):
+        record, seconds = ended.outcome, ended.seconds
+        if isinstance(record, PastaError):
+            record, seconds = failed(ended.question, str(record)), plan.max_seconds
+        yield replace(record, seconds=seconds, timed=at_once == 1)
 
 
 def shuffled(labels: Sequence[str], key: str) -> list[str]:

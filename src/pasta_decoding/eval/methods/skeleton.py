@@ -3,17 +3,21 @@
 Two stages. The model is asked for a skeleton, a numbered list of points of a few words, its answer
 begun with "1." as the paper does for open models. Then every point is expanded by a request of its
 own, begun with the point itself, all of them side by side. The answer is their concatenation. No
-point sees another one's text, and nothing is written behind them. The prompts say what the paper's
-say, in our words. Its router (SoT-R), a classifier that keeps questions away from the method
-that do not suit it, is left out.
+point sees another one's text, and nothing is written behind them. The paper's router (SoT-R), a
+classifier that keeps questions away from the method that do not suit it, is left out.
+
+The prompts say what the paper's say, in our words, with two worked skeletons, as in the authors'
+prompts for some models. For models so small that they hardly follow a prompt we add what helps
+them: a point is begun with a colon behind it, or it would be taken for the beginning of a list; a
+heading that repeats an earlier one is left out; and where a point goes on with the next one in
+spite of the prompt, its text ends there, though its steps count.
 
 What it costs. The prompt of the second stage is computed once up to the number of the point, where
-the requests part (`Scheduler.add_together`). This second prefill cannot begin before the skeleton is
-known, so it is one step of the critical path, for all points at once:
+the requests part (`Scheduler.add_together`); the authors' code feeds every point's prompt anew. This
+second prefill cannot begin before the skeleton is known, so it is one step of the critical path,
+for all points at once, and its tokens are in `prompt_tokens`:
 
     critical path = tokens of the skeleton + 1 + tokens of the longest point
-
-and its tokens are in `prompt_tokens`. The paper's own code feeds every point's prompt anew.
 
 Where the skeleton holds no two points there is nothing to write side by side. The paper's code has
 no answer then (it concatenates nothing). We ask for the plain answer, as its router would have
@@ -24,7 +28,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from pasta_decoding.eval.methods.base import Asking
@@ -49,19 +53,39 @@ from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampler, Sampling
 
 BEGUN = "1."
-SKELETON = (
-    "Plan an answer to the question below. Do not answer it yet: write only the outline, as a "
-    "numbered list (1., 2., 3., and so on) of 3 to 10 points. A point is a heading of 3 to 5 "
-    "words, not a sentence.\n\nQuestion: {question}\n\nOutline:"
-)
-POINT = (
-    "Question: {question}\n\nThe answer has this outline:\n{skeleton}\n\nWrite one point of the "
-    "answer and no other, in one or two short sentences. Go on with point {number}."
-)
+SKELETON = """\
+Write only the outline of an answer, not the answer: a numbered list of 3 to 10 points, each of 3 \
+to 5 words.
+
+Question: How can I sleep better?
+Outline:
+1. Keep a fixed bedtime
+2. A dark, cool room
+3. No coffee after noon
+4. Exercise during the day
+5. Put the phone away
+
+Question: Why did the Roman Empire fall?
+Outline:
+1. Attacks from outside
+2. Weak and changing emperors
+3. High taxes and debts
+4. An army too costly
+
+Question: {question}
+Outline:"""
+POINT = """\
+{question}
+
+The outline of the answer:
+{skeleton}
+
+Write one or two sentences about point {number} only."""
 MOST_POINTS = 10
 SKELETON_SHARE = 1 / 3  # of the answer's tokens; ten points of five words need about a hundred
 
 _POINT = re.compile(r"^[ \t*#-]*(\d{1,2})[.)][ \t*]*(\S.*)$", re.MULTILINE)
+_NEXT_POINT = re.compile(r"\n[ \t*#-]*(\d{1,2})[.)][ \t*]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +132,7 @@ class Skeleton:
 
     def _expand(self, question: Question, listed: str, point: Point, max_tokens: int) -> Request:
         text = POINT.format(question=question.instruction, skeleton=listed, number=point.number)
-        return self._request(text, point.text, max_tokens)
+        return self._request(text, f"{point.text}:", max_tokens)
 
     def _ask_plainly(self, question: Question) -> Request:
         return self._request(question.instruction, "", self.max_tokens)
@@ -126,7 +150,8 @@ class Skeleton:
         self, question: Question, points: Sequence[Point], answers: Sequence[Answer]
     ) -> Record:
         """Return the record of the second stage, as if it were all."""
-        tree = concatenated(points, [answer.text for answer in answers], self.decoder)
+        texts = [answer.text for answer in answers]
+        tree = concatenated(points, texts, self.decoder.plain_tokens)
         text = strip(tree)
         ends = [end for answer in answers if (end := text_times(answer)[1]) is not None]
         firsts = [first for answer in answers if (first := answer.first_token_s) is not None]
@@ -154,33 +179,44 @@ class Skeleton:
 
 
 def points_of(outline: str, *, cut_off: bool = False) -> list[Point]:
-    """Return the points of a skeleton, at most ten, a number once.
+    """Return the points of a skeleton, at most ten; a number once, and a heading once.
 
-    cut_off: a limit ended the skeleton, so that its last point may be a part of one.
+    cut_off: a limit ended the skeleton, so that its last line may be a part of one.
     """
-    found: dict[int, Point] = {}
-    for number, heading in _POINT.findall(outline):
-        words = heading.replace("**", "").strip().rstrip(":").rstrip()
-        if words:
-            found.setdefault(int(number), Point(int(number), words))
-    points = list(found.values())
-    if cut_off and len(points) > 2:
-        points.pop()
+    whole = outline.rpartition("\n")[0] if cut_off else outline
+    points: list[Point] = []
+    for digits, line in _POINT.findall(whole):
+        number, heading = int(digits), line.replace("**", "").strip().rstrip(" .:;,")
+        if heading and all(
+            number != other.number and heading.casefold() != other.heading.casefold()
+            for other in points
+        ):
+            points.append(Point(number, heading))
     return points[:MOST_POINTS]
 
 
-def concatenated(points: Sequence[Point], texts: Sequence[str], decoder: Decoder) -> Tree:
-    """Return the answer: every point and its text on a line of its own, the texts as chunks."""
+def concatenated(
+    points: Sequence[Point], texts: Sequence[str], count_tokens: Callable[[str], int]
+) -> Tree:
+    """Return the answer: every point and its text on lines of their own, the texts as chunks."""
+    numbers = {point.number for point in points}
     nodes: list[Node] = []
     main = ""
     for point, text in zip(points, texts, strict=True):
         main += "\n" * bool(nodes or main) + point.text
-        if body := text.strip():
-            glue = "" if body[0] in ".,:;!?)" else " "
-            tokens = valid_tokens(decoder.plain_tokens(body))
-            nodes += [Span(main + glue), Chunk(valid_topic(point.heading), tokens, body)]
+        if body := until_next_point(text, numbers - {point.number}).strip():
+            tokens = valid_tokens(count_tokens(body))
+            nodes += [Span(f"{main}: "), Chunk(valid_topic(point.heading), tokens, body)]
             main = ""
     return (*nodes, Span(main)) if main else tuple(nodes)
+
+
+def until_next_point(text: str, others: Collection[int]) -> str:
+    """Return the text of one point, without what it says of others behind its first line."""
+    for found in _NEXT_POINT.finditer(text):
+        if int(found[1]) in others:
+            return text[: found.start()]
+    return text
 
 
 def widths_beside(steps: Sequence[int]) -> dict[int, int]:
