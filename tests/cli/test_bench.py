@@ -128,7 +128,7 @@ def test_a_records_file_that_cannot_be_written_is_named(bench: Bench, tmp_path: 
     (file := tmp_path / "file").write_text("")
     found = bench("--records", file / "records.jsonl")
     assert found.status == 2
-    assert found.err.startswith(f"pasta: {file}")
+    assert found.err.endswith(f"pasta: {file}: File exists\n")
 
 
 def test_a_broken_line_of_the_prompts_is_named(pasta: Pasta, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def ask_all(
     One that cannot be asked, that the engine fails in, or that takes `max_seconds` ends with its
     error. Leaving early cancels the others.
     """
-    scheduler = decoder.scheduler()
+    scheduler = decoder.scheduler(clock=clock)
     waiting = iter(questions)
     running: list[_Talk[Outcome]] = []
     try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import time
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -66,9 +67,9 @@ class Decoder:
         chooser = Replay(segments, async_close=binding.async_close, end=end)
         return Request(tuple(prompt), chooser, rules)
 
-    def scheduler(self) -> Scheduler:
+    def scheduler(self, *, clock: Callable[[], float] = time.perf_counter) -> Scheduler:
         """Return a new scheduler over the engine."""
-        return Scheduler(self.engine, self.vocabulary, self.scheme)
+        return Scheduler(self.engine, self.vocabulary, self.scheme, clock=clock)
 
     def decode(self, request: Request) -> Generator[Event, None, Answer]:
         """Decode one request alone and yield its events live; returns its Answer.

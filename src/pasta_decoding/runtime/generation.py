@@ -179,14 +179,15 @@ class Generation:
         return coming
 
     def _close(self) -> None:
+        waiting = [one for one in self.family if not (one.branches or one.is_over)]
+        if self.branches:
+            for one in waiting:  # for it to be forked off this one: now it opens anew
+                one.opened_s = None
         held = [] if self.finished is None else [self.finished]
         for branch in [*held, *self.branches.values()]:
             self.engine.close(branch)
         self.branches.clear()
         self.finished = None
-        for one in self.family:  # those not yet forked off it open anew
-            if one is not self and not one.branches and not one.is_over:
-                one.opened_s = None
 
     # What the interpreter decided
 

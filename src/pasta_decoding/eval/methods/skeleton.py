@@ -13,15 +13,16 @@ heading that repeats an earlier one is left out; and where a point goes on with 
 spite of the prompt, its text ends there, though its steps count.
 
 What it costs. The prompt of the second stage is computed once up to the number of the point, where
-the requests part (`Scheduler.add_together`); the authors' code feeds every point's prompt anew. This
-second prefill cannot begin before the skeleton is known, so it is one step of the critical path,
-for all points at once, and its tokens are in `prompt_tokens`:
+the requests part (`Scheduler.add_together`); the authors' code feeds every point's prompt anew.
+This second prefill cannot begin before the skeleton is known, so it is one step of the critical
+path, for all points at once, and its tokens are in `prompt_tokens`:
 
     critical path = tokens of the skeleton + 1 + tokens of the longest point
 
-Where the skeleton holds no two points there is nothing to write side by side. The paper's code has
-no answer then (it concatenates nothing). We ask for the plain answer, as its router would have
-done at once, count the steps of the skeleton, and set the record's `fallback`.
+Where the skeleton holds no two points there is nothing to write side by side. The authors' code
+expands a single point alone, and has no answer where there is none. We ask for the plain answer, as
+their router would have done at once, count the steps of the skeleton, and set the record's
+`fallback`.
 """
 
 from __future__ import annotations
