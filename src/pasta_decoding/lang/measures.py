@@ -7,11 +7,15 @@
   with the same number of tokens for every promise.
 - repeated chunk: one most of whose word pairs a sibling of the same answer has too.
 - repeated grams: share of runs of four words that occurred before in the same text.
+- missing topic: a chunk that holds no word of its promise's topic, by the words' beginnings.
+- text quality: minus nats per token of a plain text under a sequential model, minus `GRAMS_COST`
+  times its repeated grams.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
@@ -19,6 +23,15 @@ from pasta_decoding.lang.tree import Chunk, Span, Sync, Tree, strip
 
 MOSTLY = 0.5
 PROMISE_TOKENS = 5  # opening, closing, and three of a topic, as control tokens write it
+
+GRAMS_COST = 4.0
+"""Nats per token that a text costs if all its runs of four words are repeated.
+
+A token of a repetition costs a model next to nothing instead of the two nats or so of a new one,
+so a share r of them saves 2 r. The penalty must be more than that.
+"""
+
+_STEM_CHARS = 4
 
 
 def own_speedup(plain_tokens: int, critical_path: int) -> float:
@@ -68,6 +81,24 @@ def repeated_grams(text: str, n: int = 4) -> float:
     words = text.split()
     grams = list(zip(*(words[start:] for start in range(n)), strict=False))
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def missing_topics(tree: Tree) -> int:
+    """Count the chunks with a topic none of whose words begins as a word of the chunk does."""
+    chunks = [node for node in tree if isinstance(node, Chunk) and node.topic]
+    return sum(not _stems(node.topic or "") & _stems(node.text) for node in chunks)
+
+
+def text_quality(nats: float, repeated: float) -> float:
+    """Return the text quality of a text with these nats per token and repeated grams."""
+    return -nats - GRAMS_COST * repeated
+
+
+def _stems(text: str) -> set[str]:
+    """Return how the words of `text` begin, short ones left out if there are longer ones."""
+    words = [word.rstrip("s") for word in re.findall(r"\w+", text.casefold())]
+    telling = [word for word in words if len(word) >= _STEM_CHARS] or words
+    return {word[:_STEM_CHARS] for word in telling}
 
 
 def _word_pairs(text: str) -> set[tuple[str, str]]:
