@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pasta_decoding.data.lines import read_lines
+from pasta_decoding.errors import PastaError
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One prompt's answer; `error` instead of it if the request failed."""
+    """One prompt's answer in figures; `error` instead of it if the request failed."""
 
     id: str
     instruction: str
@@ -22,7 +27,7 @@ class Record:
     prompt_tokens: int = 0
     chunks: int = 0
     syncs: int = 0
-    widths: Mapping[str, int] = field(default_factory=dict)
+    widths: Mapping[int, int] = field(default_factory=dict)
     interventions: int = 0
     repeated_chunks: int = 0
     truncated_chunks: int = 0
@@ -35,3 +40,30 @@ class Record:
     last_text_s: float | None = None
     repeats: Sequence[float] = ()
     timed: bool = False
+
+
+def to_line(record: Record) -> dict[str, Any]:
+    """Return what JSON keeps of a record."""
+    return asdict(record)
+
+
+def read_records(path: Path) -> list[Record]:
+    """Return the records of a file; a last line that a kill left unfinished is not one."""
+    return [record_at(path, number, line) for number, line in enumerate(read_lines(path), start=1)]
+
+
+def record_at(path: Path, number: int, line: dict[str, Any]) -> Record:
+    """Return the record of a line. Raises PastaError, naming the place, if it holds none."""
+    try:
+        record = Record(**line)
+        return replace(
+            record,
+            widths={int(width): steps for width, steps in record.widths.items()},
+            promises=tuple((promised, tokens) for promised, tokens in record.promises),
+            repeats=tuple(record.repeats),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise PastaError(
+            f"{path}:{number}: not a record of an evaluation: {error}",
+            hint="Choose another folder, or remove the file to start again.",
+        ) from error

@@ -64,7 +64,8 @@ def win_rate(verdicts: Verdicts, *, seed: int = 0) -> Drawn:
 def length_controlled(verdicts: Verdicts, *, seed: int = 0) -> Drawn:
     """Return the length-controlled win rate in points; NaN if fewer than five were judged.
 
-    The strength of the model's regularisation is chosen once and kept in every resample.
+    The resamples are fitted without a penalty: one strong enough to set the model's weights to zero,
+    as it is chosen where there are few verdicts, would make an interval of no width.
     """
     known_P = np.isfinite(verdicts.preference_P)
     if known_P.sum() < _FOLDS:
@@ -75,14 +76,17 @@ def length_controlled(verdicts: Verdicts, *, seed: int = 0) -> Drawn:
     kept_PF, preference_P = terms_PF[known_P], verdicts.preference_P[known_P]
     strength = _choose_strength(kept_PF, preference_P)
 
-    def predicted(count_P: FloatArray) -> float:
-        weights_F = _fit(kept_PF, preference_P, count_P[known_P], strength, start_F)
+    def predicted(weights_F: FloatArray, count_P: FloatArray) -> float:
         return float(100 * np.average(_sigmoid(level_PF @ weights_F), weights=count_P))
 
-    start_F = _fit(kept_PF, preference_P, np.ones(len(kept_PF)), strength)
-    counts_RP = resamples(len(known_P), seed)[:_LC_RESAMPLES]
-    value = predicted(np.ones(len(known_P)))
-    return Drawn(value, np.array([predicted(count_P) for count_P in counts_RP]))
+    every_P = np.ones(len(known_P))
+    value = predicted(_fit(kept_PF, preference_P, every_P[known_P], strength), every_P)
+    free_F = _fit(kept_PF, preference_P, every_P[known_P], _STRENGTHS[-1])
+    draws = [
+        predicted(_fit(kept_PF, preference_P, count_P[known_P], _STRENGTHS[-1], free_F), count_P)
+        for count_P in resamples(len(known_P), seed)[:_LC_RESAMPLES]
+    ]
+    return Drawn(value, np.array(draws))
 
 
 def _terms(verdicts: Verdicts) -> FloatArray:

@@ -86,7 +86,9 @@ def repeated_grams(text: str, n: int = 4) -> float:
 def missing_topics(tree: Tree) -> int:
     """Count the chunks with a topic none of whose words begins as a word of the chunk does."""
     chunks = [node for node in tree if isinstance(node, Chunk) and node.topic]
-    return sum(not _stems(node.topic or "") & _stems(node.text) for node in chunks)
+    return sum(
+        not _beginnings(node.topic or "", telling=True) & _beginnings(node.text) for node in chunks
+    )
 
 
 def text_quality(nats: float, repeated: float) -> float:
@@ -94,11 +96,11 @@ def text_quality(nats: float, repeated: float) -> float:
     return -nats - GRAMS_COST * repeated
 
 
-def _stems(text: str) -> set[str]:
-    """Return how the words of `text` begin, short ones left out if there are longer ones."""
+def _beginnings(text: str, *, telling: bool = False) -> set[str]:
+    """Return how the words of `text` begin; only those of the longer words if there are any."""
     words = [word.rstrip("s") for word in re.findall(r"\w+", text.casefold())]
-    telling = [word for word in words if len(word) >= _STEM_CHARS] or words
-    return {word[:_STEM_CHARS] for word in telling}
+    longer = [word for word in words if len(word) >= _STEM_CHARS] if telling else []
+    return {word[:_STEM_CHARS] for word in longer or words}
 
 
 def _word_pairs(text: str) -> set[tuple[str, str]]:
