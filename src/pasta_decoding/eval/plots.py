@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import matplotlib as mpl
@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pasta_decoding.eval.bootstrap import Interval
+from pasta_decoding.eval.bootstrap import FloatArray, Interval
 from pasta_decoding.eval.dominance import OURS
 from pasta_decoding.eval.figures import OWN, THEORETICAL, WALL_CLOCK, total_widths
 from pasta_decoding.eval.quality import EQUAL, LC_WIN_RATE, LIKELIHOOD, TEXT_QUALITY, WIN_RATE
@@ -37,6 +37,9 @@ QUALITY_NAMES = {
 _MARKERS = "osD^vPX*"
 _WIDTHS = (("1", 1, 1), ("2", 2, 2), ("3-4", 3, 4), ("5-8", 5, 8), ("9 or more", 9, 10**9))
 _SAMPLES = 3
+_TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+SHOWN_SPEEDUPS = (0.25, 16.0)
+"""Speedups of prompts beyond these are drawn at the edge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +160,18 @@ def _point(line: Line, measure: str, speed: str) -> tuple[float, float]:
 
 def _draw_run(axes: Axes, line: Line, measure: str, speed: str, colours: Palette) -> None:
     colour = colours.of(line.run.method)
-    (x, y), bars = _point(line, measure, speed), []
-    for one in (line.figures.speedups[speed], line.qualities[measure].interval):
-        bars.append(_reach(one))
-    axes.errorbar(x, y, xerr=bars[0], yerr=bars[1], fmt="o", ms=7, color=colour, lw=1.2, alpha=0.9)
+    x, y = _point(line, measure, speed)
+    axes.errorbar(
+        x,
+        y,
+        xerr=_reach(line.figures.speedups[speed]),
+        yerr=_reach(line.qualities[measure].interval),
+        fmt="o",
+        ms=7,
+        color=colour,
+        lw=1.2,
+        alpha=0.9,
+    )
     _name(axes, line.run.label, (x, y), colour)
 
 
@@ -175,7 +186,7 @@ def _draw_paper(axes: Axes, colours: Palette) -> None:
     for one in PAPER:
         x, y = float(str(one["wall_clock"])), 50 + float(str(one["win_rate_change"]))
         axes.plot([x], [y], "D", ms=6, mfc="none", color=colours.muted)
-    _name(axes, "paper: Gemma 7B, H100", (x, y), colours.muted)
+        _name(axes, "paper: Gemma 7B, H100", (x, y), colours.muted)
 
 
 def _name(axes: Axes, text: str, at: tuple[float, float], colour: str) -> None:
@@ -194,7 +205,8 @@ def speedups(report: Report, colours: Palette) -> Figure | None:
     for axes, name in zip(panels, names, strict=True):
         for row, line in enumerate(reversed(lines)):
             log_P = line.log_speed_P[name]
-            _draw_spread(axes, row, np.exp(log_P[np.isfinite(log_P)]), colours.of(line.run.method))
+            shown_P = np.clip(np.exp(log_P[np.isfinite(log_P)]), *SHOWN_SPEEDUPS)
+            _draw_spread(axes, row, shown_P, colours.of(line.run.method))
         axes.axvline(1, color=colours.muted, lw=0.9, ls=(0, (4, 3)))
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
@@ -204,10 +216,10 @@ def speedups(report: Report, colours: Palette) -> Figure | None:
     return figure
 
 
-def _draw_spread(axes: Axes, row: int, values: Sequence[float], colour: str) -> None:
-    jitter = np.random.default_rng(row).uniform(-0.28, 0.28, len(values))
-    axes.plot(values, row + jitter, ".", color=colour, ms=3, alpha=0.35, mew=0)
-    low, middle, high = np.percentile(values, [25, 50, 75])
+def _draw_spread(axes: Axes, row: int, value_P: FloatArray, colour: str) -> None:
+    jitter_P = np.random.default_rng(row).uniform(-0.28, 0.28, len(value_P))
+    axes.plot(value_P, row + jitter_P, ".", color=colour, ms=4, alpha=0.45, mew=0)
+    low, middle, high = np.percentile(value_P, [25, 50, 75])
     axes.plot([low, high], [row, row], color=colour, lw=5, alpha=0.55, solid_capstyle="round")
     axes.plot([middle], [row], "o", color=colour, ms=6.5)
 
@@ -317,54 +329,46 @@ def _draw_threads(axes: Axes, bars: Sequence[Bar], colour: str, colours: Palette
 
 def promises(report: Report, colours: Palette) -> Figure | None:
     """Draw what was written against what was promised: medians and middle halves."""
-    made = {
-        line: [promise for record in line.run.records.values() for promise in record.promises]
+    made = [
+        (line, some)
         for line in report.lines
-    }
-    lines = [line for line, some in made.items() if some]
-    if not lines:
+        if (some := [one for record in line.run.records.values() for one in record.promises])
+    ]
+    if not made:
         return None
     figure, [axes] = _figure(colours, 3.8)
-    buckets = sorted({promised for some in made.values() for promised, _ in some})
-    for number, line in enumerate(lines):
+    buckets = sorted({promised for _, some in made for promised, _ in some})
+    for number, (line, some) in enumerate(made):
         quartiles = {
             bucket: np.percentile(real, [25, 50, 75])
             for bucket in buckets
-            if len(real := [tokens for promised, tokens in made[line] if promised == bucket]) > 2
+            if len(real := [tokens for promised, tokens in some if promised == bucket]) > 2
         }
-        _draw_quartiles(axes, quartiles, number - (len(lines) - 1) / 2, line, colours)
+        places = np.array(list(quartiles)) * 1.035 ** (number - (len(made) - 1) / 2)
+        low, middle, high = np.array(list(quartiles.values())).reshape(-1, 3).T
+        axes.errorbar(
+            places,
+            middle,
+            yerr=[middle - low, high - middle],
+            fmt=_MARKERS[number % len(_MARKERS)],
+            ms=5,
+            lw=1.4,
+            color=colours.of(line.run.method),
+            label=line.run.label,
+            alpha=0.9,
+        )
     edge = [buckets[0], buckets[-1]]
     axes.plot(edge, edge, color=colours.muted, lw=0.9, ls=(0, (4, 3)))
-    for set_scale, set_format in (
-        (axes.set_xscale, axes.xaxis.set_major_formatter),
-        (axes.set_yscale, axes.yaxis.set_major_formatter),
-    ):
-        set_scale("log")
-        set_format(lambda x, _: f"{x:g}")
-    axes.set_xticks(buckets, [str(bucket) for bucket in buckets], minor=False)
+    ticks = [tokens for tokens in _TICKS if tokens <= 2 * buckets[-1]]
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xticks(buckets, [str(bucket) for bucket in buckets])
+    axes.set_yticks(ticks, [str(tokens) for tokens in ticks])
     axes.minorticks_off()
     axes.set_xlabel("tokens promised")
     axes.set_ylabel("tokens written")
     _legend(axes, colours)
     return figure
-
-
-def _draw_quartiles(
-    axes: Axes, quartiles: Mapping[int, Sequence[float]], side: float, line: Line, colours: Palette
-) -> None:
-    places = np.array(list(quartiles)) * 1.035**side
-    low, middle, high = np.array(list(quartiles.values())).reshape(-1, 3).T
-    axes.errorbar(
-        places,
-        middle,
-        yerr=[middle - low, high - middle],
-        fmt="o",
-        ms=5,
-        lw=1.4,
-        color=colours.of(line.run.method),
-        label=line.run.label,
-        alpha=0.9,
-    )
 
 
 def _without_baseline(report: Report) -> list[Line]:

@@ -64,8 +64,8 @@ def win_rate(verdicts: Verdicts, *, seed: int = 0) -> Drawn:
 def length_controlled(verdicts: Verdicts, *, seed: int = 0) -> Drawn:
     """Return the length-controlled win rate in points; NaN if fewer than five were judged.
 
-    The resamples are fitted without a penalty: one strong enough to set the model's weights to zero,
-    as it is chosen where there are few verdicts, would make an interval of no width.
+    The resamples are fitted without a penalty: one strong enough to set all weights to zero, as it
+    is chosen where there are few verdicts, would make an interval of no width.
     """
     known_P = np.isfinite(verdicts.preference_P)
     if known_P.sum() < _FOLDS:
