@@ -35,8 +35,8 @@ _CAPTIONS = {
     f"below {SHOWN_SPEEDUPS[0]:g} or above {SHOWN_SPEEDUPS[1]:g} are drawn at the edge.",
     "lengths": "Theoretical speedup against the length of the baseline's answer.",
     "widths": "How many threads were live at the same time.",
-    "timelines": "For each of up to three runs the answer with the median own speedup among those "
-    "of three chunks or more. Drawn from the texts, lengths in proportion to characters.",
+    "timelines": "The answers with the median own speedup among those of three chunks or more. "
+    "Drawn from the texts, lengths in proportion to characters.",
     "promises": "Tokens promised and tokens written: medians and middle halves of the chunks that "
     "ended by themselves. On the dashed line promises are kept to the token.",
 }

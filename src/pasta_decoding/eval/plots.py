@@ -34,10 +34,10 @@ QUALITY_NAMES = {
     TEXT_QUALITY: "text quality gained, nats a token",
     LIKELIHOOD: "likelihood gained, nats a token",
 }
+_WIDTH_INCHES = 5.4  # narrow enough that its text can be read on a phone
 _MARKERS = "osD^vPX*"
 _WIDTHS = (("1", 1, 1), ("2", 2, 2), ("3-4", 3, 4), ("5-8", 5, 8), ("9 or more", 9, 10**9))
-_SAMPLES = 3
-_TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+_TICKS = (1, 2, 5, 10, 20, 30, 40, 50, 60, 80, 100, 150, 200, 300, 500, 1000)
 SHOWN_SPEEDUPS = (0.25, 16.0)
 """Speedups of prompts beyond these are drawn at the edge."""
 
@@ -131,7 +131,7 @@ def frontier(measure: str) -> Plot:
 
     def plot(report: Report, colours: Palette) -> Figure | None:
         lines = [line for line in report.lines if measure in line.qualities]
-        figure, [axes] = _figure(colours, 4.4)
+        figure, [axes] = _figure(colours, 3.9)
         _cross_at_baseline(axes, EQUAL[measure], report.baseline.label, colours)
         family = [_point(line, measure, report.speed) for line in lines if line.run.method == OURS]
         axes.plot(*np.array(sorted(family)).reshape(-1, 2).T, color=colours.pasta, alpha=0.35)
@@ -183,10 +183,11 @@ def _reach(one: Interval) -> list[list[float]]:
 
 
 def _draw_paper(axes: Axes, colours: Palette) -> None:
-    for one in PAPER:
-        x, y = float(str(one["wall_clock"])), 50 + float(str(one["win_rate_change"]))
-        axes.plot([x], [y], "D", ms=6, mfc="none", color=colours.muted)
-        _name(axes, "paper: Gemma 7B, H100", (x, y), colours.muted)
+    points = [
+        (float(str(one["wall_clock"])), 50 + float(str(one["win_rate_change"]))) for one in PAPER
+    ]
+    axes.plot(*zip(*points, strict=True), "D", ms=6, mfc="none", color=colours.muted, alpha=0.8)
+    _name(axes, "the paper (Gemma 7B, H100)", points[0], colours.muted)
 
 
 def _name(axes: Axes, text: str, at: tuple[float, float], colour: str) -> None:
@@ -290,22 +291,32 @@ def timelines(report: Report, colours: Palette) -> Figure | None:
     """Draw the threads of one telling answer of each run that writes chunks."""
     samples = [
         (line, record)
-        for line in _without_baseline(report)
+        for line in _who_promises(report)
         if (record := telling_sample(line.run.records.values()))
-    ][:_SAMPLES]
+    ]
     if not samples:
         return None
     bars = [timeline(record) for _, record in samples]
     rows = [max(bar.thread for bar in some) + 1 for some in bars]
-    figure, panels = _figure(colours, 0.9 * len(rows) + 0.23 * sum(rows), rows=rows)
+    figure, panels = _figure(colours, 0.8 * len(rows) + 0.21 * sum(rows), rows=rows)
     for axes, (line, record), some in zip(panels, samples, bars, strict=True):
         _draw_threads(axes, some, colours.of(line.run.method), colours)
         axes.set_xlim(0, 1.3 * max(bar.end for bar in some))
         said = " ".join(record.instruction.split())
-        title = f"{line.run.label}: {said[:64]}{'...' if len(said) > 64 else ''}"
+        title = f"{line.run.label}: {said[:48]}{'...' if len(said) > 48 else ''}"
         axes.set_title(title, loc="left", color=colours.ink, fontsize=9.5)
     panels[-1].set_xlabel("steps at unlimited width")
     return figure
+
+
+def _who_promises(report: Report) -> list[Line]:
+    """Return our first and last run, and the rival whose chunks grow from the main thread, too."""
+    ours = [line for line in report.lines if line.run.method == OURS]
+    return [
+        *ours[:1],
+        *ours[1:][-1:],
+        *(line for line in report.lines if line.run.method == "apar"),
+    ]
 
 
 def _draw_threads(axes: Axes, bars: Sequence[Bar], colour: str, colours: Palette) -> None:
@@ -359,10 +370,11 @@ def promises(report: Report, colours: Palette) -> Figure | None:
         )
     edge = [buckets[0], buckets[-1]]
     axes.plot(edge, edge, color=colours.muted, lw=0.9, ls=(0, (4, 3)))
-    ticks = [tokens for tokens in _TICKS if tokens <= 2 * buckets[-1]]
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xticks(buckets, [str(bucket) for bucket in buckets])
+    low, high = axes.get_ylim()
+    ticks = [tokens for tokens in _TICKS if low <= tokens <= high]
     axes.set_yticks(ticks, [str(tokens) for tokens in ticks])
     axes.minorticks_off()
     axes.set_xlabel("tokens promised")
@@ -376,7 +388,15 @@ def _without_baseline(report: Report) -> list[Line]:
 
 
 def _legend(axes: Axes, colours: Palette) -> None:
-    axes.legend(frameon=False, fontsize=9, labelcolor=colours.ink)
+    axes.legend(
+        frameon=False,
+        fontsize=9,
+        labelcolor=colours.ink,
+        ncols=3,
+        loc="lower left",
+        bbox_to_anchor=(-0.02, 1.0),
+        borderaxespad=0.2,
+    )
 
 
 def _figure(
@@ -388,7 +408,7 @@ def _figure(
     rows: Sequence[int] = (),
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure as wide as the page: some panels side by side, or rows of these heights."""
-    figure = Figure(figsize=(6.6, height), layout="constrained")
+    figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
     if rows:
         grid = figure.subplots(len(rows), 1, squeeze=False, height_ratios=list(rows))
     else:
