@@ -171,8 +171,6 @@ def test_win_rates_of_many_models_on_real_verdicts_are_those_of_the_package(
     for model, found in models.items():
         theirs = package(as_rows(found, model), difficulties, "length_controlled_noreg")
         ours = length_controlled(found).value
-        print(f"{model:40} {win_rate(found).value:8.4f} {theirs['win_rate']:8.4f}", end=" ")
-        print(f"{ours:8.4f} {theirs['length_controlled_winrate']:8.4f}")
         assert win_rate(found).value == pytest.approx(theirs["win_rate"], abs=1e-9), model
         assert ours == pytest.approx(theirs["length_controlled_winrate"], abs=0.1), model
 

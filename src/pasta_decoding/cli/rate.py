@@ -124,12 +124,13 @@ def check_asking(asking: Asking, difficulty: Path | None, prompts: Path | None) 
 
 def rate_all_texts(runs: list[Run], baseline: Run, adapter: str, base: Path | None) -> None:
     """Rate every answer without a judge."""
-    from pasta_decoding.eval.rate import rate_texts
+    from pasta_decoding.eval.rate import rate_texts, remembering
 
     nats, under = load_likelihood(adapter, base)
+    asked_once = remembering(nats)
     with progress("rating", sum(len(run.records) for run in runs)) as tick:
         for run in runs:
-            rate_texts(run, baseline, nats, under, tick)
+            rate_texts(run, baseline, asked_once, under, tick)
 
 
 def load_likelihood(adapter: str, base: Path | None) -> tuple[Nats, str]:

@@ -54,6 +54,20 @@ def rate_texts(run: Run, baseline: Run, nats: Nats, under: str, tick: Tick) -> N
             tick()
 
 
+def remembering(nats: Nats) -> Nats:
+    """Return `nats` that asks the model about each text once: every run has the same baseline."""
+    known: dict[tuple[str, str], float] = {}
+
+    def ask(instruction: str, texts: Sequence[str]) -> list[float]:
+        new = [text for text in dict.fromkeys(texts) if (instruction, text) not in known]
+        if new:
+            keys = [(instruction, text) for text in new]
+            known.update(zip(keys, nats(instruction, new), strict=True))
+        return [known[instruction, text] for text in texts]
+
+    return ask
+
+
 def _text_quality(record: Record, base: Record, nats: Nats) -> TextQuality:
     tree = read(record.annotated)
     own, other = nats(record.instruction, [record.text, base.text])
