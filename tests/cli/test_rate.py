@@ -64,16 +64,39 @@ def test_texts_are_rated_under_the_sequential_model_and_a_second_run_goes_on(
 
 
 @pytest.mark.usefixtures("tiny_cache")
-def test_ratings_of_other_texts_are_not_mixed(
+def test_only_texts_that_changed_are_rated_again(
     pasta: Pasta, runs: Path, tiny_checkpoint: TinyCheckpoint
 ) -> None:
     command = ("eval", "rate", runs, "--adapter", tiny_checkpoint.adapter)
     pasta(*command)
-    base = [record(n, text=f"Another {n}.") for n in range(3)]
+    before = lines(runs / "pasta/quality.jsonl")
+    base = [record(n, text="Changed." if n == 1 else f"This about {n}.") for n in range(3)]
     write_run(runs / "sequential", "sequential", base)
+    (runs / "sequential/quality.jsonl").unlink()
+    stale = pasta("eval", "report", runs, "-o", runs.parent)
+    assert stale.complaint[1:] == (
+        f"pasta: {runs}/pasta was rated against other answers than {runs}/sequential's",
+        "Rate the run again with `pasta eval rate`.",
+    )
+    assert pasta(*command).status == 0
+    after = lines(runs / "pasta/quality.jsonl")
+    assert after[:3] == before
+    assert [row["id"] for row in after[3:]] == [record(1).id]
+    assert pasta("eval", "report", runs, "-o", runs.parent).status == 0
+
+
+@pytest.mark.usefixtures("tiny_cache")
+def test_ratings_of_two_models_are_not_mixed(
+    pasta: Pasta, runs: Path, tiny_checkpoint: TinyCheckpoint
+) -> None:
+    command = ("eval", "rate", runs / "sequential", "--adapter", tiny_checkpoint.adapter)
+    pasta(*command)
+    path = runs / "sequential/rating.json"
+    path.write_text(json.dumps({"likelihood_under": "another"}))
     status, message, hint = pasta(*command).complaint
     assert status == 2
-    assert message == f"pasta: {runs}/pasta/quality.jsonl was made with another baseline"
+    quality = runs / "sequential/quality.jsonl"
+    assert message == f"pasta: {quality} was made with another likelihood_under"
     assert hint == "Remove it to rate the answers again."
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.eval.report import build, numbers, prompts_csv, runs_csv
-from pasta_decoding.eval.runs import find_runs
+from pasta_decoding.eval.runs import find_runs, read_run, text_digest
 from tests.runfolders import CHUNKED, PLAIN, failed, parallel, record, write_run
 
 
@@ -31,10 +31,19 @@ def runs(tmp_path: Path) -> Path:
 def rate(folder: Path, gain: float, *, by: str = "sequential") -> None:
     """Say that every text is likelier than the baseline's by so many nats."""
     rows = [
-        {"id": record(n).id, "nats": 3 - gain, "baseline_nats": 3.0, "repeated_grams": 0.0,
-         "baseline_repeated_grams": 0.0, "topics": 2, "missing_topics": 1}
-        for n in range(12)
-    ]  # fmt: skip
+        {
+            "id": one.id,
+            "answer": text_digest(one.text),
+            "baseline_answer": text_digest(f"This about {n}."),
+            "nats": 3 - gain,
+            "baseline_nats": 3.0,
+            "repeated_grams": 0.0,
+            "baseline_repeated_grams": 0.0,
+            "topics": 2,
+            "missing_topics": 1,
+        }
+        for n, one in enumerate(read_run(folder).records.values())
+    ]
     (folder / "quality.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "rating.json").write_text(json.dumps({"likelihood_under": by}))
 
@@ -149,6 +158,21 @@ def test_annotations_of_other_answers_are_refused(runs: Path) -> None:
     annotate(runs / "sot", [2.0], text="Something else.")
     with pytest.raises(PastaError, match="judges another answer to 'What about 0"):
         find_runs([runs])
+
+
+def test_ratings_of_other_answers_are_refused(runs: Path) -> None:
+    rate(runs / "sot", 0.5)
+    write_run(runs / "sot", "sot", [parallel(n, text="Something else.") for n in range(12)])
+    with pytest.raises(PastaError, match=r"quality.jsonl rates another answer than the record"):
+        find_runs([runs])
+
+
+def test_ratings_against_another_baseline_are_refused(runs: Path) -> None:
+    rate(runs / "sot", 0.5)
+    other = [record(n, text=f"Other {n}.") for n in range(12)]
+    write_run(runs / "sequential", "sequential", other)
+    with pytest.raises(PastaError, match="was rated against other answers than"):
+        build(find_runs([runs]))
 
 
 def test_a_preference_out_of_range_is_refused(runs: Path) -> None:

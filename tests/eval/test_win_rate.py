@@ -76,7 +76,7 @@ def test_the_fit_is_the_minimum_of_its_loss() -> None:
     draw = np.random.default_rng(5)
     terms_PF = np.stack([draw.normal(size=60), draw.normal(size=60), np.ones(60)], axis=1)
     preference_P = draw.uniform(size=60)
-    weights_F = win_rates._fit(terms_PF, preference_P, np.ones(60), 0.36)
+    weights_F = win_rates._fit(terms_PF, preference_P, 0.36)
 
     def loss(at_F: Any) -> float:
         logit_P = terms_PF @ at_F
@@ -85,6 +85,30 @@ def test_the_fit_is_the_minimum_of_its_loss() -> None:
 
     for step_F in np.concatenate([np.eye(3), -np.eye(3)]) * 1e-3:
         assert loss(weights_F) <= loss(weights_F + step_F)
+
+
+def test_a_resample_is_fitted_as_if_its_prompts_had_been_asked_so_often() -> None:
+    draw = np.random.default_rng(6)
+    terms_PF = np.stack([draw.normal(size=80), np.ones(80)], axis=1)
+    preference_P = draw.uniform(size=80)
+    count_P = draw.multinomial(80, np.full(80, 1 / 80)).astype(float)
+    [once_F] = win_rates._fit_each(terms_PF, preference_P, count_P[None])
+    often = np.repeat(np.arange(80), count_P.astype(int))
+    again_F = win_rates._fit(terms_PF[often], preference_P[often], 1e4)
+    assert once_F == pytest.approx(again_F, abs=2e-3)
+
+
+def test_an_interval_has_a_width_where_the_penalty_leaves_no_weight() -> None:
+    # So few verdicts, and even ones: on rows left out nothing explains them better than a coin.
+    draw = np.random.default_rng(8)
+    above = draw.uniform(0, 0.5, size=20)
+    preferences = [half for one in above for half in (0.5 + one, 0.5 - one)]
+    found = length_controlled(verdicts(preferences, list(draw.normal(size=40))))
+    one = found.interval()
+    assert one.value == pytest.approx(50, abs=0.01)
+    assert one.low is not None
+    assert one.high is not None
+    assert one.high - one.low > 5
 
 
 # Against the package

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pasta_decoding.errors import PastaError
 from pasta_decoding.eval.bootstrap import Drawn, FloatArray, Interval
 from pasta_decoding.eval.figures import Pair, mean
-from pasta_decoding.eval.runs import TextQuality
+from pasta_decoding.eval.runs import TextQuality, text_digest
 from pasta_decoding.eval.win_rate import Verdicts, length_controlled, win_rate
 from pasta_decoding.lang.measures import text_quality
 
@@ -54,8 +55,20 @@ class Faults:
 
 
 def qualities(pair: Pair) -> dict[str, Quality]:
-    """Return what is known of a run's quality, by measure."""
+    """Return what is known of a run's quality, by measure. Raises PastaError for stale ratings."""
+    check_baseline(pair)
     return {**_by_verdicts(pair), **_by_texts(pair)}
+
+
+def check_baseline(pair: Pair) -> None:
+    """Raise a PastaError if the run was rated against another baseline."""
+    for record, base in pair.records:
+        row, verdict = pair.run.quality.get(record.id), pair.run.annotations.get(record.id)
+        stale = row is not None and row.baseline_answer != text_digest(base.text)
+        if stale or (verdict is not None and verdict.output_1.strip() != base.text.strip()):
+            other = f"other answers than {pair.baseline.folder}'s"
+            message = f"{pair.run.folder} was rated against {other}"
+            raise PastaError(message, hint="Rate the run again with `pasta eval rate`.")
 
 
 def faults(pair: Pair) -> Faults | None:

@@ -7,7 +7,6 @@ the package alpaca_eval) and `rating.json` (who rated what) are written whole.
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -27,6 +26,7 @@ from pasta_decoding.eval.runs import (
     Run,
     TextQuality,
     read_json,
+    text_digest,
 )
 from pasta_decoding.lang.measures import missing_topics, repeated_grams
 from pasta_decoding.lang.tree import Chunk, read
@@ -38,18 +38,18 @@ Tick = Callable[[], None]
 
 
 def rate_texts(run: Run, baseline: Run, nats: Nats, under: str, tick: Tick) -> None:
-    """Rate every answer without a judge; what is rated already is not rated again.
+    """Rate every answer without a judge; texts that were rated are not rated again.
 
-    under: names the model of `nats`. Raises PastaError if the file is of other texts.
+    under: names the model of `nats`. Raises PastaError if the file was made with another one.
     """
     path = run.folder / QUALITY
-    keep_rating(run, {"baseline": _digest(baseline), "likelihood_under": under}, of=path)
-    rated = {row["id"] for row in resume_lines(path)}
+    keep_rating(run, {"likelihood_under": under}, of=path)
+    rated = {row["id"]: (row["answer"], row["baseline_answer"]) for row in resume_lines(path)}
     with path.open("a", encoding="utf-8") as lines:
         for key, record in run.records.items():
-            if key not in rated:
-                row = _text_quality(record, baseline.records[key], nats)
-                lines.write(encode_line(asdict(row)))
+            base = baseline.records[key]
+            if rated.get(key) != (text_digest(record.text), text_digest(base.text)):
+                lines.write(encode_line(asdict(_text_quality(record, base, nats))))
                 lines.flush()
             tick()
 
@@ -73,6 +73,8 @@ def _text_quality(record: Record, base: Record, nats: Nats) -> TextQuality:
     own, other = nats(record.instruction, [record.text, base.text])
     return TextQuality(
         id=record.id,
+        answer=text_digest(record.text),
+        baseline_answer=text_digest(base.text),
         nats=own,
         baseline_nats=other,
         repeated_grams=repeated_grams(record.text),
@@ -108,7 +110,7 @@ def annotate(
         preference = said[record.id] if known is None else known
         rows.append(_annotation(run, baseline, record, base, preference, annotator, difficulties))
     write_text(run.folder / ANNOTATIONS, json.dumps(rows, ensure_ascii=False, indent=1) + "\n")
-    keep_rating(run, {"annotator": annotator, "annotations_baseline": _digest(baseline)})
+    keep_rating(run, {"annotator": annotator})
     return sum(row["preference"] is None for row in rows)
 
 
@@ -160,12 +162,6 @@ def keep_rating(run: Run, found: Mapping[str, Any], *, of: Path | None = None) -
         message = f"{of} was made with another {' and another '.join(differing)}"
         raise PastaError(message, hint="Remove it to rate the answers again.")
     write_text(path, json.dumps({**known, **found}, ensure_ascii=False, indent=1) + "\n")
-
-
-def _digest(run: Run) -> str:
-    """Return what stands for the texts of a run."""
-    texts = [[key, record.text] for key, record in sorted(run.records.items())]
-    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
 
 
 # The local judge

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -24,12 +25,15 @@ Read = TypeVar("Read")
 class TextQuality:
     """What can be said of an answer without a judge; the text of a failed request is empty.
 
+    answer, baseline_answer: digests of the two texts, so that a rating of other texts is noticed.
     nats:           per token of the plain text and its end, under a sequential model.
     baseline_nats:  the same of the baseline's answer to this prompt.
     repeated_grams, missing_topics: see lang/measures.py.
     """
 
     id: str
+    answer: str
+    baseline_answer: str
     nats: float
     baseline_nats: float
     repeated_grams: float
@@ -117,6 +121,10 @@ def read_run(folder: Path) -> Run:
         hint = "Let `pasta eval generate` answer the prompts first."
         raise PastaError(f"{folder} holds no records", hint=hint)
     quality = {row.id: row for row in read_quality(folder / QUALITY)}
+    for key, row in quality.items():
+        if key in records and row.answer != text_digest(records[key].text):
+            message = f"{folder / QUALITY} rates another answer than the record {key}"
+            raise PastaError(message, hint="Rate the run again with `pasta eval rate`.")
     return Run(
         folder=folder,
         settings=settings,
@@ -138,6 +146,11 @@ def read_quality(path: Path) -> list[TextQuality]:
             hint = "Remove it; the same `pasta eval rate` makes it again."
             raise PastaError(message, hint=hint) from error
     return rows
+
+
+def text_digest(text: str) -> str:
+    """Return twelve hexadecimal digits that stand for a text."""
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:12]
 
 
 def baseline_of(runs: Sequence[Run]) -> Run:

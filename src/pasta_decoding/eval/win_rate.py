@@ -27,7 +27,10 @@ _STRENGTHS = np.logspace(-4, 4, 10)
 _FOLDS = 5
 _LC_RESAMPLES = 1000  # each is a fit
 _MAX_STEPS = 50
+_MAX_SWEEPS = 100
 _TOLERANCE = 1e-9
+# Keeps weights finite where a resample could be explained perfectly.
+_RIDGE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +67,8 @@ def win_rate(verdicts: Verdicts, *, seed: int = 0) -> Drawn:
 def length_controlled(verdicts: Verdicts, *, seed: int = 0) -> Drawn:
     """Return the length-controlled win rate in points; NaN if fewer than five were judged.
 
-    The resamples are fitted without a penalty: one strong enough to set all weights to zero, as it
-    is chosen where there are few verdicts, would make an interval of no width.
+    The resamples are fitted without the package's penalty: one strong enough to set all weights to
+    zero, as it is chosen where there are few verdicts, would make an interval of no width.
     """
     known_P = np.isfinite(verdicts.preference_P)
     if known_P.sum() < _FOLDS:
@@ -75,18 +78,14 @@ def length_controlled(verdicts: Verdicts, *, seed: int = 0) -> Drawn:
     level_PF[:, 0] = 0  # both answers equally long
     kept_PF, preference_P = terms_PF[known_P], verdicts.preference_P[known_P]
     strength = _choose_strength(kept_PF, preference_P)
-
-    def predicted(weights_F: FloatArray, count_P: FloatArray) -> float:
-        return float(100 * np.average(_sigmoid(level_PF @ weights_F), weights=count_P))
-
-    every_P = np.ones(len(known_P))
-    value = predicted(_fit(kept_PF, preference_P, every_P[known_P], strength), every_P)
-    free_F = _fit(kept_PF, preference_P, every_P[known_P], _STRENGTHS[-1])
-    draws = [
-        predicted(_fit(kept_PF, preference_P, count_P[known_P], _STRENGTHS[-1], free_F), count_P)
-        for count_P in resamples(len(known_P), seed)[:_LC_RESAMPLES]
-    ]
-    return Drawn(value, np.array(draws))
+    weights_F = _fit(kept_PF, preference_P, strength)
+    counts_RP = resamples(len(known_P), seed)[:_LC_RESAMPLES]
+    weights_RF = _fit_each(kept_PF, preference_P, counts_RP[:, known_P])
+    chances_RP = _sigmoid(weights_RF @ level_PF.T)
+    return Drawn(
+        float(100 * _sigmoid(level_PF @ weights_F).mean()),
+        100 * (counts_RP * chances_RP).sum(axis=1) / counts_RP.sum(axis=1),
+    )
 
 
 def _terms(verdicts: Verdicts) -> FloatArray:
@@ -111,19 +110,12 @@ def _choose_strength(terms_PF: FloatArray, preference_P: FloatArray) -> float:
 def _left_out_loss(
     terms_PF: FloatArray, preference_P: FloatArray, out_P: npt.NDArray[np.bool_], strength: float
 ) -> float:
-    kept = (terms_PF[~out_P], preference_P[~out_P])
-    weights_F = _fit(*kept, np.ones(len(kept[1])), strength)
+    weights_F = _fit(terms_PF[~out_P], preference_P[~out_P], strength)
     logit_P = terms_PF[out_P] @ weights_F
     return float(np.mean(np.logaddexp(0, logit_P) - preference_P[out_P] * logit_P))
 
 
-def _fit(
-    terms_PF: FloatArray,
-    preference_P: FloatArray,
-    count_P: FloatArray,
-    strength: float,
-    start_F: FloatArray | None = None,
-) -> FloatArray:
+def _fit(terms_PF: FloatArray, preference_P: FloatArray, strength: float) -> FloatArray:
     """Return weights_F that minimise |weights| + strength x the sum of cross entropies.
 
     Newton's method; each step minimises |weights| + the quadratic part, and is halved until the
@@ -133,14 +125,14 @@ def _fit(
     def loss(weights_F: FloatArray) -> float:
         logit_P = terms_PF @ weights_F
         entropy_P = np.logaddexp(0, logit_P) - preference_P * logit_P
-        return float(np.abs(weights_F).sum() + strength * (count_P @ entropy_P))
+        return float(np.abs(weights_F).sum() + strength * entropy_P.sum())
 
-    weights_F = np.zeros(terms_PF.shape[1]) if start_F is None else start_F
+    weights_F = np.zeros(terms_PF.shape[1])
     now = loss(weights_F)
     for _ in range(_MAX_STEPS):
         chance_P = _sigmoid(terms_PF @ weights_F)
-        slope_F = strength * (terms_PF.T @ (count_P * (chance_P - preference_P)))
-        bend_P = count_P * chance_P * (1 - chance_P)
+        slope_F = strength * (terms_PF.T @ (chance_P - preference_P))
+        bend_P = chance_P * (1 - chance_P)
         bend_FF = strength * (terms_PF.T @ (bend_P[:, None] * terms_PF))
         bend_FF += 1e-10 * np.eye(len(weights_F))
         step_F = _lasso(bend_FF, slope_F, weights_F) - weights_F
@@ -157,7 +149,7 @@ def _fit(
 def _lasso(bend_FF: FloatArray, slope_F: FloatArray, start_F: FloatArray) -> FloatArray:
     """Return the w that minimises |w| + slope (w - start) + (w - start) bend (w - start) / 2."""
     w_F = start_F.copy()
-    for _ in range(200):
+    for _ in range(_MAX_SWEEPS):
         largest = 0.0
         for f in range(len(w_F)):
             pull = bend_FF[f, f] * w_F[f] - slope_F[f] - float(bend_FF[f] @ (w_F - start_F))
@@ -167,6 +159,24 @@ def _lasso(bend_FF: FloatArray, slope_F: FloatArray, start_F: FloatArray) -> Flo
         if largest < 1e-10:
             break
     return w_F
+
+
+def _fit_each(terms_PF: FloatArray, preference_P: FloatArray, counts_RP: FloatArray) -> FloatArray:
+    """Return weights_RF: the most likely ones for each resample, by Newton's method."""
+    weights_RF = np.zeros((len(counts_RP), terms_PF.shape[1]))
+    squares_PFF = terms_PF[:, :, None] * terms_PF[:, None, :]
+    for _ in range(_MAX_STEPS):
+        chances_RP = _sigmoid(weights_RF @ terms_PF.T)
+        slope_RF = (counts_RP * (chances_RP - preference_P)) @ terms_PF + _RIDGE * weights_RF
+        bends_RP = counts_RP * chances_RP * (1 - chances_RP)
+        bend_RFF = np.tensordot(bends_RP, squares_PFF, axes=1)
+        bend_RFF += _RIDGE * np.eye(terms_PF.shape[1])
+        # Far from the minimum a whole step may lead away from it.
+        step_RF = np.clip(np.linalg.solve(bend_RFF, slope_RF[:, :, None])[:, :, 0], -2, 2)
+        weights_RF -= step_RF
+        if np.abs(step_RF).max(initial=0) < 1e-8:
+            break
+    return weights_RF
 
 
 def _sigmoid(logit_P: FloatArray) -> FloatArray:
