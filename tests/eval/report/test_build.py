@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.eval.report import build, numbers, prompts_csv, runs_csv
+from pasta_decoding.eval.report.build import build, numbers, prompts_csv, runs_csv
 from pasta_decoding.eval.runs import find_runs, read_run, text_digest
 from tests.runfolders import CHUNKED, PLAIN, failed, parallel, record, write_run
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.eval.bootstrap import Drawn, FloatArray
-from pasta_decoding.eval.dominance import OURS, RIVALS, Contender, Dominance, dominance
 from pasta_decoding.eval.figures import (
     THEORETICAL,
     WALL_CLOCK,
@@ -31,6 +30,7 @@ from pasta_decoding.eval.quality import (
     faults,
     qualities,
 )
+from pasta_decoding.eval.report.dominance import OURS, RIVALS, Contender, Dominance, dominance
 from pasta_decoding.eval.runs import BASELINE, Run, baseline_of, same_prompts
 
 PAPER = (

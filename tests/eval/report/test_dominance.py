@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pasta_decoding.eval.bootstrap import Drawn
-from pasta_decoding.eval.dominance import Contender, dominance
+from pasta_decoding.eval.report.dominance import Contender, dominance
 
 
 def contender(

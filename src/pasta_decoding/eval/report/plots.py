@@ -1,27 +1,20 @@
-"""The pictures of a report, drawn with matplotlib.
-
-Colours come from a palette: real ones for PNG files; for the page, stand-ins that become CSS
-variables, so that one SVG serves light and dark alike.
-"""
+"""The pictures of a report: a function each."""
 
 from __future__ import annotations
 
-import io
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pasta_decoding.eval.bootstrap import FloatArray, Interval
-from pasta_decoding.eval.dominance import OURS
 from pasta_decoding.eval.figures import OWN, THEORETICAL, WALL_CLOCK, total_widths
 from pasta_decoding.eval.quality import EQUAL, LC_WIN_RATE, LIKELIHOOD, TEXT_QUALITY, WIN_RATE
-from pasta_decoding.eval.report import PAPER, Line, Report
-from pasta_decoding.eval.timeline import Bar, telling_sample, timeline
+from pasta_decoding.eval.report.build import PAPER, Line, Report
+from pasta_decoding.eval.report.dominance import OURS
+from pasta_decoding.eval.report.drawing import Palette, Plot, legend, new_figure
+from pasta_decoding.eval.report.timeline import Bar, telling_sample, timeline
 
 SPEED_NAMES = {
     OWN: "own speedup",
@@ -34,56 +27,11 @@ QUALITY_NAMES = {
     TEXT_QUALITY: "text quality gained, nats a token",
     LIKELIHOOD: "likelihood gained, nats a token",
 }
-_WIDTH_INCHES = 5.4  # narrow enough that its text can be read on a phone
 _MARKERS = "osD^vPX*"
 _WIDTHS = (("1", 1, 1), ("2", 2, 2), ("3-4", 3, 4), ("5-8", 5, 8), ("9 or more", 9, 10**9))
 _TICKS = (1, 2, 5, 10, 20, 30, 40, 50, 60, 80, 100, 150, 200, 300, 500, 1000)
 SHOWN_SPEEDUPS = (0.25, 16.0)
 """Speedups of prompts beyond these are drawn at the edge."""
-
-
-@dataclass(frozen=True, slots=True)
-class Palette:
-    """A colour for each role; those of the methods are called as the methods are."""
-
-    ink: str
-    muted: str
-    line: str
-    page: str
-    sequential: str
-    pasta: str
-    sot: str
-    apar: str
-
-    def of(self, method: str) -> str:
-        """Return the colour of a method."""
-        return str(getattr(self, method, self.muted))
-
-
-LIGHT = Palette(
-    ink="#1b1e23",
-    muted="#667079",
-    line="#dfe3e7",
-    page="#ffffff",
-    sequential="#667079",
-    pasta="#1f63c6",
-    sot="#c4510c",
-    apar="#0b7f5c",
-)
-DARK = Palette(
-    ink="#e7eaee",
-    muted="#9aa4ae",
-    line="#343a42",
-    page="#16191d",
-    sequential="#9aa4ae",
-    pasta="#6ea8ff",
-    sot="#ff9a52",
-    apar="#43d6a2",
-)
-_STAND_INS = Palette(*(f"#0a0b{number:02x}" for number in range(len(fields(Palette)))))
-
-Plot = Callable[[Report, Palette], Figure | None]
-"""Draws a picture; None if the runs have nothing to show there."""
 
 
 def plots(report: Report) -> dict[str, Plot]:
@@ -98,40 +46,12 @@ def plots(report: Report) -> dict[str, Plot]:
     }
 
 
-def as_svg(name: str, plot: Plot, report: Report) -> str | None:
-    """Return a picture as an SVG element whose colours are CSS variables."""
-    style = {"svg.fonttype": "none", "svg.hashsalt": name}
-    with mpl.rc_context(style):
-        figure = plot(report, _STAND_INS)
-        if figure is None:
-            return None
-        text = io.StringIO()
-        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
-    svg = text.getvalue()
-    svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    # Ids are the same in every figure; several on one page would borrow each other's.
-    svg = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{name}-", svg)
-    for one in fields(Palette):
-        svg = svg.replace(getattr(_STAND_INS, one.name), f"var(--{one.name})")
-    return svg
-
-
-def as_png(plot: Plot, report: Report) -> bytes | None:
-    """Return a picture as a PNG file."""
-    figure = plot(report, LIGHT)
-    if figure is None:
-        return None
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=160, facecolor=LIGHT.page)
-    return file.getvalue()
-
-
 def frontier(measure: str) -> Plot:
     """Return the plot of speed against one measure of quality, a point a run."""
 
     def plot(report: Report, colours: Palette) -> Figure | None:
         lines = [line for line in report.lines if measure in line.qualities]
-        figure, [axes] = _figure(colours, 3.9)
+        figure, [axes] = new_figure(colours, 3.9)
         _cross_at_baseline(axes, EQUAL[measure], report.baseline.label, colours)
         family = [_point(line, measure, report.speed) for line in lines if line.run.method == OURS]
         axes.plot(*np.array(sorted(family)).reshape(-1, 2).T, color=colours.pasta, alpha=0.35)
@@ -202,7 +122,7 @@ def speedups(report: Report, colours: Palette) -> Figure | None:
     if not lines:
         return None
     names = [OWN, report.speed]
-    figure, panels = _figure(colours, 1.3 + 0.45 * len(lines), panels=2, share_y=True)
+    figure, panels = new_figure(colours, 1.3 + 0.45 * len(lines), panels=2, share_y=True)
     for axes, name in zip(panels, names, strict=True):
         for row, line in enumerate(reversed(lines)):
             log_P = line.log_speed_P[name]
@@ -230,7 +150,7 @@ def lengths(report: Report, colours: Palette) -> Figure | None:
     lines = _without_baseline(report)
     if not lines:
         return None
-    figure, [axes] = _figure(colours, 3.6)
+    figure, [axes] = new_figure(colours, 3.6)
     bins = list(lines[0].figures.by_length)
     for number, line in enumerate(lines):
         intervals = [line.figures.by_length[name].theoretical for name in bins]
@@ -253,7 +173,7 @@ def lengths(report: Report, colours: Palette) -> Figure | None:
     axes.axhline(1, color=colours.muted, lw=0.9, ls=(0, (4, 3)))
     axes.set_xlabel("tokens of the baseline's answer")
     axes.set_ylabel("theoretical speedup, times")
-    _legend(axes, colours)
+    legend(axes, colours)
     return figure
 
 
@@ -266,7 +186,7 @@ def widths(report: Report, colours: Palette) -> Figure | None:
     found = {label: one for label, one in found.items() if one[1]}
     if not found:
         return None
-    figure, [axes] = _figure(colours, 1.2 + 0.42 * len(found))
+    figure, [axes] = new_figure(colours, 1.2 + 0.42 * len(found))
     for row, (method, steps) in enumerate(reversed(found.values())):
         left, total = 0.0, sum(steps.values())
         for shade, (name, low, high) in enumerate(_WIDTHS):
@@ -298,7 +218,7 @@ def timelines(report: Report, colours: Palette) -> Figure | None:
         return None
     bars = [timeline(record) for _, record in samples]
     rows = [max(bar.thread for bar in some) + 1 for some in bars]
-    figure, panels = _figure(colours, 0.8 * len(rows) + 0.21 * sum(rows), rows=rows)
+    figure, panels = new_figure(colours, 0.8 * len(rows) + 0.21 * sum(rows), rows=rows)
     for axes, (line, record), some in zip(panels, samples, bars, strict=True):
         _draw_threads(axes, some, colours.of(line.run.method), colours)
         axes.set_xlim(0, 1.3 * max(bar.end for bar in some))
@@ -347,7 +267,7 @@ def promises(report: Report, colours: Palette) -> Figure | None:
     ]
     if not made:
         return None
-    figure, [axes] = _figure(colours, 3.8)
+    figure, [axes] = new_figure(colours, 3.8)
     buckets = sorted({promised for _, some in made for promised, _ in some})
     for number, (line, some) in enumerate(made):
         quartiles = {
@@ -379,47 +299,9 @@ def promises(report: Report, colours: Palette) -> Figure | None:
     axes.minorticks_off()
     axes.set_xlabel("tokens promised")
     axes.set_ylabel("tokens written")
-    _legend(axes, colours)
+    legend(axes, colours)
     return figure
 
 
 def _without_baseline(report: Report) -> list[Line]:
     return [line for line in report.lines if line.run is not report.baseline]
-
-
-def _legend(axes: Axes, colours: Palette) -> None:
-    axes.legend(
-        frameon=False,
-        fontsize=9,
-        labelcolor=colours.ink,
-        ncols=3,
-        loc="lower left",
-        bbox_to_anchor=(-0.02, 1.0),
-        borderaxespad=0.2,
-    )
-
-
-def _figure(
-    colours: Palette,
-    height: float,
-    *,
-    panels: int = 1,
-    share_y: bool = False,
-    rows: Sequence[int] = (),
-) -> tuple[Figure, list[Axes]]:
-    """Return a figure as wide as the page: some panels side by side, or rows of these heights."""
-    figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
-    if rows:
-        grid = figure.subplots(len(rows), 1, squeeze=False, height_ratios=list(rows))
-    else:
-        grid = figure.subplots(1, panels, squeeze=False, sharey=share_y)
-    for axes in grid.flat:
-        axes.set_facecolor("none")
-        axes.grid(color=colours.line, lw=0.8)
-        axes.set_axisbelow(True)
-        axes.tick_params(colors=colours.muted, labelcolor=colours.ink, labelsize=9.5, length=0)
-        axes.xaxis.label.set_color(colours.ink)
-        axes.yaxis.label.set_color(colours.ink)
-        for side in axes.spines.values():
-            side.set_visible(False)
-    return figure, list(grid.flat)

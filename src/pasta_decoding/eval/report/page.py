@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from html import escape
 from importlib.resources import files
 
-from pasta_decoding.eval.bootstrap import Interval
-from pasta_decoding.eval.dominance import Dominance
 from pasta_decoding.eval.figures import WALL_CLOCK
 from pasta_decoding.eval.machine import commit
-from pasta_decoding.eval.plots import (
-    DARK,
-    LIGHT,
-    QUALITY_NAMES,
-    SHOWN_SPEEDUPS,
-    SPEED_NAMES,
-    Palette,
-    as_svg,
-    plots,
-)
 from pasta_decoding.eval.quality import LC_WIN_RATE, WIN_RATE
-from pasta_decoding.eval.report import PAPER, Line, Report
+from pasta_decoding.eval.report.build import PAPER, Line, Report
+from pasta_decoding.eval.report.dominance import Dominance
+from pasta_decoding.eval.report.drawing import DARK, LIGHT, Palette, as_svg
+from pasta_decoding.eval.report.plots import QUALITY_NAMES, SHOWN_SPEEDUPS, SPEED_NAMES, plots
+from pasta_decoding.eval.report.tables import Cell, Value, interval_html, percent, table
 
 _CAPTIONS = {
     "frontier_lc_win_rate": "Speed against quality, a point a run; bars are 95 % intervals. Up and "
@@ -58,16 +50,6 @@ _DEFINITIONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """A table cell that is already HTML."""
-
-    html: str
-
-
-Value = str | float | None | Interval | Cell
-
-
 def render(report: Report) -> str:
     """Return the page."""
     figures = {name: as_svg(name, plot, report) for name, plot in plots(report).items()}
@@ -92,7 +74,7 @@ def render(report: Report) -> str:
 
 
 def _document(body: str) -> str:
-    style = files("pasta_decoding.eval").joinpath("report.css").read_text(encoding="utf-8")
+    style = files("pasta_decoding.eval.report").joinpath("page.css").read_text(encoding="utf-8")
     colours = (
         f":root{{{_variables(LIGHT)}}}"
         f"@media(prefers-color-scheme:dark){{:root{{{_variables(DARK)}}}}}"
@@ -141,11 +123,11 @@ def _results(report: Report) -> str:
             *(line.figures.speedups[name] for name in speeds),
             *(_judged(line, name) for name in measures),
             f"{line.figures.failures} of {line.figures.prompts}",
-            _percent(line.figures.with_promise.value),
+            percent(line.figures.with_promise.value),
         ]
         for line in report.lines
     ]
-    return _table(columns, rows)
+    return table(columns, rows)
 
 
 def _judged(line: Line, measure: str) -> Value:
@@ -154,7 +136,7 @@ def _judged(line: Line, measure: str) -> Value:
         return None
     digits = 1 if measure in {LC_WIN_RATE, WIN_RATE} else 2
     missing = f"<small>{quality.missing} missing</small>" if quality.missing else ""
-    return Cell(_interval(quality.interval, digits) + missing)
+    return Cell(interval_html(quality.interval, digits) + missing)
 
 
 def _dominance(report: Report) -> str:
@@ -169,7 +151,7 @@ def _dominance(report: Report) -> str:
             "rival", "at its", "ours", "speed, ours / rival", "quality, ours less rival", "holds"
         ]  # fmt: skip
         parts.append(f"<p>By {escape(QUALITY_NAMES[measure])}:</p>")
-        parts.append(_table(columns, [_dominance_row(row) for row in rows]))
+        parts.append(table(columns, [_dominance_row(row) for row in rows]))
     return "".join(parts)
 
 
@@ -185,7 +167,7 @@ def _datasets(report: Report) -> str:
         return '<p class="note">The prompts name no dataset.</p>'
     counts = report.lines[0].figures.by_dataset
     columns = ["theoretical speedup", *(f"{name} ({counts[name].prompts})" for name in names)]
-    return _table(
+    return table(
         columns,
         [
             [line.run.label, *(line.figures.by_dataset[name].theoretical for name in names)]
@@ -201,7 +183,7 @@ def _details(report: Report) -> str:
         "truncated chunks", "missing topics", "repeated grams", "of the baseline",
         "interventions a token", "first text, s", "last text, s",
     ]  # fmt: skip
-    return _table(columns, [_detail_row(line) for line in report.lines])
+    return table(columns, [_detail_row(line) for line in report.lines])
 
 
 def _detail_row(line: Line) -> Sequence[Value]:
@@ -209,18 +191,18 @@ def _detail_row(line: Line) -> Sequence[Value]:
     return [
         line.run.label,
         f"{found.plain_tokens_mean:.0f}",
-        _percent(found.hit_limit.value),
+        percent(found.hit_limit.value),
         found.chunks_mean,
         found.syncs_mean,
         found.threads,
-        _percent(found.near_promises),
+        percent(found.near_promises),
         found.promised_ratio,
-        _percent(found.repeated_chunks),
-        _percent(found.truncated_chunks),
-        _percent(faults.missing_topics) if faults else None,
-        _percent(faults.repeated_grams) if faults else None,
-        _percent(faults.baseline_repeated_grams) if faults else None,
-        _percent(found.interventions_per_token),
+        percent(found.repeated_chunks),
+        percent(found.truncated_chunks),
+        percent(faults.missing_topics) if faults else None,
+        percent(faults.repeated_grams) if faults else None,
+        percent(faults.baseline_repeated_grams) if faults else None,
+        percent(found.interventions_per_token),
         found.first_text_s,
         found.last_text_s,
     ]
@@ -236,7 +218,7 @@ def _paper() -> str:
     rows: list[Sequence[Value]] = [
         [str(one["run"]), f"{one['wall_clock']}", f"{one['win_rate_change']:+}"] for one in PAPER
     ]
-    return note + _table(columns, rows)
+    return note + table(columns, rows)
 
 
 def _definitions() -> str:
@@ -268,40 +250,3 @@ def _section(title: str, content: str) -> str:
 def _figure(name: str, svg: str) -> str:
     caption = _CAPTIONS[name]
     return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[Value]]) -> str:
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    body = "".join(
-        f"<tr><th>{_cell(row[0])}</th>{''.join(f'<td>{_cell(one)}</td>' for one in row[1:])}</tr>"
-        for row in rows
-    )
-    return (
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
-
-
-def _cell(value: Value) -> str:
-    match value:
-        case None:
-            return "-"
-        case Cell(html):
-            return html
-        case Interval():
-            return _interval(value, 2)
-        case float():
-            return f"{value:.2f}"
-        case _:
-            return escape(str(value))
-
-
-def _interval(found: Interval, digits: int) -> str:
-    if found.value is None or found.low is None or found.high is None:
-        return "-"
-    value, low, high = (f"{one:.{digits}f}" for one in (found.value, found.low, found.high))
-    return f"{value}<small>{low} to {high}</small>"
-
-
-def _percent(value: float | None) -> str | None:
-    return None if value is None else f"{100 * value:.1f} %"
