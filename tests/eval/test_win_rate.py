@@ -117,7 +117,7 @@ Rows = list[dict[str, Any]]
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return the package's function; its call of the hub gives the rows of `difficulties`."""
     glm = pytest.importorskip("alpaca_eval.metrics.glm_winrate", reason="needs the extra `eval`")
 

@@ -159,7 +159,8 @@ def keep_rating(run: Run, found: Mapping[str, Any], *, of: Path | None = None) -
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     differing = [key for key in found if known.get(key) != found[key]]
     if of is not None and of.exists() and differing:
-        message = f"{of} was made with another {' and another '.join(differing)}"
+        key = differing[0]
+        message = f"{of} was made otherwise: {key} is {known.get(key)!r} there, {found[key]!r} now"
         raise PastaError(message, hint="Remove it to rate the answers again.")
     write_text(path, json.dumps({**known, **found}, ensure_ascii=False, indent=1) + "\n")
 

@@ -66,8 +66,7 @@ Plot = Callable[[Report, Palette], Figure | None]
 
 def as_svg(name: str, plot: Plot, report: Report) -> str | None:
     """Return a picture as an SVG element whose colours are CSS variables."""
-    style = {"svg.fonttype": "none", "svg.hashsalt": name}
-    with mpl.rc_context(style):
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure = plot(report, _STAND_INS)
         if figure is None:
             return None

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from html import escape
 from importlib.resources import files
 
-from pasta_decoding.eval.figures import WALL_CLOCK
+from pasta_decoding.eval.figures import OWN, WALL_CLOCK
 from pasta_decoding.eval.machine import commit
 from pasta_decoding.eval.quality import LC_WIN_RATE, WIN_RATE
 from pasta_decoding.eval.report.build import PAPER, Line, Report
@@ -111,7 +111,9 @@ def _head(report: Report) -> str:
 
 
 def _results(report: Report) -> str:
-    speeds = [name for name in SPEED_NAMES if name in report.lines[0].log_speed_P]
+    speeds = [
+        name for name in SPEED_NAMES if any(name in line.log_speed_P for line in report.lines[1:])
+    ] or [OWN]
     measures = [
         name for name in QUALITY_NAMES if any(name in line.qualities for line in report.lines)
     ]
@@ -120,7 +122,7 @@ def _results(report: Report) -> str:
     rows: list[Sequence[Value]] = [
         [
             line.run.label,
-            *(line.figures.speedups[name] for name in speeds),
+            *(line.figures.speedups.get(name) for name in speeds),
             *(_judged(line, name) for name in measures),
             f"{line.figures.failures} of {line.figures.prompts}",
             percent(line.figures.with_promise.value),
@@ -144,7 +146,8 @@ def _dominance(report: Report) -> str:
         return '<p class="note">There is no rival and run of ours that were both rated.</p>'
     parts = [
         '<p class="note">For each rival: of our runs at least as fast, the best one; and of our '
-        "runs at least as good, the fastest one. Differences are paired over prompts.</p>"
+        "runs at least as good, the fastest one. It holds unless ours is worse beyond the paired "
+        "95 % interval.</p>"
     ]
     for measure, rows in report.dominance.items():
         columns = [

@@ -194,7 +194,15 @@ def widths(report: Report, colours: Palette) -> Figure | None:
             alpha = 0.14 + 0.2 * shade
             axes.barh(row, part, 0.62, left, color=colours.of(method), alpha=alpha, lw=0)
             if part > 0.06:
-                axes.text(left + part / 2, row, name, color=colours.ink, fontsize=9, **_CENTRE)
+                axes.text(
+                    left + part / 2,
+                    row,
+                    name,
+                    color=colours.ink,
+                    fontsize=9,
+                    ha="center",
+                    va="center",
+                )
             left += part
     axes.set_yticks(range(len(found)), list(reversed(found)))
     axes.set_xlim(0, 1)
@@ -202,9 +210,6 @@ def widths(report: Report, colours: Palette) -> Figure | None:
     axes.set_xlabel("share of all steps, by live threads")
     axes.grid(visible=False)
     return figure
-
-
-_CENTRE = {"ha": "center", "va": "center"}
 
 
 def timelines(report: Report, colours: Palette) -> Figure | None:
@@ -293,8 +298,8 @@ def promises(report: Report, colours: Palette) -> Figure | None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xticks(buckets, [str(bucket) for bucket in buckets])
-    low, high = axes.get_ylim()
-    ticks = [tokens for tokens in _TICKS if low <= tokens <= high]
+    least, most = axes.get_ylim()
+    ticks = [tokens for tokens in _TICKS if least <= tokens <= most]
     axes.set_yticks(ticks, [str(tokens) for tokens in ticks])
     axes.minorticks_off()
     axes.set_xlabel("tokens promised")
