@@ -33,7 +33,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def annotations(runs: Path) -> list[dict[str, Any]]:
+def verdicts(runs: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads((runs / "pasta/annotations.json").read_text())
     return found
 
@@ -107,8 +107,8 @@ def test_an_endpoint_compares_in_both_orders_and_a_failed_request_loses(
     with chat_server(lambda _number, body: prefers("Two things", body)) as server:
         found = pasta("eval", "rate", runs, *JUDGED, server.base_url)
     assert (found.status, len(server.bodies)) == (0, 4)
-    assert [row["preference"] for row in annotations(runs)] == [2.0, 2.0, 1.0]
-    first = annotations(runs)[0]
+    assert [row["preference"] for row in verdicts(runs)] == [2.0, 2.0, 1.0]
+    first = verdicts(runs)[0]
     assert (first["generator_1"], first["generator_2"]) == ("sequential", "pasta")
     assert (first["output_1"], first["annotator"]) == ("This about 0.", "m, both orders")
     assert found.err.endswith("pasta: 3 verdicts of m, both orders, 0 missing\n")
@@ -131,13 +131,13 @@ def test_what_brings_no_verdict_is_missing_and_asked_again(
 
     with chat_server(stubborn) as server:
         found = pasta("eval", "rate", runs, *JUDGED, server.base_url)
-        assert [row["preference"] for row in annotations(runs)] == [2.0, None, 1.0]
+        assert [row["preference"] for row in verdicts(runs)] == [2.0, None, 1.0]
         assert reason in found.err
         assert "2 verdicts of m, both orders, 1 missing" in found.err
         server.script = lambda _number, body: prefers("Two things", body)
         asked = len(server.bodies)
         pasta("eval", "rate", runs, *JUDGED, server.base_url)
-    assert [row["preference"] for row in annotations(runs)] == [2.0, 2.0, 1.0]
+    assert [row["preference"] for row in verdicts(runs)] == [2.0, 2.0, 1.0]
     assert len(server.bodies) == asked + 2  # only the pair without a verdict, in both orders
 
 
@@ -159,7 +159,7 @@ def test_probabilities_of_the_endpoint_are_preferences(pasta: Pasta, runs: Path)
     with chat_server(unsure) as server:
         pasta("eval", "rate", runs, *JUDGED, server.base_url)
     # (0.8 + 1 - 0.4) / 2 of the way from 1 to 2.
-    assert annotations(runs)[0]["preference"] == pytest.approx(1.7)
+    assert verdicts(runs)[0]["preference"] == pytest.approx(1.7)
 
 
 def test_difficulties_are_found_by_alpaca_evals_numbers(
@@ -172,7 +172,7 @@ def test_difficulties_are_found_by_alpaca_evals_numbers(
     options = ("--difficulty", difficulty, "--prompts", prompts)
     with chat_server(lambda _number, _body: "A") as server:
         pasta("eval", "rate", runs, *JUDGED, server.base_url, *options)
-    assert [row["instruction_difficulty"] for row in annotations(runs)] == [0.25, None, None]
+    assert [row["instruction_difficulty"] for row in verdicts(runs)] == [0.25, None, None]
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ def test_a_judge_that_is_usable_is_used(
     said = verdict(tmp_path / "verdict.json", usable=True)
     command = ("eval", "rate", runs, "--no-likelihood", "--judge", judge, "--judge-verdict", said)
     assert pasta(*command).status == 0
-    assert [row["annotator"] for row in annotations(runs)] == [
+    assert [row["annotator"] for row in verdicts(runs)] == [
         "local judge judge, at equal length"
     ] * 3
 
@@ -269,8 +269,8 @@ def test_an_annotator_of_the_package_is_asked_again_only_where_it_gave_no_verdic
         command = ("eval", "rate", runs, "--no-likelihood", "--annotator", folder)
         found = pasta(*command)
         assert found.err.endswith("pasta: 2 verdicts of local_test, 1 missing\n")
-        assert [row["preference"] for row in annotations(runs)] == [2.0, None, 1.0]
+        assert [row["preference"] for row in verdicts(runs)] == [2.0, None, 1.0]
         server.script = answer
         pasta(*command)
-    assert [row["preference"] for row in annotations(runs)] == [2.0, 2.0, 1.0]
+    assert [row["preference"] for row in verdicts(runs)] == [2.0, 2.0, 1.0]
     assert len(server.bodies) == 3

@@ -85,6 +85,13 @@ class Run:
         return str(self.settings["method"])
 
     @property
+    def unanswered(self) -> int:
+        """How many prompts of its file the run has not come to yet."""
+        prompts = self.settings.get("prompts")
+        number = prompts.get("number") if isinstance(prompts, dict) else None
+        return max(0, number - len(self.records)) if isinstance(number, int) else 0
+
+    @property
     def max_tokens(self) -> int:
         """The most tokens that an answer might have."""
         return int(self.settings["max_tokens"])

@@ -93,6 +93,14 @@ def test_a_run_that_was_stopped_does_not_drop_out_silently(runs: Path) -> None:
     assert {line.figures.prompts for line in found.lines} == {7}
 
 
+def test_prompts_that_no_run_has_come_to_are_told(runs: Path) -> None:
+    for path in runs.iterdir():
+        settings = json.loads((path / "run.json").read_text())
+        (path / "run.json").write_text(json.dumps(settings | {"prompts": {"number": 20}}))
+    found = build(find_runs([runs]))
+    assert found.unanswered == dict.fromkeys(("apar", "pasta-fast", "sequential", "sot"), 8)
+
+
 def test_the_order_of_the_prompts_does_not_matter(runs: Path) -> None:
     before = numbers(build(find_runs([runs])))["runs"]["sot"]["speedups"]
     write_run(runs / "sot", "sot", [parallel(n, critical_path=60) for n in reversed(range(12))])

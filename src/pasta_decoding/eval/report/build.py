@@ -63,6 +63,7 @@ class Line:
 class Report:
     """Everything that the tables and the pictures show.
 
+    unanswered: prompts that a run has not come to yet.
     left_out:  prompts that a run has an answer to, but another one has not.
     speed:     the speedup that stands for all in the pictures: wall-clock where all were timed.
     dominance: for each measure of quality.
@@ -71,6 +72,7 @@ class Report:
 
     baseline: Run
     lines: Sequence[Line]
+    unanswered: Mapping[str, int]
     left_out: Mapping[str, int]
     speed: str
     dominance: Mapping[str, Sequence[Dominance]]
@@ -86,6 +88,7 @@ class Report:
 def build(runs: Sequence[Run], *, common: bool = False) -> Report:
     """Compute a report. Raises PastaError for runs that cannot be compared."""
     before = {run.label: len(run.records) for run in runs}
+    unanswered = {run.label: run.unanswered for run in runs if run.unanswered}
     runs = same_prompts(runs, common=common)
     baseline = baseline_of(runs)
     lines = sorted((_line(Pair(run, baseline)) for run in runs), key=_reading_order)
@@ -96,6 +99,7 @@ def build(runs: Sequence[Run], *, common: bool = False) -> Report:
     return Report(
         baseline=baseline,
         lines=lines,
+        unanswered=unanswered,
         left_out={label: count for label, count in left_out.items() if count},
         speed=speed,
         dominance=_dominance(lines, speed),
@@ -163,6 +167,7 @@ def numbers(report: Report) -> dict[str, Any]:
     return {
         "baseline": report.baseline.label,
         "prompts": len(report.baseline.records),
+        "unanswered": dict(report.unanswered),
         "left_out": dict(report.left_out),
         "judge": report.judge,
         "commit": commit(),

@@ -102,6 +102,10 @@ def _head(report: Report) -> str:
         f"{label}: {count} prompts left out that another run has no answer to"
         for label, count in report.left_out.items()
     ]
+    warnings += [
+        f"{label}: {count} prompts of its file are not answered yet"
+        for label, count in report.unanswered.items()
+    ]
     lost = report.lines[0].figures.no_baseline
     if lost:
         warnings.append(f"{lost} prompts have no speedup against the baseline: it failed there")
