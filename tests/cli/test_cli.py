@@ -20,6 +20,9 @@ COMMANDS = [
     "bench",
     "bench answers",
     "bench annotations",
+    "eval",
+    "eval rate",
+    "eval report",
 ]
 GOOD = 'One: <promise topic="a" tokens="20"/><async>b</async>\n'
 BAD = "One\n<async>b</async> <sync/>\n"

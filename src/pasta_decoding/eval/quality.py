@@ -4,7 +4,8 @@
 - text_quality: the answer's text quality less that of the baseline's answer (lang/measures.py).
 - likelihood: nats per token of the baseline's answer less those of the answer, repetition and all.
 
-The last two are from quality.jsonl and need no judge, but know nothing of truth or usefulness.
+The last two are from quality.jsonl and need no judge, but know nothing of truth or usefulness. A
+greedy baseline is ahead in both by construction: it wrote what that very model finds likeliest.
 An empty answer, as a failed request has it, counts in all of them: it loses to every answer, and
 has the likelihood of an answer that ends at once.
 """

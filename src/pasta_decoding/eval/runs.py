@@ -200,7 +200,7 @@ def _different(first: Run, second: Run) -> PastaError:
     message = f"{first.folder} and {second.folder} are of different prompts: {'; '.join(sides)}"
     hint = (
         "The same `pasta eval generate` goes on where it was stopped; "
-        "--common reports on the prompts that all runs have."
+        "`pasta eval report --common` takes the prompts that all runs have."
     )
     return PastaError(message, hint=hint)
 

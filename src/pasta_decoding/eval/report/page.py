@@ -21,7 +21,8 @@ _CAPTIONS = {
     "frontier_lc_win_rate": "Speed against quality, a point a run; bars are 95 % intervals. Up and "
     "to the right is better; the dashed lines cross at the baseline.",
     "frontier_text_quality": "The same without a judge: how much likelier the text is under the "
-    "sequential model than the baseline's answer, less a penalty for repetition. It knows nothing "
+    "sequential model than the baseline's answer, less a penalty for repetition. A greedy baseline "
+    "is ahead by construction: it wrote what that model finds likeliest. The measure knows nothing "
     "of truth or usefulness, and preference training may have aimed at it.",
     "speedups": "A dot a prompt, the middle half as a bar, the median as a large dot; speedups "
     f"below {SHOWN_SPEEDUPS[0]:g} or above {SHOWN_SPEEDUPS[1]:g} are drawn at the edge.",
