@@ -22,6 +22,8 @@ COMMANDS = [
     "bench annotations",
     "eval",
     "eval generate",
+    "eval rate",
+    "eval report",
 ]
 GOOD = 'One: <promise topic="a" tokens="20"/><async>b</async>\n'
 BAD = "One\n<async>b</async> <sync/>\n"

@@ -9,11 +9,11 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import torch
-
 
 def machine() -> str:
     """Name processor, core count, GPU and system, for the side of a figure."""
+    import torch
+
     gpu = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
     return ", ".join([_processor(), f"{os.cpu_count()} cores", *gpu, platform.system()])
 
