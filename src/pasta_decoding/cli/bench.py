@@ -16,7 +16,7 @@ from pasta_decoding.cli.files import cache_folder, say
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pasta_decoding.data.dataset import Row
     from pasta_decoding.eval.bench_answers import Examined
@@ -197,7 +197,7 @@ def compare_annotations(
 
 
 def hiding_nats_of(
-    rows: Sequence[Row], annotations: dict[str, Sequence[Tree]], model: Path | None
+    rows: Sequence[Row], annotations: Mapping[str, Sequence[Tree]], model: Path | None
 ) -> dict[str, dict[str, float]]:
     """Return what hiding costs in several annotations of the same rows, with intervals."""
     from rich.console import Console
