@@ -40,6 +40,11 @@ def own_speedup(plain_tokens: int, critical_path: int) -> float:
     return plain_tokens / critical_path if critical_path and plain_tokens else 1.0
 
 
+def promise_tokens(topic: str | None) -> int:
+    """Return about how many tokens of the main thread a promise takes."""
+    return TAG_TOKENS + (TOPIC_TOKENS if topic else 0)
+
+
 def ideal_speedup(tree: Tree, count_tokens: Callable[[str], int]) -> float:
     """Return plain tokens / critical path of an annotated text; 1 for an empty one."""
     main = 0
@@ -49,7 +54,7 @@ def ideal_speedup(tree: Tree, count_tokens: Callable[[str], int]) -> float:
             case Span(text):
                 main += count_tokens(text)
             case Chunk(topic, _, text):
-                main += TAG_TOKENS + (TOPIC_TOKENS if topic else 0)
+                main += promise_tokens(topic)
                 ends.append(main + count_tokens(text))
             case Sync():
                 main = max(main, *ends) + 1

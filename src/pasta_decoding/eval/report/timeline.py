@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pasta_decoding.eval.records import Record
-from pasta_decoding.lang.measures import PROMISE_TOKENS
+from pasta_decoding.lang.measures import promise_tokens
 from pasta_decoding.lang.tree import Chunk, Span, Sync, Tree, read
 
 
@@ -40,7 +40,7 @@ def _bars(tree: Tree, tokens_per_character: float) -> list[Bar]:
             case Span(text):
                 now += len(text) * tokens_per_character
             case Chunk(topic, _, text):
-                now += PROMISE_TOKENS
+                now += promise_tokens(topic)
                 end = now + len(text) * tokens_per_character
                 chunks.append(Bar(len(chunks) + 1, now, end, topic or ""))
             case Sync():
