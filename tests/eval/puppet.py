@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,7 @@ Reply = Callable[[str], str]
 
 def puppet(reply: Reply, *, max_cells: int | None = None, max_positions: int = 4096) -> Decoder:
     """Return a decoder whose model says what `reply` wants, one token a character."""
-    tokenizer = byte_tokenizer()
+    tokenizer: Any = byte_tokenizer()  # its types are those of one text and of many
     binding = bindings.bind(tokenizer)
     end = tokenizer.convert_tokens_to_ids(END)
     size = len(tokenizer)

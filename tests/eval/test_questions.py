@@ -18,7 +18,10 @@ def written(path: Path, contents: str | bytes) -> Path:
     return path
 
 
-ROWS = [{"instruction": "Why?", "dataset": "koala", "instruction_id": 7}, {"instruction": "How?"}]
+ROWS: list[dict[str, object]] = [
+    {"instruction": "Why?", "dataset": "koala", "instruction_id": 7},
+    {"instruction": "How?"},
+]
 LINES = "\n".join(json.dumps(row) for row in ROWS) + "\n\n"
 QUESTIONS = [question_of("Why?", "koala"), question_of("How?")]
 

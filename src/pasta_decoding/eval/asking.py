@@ -18,6 +18,9 @@ from pasta_decoding.runtime.scheduler import Scheduler
 
 Clock = Callable[[], float]
 
+FAILURES = (PastaError, RuntimeError)
+"""What an engine raises where it cannot: torch and llama.cpp report a failed pass as the second."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ended(Generic[Outcome]):
@@ -53,7 +56,7 @@ def ask_all(
             ]
             if not running:
                 return
-            with suppress(PastaError):  # the questions that it ended tell of it below
+            with suppress(*FAILURES):  # the questions that it ended tell of it below
                 scheduler.step()
             for talk in list(running):
                 if (ended := talk.advance()) is not None:
@@ -84,8 +87,8 @@ class _Talk(Generic[Outcome]):
         if self.ended is None:
             try:
                 answers = self._answers()
-            except PastaError as error:
-                self._end(error)
+            except FAILURES as error:
+                self._end(PastaError(str(error) or type(error).__name__))
             else:
                 if answers is not None:
                     self._go_on(answers)

@@ -13,6 +13,7 @@ from pasta_decoding.eval.methods.skeleton import (
     MOST_POINTS,
     Skeleton,
     concatenated,
+    list_ended,
     points_of,
     until_next_point,
     widths_beside,
@@ -170,7 +171,8 @@ def headings(outline: str, *, cut_off: bool = False) -> list[tuple[int, str]]:
         ("1. A b\n2. C", [(1, "A b"), (2, "C")]),
         ("1.A\n 2) B:\n\n- 3. **C d**: ", [(1, "A"), (2, "B"), (3, "C d")]),
         ("Sure!\n**1.** A\n# 2. B.", [(1, "A"), (2, "B")]),
-        ("1. A\n1. B\n3. a\n2. C", [(1, "A"), (2, "C")]),
+        ("1. A\n3. a\n4. C", [(1, "A"), (4, "C")]),
+        ("1. A\n2. B\n\n1. C\n3. D", [(1, "A"), (2, "B")]),
         ("1. \n2. B\n3. ...", [(2, "B")]),
         ("1. In 2019. Then\n2. B", [(1, "In 2019. Then"), (2, "B")]),
         ("1. <sync/>\n2. \u00fc", [(1, "<sync/>"), (2, "\u00fc")]),
@@ -178,7 +180,7 @@ def headings(outline: str, *, cut_off: bool = False) -> list[tuple[int, str]]:
         ("", []),
     ],
 )
-def test_points_are_numbered_lines_with_new_numbers_and_new_headings(
+def test_points_are_numbered_lines_with_rising_numbers_and_new_headings(
     outline: str, points: Sequence[tuple[int, str]]
 ) -> None:
     assert headings(outline) == points
@@ -194,10 +196,44 @@ def test_the_last_line_of_a_skeleton_that_was_cut_off_is_none() -> None:
     assert headings("1. A", cut_off=True) == []
 
 
+@pytest.mark.parametrize(
+    ("outline", "ended"),
+    [
+        ("1. A\n2. B", False),
+        ("1. A\n2. B\n\n1", False),
+        ("1. A\n2. B\n\n1. C", True),
+        ("1. A\n\nQuestion:", True),
+        ("1. The Question: why", False),
+        ("\n".join(f"{n}. A" for n in range(1, 11)), False),
+        ("\n".join(f"{n}. A" for n in range(1, 11)) + "\n", True),
+        ("", False),
+    ],
+)
+def test_a_skeleton_is_over_at_ten_points_and_where_another_list_begins(
+    outline: str, *, ended: bool
+) -> None:
+    assert list_ended(outline) is ended
+
+
+def test_a_skeleton_and_a_point_stop_where_something_else_begins() -> None:
+    def endless(question: str) -> str:
+        if question.endswith("Outline:"):
+            return "1. One\n2. Two\n\nQuestion: Why?" + "\n1. No" * 20
+        number = question.removesuffix(" only.")[-1]
+        return f"{number}. {NAMES[number]}: It is {number}.\n3. No\n2. Two: no\n1. One: no" * 9
+
+    record = answered(puppet(endless))
+    assert record.text == "1. One: It is 1.\n3. No\n2. Two: It is 2.\n3. No\n2. Two: no"
+    assert not record.hit_limit
+    skeleton = len(" One\n2. Two\n\nQuestion")
+    assert record.critical_path == skeleton + 1 + len(" It is 2.\n3. No\n2. Two: no\n1")
+
+
 def test_a_text_ends_where_another_point_begins() -> None:
     assert until_next_point("Yes.\n2. Walk: more\n3. Eat", {2, 3}) == "Yes."
     assert until_next_point("Take\n1. salt\n2. flour", {3, 4}) == "Take\n1. salt\n2. flour"
     assert until_next_point(" 2. first line stays", {2}) == " 2. first line stays"
+    assert until_next_point("Take\n2.5 cups", {2}) == "Take\n2.5 cups"
 
 
 def test_literal_tags_and_empty_texts_read_back_from_the_text_form() -> None:

@@ -9,8 +9,8 @@ classifier that keeps questions away from the method that do not suit it, is lef
 The prompts say what the paper's say, in our words, with two worked skeletons, as in the authors'
 prompts for some models. For models so small that they hardly follow a prompt we add what helps
 them: a point is begun with a colon behind it, or it would be taken for the beginning of a list; a
-heading that repeats an earlier one is left out; and where a point goes on with the next one in
-spite of the prompt, its text ends there, though its steps count.
+heading that repeats an earlier one is left out; the skeleton is stopped at its tenth point or
+where another list begins, and a point where it goes on with the next one in spite of the prompt.
 
 What it costs. The prompt of the second stage is computed once up to the number of the point, where
 the requests part (`Scheduler.add_together`); the authors' code feeds every point's prompt anew.
@@ -30,7 +30,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from pasta_decoding.eval.methods.base import Asking
 from pasta_decoding.eval.questions import Question
@@ -46,12 +47,12 @@ from pasta_decoding.lang.tree import (
     valid_tokens,
     valid_topic,
 )
-from pasta_decoding.models.prompt import Message
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampler, Sampling
+from pasta_decoding.runtime.rules import Constraint, Rules
+from pasta_decoding.runtime.sampling import Choice, Logits, Sampler, Sampling
+from pasta_decoding.runtime.vocabulary import Decode
 
 BEGUN = "1."
 SKELETON = """\
@@ -86,7 +87,7 @@ MOST_POINTS = 10
 SKELETON_SHARE = 1 / 3  # of the answer's tokens; ten points of five words need about a hundred
 
 _POINT = re.compile(r"^[ \t*#-]*(\d{1,2})[.)][ \t*]*(\S.*)$", re.MULTILINE)
-_NEXT_POINT = re.compile(r"\n[ \t*#-]*(\d{1,2})[.)][ \t*]")
+_NEXT_POINT = re.compile(r"\n[ \t*#-]*(\d{1,2})[.)](?=[ \t*]|\Z)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,29 +124,42 @@ class Skeleton:
             record = replace(record_of(self.decoder, question, plain), fallback=True)
             return behind(skeleton, record, requests=1)
         share = max(1, (self.max_tokens - skeleton.fed_tokens) // len(points))
-        listed = "\n".join(point.text for point in points)
-        answers = yield [self._expand(question, listed, point, share) for point in points]
+        answers = yield [self._expand(question, points, point, share) for point in points]
         return behind(skeleton, self._record(question, points, answers), requests=len(points))
 
     def _ask_skeleton(self, question: Question) -> Request:
         text = SKELETON.format(question=question.instruction)
-        return self._request(text, BEGUN, max(1, int(self.max_tokens * SKELETON_SHARE)))
+        most = max(1, int(self.max_tokens * SKELETON_SHARE))
+        return self._request(text, BEGUN, most, is_over=lambda text: list_ended(BEGUN + text))
 
-    def _expand(self, question: Question, listed: str, point: Point, max_tokens: int) -> Request:
+    def _expand(
+        self, question: Question, points: Sequence[Point], point: Point, max_tokens: int
+    ) -> Request:
+        listed = "\n".join(one.text for one in points)
         text = POINT.format(question=question.instruction, skeleton=listed, number=point.number)
-        return self._request(text, f"{point.text}:", max_tokens)
+        others = {one.number for one in points} - {point.number}
+        return self._request(
+            text,
+            f"{point.text}:",
+            max_tokens,
+            is_over=lambda text: until_next_point(text, others) != text,
+        )
 
     def _ask_plainly(self, question: Question) -> Request:
-        return self._request(question.instruction, "", self.max_tokens)
+        rules = Rules(max_tokens=self.max_tokens, parallel=False)
+        return self.decoder.request(question.instruction, rules, Sampling())
 
-    def _request(self, text: str, begun: str, max_tokens: int) -> Request:
+    def _request(
+        self, text: str, begun: str, max_tokens: int, *, is_over: Callable[[str], bool]
+    ) -> Request:
         """Return the request that answers `text` with an answer that has been begun."""
-        encoder = self.decoder.encoder
-        started = tuple(encoder.encode_text(begun)) if begun else ()
-        room = self.decoder.engine.max_positions - max_tokens - len(started)
-        prompt = tuple(encoder.encode([Message("user", text)], max_tokens=room))
+        decoder = self.decoder
+        started = tuple(decoder.encoder.encode_text(begun))
+        prompt = decoder.prompt_ids(text, max_tokens + len(started))
         rules = Rules(max_tokens=max_tokens, parallel=False)
-        return Request(prompt + started, Sampler(Sampling()), rules)
+        vocabulary = decoder.vocabulary
+        chooser = Stopping(is_over, vocabulary.decode, min(vocabulary.ends))
+        return Request(prompt + started, chooser, rules)
 
     def _record(
         self, question: Question, points: Sequence[Point], answers: Sequence[Answer]
@@ -179,19 +193,47 @@ class Skeleton:
         )
 
 
+@dataclass(slots=True)
+class Stopping:
+    """Chooses greedily, and ends the answer where its text `is_over`, as stop strings do."""
+
+    is_over: Callable[[str], bool]
+    decode: Decode
+    end: int
+    ids: list[int] = field(default_factory=list)
+
+    def choose(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
+        """See `Chooser`."""
+        choice = _GREEDY.choose(thread, index, logits_V, allowed)
+        self.ids.append(choice.token)
+        return Choice(self.end, overruled=False) if self.is_over(self.decode(self.ids)) else choice
+
+
+_GREEDY = Sampler(Sampling())
+
+
+def list_ended(outline: str) -> bool:
+    """Has a skeleton all the points it may have, or has the model begun another list?"""
+    numbers = [int(digits) for digits, _ in _POINT.findall(outline)]
+    restarted = any(later <= earlier for earlier, later in pairwise(numbers))
+    is_full = len(numbers) >= MOST_POINTS and outline.endswith("\n")
+    return restarted or is_full or "\nQuestion:" in outline
+
+
 def points_of(outline: str, *, cut_off: bool = False) -> list[Point]:
-    """Return the points of a skeleton, at most ten; a number once, and a heading once.
+    """Return the points of a skeleton, at most ten: numbers rise, and a heading is there once.
 
     cut_off: a limit ended the skeleton, so that its last line may be a part of one.
     """
     whole = outline.rpartition("\n")[0] if cut_off else outline
     points: list[Point] = []
+    last = -1
     for digits, line in _POINT.findall(whole):
         number, heading = int(digits), line.replace("**", "").strip().rstrip(" .:;,")
-        if heading and all(
-            number != other.number and heading.casefold() != other.heading.casefold()
-            for other in points
-        ):
+        if number <= last:
+            break
+        last = number
+        if heading and heading.casefold() not in {one.heading.casefold() for one in points}:
             points.append(Point(number, heading))
     return points[:MOST_POINTS]
 
@@ -213,7 +255,7 @@ def concatenated(
 
 
 def until_next_point(text: str, others: Collection[int]) -> str:
-    """Return the text of one point, without what it says of others behind its first line."""
+    """Return the text of one point, without what it says of `others` behind its first line."""
     for found in _NEXT_POINT.finditer(text):
         if int(found[1]) in others:
             return text[: found.start()]
