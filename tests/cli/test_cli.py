@@ -20,6 +20,10 @@ COMMANDS = [
     "bench",
     "bench answers",
     "bench annotations",
+    "eval",
+    "eval generate",
+    "eval rate",
+    "eval report",
 ]
 GOOD = 'One: <promise topic="a" tokens="20"/><async>b</async>\n'
 BAD = "One\n<async>b</async> <sync/>\n"
