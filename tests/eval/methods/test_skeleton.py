@@ -234,6 +234,7 @@ def test_a_text_ends_where_another_point_begins() -> None:
     assert until_next_point("Take\n1. salt\n2. flour", {3, 4}) == "Take\n1. salt\n2. flour"
     assert until_next_point(" 2. first line stays", {2}) == " 2. first line stays"
     assert until_next_point("Take\n2.5 cups", {2}) == "Take\n2.5 cups"
+    assert until_next_point("Yes.\n\n2", {2}) == "Yes.\n"
 
 
 def test_literal_tags_and_empty_texts_read_back_from_the_text_form() -> None:

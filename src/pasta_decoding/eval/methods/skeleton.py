@@ -142,7 +142,7 @@ class Skeleton:
             text,
             f"{point.text}:",
             max_tokens,
-            is_over=lambda text: until_next_point(text, others) != text,
+            is_over=lambda text: next_point(text, others) is not None,
         )
 
     def _ask_plainly(self, question: Question) -> Request:
@@ -254,12 +254,18 @@ def concatenated(
     return (*nodes, Span(main)) if main else tuple(nodes)
 
 
+def next_point(text: str, others: Collection[int]) -> int | None:
+    """Return where, behind its first line, a point's text goes on with one of `others`."""
+    starts = (one.start() for one in _NEXT_POINT.finditer(text) if int(one[1]) in others)
+    return next(starts, None)
+
+
 def until_next_point(text: str, others: Collection[int]) -> str:
-    """Return the text of one point, without what it says of `others` behind its first line."""
-    for found in _NEXT_POINT.finditer(text):
-        if int(found[1]) in others:
-            return text[: found.start()]
-    return text
+    """Return the text of one point without what it says of `others`.
+
+    A point that was stopped there ends with the bare number: its full stop was not written.
+    """
+    return text[: next_point(f"{text}.", others)]
 
 
 def widths_beside(steps: Sequence[int]) -> dict[int, int]:
