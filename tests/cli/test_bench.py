@@ -109,7 +109,9 @@ def test_an_interrupted_bench_keeps_whole_records_and_goes_on_behind_them(
         context.setattr(LlamaForCausalLM, "forward", forward)
         assert bench("--records", records).status == 130
     before = records.read_text()
-    assert [json.loads(line)["prompt"] for line in before.splitlines()] == PROMPTS[:1]
+    assert [json.loads(line)["record"]["instruction"] for line in before.splitlines()] == PROMPTS[
+        :1
+    ]
     resumed = bench("--records", records, "--json")
     assert resumed.object["answers"] == 3
     assert records.read_text().startswith(before)
@@ -118,7 +120,9 @@ def test_an_interrupted_bench_keeps_whole_records_and_goes_on_behind_them(
     assert again.out == resumed.out
 
 
-@pytest.mark.parametrize("line", ["{", "{}", '{"prompt": "Hello", "timing": null, "pace": 1}'])
+@pytest.mark.parametrize(
+    "line", ["{}", '{"record": {"id": "1", "instruction": "Hello"}, "timing": null, "pace": 1}']
+)
 def test_a_records_file_of_something_else_is_refused(
     line: str, bench: Bench, tmp_path: Path
 ) -> None:
@@ -132,10 +136,10 @@ def test_a_records_file_of_something_else_is_refused(
 
 
 def test_a_records_file_that_cannot_be_written_is_named(bench: Bench, tmp_path: Path) -> None:
-    records = tmp_path / "nowhere" / "records.jsonl"
-    found = bench("--records", records)
+    (file := tmp_path / "file").write_text("")
+    found = bench("--records", file / "records.jsonl")
     assert found.status == 2
-    assert found.err.endswith(f"pasta: {records}: No such file or directory\n")
+    assert found.err.endswith(f"pasta: {file}: File exists\n")
 
 
 def test_a_broken_line_of_the_prompts_is_named(pasta: Pasta, tmp_path: Path) -> None:
@@ -143,4 +147,4 @@ def test_a_broken_line_of_the_prompts_is_named(pasta: Pasta, tmp_path: Path) -> 
     prompts.write_text('{"instruction": "Hello"}\n{"prompt": "Hello"}\n')
     found = pasta("bench", "answers", "--prompts", prompts)
     assert found.status == 2
-    assert found.err.startswith(f"pasta: {prompts}:2: no 'instruction'\n")
+    assert found.err.startswith(f"pasta: {prompts}:2: 'instruction' is missing\n")

@@ -21,6 +21,10 @@ COMMANDS = [
     "bench answers",
     "bench annotations",
     "serve",
+    "eval",
+    "eval generate",
+    "eval rate",
+    "eval report",
 ]
 GOOD = 'One: <promise topic="a" tokens="20"/><async>b</async>\n'
 BAD = "One\n<async>b</async> <sync/>\n"

@@ -55,7 +55,7 @@ def tiny_checkpoint() -> Checkpoint:
         scheme_named("shared-max"),
         encode,
         lambda text: encode(f"{text}\n"),
-        lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
+        lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)),
     )
 
 

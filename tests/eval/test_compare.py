@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.eval.bench_answers import Record
 from pasta_decoding.eval.bootstrap import interval
 from pasta_decoding.eval.compare import compare, paired
+from pasta_decoding.eval.records import Record
 
 
 def record(number: int, **fields: object) -> Record:
     plain = {"plain_tokens": 100, "critical_path": 50, "chunks": 4, "promises": [(20, 20)] * 4}
-    return Record(f"prompt {number}", **plain | fields)  # type: ignore[arg-type]
+    return Record(str(number), f"prompt {number}", **plain | fields)  # type: ignore[arg-type]
 
 
 FIRST = [record(n) for n in range(20)]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pasta_decoding.eval.bare import BareTimes
-from pasta_decoding.eval.bench_answers import Record, summary
+from pasta_decoding.eval.bench_answers import Examined, summary
+from pasta_decoding.eval.records import Record
 from pasta_decoding.eval.timing import Timing
 from pasta_decoding.lang.measures import (
     geometric_mean,
@@ -71,24 +74,27 @@ def test_repeated_grams_are_the_share_of_runs_of_words_that_occurred_before() ->
     assert repeated_grams("a b c") == 0.0
 
 
-PARALLEL = Record(
-    "p",
-    plain_tokens=90,
-    critical_path=30,
-    chunks=4,
-    syncs=1,
-    fed_tokens=100,
-    interventions=3,
-    repeated_chunks=1,
-    truncated_chunks=2,
-    promises=[(20, 18), (60, 20)],
-    near_promises=1,
-    hit_limit=True,
+PARALLEL = Examined(
+    Record(
+        "1",
+        "p",
+        plain_tokens=90,
+        critical_path=30,
+        chunks=4,
+        syncs=1,
+        fed_tokens=100,
+        interventions=3,
+        repeated_chunks=1,
+        truncated_chunks=2,
+        promises=[(20, 18), (60, 20)],
+        near_promises=1,
+        hit_limit=True,
+    ),
     sequential_tokens=80,
     timing=Timing(sequential_s=8.0, parallel_s=4.0, ideal_s=3.0),
 )
-PLAIN = Record("q", plain_tokens=30, critical_path=30, fed_tokens=50)
-FAILED = Record("r", error="the prompt is empty")
+PLAIN = Examined(Record("2", "q", plain_tokens=30, critical_path=30, fed_tokens=50))
+FAILED = Examined(Record("3", "r", error="the prompt is empty"))
 
 
 def test_a_summary_by_hand_of_one_answer_in_chunks_one_plain_one_and_a_failed_request() -> None:
@@ -122,10 +128,11 @@ def test_a_summary_by_hand_of_one_answer_in_chunks_one_plain_one_and_a_failed_re
 
 
 @pytest.mark.parametrize(
-    "record", [Record("p", well_formed=False), Record("p", shown_equals_text=False)]
+    "examined",
+    [replace(PLAIN, well_formed=False), replace(PLAIN, shown_equals_text=False)],
 )
-def test_a_broken_text_form_and_a_stream_that_differs_are_malformed(record: Record) -> None:
-    assert summary([record])["malformed"] == 1
+def test_a_broken_text_form_and_a_stream_that_differs_are_malformed(examined: Examined) -> None:
+    assert summary([examined])["malformed"] == 1
 
 
 def test_figures_of_nothing_are_none_and_not_zero() -> None:

@@ -55,15 +55,15 @@ def test_what_a_request_may_come_to() -> None:
 def test_ten_short_prompts_are_answered_at_a_time_by_default() -> None:
     admission = Admission(ScriptedEngine(ENDLESS, SIZE), DEFAULT_MAX_PAIRS)
     one = replace(greedy(), prompt=(A,) * 100, rules=Rules())
-    assert admission.admits(one, [one] * 9)
-    assert not admission.admits(one, [one] * 10)
+    assert admission.admits(load_of(one), [load_of(one)] * 9)
+    assert not admission.admits(load_of(one), [load_of(one)] * 10)
 
 
 @pytest.mark.parametrize(("room", "admitted"), [(120, True), (119, False)])
 def test_cells_branches_and_their_product_are_limits_of_all_together(
     room: int, *, admitted: bool
 ) -> None:
-    one, other = sized(10, 30, max_threads=3), sized(20, 60)
+    one, other = load_of(sized(10, 30, max_threads=3)), load_of(sized(20, 60))
     engine = ScriptedEngine(ENDLESS, SIZE, max_cells=room)
     assert Admission(engine, None).admits(one, [other]) is admitted
     engine = ScriptedEngine(ENDLESS, SIZE, max_branches=room - 115)

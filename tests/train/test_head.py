@@ -8,13 +8,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from pasta_decoding.data.annotate.head import Head, load_head, save_head, unit_inputs
+from pasta_decoding.data.annotate.head import (
+    Head,
+    load_head,
+    save_head,
+    shipped_head,
+    unit_inputs,
+)
 from pasta_decoding.data.annotate.lattice import choose, weigh
 from pasta_decoding.data.annotate.likelihood import Likelihood, Limits
 from pasta_decoding.data.annotate.prior import NAMES, Facts, find_facts, log_odds
 from pasta_decoding.data.dataset import Row
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.tree import Chunk, chunk_extents, read, strip
+from pasta_decoding.models import binding as bindings
+from pasta_decoding.models.loading import find_adapter
 from pasta_decoding.train.head import Example, fit_facts, read_examples, train_head
 from tests.data.reader import tiny_reader
 
@@ -137,3 +145,12 @@ def test_a_file_that_is_no_head_is_refused(contents: bytes | None, tmp_path: Pat
         path.write_bytes(contents)
     with pytest.raises(PastaError, match="is no reading head"):
         load_head(path)
+
+
+def test_the_embedded_model_has_a_head_and_a_stranger_has_none() -> None:
+    embedded = bindings.load(find_adapter("balanced")).base
+    head = shipped_head(embedded.norms_sha256)
+    assert head is not None
+    assert head.weight_F3.shape == (4 * embedded.hidden_size * len(head.layers), 3)
+    assert max(head.layers) <= embedded.layers
+    assert shipped_head("another") is None

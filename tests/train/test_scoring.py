@@ -126,14 +126,19 @@ def test_repeated_runs_of_words_are_no_text_either() -> None:
     assert one.new_tokens == round(20 * 4 / 17)
 
 
-def test_what_a_limit_cut_is_never_the_best_but_may_be_the_worst() -> None:
-    samples = [sample(n, [[20 + n]]) for n in range(3)]
-    parts = [part(0, 100, 20, finished=False), part(1, 100, 50), part(2, 100, 60)]
+def test_what_a_limit_cut_is_the_worst_only_beside_a_single_finished_answer() -> None:
+    samples = [sample(n, [[20 + n]]) for n in range(4)]
+    parts = [
+        part(0, 100, 20, finished=False),
+        part(1, 100, 50),
+        part(2, 100, 60),
+        part(3, 100, 200, finished=False),
+    ]
     (pair,) = choose_pairs(samples, score_parts(parts, {"p": 100}, SPEED))
-    assert (pair.best, pair.worst, pair.candidates) == (1, 2, 3)
-    parts[0] = part(0, 100, 200, finished=False)
+    assert (pair.best, pair.worst, pair.candidates) == (1, 2, 2)
+    parts[2] = replace(parts[2], finished=False)
     (pair,) = choose_pairs(samples, score_parts(parts, {"p": 100}, SPEED))
-    assert (pair.best, pair.worst) == (1, 0)
+    assert (pair.best, pair.worst, pair.candidates) == (1, 3, 4)
     cut = [replace(one, finished=False) for one in parts]
     assert choose_pairs(samples, score_parts(cut, {"p": 100}, SPEED)) == []
 

@@ -10,9 +10,12 @@ from pasta_decoding.cli import (
     data,
     decode,
     engine,
+    eval,
     files,
     judge,
     preference,
+    rate,
+    report,
     serve,
     train,
 )
@@ -26,6 +29,7 @@ app = typer.Typer(
 train_app = typer.Typer(help="Teach a model the language.", no_args_is_help=True)
 data_app = typer.Typer(help="Make a training set, and look into one.", no_args_is_help=True)
 bench_app = typer.Typer(help="Measure what parallel decoding buys.", no_args_is_help=True)
+eval_app = typer.Typer(help="Compare methods by speed and quality.", no_args_is_help=True)
 judge_app = typer.Typer(help="Say which of two answers is better.", no_args_is_help=True)
 
 app.command()(decode.run)
@@ -43,9 +47,13 @@ train_app.command("preference")(preference.preference)
 bench_app.command("answers")(bench.answers)
 bench_app.command("compare")(bench.compare)
 bench_app.command("annotations")(bench.compare_annotations)
+eval_app.command("generate")(eval.generate)
+eval_app.command("rate")(rate.rate)
+eval_app.command("report")(report.report)
 app.add_typer(data_app, name="data")
 judge_app.command("train")(judge.train)
 judge_app.command("eval")(judge.evaluate)
 app.add_typer(train_app, name="train")
 app.add_typer(bench_app, name="bench")
+app.add_typer(eval_app, name="eval")
 app.add_typer(judge_app, name="judge")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,10 +16,11 @@ from pasta_decoding.cli.files import cache_folder, say
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pasta_decoding.data.dataset import Row
-    from pasta_decoding.eval.bench_answers import Record
+    from pasta_decoding.eval.bench_answers import Examined
+    from pasta_decoding.eval.records import Record
     from pasta_decoding.lang.tree import Tree
 
 
@@ -46,30 +48,28 @@ def answers(
     from rich.console import Console
     from rich.progress import Progress
 
-    from pasta_decoding.data.dataset import read_prompts
     from pasta_decoding.eval.bare import BareTimes, bare_call
-    from pasta_decoding.eval.bench_answers import bench, summary
+    from pasta_decoding.eval.bench_answers import Bench, bench, summary
+    from pasta_decoding.eval.questions import read_questions
 
     if at_once > 1 and timed:
         raise PastaError(
             "answers that are written together cannot be timed",
             hint="Give --timed 0, or leave --at-once out.",
         )
-    questions = read_prompts(prompts)[:limit]
+    questions = read_questions(prompts)[:limit]
     decoder = loading.decoder()
+    plan = Bench(
+        decoder,
+        max_tokens,
+        compared=frozenset(question.id for question in questions[:sequential]),
+        timed=frozenset(question.id for question in questions[:timed]),
+        bare=BareTimes(bare_call(decoder.engine)),
+    )
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("answering", total=len(questions))
-        found = bench(
-            decoder,
-            questions,
-            max_tokens=max_tokens,
-            sequential=sequential,
-            timed=timed,
-            bare=BareTimes(bare_call(decoder.engine)),
-            out=records,
-            tick=lambda _record: progress.advance(task),
-            at_once=at_once,
-        )
+        tick = partial(progress.advance, task)
+        found = bench(plan, questions, out=records, tick=tick, at_once=at_once)
     figures = summary(found) | {"engine": decoder.engine.name}
     if as_json:
         typer.echo(json.dumps(figures))
@@ -77,13 +77,13 @@ def answers(
         show_figures(figures, found)
 
 
-def show_figures(figures: dict[str, Any], records: list[Record]) -> None:
+def show_figures(figures: dict[str, Any], examined: list[Examined]) -> None:
     """Print the figures as lines, and name what failed."""
     for name, value in figures.items():
         typer.echo(f"{name:26} {value:.3f}" if isinstance(value, float) else f"{name:26} {value}")
-    for record in records:
+    for record in (one.record for one in examined):
         if record.error:
-            say(f"failed: {record.prompt[:60]!r}: {record.error}")
+            say(f"failed: {record.instruction[:60]!r}: {record.error}")
 
 
 def compare(
@@ -102,14 +102,14 @@ def compare(
     With --baseline also by quality: minus nats per token of the plain answer under that model,
     minus a penalty for repetition.
     """
-    from pasta_decoding.eval.bench_answers import read_records
+    from pasta_decoding.eval.bench_answers import read_examined
     from pasta_decoding.eval.compare import compare as compare_records
     from pasta_decoding.eval.compare import paired
 
     if not (first.is_file() and second.is_file()):
         missing = second if first.is_file() else first
         raise PastaError(f"{missing}: no such file", hint="`bench answers --records` writes one.")
-    pairs = paired(list(read_records(first)), list(read_records(second)))
+    pairs = paired(*([one.record for one in read_examined(path)] for path in (first, second)))
     quality = rate_pairs(pairs, baseline, model) if baseline else None
     figures = compare_records(pairs, quality)
     if as_json:
@@ -143,7 +143,7 @@ def rate_pairs(
     quality = nats_quality(base, find_adapter(baseline), dtype=dtype, device=device)
     bar = track(pairs, "rating", console=Console(stderr=True), transient=True)
     return {
-        first.prompt: quality.rate(first.prompt, [first.text, second.text])
+        first.instruction: quality.rate(first.instruction, [first.text, second.text])
         for first, second in bar
         if first.text and second.text
     }
@@ -197,7 +197,7 @@ def compare_annotations(
 
 
 def hiding_nats_of(
-    rows: Sequence[Row], annotations: dict[str, Sequence[Tree]], model: Path | None
+    rows: Sequence[Row], annotations: Mapping[str, Sequence[Tree]], model: Path | None
 ) -> dict[str, dict[str, float]]:
     """Return what hiding costs in several annotations of the same rows, with intervals."""
     from rich.console import Console

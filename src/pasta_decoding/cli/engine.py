@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import wraps
@@ -46,7 +46,13 @@ class FileType(StrEnum):
     Q4_0 = "Q4_0"
 
 
-Adapter = Annotated[str, typer.Option(help="Folder of an adapter, or the name of a shipped one.")]
+Adapter = Annotated[
+    str,
+    typer.Option(
+        help="Folder of an adapter, or the name of a shipped one; `none` for the base model alone, "
+        "which writes sequentially."
+    ),
+]
 Model = Annotated[
     Path | None,
     typer.Option(
@@ -90,32 +96,48 @@ class Loading:
 
     def decoder(self) -> Decoder:
         """Load base model and adapter onto the engine."""
-        from pasta_decoding.models.loading import (
-            default_device,
-            find_adapter,
-            holds_weights,
-            native_dtype,
-        )
+        from pasta_decoding.models.loading import default_device
         from pasta_decoding.runtime.decoder import llama_decoder, torch_decoder
 
         size: Any = {"cells": self.context, "threads": self.threads}
         if self.model is not None and self.model.suffix == ".gguf":
             refuse_beside_gguf(self.adapter, self.engine)
             return llama_decoder(self.model, **size)
+        base, folder = self.folders()
+        engine, number_format = self.computing(base, folder)
+        if engine is EngineName.llama:
+            return llama_decoder(exported(base, folder, self.quant), **size)
+        device = self.device or default_device()
+        return torch_decoder(base, folder, dtype=number_format, device=device, **size)
+
+    def folders(self) -> tuple[Path, Path | None]:
+        """Return where the weights of the model are, and the adapter's folder if there is one."""
+        from pasta_decoding.models.loading import NO_ADAPTER, find_adapter, holds_weights
+
+        if self.adapter == NO_ADAPTER:
+            return base_folder(self.model), None
         folder = find_adapter(self.adapter)
-        base = folder if holds_weights(folder) else base_folder(self.model)
+        return folder if holds_weights(folder) else base_folder(self.model), folder
+
+    def computing(self, weights: Path, adapter: Path | None) -> tuple[EngineName, str]:
+        """Return the engine that will be taken for these weights, and its number format."""
+        from pasta_decoding.models.loading import default_device, native_dtype
+
         device = self.device or default_device()
         may_be_llama = self.engine is EngineName.auto and device == "cpu"
-        if self.engine is EngineName.llama or (may_be_llama and llama_can_run(base, folder)):
-            return llama_decoder(exported(base, folder, self.quant), **size)
+        if self.engine is EngineName.llama or (may_be_llama and llama_can_run(weights, adapter)):
+            return EngineName.llama, self.quant.value
         dtype = native_dtype(device) if self.dtype is Dtype.auto else self.dtype.value
-        return torch_decoder(base, folder, dtype=dtype, device=device, **size)
+        return EngineName.torch, dtype
 
 
-def with_loading(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `Loading` where it has the parameter `loading`."""
+def with_loading(
+    command: Callable[..., None], *, without: Collection[str] = ()
+) -> Callable[..., None]:
+    """Give a command the options of `Loading`, but for some, in place of its `loading`."""
     own = inspect.signature(command, eval_str=True).parameters
-    options = inspect.signature(Loading, eval_str=True).parameters
+    every = inspect.signature(Loading, eval_str=True).parameters
+    options = {name: option for name, option in every.items() if name not in without}
 
     @wraps(command)
     def call(**values: Any) -> None:
@@ -145,7 +167,7 @@ def refuse_beside_gguf(adapter: str, engine: EngineName) -> None:
         )
 
 
-def llama_can_run(weights: Path, adapter: Path) -> bool:
+def llama_can_run(weights: Path, adapter: Path | None) -> bool:
     """Is llama.cpp installed, has it a translation of the model, and the adapter's positions?"""
     from transformers import AutoConfig, AutoTokenizer
 
@@ -158,12 +180,12 @@ def llama_can_run(weights: Path, adapter: Path) -> bool:
         library()
         config = AutoConfig.from_pretrained(weights)
         check_translation(config, AutoTokenizer.from_pretrained(weights))
-        return scheme_named(binding.load(adapter).scheme).consecutive
+        return adapter is None or scheme_named(binding.load(adapter).scheme).consecutive
     except (PastaError, OSError, ValueError):  # a broken model is told by whoever loads it
         return False
 
 
-def exported(base: Path, adapter: Path, file_type: FileType) -> Path:
+def exported(base: Path, adapter: Path | None, file_type: FileType) -> Path:
     """Return the checkpoint as a GGUF in the user's cache, made now if it is not there."""
     from pasta_decoding.engines.llamacpp import library
     from pasta_decoding.models.export import cached_name
@@ -176,7 +198,7 @@ def exported(base: Path, adapter: Path, file_type: FileType) -> Path:
     return path
 
 
-def write_export(base: Path, adapter: Path, path: Path, file_type: FileType) -> None:
+def write_export(base: Path, adapter: Path | None, path: Path, file_type: FileType) -> None:
     """Write a checkpoint as one GGUF file."""
     from pasta_decoding.engines.llamacpp import library, quantize
     from pasta_decoding.models.export import export_gguf

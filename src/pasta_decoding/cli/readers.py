@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,16 +13,22 @@ from pasta_decoding.errors import PastaError
 WRITER_CELLS = 32_768  # in the cache: several long responses at once
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from pasta_decoding.data.annotate.head import Head
     from pasta_decoding.data.annotate.reading import Reader
     from pasta_decoding.data.annotate.writer import Checkpoint
 
 
 def base_reader(
-    model: Path | None, *, layers: Sequence[int] = (), scheme: str = "shared-max"
+    model: Path | None,
+    *,
+    layers: Sequence[int] = (),
+    find_head: Callable[[str], Head | None] = lambda _base: None,
 ) -> tuple[Reader, str]:
-    """Return the base model as a reader that gives the states of `layers`, and its digest."""
+    """Return the base model as a reader, and its digest.
+
+    layers:    whose states it gives; those of its head if it has one.
+    find_head: the head for the model of a digest.
+    """
     from pasta_decoding.data.annotate.reading import Reader
     from pasta_decoding.data.score import read_layouts
     from pasta_decoding.lang.positions import scheme_named
@@ -35,15 +41,18 @@ def base_reader(
     deepest = loaded.config.get_text_config().num_hidden_layers
     if layers and max(layers) > deepest:
         raise PastaError(f"the model has {deepest} layers", hint="Give --layers that it has.")
+    base = describe_base(loaded, "").norms_sha256
+    head = find_head(base)
     loaded.to(device).eval()
     encoder = PromptEncoder(tokenizer)
     reader = Reader(
         encode=encoder.encode_text,
         encode_prompt=lambda instruction: encoder.encode([Message("user", instruction)]),
-        read=partial(read_layouts, loaded, layers=layers),
-        scheme=scheme_named(scheme),
+        read=partial(read_layouts, loaded, layers=head.layers if head else layers),
+        scheme=scheme_named("shared-max"),
+        head=head,
     )
-    return reader, describe_base(loaded, "").norms_sha256
+    return reader, base
 
 
 def reader_with_head(model: Path | None, head: Path | None) -> tuple[Reader, dict[str, Any]]:
@@ -53,17 +62,19 @@ def reader_with_head(model: Path | None, head: Path | None) -> tuple[Reader, dic
     """
     from pasta_decoding.data.annotate.head import load_head, shipped_head
 
-    reader, base = base_reader(model)
-    found = load_head(head) if head else shipped_head(base)
-    if found is None:
-        return reader, {"base": base, "head": None}
-    if found.base != base:
-        raise PastaError(
-            f"{head} was trained for another base model",
-            hint="Train one for this model with `pasta train head`.",
-        )
-    read = partial(reader.read, layers=found.layers)
-    return replace(reader, head=found, read=read), {"base": base, "head": found.digest}
+    def find_head(base: str) -> Head | None:
+        if head is None:
+            return shipped_head(base)
+        given = load_head(head)
+        if given.base != base:
+            raise PastaError(
+                f"{head} was trained for another base model",
+                hint="Train one for this model with `pasta train head`.",
+            )
+        return given
+
+    reader, base = base_reader(model, find_head=find_head)
+    return reader, {"base": base, "head": reader.head.digest if reader.head else None}
 
 
 def checkpoint_writer(model: Path | None, adapter: str) -> Checkpoint:

@@ -9,22 +9,22 @@ from typing import Any
 import numpy as np
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.eval.bench_answers import Record
 from pasta_decoding.eval.bootstrap import FloatArray, Interval, interval
+from pasta_decoding.eval.records import Record
 
 Pair = tuple[Record, Record]
 
 
 def paired(first: Sequence[Record], second: Sequence[Record]) -> list[Pair]:
     """Return the records of both prompt by prompt. Raises PastaError if the prompts differ."""
-    other = {record.prompt: record for record in second}
-    missing = {record.prompt for record in first} ^ other.keys()
+    other = {record.instruction: record for record in second}
+    missing = {record.instruction for record in first} ^ other.keys()
     if missing:
         raise PastaError(
             f"{len(missing)} prompts are in one file only, such as {min(missing)[:60]!r}",
             hint="Compare records of the same prompts.",
         )
-    return [(record, other[record.prompt]) for record in first]
+    return [(record, other[record.instruction]) for record in first]
 
 
 def compare(pairs: Sequence[Pair], quality: Mapping[str, Sequence[float]] | None = None) -> Figures:
@@ -48,7 +48,7 @@ def compare(pairs: Sequence[Pair], quality: Mapping[str, Sequence[float]] | None
         ),
     }
     if quality is not None:
-        rated = [quality[a.prompt] for a, _ in done if a.prompt in quality]
+        rated = [quality[a.instruction] for a, _ in done if a.instruction in quality]
         figures["quality"] = _difference(rated)
     failures = {"failures": sum(bool(a.error or b.error) for a, b in pairs)}
     return {"prompts": len(pairs), **failures, **figures}

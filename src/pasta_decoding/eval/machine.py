@@ -5,15 +5,26 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-
-import torch
 
 
 def machine() -> str:
     """Name processor, core count, GPU and system, for the side of a figure."""
+    import torch
+
     gpu = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
     return ", ".join([_processor(), f"{os.cpu_count()} cores", *gpu, platform.system()])
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what computes an answer, of those that are installed."""
+    found = {"python": platform.python_version()}
+    for name in ("pasta-decoding", "torch", "transformers", "llama-cpp-python"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def commit() -> str | None:

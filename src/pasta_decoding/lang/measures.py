@@ -7,11 +7,15 @@
   with the same number of tokens for every topic.
 - repeated chunk: one most of whose word pairs a sibling of the same answer has too.
 - repeated grams: share of runs of four words that occurred before in the same text.
+- missing topic: a chunk that holds no word of its promise's topic, by the words' beginnings.
+- text quality: minus nats per token of a plain text under a sequential model, minus `GRAMS_COST`
+  times its repeated grams.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
@@ -21,10 +25,24 @@ MOSTLY = 0.5
 TAG_TOKENS = 2  # opening and closing of a promise, as control tokens write it,
 TOPIC_TOKENS = 3  # and its topic
 
+GRAMS_COST = 4.0
+"""Nats per token that a text costs if all its runs of four words are repeated.
+
+A token of a repetition costs a model next to nothing instead of the two nats or so of a new one,
+so a share r of them saves 2 r. The penalty must be more than that.
+"""
+
+_STEM_CHARS = 4
+
 
 def own_speedup(plain_tokens: int, critical_path: int) -> float:
     """Return plain tokens / critical path; 1 for an answer that needed no step."""
     return plain_tokens / critical_path if critical_path and plain_tokens else 1.0
+
+
+def promise_tokens(topic: str | None) -> int:
+    """Return about how many tokens of the main thread a promise takes."""
+    return TAG_TOKENS + (TOPIC_TOKENS if topic else 0)
 
 
 def ideal_speedup(tree: Tree, count_tokens: Callable[[str], int]) -> float:
@@ -36,7 +54,7 @@ def ideal_speedup(tree: Tree, count_tokens: Callable[[str], int]) -> float:
             case Span(text):
                 main += count_tokens(text)
             case Chunk(topic, _, text):
-                main += TAG_TOKENS + (TOPIC_TOKENS if topic else 0)
+                main += promise_tokens(topic)
                 ends.append(main + count_tokens(text))
             case Sync():
                 main = max(main, *ends) + 1
@@ -69,6 +87,26 @@ def repeated_grams(text: str, n: int = 4) -> float:
     words = text.split()
     grams = list(zip(*(words[start:] for start in range(n)), strict=False))
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def missing_topics(tree: Tree) -> int:
+    """Count the chunks with a topic none of whose words begins as a word of the chunk does."""
+    chunks = [node for node in tree if isinstance(node, Chunk) and node.topic]
+    return sum(
+        not _beginnings(node.topic or "", telling=True) & _beginnings(node.text) for node in chunks
+    )
+
+
+def text_quality(nats: float, repeated: float) -> float:
+    """Return the text quality of a text with these nats per token and repeated grams."""
+    return -nats - GRAMS_COST * repeated
+
+
+def _beginnings(text: str, *, telling: bool = False) -> set[str]:
+    """Return how the words of `text` begin; only those of the longer words if there are any."""
+    words = [word.rstrip("s") for word in re.findall(r"\w+", text.casefold())]
+    longer = [word for word in words if len(word) >= _STEM_CHARS] if telling else []
+    return {word[:_STEM_CHARS] for word in longer or words}
 
 
 def _word_pairs(text: str) -> set[tuple[str, str]]:

@@ -100,6 +100,7 @@ class Base:
 class Checkpoint:
     """`pasta.json`: everything that decoding must agree on with training.
 
+    joins: those that it was trained for; none of a model that does not know the language.
     topic: "required" or "none".
     token_texts: id -> the text of that token in the tokenizer, to notice a foreign vocabulary.
     """

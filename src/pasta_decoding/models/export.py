@@ -45,15 +45,17 @@ def export_hf(loaded: Loaded, target: Path) -> None:
         bindings.save(loaded.checkpoint, partial)
 
 
-def cached_name(base: Path, adapter: Path, file_type: str) -> str:
+def cached_name(base: Path, adapter: Path | None, file_type: str) -> str:
     """Return the name under which the cache keeps the GGUF of this very checkpoint."""
-    bindings.load(adapter)  # what is no checkpoint is told before
+    if adapter is not None:
+        bindings.load(adapter)  # what is no checkpoint is told before
     digest = hashlib.sha256(f"{FORMAT} {file_type}".encode())
-    for folder in (adapter, base):
+    for folder in (base,) if adapter is None else (adapter, base):
         for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")]):
             state = path.stat()
             digest.update(f"{path.resolve()} {state.st_size} {state.st_mtime_ns}".encode())
-    return f"{adapter.resolve().name}-{digest.hexdigest()[:12]}-{file_type}.gguf"
+    name = base.resolve().name if adapter is None else adapter.resolve().name
+    return f"{name}-{digest.hexdigest()[:12]}-{file_type}.gguf"
 
 
 @contextmanager

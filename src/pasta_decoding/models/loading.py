@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models import binding as bindings
 from pasta_decoding.models.binding import Checkpoint
+from pasta_decoding.models.download import sha256
 
 DEFAULT_ADAPTER = "balanced"
+NO_ADAPTER = "none"
+"""The base model as it is, in place of an adapter's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +68,21 @@ def native_dtype(device: str) -> str:
     return "bfloat16" if native else "float32"
 
 
-def load_model(base: Path, adapter: Path, *, dtype: str = "float32") -> Loaded:
-    """Load and merge. Raises PastaError for a broken, foreign or mismatched checkpoint."""
+def adapter_digest(adapter: Path) -> str:
+    """Return what tells an adapter from others: 16 hex digits over its weights and settings."""
+    digest = hashlib.sha256()
+    for path in sorted([*adapter.glob("*.safetensors"), *adapter.glob("*.json")]):
+        digest.update(f"{path.name} {sha256(path)}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def load_model(base: Path, adapter: Path | None, *, dtype: str = "float32") -> Loaded:
+    """Load and merge. Raises PastaError for a broken, foreign or mismatched checkpoint.
+
+    Without an adapter it is the base model, which can only be decoded sequentially.
+    """
+    if adapter is None:
+        return _untrained(base, dtype)
     checkpoint = bindings.load(adapter)
     model, tokenizer = load_base(adapter if holds_weights(adapter) else base, dtype=dtype)
     bindings.add_missing_tokens(tokenizer, checkpoint)
@@ -73,6 +90,15 @@ def load_model(base: Path, adapter: Path, *, dtype: str = "float32") -> Loaded:
     bindings.grow_vocabulary(model, checkpoint.binding)
     merged = model if holds_weights(adapter) else _merge(model, adapter)
     return Loaded(merged, tokenizer, checkpoint, _ends(model, tokenizer))
+
+
+def _untrained(base: Path, dtype: str) -> Loaded:
+    """Load the base model alone. Its control tokens are there to be banned."""
+    model, tokenizer = load_base(base, dtype=dtype)
+    binding = bindings.bind(tokenizer)
+    checkpoint = bindings.describe(model, tokenizer, binding, name=base.name)
+    bindings.grow_vocabulary(model, binding)
+    return Loaded(model, tokenizer, replace(checkpoint, joins=()), _ends(model, tokenizer))
 
 
 def holds_weights(adapter: Path) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from pasta_decoding.engines.base import Engine
 from pasta_decoding.engines.pool import Limits
@@ -38,11 +39,35 @@ class Load:
         return self.cells * self.branches
 
 
-def load_of(request: Request) -> Load:
-    """Return the most that `request` may come to."""
+def load_of(request: Request, *, shared_tokens: int = 0) -> Load:
+    """Return the most that `request` may come to beyond prompt tokens that others hold."""
     rules = request.rules
     chunk_branches = min(rules.max_chunks, rules.max_threads) if rules.parallel else 0
-    return Load(len(request.prompt) + rules.max_tokens, 1 + chunk_branches)
+    return Load(len(request.prompt) - shared_tokens + rules.max_tokens, 1 + chunk_branches)
+
+
+def shared_beginning(requests: Sequence[Request]) -> int:
+    """Return with how many tokens all prompts begin alike; each keeps one of its own.
+
+    0 for a single request: there is nobody to share with.
+    """
+    if len(requests) < 2:
+        return 0
+    longest = min(len(request.prompt) for request in requests) - 1
+    columns = zip(*(request.prompt[:longest] for request in requests), strict=True)
+    alike = takewhile(lambda column: len(set(column)) == 1, columns)
+    return sum(1 for _ in alike)
+
+
+def loads_of(requests: Sequence[Request]) -> list[Load]:
+    """Return the load of each of some requests that share the beginning of their prompts.
+
+    What they share counts for the first one.
+    """
+    shared_tokens = shared_beginning(requests)
+    first, *others = requests
+    rest = [load_of(one, shared_tokens=shared_tokens) for one in others]
+    return [load_of(first), *rest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,23 +87,36 @@ class Admission:
             raise PastaError("the prompt is empty", hint="Give at least one token of prompt.")
         self._check_tokens(request, self.engine.max_positions, "the model's", "positions")
         self._check_tokens(request, self.engine.max_cells, "the engine's", "cells")
-        branches, most = load_of(request).branches, self.engine.max_branches
-        if not _within(branches, most):
-            raise PastaError(
-                f"an answer of up to {branches} branches does not fit the engine's {most}",
-                hint="Allow fewer threads or fewer chunks.",
-            )
+        self._check_branches(load_of(request))
         limits = Limits(self.engine.vocabulary_size, self.engine.max_positions)
         limits.check(request.prompt, range(len(request.prompt)))
 
-    def admits(self, request: Request, beside: Sequence[Request]) -> bool:
-        """Is there room for `request`, which passed `check`, `beside` those already in?"""
-        together = sum(map(load_of, beside), load_of(request))
+    def check_together(self, load: Load) -> None:
+        """Raise PastaError if requests that must be let in together never could be."""
+        if not _within(load.cells, self.engine.max_cells):
+            raise PastaError(
+                f"answers of up to {load.cells} tokens together, prompts included, do not fit the "
+                f"engine's {self.engine.max_cells} cells",
+                hint="Allow fewer tokens, or give the engine more cells.",
+            )
+        self._check_branches(load)
+
+    def admits(self, load: Load, beside: Sequence[Load]) -> bool:
+        """Is there room for what passed a check, `beside` what is already in?"""
+        together = sum(beside, load)
         return not beside or (
             _within(together.cells, self.engine.max_cells)
             and _within(together.branches, self.engine.max_branches)
             and _within(together.pairs, self.max_pairs)
         )
+
+    def _check_branches(self, load: Load) -> None:
+        branches, most = load.branches, self.engine.max_branches
+        if not _within(branches, most):
+            raise PastaError(
+                f"an answer of up to {branches} branches does not fit the engine's {most}",
+                hint="Allow fewer threads or fewer chunks.",
+            )
 
     def _check_tokens(self, request: Request, most: int | None, whose: str, what: str) -> None:
         if not _within(load_of(request).cells, most):

@@ -22,6 +22,8 @@ class Answer:
     truncated_chunks: chunks that a limit closed.
     truncated:        whether any limit ended a chunk or the answer.
     hit_limit:        whether the answer's own token budget ended something.
+    event_s:          seconds from the request to each of the events.
+    first_token_s:    seconds from the request to the first token; None if there was none.
     seconds:          from the request to the end, of which
     queue_s:          before it was let in.
     """
@@ -31,6 +33,8 @@ class Answer:
     tree: Tree
     trace: Trace
     events: tuple[Event, ...]
+    event_s: tuple[float, ...]
+    first_token_s: float | None
     overruled: int
     truncated_chunks: int
     truncated: bool
@@ -66,6 +70,8 @@ def conclude(
     trace: Trace,
     events: tuple[Event, ...],
     *,
+    event_s: tuple[float, ...],
+    first_token_s: float | None,
     overruled: int,
     seconds: float,
     queue_s: float,
@@ -81,6 +87,8 @@ def conclude(
         tree=tree_of(segments, vocabulary),
         trace=trace,
         events=events,
+        event_s=event_s,
+        first_token_s=first_token_s,
         overruled=overruled,
         truncated_chunks=sum(isinstance(s, ChunkRun) and not s.closed for s in segments),
         truncated=interpreter.truncated,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,13 +26,18 @@ JOIN = "kv"
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """Everything that one answer needs, for one checkpoint and one engine."""
+    """Everything that one answer needs, for one checkpoint and one engine.
+
+    topic:    whether its promises carry one.
+    parallel: whether the checkpoint knows the language; else all decoding is sequential.
+    """
 
     engine: Engine
     encoder: PromptEncoder
     vocabulary: Vocabulary
     scheme: Scheme
     topic: bool
+    parallel: bool = True
 
     def prompt_ids(self, prompt: str, max_tokens: int) -> tuple[int, ...]:
         """Encode a user's question; refuses one that leaves no room for `max_tokens` more."""
@@ -55,7 +60,8 @@ class Decoder:
         max_seconds: float | None = None,
     ) -> Request:
         """Return the request that answers an encoded prompt, as the checkpoint was trained to."""
-        return Request(ids, chooser, replace(rules, topic=self.topic), max_seconds)
+        own = replace(rules, topic=self.topic, parallel=rules.parallel and self.parallel)
+        return Request(ids, chooser, own, max_seconds)
 
     def replay(self, prompt: Sequence[int], segments: Sequence[Segment]) -> Request:
         """Return the request that writes a given answer again, every token forced."""
@@ -72,9 +78,9 @@ class Decoder:
         chooser = Replay(segments, async_close=binding.async_close, end=end)
         return Request(tuple(prompt), chooser, rules)
 
-    def scheduler(self) -> Scheduler:
+    def scheduler(self, *, clock: Callable[[], float] = time.perf_counter) -> Scheduler:
         """Return a new scheduler over the engine."""
-        return Scheduler(self.engine, self.vocabulary, self.scheme)
+        return Scheduler(self.engine, self.vocabulary, self.scheme, clock=clock)
 
     def decode(self, request: Request) -> Generator[Event, None, Answer]:
         """Decode one request alone and yield its events live; returns its Answer.
@@ -95,56 +101,9 @@ class Decoder:
         """Decode one request alone, without looking at its events."""
         return answer_of(self.scheduler(), request)
 
-    def answer_many(
-        self, requests: Iterable[Request | PastaError], *, at_once: int
-    ) -> Iterator[tuple[int, Answer | PastaError]]:
-        """Decode requests, up to `at_once` of them together; yield place and answer as they end.
-
-        A request that cannot be answered yields its error. Leaving early cancels the others.
-        """
-        scheduler = self.scheduler()
-        waiting = enumerate(requests)
-        running: dict[int, int] = {}
-        try:
-            for place, request in waiting:
-                try:
-                    running[scheduler.add(_or_raise(request))] = place
-                except PastaError as error:
-                    yield place, error
-                while len(running) == at_once:
-                    yield from _advance(scheduler, running)
-            while running:
-                yield from _advance(scheduler, running)
-        finally:
-            scheduler.close()
-
     def plain_tokens(self, text: str) -> int:
         """Tokens of a tag-free text, tokenised alone."""
         return len(self.encoder.encode_text(text)) if text else 0
-
-
-def _or_raise(request: Request | PastaError) -> Request:
-    if isinstance(request, PastaError):
-        raise request
-    return request
-
-
-def _advance(
-    scheduler: Scheduler, running: dict[int, int]
-) -> Iterator[tuple[int, Answer | PastaError]]:
-    """Make one step; yield what ended, and take it out of `running`."""
-    with suppress(PastaError):  # each request that it ended tells of it below
-        scheduler.step()
-    for number, place in list(running.items()):
-        ended: Answer | PastaError | None
-        try:
-            ended = scheduler.result(number)
-        except PastaError as error:
-            ended = error
-        if ended is not None:
-            scheduler.forget(number)
-            del running[number]
-            yield place, ended
 
 
 def answer_of(scheduler: Scheduler, request: Request) -> Answer:
@@ -160,7 +119,7 @@ def answer_of(scheduler: Scheduler, request: Request) -> Answer:
 
 def torch_decoder(
     base: Path,
-    adapter: Path,
+    adapter: Path | None,
     *,
     dtype: str = "float32",
     device: str = "cpu",
@@ -208,7 +167,7 @@ def decoder_over(engine: Engine, loaded: Loaded) -> Decoder:
     """
     checkpoint = loaded.checkpoint
     scheme = scheme_named(checkpoint.scheme)
-    if JOIN not in checkpoint.joins:
+    if checkpoint.joins and JOIN not in checkpoint.joins:
         raise PastaError(
             f"the checkpoint was trained for the joins {', '.join(checkpoint.joins)}, not {JOIN!r}",
             hint="Use another adapter.",
@@ -230,4 +189,5 @@ def decoder_over(engine: Engine, loaded: Loaded) -> Decoder:
         vocabulary=vocabulary_of(loaded.tokenizer, binding, engine.vocabulary_size, loaded.ends),
         scheme=scheme,
         topic=checkpoint.topic == "required",
+        parallel=bool(checkpoint.joins),
     )

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from pasta_decoding.engines.base import Branch, Engine, Feed, FloatArray
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.runtime.actions import Action, Append, CloseChunk, Finish, Fork, Join
+from pasta_decoding.runtime.admission import Load
 from pasta_decoding.runtime.answer import Answer, conclude
 from pasta_decoding.runtime.events import Closed, Delta, Event, Finished, Opened, Synced
 from pasta_decoding.runtime.interpreter import Interpreter
@@ -30,6 +31,10 @@ class Row(NamedTuple):
 class Generation:
     """One answer: it waits, is opened, prefilled, decoded, and ends with an answer or an error.
 
+    load:     the most that it may come to.
+    family:   all that share the beginning of their prompts, itself included. The first feeds it;
+              the others are forked off it there.
+    shared_tokens: how long that beginning is.
     branches: those of the live threads; none before it is opened and after its end.
     finished: the branch that sees what finished chunks wrote, until main joins it. One for all of
               them: an engine may have few branches.
@@ -39,7 +44,10 @@ class Generation:
     engine: Engine
     interpreter: Interpreter
     trace: Trace
+    load: Load
     added_s: float
+    family: Sequence[Generation] = ()
+    shared_tokens: int = 0
     opened_s: float | None = None
     prefilled_tokens: int = 0
     branches: dict[int, Branch] = field(default_factory=dict)
@@ -49,6 +57,8 @@ class Generation:
     chosen: dict[int, int] = field(default_factory=dict)
     overruled: int = 0
     events: list[Event] = field(default_factory=list)
+    event_s: list[float] = field(default_factory=list)
+    first_token_s: float | None = None
     drained_events: int = 0
     answer: Answer | None = None
     error: BaseException | None = None
@@ -67,25 +77,49 @@ class Generation:
         return len(self.request.prompt) - self.prefilled_tokens
 
     @property
+    def is_first(self) -> bool:
+        """Whether it opens the engine's request, for itself and for its family."""
+        return next((one for one in self.family if not one.is_over), None) is self
+
+    @property
+    def next_prompt_tokens(self) -> int:
+        """Prompt tokens that may be fed in one go: others are forked off where theirs differ."""
+        if self.prefilled_tokens < self.shared_tokens:
+            return self.shared_tokens - self.prefilled_tokens
+        return self.unfed_prompt_tokens
+
+    @property
     def _vocabulary(self) -> Vocabulary:
         return self.interpreter.vocabulary
 
     # From the queue to the end
 
     def open(self, now_s: float) -> None:
-        """Take room for all that the answer may come to."""
-        room = len(self.request.prompt) + self.request.rules.max_tokens
+        """Take room for all that the answer, and those of its family, may come to."""
+        room = sum(one.load.cells for one in self.family)
         self.branches[MAIN] = self.engine.open(room=room)
-        self.opened_s = now_s
+        for one in self.family:
+            one.opened_s = now_s
+        self.fork_family()
 
     def take_prompt(self, tokens: int) -> Row:
         """Return the next `tokens` of the prompt as a feed; the last one wants logits."""
         first, end = self.prefilled_tokens, self.prefilled_tokens + tokens
         self.prefilled_tokens = end
+        self.trace.prefilled_tokens += tokens
         ids, positions = self.request.prompt[first:end], tuple(range(first, end))
         is_last = end == len(self.request.prompt)
         feed = Feed((self.branches[MAIN],), ids, positions, wants_logits=is_last)
         return Row(self, MAIN, feed)
+
+    def fork_family(self) -> None:
+        """Let the others of its family go on where their prompts part from its own."""
+        if self.prefilled_tokens != self.shared_tokens:
+            return
+        for one in self.family:
+            if one is not self and not one.is_over:
+                one.branches[MAIN] = self.engine.fork(self.branches[MAIN])
+                one.prefilled_tokens = self.shared_tokens
 
     def take_feeds(self) -> list[Row]:
         """Return what the coming step feeds, and put it on record."""
@@ -103,6 +137,13 @@ class Generation:
         self.overruled += choice.overruled or self._is_end_in_chunk(thread, choice.token)
         self._apply(self.interpreter.on_token(thread, choice.token))
 
+    def stamp(self, now_s: float) -> None:
+        """Note when the events came that are new."""
+        elapsed_s = now_s - self.added_s
+        if self.first_token_s is None and self.chosen:
+            self.first_token_s = elapsed_s
+        self.event_s += [elapsed_s] * (len(self.events) - len(self.event_s))
+
     def stop(self) -> None:
         """Let the answer be what there is of it."""
         if not self.interpreter.finished:
@@ -111,20 +152,25 @@ class Generation:
     def conclude(self, now_s: float) -> None:
         """Free everything and keep the finished answer."""
         self._close()
+        self.stamp(now_s)
         self.answer = conclude(
             self.request.prompt,
             self.interpreter,
             self.trace,
             tuple(self.events),
+            event_s=tuple(self.event_s),
+            first_token_s=self.first_token_s,
             overruled=self.overruled,
             seconds=now_s - self.added_s,
             queue_s=(now_s if self.opened_s is None else self.opened_s) - self.added_s,
         )
 
     def fail(self, error: BaseException) -> None:
-        """Free everything; there will be no answer."""
-        self.error = error
-        self._close()
+        """Free everything of its family, whose cells are the same; there will be no answers."""
+        for one in self.family:
+            if not one.is_over:
+                one.error = error
+                one._close()
 
     def drain_events(self) -> list[Event]:
         """Return the events since the last call."""
@@ -133,6 +179,10 @@ class Generation:
         return coming
 
     def _close(self) -> None:
+        waiting = [one for one in self.family if not (one.branches or one.is_over)]
+        if self.branches:
+            for one in waiting:  # for it to be forked off this one: now it opens anew
+                one.opened_s = None
         held = [] if self.finished is None else [self.finished]
         for branch in [*held, *self.branches.values()]:
             self.engine.close(branch)

@@ -15,7 +15,13 @@ from itertools import count
 from pasta_decoding.engines.base import Engine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.positions import Scheme
-from pasta_decoding.runtime.admission import DEFAULT_MAX_PAIRS, Admission
+from pasta_decoding.runtime.admission import (
+    DEFAULT_MAX_PAIRS,
+    Admission,
+    Load,
+    loads_of,
+    shared_beginning,
+)
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.generation import Generation, Row
@@ -79,7 +85,28 @@ class Scheduler:
 
         Raises PastaError if it could not be answered even alone; nothing is held then.
         """
-        self.check(request)
+        return self.add_together([request])[0]
+
+    def add_together(self, requests: Sequence[Request]) -> list[int]:
+        """Queue requests that are let in together; return their numbers.
+
+        What their prompts begin with alike is fed once, and held once. Otherwise they are requests
+        like any other. Raises PastaError if there could never be room for all of them.
+        """
+        for request in requests:
+            self.check(request)
+        loads = loads_of(requests)
+        self._admission.check_together(sum(loads[1:], loads[0]))
+        now_s = self._clock()
+        family = [self._generation(*one, now_s) for one in zip(requests, loads, strict=True)]
+        shared_tokens = shared_beginning(requests)
+        for one in family:
+            one.family, one.shared_tokens = family, shared_tokens
+        numbers = [next(self._numbers) for _ in family]
+        self._generations |= zip(numbers, family, strict=True)
+        return numbers
+
+    def _generation(self, request: Request, load: Load, now_s: float) -> Generation:
         prompt_tokens = len(request.prompt)
         interpreter = Interpreter(
             self._vocabulary,
@@ -88,12 +115,7 @@ class Scheduler:
             prompt_tokens,
             self._engine.max_positions,
         )
-        trace = Trace(prompt_tokens)
-        number = next(self._numbers)
-        self._generations[number] = Generation(
-            request, self._engine, interpreter, trace, added_s=self._clock()
-        )
-        return number
+        return Generation(request, self._engine, interpreter, Trace(prompt_tokens), load, now_s)
 
     def step(self) -> None:
         """Advance every live thread by one token, and the oldest prompts by `prefill_tokens`.
@@ -147,14 +169,14 @@ class Scheduler:
         """Open requests in the order in which they came, as long as there is room."""
         running = self._running()
         for generation in self._generations.values():
-            if generation.opened_s is not None or generation.is_over:
+            if generation.opened_s is not None or not generation.is_first:
                 continue
-            beside = [one.request for one in running]
-            if not self._admission.admits(generation.request, beside):
+            first, *others = [one.load for one in generation.family]
+            if not self._admission.admits(sum(others, first), [one.load for one in running]):
                 return
             if not self._open(generation, alone=not running):
                 return
-            running.append(generation)
+            running += generation.family
 
     def _open(self, generation: Generation, *, alone: bool) -> bool:
         """Open a request; return whether the engine had the memory for it now."""
@@ -183,7 +205,9 @@ class Scheduler:
         rows: list[Row] = []
         left = self._prefill_tokens
         for generation in self._running():
-            tokens = min(generation.unfed_prompt_tokens, self._prefill_tokens)
+            if not generation.branches:
+                continue  # the first of its family has not come to where their prompts part
+            tokens = min(generation.next_prompt_tokens, self._prefill_tokens)
             if tokens > left:
                 break
             if tokens:
@@ -192,6 +216,7 @@ class Scheduler:
         seconds = self._forward(rows)
         for row in rows:
             row.generation.trace.prefill_s += seconds
+            row.generation.fork_family()
 
     def _forward(self, rows: Sequence[Row]) -> float:
         """Make one forward pass and choose where logits come; return the seconds it took."""
@@ -207,7 +232,10 @@ class Scheduler:
             for generation in {row.generation for row in rows}:
                 generation.fail(error)
             raise
-        return self._clock() - began_s
+        now_s = self._clock()
+        for row in rows:
+            row.generation.stamp(now_s)
+        return now_s - began_s
 
     def _settle(self) -> None:
         """End what is finished, and what has no time left, in the queue too."""
@@ -222,5 +250,9 @@ class Scheduler:
                 generation.conclude(now_s)
 
     def _running(self) -> list[Generation]:
-        """Return the requests that hold something in the engine, oldest first."""
-        return [one for one in self._generations.values() if one.branches]
+        """Return the requests that are let in and not over, oldest first."""
+        return [
+            one
+            for one in self._generations.values()
+            if one.opened_s is not None and not one.is_over
+        ]

@@ -31,9 +31,15 @@ class StepTime:
 
 @dataclass(slots=True)
 class Trace:
-    """The record of one answer. `prefill_s` is what the passes took that fed its prompt."""
+    """The record of one answer.
+
+    prefilled_tokens: tokens of its prompt that were fed for it; a beginning that it shares with
+        others counts for the first of them only.
+    prefill_s: what the passes took that fed its prompt.
+    """
 
     prompt_tokens: int
+    prefilled_tokens: int = 0
     prefill_s: float = 0.0
     fed: list[Fed] = field(default_factory=list)
     steps: list[StepTime] = field(default_factory=list)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pasta_decoding.train.lines import read_lines, write_text
+from pasta_decoding.data.lines import read_lines, write_text
 from pasta_decoding.train.rounds import describe_parts, plot_rounds
 from pasta_decoding.train.sample import Prompt
 

@@ -28,19 +28,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pasta_decoding.errors import PastaError
-from pasta_decoding.lang.positions import scheme_named
-from pasta_decoding.models import binding as bindings
-from pasta_decoding.models.loading import default_device, load_base
-from pasta_decoding.runtime.decoder import Decoder
-from pasta_decoding.train.checks import Checker
-from pasta_decoding.train.lines import (
+from pasta_decoding.data.lines import (
     encode_line,
     read_lines,
     resume_lines,
     write_lines,
     write_text,
 )
+from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.positions import scheme_named
+from pasta_decoding.models import binding as bindings
+from pasta_decoding.models.loading import default_device, load_base
+from pasta_decoding.runtime.decoder import Decoder
+from pasta_decoding.train.checks import Checker
 from pasta_decoding.train.lora import add_lora, save_adapter
 from pasta_decoding.train.pairs import (
     PairExample,

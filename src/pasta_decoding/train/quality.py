@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pasta_decoding.data.score import score_layouts
 from pasta_decoding.lang.layout import Layout, Run, lay_out
-from pasta_decoding.lang.measures import repeated_grams
+from pasta_decoding.lang.measures import repeated_grams, text_quality
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.models.loading import load_model
 from pasta_decoding.models.prompt import Message, PromptEncoder
@@ -16,12 +16,8 @@ from pasta_decoding.models.prompt import Message, PromptEncoder
 Rate = Callable[[str, Sequence[str]], Sequence[float]]
 """(instruction, plain texts) -> one number a text, larger is better."""
 
-GRAMS_COST = 4.0
-"""Nats per token that a text costs if all its runs of four words are repeated.
-
-A token of a repetition costs a model next to nothing instead of the two nats or so of a new one,
-so a share r of them saves 2 r. The penalty must be more than that.
-"""
+Nats = Callable[[str, Sequence[str]], list[float]]
+"""(instruction, plain texts) -> nats per token of each text and its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +35,19 @@ class Quality:
 
 
 def nats_quality(base: Path, baseline: Path, *, dtype: str, device: str = "cpu") -> Quality:
-    """Load the sequential baseline; quality is how much a plain text is what it would write.
+    """Load the sequential baseline; quality is how much a plain text is what it would write."""
+    nats = load_nats(base, baseline, dtype=dtype, device=device)
 
-    Minus nats per token of the whole text and its end, minus `GRAMS_COST` times its repetition.
-    """
-    loaded = load_model(base, baseline, dtype=dtype)
+    def rate(instruction: str, texts: Sequence[str]) -> list[float]:
+        found = zip(nats(instruction, texts), texts, strict=True)
+        return [text_quality(one, repeated_grams(text)) for one, text in found]
+
+    return Quality("nats", rate, repeat_cost=2.0)
+
+
+def load_nats(base: Path, adapter: Path, *, dtype: str, device: str = "cpu") -> Nats:
+    """Load a model; return what tells how many nats a plain text costs it."""
+    loaded = load_model(base, adapter, dtype=dtype)
     loaded.model.to(device).eval()
     binding = loaded.checkpoint.binding
     encoder = PromptEncoder(loaded.tokenizer, forbidden_ids=binding.ids)
@@ -54,13 +58,9 @@ def nats_quality(base: Path, baseline: Path, *, dtype: str, device: str = "cpu")
         run = Run(tuple(encoder.encode_text(text))) if text else Run(())
         return lay_out(prompt, [run], scheme, async_close=binding.async_close, end=end)
 
-    def rate(instruction: str, texts: Sequence[str]) -> list[float]:
+    def nats(instruction: str, texts: Sequence[str]) -> list[float]:
         prompt = encoder.encode([Message("user", instruction)])
         layouts = [plain_layout(prompt, text) for text in texts]
-        scored = score_layouts(loaded.model, layouts)
-        return [
-            float(logprobs_L.mean()) - GRAMS_COST * repeated_grams(text)
-            for logprobs_L, text in zip(scored, texts, strict=True)
-        ]
+        return [-float(logprobs_L.mean()) for logprobs_L in score_layouts(loaded.model, layouts)]
 
-    return Quality("nats", rate, repeat_cost=2.0)
+    return nats

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from pasta_decoding.data.lines import read_lines, write_lines, write_text
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models import binding as bindings
 from pasta_decoding.models.loading import holds_weights
 from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.train.lines import read_lines, write_lines, write_text
 from pasta_decoding.train.pairs import PairConfig
 from pasta_decoding.train.sample import Prompt, prompt_of
 from pasta_decoding.train.scoring import Weights
@@ -50,7 +50,7 @@ class PreferenceConfig:
     weights: Weights = field(default_factory=Weights)
     alpha: float = 0.005
     epochs: int = 1
-    learning_rate: float = 5e-5
+    learning_rate: float = 2e-4
     warmup_steps: int = 5
     pairs_per_step: int = 4
     save_every_steps: int = 10

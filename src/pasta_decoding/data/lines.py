@@ -18,12 +18,17 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    whole = path.read_text(encoding="utf-8").split("\n")[:-1]
+    whole = path.read_bytes().split(b"\n")[:-1]
+    return [_object(path, number, line) for number, line in enumerate(whole, start=1)]
+
+
+def _object(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
-        return [json.loads(line) for line in whole]
-    except ValueError as error:
+        return dict(json.loads(line.decode("utf-8")))
+    except (ValueError, TypeError) as error:
         raise PastaError(
-            f"{path} is broken: {error}", hint="Remove it; the same command makes it again."
+            f"{path}:{number}: broken: {error}",
+            hint="Remove the file; the same command makes it again.",
         ) from error
 
 

@@ -1,0 +1,200 @@
+"""The command `eval rate`: how good the answers of a run are."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pasta_decoding.cli.files import base_folder, say
+from pasta_decoding.cli.judge import progress
+from pasta_decoding.errors import PastaError
+
+if TYPE_CHECKING:
+    from pasta_decoding.eval.judge.base import Judge
+    from pasta_decoding.eval.rate import Nats
+    from pasta_decoding.eval.runs import Run
+
+VERDICTS = "verdicts.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """Who compares the answers: one of these, or nobody."""
+
+    base_url: str | None
+    model: str | None
+    logprobs: bool
+    concurrency: int
+    retries: int
+    timeout_s: float
+    annotator: str | None
+    judge: Path | None
+    verdict: Path | None
+
+
+def rate(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of `eval generate`, or the folder around them.")
+    ],
+    baseline: Annotated[
+        Path | None, typer.Option(help="The run to compare with; the sequential one if left out.")
+    ] = None,
+    likelihood: Annotated[
+        bool, typer.Option(help="Rate all texts by nats per token, repetition, missing topics.")
+    ] = True,
+    adapter: Annotated[
+        str, typer.Option(help="The model whose nats these are: a sequential one.")
+    ] = "sequential",
+    base: Annotated[
+        Path | None,
+        typer.Option(help="Folder or hub name of its base model; the embedded one if left out."),
+    ] = None,
+    base_url: Annotated[
+        str | None, typer.Option(help="Let this OpenAI-compatible endpoint compare the answers.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The endpoint's model.")] = None,
+    logprobs: Annotated[
+        bool, typer.Option(help="Read the first token's probabilities if the endpoint has them.")
+    ] = True,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at the same time.")] = 8,
+    retries: Annotated[int, typer.Option(min=0, help="Of one request, with growing pauses.")] = 5,
+    timeout: Annotated[float, typer.Option(min=0.01, help="Seconds of one request.")] = 120.0,
+    annotator: Annotated[
+        str | None,
+        typer.Option(help="Instead: an annotator configuration of the package alpaca_eval."),
+    ] = None,
+    judge: Annotated[
+        Path | None, typer.Option(help="Instead: a judge of `judge train`, at equal length.")
+    ] = None,
+    judge_verdict: Annotated[
+        Path | None,
+        typer.Option(help="What `judge eval --json` said of it: it is used only if it is usable."),
+    ] = None,
+    difficulty: Annotated[
+        Path | None, typer.Option(help="AlpacaEval's instruction_difficulty.csv; needs --prompts.")
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSONL (.gz) that tells each instruction's instruction_id.")
+    ] = None,
+) -> None:
+    """Rate answers against the baseline's: without a judge, and with one where you have one.
+
+    Writes quality.jsonl and annotations.json into the run folders; the same command goes on where
+    it was stopped, and asks again where there was no verdict. Keys come from PASTA_API_KEY or
+    OPENAI_API_KEY; --annotator takes what alpaca_eval takes.
+    """
+    from pasta_decoding.eval.rate import read_difficulties
+    from pasta_decoding.eval.runs import baseline_of, find_runs, read_run, same_prompts
+
+    asking = Asking(
+        base_url, model, logprobs, concurrency, retries, timeout, annotator, judge, judge_verdict
+    )
+    check_asking(asking, difficulty, prompts)
+    found = find_runs(runs)
+    reference = read_run(baseline) if baseline else baseline_of(found)
+    reference, *rated = same_prompts([reference, *found])
+    difficulties = read_difficulties(difficulty, prompts) if difficulty and prompts else None
+    if likelihood:
+        rate_all_texts(rated, reference, adapter, base)
+    for run in rated:
+        if run.folder.resolve() != reference.folder.resolve():
+            compare(run, reference, asking, difficulties)
+
+
+def check_asking(asking: Asking, difficulty: Path | None, prompts: Path | None) -> None:
+    """Refuse what does not go together."""
+    if sum(one is not None for one in (asking.base_url, asking.annotator, asking.judge)) > 1:
+        raise PastaError(
+            "several who are to judge", hint="Give one of --base-url, --annotator and --judge."
+        )
+    if (asking.base_url is None) != (asking.model is None):
+        raise PastaError("an endpoint is --base-url and --model", hint="Give both.")
+    if (asking.judge is None) != (asking.verdict is None):
+        hint = "`pasta judge eval --judge FILE --json` says what a judge is worth."
+        raise PastaError("a judge is --judge and --judge-verdict", hint=hint)
+    if (difficulty is None) != (prompts is None):
+        raise PastaError("difficulties are --difficulty and --prompts", hint="Give both.")
+
+
+def rate_all_texts(runs: list[Run], baseline: Run, adapter: str, base: Path | None) -> None:
+    """Rate every answer without a judge."""
+    from pasta_decoding.eval.rate import rate_texts, remembering
+
+    nats, under = load_likelihood(adapter, base)
+    asked_once = remembering(nats)
+    with progress("rating", sum(len(run.records) for run in runs)) as tick:
+        for run in runs:
+            rate_texts(run, baseline, asked_once, under, tick)
+
+
+def load_likelihood(adapter: str, base: Path | None) -> tuple[Nats, str]:
+    """Return what tells the nats of a text, and a name for it."""
+    from pasta_decoding.models.loading import default_device, find_adapter, native_dtype
+    from pasta_decoding.train.quality import load_nats
+
+    device = default_device()
+    dtype, folder = native_dtype(device), find_adapter(adapter)
+    nats = load_nats(base_folder(base), folder, dtype=dtype, device=device)
+    return nats, f"{folder.resolve().name} ({base.name if base else 'embedded'}, {dtype})"
+
+
+def compare(run: Run, baseline: Run, asking: Asking, difficulties: dict[str, float] | None) -> None:
+    """Let whoever there is compare a run's answers with the baseline's."""
+    from pasta_decoding.eval.rate import annotate, keep_rating, read_verdict, why_not_used
+
+    if asking.judge is not None and asking.verdict is not None:
+        reason = why_not_used(read_verdict(asking.verdict))
+        keep_rating(run, {"judge": asking.judge.name, "judge_not_used": reason})
+        if reason is not None:
+            say(f"{run.label}: judge not used, because {reason}")
+            return
+    orders = 2 if asking.base_url else 1
+    with progress(f"judging {run.label}", orders * len(run.records)) as tick:
+        found = open_judge(run, asking, tick)
+        if found is None:
+            return
+        judge, name, failures = found
+        missing = annotate(run, baseline, judge, name, difficulties)
+    for reason, times in failures.most_common():
+        say(f"{run.label}: no verdict ({times} times): {reason}")
+    say(f"{run.label}: {len(run.records) - missing} verdicts of {name}, {missing} missing")
+
+
+def open_judge(
+    run: Run, asking: Asking, tick: Callable[[], None]
+) -> tuple[Judge, str, Counter[str]] | None:
+    """Return who compares, under which name, and where it counts its failures."""
+    if asking.base_url is not None and asking.model is not None:
+        from pasta_decoding.endpoint import Endpoint
+        from pasta_decoding.eval.judge.llm import LlmJudge
+
+        endpoint = Endpoint(
+            asking.base_url,
+            asking.model,
+            timeout_s=asking.timeout_s,
+            max_retries=asking.retries,
+            concurrency=asking.concurrency,
+        )
+        cache = run.folder / VERDICTS
+        llm = LlmJudge(endpoint, cache, logprobs=asking.logprobs, tick=tick)
+        return llm, f"{asking.model}, both orders", llm.failures
+    if asking.annotator is not None:
+        from pasta_decoding.eval.alpaca import AlpacaAnnotator
+
+        os.environ.setdefault("TQDM_DISABLE", "1")  # its bars would be drawn over ours
+        cache = run.folder / f"alpaca_{VERDICTS}"
+        package = AlpacaAnnotator(asking.annotator, cache, tick=tick)
+        return package, Path(asking.annotator).name, package.failures
+    if asking.judge is not None:
+        from pasta_decoding.eval.judge.local import load_judge
+        from pasta_decoding.eval.rate import NewPrompts
+
+        name = f"local judge {asking.judge.stem}, at equal length"
+        return NewPrompts(load_judge(asking.judge)), name, Counter()
+    return None

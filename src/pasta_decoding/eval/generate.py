@@ -1,0 +1,157 @@
+"""`pasta eval generate`: every method's answers to the same prompts, in as many run folders.
+
+Without timing a method answers many prompts at once, and the methods come one after the other.
+With timing nothing shares the engine: prompt by prompt every method answers alone, in an order
+that is shuffled anew each turn, so that a machine that slows down slows all of them down.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+
+from pasta_decoding.errors import PastaError
+from pasta_decoding.eval.asking import Clock, ask_all
+from pasta_decoding.eval.methods.base import Method
+from pasta_decoding.eval.questions import Question
+from pasta_decoding.eval.records import Record, failed
+from pasta_decoding.eval.run_folder import RunFolder, Settings
+
+Tick = Callable[[str], None]
+"""Hears the label of a method whenever a record of it is kept, those of an earlier run included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """One method to be run. `label` names its folder; `load` brings its model into memory."""
+
+    label: str
+    settings: Settings
+    load: Callable[[], Method]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How all methods are run.
+
+    at_once:     prompts that a method answers together.
+    repeats:     turns of every prompt and method where they are timed; None: they are not.
+    max_seconds: of one answer; one that takes longer has failed, and counts as this long.
+    seed:        of the order of the methods where they are timed.
+    """
+
+    at_once: int = 16
+    repeats: int | None = None
+    max_seconds: float = 600.0
+    seed: int = 0
+
+
+def generate(
+    entrants: Sequence[Entrant],
+    questions: Sequence[Question],
+    out: Path,
+    plan: Plan,
+    tick: Tick,
+    *,
+    clock: Clock = time.perf_counter,
+) -> dict[str, list[Record]]:
+    """Answer what has no record yet; return each label's records, in the order of the questions.
+
+    Raises PastaError, before anything is loaded, if a folder was begun with other settings.
+    """
+    folders = {one.label: RunFolder(out / one.label, one.settings) for one in entrants}
+    for label, folder in folders.items():
+        for _ in range(len(questions) - len(folder.missing(questions))):
+            tick(label)
+    if plan.repeats is None:
+        for one in entrants:
+            _answer(one, folders[one.label], questions, plan, tick, clock)
+    else:
+        _time(entrants, folders, questions, plan, tick, clock)
+    return {label: folder.finish(questions) for label, folder in folders.items()}
+
+
+def _answer(
+    one: Entrant,
+    folder: RunFolder,
+    questions: Sequence[Question],
+    plan: Plan,
+    tick: Tick,
+    clock: Clock,
+) -> None:
+    """Let one method answer, many prompts at once."""
+    missing = folder.missing(questions)
+    if not missing:
+        return
+    for record in _asked(one.load(), missing, plan, clock):
+        folder.append(record)
+        tick(one.label)
+
+
+def _time(
+    entrants: Sequence[Entrant],
+    folders: Mapping[str, RunFolder],
+    questions: Sequence[Question],
+    plan: Plan,
+    tick: Tick,
+    clock: Clock,
+) -> None:
+    """Let all methods answer each prompt in turns, alone; keep the median turn."""
+    missing = [q for q in questions if any(q.id not in f.records for f in folders.values())]
+    if not missing:
+        return
+    methods = {one.label: one.load() for one in entrants}
+    for method in methods.values():  # a cold engine is slow
+        _alone(method, questions[0], plan, clock)
+    for question in missing:
+        late = [label for label in methods if question.id not in folders[label].records]
+        turns: defaultdict[str, list[Record]] = defaultdict(list)
+        for turn in range(plan.repeats or 1):
+            for label in shuffled(late, f"{plan.seed}/{question.id}/{turn}"):
+                turns[label].append(_alone(methods[label], question, plan, clock))
+        for label in late:
+            folders[label].append(median_turn(turns[label]))
+            tick(label)
+
+
+def _alone(method: Method, question: Question, plan: Plan, clock: Clock) -> Record:
+    [record] = _asked(method, [question], plan, clock)
+    return record
+
+
+def _asked(
+    method: Method, questions: Sequence[Question], plan: Plan, clock: Clock
+) -> Iterator[Record]:
+    """Let a method answer questions; yield each one's record as it ends."""
+    at_once = plan.at_once if plan.repeats is None else 1
+    for ended in ask_all(
+        method.decoder,
+        method.ask,
+        questions,
+        at_once=at_once,
+        max_seconds=plan.max_seconds,
+        clock=clock,
+    ):
+        record, seconds = ended.outcome, ended.seconds
+        if isinstance(record, PastaError):
+            record, seconds = failed(ended.question, str(record)), plan.max_seconds
+        yield replace(record, seconds=seconds, timed=at_once == 1)
+
+
+def shuffled(labels: Sequence[str], key: str) -> list[str]:
+    """Return the labels in an order that depends on `key` alone."""
+    return Random(key).sample(labels, len(labels))
+
+
+def median_turn(turns: Sequence[Record]) -> Record:
+    """Return the turn of the median seconds, all turns' seconds in it; a failure if there is one.
+
+    Of an even number of turns it is the slower one of the two in the middle.
+    """
+    in_order = sorted(turns, key=lambda record: (record.error is not None, record.seconds))
+    middle = in_order[-1] if in_order[-1].error is not None else in_order[len(in_order) // 2]
+    return replace(middle, repeats=tuple(record.seconds for record in turns))

@@ -1,0 +1,1 @@
+"""What is known of some runs, as numbers, pictures and one page."""

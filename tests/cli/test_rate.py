@@ -1,0 +1,276 @@
+"""`pasta eval rate`: without a judge on a tiny model, and with made-up judges."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pasta_decoding.eval.judge.fit import fit, measure
+from pasta_decoding.eval.judge.local import save_judge
+from tests.chatserver import Act, Body, Raw, chat_server, completion, failure
+from tests.checkpoint import TinyCheckpoint
+from tests.cli.conftest import Pasta
+from tests.judging import made_up
+from tests.runfolders import failed, parallel, record, write_run
+
+JUDGED = ("--no-likelihood", "--model", "m", "--retries", 0, "--base-url")
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Three prompts, the last of which our run failed at."""
+    write_run(tmp_path / "runs/sequential", "sequential", [record(n) for n in range(3)])
+    ours = [parallel(0), parallel(1), failed(2)]
+    write_run(tmp_path / "runs/pasta", "pasta", ours)
+    return tmp_path / "runs"
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def verdicts(runs: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((runs / "pasta/annotations.json").read_text())
+    return found
+
+
+def prefers(good: str, body: Body) -> str:
+    """Name the answer that is this text."""
+    shown_first = body["messages"][0]["content"].partition("Answer A:\n<answer>\n")[2]
+    return "A" if shown_first.startswith(good) else "B"
+
+
+@pytest.mark.usefixtures("tiny_cache")
+def test_texts_are_rated_under_the_sequential_model_and_a_second_run_goes_on(
+    pasta: Pasta, runs: Path, tiny_checkpoint: TinyCheckpoint
+) -> None:
+    command = ("eval", "rate", runs, "--adapter", tiny_checkpoint.adapter)
+    assert pasta(*command).status == 0
+    whole = (runs / "pasta/quality.jsonl").read_text()
+    rows = lines(runs / "pasta/quality.jsonl")
+    assert [row["topics"] for row in rows] == [2, 2, 0]
+    assert [row["missing_topics"] for row in rows] == [1, 1, 0]  # nothing of sleep is said
+    assert all(row["nats"] > 0 and row["baseline_nats"] > 0 for row in rows)
+    own = lines(runs / "sequential/quality.jsonl")
+    assert [row["nats"] for row in own] == [row["baseline_nats"] for row in own]
+    # A torn last line is made again, and nothing else is.
+    (runs / "pasta/quality.jsonl").write_text(whole[:-20])
+    assert pasta(*command).status == 0
+    assert (runs / "pasta/quality.jsonl").read_text() == whole
+
+
+@pytest.mark.usefixtures("tiny_cache")
+def test_only_texts_that_changed_are_rated_again(
+    pasta: Pasta, runs: Path, tiny_checkpoint: TinyCheckpoint
+) -> None:
+    command = ("eval", "rate", runs, "--adapter", tiny_checkpoint.adapter)
+    pasta(*command)
+    before = lines(runs / "pasta/quality.jsonl")
+    base = [record(n, text="Changed." if n == 1 else f"This about {n}.") for n in range(3)]
+    write_run(runs / "sequential", "sequential", base)
+    (runs / "sequential/quality.jsonl").unlink()
+    stale = pasta("eval", "report", runs, "-o", runs.parent)
+    assert stale.complaint[1:] == (
+        f"pasta: {runs}/pasta was rated against other answers than {runs}/sequential's",
+        "Rate the run again with `pasta eval rate`.",
+    )
+    assert pasta(*command).status == 0
+    after = lines(runs / "pasta/quality.jsonl")
+    assert after[:3] == before
+    assert [row["id"] for row in after[3:]] == [record(1).id]
+    assert pasta("eval", "report", runs, "-o", runs.parent).status == 0
+
+
+@pytest.mark.usefixtures("tiny_cache")
+def test_ratings_of_two_models_are_not_mixed(
+    pasta: Pasta, runs: Path, tiny_checkpoint: TinyCheckpoint
+) -> None:
+    command = ("eval", "rate", runs / "sequential", "--adapter", tiny_checkpoint.adapter)
+    pasta(*command)
+    path = runs / "sequential/rating.json"
+    path.write_text(json.dumps({"likelihood_under": "another"}))
+    status, message, hint = pasta(*command).complaint
+    assert status == 2
+    quality = runs / "sequential/quality.jsonl"
+    said = f"pasta: {quality} was made otherwise: likelihood_under is 'another' there, 'adapter "
+    assert said in message
+    assert hint == "Remove it to rate the answers again."
+
+
+def test_an_endpoint_compares_in_both_orders_and_a_failed_request_loses(
+    pasta: Pasta, runs: Path
+) -> None:
+    with chat_server(lambda _number, body: prefers("Two things", body)) as server:
+        found = pasta("eval", "rate", runs, *JUDGED, server.base_url)
+    assert (found.status, len(server.bodies)) == (0, 4)
+    assert [row["preference"] for row in verdicts(runs)] == [2.0, 2.0, 1.0]
+    first = verdicts(runs)[0]
+    assert (first["generator_1"], first["generator_2"]) == ("sequential", "pasta")
+    assert (first["output_1"], first["annotator"]) == ("This about 0.", "m, both orders")
+    assert found.err.endswith("pasta: 3 verdicts of m, both orders, 0 missing\n")
+
+
+@pytest.mark.parametrize(
+    ("act", "reason"),
+    [
+        (failure(429), "failed with status 429"),
+        (failure(500), "failed with status 500"),
+        ("I cannot say.", "a reply without a verdict"),
+    ],
+)
+def test_what_brings_no_verdict_is_missing_and_asked_again(
+    pasta: Pasta, runs: Path, act: Act, reason: str
+) -> None:
+    def stubborn(_number: int, body: Body) -> Act:
+        about_1 = "What about 1?" in body["messages"][0]["content"]
+        return act if about_1 else prefers("Two things", body)
+
+    with chat_server(stubborn) as server:
+        found = pasta("eval", "rate", runs, *JUDGED, server.base_url)
+        assert [row["preference"] for row in verdicts(runs)] == [2.0, None, 1.0]
+        assert reason in found.err
+        assert "2 verdicts of m, both orders, 1 missing" in found.err
+        server.script = lambda _number, body: prefers("Two things", body)
+        asked = len(server.bodies)
+        pasta("eval", "rate", runs, *JUDGED, server.base_url)
+    assert [row["preference"] for row in verdicts(runs)] == [2.0, 2.0, 1.0]
+    assert len(server.bodies) == asked + 2  # only the pair without a verdict, in both orders
+
+
+def test_a_refused_key_ends_the_command(pasta: Pasta, runs: Path) -> None:
+    with chat_server(lambda _number, _body: failure(401)) as server:
+        status, message, _hint = pasta("eval", "rate", runs, *JUDGED, server.base_url).complaint
+    assert (status, "refuses the key" in message) == (2, True)
+    assert not (runs / "pasta/annotations.json").exists()
+
+
+def test_probabilities_of_the_endpoint_are_preferences(pasta: Pasta, runs: Path) -> None:
+    def unsure(_number: int, body: Body) -> Raw:
+        likely = 0.8 if prefers("Two things", body) == "A" else 0.4
+        top = [{"token": "A", "logprob": math.log(likely)},
+               {"token": "B", "logprob": math.log(1 - likely)}]  # fmt: skip
+        first = {"token": "A", "logprob": -0.1, "top_logprobs": top}
+        return Raw(completion("A", logprobs={"content": [first]}))
+
+    with chat_server(unsure) as server:
+        pasta("eval", "rate", runs, *JUDGED, server.base_url)
+    # (0.8 + 1 - 0.4) / 2 of the way from 1 to 2.
+    assert verdicts(runs)[0]["preference"] == pytest.approx(1.7)
+
+
+def test_difficulties_are_found_by_alpaca_evals_numbers(
+    pasta: Pasta, runs: Path, tmp_path: Path
+) -> None:
+    difficulty, prompts = tmp_path / "difficulty.csv", tmp_path / "prompts.jsonl"
+    difficulty.write_text(",instruction_difficulty\n7,-1.5\n8,0.25\n")
+    asked = [{"instruction": "What about 0?", "instruction_id": 8}]
+    prompts.write_text("".join(json.dumps(one) + "\n" for one in asked))
+    options = ("--difficulty", difficulty, "--prompts", prompts)
+    with chat_server(lambda _number, _body: "A") as server:
+        pasta("eval", "rate", runs, *JUDGED, server.base_url, *options)
+    assert [row["instruction_difficulty"] for row in verdicts(runs)] == [0.25, None, None]
+
+
+@pytest.fixture
+def judge(tmp_path: Path) -> Path:
+    """A local judge, fitted to made-up preferences."""
+    found = measure(made_up(40), lambda answers: answers)
+    save_judge(tmp_path / "judge.json", fit(found, found.fold_P != 0))
+    return tmp_path / "judge.json"
+
+
+def verdict(path: Path, *, usable: bool) -> Path:
+    gain = {"gain": {"value": 0.002, "low": -0.003 if not usable else 0.001, "high": 0.008}}
+    source = {"source": "people", "usable_for_training": usable, "every": gain, "similar": None}
+    path.write_text(json.dumps({"sources": [source], "usable_for_training": usable}))
+    return path
+
+
+def test_a_judge_that_is_not_usable_is_not_used_and_the_reason_is_kept(
+    pasta: Pasta, runs: Path, judge: Path, tmp_path: Path
+) -> None:
+    said = verdict(tmp_path / "verdict.json", usable=False)
+    command = ("eval", "rate", runs, "--no-likelihood", "--judge", judge, "--judge-verdict", said)
+    found = pasta(*command)
+    reason = (
+        "it does not beat length alone beyond its interval by 1 of 1 sources: "
+        "people, gain all +0.002 (-0.003 to +0.008)"
+    )
+    assert found.err == f"pasta: judge not used, because {reason}\n"
+    assert not (runs / "pasta/annotations.json").exists()
+    assert json.loads((runs / "pasta/rating.json").read_text())["judge_not_used"] == reason
+
+
+def test_a_judge_that_is_usable_is_used(
+    pasta: Pasta, runs: Path, judge: Path, tmp_path: Path
+) -> None:
+    said = verdict(tmp_path / "verdict.json", usable=True)
+    command = ("eval", "rate", runs, "--no-likelihood", "--judge", judge, "--judge-verdict", said)
+    assert pasta(*command).status == 0
+    assert [row["annotator"] for row in verdicts(runs)] == [
+        "local judge judge, at equal length"
+    ] * 3
+
+
+def test_what_does_not_go_together_is_refused(pasta: Pasta, runs: Path) -> None:
+    both = pasta("eval", "rate", runs, "--annotator", "x", "--base-url", "y", "--model", "z")
+    assert both.complaint[1:] == (
+        "pasta: several who are to judge",
+        "Give one of --base-url, --annotator and --judge.",
+    )
+    alone = pasta("eval", "rate", runs, "--judge", "x")
+    assert alone.complaint[1] == "pasta: a judge is --judge and --judge-verdict"
+
+
+def test_runs_of_other_prompts_are_not_compared(pasta: Pasta, runs: Path) -> None:
+    write_run(runs / "sequential", "sequential", [record(n) for n in range(1, 4)])
+    status, message, _hint = pasta("eval", "rate", runs, "--no-likelihood").complaint
+    assert status == 2
+    assert f"{runs}/sequential and {runs}/pasta are of different prompts" in message
+
+
+CONFIG = """local_test:
+  prompt_template: "local_test/prompt.txt"
+  fn_completions: "openai_completions"
+  completions_kwargs: {model_name: "gpt-local", max_tokens: 5, temperature: 0}
+  fn_completion_parser: "regex_parser"
+  completion_parser_kwargs: {outputs_to_match: {1: '^one', 2: '^two'}}
+  batch_size: 1
+"""
+PROMPT = "<|im_start|>user\n{instruction}\n[one]{output_1}\n[two]{output_2}\n<|im_end|>\n"
+
+
+@pytest.mark.filterwarnings("ignore:.*:FutureWarning", "ignore:.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_an_annotator_of_the_package_is_asked_again_only_where_it_gave_no_verdict(
+    pasta: Pasta, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("alpaca_eval", reason="needs the extra `eval`")
+    folder = tmp_path / "configs/local_test"
+    folder.mkdir(parents=True)
+    (folder / "configs.yaml").write_text(CONFIG)
+    (folder / "prompt.txt").write_text(PROMPT)
+
+    def answer(_number: int, body: Body) -> str:
+        shown = body["messages"][0]["content"]
+        return "two" if "[two]Two things" in shown else "one"
+
+    def unsure(number: int, body: Body) -> str:
+        about_1 = "What about 1?" in body["messages"][0]["content"]
+        return "neither" if about_1 else answer(number, body)
+
+    with chat_server(unsure) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "k")
+        command = ("eval", "rate", runs, "--no-likelihood", "--annotator", folder)
+        found = pasta(*command)
+        assert found.err.endswith("pasta: 2 verdicts of local_test, 1 missing\n")
+        assert [row["preference"] for row in verdicts(runs)] == [2.0, None, 1.0]
+        server.script = answer
+        pasta(*command)
+    assert [row["preference"] for row in verdicts(runs)] == [2.0, 2.0, 1.0]
+    assert len(server.bodies) == 3

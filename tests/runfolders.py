@@ -1,0 +1,77 @@
+"""Made-up run folders, as `pasta eval generate` writes them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pasta_decoding.eval.records import Record, to_line
+
+CHUNKED = (
+    'Two things: <promise topic="diet" tokens="20"/><async>A good diet matters.</async> and '
+    '<promise topic="sleep" tokens="30"/><async>Rest matters, too.</async><sync/> So do both.'
+)
+PLAIN = "Two things: A good diet matters. and Rest matters, too. So do both."
+
+Change = Callable[[int, Record], Record]
+
+
+def record(number: int, **fields: Any) -> Record:
+    """One sequential answer of 100 tokens in 100 steps and 10 seconds."""
+    instruction = f"What about {number}?"
+    found = Record(
+        hashlib.sha256(instruction.encode()).hexdigest()[:16],
+        instruction,
+        dataset="selfinstruct" if number % 2 else "koala",
+        text=f"This about {number}.",
+        annotated=f"This about {number}.",
+        plain_tokens=100,
+        critical_path=100,
+        fed_tokens=100,
+        prompt_tokens=20,
+        widths={1: 100},
+        seconds=10.0,
+        first_token_s=0.1,
+        first_text_s=0.2,
+        last_text_s=9.9,
+    )
+    return replace(found, **fields)
+
+
+def parallel(number: int, **fields: Any) -> Record:
+    """The same in two chunks and 50 steps."""
+    return record(
+        number,
+        **{
+            "text": PLAIN,
+            "annotated": CHUNKED,
+            "critical_path": 50,
+            "chunks": 2,
+            "syncs": 1,
+            "widths": {1: 20, 2: 20, 3: 10},
+            "promises": ((20, 15), (30, 45)),
+            "near_promises": 1,
+        }
+        | fields,
+    )
+
+
+def failed(number: int, **fields: Any) -> Record:
+    """A request that ended at its time-out."""
+    empty = record(number)
+    found = Record(empty.id, empty.instruction, empty.dataset, error="no answer", seconds=60.0)
+    return replace(found, **fields)
+
+
+def write_run(folder: Path, method: str, records: Sequence[Record], **settings: Any) -> Path:
+    """Write a run folder; return it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    told: Mapping[str, Any] = {"method": method, "max_tokens": 400, "machine": "here", **settings}
+    (folder / "run.json").write_text(json.dumps(told))
+    lines = "".join(json.dumps(to_line(one)) + "\n" for one in records)
+    (folder / "records.jsonl").write_text(lines)
+    return folder
