@@ -58,8 +58,8 @@ class Running:
         return f"http://127.0.0.1:{self.port}"
 
     def client(self, **settings: Any) -> openai.OpenAI:
-        settings = {"api_key": "none", "max_retries": 0} | settings
-        return openai.OpenAI(base_url=f"{self.url}/v1", **settings)
+        given: dict[str, Any] = {"api_key": "none", "max_retries": 0, **settings}
+        return openai.OpenAI(base_url=f"{self.url}/v1", **given)
 
     def ask(self, path: str, body: Any = None, *, method: str = "", **headers: str) -> Reply:
         """Send one request; a body that is not bytes is sent as JSON."""
