@@ -14,6 +14,7 @@ import typer
 
 from pasta_decoding.cli.files import base_folder, cache_folder, say
 from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models.loading import DEFAULT_ADAPTER
 
 if TYPE_CHECKING:
@@ -66,6 +67,13 @@ Engine = Annotated[
         help="auto takes torch on a GPU and where llama is not installed or cannot run the model."
     ),
 ]
+Join = Annotated[
+    Joining | None,
+    typer.Option(
+        help="How the main thread comes to see finished chunks: kv joins their keys, text reads "
+        "them again. Else as the checkpoint was trained."
+    ),
+]
 Precision = Annotated[
     Dtype,
     typer.Option(help="torch: of weights and cache; auto takes bfloat16 where it is native."),
@@ -88,6 +96,7 @@ class Loading:
     adapter: Adapter = DEFAULT_ADAPTER
     model: Model = None
     engine: Engine = EngineName.auto
+    join: Join = None
     dtype: Precision = Dtype.auto
     quant: Quant = FileType.Q4_0
     context: Context = 8192
@@ -96,10 +105,16 @@ class Loading:
 
     def decoder(self) -> Decoder:
         """Load base model and adapter onto the engine."""
+        decoder = self._load()
+        if not decoder.trained:
+            say(f"the checkpoint was not trained for the join {decoder.joining}: expect worse text")
+        return decoder
+
+    def _load(self) -> Decoder:
         from pasta_decoding.models.loading import default_device
         from pasta_decoding.runtime.decoder import llama_decoder, torch_decoder
 
-        size: Any = {"cells": self.context, "threads": self.threads}
+        size: Any = {"cells": self.context, "threads": self.threads, "joining": self.join}
         if self.model is not None and self.model.suffix == ".gguf":
             refuse_beside_gguf(self.adapter, self.engine)
             return llama_decoder(self.model, **size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pasta_decoding.lang.layout import ChunkRun, Layout, Segment, lay_out
+from pasta_decoding.lang.layout import ChunkRun, Joining, Layout, Segment, lay_out, lay_out_rows
 from pasta_decoding.lang.tree import Tree, show, strip
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.interpreter import Interpreter
@@ -17,7 +17,8 @@ class Answer:
     """One answer as decoding left it.
 
     segments:         its token ids, in reading order, as training would see them.
-    layout:           thread, position and visibility of every token, prompt included.
+    layouts:          thread, position and visibility of every token, prompt included; several
+                      rows under the `text` join, else one.
     overruled:        how often a constraint overruled the model (`interventions`).
     truncated_chunks: chunks that a limit closed.
     truncated:        whether any limit ended a chunk or the answer.
@@ -29,7 +30,7 @@ class Answer:
     """
 
     segments: tuple[Segment, ...]
-    layout: Layout
+    layouts: tuple[Layout, ...]
     tree: Tree
     trace: Trace
     events: tuple[Event, ...]
@@ -42,6 +43,12 @@ class Answer:
     fed_tokens: int
     seconds: float
     queue_s: float
+
+    @property
+    def layout(self) -> Layout:
+        """The one row of an answer under the `kv` join."""
+        (layout,) = self.layouts
+        return layout
 
     @property
     def text(self) -> str:
@@ -61,7 +68,7 @@ class Answer:
     @property
     def critical_path(self) -> int:
         """Forward steps after the prefill that the answer needs at unlimited width."""
-        return self.layout.critical_path
+        return self.layouts[-1].critical_path
 
 
 def conclude(
@@ -80,10 +87,9 @@ def conclude(
     vocabulary = interpreter.vocabulary
     segments = tuple(interpreter.segments)
     end = None if interpreter.cut_off else min(vocabulary.ends)
-    close = vocabulary.binding.async_close
     return Answer(
         segments=segments,
-        layout=lay_out(prompt, segments, interpreter.scheme, async_close=close, end=end),
+        layouts=_layouts(prompt, segments, interpreter, end),
         tree=tree_of(segments, vocabulary),
         trace=trace,
         events=events,
@@ -97,3 +103,15 @@ def conclude(
         seconds=seconds,
         queue_s=queue_s,
     )
+
+
+def _layouts(
+    prompt: tuple[int, ...],
+    segments: tuple[Segment, ...],
+    interpreter: Interpreter,
+    end: int | None,
+) -> tuple[Layout, ...]:
+    close = interpreter.vocabulary.binding.async_close
+    if interpreter.joining is Joining.text:
+        return lay_out_rows(prompt, segments, async_close=close, end=end)
+    return (lay_out(prompt, segments, interpreter.scheme, async_close=close, end=end),)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from pasta_decoding.engines.base import DEFAULT_CELLS, Engine
 from pasta_decoding.errors import PastaError
-from pasta_decoding.lang.layout import ChunkRun, Segment
-from pasta_decoding.lang.positions import Scheme, scheme_named
-from pasta_decoding.models.binding import Binding
+from pasta_decoding.lang.layout import ChunkRun, Joining, Segment
+from pasta_decoding.lang.positions import Scheme, SharedMax, scheme_named
+from pasta_decoding.models.binding import Binding, Checkpoint
 from pasta_decoding.models.loading import Loaded, load_model
 from pasta_decoding.models.prompt import Message, PromptEncoder
 from pasta_decoding.runtime.answer import Answer
@@ -21,7 +21,8 @@ from pasta_decoding.runtime.sampling import Chooser, Replay, Sampler, Sampling
 from pasta_decoding.runtime.scheduler import Request, Scheduler
 from pasta_decoding.runtime.vocabulary import Vocabulary, vocabulary_of
 
-JOIN = "kv"
+LOCAL_JOINS = (Joining.kv, Joining.text)
+"""What an engine in this process can do; the first one a checkpoint was trained for is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class Decoder:
 
     topic:    whether its promises carry one.
     parallel: whether the checkpoint knows the language; else all decoding is sequential.
+    joining:  how main comes to see chunks, and
+    trained:  whether the checkpoint was trained for that.
     """
 
     engine: Engine
@@ -38,6 +41,8 @@ class Decoder:
     scheme: Scheme
     topic: bool
     parallel: bool = True
+    joining: Joining = Joining.kv
+    trained: bool = True
 
     def prompt_ids(self, prompt: str, max_tokens: int) -> tuple[int, ...]:
         """Encode a user's question; refuses one that leaves no room for `max_tokens` more."""
@@ -80,7 +85,9 @@ class Decoder:
 
     def scheduler(self, *, clock: Callable[[], float] = time.perf_counter) -> Scheduler:
         """Return a new scheduler over the engine."""
-        return Scheduler(self.engine, self.vocabulary, self.scheme, clock=clock)
+        return Scheduler(
+            self.engine, self.vocabulary, self.scheme, joining=self.joining, clock=clock
+        )
 
     def decode(self, request: Request) -> Generator[Event, None, Answer]:
         """Decode one request alone and yield its events live; returns its Answer.
@@ -125,6 +132,7 @@ def torch_decoder(
     device: str = "cpu",
     cells: int = DEFAULT_CELLS,
     threads: int | None = None,
+    joining: Joining | None = None,
 ) -> Decoder:
     """Load a checkpoint onto the torch engine. `threads` holds for the whole process.
 
@@ -143,11 +151,16 @@ def torch_decoder(
         raise PastaError(
             f"cannot put the model on the device {device!r}: {error}", hint="Use --device cpu."
         ) from error
-    return decoder_over(TorchEngine(loaded.model, cells=cells), loaded)
+    return decoder_over(TorchEngine(loaded.model, cells=cells), loaded, joining)
 
 
 def llama_decoder(
-    path: Path, *, cells: int = DEFAULT_CELLS, threads: int | None = None, exact: bool = False
+    path: Path,
+    *,
+    cells: int = DEFAULT_CELLS,
+    threads: int | None = None,
+    exact: bool = False,
+    joining: Joining | None = None,
 ) -> Decoder:
     """Load a GGUF that `pasta export` wrote onto the llama engine.
 
@@ -157,21 +170,37 @@ def llama_decoder(
     from pasta_decoding.models.gguf import read_metadata
 
     engine = LlamaEngine(path, cells=cells, threads=threads, cache_type="F32" if exact else "F16")
-    return decoder_over(engine, read_metadata(engine.metadata, path))
+    return decoder_over(engine, read_metadata(engine.metadata, path), joining)
 
 
-def decoder_over(engine: Engine, loaded: Loaded) -> Decoder:
+def joining_for(checkpoint: Checkpoint, wanted: Joining | None, able: Sequence[Joining]) -> Joining:
+    """Return how to join: as is wanted, else the first way that both sides know.
+
+    Raises PastaError if there is none: main would see behind a sync what it was never trained on.
+    Whoever names a join gets it.
+    """
+    if wanted is not None:
+        return wanted
+    known = [joining for joining in able if joining in checkpoint.joins]
+    if known or not checkpoint.joins:
+        return (known or able)[0]
+    raise PastaError(
+        f"the checkpoint was trained for the joins {', '.join(checkpoint.joins)}, not "
+        + " or ".join(repr(joining.value) for joining in able),
+        hint=f"Use another adapter, or --join {able[-1]} to decode with this one all the same.",
+    )
+
+
+def decoder_over(engine: Engine, loaded: Loaded, joining: Joining | None = None) -> Decoder:
     """Return a decoder for a loaded checkpoint on an engine.
 
     Raises PastaError if the engine cannot decode as the checkpoint was trained.
     """
     checkpoint = loaded.checkpoint
+    joining = joining_for(checkpoint, joining, LOCAL_JOINS)
     scheme = scheme_named(checkpoint.scheme)
-    if checkpoint.joins and JOIN not in checkpoint.joins:
-        raise PastaError(
-            f"the checkpoint was trained for the joins {', '.join(checkpoint.joins)}, not {JOIN!r}",
-            hint="Use another adapter.",
-        )
+    if joining is Joining.text:
+        scheme = SharedMax()  # a row is a plain sequence, whatever the scheme
     if not (scheme.consecutive or engine.free_positions):
         raise PastaError(
             f"the engine {engine.name!r} cannot take the positions of the scheme {scheme.name!r}",
@@ -190,4 +219,6 @@ def decoder_over(engine: Engine, loaded: Loaded) -> Decoder:
         scheme=scheme,
         topic=checkpoint.topic == "required",
         parallel=bool(checkpoint.joins),
+        joining=joining,
+        trained=not checkpoint.joins or joining in checkpoint.joins,
     )

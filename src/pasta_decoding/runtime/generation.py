@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pasta_decoding.engines.base import Branch, Engine, Feed, FloatArray
 from pasta_decoding.lang.layout import MAIN
-from pasta_decoding.runtime.actions import Action, Append, CloseChunk, Finish, Fork, Join
+from pasta_decoding.runtime.actions import Action, Append, CloseChunk, Finish, Fork, Join, Rewrite
 from pasta_decoding.runtime.admission import Load
 from pasta_decoding.runtime.answer import Answer, conclude
 from pasta_decoding.runtime.events import Closed, Delta, Event, Finished, Opened, Synced
@@ -35,6 +35,10 @@ class Generation:
     family:   all that share the beginning of their prompts, itself included. The first feeds it;
               the others are forked off it there.
     shared_tokens: how long that beginning is.
+    unfed:    what main is to be fed before it writes: of the prompt, or of what a text join
+              rewrites, while no other thread writes.
+    prefilled_tokens: and where that goes on.
+    rewrite_s: what a text join took up to now; None while there is none.
     branches: those of the live threads; none before it is opened and after its end.
     finished: the branch that sees what finished chunks wrote, until main joins it. One for all of
               them: an engine may have few branches.
@@ -49,7 +53,9 @@ class Generation:
     family: Sequence[Generation] = ()
     shared_tokens: int = 0
     opened_s: float | None = None
+    unfed: tuple[int, ...] = ()
     prefilled_tokens: int = 0
+    rewrite_s: float | None = None
     branches: dict[int, Branch] = field(default_factory=dict)
     finished: Branch | None = None
     texts: dict[int, ThreadText] = field(default_factory=dict)
@@ -64,6 +70,7 @@ class Generation:
     error: BaseException | None = None
 
     def __post_init__(self) -> None:
+        self.unfed = self.request.prompt
         self.texts[MAIN] = ThreadText(self._vocabulary.decode)
 
     @property
@@ -72,21 +79,16 @@ class Generation:
         return self.answer is not None or self.error is not None
 
     @property
-    def unfed_prompt_tokens(self) -> int:
-        """Prompt tokens that are still to be fed."""
-        return len(self.request.prompt) - self.prefilled_tokens
-
-    @property
     def is_first(self) -> bool:
         """Whether it opens the engine's request, for itself and for its family."""
         return next((one for one in self.family if not one.is_over), None) is self
 
     @property
     def next_prompt_tokens(self) -> int:
-        """Prompt tokens that may be fed in one go: others are forked off where theirs differ."""
+        """How much of `unfed` may go at once: others are forked off where their prompts differ."""
         if self.prefilled_tokens < self.shared_tokens:
             return self.shared_tokens - self.prefilled_tokens
-        return self.unfed_prompt_tokens
+        return len(self.unfed)
 
     @property
     def _vocabulary(self) -> Vocabulary:
@@ -103,14 +105,27 @@ class Generation:
         self.fork_family()
 
     def take_prompt(self, tokens: int) -> Row:
-        """Return the next `tokens` of the prompt as a feed; the last one wants logits."""
-        first, end = self.prefilled_tokens, self.prefilled_tokens + tokens
-        self.prefilled_tokens = end
-        self.trace.prefilled_tokens += tokens
-        ids, positions = self.request.prompt[first:end], tuple(range(first, end))
-        is_last = end == len(self.request.prompt)
-        feed = Feed((self.branches[MAIN],), ids, positions, wants_logits=is_last)
+        """Return the next `tokens` of `unfed` as a feed; the last one wants logits."""
+        ids, self.unfed = self.unfed[:tokens], self.unfed[tokens:]
+        positions = tuple(range(self.prefilled_tokens, self.prefilled_tokens + tokens))
+        self.prefilled_tokens += tokens
+        if self.rewrite_s is None:
+            self.trace.prefilled_tokens += tokens
+        else:
+            self.trace.rewrite(MAIN, ids, positions)
+        feed = Feed((self.branches[MAIN],), ids, positions, wants_logits=not self.unfed)
         return Row(self, MAIN, feed)
+
+    def end_prompt(self, cells: int, seconds: float) -> None:
+        """Note what the pass took that fed some of `unfed`, with `cells` in use before it."""
+        if self.rewrite_s is None:
+            self.trace.prefill_s += seconds
+            self.fork_family()
+            return
+        self.rewrite_s += seconds
+        if not self.unfed:
+            self.trace.end_step(cells, self.rewrite_s)
+            self.rewrite_s = None
 
     def fork_family(self) -> None:
         """Let the others of its family go on where their prompts part from its own."""
@@ -120,6 +135,7 @@ class Generation:
             if one is not self and not one.is_over:
                 one.branches[MAIN] = self.engine.fork(self.branches[MAIN])
                 one.prefilled_tokens = self.shared_tokens
+                one.unfed = one.unfed[self.shared_tokens :]
 
     def take_feeds(self) -> list[Row]:
         """Return what the coming step feeds, and put it on record."""
@@ -203,11 +219,14 @@ class Generation:
                     self._feed(closing, (MAIN, thread))
                     self._feed(opening, (thread,))
                     self.events += [*self._rest(MAIN), Opened(thread, topic, promised)]
-                case CloseChunk(thread, truncated):
-                    self._keep_until_join(self.branches.pop(thread))
+                case CloseChunk(thread, truncated, kept):
+                    self._end_branch(self.branches.pop(thread), kept=kept)
                     self.events += [*self._rest(thread), Closed(thread, truncated)]
                 case Join(threads):
                     self._join_finished()
+                    self.events += [*self._rest(MAIN), Synced(threads)]
+                case Rewrite(threads, _, ids, position):
+                    self._rewrite(ids, position)
                     self.events += [*self._rest(MAIN), Synced(threads)]
                 case Finish(truncated):
                     self.events += [*self._rest(MAIN), Finished(truncated)]
@@ -217,8 +236,10 @@ class Generation:
         feed = Feed(branches, (append.token,), (append.position,))
         self.feeds.append(Row(self, append.thread, feed))
 
-    def _keep_until_join(self, branch: Branch) -> None:
-        if self.finished is None:
+    def _end_branch(self, branch: Branch, *, kept: bool) -> None:
+        if not kept:
+            self.engine.close(branch)
+        elif self.finished is None:
             self.finished = branch
         else:
             self.engine.join(self.finished, [branch])
@@ -227,6 +248,12 @@ class Generation:
         if self.finished is not None:
             self.engine.join(self.branches[MAIN], [self.finished])
             self.finished = None
+
+    def _rewrite(self, ids: tuple[int, ...], position: int) -> None:
+        assert self.finished is not None, "the first chunk's branch is kept for this"
+        self.engine.close(self.branches[MAIN])
+        self.branches[MAIN], self.finished = self.finished, None
+        self.unfed, self.prefilled_tokens, self.rewrite_s = ids, position, 0.0
 
     def _say(self, thread: int, token: int) -> None:
         if token in self._vocabulary.binding.ids or self.interpreter.in_topic(thread):
