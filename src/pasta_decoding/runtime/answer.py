@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pasta_decoding.lang.layout import ChunkRun, Joining, Layout, Segment, lay_out, lay_out_rows
 from pasta_decoding.lang.tree import Tree, show, strip
+from pasta_decoding.runtime.account import Account
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.text import tree_of
@@ -72,30 +73,21 @@ class Answer:
 
 
 def conclude(
-    prompt: tuple[int, ...],
-    interpreter: Interpreter,
-    trace: Trace,
-    events: tuple[Event, ...],
-    *,
-    event_s: tuple[float, ...],
-    first_token_s: float | None,
-    overruled: int,
-    seconds: float,
-    queue_s: float,
+    prompt: tuple[int, ...], account: Account, trace: Trace, *, seconds: float, queue_s: float
 ) -> Answer:
     """Make the answer of a finished interpreter."""
-    vocabulary = interpreter.vocabulary
-    segments = tuple(interpreter.segments)
+    interpreter = account.interpreter
+    vocabulary, segments = interpreter.vocabulary, tuple(interpreter.segments)
     end = None if interpreter.cut_off else min(vocabulary.ends)
     return Answer(
         segments=segments,
         layouts=_layouts(prompt, segments, interpreter, end),
         tree=tree_of(segments, vocabulary),
         trace=trace,
-        events=events,
-        event_s=event_s,
-        first_token_s=first_token_s,
-        overruled=overruled,
+        events=tuple(account.events),
+        event_s=tuple(account.event_s),
+        first_token_s=account.first_token_s,
+        overruled=account.overruled,
         truncated_chunks=sum(isinstance(s, ChunkRun) and not s.closed for s in segments),
         truncated=interpreter.truncated,
         hit_limit=interpreter.hit_limit,

@@ -8,15 +8,14 @@ from typing import NamedTuple
 
 from pasta_decoding.engines.base import Branch, Engine, Feed, FloatArray
 from pasta_decoding.lang.layout import MAIN
-from pasta_decoding.runtime.actions import Action, Append, CloseChunk, Finish, Fork, Join, Rewrite
+from pasta_decoding.runtime.account import Account
+from pasta_decoding.runtime.actions import Action, Append, CloseChunk, Fork, Join, Rewrite
 from pasta_decoding.runtime.admission import Load
 from pasta_decoding.runtime.answer import Answer, conclude
-from pasta_decoding.runtime.events import Closed, Delta, Event, Finished, Opened, Synced
+from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.text import ThreadText
 from pasta_decoding.runtime.trace import Trace
-from pasta_decoding.runtime.vocabulary import Vocabulary
 
 
 class Row(NamedTuple):
@@ -58,20 +57,14 @@ class Generation:
     rewrite_s: float | None = None
     branches: dict[int, Branch] = field(default_factory=dict)
     finished: Branch | None = None
-    texts: dict[int, ThreadText] = field(default_factory=dict)
     feeds: list[Row] = field(default_factory=list)
-    chosen: dict[int, int] = field(default_factory=dict)
-    overruled: int = 0
-    events: list[Event] = field(default_factory=list)
-    event_s: list[float] = field(default_factory=list)
-    first_token_s: float | None = None
-    drained_events: int = 0
     answer: Answer | None = None
     error: BaseException | None = None
+    account: Account = field(init=False)
 
     def __post_init__(self) -> None:
         self.unfed = self.request.prompt
-        self.texts[MAIN] = ThreadText(self._vocabulary.decode)
+        self.account = Account(self.interpreter, self.added_s)
 
     @property
     def is_over(self) -> bool:
@@ -89,10 +82,6 @@ class Generation:
         if self.prefilled_tokens < self.shared_tokens:
             return self.shared_tokens - self.prefilled_tokens
         return len(self.unfed)
-
-    @property
-    def _vocabulary(self) -> Vocabulary:
-        return self.interpreter.vocabulary
 
     # From the queue to the end
 
@@ -146,19 +135,15 @@ class Generation:
 
     def choose(self, thread: int, logits_V: FloatArray) -> None:
         """Choose the next token of `thread`, and do what follows from it."""
-        index = self.chosen.get(thread, 0)
-        self.chosen[thread] = index + 1
+        index = self.account.chosen.get(thread, 0)
         allowed = self.interpreter.constraint(thread)
         choice = self.request.chooser.choose(thread, index, logits_V, allowed)
-        self.overruled += choice.overruled or self._is_end_in_chunk(thread, choice.token)
+        self.account.note(thread, choice)
         self._apply(self.interpreter.on_token(thread, choice.token))
 
     def stamp(self, now_s: float) -> None:
         """Note when the events came that are new."""
-        elapsed_s = now_s - self.added_s
-        if self.first_token_s is None and self.chosen:
-            self.first_token_s = elapsed_s
-        self.event_s += [elapsed_s] * (len(self.events) - len(self.event_s))
+        self.account.stamp(now_s)
 
     def stop(self) -> None:
         """Let the answer be what there is of it."""
@@ -171,12 +156,8 @@ class Generation:
         self.stamp(now_s)
         self.answer = conclude(
             self.request.prompt,
-            self.interpreter,
+            self.account,
             self.trace,
-            tuple(self.events),
-            event_s=tuple(self.event_s),
-            first_token_s=self.first_token_s,
-            overruled=self.overruled,
             seconds=now_s - self.added_s,
             queue_s=(now_s if self.opened_s is None else self.opened_s) - self.added_s,
         )
@@ -190,9 +171,7 @@ class Generation:
 
     def drain_events(self) -> list[Event]:
         """Return the events since the last call."""
-        coming = self.events[self.drained_events :]
-        self.drained_events = len(self.events)
-        return coming
+        return self.account.drain()
 
     def _close(self) -> None:
         waiting = [one for one in self.family if not (one.branches or one.is_over)]
@@ -212,24 +191,17 @@ class Generation:
             match action:
                 case Append():
                     self._feed(action, (action.thread,))
-                    self._say(action.thread, action.token)
-                case Fork(thread, closing, opening, topic, promised):
+                case Fork(thread, closing, opening):
                     self.branches[thread] = self.engine.fork(self.branches[MAIN])
-                    self.texts[thread] = ThreadText(self._vocabulary.decode, keep_edge=True)
                     self._feed(closing, (MAIN, thread))
                     self._feed(opening, (thread,))
-                    self.events += [*self._rest(MAIN), Opened(thread, topic, promised)]
-                case CloseChunk(thread, truncated, kept):
+                case CloseChunk(thread, _, kept):
                     self._end_branch(self.branches.pop(thread), kept=kept)
-                    self.events += [*self._rest(thread), Closed(thread, truncated)]
-                case Join(threads):
+                case Join():
                     self._join_finished()
-                    self.events += [*self._rest(MAIN), Synced(threads)]
-                case Rewrite(threads, _, ids, position):
+                case Rewrite(_, _, ids, position):
                     self._rewrite(ids, position)
-                    self.events += [*self._rest(MAIN), Synced(threads)]
-                case Finish(truncated):
-                    self.events += [*self._rest(MAIN), Finished(truncated)]
+            self.account.tell(action)
 
     def _feed(self, append: Append, threads: tuple[int, ...]) -> None:
         branches = tuple(self.branches[thread] for thread in threads)
@@ -254,16 +226,3 @@ class Generation:
         self.engine.close(self.branches[MAIN])
         self.branches[MAIN], self.finished = self.finished, None
         self.unfed, self.prefilled_tokens, self.rewrite_s = ids, position, 0.0
-
-    def _say(self, thread: int, token: int) -> None:
-        if token in self._vocabulary.binding.ids or self.interpreter.in_topic(thread):
-            return
-        if text := self.texts[thread].add(token):
-            self.events.append(Delta(thread, text))
-
-    def _rest(self, thread: int) -> list[Event]:
-        text = self.texts[thread].end()
-        return [Delta(thread, text)] if text else []
-
-    def _is_end_in_chunk(self, thread: int, token: int) -> bool:
-        return thread != MAIN and token in self._vocabulary.ends
