@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pasta_decoding.cli.decode import MaxTokens
-from pasta_decoding.cli.engine import Loading, Model, with_loading
+from pasta_decoding.cli.engine import REMOTE_OPTIONS, Loading, Model, with_loading
 from pasta_decoding.cli.files import cache_folder, say
 from pasta_decoding.errors import PastaError
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pasta_decoding.lang.tree import Tree
 
 
-@with_loading
+@partial(with_loading, without=REMOTE_OPTIONS)
 def answers(
     prompts: Annotated[Path, typer.Option(help="JSONL (.gz) with an `instruction` a line.")],
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,

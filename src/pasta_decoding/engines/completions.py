@@ -104,6 +104,7 @@ class Reader:
     _held: list[int] = field(default_factory=list)
     _reason: str | None = None
     _done: bool = False
+    _unsent: int = 0
 
     def feed(self, data: bytes) -> list[int]:
         """Return the ids that `data` completes."""
@@ -164,7 +165,9 @@ class Reader:
             raise RemoteError(f"it gave up: {excerpt(reason)}", may_pass=True)
         self._reason = str(reason)
         if reason == "stop" and not self._held:
-            self._held = [stop if type(stop) is int else self.asked.end]
+            named = type(stop) is int and self._is_token(stop)
+            self._held = [stop if named else self.asked.end]
+            self._unsent = 1
 
     def _checked(self, ids: object, *, text: object) -> list[int]:
         if ids is None and not text:
@@ -183,7 +186,7 @@ class Reader:
         counted, prompt = found.get("completion_tokens"), found.get("prompt_tokens")
         if self._reason is None:
             return  # some servers count as they go
-        if counted is not None and counted != self._received:
+        if counted not in (None, self._received, self._received + self._unsent):
             raise RemoteError(
                 f"it streamed {self._received} token ids and counts {excerpt(counted)}: some were "
                 "lost or came twice"

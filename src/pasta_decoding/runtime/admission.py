@@ -96,14 +96,10 @@ class Admission:
 
     def check(self, request: Request) -> None:
         """Raise PastaError if `request` could not be answered even alone."""
-        if not request.prompt:
-            raise PastaError("the prompt is empty", hint="Give at least one token of prompt.")
-        load, tokens = load_of(request, joining=self.joining), load_of(request).cells
-        self._check_tokens(request, tokens, self.engine.max_positions, "the model's", "positions")
-        self._check_tokens(request, load.cells, self.engine.max_cells, "the engine's", "cells")
+        check_fits(request, Limits(self.engine.vocabulary_size, self.engine.max_positions))
+        load = load_of(request, joining=self.joining)
+        _check_tokens(request, load.cells, self.engine.max_cells, "the engine's", "cells")
         self._check_branches(load)
-        limits = Limits(self.engine.vocabulary_size, self.engine.max_positions)
-        limits.check(request.prompt, range(len(request.prompt)))
 
     def check_together(self, load: Load) -> None:
         """Raise PastaError if requests that must be let in together never could be."""
@@ -132,18 +128,26 @@ class Admission:
                 hint="Allow fewer threads or fewer chunks.",
             )
 
-    def _check_tokens(
-        self, request: Request, tokens: int, most: int | None, whose: str, what: str
-    ) -> None:
-        if not _within(tokens, most):
-            answer = f"an answer of up to {request.rules.max_tokens}"
-            if tokens > load_of(request).cells:
-                answer += f", fed again by text joins ({tokens} in all),"
-            raise PastaError(
-                f"a prompt of {len(request.prompt)} tokens and {answer} do not fit {whose} {most} "
-                f"{what}",
-                hint="Use a shorter prompt, or allow fewer tokens for the answer.",
-            )
+
+def check_fits(request: Request, limits: Limits) -> None:
+    """Raise PastaError unless a model with these limits can read `request` and answer it."""
+    if not request.prompt:
+        raise PastaError("the prompt is empty", hint="Give at least one token of prompt.")
+    tokens = load_of(request).cells
+    _check_tokens(request, tokens, limits.max_positions, "the model's", "positions")
+    limits.check(request.prompt, range(len(request.prompt)))
+
+
+def _check_tokens(request: Request, tokens: int, most: int | None, whose: str, what: str) -> None:
+    if not _within(tokens, most):
+        answer = f"an answer of up to {request.rules.max_tokens}"
+        if tokens > load_of(request).cells:
+            answer += f", fed again by text joins ({tokens} in all),"
+        raise PastaError(
+            f"a prompt of {len(request.prompt)} tokens and {answer} do not fit {whose} {most} "
+            f"{what}",
+            hint="Use a shorter prompt, or allow fewer tokens for the answer.",
+        )
 
 
 def _within(number: int, most: int | None) -> bool:

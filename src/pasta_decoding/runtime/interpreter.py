@@ -99,6 +99,14 @@ class Interpreter:
         """Is `thread` writing a topic, which is not text of the answer?"""
         return thread == MAIN and self._state is _Main.IN_TOPIC
 
+    def most_tokens(self, thread: int) -> int:
+        """Return how many tokens `thread` can write at most until a limit ends it; at least one."""
+        left = self._remaining
+        if thread != MAIN:
+            chunk = self._chunks[thread - 1]
+            left = min(left, self._chunk_limit(chunk) - len(chunk.ids) + 1)
+        return max(1, left)
+
     # What may come next
 
     def constraint(self, thread: int) -> Constraint:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from pasta_decoding.engines.remote import Sent
+
 
 @dataclass(frozen=True, slots=True)
 class Fed:
@@ -39,12 +41,14 @@ class Trace:
     prefill_s: what the passes took that fed its prompt.
     rewritten_tokens: tokens that text joins fed, most of them for the second time. Each join is one
         step, in however many passes.
+    sent: what was asked of servers; None of an engine in this process.
     """
 
     prompt_tokens: int
     prefilled_tokens: int = 0
     prefill_s: float = 0.0
     rewritten_tokens: int = 0
+    sent: Sent | None = None
     fed: list[Fed] = field(default_factory=list)
     steps: list[StepTime] = field(default_factory=list)
 
