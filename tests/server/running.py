@@ -86,7 +86,7 @@ class Running:
 
     def wait_until_idle(self) -> None:
         """Wait until nothing is held and nobody is waiting; fails if that does not come."""
-        wait_for(lambda: self.backend.load.running == 0)
+        wait_for(lambda: self.backend.intake.load.running == 0)
         wait_for(lambda: self.decoder.engine.cells_in_use == 0)
 
 

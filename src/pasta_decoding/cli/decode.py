@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pasta_decoding.cli.engine import Loading, with_loading
+from pasta_decoding.cli.engine import EngineName, Loading, with_loading
 from pasta_decoding.cli.files import say
 from pasta_decoding.errors import PastaError
 
@@ -61,6 +61,8 @@ def run(
     rules = Rules(max_tokens=max_tokens, max_threads=max_threads, parallel=not sequential)
     sampling = Sampling(temperature, top_p, top_k, seed)
     question = read_prompt(prompt)
+    if trace is not None and loading.engine is EngineName.remote:
+        raise PastaError("servers do not say when they computed what", hint="Leave out --trace.")
     decoder = loading.speaker()
     request = decoder.request(question, rules, sampling, max_seconds=max_seconds)
     if as_json:

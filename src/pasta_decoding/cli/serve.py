@@ -40,10 +40,13 @@ def serve(
 ) -> None:
     """Answer OpenAI's clients, and show a page where one watches the threads write."""
     refuse_without_extra()
+    from pasta_decoding.runtime.remote import RemoteDecoder
     from pasta_decoding.server.app import Settings, create_app
+    from pasta_decoding.server.backend import Backend
     from pasta_decoding.server.bridge import LocalBackend
     from pasta_decoding.server.listen import address, http_server, is_loopback, open_socket
     from pasta_decoding.server.metrics import Metrics
+    from pasta_decoding.server.remote import RemoteBackend
 
     settings = Settings(
         model=name or model_name(loading),
@@ -53,7 +56,12 @@ def serve(
     )
     with open_socket(host, port) as listener:
         metrics = Metrics()
-        backend = LocalBackend(loading.decoder(), metrics, max_requests, max_queue)
+        speaker = loading.speaker()
+        backend: Backend = (
+            RemoteBackend(speaker, metrics, max_requests, max_queue)
+            if isinstance(speaker, RemoteDecoder)
+            else LocalBackend(speaker, metrics, max_requests, max_queue)
+        )
         if api_key is None and not is_loopback(listener):
             say("anybody who reaches this address may ask: --api-key keeps them out")
         say(f"{settings.model} at {address(listener)}")

@@ -27,6 +27,7 @@ _EXCERPT_CHARS = 120
 class RemoteError(PastaError):
     """A server of completions failed.
 
+    reason:        what went wrong, without saying where.
     may_pass:      whether the same request may do better in a while,
     retry_after_s: and when, if the server says so.
     unreachable:   whether nobody is there.
@@ -37,11 +38,13 @@ class RemoteError(PastaError):
         message: str,
         *,
         hint: str = "",
+        reason: str | None = None,
         may_pass: bool = False,
         retry_after_s: float | None = None,
         unreachable: bool = False,
     ) -> None:
         super().__init__(message, hint=hint)
+        self.reason = message if reason is None else reason
         self.may_pass = may_pass
         self.retry_after_s = retry_after_s
         self.unreachable = unreachable
@@ -165,8 +168,8 @@ class Reader:
             raise RemoteError(f"it gave up: {excerpt(reason)}", may_pass=True)
         self._reason = str(reason)
         if reason == "stop" and not self._held:
-            named = type(stop) is int and self._is_token(stop)
-            self._held = [stop if named else self.asked.end]
+            known = isinstance(stop, int) and stop in self.asked.stops
+            self._held = [stop if isinstance(stop, int) and known else self.asked.end]
             self._unsent = 1
 
     def _checked(self, ids: object, *, text: object) -> list[int]:
@@ -175,7 +178,7 @@ class Reader:
         if not isinstance(ids, list):
             raise RemoteError("it streams no token ids", hint=_DIALECT)
         if wrong := [one for one in ids if type(one) is not int or not self._is_token(one)]:
-            raise RemoteError(f"it sent {excerpt(wrong[0])} for a token id", hint=_VOCABULARY)
+            raise RemoteError(f"it sent {excerpt(repr(wrong[0]))} for a token id", hint=_VOCABULARY)
         return ids
 
     def _is_token(self, token: int) -> bool:

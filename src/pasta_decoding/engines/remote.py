@@ -244,4 +244,5 @@ async def _time_limit(seconds: float) -> AsyncIterator[None]:
 
 def _located(error: RemoteError, replica: _Replica, tries: int) -> RemoteError:
     about = f"the server at {replica.base_url} failed: {error}"
-    return RemoteError(about if tries == 1 else f"{about} (tries: {tries})", hint=error.hint)
+    message = about if tries == 1 else f"{about} (tries: {tries})"
+    return RemoteError(message, hint=error.hint, reason=error.reason)
