@@ -27,7 +27,8 @@ from tests.runtime.machine import leaning
 from tests.runtime.play import SIZE, VOCABULARY
 
 RULES = Rules(max_tokens=400, max_topic_tokens=3, min_chunk_tokens=6)
-QUICK = Patience(connect_s=2, first_token_s=2, token_s=0.5, retries=2, pause_s=0.01, rest_s=0.2)
+PATIENT = Patience(retries=2, pause_s=0.01, rest_s=0.2)
+IMPATIENT = Patience(first_token_s=1, token_s=0.5, retries=2, pause_s=0.01, rest_s=0.2)
 
 
 def ending(seed: int) -> Script:
@@ -46,7 +47,7 @@ def scripted(seed: int = 7) -> Fake:
     return Fake(ending(seed), SIZE, END)
 
 
-def service_of(*fakes: Fake, patience: Patience = QUICK, **changes: Any) -> Service:
+def service_of(*fakes: Fake, patience: Patience = PATIENT, **changes: Any) -> Service:
     urls = tuple(fake.url for fake in fakes)
     return Service(urls, fakes[0].model, fakes[0].vocabulary_size, 4096, None, patience, **changes)
 
@@ -72,7 +73,13 @@ async def written(service: Service, requests: Sequence[Request], **about: Any) -
     """Write all answers at the same time."""
     async with Fleet(service) as fleet:
         writers = [writer(request, fleet, **about) for request in requests]
-        return await asyncio.gather(*(one.run() for one in writers))
+        tasks = [asyncio.create_task(one.run()) for one in writers]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def write(service: Service, requests: Sequence[Request], **about: Any) -> list[Answer]:

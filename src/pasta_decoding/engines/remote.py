@@ -91,9 +91,11 @@ class Fleet:
         """Make a client, in the running event loop."""
         httpx = http_library()
         service, most = self.service, self.service.connections
+        self._turns = asyncio.Semaphore(most)
         self._client: AsyncClient = httpx.AsyncClient(
             headers=headers(service.api_key),
-            limits=httpx.Limits(max_connections=most, max_keepalive_connections=most),
+            # The turns are its limit: waiting for one is not the server's time.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=most),
             # Only connecting is limited here: each piece of a stream has its own time below.
             timeout=httpx.Timeout(None, connect=service.patience.connect_s),
         )
@@ -130,7 +132,7 @@ class Fleet:
         for tried in count():
             begun = False
             try:
-                async with aclosing(self._once(seat, asked)) as tokens:
+                async with self._turns, aclosing(self._once(seat, asked)) as tokens:
                     async for token in tokens:
                         begun = True
                         yield token
@@ -157,7 +159,7 @@ class Fleet:
             response = await self._send(seat, asked)
             try:
                 await _check_status(response, self.service)
-                async with aclosing(self._read(response, reader)) as tokens:
+                async with aclosing(self._read(response, reader, seat)) as tokens:
                     async for token in tokens:
                         yield token
             finally:
@@ -172,7 +174,6 @@ class Fleet:
         except (httpx.TransportError, httpx.DecodingError) as error:
             reason = excerpt(str(error) or type(error).__name__)
             raise RemoteError(f"it broke the connection: {reason}", may_pass=True) from error
-        seat.sent.add(reader)
 
     async def _send(self, seat: Seat, asked: Completion) -> Response:
         request = self._client.build_request(
@@ -181,17 +182,21 @@ class Fleet:
         async with _time_limit(self.service.patience.first_token_s):
             return await self._client.send(request, stream=True)
 
-    async def _read(self, response: Response, reader: Reader) -> AsyncGenerator[int]:
+    async def _read(self, response: Response, reader: Reader, seat: Seat) -> AsyncGenerator[int]:
         patience, begun = self.service.patience, False
         pieces = response.aiter_bytes()
         while True:
             async with _time_limit(patience.token_s if begun else patience.first_token_s):
                 piece = await anext(pieces, None)
-            for token in reader.end() if piece is None else reader.feed(piece):
+            if piece is None:
+                break
+            for token in reader.feed(piece):
                 begun = True
                 yield token
-            if piece is None:
-                return
+        last = reader.end()
+        seat.sent.add(reader)  # before somebody has what they wanted, and closes this
+        for token in last:
+            yield token
 
 
 async def _check_status(response: Response, service: Service) -> None:

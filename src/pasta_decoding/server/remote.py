@@ -91,8 +91,8 @@ class RemoteBackend:
     def tell_load(self) -> None:
         """Tell the metrics how much is under way."""
         live = sum(writer.live_threads for writer in self._writers)
-        running = len(self._writers)
-        waiting = max(0, sum((self.intake.load.running, self.intake.load.waiting)) - running)
+        load, running = self.intake.load, len(self._writers)
+        waiting = max(0, load.running + load.waiting - running)
         self.metrics.stands(live=live, running=running, waiting=waiting, cells=0)
 
 
