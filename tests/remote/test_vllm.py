@@ -34,7 +34,7 @@ from tests.remote.fake import until
 
 pytestmark = [pytest.mark.remote, pytest.mark.timeout(1800)]
 
-BLOCK = 16
+BLOCK = 32
 START_S = 900
 NEAR_TIE = 1e-3
 NAME = "embedded"
