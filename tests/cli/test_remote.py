@@ -50,7 +50,7 @@ def ask(pasta: Pasta, merged: Path, fake: Fake) -> Ask:
     """Return a function that runs `pasta run Hello` at the server, or elsewhere."""
 
     def run(*arguments: object, engine: str = "remote", adapter: Path | str = merged) -> Outcome:
-        where = ["--base-url", fake.url] if engine == "remote" else []
+        where = ["--base-url", fake.url] if engine == "remote" else ["--dtype", "float32"]
         asked = ["--adapter", adapter, "--max-tokens", "30", "--engine", engine, *where]
         return pasta("run", "Hello", *asked, *arguments)
 

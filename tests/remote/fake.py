@@ -121,6 +121,7 @@ class Fake:
             for n in range(body["max_tokens"]):
                 await asyncio.sleep(self.token_s)
                 token = self._choose(body, tuple(seen), n)
+                self._keep(seen)
                 seen.append(token)
                 stopped = token in (*body["stop_token_ids"], self.end)
                 last = n + 1 == body["max_tokens"]
@@ -130,7 +131,6 @@ class Fake:
                 first = {}
                 if reason:
                     break
-            self._keep(seen)
             yield usage(len(body["prompt"]), len(seen) - len(body["prompt"]), cached)
             yield b"data: [DONE]\n\n"
         finally:

@@ -7,12 +7,13 @@ import time
 
 import numpy as np
 import pytest
+import torch
+from transformers import LlamaForCausalLM
 
 from pasta_decoding.engines.base import FloatArray
 from pasta_decoding.engines.remote import Fleet
 from pasta_decoding.engines.scripted import follow
 from pasta_decoding.engines.torch import TorchEngine
-from pasta_decoding.lang.layout import PromiseRun
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Event, Finished, Opened, ordered
 from pasta_decoding.runtime.request import Request
@@ -61,27 +62,29 @@ def test_answers_are_those_of_the_step_scheduler_token_by_token() -> None:
     assert not any(answer.truncated for answer in answers)
 
 
+def lively_llama() -> LlamaForCausalLM:
+    """A tiny model that makes promises, waits for them, and comes to its end."""
+    model = tiny_llama(seed=3)
+    with torch.no_grad():
+        model.lm_head.weight[[world.OPEN, world.P20, world.P50, world.SYNC, world.CLOSE]] *= 1.7
+        model.lm_head.weight[world.END] *= 2
+    return model
+
+
 def test_a_models_answers_are_those_of_the_torch_engine() -> None:
     """Plain forwards over growing sequences on one side, the engine's pool on the other."""
-    model = tiny_llama(seed=3)
-    with serving(Fake(by_model(model), world.SIZE, world.END)) as fake:
-        requests = [asked((60 + n, 61, 62), rules=Rules(max_tokens=60)) for n in range(6)]
-        about = {"vocabulary": world.VOCABULARY}
+    about = {"vocabulary": world.VOCABULARY}
+    rules = Rules(max_tokens=300, max_topic_tokens=3, min_chunk_tokens=8)
+    requests = [asked((60 + n, 61, 62), rules=rules) for n in range(8)]
+    script = by_model(lively_llama())
+    with serving(Fake(script, world.SIZE, world.END)) as fake:
         answers = write(service_of(fake), requests, **about)
-    engine = TorchEngine(tiny_llama(seed=3))
+    engine = TorchEngine(lively_llama())
     for request, answer in zip(requests, answers, strict=True):
-        theirs = locally(request, by_model(model), engine=engine, **about)
-        if not (answer.hit_limit or theirs.hit_limit):
-            assert_same(answer, theirs)
-        # Threads share a budget, and who uses it up first depends on who is faster: up to
-        # there, main says the same.
-        shared = min(len(answer.segments), len(theirs.segments)) - 1
-        promises = [
-            [run for run in one.segments[:shared] if isinstance(run, PromiseRun)]
-            for one in (answer, theirs)
-        ]
-        assert promises[0] == promises[1]
-    assert any(answer.chunks for answer in answers)
+        assert_same(answer, locally(request, script, engine=engine, **about))
+        assert not answer.hit_limit, "who uses a budget up would depend on who is faster"
+    assert sum(answer.chunks for answer in answers) >= 4
+    assert max(len(answer.layouts) for answer in answers) == 3
 
 
 def test_sequential_answers_bring_no_control_token_in_one_request_each() -> None:
@@ -132,7 +135,8 @@ def test_every_request_begins_with_what_an_earlier_one_has_computed() -> None:
     assert sent is not None
     assert (sent.requests, sent.corrections) == (4, 0)
     assert sent.prompt_tokens == sum(len(body["prompt"]) for body in bodies)
-    assert sent.cached_tokens == 3 * BLOCK, "what has ended before the last request began"
+    # The prompt's blocks, three times; what else is shared fills no block.
+    assert sent.cached_tokens == 3 * 3 * BLOCK
 
 
 def test_events_are_told_as_they_happen_with_the_step_that_they_need_at_least() -> None:

@@ -14,6 +14,7 @@ from pasta_decoding.cli.decode import MaxTokens
 from pasta_decoding.cli.engine import REMOTE_OPTIONS, Loading, Model, with_loading
 from pasta_decoding.cli.files import cache_folder, say
 from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.layout import Joining
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -59,6 +60,11 @@ def answers(
         )
     questions = read_questions(prompts)[:limit]
     decoder = loading.decoder()
+    if timed and decoder.joining is Joining.text:
+        raise PastaError(
+            "what a text join feeds again has no bare call to be compared with",
+            hint="Give --timed 0, or --join kv.",
+        )
     plan = Bench(
         decoder,
         max_tokens,

@@ -209,6 +209,8 @@ def describe(loading: Loading) -> dict[str, Any]:
         "context": loading.context,
         "threads": loading.threads,
         "device": loading.device,
+        # Unless it is named, the adapter's digest tells it.
+        **({} if loading.join is None else {"join": loading.join.value}),
     }
 
 
