@@ -20,6 +20,7 @@ COMMANDS = [
     "bench",
     "bench answers",
     "bench annotations",
+    "serve",
     "eval",
     "eval generate",
     "eval rate",

@@ -249,7 +249,6 @@ PROMPT = "<|im_start|>user\n{instruction}\n[one]{output_1}\n[two]{output_2}\n<|i
 def test_an_annotator_of_the_package_is_asked_again_only_where_it_gave_no_verdict(
     pasta: Pasta, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("alpaca_eval", reason="needs the extra `eval`")
     folder = tmp_path / "configs/local_test"
     folder.mkdir(parents=True)
     (folder / "configs.yaml").write_text(CONFIG)

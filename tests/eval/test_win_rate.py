@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import importlib
 import json
 import os
 from collections import defaultdict
@@ -119,7 +120,7 @@ Rows = list[dict[str, Any]]
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return the package's function; its call of the hub gives the rows of `difficulties`."""
-    glm = pytest.importorskip("alpaca_eval.metrics.glm_winrate", reason="needs the extra `eval`")
+    glm = importlib.import_module("alpaca_eval.metrics.glm_winrate")
 
     def compute(rows: Rows, difficulties: list[float], name: str) -> dict[str, float]:
         import pandas as pd

@@ -16,6 +16,7 @@ from pasta_decoding.cli import (
     preference,
     rate,
     report,
+    serve,
     train,
 )
 
@@ -33,6 +34,7 @@ judge_app = typer.Typer(help="Say which of two answers is better.", no_args_is_h
 
 app.command()(decode.run)
 app.command()(decode.compare)
+app.command()(serve.serve)
 app.command()(files.lint)
 app.command()(files.pull)
 app.command()(annotate.annotate)

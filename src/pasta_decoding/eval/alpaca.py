@@ -108,7 +108,8 @@ class AlpacaAnnotator:
 def _load(config: str) -> Any:
     """Return the package's annotator. Raises PastaError without it or the configuration."""
     try:
-        from alpaca_eval.annotators import PairwiseAnnotator
+        with _quiet():
+            from alpaca_eval.annotators import PairwiseAnnotator
     except ImportError as error:
         message = "this annotator needs the package alpaca_eval"
         raise PastaError(message, hint='pip install "pasta-decoding[eval]"') from error

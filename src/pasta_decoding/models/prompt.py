@@ -57,14 +57,17 @@ class PromptEncoder:
     def encode(self, messages: Sequence[Message], *, max_tokens: int | None = None) -> list[int]:
         """Return the ids of the conversation, ready for the assistant's answer."""
         _check_conversation(messages)
-        self._check_size(messages, max_tokens)
+        self._check_size([message.content for message in messages], max_tokens)
         if self._tokenizer.chat_template is None:
-            ids = self._encode_plainly(messages)
+            ids = self._encode_plainly("\n\n".join(message.content for message in messages))
         else:
             ids = self._encode_by_template(messages)
-        if max_tokens is not None and len(ids) > max_tokens:
-            raise _too_long(f"{len(ids)} tokens", max_tokens)
-        return ids
+        return _checked(ids, max_tokens)
+
+    def encode_plain(self, text: str, *, max_tokens: int | None = None) -> list[int]:
+        """Return the ids of a text to go on from: no chat template, but what begins a text."""
+        self._check_size([text], max_tokens)
+        return _checked(self._encode_plainly(text), max_tokens)
 
     def encode_text(self, text: str) -> list[int]:
         """Return the ids of foreign text by itself; never a special or control token."""
@@ -91,10 +94,10 @@ class PromptEncoder:
                 )
         return sorted({start + 1 for _, (start, _) in forbidden})
 
-    def _encode_plainly(self, messages: Sequence[Message]) -> list[int]:
-        """Return a base model's prompt: the contents, a blank line between them."""
+    def _encode_plainly(self, text: str) -> list[int]:
+        """Return a base model's prompt: what the tokenizer puts before a text, and the text."""
         opening = self._tokenizer.encode("", add_special_tokens=True)
-        return [*opening, *self.encode_text("\n\n".join(message.content for message in messages))]
+        return [*opening, *self.encode_text(text)]
 
     def _encode_by_template(self, messages: Sequence[Message]) -> list[int]:
         names = [f"PastaContent{index:06}Here" for index in range(len(messages))]
@@ -141,9 +144,9 @@ class PromptEncoder:
             )
         return zip(parts[::2], [*indices, None], strict=True)
 
-    def _check_size(self, messages: Sequence[Message], max_tokens: int | None) -> None:
+    def _check_size(self, texts: Sequence[str], max_tokens: int | None) -> None:
         """Refuse a huge text before time and memory go into tokenising it."""
-        characters = sum(len(message.content) for message in messages)
+        characters = sum(map(len, texts))
         if max_tokens is not None and characters > max_tokens * self._longest_token_chars:
             raise _too_long(f"{characters} characters", max_tokens)
 
@@ -205,6 +208,12 @@ def _check_unicode(text: str) -> None:
             f"the text is not valid UTF-8, at character {error.start + 1}",
             hint="save it as UTF-8 and try again",
         ) from error
+
+
+def _checked(ids: list[int], max_tokens: int | None) -> list[int]:
+    if max_tokens is not None and len(ids) > max_tokens:
+        raise _too_long(f"{len(ids)} tokens", max_tokens)
+    return ids
 
 
 def _too_long(size: str, max_tokens: int) -> PastaError:

@@ -17,7 +17,7 @@ from pasta_decoding.models.prompt import Message, PromptEncoder
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Replay, Sampler, Sampling
+from pasta_decoding.runtime.sampling import Chooser, Replay, Sampler, Sampling
 from pasta_decoding.runtime.scheduler import Request, Scheduler
 from pasta_decoding.runtime.vocabulary import Vocabulary, vocabulary_of
 
@@ -49,8 +49,19 @@ class Decoder:
     ) -> Request:
         """Return the request that answers `prompt`."""
         ids = self.prompt_ids(prompt, rules.max_tokens)
+        return self.request_of(ids, rules, Sampler(sampling), max_seconds=max_seconds)
+
+    def request_of(
+        self,
+        ids: tuple[int, ...],
+        rules: Rules,
+        chooser: Chooser,
+        *,
+        max_seconds: float | None = None,
+    ) -> Request:
+        """Return the request that answers an encoded prompt, as the checkpoint was trained to."""
         own = replace(rules, topic=self.topic, parallel=rules.parallel and self.parallel)
-        return Request(ids, Sampler(sampling), own, max_seconds)
+        return Request(ids, chooser, own, max_seconds)
 
     def replay(self, prompt: Sequence[int], segments: Sequence[Segment]) -> Request:
         """Return the request that writes a given answer again, every token forced."""

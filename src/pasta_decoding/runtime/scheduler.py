@@ -70,6 +70,16 @@ class Scheduler:
         """How many requests are let in and not over."""
         return len(self._running())
 
+    @property
+    def live_threads(self) -> int:
+        """How many threads write in the next step, those of all requests together."""
+        decoding = [one for one in self._running() if one.unfed_prompt_tokens == 0]
+        return sum(len(generation.interpreter.writing) for generation in decoding)
+
+    def check(self, request: Request) -> None:
+        """Raise PastaError if `request` could not be answered even alone. Any thread may call."""
+        self._admission.check(request)
+
     def add(self, request: Request) -> int:
         """Queue a request; return its number, under which it is known until `forget`.
 
@@ -84,7 +94,7 @@ class Scheduler:
         like any other. Raises PastaError if there could never be room for all of them.
         """
         for request in requests:
-            self._admission.check(request)
+            self.check(request)
         loads = loads_of(requests)
         self._admission.check_together(sum(loads[1:], loads[0]))
         now_s = self._clock()
@@ -123,6 +133,10 @@ class Scheduler:
     def drain_events(self, number: int) -> list[Event]:
         """Return the events of a request since the last call."""
         return self._generations[number].drain_events()
+
+    def steps(self, number: int) -> int:
+        """Return how many decode steps a request has had, its prefill not among them."""
+        return len(self._generations[number].trace.steps)
 
     def result(self, number: int) -> Answer | None:
         """Return the finished answer; None while it waits or is being written.

@@ -1,0 +1,88 @@
+"""The command `serve`: an OpenAI-compatible server, and the page."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+from pasta_decoding.cli.engine import Loading, with_loading
+from pasta_decoding.cli.files import say
+from pasta_decoding.errors import PastaError
+
+
+@with_loading
+def serve(
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Address to listen on; only this machine's own is safe without --api-key."
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar="PASTA_API_KEY", help="Ask clients for this key.", show_envvar=True),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="What clients call the model; pasta-ADAPTER if left out.")
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens of an answer whose request does not say.")
+    ] = 512,
+    max_requests: Annotated[int, typer.Option(min=1, help="Answers written at a time.")] = 16,
+    max_queue: Annotated[int, typer.Option(min=0, help="Answers that may wait; then 429.")] = 64,
+    max_body: Annotated[int, typer.Option(min=1024, help="Bytes of a request.")] = 2**20,
+    *,
+    loading: Loading,
+) -> None:
+    """Answer OpenAI's clients, and show a page where one watches the threads write."""
+    refuse_without_extra()
+    from pasta_decoding.server.app import Settings, create_app
+    from pasta_decoding.server.bridge import LocalBackend
+    from pasta_decoding.server.listen import address, http_server, is_loopback, open_socket
+    from pasta_decoding.server.metrics import Metrics
+
+    settings = Settings(
+        model=name or model_name(loading),
+        api_key=checked_key(api_key),
+        answer_tokens=max_tokens,
+        max_body_bytes=max_body,
+    )
+    with open_socket(host, port) as listener:
+        metrics = Metrics()
+        backend = LocalBackend(loading.decoder(), metrics, max_requests, max_queue)
+        if api_key is None and not is_loopback(listener):
+            say("anybody who reaches this address may ask: --api-key keeps them out")
+        say(f"{settings.model} at {address(listener)}")
+        with suppress(KeyboardInterrupt):  # uvicorn has stopped in good order; that is all
+            http_server(create_app(backend, metrics, settings)).run(sockets=[listener])
+
+
+def refuse_without_extra() -> None:
+    """Raise PastaError where what the server needs is not installed."""
+    missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if not find_spec(name)]
+    if missing:
+        raise PastaError(
+            f"the server needs {', '.join(missing)}",
+            hint='Install the extra: pip install "pasta-decoding[serve]"',
+        )
+
+
+def checked_key(key: str | None) -> str | None:
+    """Return the key; refuses one that no client could send."""
+    if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):
+        raise PastaError(
+            "the API key is empty or has characters that no header can hold",
+            hint="Use letters, digits and dashes.",
+        )
+    return key
+
+
+def model_name(loading: Loading) -> str:
+    """Return what clients call the model unless told otherwise."""
+    if loading.model is not None and loading.model.suffix == ".gguf":
+        return loading.model.stem
+    return f"pasta-{loading.adapter.rstrip('/').rpartition('/')[2]}"

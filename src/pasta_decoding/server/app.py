@@ -1,0 +1,232 @@
+"""The application: OpenAI's routes, the page, health and metrics, over any backend."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Response
+from fastapi.responses import HTMLResponse
+
+from pasta_decoding import __version__
+from pasta_decoding.models.prompt import Message
+from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.sampling import Sampling
+from pasta_decoding.server import schema
+from pasta_decoding.server.backend import Ask, Backend
+from pasta_decoding.server.errors import ApiError, install
+from pasta_decoding.server.metrics import Metrics
+from pasta_decoding.server.replies import ChatForm, Form, Reply, TextForm
+from pasta_decoding.server.transport import Guard, StreamedReply, WholeReply
+
+OPEN_PATHS = frozenset({"/", "/health"})
+"""What is shown without the API key: nothing that tells what others ask."""
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": schema.ErrorReply} for status in (400, 401, 404, 408, 413, 429, 500)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the operator decides.
+
+    model:         the name that clients ask for.
+    api_key:       None asks for no key.
+    answer_tokens: most tokens of an answer whose request does not say.
+    max_body_bytes, body_s: how large a request's body may be, and how long it may take.
+    """
+
+    model: str
+    api_key: str | None = None
+    answer_tokens: int = 512
+    max_body_bytes: int = 2**20
+    body_s: float = 30.0
+
+
+def create_app(backend: Backend, metrics: Metrics, settings: Settings) -> FastAPI:
+    """Return the application. It starts the backend when it starts, and stops it."""
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        await backend.start()
+        yield
+        await backend.stop()
+
+    app = FastAPI(
+        title="Pasta",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,  # they would load scripts from elsewhere
+        redoc_url=None,
+    )
+    app.add_middleware(
+        Guard,
+        metrics=metrics,
+        api_key=settings.api_key,
+        open_paths=OPEN_PATHS,
+        max_body_bytes=settings.max_body_bytes,
+        body_s=settings.body_s,
+    )
+    app.include_router(openai_routes(backend, settings))
+    app.include_router(other_routes(backend, metrics))
+    install(app)
+    return app
+
+
+def openai_routes(backend: Backend, settings: Settings) -> APIRouter:
+    """Return the routes that OpenAI's clients know."""
+    router = APIRouter(prefix="/v1", responses=ERRORS)
+    desk = _Desk(backend, settings)
+    model = schema.Model(
+        id=settings.model,
+        created=int(time.time()),
+        owned_by="pasta",
+        max_model_len=backend.max_tokens,
+    )
+
+    @router.post("/chat/completions", responses=_replies(schema.ChatCompletion, schema.ChatChunk))
+    async def chat(body: schema.ChatRequest) -> Response:
+        """Answer a conversation."""
+        desk.check_model(body.model)
+        limit = body.limit or settings.answer_tokens
+        messages = [Message(_role(message.role), message.text) for message in body.messages]
+        return desk.answer(body, ChatForm(), [backend.chat_prompt(messages, limit)], limit)
+
+    @router.post("/completions", responses=_replies(schema.TextCompletion, schema.TextChunk))
+    async def complete(body: schema.CompletionRequest) -> Response:
+        """Go on from a text, without the chat template."""
+        desk.check_model(body.model)
+        limit = body.limit or settings.answer_tokens
+        prompts = [
+            backend.text_prompt(prompt, limit) if isinstance(prompt, str) else tuple(prompt)
+            for prompt in body.prompts
+        ]
+        return desk.answer(body, TextForm(), prompts, limit)
+
+    @router.get("/models", response_model=schema.ModelList)
+    async def models() -> schema.ModelList:
+        """List the models: one."""
+        return schema.ModelList(data=[model])
+
+    @router.get("/models/{name:path}", response_model=schema.Model)
+    async def one_model(name: str) -> schema.Model:
+        """Tell about the model."""
+        desk.check_model(name)
+        return model
+
+    return router
+
+
+@dataclass(frozen=True, slots=True)
+class _Desk:
+    """What both kinds of request go through."""
+
+    backend: Backend
+    settings: Settings
+
+    def check_model(self, name: str) -> None:
+        if name != self.settings.model:
+            message = f"there is no model {name!r} here, but {self.settings.model!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+
+    def answer(
+        self,
+        body: schema.AnswerRequest,
+        form: Form,
+        prompts: Sequence[tuple[int, ...]],
+        limit: int,
+    ) -> Response:
+        asks = _asks(body, prompts, limit)
+        prompt_tokens = sum(map(len, prompts))
+        reply = Reply(
+            form, self.settings.model, len(asks), prompt_tokens, self.backend.plain_tokens
+        )
+        answers = self.backend.submit(asks)
+        if body.stream:
+            return StreamedReply(answers, reply.stream(answers, body.options))
+        return WholeReply(answers, reply.whole)
+
+
+def other_routes(backend: Backend, metrics: Metrics) -> APIRouter:
+    """Return the page, and what watches over the server."""
+    router = APIRouter()
+    page = files("pasta_decoding.server").joinpath("page.html").read_text(encoding="utf-8")
+    headers = {"Content-Security-Policy": content_policy(page), "Referrer-Policy": "no-referrer"}
+
+    @router.get("/", response_class=HTMLResponse, include_in_schema=False)
+    async def show_page() -> Response:
+        """Show the page where one watches the threads write."""
+        return HTMLResponse(page, headers=headers)
+
+    @router.get("/health", response_model=schema.Health, responses={503: {"model": schema.Health}})
+    async def health(response: Response) -> schema.Health:
+        """Say whether the engine lives."""
+        load = backend.load
+        response.status_code = 200 if backend.alive else 503
+        return schema.Health(
+            status="ok" if backend.alive else "failed", running=load.running, waiting=load.waiting
+        )
+
+    @router.get("/metrics", response_class=Response, responses=_METRICS)
+    async def show_metrics() -> Response:
+        """Tell Prometheus."""
+        return Response(metrics.render(), media_type="text/plain; version=0.0.4")
+
+    return router
+
+
+def content_policy(page: str) -> str:
+    """Return a policy under which only what stands in `page` runs, and it speaks to us alone.
+
+    A script that an answer smuggled in would not run even if the page's own code put it there.
+    """
+    scripts, styles = (_digests(page, tag) for tag in ("script", "style"))
+    return (
+        f"default-src 'none'; connect-src 'self'; img-src data:; script-src {scripts}; "
+        f"style-src {styles}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def _digests(page: str, tag: str) -> str:
+    bodies = re.findall(rf"<{tag}>(.*?)</{tag}>", page, flags=re.DOTALL)
+    digests = (hashlib.sha256(body.encode()).digest() for body in bodies)
+    return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+
+
+def _asks(body: schema.AnswerRequest, prompts: Sequence[tuple[int, ...]], limit: int) -> list[Ask]:
+    """Return one ask a choice: the choices of the first prompt, then those of the second, ..."""
+    rules = Rules(max_tokens=limit, parallel=body.pasta_parallel)
+    sampling = Sampling(
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        seed=secrets.randbits(63) if body.seed is None else body.seed,
+    )
+    each = [prompt for prompt in prompts for _ in range(body.n or 1)]
+    stops = tuple(body.stop)
+    return [Ask(ids, rules, sampling, choice, stops) for choice, ids in enumerate(each)]
+
+
+def _role(role: str) -> str:
+    """OpenAI's newer name for who sets the rules."""
+    return "system" if role == "developer" else role
+
+
+def _replies(whole: type[schema.Wire], chunk: type[schema.Wire]) -> dict[int | str, dict[str, Any]]:
+    stream = {"schema": {"type": "string", "description": f"events of {chunk.__name__}"}}
+    about = "The whole reply, or, with `stream`, server-sent events."
+    return {200: {"model": whole, "description": about, "content": {"text/event-stream": stream}}}
+
+
+_METRICS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
+    401: {"model": schema.ErrorReply},
+}

@@ -1,0 +1,176 @@
+"""What stands behind the server: something that writes answers, many at once, asynchronously.
+
+The application knows no more of an engine than this. `bridge.LocalBackend` runs one in this
+process; a remote one has only to be asynchronous, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+from pasta_decoding.models.prompt import Message
+from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.events import Event
+from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One answer to be written: a choice of a request.
+
+    choice: its index among the request's; tells answers with the same seed apart.
+    stops:  the text ends before the first of these, in reading order.
+    """
+
+    prompt: tuple[int, ...]
+    rules: Rules
+    sampling: Sampling
+    choice: int = 0
+    stops: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a step brought: events as they happened, and the text that can be shown now.
+
+    step: forward steps that the answer had behind its prefill when they happened.
+    """
+
+    choice: int
+    step: int
+    events: tuple[Event, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An answer is complete. `stopped`: by a stop string, which its own text still holds."""
+
+    choice: int
+    answer: Answer
+    stopped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An answer will not come. The error is the engine's, not the client's."""
+
+    choice: int
+    error: BaseException
+
+
+class AnswerError(Exception):
+    """An answer that was being written broke; the cause says why."""
+
+
+class Answers:
+    """The answers to one request while they are written: iterate, and close it in the end.
+
+    All methods belong to the event loop's thread. Iterating raises AnswerError if one of the
+    answers breaks.
+
+    cancel: called once if it is closed before all answers have ended; frees what they hold.
+    """
+
+    def __init__(self, choices: int, cancel: Callable[[], None]) -> None:
+        self._left = choices
+        self._cancel = cancel
+        self._closed = False
+        self._items: asyncio.Queue[Piece | Ended | Failed] = asyncio.Queue()
+
+    def put(self, item: Piece | Ended | Failed) -> None:
+        """Add what the backend has to tell. After `close` nobody listens any more."""
+        self._left -= not isinstance(item, Piece)
+        self._items.put_nowait(item)
+
+    def __aiter__(self) -> AsyncIterator[Piece | Ended]:
+        """Yield what comes, until all answers have ended."""
+        return self._iterate()
+
+    async def _iterate(self) -> AsyncIterator[Piece | Ended]:
+        while self._left or not self._items.empty():
+            item = await self._items.get()
+            if isinstance(item, Failed):
+                raise AnswerError from item.error
+            yield item
+
+    def close(self) -> None:
+        """Cancel what has not ended."""
+        if self._left and not self._closed:
+            self._cancel()
+        self._closed = True
+
+    def __enter__(self) -> Self:
+        """Close at the end of the block."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """See `__enter__`."""
+        self.close()
+
+
+class BusyError(Exception):
+    """There is no room for a request, not even to wait. `retry_after_s`: when to try again."""
+
+    def __init__(self, retry_after_s: int) -> None:
+        super().__init__(f"busy for {retry_after_s} s")
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How many answers are being written, and how many wait."""
+
+    running: int
+    waiting: int
+
+
+class Backend(Protocol):
+    """Writes answers. All methods are called from the event loop's thread and never block it."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of prompt and answer together."""
+        ...
+
+    @property
+    def alive(self) -> bool:
+        """Can it answer?"""
+        ...
+
+    @property
+    def load(self) -> Load:
+        """How much there is to do now."""
+        ...
+
+    def chat_prompt(self, messages: Sequence[Message], answer_tokens: int) -> tuple[int, ...]:
+        """Encode a conversation; PastaError if it leaves no room for `answer_tokens` more."""
+        ...
+
+    def text_prompt(self, text: str, answer_tokens: int) -> tuple[int, ...]:
+        """Encode a text to go on from, without the chat template; errors as above."""
+        ...
+
+    def plain_tokens(self, text: str) -> int:
+        """Count the tokens of a text without tags."""
+        ...
+
+    def submit(self, asks: Sequence[Ask]) -> Answers:
+        """Queue a request. The caller closes what is returned.
+
+        Raises PastaError if one of them could never be answered, BusyError if there is no room to
+        wait; nothing is held then.
+        """
+        ...
+
+    async def start(self) -> None:
+        """Begin to answer, in the running event loop."""
+        ...
+
+    async def stop(self) -> None:
+        """Cancel everything and free what is held."""
+        ...

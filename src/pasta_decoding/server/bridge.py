@@ -1,0 +1,313 @@
+"""The bridge to an engine in this process: asyncio on one side, one engine thread on the other.
+
+The event loop's thread puts calls into an inbox, and the engine thread makes them between two
+steps; what a step brought goes back in one call. So neither waits for the other, a cancelled
+request is gone within one step, and nothing is locked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
+
+from pasta_decoding.errors import PastaError
+from pasta_decoding.models.prompt import Message
+from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.decoder import Decoder
+from pasta_decoding.runtime.request import Request
+from pasta_decoding.runtime.sampling import Sampler
+from pasta_decoding.server.backend import (
+    AnswerError,
+    Answers,
+    Ask,
+    BusyError,
+    Ended,
+    Failed,
+    Load,
+    Piece,
+)
+from pasta_decoding.server.metrics import Metrics
+from pasta_decoding.server.visible import Visible
+
+log = logging.getLogger(__name__)
+
+FIRST_GUESS_S = 5.0
+"""What an answer is taken to last before one has been seen."""
+MAX_RETRY_S = 60
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    """One answer on the engine thread's side. `number` is the scheduler's, once it has it."""
+
+    ask: Ask
+    request: Request
+    answers: Answers
+    visible: Visible
+    submitted_s: float
+    number: int | None = None
+    shown: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Delivery:
+    """What one step has for one request."""
+
+    answers: Answers
+    item: Piece | Ended | Failed
+
+
+@dataclass
+class LocalBackend:
+    """See `Backend`. Owns the decoder's engine from `start` to `stop`.
+
+    at_once: answers that are written together,
+    queue:   and how many more may wait.
+    """
+
+    decoder: Decoder
+    metrics: Metrics
+    at_once: int = 16
+    queue: int = 64
+    # The event loop's thread
+    _unended: int = 0
+    _typical_s: float = FIRST_GUESS_S
+    # The engine's thread
+    _inbox: SimpleQueue[Callable[[], None]] = field(default_factory=SimpleQueue)
+    _waiting: deque[_Job] = field(default_factory=deque)
+    _running: list[_Job] = field(default_factory=list)
+    _halting: bool = False
+
+    def __post_init__(self) -> None:
+        self._scheduler = self.decoder.scheduler()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self.metrics.holds(self.max_tokens)
+
+    # The event loop's thread
+
+    @property
+    def max_tokens(self) -> int:
+        """See `Backend`."""
+        engine = self.decoder.engine
+        cells = engine.max_cells
+        return engine.max_positions if cells is None else min(cells, engine.max_positions)
+
+    @property
+    def alive(self) -> bool:
+        """See `Backend`."""
+        return self._thread.is_alive()
+
+    @property
+    def load(self) -> Load:
+        """See `Backend`."""
+        running = min(self._unended, self.at_once)
+        return Load(running, self._unended - running)
+
+    def chat_prompt(self, messages: Sequence[Message], answer_tokens: int) -> tuple[int, ...]:
+        """See `Backend`."""
+        room = self._room_beside(answer_tokens)
+        return tuple(self.decoder.encoder.encode(messages, max_tokens=room))
+
+    def text_prompt(self, text: str, answer_tokens: int) -> tuple[int, ...]:
+        """See `Backend`."""
+        room = self._room_beside(answer_tokens)
+        return tuple(self.decoder.encoder.encode_plain(text, max_tokens=room))
+
+    def plain_tokens(self, text: str) -> int:
+        """See `Backend`."""
+        return self.decoder.plain_tokens(text)
+
+    def submit(self, asks: Sequence[Ask]) -> Answers:
+        """See `Backend`."""
+        if not self.alive:
+            raise AnswerError("the engine's thread has ended")
+        requests = [self._request(ask) for ask in asks]
+        for request in requests:
+            self._scheduler.check(request)
+        if self._unended + len(asks) > self.at_once + self.queue:
+            raise BusyError(self._retry_after_s())
+        jobs: list[_Job] = []
+        answers = Answers(len(asks), cancel=partial(self._give_up, jobs))
+        now_s = time.monotonic()
+        jobs += [
+            _Job(ask, request, answers, Visible(ask.stops), now_s)
+            for ask, request in zip(asks, requests, strict=True)
+        ]
+        self._unended += len(jobs)
+        self._inbox.put(partial(self._waiting.extend, jobs))
+        return answers
+
+    async def start(self) -> None:
+        """See `Backend`."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """See `Backend`."""
+        self._inbox.put(self._halt)
+        await asyncio.to_thread(self._thread.join)
+
+    def _room_beside(self, answer_tokens: int) -> int:
+        room = self.max_tokens - answer_tokens
+        if room < 1:
+            raise PastaError(
+                f"an answer of up to {answer_tokens} tokens leaves no room for a prompt: the model "
+                f"holds {self.max_tokens} of both",
+                hint="Ask for fewer tokens.",
+            )
+        return room
+
+    def _request(self, ask: Ask) -> Request:
+        return self.decoder.request_of(ask.prompt, ask.rules, Sampler(ask.sampling, ask.choice))
+
+    def _retry_after_s(self) -> int:
+        """Guess when the first of the queue will have been let in."""
+        turns = self._unended / self.at_once
+        return min(MAX_RETRY_S, max(1, math.ceil(self._typical_s * turns)))
+
+    def _give_up(self, jobs: list[_Job]) -> None:
+        """Cancel what has not ended of a request. `Answers` calls this once."""
+        self._inbox.put(partial(self._cancel, jobs))
+
+    def _hand_out(self, deliveries: Sequence[_Delivery]) -> None:
+        for delivery in deliveries:
+            if isinstance(delivery.item, Ended):
+                self._typical_s += 0.2 * (delivery.item.answer.seconds - self._typical_s)
+            delivery.answers.put(delivery.item)
+
+    def _count_ended(self, jobs: int) -> None:
+        self._unended -= jobs
+
+    # The engine's thread
+
+    def _run(self) -> None:
+        try:
+            while not self._halting:
+                self._take_calls()
+                self._let_in()
+                self._step()
+                self._deliver()
+        finally:
+            self._abandon()
+
+    def _abandon(self) -> None:
+        """Free everything, and tell whoever still waits, so that nobody waits for ever."""
+        while not self._inbox.empty():
+            self._inbox.get()()
+        self._scheduler.close()
+        error = RuntimeError("the engine's thread has ended")
+        left = [*self._running, *self._waiting]
+        failed = [_Delivery(job.answers, Failed(job.ask.choice, error)) for job in left]
+        self._loop.call_soon_threadsafe(self._hand_out, failed)
+
+    def _take_calls(self) -> None:
+        """Make the calls that have come; with nothing else to do, wait for one."""
+        if not self._running and not self._waiting:
+            self._tell_load()
+            self._inbox.get()()
+        while not self._inbox.empty():
+            self._inbox.get()()
+
+    def _let_in(self) -> None:
+        while self._waiting and len(self._running) < self.at_once:
+            job = self._waiting.popleft()
+            job.number = self._scheduler.add(job.request)
+            self._running.append(job)
+
+    def _step(self) -> None:
+        if not self._running:
+            return
+        self.metrics.stepped(self._scheduler.live_threads)
+        try:
+            self._scheduler.step()
+        except Exception:
+            # Whom it ended is told by `_news`; the others go on.
+            log.exception("a step failed")
+        self._tell_load()
+
+    def _tell_load(self) -> None:
+        running = self._scheduler.running
+        self.metrics.stands(
+            live=self._scheduler.live_threads,
+            running=running,
+            waiting=len(self._waiting) + len(self._running) - running,
+            cells=self.decoder.engine.cells_in_use,
+        )
+
+    def _deliver(self) -> None:
+        """Send what the step brought to the event loop, in one call."""
+        deliveries = [one for job in list(self._running) for one in self._news(job)]
+        if deliveries:
+            self._loop.call_soon_threadsafe(self._hand_out, deliveries)
+
+    def _news(self, job: _Job) -> list[_Delivery]:
+        """Return what is new of an answer; take it out if it has ended."""
+        assert job.number is not None, "it was let in"
+        events = self._scheduler.drain_events(job.number)
+        step = self._scheduler.steps(job.number)
+        text = job.visible.feed(events)
+        if job.visible.stopped:
+            self._scheduler.cancel(job.number)
+            events += self._scheduler.drain_events(job.number)
+        end = self._end(job)
+        if isinstance(end, Ended):
+            text += job.visible.finish()
+        self._note_first_text(job, text)
+        piece = [Piece(job.ask.choice, step, tuple(events), text)] if events else []
+        items = [*piece, *([] if end is None else [end])]
+        return [_Delivery(job.answers, item) for item in items]
+
+    def _note_first_text(self, job: _Job, text: str) -> None:
+        if text and not job.shown:
+            job.shown = True
+            self.metrics.first_text(time.monotonic() - job.submitted_s)
+
+    def _end(self, job: _Job) -> Ended | Failed | None:
+        """Return how an answer ended, if it did, and forget it."""
+        assert job.number is not None, "it was let in"
+        try:
+            answer = self._scheduler.result(job.number)
+        except BaseException as error:  # noqa: BLE001  whatever the engine raised ends this answer
+            self.metrics.gone("failed")
+            self._forget(job)
+            return Failed(job.ask.choice, error)
+        if answer is None:
+            return None
+        end = end_of(answer, stopped=job.visible.stopped)
+        self.metrics.answered(answer, end, time.monotonic() - job.submitted_s)
+        self._forget(job)
+        return Ended(job.ask.choice, answer, job.visible.stopped)
+
+    def _forget(self, job: _Job) -> None:
+        assert job.number is not None, "it was let in"
+        self._scheduler.forget(job.number)
+        self._running.remove(job)
+        self._loop.call_soon_threadsafe(self._count_ended, 1)
+
+    def _cancel(self, jobs: Sequence[_Job]) -> None:
+        for job in jobs:
+            if job in self._running:
+                self.metrics.gone("cancelled")
+                self._forget(job)
+            elif job in self._waiting:
+                self.metrics.gone("cancelled")
+                self._waiting.remove(job)
+                self._loop.call_soon_threadsafe(self._count_ended, 1)
+
+    def _halt(self) -> None:
+        self._halting = True
+
+
+def end_of(answer: Answer, *, stopped: bool) -> str:
+    """Return why an answer ended: at a stop string, at its limit, or because it was complete."""
+    if stopped:
+        return "stop_string"
+    return "length" if answer.hit_limit else "stop"

@@ -1,0 +1,135 @@
+"""Errors as OpenAI's clients expect them, whatever went wrong and wherever."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from pasta_decoding.errors import PastaError
+from pasta_decoding.server.backend import BusyError
+from pasta_decoding.server.schema import ErrorDetail, ErrorReply
+
+INVALID = "invalid_request_error"
+
+
+class ApiError(Exception):
+    """A request that gets an error for an answer: its status, and what the reply says."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = INVALID,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = ErrorReply(
+            error=ErrorDetail(message=message, type=kind, param=param, code=code)
+        )
+        self.headers = headers
+
+    def response(self) -> Response:
+        """Return the reply."""
+        return Response(
+            self.body.model_dump_json(), self.status, self.headers, media_type="application/json"
+        )
+
+
+def busy(retry_after_s: int) -> ApiError:
+    """Return the error for a request that finds the queue full."""
+    return ApiError(
+        429,
+        f"the server has as many requests as it takes; try again in {retry_after_s} s",
+        kind="rate_limit_error",
+        code="queue_full",
+        headers={"Retry-After": str(retry_after_s)},
+    )
+
+
+def mistake(error: PastaError) -> ApiError:
+    """Return the error for a request that the decoder refuses."""
+    return ApiError(400, f"{error}. {_sentence(error.hint)}" if error.hint else str(error))
+
+
+def failure() -> ApiError:
+    """Return the error for an answer that broke for a reason of ours; the log has it."""
+    return ApiError(500, "the engine failed; the server's log says why", kind="server_error")
+
+
+def install(app: FastAPI) -> None:
+    """Give every error of the application OpenAI's shape."""
+
+    async def on_api_error(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError), "the handler is for this kind"
+        return error.response()
+
+    async def on_mistake(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, PastaError), "the handler is for this kind"
+        return mistake(error).response()
+
+    async def on_busy(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, BusyError), "the handler is for this kind"
+        return busy(error.retry_after_s).response()
+
+    async def on_invalid(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError), "the handler is for this kind"
+        return invalid(error.errors()).response()
+
+    async def on_status(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException), "the handler is for this kind"
+        return of_status(request, error).response()
+
+    async def on_anything(_request: Request, _error: Exception) -> Response:
+        return failure().response()
+
+    app.add_exception_handler(ApiError, on_api_error)
+    app.add_exception_handler(PastaError, on_mistake)
+    app.add_exception_handler(BusyError, on_busy)
+    app.add_exception_handler(RequestValidationError, on_invalid)
+    app.add_exception_handler(HTTPException, on_status)
+    app.add_exception_handler(Exception, on_anything)
+
+
+def invalid(problems: Sequence[Mapping[str, Any]]) -> ApiError:
+    """Return the error for a body that is not as the schema has it: the first problem in it."""
+    problem = problems[0]
+    place = problem["loc"][1:]  # the first part says that it is the body
+    if problem["type"] == "json_invalid":
+        message = f"the body is not JSON: {problem['ctx']['error']} at character {place[0]}"
+        return ApiError(400, message, code="invalid_json")
+    where = _field(place)
+    what = str(problem["msg"]).removeprefix("Value error, ")
+    return ApiError(400, f"{where}: {what}" if where else what, param=where or None)
+
+
+def of_status(request: Request, error: HTTPException) -> ApiError:
+    """Return the error for what the framework refuses: an unknown path, a wrong method, a size."""
+    about = {
+        400: "the body is not JSON in UTF-8",
+        404: f"there is nothing at {request.url.path}",
+        405: f"{request.method} is not allowed at {request.url.path}",
+        413: "the body is too large for this server",
+    }
+    message = about.get(error.status_code, str(error.detail))
+    code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+    return ApiError(error.status_code, message, code=code, headers=error.headers)
+
+
+def _field(place: Sequence[str | int]) -> str:
+    """Name a field as one would write it: messages[0].role."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    return "".join(parts).removeprefix(".")
+
+
+def _sentence(hint: str) -> str:
+    text = hint[:1].upper() + hint[1:]
+    return text if text.endswith(".") else f"{text}."

@@ -1,0 +1,56 @@
+"""A socket, and uvicorn on it."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import uvicorn
+from fastapi import FastAPI
+
+from pasta_decoding.errors import PastaError
+from pasta_decoding.server.transport import PatientProtocol
+
+LAST_WORDS_S = 5
+"""How long answers may go on once the server is told to stop."""
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """Bind to an address; port 0 takes a free one. Raises PastaError if that cannot be."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except (OSError, OverflowError) as error:
+        # Python's own text repeats the address.
+        number = getattr(error, "errno", None)
+        reason = os.strerror(number) if number and number > 0 else error
+        message = f"cannot listen on {host}, port {port}: {reason}"
+        raise PastaError(message, hint="Give another --port or --host.") from error
+
+
+def is_loopback(listener: socket.socket) -> bool:
+    """Can only this machine reach it?"""
+    host: str = listener.getsockname()[0]
+    return host.startswith("127.") or host == "::1"
+
+
+def address(listener: socket.socket) -> str:
+    """Return the address to open in a browser."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def http_server(app: FastAPI) -> uvicorn.Server:
+    """Return the server; it has no logs of its own but for what goes wrong."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http=PatientProtocol,
+            ws="none",
+            lifespan="on",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=LAST_WORDS_S,
+        )
+    )

@@ -1,0 +1,213 @@
+"""Between the socket and the application: replies that notice when their client leaves, and guards.
+
+Plain ASGI, since the framework's own middleware base would hide that a client has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable
+from http import HTTPStatus
+from typing import Any
+
+import anyio
+import h11
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from pasta_decoding.server.backend import AnswerError, Answers
+from pasta_decoding.server.errors import ApiError, failure
+from pasta_decoding.server.metrics import Metrics
+from pasta_decoding.server.replies import server_sent
+from pasta_decoding.server.schema import Wire
+
+HEAD_S = 10.0
+"""How long a client may take for the head of a request."""
+
+
+class CancellableReply(Response):
+    """A reply that takes its time. When the client leaves, its answers are cancelled."""
+
+    def __init__(self, answers: Answers) -> None:
+        super().__init__()
+        self._answers = answers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Reply; every way out closes the answers."""
+        with self._answers:
+            async with anyio.create_task_group() as group:
+                group.start_soon(_cancel_when_gone, receive, group.cancel_scope)
+                await self._reply(scope, receive, send)
+                group.cancel_scope.cancel()
+
+    @abstractmethod
+    async def _reply(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
+class WholeReply(CancellableReply):
+    """Everything at once, as JSON."""
+
+    def __init__(self, answers: Answers, whole: Callable[[Answers], Awaitable[Wire]]) -> None:
+        super().__init__(answers)
+        self._whole = whole
+
+    async def _reply(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = (await self._whole(self._answers)).model_dump_json()
+            response = Response(body, media_type="application/json")
+        except AnswerError:
+            response = failure().response()
+        await response(scope, receive, send)
+
+
+class StreamedReply(CancellableReply):
+    """Server-sent events, ended by `[DONE]`; an error on the way is one of them."""
+
+    def __init__(self, answers: Answers, pieces: AsyncIterator[Wire]) -> None:
+        super().__init__(answers)
+        self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        self.raw_headers = [
+            (name, value) for name, value in self.raw_headers if name != b"content-length"
+        ] + [(b"content-type", b"text/event-stream; charset=utf-8")]
+        self._pieces = pieces
+
+    async def _reply(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        try:
+            async for piece in self._pieces:
+                await send(_more(server_sent([piece])))
+        except AnswerError:
+            await send(_more(server_sent([failure().body])))
+        await send(_more(b"data: [DONE]\n\n"))
+        await send({"type": "http.response.body"})
+
+
+async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
+
+
+def _more(body: bytes) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": True}
+
+
+class Guard:
+    """Counts requests, asks for the key, and gives a body only so much room, and time to arrive.
+
+    open_paths: what is shown without the key.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        metrics: Metrics,
+        api_key: str | None,
+        open_paths: frozenset[str],
+        max_body_bytes: int,
+        body_s: float,
+    ) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._api_key = api_key
+        self._open_paths = open_paths
+        self._max_body_bytes = max_body_bytes
+        self._body_s = body_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif self._may_pass(scope):
+            await self._app(scope, self._bounded(receive), self._counting(send))
+        else:
+            await _no_key().response()(scope, receive, self._counting(send))
+
+    def _may_pass(self, scope: Scope) -> bool:
+        if self._api_key is None or scope["path"] in self._open_paths:
+            return True
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        # Constant time: how long it takes tells nothing about the key.
+        return secrets.compare_digest(given, f"Bearer {self._api_key}".encode())
+
+    def _counting(self, send: Send) -> Send:
+        async def counting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._metrics.replied(message["status"])
+            await send(message)
+
+        return counting
+
+    def _bounded(self, receive: Receive) -> Receive:
+        """Return a `receive` that gives up on a body that does not come, or does not end."""
+        deadline_s = asyncio.get_running_loop().time() + self._body_s
+        whole = False
+        received_bytes = 0
+
+        async def bounded() -> Message:
+            nonlocal whole, received_bytes
+            if whole:
+                return await receive()
+            try:
+                async with asyncio.timeout_at(deadline_s):
+                    message = await receive()
+            except TimeoutError:
+                late = f"the body did not arrive within {self._body_s:g} s"
+                raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, late) from None
+            whole = not message.get("more_body", False)
+            received_bytes += len(message.get("body", b""))
+            if received_bytes > self._max_body_bytes:
+                raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+            return message
+
+        return bounded
+
+
+def _no_key() -> ApiError:
+    return ApiError(
+        401,
+        "a valid API key is needed: Authorization: Bearer KEY",
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+class PatientProtocol(H11Protocol):
+    """HTTP/1.1, with an end to patience: a head that does not come in time closes its connection.
+
+    uvicorn waits for ever for the rest of a head, so idle sockets could use up all there are.
+    """
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Start waiting."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Go on waiting, unless the head is complete."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_waiting()
+        elif self._late is None:
+            self._late = self.loop.call_later(HEAD_S, self.transport.close)
+
+    def _stop_waiting(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None

@@ -1,0 +1,31 @@
+"""Servers over the tiny checkpoint; every test leaves them with nothing held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from pasta_decoding.runtime.decoder import Decoder, torch_decoder
+from tests.checkpoint import TinyCheckpoint
+from tests.server.running import Running, running
+
+
+@pytest.fixture(scope="session")
+def decoder(tiny_checkpoint: TinyCheckpoint) -> Decoder:
+    """Return a decoder of the tiny checkpoint. One server at a time may have it."""
+    return torch_decoder(tiny_checkpoint.base, tiny_checkpoint.adapter, cells=4096)
+
+
+@pytest.fixture(scope="module")
+def shared_server(decoder: Decoder) -> Iterator[Running]:
+    """Serve the tiny checkpoint for all tests of a module."""
+    with running(decoder, answer_tokens=48) as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared_server: Running) -> Iterator[Running]:
+    """Return the server; what a test began has left nothing behind in the end."""
+    yield shared_server
+    shared_server.wait_until_idle()

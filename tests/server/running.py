@@ -1,0 +1,118 @@
+"""A server on a free port of this machine, over a tiny model, for as long as a test needs it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from typing import Any
+
+import openai
+
+from pasta_decoding.runtime.decoder import Decoder
+from pasta_decoding.server.app import Settings, create_app
+from pasta_decoding.server.bridge import LocalBackend
+from pasta_decoding.server.listen import http_server, open_socket
+from pasta_decoding.server.metrics import Metrics
+
+MODEL = "tiny"
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An HTTP reply."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error, which has OpenAI's shape."""
+        error = self.json["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert isinstance(error["message"], str)
+        assert isinstance(error["type"], str)
+        return dict(error)
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server that runs."""
+
+    port: int
+    decoder: Decoder
+    backend: LocalBackend
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self, **settings: Any) -> openai.OpenAI:
+        given: dict[str, Any] = {"api_key": "none", "max_retries": 0, **settings}
+        return openai.OpenAI(base_url=f"{self.url}/v1", **given)
+
+    def ask(self, path: str, body: Any = None, *, method: str = "", **headers: str) -> Reply:
+        """Send one request; a body that is not bytes is sent as JSON."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=50)
+        raw = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        try:
+            connection.request(
+                method or ("GET" if body is None else "POST"),
+                path,
+                raw,
+                {"Content-Type": "application/json"} | named,
+            )
+            got = connection.getresponse()
+            found = {name.lower(): value for name, value in got.getheaders()}
+            return Reply(got.status, found, got.read())
+        finally:
+            connection.close()
+
+    def metric(self, line: str) -> float:
+        """Return a metric by all that stands before its value."""
+        lines = self.ask("/metrics").body.decode().splitlines()
+        return next(float(one.rpartition(" ")[2]) for one in lines if one.startswith(f"{line} "))
+
+    def wait_until_idle(self) -> None:
+        """Wait until nothing is held and nobody is waiting; fails if that does not come."""
+        wait_for(lambda: self.backend.load.running == 0)
+        wait_for(lambda: self.decoder.engine.cells_in_use == 0)
+
+
+def wait_for(holds: Callable[[], bool], *, seconds: float = 20.0) -> None:
+    """Wait for something that is about to happen."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.005)
+
+
+@contextmanager
+def running(
+    decoder: Decoder, *, at_once: int = 8, queue: int = 64, **settings: Any
+) -> Iterator[Running]:
+    """Serve until the block ends."""
+    metrics = Metrics()
+    backend = LocalBackend(decoder, metrics, at_once, queue)
+    listener = open_socket("127.0.0.1", 0)
+    server = http_server(create_app(backend, metrics, Settings(**{"model": MODEL} | settings)))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        wait_for(lambda: server.started)
+        yield Running(listener.getsockname()[1], decoder, backend)
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()

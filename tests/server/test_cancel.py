@@ -1,0 +1,140 @@
+"""A client that leaves takes everything with it; an engine that breaks takes nobody else along."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+
+from pasta_decoding.runtime.decoder import Decoder
+from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.sampling import Sampling
+from pasta_decoding.server.backend import AnswerError, Ask, Ended
+from pasta_decoding.server.bridge import LocalBackend
+from pasta_decoding.server.metrics import Metrics
+from tests.server.running import HELLO, MODEL, running, wait_for
+from tests.server.scripts import Broken, Slow, Stepped, endless, with_engine
+
+LONG = 2000
+
+
+def ask(decoder: Decoder, tokens: int = LONG) -> Ask:
+    return Ask(decoder.prompt_ids("Hello", tokens), Rules(max_tokens=tokens), Sampling())
+
+
+def test_a_cancelled_answer_is_freed_within_one_step(decoder: Decoder) -> None:
+    stepped = with_engine(decoder, endless(decoder), Stepped)
+    engine = stepped.engine
+    assert isinstance(engine, Stepped)
+
+    async def leave_after_some_text() -> None:
+        backend = LocalBackend(stepped, Metrics())
+        await backend.start()
+        with backend.submit([ask(stepped, 500), ask(stepped, 500)]) as answers:
+            engine.permits.release(6)
+            pieces = aiter(answers)
+            for _ in range(4):
+                await anext(pieces)
+            await asyncio.to_thread(wait_for, lambda: engine.begun == 7)
+            assert engine.cells_in_use > 0
+        # The engine waits inside its seventh step; it may finish that one, and begins no other.
+        engine.permits.release(1)
+        await asyncio.to_thread(wait_for, lambda: engine.cells_in_use == 0)
+        assert engine.begun == len(engine.steps) == 7
+        assert backend.load.waiting == 0
+        await backend.stop()
+
+    asyncio.run(leave_after_some_text())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_cancels_its_answer(stream: bool, decoder: Decoder) -> None:
+    with running(with_engine(decoder, endless(decoder), Slow), queue=8) as server:
+        engine = server.decoder.engine
+        assert isinstance(engine, Slow)
+        body = {"model": MODEL, "messages": HELLO, "max_tokens": LONG, "stream": stream}
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.sendall(request_bytes(body))
+            wait_for(lambda: len(engine.steps) > 5)
+        server.wait_until_idle()
+        assert len(engine.steps) < LONG / 2
+        assert server.metric('pasta_answers_total{end="cancelled"}') == 1
+
+
+def test_a_client_that_leaves_the_queue_is_never_let_in(decoder: Decoder) -> None:
+    slow = with_engine(decoder, endless(decoder), Slow)
+
+    async def leave_while_waiting() -> None:
+        backend = LocalBackend(slow, Metrics(), at_once=1)
+        await backend.start()
+        with backend.submit([ask(slow, 60)]) as first, backend.submit([ask(slow, 60)]) as second:
+            assert backend.load.waiting == 1
+            second.close()
+            found = [item async for item in first]
+            assert isinstance(found[-1], Ended)
+        await asyncio.to_thread(wait_for, lambda: slow.engine.cells_in_use == 0)
+        assert backend.load.running == 0
+        await backend.stop()
+
+    asyncio.run(leave_while_waiting())
+
+
+def test_an_engine_that_breaks_fails_who_was_there_and_nobody_after(decoder: Decoder) -> None:
+    with running(with_engine(decoder, endless(decoder), Broken)) as server:
+        body: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 20}
+        failed = server.ask("/v1/chat/completions", body)
+        assert failed.status == 500
+        assert failed.error["type"] == "server_error"
+        assert server.ask("/v1/chat/completions", body).status == 200
+        assert server.ask("/health").json == {"status": "ok", "running": 0, "waiting": 0}
+        server.wait_until_idle()
+
+
+def test_a_stream_that_breaks_ends_with_an_error_that_the_client_raises(decoder: Decoder) -> None:
+    with running(with_engine(decoder, endless(decoder), Broken)) as server:
+        stream = server.client().chat.completions.create(
+            model=MODEL, messages=HELLO, max_tokens=20, stream=True
+        )
+        with pytest.raises(openai.APIError, match="the engine failed"):
+            list(stream)
+        server.wait_until_idle()
+
+
+def test_what_is_under_way_when_the_server_stops_ends_with_an_error(decoder: Decoder) -> None:
+    slow = with_engine(decoder, endless(decoder), Slow)
+
+    async def stop_in_the_middle() -> None:
+        backend = LocalBackend(slow, Metrics())
+        await backend.start()
+        with backend.submit([ask(slow)]) as answers:
+            pieces = aiter(answers)
+            await anext(pieces)
+            await backend.stop()
+            with pytest.raises(AnswerError):
+                await drain(pieces)
+        assert slow.engine.cells_in_use == 0
+        assert not backend.alive
+        with pytest.raises(AnswerError):
+            backend.submit([ask(slow)])
+
+    asyncio.run(stop_in_the_middle())
+
+
+async def drain(pieces: AsyncIterator[object]) -> None:
+    async for _piece in pieces:
+        pass
+
+
+def request_bytes(body: dict[str, Any]) -> bytes:
+    """A whole HTTP request, for clients that do not behave."""
+    raw = json.dumps(body).encode()
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(raw)}\r\n\r\n"
+    )
+    return head.encode() + raw

@@ -1,0 +1,134 @@
+"""What the server takes, from whom, and how it says no."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import openai
+import pytest
+
+from pasta_decoding.runtime.decoder import Decoder
+from pasta_decoding.server import transport
+from tests.server.running import HELLO, MODEL, running, wait_for
+from tests.server.scripts import Slow, endless, with_engine
+
+LONG: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 1500, "temperature": 0}
+SHORT = LONG | {"max_tokens": 5}
+CHAT = "/v1/chat/completions"
+
+
+def test_a_full_queue_is_429_and_says_when_to_try_again(decoder: Decoder) -> None:
+    with running(with_engine(decoder, endless(decoder), Slow), at_once=1, queue=1) as server:
+        client = server.client()
+        held = [client.chat.completions.create(stream=True, **LONG) for _ in range(2)]
+        got = server.ask(CHAT, SHORT)
+        assert got.status == 429
+        assert got.error["code"] == "queue_full"
+        assert 1 <= int(got.headers["retry-after"]) <= 60
+        assert server.ask("/health").json == {"status": "ok", "running": 1, "waiting": 1}
+        with pytest.raises(openai.RateLimitError):
+            client.chat.completions.create(**SHORT)
+        for stream in held:
+            stream.close()
+        wait_for(lambda: server.ask(CHAT, SHORT).status == 200)
+        server.wait_until_idle()
+
+
+def test_more_choices_than_there_is_room_for_are_429(decoder: Decoder) -> None:
+    with running(with_engine(decoder, endless(decoder)), at_once=1, queue=1) as server:
+        assert server.ask(CHAT, SHORT | {"n": 3}).status == 429
+        assert server.ask(CHAT, SHORT | {"n": 2}).status == 200
+        server.wait_until_idle()
+
+
+def test_the_key_is_asked_for_where_answers_and_figures_are(decoder: Decoder) -> None:
+    with running(with_engine(decoder, endless(decoder)), api_key="sesame") as server:
+        right = {"Authorization": "Bearer sesame"}
+        for path in ("/v1/models", "/metrics", "/openapi.json", "/nowhere"):
+            got = server.ask(path)
+            assert (got.status, got.error["code"]) == (401, "invalid_api_key")
+            assert got.headers["www-authenticate"] == "Bearer"
+        for wrong in ("Bearer sesam", "Bearer sesames", "sesame", "Basic sesame", "Bearer \xff"):
+            assert server.ask(CHAT, b"not even JSON", Authorization=wrong).status == 401
+        assert server.ask("/metrics", **right).status == 200
+        for path in ("/", "/health"):
+            assert server.ask(path).status == 200
+        assert server.client(api_key="sesame").models.list().data[0].id == MODEL
+        with pytest.raises(openai.AuthenticationError):
+            server.client(api_key="other").chat.completions.create(**SHORT)
+
+
+def test_a_body_that_is_too_large_is_413(decoder: Decoder) -> None:
+    with running(with_engine(decoder, endless(decoder)), max_body_bytes=2000) as server:
+        big = SHORT | {"messages": [{"role": "user", "content": "x" * 4000}]}
+        got = server.ask(CHAT, big)
+        assert (got.status, got.error["message"]) == (
+            413,
+            "the body is too large for this server",
+        )
+        # Sent in pieces, no length tells beforehand.
+        raw = chunked(server.port, [b"[" * 1000] * 3)
+        assert raw.startswith(b"HTTP/1.1 413 ")
+        assert server.ask(CHAT, SHORT).status == 200
+
+
+def test_a_body_that_does_not_come_is_408(decoder: Decoder) -> None:
+    with running(with_engine(decoder, endless(decoder)), body_s=0.2) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+            client.sendall(head(100) + b"{")
+            got = b"".join(iter(lambda: client.recv(4096), b""))
+        assert got.startswith(b"HTTP/1.1 408 ")
+        assert b"the body did not arrive within 0.2 s" in got
+        assert server.ask(CHAT, SHORT).status == 200
+
+
+def test_a_head_that_does_not_come_closes_the_connection(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "HEAD_S", 0.3)
+    with running(with_engine(decoder, endless(decoder))) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+            client.sendall(b"POST / HTTP/1.1\r\n")
+            assert client.recv(100) == b""
+        assert server.ask(CHAT, SHORT).status == 200
+
+
+def test_what_is_not_http_is_refused_and_the_server_lives_on(decoder: Decoder) -> None:
+    with running(with_engine(decoder, endless(decoder))) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+            client.sendall(b"\x00\xff\x00 hello\r\n\r\n")
+            assert client.recv(100).startswith(b"HTTP/1.1 400 ")
+        assert server.ask(CHAT, SHORT).status == 200
+
+
+def test_the_page_loads_nothing_from_elsewhere_and_runs_only_its_own_script(
+    decoder: Decoder,
+) -> None:
+    with running(with_engine(decoder, endless(decoder))) as server:
+        got = server.ask("/")
+    assert got.headers["content-type"] == "text/html; charset=utf-8"
+    policy = got.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    page = got.body.decode()
+    assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in page
+    assert "innerHTML" not in page
+
+
+def head(length: int) -> bytes:
+    return (
+        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {length}\r\n\r\n"
+    ).encode()
+
+
+def chunked(port: int, pieces: list[bytes]) -> bytes:
+    start = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+        client.sendall(f"{start}Transfer-Encoding: chunked\r\n\r\n".encode())
+        for piece in pieces:
+            client.sendall(b"%x\r\n%s\r\n" % (len(piece), piece))
+        client.sendall(b"0\r\n\r\n")
+        return client.recv(4096)

@@ -1,0 +1,47 @@
+"""What Prometheus is told, in its own format, after answers whose figures are known."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from pasta_decoding.runtime.decoder import Decoder
+from tests.server.running import HELLO, MODEL, running
+from tests.server.scripts import saying, with_engine
+
+CHAT = "/v1/chat/completions"
+
+
+def test_the_metrics_add_up(decoder: Decoder) -> None:
+    script = saying(decoder, "One: ", "fruit", "an apple", " Done.")
+    with running(with_engine(decoder, script)) as server:
+        body = {"model": MODEL, "messages": HELLO, "temperature": 0, "max_tokens": 100}
+        usage = [server.ask(CHAT, body).json["usage"] for _ in range(2)][-1]
+        short = server.ask(CHAT, body | {"max_tokens": 3}).json["usage"]
+        server.ask(CHAT, {})
+        server.wait_until_idle()
+        got = server.ask("/metrics")
+    assert got.headers["content-type"].startswith("text/plain; version=0.0.4")
+    families = text_string_to_metric_families(got.body.decode())
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in families
+        for sample in family.samples
+    }
+    assert found["pasta_answers_total", "stop"] == 2
+    assert found["pasta_answers_total", "length"] == 1
+    assert found["pasta_requests_total", "200"] >= 3
+    assert found["pasta_requests_total", "400"] == 1
+    prompts = 2 * usage["prompt_tokens"] + short["prompt_tokens"]
+    assert found["pasta_tokens_total", "prompt"] == prompts
+    answers = 2 * usage["completion_tokens"] + short["completion_tokens"]
+    assert found["pasta_tokens_total", "answer"] == answers
+    assert found["pasta_chunks_total",] == 2
+    assert found["pasta_truncations_total",] == 1
+    assert found["pasta_steps_total",] == found["pasta_step_width_count",]
+    # Two threads write side by side while there is a chunk: its tokens, behind its opening.
+    assert found["pasta_step_width_sum",] > found["pasta_steps_total",]
+    assert found["pasta_time_to_first_token_seconds_count",] == 3
+    assert found["pasta_answer_seconds_count",] == 3
+    assert found["pasta_cache_cells_max",] == 4096
+    for gauge in ("pasta_live_threads", "pasta_running", "pasta_queue", "pasta_cache_cells"):
+        assert found[gauge,] == 0

@@ -1,0 +1,130 @@
+"""The page in a real browser: an answer appears, races run, and no answer is ever markup."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pasta_decoding.runtime.decoder import Decoder
+from tests.server.running import running, wait_for
+from tests.server.scripts import Slow, endless, saying, with_engine
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+
+HOSTILE = '<script>document.title="stolen"</script><img src=x onerror="document.title=1">'
+HOSTILE_CHUNK = "</p><svg onload=alert(1)>"
+MARKDOWN = "# Plan\n\n1. **First** `a<b`\n2. "
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("needs a Chromium; CHROMIUM names it")
+    with sync_api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """Return an empty page; a script error or a breach of the policy fails the test."""
+    errors: list[str] = []
+    context = browser.new_context()
+    found = context.new_page()
+    found.set_default_timeout(60_000)
+    found.on("pageerror", lambda error: errors.append(str(error)))
+    found.on(
+        "console",
+        lambda line: errors.append(line.text) if "Content Security Policy" in line.text else None,
+    )
+    yield found
+    context.close()
+    assert errors == []
+
+
+def ask(page: Any, url: str, question: str = "Hello", *, race: bool = False) -> None:
+    page.goto(url)
+    if race:
+        page.get_by_label("Race the sequential decoder").check()
+    page.get_by_label("Your question").fill(question)
+    page.keyboard.press("Enter")
+    page.get_by_role("status").filter(has_text=" s").wait_for()
+
+
+def test_an_answer_appears_with_its_threads_and_figures(page: Any, decoder: Decoder) -> None:
+    script = saying(decoder, MARKDOWN, "fruit", "an apple", "\n\nDone.")
+    with running(with_engine(decoder, script, Slow)) as server:
+        ask(page, server.url)
+        assert page.locator("#parallel h3").inner_text() == "Plan"
+        assert page.locator("#parallel li").all_inner_texts() == ["First a<b", "an apple"]
+        assert page.locator("#parallel li strong").inner_text() == "First"
+        assert page.locator("#parallel .chunk").inner_text() == "an apple"
+        assert page.locator(".lane h3").all_inner_texts() == ["main\ndone", "fruit\njoined"]
+        assert page.locator("#timeline .sync").count() == 1
+        counters = page.locator("#parallel-counters").inner_text()
+        assert "tokens a step" in counters
+        assert page.locator("#model").inner_text() == "tiny"
+        server.wait_until_idle()
+
+
+def test_a_hostile_answer_is_shown_as_text(page: Any, decoder: Decoder) -> None:
+    script = saying(decoder, HOSTILE, "fruit", HOSTILE_CHUNK, HOSTILE)
+    with running(with_engine(decoder, script)) as server:
+        ask(page, server.url)
+        assert page.locator("#parallel").inner_text() == HOSTILE + HOSTILE_CHUNK + HOSTILE
+        assert page.locator("#stage script, #stage img, #parallel svg").count() == 0
+        assert page.title() == "Pasta: watch the threads write"
+        server.wait_until_idle()
+
+
+def test_a_race_shows_both_and_says_who_was_faster(page: Any, decoder: Decoder) -> None:
+    script = saying(decoder, "One: ", "fruit", "an apple", " Done.")
+    with running(with_engine(decoder, script, Slow)) as server:
+        ask(page, server.url, race=True)
+        assert page.locator("#parallel").inner_text() == "One: an apple Done."
+        assert page.locator("#rival").is_visible()
+        assert page.locator("#sequential").inner_text().startswith("One: ")
+        assert "times as many tokens a second" in page.get_by_role("status").inner_text()
+        server.wait_until_idle()
+
+
+def test_escape_stops_the_answer_and_the_engine(page: Any, decoder: Decoder) -> None:
+    with running(with_engine(decoder, endless(decoder), Slow)) as server:
+        page.goto(server.url)
+        page.get_by_label("tokens").fill("2000")
+        page.get_by_label("Your question").fill("Hello")
+        page.keyboard.press("Enter")
+        page.locator("#parallel p").filter(has_text="aaaa").wait_for()
+        page.keyboard.press("Escape")
+        page.get_by_role("status").filter(has_text="Stopped.").wait_for()
+        server.wait_until_idle()
+
+
+def test_the_page_asks_for_the_key_and_goes_on_with_it(page: Any, decoder: Decoder) -> None:
+    script = saying(decoder, "One: ", "fruit", "an apple", " Done.")
+    with running(with_engine(decoder, script), api_key="sesame") as server:
+        page.goto(server.url)
+        page.get_by_label("This server wants an API key:").fill("sesame")
+        page.get_by_label("Your question").fill("Hello")
+        page.keyboard.press("Enter")
+        page.get_by_role("status").filter(has_text="Done in").wait_for()
+        server.wait_until_idle()
+
+
+def test_a_phone_scrolls_in_one_direction_only(page: Any, decoder: Decoder) -> None:
+    script = saying(decoder, "One: ", "fruit", "an apple", " Done.")
+    page.set_viewport_size({"width": 360, "height": 740})
+    with running(with_engine(decoder, script)) as server:
+        ask(page, server.url, race=True)
+        widths = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+        assert widths[0] <= widths[1]
+        wait_for(lambda: page.locator("#timeline svg").count() == 1)
+        server.wait_until_idle()
