@@ -91,13 +91,21 @@ def test_other_settings_are_refused(train: Callable[..., Outcome], tmp_path: Pat
     assert f"{tmp_path / 'run'} holds a run with other settings" in found.err
 
 
+def test_a_round_without_a_pair_is_told_in_a_line(
+    train: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pasta_decoding.train.preference.choose_pairs", lambda *_: [])
+    found = train()
+    assert (found.status, found.out) == (2, "")
+    assert "pasta: round 1 has no pair of a better and a worse answer" in found.err
+
+
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
         (["--lambda", "nan"], "greater than or equal to 0"),
         (["--engine", "llama"], "pasta: the llama engine needs llama-cpp-python"),
         (["--max-prompt-chars", "1"], "pasta: no prompt to answer"),
-        (["--max-tokens", "1"], "pasta: round 1 has no pair of a better and a worse answer"),
         (["--policy", "nobody"], "pasta: no adapter 'nobody'"),
         (["--model", "model.gguf"], "pasta: training does not start from a GGUF file"),
         (["--samples-from", "nowhere"], "pasta: nowhere holds no run"),

@@ -33,10 +33,11 @@ class Recorder:
         self._writers: list[Branch] = []
         self._paths: dict[Branch, list[int]] = {}
         self._joined: dict[Branch, set[int]] = {}
+        self._lines: dict[Branch, set[Branch]] = {}  # itself and all it descends from
 
     def open(self, prompt: Sequence[int], *, room: int = 100) -> Branch:
         branch = self.engine.open(room=len(prompt) + room)
-        self._paths[branch], self._joined[branch] = [], set()
+        self._paths[branch], self._joined[branch], self._lines[branch] = [], set(), {branch}
         self.step(Feed((branch,), tuple(prompt), tuple(range(len(prompt)))))
         return branch
 
@@ -47,6 +48,7 @@ class Recorder:
     def fork(self, parent: Branch) -> Branch:
         child = self.engine.fork(parent)
         self._paths[child], self._joined[child] = [*self._paths[parent]], {*self._joined[parent]}
+        self._lines[child] = {child, *self._lines[parent]}
         return child
 
     def join(self, parent: Branch, children: Sequence[Branch]) -> None:
@@ -82,11 +84,18 @@ class Recorder:
         for id_, position in zip(feed.ids, feed.positions, strict=True):
             for branch in feed.branches:
                 self._paths[branch].append(len(self.ids))
-            joined = sorted(self._joined[writer], key=lambda token: (self._writers[token], token))
-            self.seen.append([*joined, *self._paths[writer]])
             self.ids.append(id_)
             self.positions.append(position)
             self._writers.append(writer)
+            self.seen.append(self._seen_by(writer))
+
+    def _seen_by(self, branch: Branch) -> list[int]:
+        """In the order of `Script`; an ancestor may be joined, too, with what it wrote since."""
+        line, writers = self._lines[branch], self._writers
+        seen = {*self._paths[branch], *self._joined[branch]}
+        joined = [token for token in seen if writers[token] not in line]
+        path = [token for token in seen if writers[token] in line]
+        return [*sorted(joined, key=lambda token: (writers[token], token)), *sorted(path)]
 
 
 Oracle = Callable[[Recorder], FloatArray]

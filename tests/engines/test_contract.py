@@ -12,7 +12,7 @@ from itertools import chain
 import numpy as np
 import pytest
 from _pytest.mark import ParameterSet
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pasta_decoding.engines.base import Branch, Feed, FloatArray
@@ -168,6 +168,7 @@ DEED = st.tuples(st.integers(0, 5), st.integers(0, VOCABULARY - 1), st.integers(
 
 
 @given(program=st.lists(DEED, max_size=16))
+@example([(3, 54, 1), (3, 14, 0), (1, 66, 0), (1, 72, 1)])  # main is joined into its child
 @settings(max_examples=25, deadline=None)
 @pytest.mark.parametrize(
     "name",

@@ -73,6 +73,7 @@ def test_shares_follow_the_softmax() -> None:
 def test_a_high_temperature_evens_out_and_a_low_one_sharpens() -> None:
     assert shares(Sampling(temperature=100)) == pytest.approx([0.25] * 4, abs=0.06)
     assert shares(Sampling(temperature=0.1))[0] > 0.99
+    assert shares(Sampling(temperature=5e-324))[0] == 1
 
 
 def test_a_constraint_leaves_the_ratios_of_the_rest() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pasta_decoding.lang.layout import MAIN
@@ -20,12 +20,13 @@ def shown(pieces: list[str], stops: list[str]) -> str:
 
 
 @given(st.lists(LETTERS, max_size=5), STOPS)
+@example(["ba", "b"], ["bab", "a"])
 def test_however_the_text_is_cut_it_ends_before_the_first_stop(
     pieces: list[str], stops: list[str]
 ) -> None:
     text = "".join(pieces)
-    ends = [text.find(stop) for stop in stops if stop in text]
-    assert shown(pieces, stops) == text[: min(ends, default=len(text))]
+    found = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
+    assert shown(pieces, stops) == text[: min(found, default=(0, len(text)))[1]]
 
 
 def test_text_that_cannot_become_a_stop_is_shown_at_once() -> None:

@@ -126,19 +126,23 @@ def test_repeated_runs_of_words_are_no_text_either() -> None:
     assert one.new_tokens == round(20 * 4 / 17)
 
 
-def test_what_a_limit_cut_is_the_worst_only_beside_a_single_finished_answer() -> None:
-    samples = [sample(n, [[20 + n]]) for n in range(4)]
-    parts = [
-        part(0, 100, 20, finished=False),
-        part(1, 100, 50),
-        part(2, 100, 60),
-        part(3, 100, 200, finished=False),
-    ]
+def test_what_a_limit_cut_is_the_worst_as_often_as_it_was_sampled() -> None:
+    prompts = [f"p{number}" for number in range(400)]
+    samples, parts = [], []
+    for prompt in prompts:
+        samples += [replace(sample(n, [[20 + n]]), prompt=prompt) for n in range(4)]
+        cut = part(0, 100, 20, finished=False), part(1, 100, 60), part(2, 100, 50), part(3, 100, 55)
+        parts += [replace(one, prompt=prompt) for one in cut]
+    pairs = choose_pairs(samples, score_parts(parts, dict.fromkeys(prompts, 100.0), SPEED))
+    assert {(pair.best, pair.worst, pair.candidates) for pair in pairs} == {(2, 0, 4), (2, 1, 3)}
+    assert sum(pair.worst == 0 for pair in pairs) / 400 == pytest.approx(1 / 4, abs=0.05)
+
+
+def test_what_a_limit_cut_is_never_the_best_and_the_worst_beside_a_single_finished_answer() -> None:
+    samples = [sample(n, [[20 + n]]) for n in range(3)]
+    parts = [part(0, 100, 20, finished=False), part(1, 100, 50), part(2, 100, 200, finished=False)]
     (pair,) = choose_pairs(samples, score_parts(parts, {"p": 100}, SPEED))
-    assert (pair.best, pair.worst, pair.candidates) == (1, 2, 2)
-    parts[2] = replace(parts[2], finished=False)
-    (pair,) = choose_pairs(samples, score_parts(parts, {"p": 100}, SPEED))
-    assert (pair.best, pair.worst, pair.candidates) == (1, 3, 4)
+    assert (pair.best, pair.worst, pair.candidates) == (1, 2, 3)
     cut = [replace(one, finished=False) for one in parts]
     assert choose_pairs(samples, score_parts(cut, {"p": 100}, SPEED)) == []
 

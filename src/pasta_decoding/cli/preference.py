@@ -92,7 +92,7 @@ def preference(
     max_chunks: Annotated[int, typer.Option(min=1, help="Chunks of an answer.")] = 16,
     alpha: Annotated[float, typer.Option(min=0, max=1, help="Weight of the SFT term.")] = 0.005,
     epochs: Annotated[int, typer.Option(min=1, help="Over the pairs of a round.")] = 1,
-    learning_rate: Annotated[float, typer.Option(min=0)] = 2e-4,
+    learning_rate: Annotated[float, typer.Option(min=0)] = 1e-4,
     warmup_steps: Annotated[int, typer.Option(min=0)] = 5,
     pairs_per_step: Annotated[int, typer.Option(min=1, help="Pairs of one optimiser step.")] = 4,
     save_every_steps: Annotated[int, typer.Option(min=1)] = 10,

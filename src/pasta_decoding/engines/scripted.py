@@ -16,8 +16,9 @@ from pasta_decoding.engines.pool import Limits
 
 Script = Callable[[tuple[int, ...]], FloatArray]
 """From the ids that a branch sees to logits_V. The ids are those of the branches that were joined
-on the way, oldest branch first, then the branch's own path, prompt to last token. So they end
-with what the branch wrote, and do not depend on how fast the others were."""
+on the way, oldest branch first, then the branch's own path (what it and its ancestors wrote),
+prompt to last token. So they end with what the branch wrote, and do not depend on how fast the
+others were."""
 
 
 def follow(*lines: Sequence[int], vocabulary_size: int, otherwise: int = 0) -> Script:

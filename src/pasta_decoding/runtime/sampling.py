@@ -36,6 +36,10 @@ class Chooser(Protocol):
         ...
 
 
+GREEDY_BELOW = 1e-5
+"""A temperature under this is taken as 0: logits divided by it would leave what floats hold."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How to choose. `temperature` 0 is greedy; `top_k` None and `top_p` 1 keep every token."""
@@ -65,7 +69,7 @@ class Sampler:
 
     def choose(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
         """See `Chooser`. What is overruled is the choice among all tokens with the same noise."""
-        greedy = self.sampling.temperature == 0
+        greedy = self.sampling.temperature < GREEDY_BELOW
         score_V = logits_V if greedy else self._scores(thread, index, logits_V)
         wanted = int(score_V.argmax())
         token = best_allowed(score_V, allowed)

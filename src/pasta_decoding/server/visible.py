@@ -10,8 +10,9 @@ from pasta_decoding.runtime.events import Event, Ordered
 class Visible:
     """Turns live events into the text that can be shown, up to the first stop string.
 
-    Text that could still grow into a stop string is held back. `stopped` says that one was found:
-    nothing more will be shown, and the answer need not be written on.
+    The first is the one that is complete first, and the longest of those that end together, however
+    the text comes in pieces. Text that could still grow into a stop string is held back. `stopped`
+    says that one was found: nothing more will be shown, and the answer need not be written on.
     """
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
@@ -26,9 +27,11 @@ class Visible:
         if self.stopped or not coming:
             return ""
         self._held += coming
-        found = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        places = [(self._held.find(stop), len(stop)) for stop in self._stops]
+        found = [(place + chars, place) for place, chars in places if place >= 0]
         self.stopped = bool(found)
-        return self._release(min(found, default=len(self._held) - self._growing_chars()))
+        _, shown = min(found, default=(0, len(self._held) - self._growing_chars()))
+        return self._release(shown)
 
     def finish(self) -> str:
         """Return what was held back, at the end of the answer."""

@@ -22,13 +22,15 @@ that on the whole the best are no shorter than the worst. Lengths count as withi
 of the prompt's median there: what is far off that gets no more of it.
 
 An answer that a limit cut, or a chunk of it, is never the best: its text breaks off. It is the
-worst only where a single answer was finished. Such answers are the longest, so wherever one was the
-worst, the pair would teach brevity more than anything else: of 1,600 sampled answers the worst had
-317 tokens then and the best 172, and what was learnt was to promise less (docs/log.md).
+worst as often as such answers were sampled: with the odds of their share among the answers to the
+prompt, drawn by the prompt's hash. Such answers are the longest, so if one were the worst wherever
+there is one, the pairs would teach brevity more than anything else; if none ever was, nothing would
+say that an answer has to end (docs/log.md).
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -230,8 +232,9 @@ def _slope(parts: Sequence[Part], lengths: Sequence[float], values: Sequence[flo
 def choose_pairs(samples: Sequence[Sample], scores: Scores) -> list[Pair]:
     """Return best and worst of each prompt; one without a difference to learn from is left out.
 
-    Both are finished answers if there are two. Left out are prompts where nothing is finished, all
-    scores are equal, or best and worst are the same text.
+    The best is a finished answer; the worst is an unfinished one as often as there are such. Left
+    out are prompts where nothing is finished, all scores are equal, or best and worst are the same
+    text.
     """
     annotated = {(sample.prompt, sample.number): sample.annotated for sample in samples}
     groups: dict[str, list[Scored]] = {}
@@ -243,10 +246,17 @@ def choose_pairs(samples: Sequence[Sample], scores: Scores) -> list[Pair]:
         if not finished:
             continue
         best = max(finished, key=lambda one: one.score)
-        pool = finished if len(finished) > 1 else group
-        worst = min(pool, key=lambda one: one.score)
+        unfinished = [one for one in group if not one.part.finished]
+        alone = len(finished) == 1 < len(group)
+        cut = alone or _draw(prompt) < len(unfinished) / len(group)
+        worst = min(unfinished if cut else finished, key=lambda one: one.score)
         numbers = best.part.number, worst.part.number
         same = annotated[prompt, numbers[0]] == annotated[prompt, numbers[1]]
-        if best.score - worst.score > TIE and not same:
-            pairs.append(Pair(prompt, *numbers, candidates=len(pool)))
+        if (cut or best.score - worst.score > TIE) and not same:
+            pairs.append(Pair(prompt, *numbers, candidates=len(group if cut else finished)))
     return pairs
+
+
+def _draw(prompt: str) -> float:
+    """Return a number in [0, 1) that is always the same for a prompt."""
+    return int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:4], "big") / 2**32

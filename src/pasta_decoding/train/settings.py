@@ -51,7 +51,7 @@ class PreferenceConfig:
     weights: Weights = field(default_factory=Weights)
     alpha: float = 0.005
     epochs: int = 1
-    learning_rate: float = 2e-4
+    learning_rate: float = 1e-4
     warmup_steps: int = 5
     pairs_per_step: int = 4
     save_every_steps: int = 10
