@@ -169,6 +169,13 @@ def test_the_same_seed_asks_for_the_same_and_another_choice_for_something_else()
     assert {body["top_p"] for body in fake.bodies} == {0.9}
 
 
+def test_a_vanishing_temperature_is_sent_as_greedy() -> None:
+    request = Request(PROMPTS[0], Sampler(Sampling(temperature=1e-6)), RULES)
+    with serving(scripted()) as fake:
+        write(service_of(fake), [request])
+        assert {body["temperature"] for body in fake.bodies} == {0.0}
+
+
 def test_time_that_is_up_leaves_what_there_is() -> None:
     with serving(Fake(ENDLESS, SIZE, END, token_s=0.01)) as fake:
         began_s = time.monotonic()

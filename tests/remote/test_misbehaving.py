@@ -221,9 +221,10 @@ def test_a_server_that_nobody_answers_at_is_named() -> None:
 def test_a_server_that_is_killed_fails_who_was_there_and_serves_who_comes_after() -> None:
     async def survive(fake: Fake, kill: Callable[[], None], revive: Callable[[], None]) -> None:
         async with Fleet(service_of(fake)) as fleet:
-            task = asyncio.create_task(writer(asked(PROMPT), fleet).run())
-            await asyncio.to_thread(until, lambda: fake.live > 0)
-            await asyncio.sleep(0.1)
+            begun = asyncio.Event()
+            one = writer(asked(PROMPT), fleet, lambda _events, _step: begun.set())
+            task = asyncio.create_task(one.run())
+            await begun.wait()
             await asyncio.to_thread(kill)
             with pytest.raises(RemoteError, match=r"broke the connection|ended its reply early"):
                 await task

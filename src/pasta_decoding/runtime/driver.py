@@ -232,7 +232,7 @@ class _Pen:
             stops=(closing, *sorted(vocabulary.ends)),
             end=min(vocabulary.ends),
             bias={token: by for token, by in bias.items() if token < service.vocabulary_size},
-            temperature=sampler.sampling.temperature,
+            temperature=0.0 if sampler.sampling.greedy else sampler.sampling.temperature,
             top_p=sampler.sampling.top_p,
             top_k=sampler.sampling.top_k,
             seed=self._seed(sampler, tries),
