@@ -14,6 +14,8 @@ from pasta_decoding.engines.base import FloatArray
 from pasta_decoding.engines.remote import Fleet
 from pasta_decoding.engines.scripted import follow
 from pasta_decoding.engines.torch import TorchEngine
+from pasta_decoding.lang.layout import PromiseRun
+from pasta_decoding.runtime import driver
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Event, Finished, Opened, ordered
 from pasta_decoding.runtime.request import Request
@@ -220,3 +222,37 @@ def test_a_token_that_may_not_stand_there_is_taken_back_at_the_price_of_a_reques
     assert answer.trace.sent.corrections == 6
     banned = {str(token) for token in BINDING.ids - {OPEN}}
     assert all({t for t, by in body["logit_bias"].items() if by < 0} == banned for body in ones)
+
+
+def test_what_is_forbidden_just_here_finds_room_in_a_request_before_all_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every topic wants to be a, else b, else c; a request has room for three biases."""
+
+    def script(seen: tuple[int, ...]) -> FloatArray:
+        logits_V = np.zeros(SIZE, dtype=np.float32)
+        match seen[-2:]:
+            case (_, last) if last == OPEN:
+                logits_V[[A, B, C]] = (7, 6, 5)
+            case (before, _) if before == OPEN:
+                logits_V[P20] = 9
+            case (_, last) if last == ASYNC:
+                logits_V[A] = 9
+            case (before, _) if before == ASYNC:
+                logits_V[CLOSE] = 9
+            case _:
+                logits_V[OPEN if seen.count(OPEN) < 3 else END] = 9
+        return logits_V
+
+    monkeypatch.setattr(driver, "MAX_BIASES", 3)
+    with serving(Fake(script, SIZE, END)) as fake:
+        [answer] = write(service_of(fake), [asked(PROMPTS[0])])
+        ones = [body["logit_bias"] for body in fake.bodies if body["max_tokens"] == 1]
+    assert [promise.ids[1] for promise in answer.segments if isinstance(promise, PromiseRun)] == [
+        A,
+        B,
+        C,
+    ]
+    assert len(ones) == answer.overruled == 2
+    assert all(len(bias) <= 3 for bias in ones)
+    assert ones[-1].keys() == {str(A), str(B)}

@@ -258,15 +258,15 @@ class _Pen:
 def _bias(allowed: Constraint, refused: Collection[int]) -> dict[int, float]:
     """Return a bias under which nothing of `refused` comes, and little else that is forbidden.
 
-    Where all that is forbidden is too much for a request, only that is which has come.
+    Where all that is forbidden is too much for a request, what is forbidden anywhere is left out:
+    it hardly ever comes.
     """
     bans = dict.fromkeys(refused, BAN)
     only = allowed.instead if allowed.only is None else allowed.only
     if only is not None:
         return dict.fromkeys(only.tolist(), -BAN) | bans
-    if len(allowed.banned) <= MAX_BIASES - len(refused):
-        return dict.fromkeys(allowed.banned.tolist(), BAN) | bans
-    return bans
+    left_out = max(0, len(allowed.banned) + len(refused) - MAX_BIASES)
+    return dict.fromkeys(allowed.banned[left_out:].tolist(), BAN) | bans
 
 
 def _current_task() -> asyncio.Task[None] | None:

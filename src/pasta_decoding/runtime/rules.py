@@ -41,6 +41,7 @@ class Rules:
 class Constraint:
     """Which ids a thread may write next: those not in `banned`, or only those in `only`.
 
+    banned: what is forbidden just here stands behind what is in many places.
     instead: where the model wants a banned token, it chooses among these; None: among the rest.
     forced: the choice is not the model's (a limit ended something), so it is no intervention.
     """
