@@ -18,9 +18,10 @@ import pytest
 from pasta_decoding.lang.check import check
 from pasta_decoding.models.export import export_hf
 from pasta_decoding.models.loading import load_model
+from tests.bench.test_benchmarks import lines_of
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Outcome, Pasta
-from tests.remote.fake import Fake, by_model, serving, until
+from tests.remote.fake import BLOCK, Fake, by_model, serving, until
 
 Ask = Callable[..., Outcome]
 
@@ -200,3 +201,14 @@ def test_serve_answers_by_way_of_another_server(merged: Path, fake: Fake) -> Non
         server.send_signal(signal.SIGINT)
         assert server.wait(60) == 0
     until(lambda: fake.live == 0)
+
+
+def test_the_benchmark_says_of_requests_what_the_server_does(fake: Fake, merged: Path) -> None:
+    where = ("--base-url", fake.url, "--adapter", merged, "--block", BLOCK)
+    looked_up = fake.looked_up_tokens
+    [line] = lines_of("remote_answers.py", *where, "--limit", 2, "--max-tokens", 40)
+    assert line["answers"] == 2
+    assert line["looked_up_tokens"] == fake.looked_up_tokens - looked_up
+    assert line["looked_up_tokens"] == 2 * line["prompt_tokens"]
+    assert line["hit_tokens"] >= line["shared_tokens"] > 0
+    assert line["requests"] >= 1 + line["chunks"] + line["syncs"]

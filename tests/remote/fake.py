@@ -20,7 +20,7 @@ import torch
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from transformers import PreTrainedModel
 
@@ -50,6 +50,7 @@ class Fake:
 
     bodies: all requests for completions; `live` of them are under way.
     token_s: how long it takes for a token.
+    looked_up_tokens: of all prompts; of these it has hit `hit_tokens` in its prefix cache.
     """
 
     script: Script
@@ -62,6 +63,8 @@ class Fake:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     live: int = 0
     most_live: int = 0
+    looked_up_tokens: int = 0
+    hit_tokens: int = 0
     mischief: Mischief | None = None
     port: int = 0
     _blocks: set[tuple[int, ...]] = field(default_factory=set)
@@ -75,6 +78,7 @@ class Fake:
             routes=[
                 Route("/v1/models", self.models),
                 Route("/v1/completions", self.complete, methods=["POST"]),
+                Route("/metrics", self.metrics),
             ]
         )
 
@@ -83,6 +87,16 @@ class Fake:
             return refusal(401, "Unauthorized")
         model = {"id": self.model, "object": "model", "max_model_len": self.max_model_len}
         return JSONResponse({"object": "list", "data": [model]})
+
+    async def metrics(self, _request: Request) -> Response:
+        counts = {"queries": self.looked_up_tokens, "hits": self.hit_tokens}
+        labels = f'{{engine="0",model_name="{self.model}"}}'
+        return PlainTextResponse(
+            "".join(
+                f"vllm:prefix_cache_{name}_total{labels} {float(count)}\n"
+                for name, count in counts.items()
+            )
+        )
 
     async def complete(self, request: Request) -> Response:
         body = await request.json()
@@ -116,6 +130,8 @@ class Fake:
         self.most_live = max(self.most_live, self.live)
         try:
             cached = self._cached_tokens(body["prompt"])
+            self.looked_up_tokens += len(body["prompt"])
+            self.hit_tokens += cached
             seen = list(body["prompt"])
             first: dict[str, Any] = {"prompt_token_ids": body["prompt"]}
             most = min(body["max_tokens"], self.max_model_len - len(seen))
