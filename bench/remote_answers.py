@@ -96,6 +96,7 @@ def main() -> None:
     seconds, after = time.perf_counter() - began_s, counted(options.base_url)
     emit(
         "remote_answers",
+        checkpoint=Path(options.adapter).name,
         prompts=options.prompts.name,
         block=options.block,
         hit_tokens=after["hits"] - before["hits"],
