@@ -72,7 +72,7 @@ fix: $(VENV)/.installed-dev
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
 
-# Its own environment: it wants its own torch. PyPI's builds of three helpers want CUDA's, and
+# Its own environment: it wants its own torch. PyPI's builds of three packages want CUDA's, and
 # whoever imports them fails; text needs none of them.
 $(VLLM_VENV)/.installed:
 	$(PYTHON) -m venv $(VLLM_VENV)

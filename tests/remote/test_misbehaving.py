@@ -18,6 +18,7 @@ from pasta_decoding.engines.completions import RemoteError
 from pasta_decoding.engines.remote import Fleet
 from pasta_decoding.engines.scripted import follow
 from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.rules import Rules
 from tests.law.world import ASYNC, END, OPEN, P20
 from tests.remote.fake import Fake, event, refusal, serving, until, usage
 from tests.remote.writing import (
@@ -219,23 +220,26 @@ def test_a_server_that_nobody_answers_at_is_named() -> None:
 
 
 def test_a_server_that_is_killed_fails_who_was_there_and_serves_who_comes_after() -> None:
-    async def survive(fake: Fake, kill: Callable[[], None], revive: Callable[[], None]) -> None:
+    request = asked(PROMPT, rules=Rules(max_tokens=100))
+
+    async def survive(fake: Fake, kill: Callable[[], None], revive: Callable[[], None]) -> Answer:
         async with Fleet(service_of(fake)) as fleet:
             begun = asyncio.Event()
-            one = writer(asked(PROMPT), fleet, lambda _events, _step: begun.set())
+            one = writer(request, fleet, lambda _events, _step: begun.set())
             task = asyncio.create_task(one.run())
             await begun.wait()
             await asyncio.to_thread(kill)
             with pytest.raises(RemoteError, match=r"broke the connection|ended its reply early"):
                 await task
             await asyncio.to_thread(revive)
-            answer = await writer(asked(PROMPT), fleet).run()
-            assert answer.segments == locally(asked(PROMPT), ending(7)).segments
+            return await writer(request, fleet).run()
 
-    fake = scripted()
-    fake.token_s = 0.05
+    # One request writes all of it: had it been between two, the next would find nobody there.
+    endless = follow((A, B), (B, A), vocabulary_size=SIZE, otherwise=A)
+    fake = Fake(endless, SIZE, END, token_s=0.1)
     with revivable(fake) as (kill, revive):
-        asyncio.run(survive(fake, kill, revive))
+        answer = asyncio.run(survive(fake, kill, revive))
+    assert answer.segments == locally(request, endless).segments
 
 
 @contextmanager
