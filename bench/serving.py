@@ -1,0 +1,45 @@
+"""A server for a benchmark: `pasta serve` in a process of its own, on a free port."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pasta_decoding.errors import PastaError
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Where a server is, and what it calls its model."""
+
+    base_url: str
+    model: str
+
+
+@contextmanager
+def served(options: Sequence[str]) -> Iterator[Served]:
+    """Run `pasta serve` with these options until the block ends.
+
+    Raises PastaError with the server's own words if it does not start.
+    """
+    command = [sys.executable, "-m", "pasta_decoding", "serve", "--port", "0", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            yield _found(server)
+        finally:
+            server.terminate()
+
+
+def _found(server: subprocess.Popen[str]) -> Served:
+    """Read what the server says until it says where it is; it says nothing more if all is well."""
+    assert server.stderr is not None, "it was asked for"
+    said: list[str] = []
+    for line in server.stderr:
+        if place := re.search(r"(\S+) at (http://\S+)$", line.rstrip()):
+            return Served(f"{place[2]}/v1", place[1])
+        said.append(line)
+    raise PastaError("pasta serve did not start: " + "".join(said).strip())

@@ -1,0 +1,76 @@
+"""The load benchmark against a server of the tiny model: what it reports, and what it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pasta_decoding.runtime.decoder import Decoder, torch_decoder
+from tests.bench.test_benchmarks import lines_of
+from tests.checkpoint import TinyCheckpoint
+from tests.server.running import Running, running
+from tests.server.scripts import Slow, endless, with_engine
+
+QUICK = ("--seconds", 1, "--warmup", 1, "--max-tokens", 24)
+
+
+@pytest.fixture(scope="module")
+def decoder(tiny_checkpoint: TinyCheckpoint) -> Decoder:
+    return torch_decoder(tiny_checkpoint.base, tiny_checkpoint.adapter, cells=4096)
+
+
+@pytest.fixture(scope="module")
+def server(decoder: Decoder) -> Iterator[Running]:
+    with running(with_engine(decoder, endless(decoder), Slow), at_once=2, queue=1) as server:
+        yield server
+
+
+def lines(server: Running, *options: object) -> list[dict[str, Any]]:
+    found = lines_of("serve_load.py", "--base-url", f"{server.url}/v1", *QUICK, *options)
+    server.wait_until_idle()
+    return found
+
+
+def test_each_mode_has_a_line_for_each_number_of_clients(server: Running) -> None:
+    modes = ("sequential", "parallel")
+    found = lines(server, "--clients", 1, 2, "--modes", *modes, "--repeats", 2)
+    assert [(line["clients"], line["mode"]) for line in found] == [
+        (clients, mode) for clients in (1, 2) for mode in modes
+    ]
+    for line in found:
+        assert line["answers"] > 2
+        assert line["errors"] == {}
+        assert line["plain_tokens_median"] == 24
+        assert line["at_limit"] == 1
+        assert line["plain_tokens_per_s"]["median"] > 0
+        assert line["latency_s"]["p50"] >= 24 * Slow.step_s
+        assert line["first_text_s"]["p50"] < line["latency_s"]["p50"]
+    assert [line["of_sequential"]["median"] for line in found[::2]] == [1, 1]
+
+
+def test_tokens_a_second_are_those_that_the_engine_writes(server: Running) -> None:
+    (line,) = lines(server, "--clients", 1, "--modes", "auto", "--seconds", 2)
+    # Each step takes a little more than step_s, and the prompt is another one.
+    assert 0.3 / Slow.step_s < line["plain_tokens_per_s"]["median"] <= 1 / Slow.step_s
+
+
+def test_refusals_are_counted_and_do_not_end_the_run(server: Running) -> None:
+    (line,) = lines(server, "--clients", 8, "--modes", "auto")
+    assert line["errors"]["429"] > 0
+    assert line["answers"] > 0
+
+
+def test_impatient_clients_count_as_errors(server: Running) -> None:
+    (line,) = lines(server, "--clients", 1, "--modes", "auto", "--timeout", 0.02)
+    assert line["errors"]["timed out"] > 0
+    assert line["answers"] == 0
+    assert line["latency_s"] is None
+
+
+def test_an_open_loop_goes_on_asking_and_turns_away_who_is_too_many(server: Running) -> None:
+    (line,) = lines(server, "--clients", "--rates", 60, "--most", 2, "--modes", "auto")
+    assert line["rate"] == 60
+    assert line["turned_away"] > 10
+    assert line["answers"] > 2
