@@ -34,6 +34,14 @@ def serve(
     ] = 512,
     max_requests: Annotated[int, typer.Option(min=1, help="Answers written at a time.")] = 16,
     max_queue: Annotated[int, typer.Option(min=0, help="Answers that may wait; then 429.")] = 64,
+    parallel_up_to: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Answers under way, up to which new ones write in parallel; beyond, only those "
+            "that insist.",
+        ),
+    ] = 4,
     max_body: Annotated[int, typer.Option(min=1024, help="Bytes of a request.")] = 2**20,
     *,
     loading: Loading,
@@ -44,6 +52,7 @@ def serve(
     from pasta_decoding.server.bridge import LocalBackend
     from pasta_decoding.server.listen import address, http_server, is_loopback, open_socket
     from pasta_decoding.server.metrics import Metrics
+    from pasta_decoding.server.saturation import Saturation
 
     settings = Settings(
         model=name or model_name(loading),
@@ -53,7 +62,9 @@ def serve(
     )
     with open_socket(host, port) as listener:
         metrics = Metrics()
-        backend = LocalBackend(loading.decoder(), metrics, max_requests, max_queue)
+        backend = LocalBackend(
+            loading.decoder(), metrics, max_requests, max_queue, Saturation(parallel_up_to)
+        )
         if api_key is None and not is_loopback(listener):
             say("anybody who reaches this address may ask: --api-key keeps them out")
         say(f"{settings.model} at {address(listener)}")

@@ -204,7 +204,7 @@ def _digests(page: str, tag: str) -> str:
 
 def _asks(body: schema.AnswerRequest, prompts: Sequence[tuple[int, ...]], limit: int) -> list[Ask]:
     """Return one ask a choice: the choices of the first prompt, then those of the second, ..."""
-    rules = Rules(max_tokens=limit, parallel=body.pasta_parallel)
+    rules = Rules(max_tokens=limit, parallel=body.pasta_parallel is not False)
     sampling = Sampling(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
@@ -212,7 +212,8 @@ def _asks(body: schema.AnswerRequest, prompts: Sequence[tuple[int, ...]], limit:
     )
     each = [prompt for prompt in prompts for _ in range(body.n or 1)]
     stops = tuple(body.stop)
-    return [Ask(ids, rules, sampling, choice, stops) for choice, ids in enumerate(each)]
+    insists = body.pasta_parallel is True
+    return [Ask(ids, rules, sampling, choice, stops, insists) for choice, ids in enumerate(each)]
 
 
 def _role(role: str) -> str:
