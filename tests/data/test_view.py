@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from pasta_decoding.data.view import (
 )
 from pasta_decoding.lang.layout import (
     ChunkRun,
+    Joining,
     Layout,
     PromiseRun,
     Run,
@@ -90,7 +92,7 @@ def test_crop_by_hand(limit: int, kept: int) -> None:
     assert crop(SEGMENTS, limit) == (SEGMENTS[:kept], kept == 5)
 
 
-def compiled(max_tokens: int) -> Layout | None:
+def compiled(max_tokens: int, *joinings: Joining) -> list[Layout]:
     return compile_answer(
         (80, 81),
         read(RESPONSE),
@@ -99,21 +101,40 @@ def compiled(max_tokens: int) -> Layout | None:
         scheme=SCHEME,
         end=END,
         max_tokens=max_tokens,
+        joinings=joinings or (Joining.kv,),
     )
 
 
 def test_the_end_is_taught_only_where_the_answer_is_whole() -> None:
-    whole, cut = compiled(14), compiled(13)
-    assert whole is not None
-    assert cut is not None
+    [whole], [cut] = compiled(14), compiled(13)
     assert whole.label[-1] == END
     assert cut.tokens == whole.tokens[:-1]
     assert cut.label[-1] is None
 
 
+def test_rows_of_the_text_join_are_added_where_they_differ() -> None:
+    """The answer has one sync. Up to there, its first row and the `kv` layout are the same."""
+    [kv], [first, second] = compiled(99), compiled(99, Joining.text)
+    assert compiled(99, Joining.text, Joining.kv) == [kv, second]
+    assert kv.tokens[: len(first.tokens)] == first.tokens
+    both = [label for label in (*first.label, *second.label) if label is not None]
+    assert both == [label for label in kv.label if label is not None]
+
+
+def test_a_copy_is_one_causal_sequence_and_teaches_nothing() -> None:
+    _, second = compiled(99, Joining.text)
+    copied = second.tokens.index(SYNC)
+    assert second.tokens.count(CLOSE) == 1
+    assert second.position == tuple(range(len(second.tokens)))
+    assert second.label[:copied] == (None,) * copied
+    assert second.label[copied] == second.tokens[copied + 1]
+    size = len(second.tokens)
+    assert visibility(view([second])).equal(torch.ones(size, size, dtype=torch.bool).tril())
+
+
 @pytest.mark.parametrize("max_tokens", [0, 2, 3])
 def test_an_answer_of_which_nothing_fits_is_left_out(max_tokens: int) -> None:
-    assert compiled(max_tokens) is None
+    assert compiled(max_tokens) == []
 
 
 @given(st.lists(st.integers(1, 12), max_size=12), st.integers(1, 20))

@@ -43,8 +43,8 @@ def test_widths_promises_and_times_of_a_worked_example() -> None:
     """Main: OPEN b P20, ' a', SYNC, c. The chunk: ASYNC in the step of P20, then c, a."""
     _, scheduler = machine(follow(*LINES, vocabulary_size=SIZE), clock=FakeClock())
     [answer] = finish(scheduler, [scheduler.add(greedy())])
-    assert widths_of(answer.layout) == {1: 5, 2: 2}
-    assert sum(widths_of(answer.layout).values()) == answer.critical_path
+    assert widths_of(answer.layouts) == {1: 5, 2: 2}
+    assert sum(widths_of(answer.layouts).values()) == answer.critical_path
     assert promises_of(answer) == ((20, 2),)
     first_s, last_s = text_times(answer)
     assert answer.first_token_s is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -21,12 +22,14 @@ from pasta_decoding.engines.base import Engine
 from pasta_decoding.engines.windows import attention_windows
 from pasta_decoding.lang.layout import (
     ChunkRun,
+    Joining,
     Layout,
     PromiseRun,
     Run,
     Segment,
     SyncRun,
     lay_out,
+    lay_out_rows,
     sees,
 )
 from pasta_decoding.lang.positions import SCHEMES, Scheme
@@ -50,6 +53,8 @@ ENGINES = [
     "torch-gemma3-fixed",
 ]
 LLAMA = ["llama-llama", "llama-qwen3"]
+# The text join, which every engine can take.
+TEXT_CASES = [*ENGINES, *(pytest.param(engine, marks=pytest.mark.llama) for engine in LLAMA)]
 # Each engine under every scheme that it can take.
 CASES = [
     *((engine, scheme) for engine in ENGINES for scheme in SCHEMES),
@@ -72,10 +77,11 @@ def decode(
     prompt: Sequence[int],
     segments: Sequence[Segment],
     scheme: Scheme = world.SCHEME,
+    joining: Joining = Joining.kv,
 ) -> tuple[Answer, Watched]:
     """Decode a given answer with the real interpreter, scheduler and engine."""
     recorder = Watched(Replay(segments, async_close=world.CLOSE, end=world.END))
-    scheduler = Scheduler(engine, world.VOCABULARY, scheme)
+    scheduler = Scheduler(engine, world.VOCABULARY, scheme, joining=joining)
     request = Request(tuple(prompt), recorder, Rules(max_tokens=256))
     answer = answer_of(scheduler, request)
     assert engine.cells_in_use == 0
@@ -88,9 +94,9 @@ def compiled(
     return lay_out(prompt, segments, scheme, async_close=world.CLOSE, end=world.END)
 
 
-def training_logits(model: PreTrainedModel, layout: Layout) -> torch.Tensor:
-    """logits_TV of one training forward, with nothing but the layout's integers."""
-    training = view([layout])
+def training_logits(model: PreTrainedModel, layouts: Sequence[Layout]) -> torch.Tensor:
+    """logits_TV of one training forward, with nothing but the layouts' integers."""
+    training = view(layouts)
     with torch.inference_mode():
         output = model(
             input_ids=training.tokens_T[None],
@@ -112,27 +118,60 @@ def assert_the_law(
     layout = compiled(prompt, segments, scheme)
     assert list(answer.segments) == list(segments)
     assert answer.layout == layout
-    assert_same_integers(answer, layout)
-    logits_TV = training_logits(MODELS[name.split("-")[1]], layout)
-    for row, (thread, index) in labelled_rows(layout):
-        decoded = torch.from_numpy(recorder.logits[thread, index])
+    assert_same_integers(answer, [layout])
+    assert_same_logits(name, [layout], recorder)
+
+
+def assert_the_law_of_text(name: str, prompt: Sequence[int], segments: Sequence[Segment]) -> Answer:
+    engine = engine_named(name)
+    answer, recorder = decode(engine, prompt, segments, joining=Joining.text)
+    rows = lay_out_rows(prompt, segments, async_close=world.CLOSE, end=world.END)
+    assert list(answer.segments) == list(segments)
+    assert answer.layouts == rows
+    assert_same_integers(answer, rows)
+    assert_same_logits(name, rows, recorder)
+    return answer
+
+
+def assert_same_logits(name: str, layouts: Sequence[Layout], recorder: Watched) -> None:
+    logits_TV = training_logits(MODELS[name.split("-")[1]], layouts)
+    rows = labelled_rows(*layouts)
+    assert {key for _, key in rows} == recorder.logits.keys()
+    for row, key in rows:
+        decoded = torch.from_numpy(recorder.logits[key])
         torch.testing.assert_close(logits_TV[row], decoded, atol=1e-4, rtol=0)
 
 
-def assert_same_integers(answer: Answer, layout: Layout) -> None:
-    """What was fed, when and where, is what was compiled; each token exactly once."""
+def assert_same_integers(answer: Answer, layouts: Sequence[Layout]) -> None:
+    """What was fed, when and where, is what was compiled; each token exactly once in its row."""
     fed = sorted((f.thread, f.step, f.token, f.position) for f in answer.trace.fed)
-    columns = zip(layout.thread, layout.step, layout.tokens, layout.position, strict=True)
-    assert fed == sorted(row for row in columns if row[1] > 0)
+    expected = []
+    for layout, known in zip(layouts, known_tokens(layouts), strict=True):
+        columns = zip(layout.thread, layout.step, layout.tokens, layout.position, strict=True)
+        expected += [row for row in list(columns)[known:] if row[1] > 0]
+    assert fed == sorted(expected)
 
 
-def labelled_rows(layout: Layout) -> list[tuple[int, tuple[int, int]]]:
+def known_tokens(layouts: Sequence[Layout]) -> list[int]:
+    """How much of each row the row before has computed: all up to its first chunk's last token."""
+    known = [0]
+    for before, after in pairwise(layouts):
+        threads = list(before.thread)
+        first = next(thread for thread in threads if thread)
+        known.append(len(threads) - threads[::-1].index(first))
+        for column in ("tokens", "position"):
+            ours, theirs = getattr(before, column), getattr(after, column)
+            assert ours[: known[-1]] == theirs[: known[-1]]
+    return known
+
+
+def labelled_rows(*layouts: Layout) -> list[tuple[int, tuple[int, int]]]:
     """For every row that predicts something: which token of which thread was chosen from it."""
     chosen: dict[int, int] = {}
     rows = []
-    for row, label in enumerate(layout.label):
+    labels = [pair for one in layouts for pair in zip(one.label, one.thread, strict=True)]
+    for row, (label, thread) in enumerate(labels):
         if label is not None:
-            thread = layout.thread[row]
             index = chosen.get(thread, 0)
             chosen[thread] = index + 1
             rows.append((row, (thread, index)))
@@ -151,6 +190,29 @@ def test_training_sees_what_decoding_saw_in_any_answer(
     name: str, scheme: str, prompt: tuple[int, ...], segments: list[Segment]
 ) -> None:
     assert_the_law(name, SCHEMES[scheme], prompt, segments)
+
+
+@pytest.mark.parametrize("name", TEXT_CASES)
+def test_training_sees_what_decoding_saw_behind_a_text_join(name: str) -> None:
+    answer = assert_the_law_of_text(name, (60, 61, 62), world.CHUNK_AFTER_SYNC)
+    assert len(answer.layouts) == 2
+    # A closing, 13, four tokens of a promise, ASYNC_OPEN, 40, 41, a closing, SYNC.
+    assert answer.trace.rewritten_tokens == 10
+
+
+@pytest.mark.parametrize("name", TEXT_CASES)
+@settings(max_examples=25)
+@given(prompt=world.PROMPTS, segments=world.answers())
+def test_training_sees_what_decoding_saw_in_any_answer_with_text_joins(
+    name: str, prompt: tuple[int, ...], segments: list[Segment]
+) -> None:
+    assert_the_law_of_text(name, prompt, segments)
+
+
+@given(world.PROMPTS, world.answers())
+def test_both_joins_take_the_same_steps(prompt: tuple[int, ...], segments: list[Segment]) -> None:
+    rows = lay_out_rows(prompt, segments, async_close=world.CLOSE, end=world.END)
+    assert rows[-1].critical_path == compiled(prompt, segments).critical_path
 
 
 @given(st.sampled_from(list(SCHEMES)), world.PROMPTS, world.answers())

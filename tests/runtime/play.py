@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pasta_decoding.lang.layout import MAIN, ChunkRun, Layout, PromiseRun, lay_out
+from pasta_decoding.lang.layout import MAIN, ChunkRun, Joining, Layout, PromiseRun, lay_out
 from pasta_decoding.lang.positions import Scheme
 from pasta_decoding.lang.tree import Tree
-from pasta_decoding.runtime.actions import Action, Append, Finish, Fork
+from pasta_decoding.runtime.actions import Action, Append, Finish, Fork, Rewrite
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import best_allowed
@@ -77,7 +77,7 @@ class Played:
 
     @property
     def fed_tokens(self) -> int:
-        sizes = {Append: 1, Fork: 2}
+        sizes = {Append: 1, Fork: 2, Rewrite: 1}  # a join feeds again, but counts its SYNC
         return sum(sizes.get(type(action), 0) for action in self.actions)
 
     @property
@@ -123,9 +123,12 @@ def play(
     stop_after: int | None = None,
     scheme: Scheme = SCHEME,
     max_positions: int | None = None,
+    joining: Joining = Joining.kv,
 ) -> Played:
     """Play one answer to its end, or stop it after some steps."""
-    played = play_steps(rules, wants, stop_after, scheme=scheme, max_positions=max_positions)
+    played = play_steps(
+        rules, wants, stop_after, scheme=scheme, max_positions=max_positions, joining=joining
+    )
     if not played.interpreter.finished:
         played.steps.append([])
         played.do(played.interpreter.stop())
@@ -141,9 +144,12 @@ def play_steps(
     *,
     scheme: Scheme = SCHEME,
     max_positions: int | None = None,
+    joining: Joining = Joining.kv,
 ) -> Played:
     """Play the first steps of an answer, or all of it."""
-    played = Played(Interpreter(VOCABULARY, scheme, rules, len(PROMPT), max_positions))
+    prompt_tokens = len(PROMPT)
+    interpreter = Interpreter(VOCABULARY, scheme, rules, prompt_tokens, max_positions, joining)
+    played = Played(interpreter)
     threads = [MAIN]
     while threads and (steps is None or len(played.steps) < steps):
         played.steps.append([])
@@ -171,4 +177,6 @@ def fed_threads(actions: Sequence[Action]) -> list[int]:
                 threads.append(thread)
             case Fork(thread):
                 threads += [MAIN, thread]
+            case Rewrite():
+                threads.append(MAIN)
     return threads

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pasta_decoding.engines.scripted import ScriptedEngine, follow
 from pasta_decoding.errors import PastaError
-from pasta_decoding.lang.layout import MAIN
+from pasta_decoding.lang.layout import MAIN, Joining
 from pasta_decoding.runtime.admission import DEFAULT_MAX_PAIRS, Admission, Load, load_of
 from pasta_decoding.runtime.decoder import answer_of
 from pasta_decoding.runtime.events import Finished
@@ -49,6 +49,17 @@ def test_what_a_request_may_come_to() -> None:
     few_chunks = replace(greedy(), rules=Rules(max_tokens=7, max_chunks=2))
     assert load_of(few_chunks) == Load(cells=10, branches=3)
     assert load_of(few_chunks) + Load(1, 2) == Load(cells=11, branches=5)
+
+
+def test_under_the_text_join_a_load_counts_what_is_fed_again() -> None:
+    assert load_of(sized(5, 30), joining=Joining.text) == Load(cells=35, branches=1)
+    parallel = sized(5, 30, max_threads=4)
+    parallel = replace(parallel, rules=replace(parallel.rules, max_chunks=8))
+    twice = load_of(parallel, joining=Joining.text)
+    assert twice == Load(cells=5 + 30 + 30 + 8, branches=5)
+    admission = Admission(ScriptedEngine(ENDLESS, SIZE, max_cells=70), None, Joining.text)
+    with pytest.raises(PastaError, match=r"fed again by text joins \(73 in all\), do not fit"):
+        admission.check(parallel)
     assert Load(10, 3).pairs == 30
 
 

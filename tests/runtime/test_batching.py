@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
+from typing import TypeVar
 
 import pytest
 from hypothesis import given, settings
@@ -37,6 +38,7 @@ from tests.runtime.play import SIZE, VOCABULARY
 from tests.tiny import tiny_llama
 
 Make = Callable[[], tuple[Engine, Scheduler]]
+Name = TypeVar("Name")
 LLAMA = tiny_llama(vocabulary=SIZE)
 PREFILL_TOKENS = 4
 PROMPT_TOKENS = (1, 2, 3, 5, 9, 14)
@@ -106,12 +108,18 @@ def assert_same(ours: Answer, theirs: Answer) -> None:
 DEED = st.tuples(st.sampled_from(["add", "add", "step", "step", "cancel"]), st.integers(0, 9))
 
 
-def run(scheduler: Scheduler, deeds: Sequence[tuple[str, int]]) -> dict[int, int]:
-    """Do what the deeds say; return which request is behind each number not cancelled."""
-    added: dict[int, int] = {}
+Adder = Callable[[int], dict[int, Name]]
+"""Adds requests to a scheduler; returns who is behind each of the numbers that it gave."""
+
+
+def run(
+    scheduler: Scheduler, deeds: Sequence[tuple[str, int]], adders: dict[str, Adder[Name]]
+) -> dict[int, Name]:
+    """Do what the deeds say; return who is behind each number not cancelled."""
+    added: dict[int, Name] = {}
     for deed, number in deeds:
-        if deed == "add":
-            added[scheduler.add(asked(number))] = number
+        if deed in adders:
+            added |= adders[deed](number)
         elif deed == "step":
             for _ in range(number):
                 scheduler.step()
@@ -129,7 +137,7 @@ def test_an_answer_does_not_depend_on_who_comes_and_goes(
     make: Make, deeds: list[tuple[str, int]]
 ) -> None:
     engine, scheduler = make()
-    added = run(scheduler, deeds)
+    added = run(scheduler, deeds, {"add": lambda number: {scheduler.add(asked(number)): number}})
     for number, answer in zip(added.values(), finish(scheduler, added), strict=True):
         assert_same(answer, alone(make, number))
     assert engine.cells_in_use == 0

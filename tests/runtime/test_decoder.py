@@ -9,6 +9,7 @@ import pytest
 
 from pasta_decoding.engines.scripted import ScriptedEngine, shuffled
 from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import SCHEMES
 from pasta_decoding.models.loading import Loaded
 from pasta_decoding.runtime.decoder import decoder_over
@@ -45,6 +46,29 @@ def test_a_scheme_with_gaps_needs_an_engine_with_free_positions(name: str) -> No
 
 def test_a_checkpoint_for_other_joins_is_refused() -> None:
     engine = ScriptedEngine(shuffled(VOCABULARY), VOCABULARY)
-    with pytest.raises(PastaError, match="was trained for the joins text, not 'kv'"):
-        decoder_over(engine, loaded_for(joins=("text",)))
-    assert decoder_over(engine, loaded_for(joins=("text", "kv")))
+    with pytest.raises(PastaError) as caught:
+        decoder_over(engine, loaded_for(joins=("prose",)))
+    assert str(caught.value) == (
+        "the checkpoint was trained for the joins prose, not 'kv' or 'text'"
+    )
+    assert caught.value.hint == (
+        "Use another adapter, or --join text to decode with this one all the same."
+    )
+
+
+def test_a_checkpoint_is_joined_as_it_was_trained_unless_somebody_insists() -> None:
+    engine = ScriptedEngine(shuffled(VOCABULARY), VOCABULARY)
+    both, text = loaded_for(joins=("text", "kv")), loaded_for(joins=("text",))
+    assert decoder_over(engine, both).joining is Joining.kv
+    assert decoder_over(engine, text).joining is Joining.text
+    assert decoder_over(engine, text).trained
+    foreign = decoder_over(engine, text, Joining.kv)
+    assert foreign.joining is Joining.kv
+    assert not foreign.trained
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_the_text_join_takes_any_scheme_on_any_engine(name: str) -> None:
+    engine = Strict(shuffled(VOCABULARY), VOCABULARY)
+    decoder = decoder_over(engine, loaded_for(scheme=name, joins=("text",)))
+    assert decoder.scheme.name == "shared-max"

@@ -10,10 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pasta_decoding.lang.check import check
-from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Run, SyncRun
+from pasta_decoding.lang.layout import (
+    ChunkRun,
+    Joining,
+    PromiseRun,
+    Run,
+    SyncRun,
+    in_reading_order,
+)
 from pasta_decoding.lang.positions import SCHEMES, Reserve10x, Scheme
 from pasta_decoding.lang.tree import Chunk, Span, read, show, strip
-from pasta_decoding.runtime.actions import Append, CloseChunk, Finish, Fork, Join
+from pasta_decoding.runtime.actions import Append, CloseChunk, Finish, Fork, Join, Rewrite
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.vocabulary import fold_topic
@@ -172,6 +179,39 @@ def test_the_actions_of_a_worked_example() -> None:
         SyncRun(SYNC),
         Run((C,)),
     ]
+
+
+def test_a_text_join_goes_on_from_the_first_chunk_with_the_rest_in_reading_order() -> None:
+    """Main: two promises around an a, then sync, c. The second chunk ends first."""
+    main = [OPEN, B, P50, A, OPEN, C, P20, A, SYNC, C]
+    threads = {0: main, 1: [C, A, B, B, C, A], 2: [A]}
+    played = play(SMALL, script(threads), joining=Joining.text)
+    closings = [action for action in played.actions if isinstance(action, CloseChunk)]
+    assert closings == [
+        CloseChunk(2, truncated=False, kept=False),
+        CloseChunk(1, truncated=False, kept=True),
+    ]
+    rest = (CLOSE, A, OPEN, C, P20, ASYNC, A, CLOSE, A, SYNC)
+    # Behind the prompt stand three tokens of a promise, and the chunk with its opening.
+    assert Rewrite((1, 2), 1, rest, position=3 + 3 + 7) in played.actions
+    assert played.actions[-2:] == [Append(0, C, 13 + len(rest)), Finish(truncated=False)]
+
+
+@settings(max_examples=100)
+@given(RULES, WANTED, st.integers(0, 120))
+def test_a_text_join_puts_every_token_where_the_reading_order_has_it(
+    rules: Rules, wanted: list[int], spare: int
+) -> None:
+    positions = len(PROMPT) + rules.max_tokens + spare
+    played = play(rules, cycle(wanted), max_positions=positions, joining=Joining.text)
+    rewrites = [action for action in played.actions if isinstance(action, Rewrite)]
+    segments = played.interpreter.segments
+    syncs = [n for n, segment in enumerate(segments) if isinstance(segment, SyncRun)]
+    for rewrite, sync in zip(rewrites, syncs, strict=True):
+        text = (*PROMPT, *in_reading_order(segments[: sync + 1], CLOSE))
+        assert text[rewrite.position :] == rewrite.ids
+        assert rewrite.position + len(rewrite.ids) == len(text) <= positions
+    assert all(append.position < positions for append in fed_by(played))
 
 
 def test_main_may_end_before_its_chunks_and_the_answer_ends_with_the_last() -> None:

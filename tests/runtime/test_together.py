@@ -20,7 +20,7 @@ from pasta_decoding.runtime.scheduler import Request, Scheduler
 from tests.law.world import SCHEME
 from tests.runtime.machine import LINES, A, B, C, FakeClock, finish, greedy, machine, request
 from tests.runtime.play import SIZE, VOCABULARY
-from tests.runtime.test_batching import Make, asked, assert_same, llama, prompt_of, scripted
+from tests.runtime.test_batching import Make, asked, assert_same, llama, prompt_of, run, scripted
 from tests.runtime.test_scheduler import breaking
 
 MEMBERS = 3
@@ -54,21 +54,15 @@ def test_answers_are_those_that_each_request_gets_alone_whoever_comes_and_goes(
     make: Make, deeds: list[tuple[str, int]]
 ) -> None:
     engine, scheduler = make()
-    added: dict[int, tuple[int, int]] = {}
-    for deed, number in deeds:
-        if deed == "add":
-            added[scheduler.add(kin(number, 0))] = number, 0
-        elif deed == "together":
-            names = [(number, member) for member in range(MEMBERS)]
-            numbers = scheduler.add_together([kin(*name) for name in names])
-            added |= zip(numbers, names, strict=True)
-        elif deed == "step":
-            for _ in range(number):
-                scheduler.step()
-        elif added:
-            cancelled = list(added)[number % len(added)]
-            scheduler.cancel(cancelled)
-            del added[cancelled]
+
+    def one(number: int) -> dict[int, tuple[int, int]]:
+        return {scheduler.add(kin(number, 0)): (number, 0)}
+
+    def together(number: int) -> dict[int, tuple[int, int]]:
+        names = [(number, member) for member in range(MEMBERS)]
+        return dict(zip(scheduler.add_together([kin(*name) for name in names]), names, strict=True))
+
+    added = run(scheduler, deeds, {"add": one, "together": together})
     for name, answer in zip(added.values(), finish(scheduler, added), strict=True):
         assert_same(answer, alone(make, *name))
     assert engine.cells_in_use == 0

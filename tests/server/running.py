@@ -15,6 +15,7 @@ import openai
 
 from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.server.app import Settings, create_app
+from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.bridge import LocalBackend
 from pasta_decoding.server.listen import http_server, open_socket
 from pasta_decoding.server.metrics import Metrics
@@ -52,7 +53,7 @@ class Running:
 
     port: int
     decoder: Decoder
-    backend: LocalBackend
+    backend: Backend
 
     @property
     def url(self) -> str:
@@ -87,7 +88,7 @@ class Running:
 
     def wait_until_idle(self) -> None:
         """Wait until nothing is held and nobody is waiting; fails if that does not come."""
-        wait_for(lambda: self.backend.load.running == 0)
+        wait_for(lambda: self.backend.intake.load.running == 0)
         wait_for(lambda: self.decoder.engine.cells_in_use == 0)
 
 
@@ -111,6 +112,15 @@ def running(
     """Serve until the block ends; unless told otherwise, load does not change how answers read."""
     metrics = Metrics()
     backend = LocalBackend(decoder, metrics, at_once, queue, Saturation(parallel_up_to))
+    with running_over(backend, metrics, decoder, **settings) as server:
+        yield server
+
+
+@contextmanager
+def running_over(
+    backend: Backend, metrics: Metrics, decoder: Decoder, **settings: Any
+) -> Iterator[Running]:
+    """Serve any backend until the block ends. `decoder` is what its answers are compared with."""
     listener = open_socket("127.0.0.1", 0)
     server = http_server(create_app(backend, metrics, Settings(**{"model": MODEL} | settings)))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

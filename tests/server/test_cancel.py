@@ -46,7 +46,7 @@ def test_a_cancelled_answer_is_freed_within_one_step(decoder: Decoder) -> None:
         engine.permits.release(1)
         await asyncio.to_thread(wait_for, lambda: engine.cells_in_use == 0)
         assert engine.begun == len(engine.steps) == 7
-        assert backend.load.waiting == 0
+        assert backend.intake.load.waiting == 0
         await backend.stop()
 
     asyncio.run(leave_after_some_text())
@@ -73,12 +73,12 @@ def test_a_client_that_leaves_the_queue_is_never_let_in(decoder: Decoder) -> Non
         backend = LocalBackend(slow, Metrics(), at_once=1)
         await backend.start()
         with backend.submit([ask(slow, 60)]) as first, backend.submit([ask(slow, 60)]) as second:
-            assert backend.load.waiting == 1
+            assert backend.intake.load.waiting == 1
             second.close()
             found = [item async for item in first]
             assert isinstance(found[-1], Ended)
         await asyncio.to_thread(wait_for, lambda: slow.engine.cells_in_use == 0)
-        assert backend.load.running == 0
+        assert backend.intake.load.running == 0
         await backend.stop()
 
     asyncio.run(leave_while_waiting())

@@ -17,9 +17,10 @@ from peft import PeftModel
 from pasta_decoding.data.dataset import Row
 from pasta_decoding.data.score import takes_blocks
 from pasta_decoding.errors import PastaError
-from pasta_decoding.lang.layout import Layout
+from pasta_decoding.lang.layout import Joining, Layout
 from pasta_decoding.models import binding as bindings
 from pasta_decoding.models.loading import load_base, load_model
+from pasta_decoding.runtime.decoder import torch_decoder
 from pasta_decoding.train.launch import set_attention
 from pasta_decoding.train.metrics import read_metrics
 from pasta_decoding.train.sft import (
@@ -70,6 +71,23 @@ def losses(out: Path) -> list[dict[str, Any]]:
     """What `metrics.jsonl` says, without the clock."""
     lines = read_metrics(out / "metrics.jsonl")
     return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+
+
+def test_an_adapter_for_both_joins_says_so_and_decodes_with_both(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    config = replace(CONFIG, joins=(Joining.kv, Joining.text), max_steps=1)
+    said: list[str] = []
+    adapter = train_sft(
+        config, ROWS, base=tiny_checkpoint.base, out=tmp_path / "run", say=said.append
+    )
+    assert bindings.load(adapter).joins == ("kv", "text")
+    # Four answers, and the stretch behind the one sync as a row of its own.
+    assert any(line.startswith("5 rows, ") for line in said)
+    for joining in Joining:
+        decoder = torch_decoder(tiny_checkpoint.base, adapter, joining=joining)
+        assert decoder.joining is joining
+        assert decoder.trained
 
 
 def files(folder: Path) -> dict[str, bytes]:

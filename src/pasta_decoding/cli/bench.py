@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pasta_decoding.cli.decode import MaxTokens
-from pasta_decoding.cli.engine import Loading, Model, with_loading
+from pasta_decoding.cli.engine import REMOTE_OPTIONS, Loading, Model, with_loading
 from pasta_decoding.cli.files import cache_folder, say
 from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.layout import Joining
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from pasta_decoding.lang.tree import Tree
 
 
-@with_loading
+@partial(with_loading, without=REMOTE_OPTIONS)
 def answers(
     prompts: Annotated[Path, typer.Option(help="JSONL (.gz) with an `instruction` a line.")],
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
@@ -59,6 +60,11 @@ def answers(
         )
     questions = read_questions(prompts)[:limit]
     decoder = loading.decoder()
+    if timed and decoder.joining is Joining.text:
+        raise PastaError(
+            "what a text join feeds again has no bare call to be compared with",
+            hint="Give --timed 0, or --join kv.",
+        )
     plan = Bench(
         decoder,
         max_tokens,

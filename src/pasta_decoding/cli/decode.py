@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pasta_decoding.cli.engine import Loading, with_loading
+from pasta_decoding.cli.engine import EngineName, Loading, with_loading
 from pasta_decoding.cli.files import say
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
     from pasta_decoding.runtime.answer import Answer
-    from pasta_decoding.runtime.decoder import Decoder
     from pasta_decoding.runtime.events import Event
     from pasta_decoding.runtime.scheduler import Request
+    from pasta_decoding.runtime.speaker import Speaker
 
 
 Prompt = Annotated[str, typer.Argument(help="The question; `-` reads it from standard input.")]
@@ -61,7 +61,9 @@ def run(
     rules = Rules(max_tokens=max_tokens, max_threads=max_threads, parallel=not sequential)
     sampling = Sampling(temperature, top_p, top_k, seed)
     question = read_prompt(prompt)
-    decoder = loading.decoder()
+    if trace is not None and loading.engine is EngineName.remote:
+        raise PastaError("servers do not say when they computed what", hint="Leave out --trace.")
+    decoder = loading.speaker()
     request = decoder.request(question, rules, sampling, max_seconds=max_seconds)
     if as_json:
         answer = decoder.answer(request)
@@ -89,7 +91,7 @@ def compare(
 
     sampling = Sampling(temperature, seed=seed)
     question = read_prompt(prompt)
-    decoder = loading.decoder()
+    decoder = loading.speaker()
     warm = decoder.request(question, Rules(max_tokens=8), Sampling())
     decoder.answer(warm)
     answers = {
@@ -118,7 +120,7 @@ def read_prompt(prompt: str) -> str:
     return prompt
 
 
-def write_trace(path: Path, decoder: Decoder, answer: Answer) -> None:
+def write_trace(path: Path, decoder: Speaker, answer: Answer) -> None:
     """Write what each thread did when, whole or not at all."""
     from pasta_decoding.runtime.chrome import chrome_trace
 
@@ -132,7 +134,7 @@ def write_trace(path: Path, decoder: Decoder, answer: Answer) -> None:
         raise PastaError(message, hint="Choose a place that you may write.") from error
 
 
-def stream(decoder: Decoder, request: Request) -> Answer:
+def stream(decoder: Speaker, request: Request) -> Answer:
     """Print the answer in reading order as it comes."""
     from pasta_decoding.runtime.events import Ordered
 
@@ -145,7 +147,7 @@ def stream(decoder: Decoder, request: Request) -> Answer:
     return events.answer
 
 
-def draw(decoder: Decoder, request: Request) -> Answer:
+def draw(decoder: Speaker, request: Request) -> Answer:
     """Draw the threads as live lanes, then print the answer."""
     from rich.console import Console
     from rich.live import Live
@@ -175,7 +177,7 @@ class Pull:
         self.answer = yield from self.source
 
 
-def figures(decoder: Decoder, answer: Answer) -> dict[str, Any]:
+def figures(decoder: Speaker, answer: Answer) -> dict[str, Any]:
     """Return what `--json` prints of one answer."""
     from pasta_decoding.lang.measures import own_speedup
 
@@ -190,10 +192,11 @@ def figures(decoder: Decoder, answer: Answer) -> dict[str, Any]:
         "interventions": answer.overruled,
         "truncated": answer.truncated,
         "wall_s": round(answer.seconds, 3),
+        **({} if answer.trace.sent is None else {"sent": asdict(answer.trace.sent)}),
     }
 
 
-def summary(decoder: Decoder, answer: Answer) -> str:
+def summary(decoder: Speaker, answer: Answer) -> str:
     """Return one line of figures for a person."""
     found = figures(decoder, answer)
     cut = ", cut off at a limit" if found["truncated"] else ""

@@ -8,16 +8,23 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from pasta_decoding.cli.files import base_folder, cache_folder, say
 from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models.loading import DEFAULT_ADAPTER
 
 if TYPE_CHECKING:
     from pasta_decoding.runtime.decoder import Decoder
+    from pasta_decoding.runtime.remote import RemoteDecoder
+    from pasta_decoding.runtime.speaker import Speaker
+
+Told = TypeVar("Told", bound="Speaker")
+REMOTE_OPTIONS = frozenset({"base_url", "remote_key"})
+"""Of no use to commands that need an engine in this process."""
 
 
 class EngineName(StrEnum):
@@ -26,6 +33,7 @@ class EngineName(StrEnum):
     auto = "auto"
     torch = "torch"
     llama = "llama"
+    remote = "remote"
 
 
 class Dtype(StrEnum):
@@ -63,7 +71,30 @@ Model = Annotated[
 Engine = Annotated[
     EngineName,
     typer.Option(
-        help="auto takes torch on a GPU and where llama is not installed or cannot run the model."
+        help="auto takes torch on a GPU and where llama is not installed or cannot run the model; "
+        "remote asks the servers of --base-url, which hold the merged checkpoint."
+    ),
+]
+BaseUrls = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="remote: a server of OpenAI-style completions, such as http://localhost:8000/v1. May "
+        "be repeated: replicas of one model."
+    ),
+]
+RemoteKey = Annotated[
+    str | None,
+    typer.Option(
+        envvar="PASTA_REMOTE_KEY",
+        help="remote: the key that the servers ask for.",
+        show_envvar=True,
+    ),
+]
+Join = Annotated[
+    Joining | None,
+    typer.Option(
+        help="How the main thread comes to see finished chunks: kv joins their keys, text reads "
+        "them again. Else as the checkpoint was trained."
     ),
 ]
 Precision = Annotated[
@@ -88,18 +119,57 @@ class Loading:
     adapter: Adapter = DEFAULT_ADAPTER
     model: Model = None
     engine: Engine = EngineName.auto
+    join: Join = None
     dtype: Precision = Dtype.auto
     quant: Quant = FileType.Q4_0
     context: Context = 8192
     threads: Threads = None
     device: Device = None
+    base_url: BaseUrls = None
+    remote_key: RemoteKey = None
+
+    def speaker(self) -> Decoder | RemoteDecoder:
+        """Load the checkpoint onto the engine, or find the servers that have it."""
+        if self.engine is not EngineName.remote:
+            if self.base_url:
+                raise PastaError("--base-url is for servers", hint="Give --engine remote, too.")
+            return self.decoder()
+        return _told(self._remote(), Joining.text)
 
     def decoder(self) -> Decoder:
         """Load base model and adapter onto the engine."""
+        decoder = self._load()
+        return _told(decoder, decoder.joining)
+
+    def _remote(self) -> RemoteDecoder:
+        from pasta_decoding.runtime.remote import remote_decoder
+
+        if self.model is not None and self.model.suffix == ".gguf":
+            raise PastaError(
+                "the remote engine needs the tokenizer's files",
+                hint="Give --model the folder that is served, or leave it out.",
+            )
+        base, folder = self.folders()
+        named = [self.adapter, *([] if self.model is None else [str(self.model)])]
+        return remote_decoder(
+            base,
+            folder,
+            self.base_url or [],
+            names=[*named, *(Path(name).name for name in named)],
+            api_key=self.remote_key,
+            joining=self.join,
+        )
+
+    def _load(self) -> Decoder:
+        if self.engine is EngineName.remote:
+            raise PastaError(
+                "this command decodes in this process, not on servers",
+                hint="Leave out --engine remote.",
+            )
         from pasta_decoding.models.loading import default_device
         from pasta_decoding.runtime.decoder import llama_decoder, torch_decoder
 
-        size: Any = {"cells": self.context, "threads": self.threads}
+        size: Any = {"cells": self.context, "threads": self.threads, "joining": self.join}
         if self.model is not None and self.model.suffix == ".gguf":
             refuse_beside_gguf(self.adapter, self.engine)
             return llama_decoder(self.model, **size)
@@ -129,6 +199,13 @@ class Loading:
             return EngineName.llama, self.quant.value
         dtype = native_dtype(device) if self.dtype is Dtype.auto else self.dtype.value
         return EngineName.torch, dtype
+
+
+def _told(speaker: Told, joining: Joining) -> Told:
+    """Return the same, after a warning where a checkpoint is used as it was not trained to be."""
+    if not speaker.trained:
+        say(f"the checkpoint was not trained for the join {joining}: expect worse text")
+    return speaker
 
 
 def with_loading(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pasta_decoding.cli.decode import MaxTokens
-from pasta_decoding.cli.engine import Loading, with_loading
+from pasta_decoding.cli.engine import REMOTE_OPTIONS, Loading, with_loading
 from pasta_decoding.cli.files import say
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.loading import DEFAULT_ADAPTER, NO_ADAPTER
@@ -52,7 +52,7 @@ class Chosen:
     label: str
 
 
-@partial(with_loading, without={"adapter"})
+@partial(with_loading, without={"adapter"} | REMOTE_OPTIONS)
 def generate(
     prompts: Annotated[
         Path,
@@ -209,6 +209,8 @@ def describe(loading: Loading) -> dict[str, Any]:
         "context": loading.context,
         "threads": loading.threads,
         "device": loading.device,
+        # Unless it is named, the adapter's digest tells it.
+        **({} if loading.join is None else {"join": loading.join.value}),
     }
 
 

@@ -28,6 +28,7 @@ from pasta_decoding.cli.engine import (
 )
 from pasta_decoding.cli.files import base_folder, say
 from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.layout import Joining
 
 if TYPE_CHECKING:
     from pasta_decoding.runtime.decoder import Decoder
@@ -116,6 +117,7 @@ def preference(
     loading = Loading(
         model=base_folder(model),
         engine=engine,
+        join=Joining.kv,
         dtype=dtype,
         quant=quant,
         context=context,

@@ -11,6 +11,7 @@ import typer
 
 from pasta_decoding.cli.files import base_folder, is_main, say
 from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.layout import Joining
 
 if TYPE_CHECKING:
     from pasta_decoding.train.sft import SftConfig
@@ -60,6 +61,13 @@ def sft(
         Topic | None,
         typer.Option(help="none: leave topics out; else as --start has it, else required."),
     ] = None,
+    join: Annotated[
+        list[Joining] | None,
+        typer.Option(
+            help="How the main thread comes to see chunks; text is for remote engines. May be "
+            "repeated: one adapter for both. Else as --start has it, else kv."
+        ),
+    ] = None,
     epochs: Annotated[int, typer.Option(min=1)] = 3,
     max_steps: Annotated[int | None, typer.Option(min=1, help="Optimiser steps at most.")] = None,
     learning_rate: Annotated[float, typer.Option(min=0)] = 5e-4,
@@ -91,6 +99,7 @@ def sft(
         plain=plain,
         scheme=scheme or (begun.scheme if begun else Scheme.shared_max.value),
         topic=topic or (begun.topic if begun else Topic.required.value),
+        joins=tuple(map(Joining, join or (begun.joins if begun else [Joining.kv]))),
         epochs=epochs,
         max_steps=max_steps,
         learning_rate=learning_rate,

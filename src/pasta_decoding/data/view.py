@@ -5,7 +5,7 @@ Shapes: T tokens of one pack (several answers in a row), L labelled tokens, Q qu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -14,12 +14,14 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from pasta_decoding.lang.layout import (
     ChunkRun,
+    Joining,
     Layout,
     PromiseRun,
     Run,
     Segment,
     SyncRun,
     lay_out,
+    lay_out_rows,
 )
 from pasta_decoding.lang.positions import Scheme
 from pasta_decoding.lang.tree import Chunk, Span, Sync, Tree
@@ -100,13 +102,25 @@ def compile_answer(
     scheme: Scheme,
     end: int,
     max_tokens: int,
-) -> Layout | None:
-    """Lay an annotated answer out behind its prompt; None if not even a part of it fits."""
+    joinings: Collection[Joining] = (Joining.kv,),
+) -> list[Layout]:
+    """Lay an annotated answer out behind its prompt; nothing if not even a part of it fits.
+
+    For each of `joinings`: one layout for `kv`, a row for each stretch between syncs for `text`.
+    The first row is left out where it is how the `kv` layout begins.
+    """
     segments, whole = crop(segments_of(tree, binding, encode), max_tokens - len(prompt))
     if not segments:
-        return None
-    closing = end if whole else None
-    return lay_out(prompt, segments, scheme, async_close=binding.async_close, end=closing)
+        return []
+    closing, close = end if whole else None, binding.async_close
+    laid: list[Layout] = []
+    if Joining.kv in joinings:
+        laid.append(lay_out(prompt, segments, scheme, async_close=close, end=closing))
+    if Joining.text in joinings:
+        rows = lay_out_rows(prompt, segments, async_close=close, end=closing)
+        known = laid and laid[0].position[: len(rows[0].position)] == rows[0].position
+        laid += rows[1:] if known else rows
+    return laid
 
 
 def pack(layouts: Iterable[Layout], max_tokens: int) -> list[list[Layout]]:

@@ -82,7 +82,7 @@ class Bench:
 
     def _time(self, answer: Answer) -> Timing:
         """Time a replay; the engine is warm, it has just answered."""
-        prompt = answer.layout.tokens[: answer.trace.prompt_tokens]
+        prompt = answer.layouts[0].tokens[: answer.trace.prompt_tokens]
         return time_answer(self.decoder, prompt, answer.segments, answer.text, self.bare)
 
 

@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 RESAMPLES = 10_000
+_MAX_COUNTS = 20_000_000
+_MIN_RESAMPLES = 1_000
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -80,7 +82,11 @@ def interval(
 
 @lru_cache(maxsize=1)  # 50 MB at 600 prompts, and a report asks for the same ones again and again
 def resamples(prompts: int, seed: int = 0) -> FloatArray:
-    """Return counts_RP: how often each resample holds each prompt. All that its sums depend on."""
+    """Return counts_RP: how often each resample holds each prompt. All that its sums depend on.
+
+    R is `RESAMPLES`; fewer for more than 2,000 prompts, which would take over 160 MB.
+    """
+    resampled = max(_MIN_RESAMPLES, min(RESAMPLES, _MAX_COUNTS // prompts))
     draw = np.random.default_rng(seed)
-    counts_RP = draw.multinomial(prompts, np.full(prompts, 1 / prompts), size=RESAMPLES)
+    counts_RP = draw.multinomial(prompts, np.full(prompts, 1 / prompts), size=resampled)
     return counts_RP.astype(np.float64)

@@ -97,7 +97,7 @@ def record_of(decoder: Decoder, question: Question, answer: Answer) -> Record:
         prompt_tokens=answer.trace.prefilled_tokens,
         chunks=answer.chunks,
         syncs=answer.annotated.count("<sync/>"),
-        widths=widths_of(answer.layout),
+        widths=widths_of(answer.layouts),
         interventions=answer.overruled,
         repeated_chunks=repeated_chunks(answer.tree),
         truncated_chunks=answer.truncated_chunks,
@@ -125,9 +125,10 @@ def promises_of(answer: Answer) -> tuple[tuple[int, int], ...]:
     )
 
 
-def widths_of(layout: Layout) -> dict[int, int]:
+def widths_of(layouts: Sequence[Layout]) -> dict[int, int]:
     """Return how many steps have how many live threads, at unlimited width."""
-    live = Counter(step for step, _thread in set(zip(layout.step, layout.thread, strict=True)))
+    pairs = {pair for row in layouts for pair in zip(row.step, row.thread, strict=True)}
+    live = Counter(step for step, _thread in pairs)
     return dict(sorted(Counter(width for step, width in live.items() if step).items()))
 
 

@@ -9,16 +9,29 @@ n-th one, from 0, has the ordinal n.
   SYNC that joined it, or the main thread's length if none did.
 - A token sees itself, the earlier tokens of its own thread, and of the other threads those with
   reveal <= its horizon.
+
+That is the `kv` join: nothing is computed again. Under the `text` join an answer is several such
+layouts, *rows*: each SYNC begins a new one, whose prompt is all of the answer so far in reading
+order, ids with their tags. Within a row there is no join; so a row is what an engine can decode
+that knows nothing but causal sequences.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
-from pasta_decoding.lang.positions import Extent, Scheme
+from pasta_decoding.lang.positions import Extent, Scheme, SharedMax
 
 MAIN = 0
+
+
+class Joining(StrEnum):
+    """How main comes to see finished chunks; `pasta.json` lists those of a checkpoint."""
+
+    kv = "kv"
+    text = "text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +116,50 @@ def lay_out(
     A chunk follows its promise directly. `async_close` and `end` are the labels of a chunk's and
     of the main thread's last token; `end` is None for an answer that was cut off.
     """
-    builder = _Builder(scheme, async_close)
+    return _lay_out(prompt, segments, _Builder(scheme, async_close), end)
+
+
+def lay_out_rows(
+    prompt: Sequence[int], segments: Sequence[Segment], *, async_close: int, end: int | None
+) -> tuple[Layout, ...]:
+    """Lay one answer out for the `text` join: one row for each stretch between its syncs.
+
+    A row's copy of what came before is main text, takes one step, that of its SYNC, and carries
+    no loss: SYNC itself is predicted in the row before. Positions count from 0 in every row. An
+    answer without a sync has one row, the same as under the `kv` join with `shared-max`.
+    """
+    rows: list[Layout] = []
+    copy, stretch = tuple(prompt), list[Segment]()
+    builder = _Builder(SharedMax(), async_close)
+    for segment in segments:
+        if not isinstance(segment, SyncRun):
+            stretch.append(segment)
+            continue
+        rows.append(_lay_out(copy, stretch, builder, segment.id))
+        copy += (*in_reading_order(stretch, async_close), segment.id)
+        step = rows[-1].critical_path + 1
+        builder = _Builder(SharedMax(), async_close, first_step=step, threads=builder.threads)
+        stretch = []
+    return (*rows, _lay_out(copy, stretch, builder, end))
+
+
+def in_reading_order(segments: Sequence[Segment], async_close: int) -> tuple[int, ...]:
+    """Return the ids of an answer, or of a part of it, as one sequence with all tags."""
+    ids: list[int] = []
+    for segment in segments:
+        match segment:
+            case SyncRun(token):
+                ids.append(token)
+            case ChunkRun(chunk):
+                ids += [*chunk, async_close]
+            case _:
+                ids += segment.ids
+    return tuple(ids)
+
+
+def _lay_out(
+    prompt: Sequence[int], segments: Sequence[Segment], builder: _Builder, end: int | None
+) -> Layout:
     builder.add_prompt(prompt)
     for segment in segments:
         builder.add(segment)
@@ -125,6 +181,7 @@ class _Row:
 class _Builder:
     scheme: Scheme
     async_close: int
+    first_step: int = 0
     rows: list[_Row] = field(default_factory=list)
     main: list[_Row] = field(default_factory=list)
     open_chunks: list[list[_Row]] = field(default_factory=list)
@@ -135,7 +192,7 @@ class _Builder:
 
     def add_prompt(self, ids: Sequence[int]) -> None:
         for token in ids:
-            self._append_main(token, self.next_position, step=0, chosen=False)
+            self._append_main(token, self.next_position, step=self.first_step, chosen=False)
 
     def add(self, segment: Segment) -> None:
         assert (self.promised is not None) == isinstance(segment, ChunkRun), (

@@ -136,22 +136,31 @@ def describe_base(model: Any, name: str, weights: Mapping[str, Any] | None = Non
 
     weights: its parameters, where `model` itself holds only a shard of them.
     """
-    config = model.config
     parameters = weights or dict(model.named_parameters())
+    return describe_config(model.config, name, _norm_digest(parameters.items()))
+
+
+def describe_config(config: Any, name: str, norms_sha256: str) -> Base:
+    """Return the identity of a base model whose weights are known by this digest."""
     return Base(
         name=name,
         model_type=config.model_type,
         hidden_size=config.hidden_size,
         layers=config.num_hidden_layers,
         vocabulary_size=config.vocab_size,
-        norms_sha256=_norm_digest(parameters.items()),
+        norms_sha256=norms_sha256,
     )
 
 
 def describe(model: Any, tokenizer: Any, binding: Binding, *, name: str) -> Checkpoint:
     """Return the record to be saved beside an adapter trained on `model` with `binding`."""
+    return describe_on(describe_base(model, name), tokenizer, binding)
+
+
+def describe_on(base: Base, tokenizer: Any, binding: Binding) -> Checkpoint:
+    """Return the same for a base model that was described before."""
     texts = {token: tokenizer.convert_ids_to_tokens(token) for token in sorted(binding.ids)}
-    return Checkpoint(describe_base(model, name), binding, texts)
+    return Checkpoint(base, binding, texts)
 
 
 def to_json(checkpoint: Checkpoint) -> str:
@@ -199,7 +208,13 @@ def from_json(text: str, source: str) -> Checkpoint:
 
 def check_match(checkpoint: Checkpoint, model: Any, tokenizer: Any) -> None:
     """Raise PastaError, naming the difference, unless `checkpoint` was trained on this model."""
-    ours, theirs = checkpoint.base, describe_base(model, checkpoint.base.name)
+    check_base(checkpoint, describe_base(model, checkpoint.base.name))
+    check_tokens(checkpoint, tokenizer)
+
+
+def check_base(checkpoint: Checkpoint, theirs: Base) -> None:
+    """Raise PastaError unless `checkpoint` was trained on the base model `theirs`."""
+    ours = checkpoint.base
     for field in fields(Base):
         want, have = getattr(ours, field.name), getattr(theirs, field.name)
         if want != have:
@@ -208,6 +223,10 @@ def check_match(checkpoint: Checkpoint, model: Any, tokenizer: Any) -> None:
                 f"but this model has {field.name} {have}",
                 hint=f"Use it with {ours.name}, or train an adapter for this model.",
             )
+
+
+def check_tokens(checkpoint: Checkpoint, tokenizer: Any) -> None:
+    """Raise PastaError unless the control tokens of `checkpoint` are those of `tokenizer`."""
     for token, text in checkpoint.token_texts.items():
         have_text = tokenizer.convert_ids_to_tokens(token)
         if have_text != text:

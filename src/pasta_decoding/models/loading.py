@@ -92,6 +92,48 @@ def load_model(base: Path, adapter: Path | None, *, dtype: str = "float32") -> L
     return Loaded(merged, tokenizer, checkpoint, _ends(model, tokenizer))
 
 
+def load_metadata(base: Path, adapter: Path | None) -> tuple[Loaded, int, int]:
+    """Load all but the weights; return how many logits and positions the model has, too.
+
+    Raises PastaError for a broken checkpoint or a foreign tokenizer. That it is served by whom it
+    is thought to be cannot be told from here.
+    """
+    checkpoint = None if adapter is None else bindings.load(adapter)
+    source = adapter if adapter is not None and holds_weights(adapter) else base
+    tokenizer, config, generation = _load_configs(source)
+    if checkpoint is None:
+        binding = bindings.bind(tokenizer)
+        described = bindings.describe_config(config, base.name, norms_sha256="")
+        checkpoint = replace(bindings.describe_on(described, tokenizer, binding), joins=())
+    else:
+        bindings.add_missing_tokens(tokenizer, checkpoint)
+        ours = checkpoint.base
+        bindings.check_base(
+            checkpoint, bindings.describe_config(config, ours.name, ours.norms_sha256)
+        )
+        bindings.check_tokens(checkpoint, tokenizer)
+    text = config.get_text_config()
+    vocabulary_size = text.vocab_size
+    if adapter is not None:  # a base model that is served as it is has no tokens added
+        vocabulary_size = max(vocabulary_size, max(checkpoint.binding.ids) + 1)
+    loaded = Loaded(None, tokenizer, checkpoint, _listed_ends(generation, tokenizer))
+    return loaded, vocabulary_size, text.max_position_embeddings
+
+
+def _load_configs(folder: Path) -> tuple[Any, Any, Any]:
+    """Return tokenizer, configuration and generation settings of a model's folder."""
+    from transformers import AutoConfig, GenerationConfig
+
+    tokenizer = load_tokenizer(folder)
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        if (folder / "generation_config.json").is_file():
+            return tokenizer, config, GenerationConfig.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise PastaError(f"the settings in {folder} cannot be loaded: {error}") from error
+    return tokenizer, config, config
+
+
 def _untrained(base: Path, dtype: str) -> Loaded:
     """Load the base model alone. Its control tokens are there to be banned."""
     model, tokenizer = load_base(base, dtype=dtype)
@@ -107,8 +149,12 @@ def holds_weights(adapter: Path) -> bool:
 
 
 def _ends(model: Any, tokenizer: Any) -> frozenset[int]:
-    config = model.generation_config.eos_token_id
-    listed = config if isinstance(config, list) else [config]
+    return _listed_ends(model.generation_config, tokenizer)
+
+
+def _listed_ends(settings: Any, tokenizer: Any) -> frozenset[int]:
+    ends = settings.eos_token_id
+    listed = ends if isinstance(ends, list) else [ends]
     return frozenset({tokenizer.eos_token_id, *listed} - {None})
 
 

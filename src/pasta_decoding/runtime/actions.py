@@ -27,10 +27,11 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class CloseChunk:
-    """`thread` has written its chunk. Its branch stays until main joins it, or ends."""
+    """`thread` has written its chunk. `kept`: its branch stays until main joins it, or ends."""
 
     thread: int
     truncated: bool
+    kept: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,24 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
+class Rewrite:
+    """The `text` join: main sees the chunks of `threads` from now on, as text in reading order.
+
+    It goes on with what `first`, the first of them, sees at its end: up to there, that is the
+    reading order. `ids`, SYNC the last of them, follow from `position`. Main's own branch ends.
+    """
+
+    threads: tuple[int, ...]
+    first: int
+    ids: tuple[int, ...]
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """Nothing more will be written; every branch ends."""
 
     truncated: bool
 
 
-Action = Append | Fork | CloseChunk | Join | Finish
+Action = Append | Fork | CloseChunk | Join | Rewrite | Finish

@@ -13,6 +13,7 @@ from itertools import takewhile
 from pasta_decoding.engines.base import Engine
 from pasta_decoding.engines.pool import Limits
 from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.layout import Joining
 from pasta_decoding.runtime.request import Request
 
 DEFAULT_MAX_PAIRS = 2**22
@@ -39,11 +40,18 @@ class Load:
         return self.cells * self.branches
 
 
-def load_of(request: Request, *, shared_tokens: int = 0) -> Load:
-    """Return the most that `request` may come to beyond prompt tokens that others hold."""
+def load_of(request: Request, *, shared_tokens: int = 0, joining: Joining = Joining.kv) -> Load:
+    """Return the most that `request` may come to beyond prompt tokens that others hold.
+
+    Under the `text` join every token of the answer may be fed once more, and a closing a chunk.
+    """
     rules = request.rules
-    chunk_branches = min(rules.max_chunks, rules.max_threads) if rules.parallel else 0
-    return Load(len(request.prompt) - shared_tokens + rules.max_tokens, 1 + chunk_branches)
+    cells = len(request.prompt) - shared_tokens + rules.max_tokens
+    if not rules.parallel:
+        return Load(cells, branches=1)
+    if joining is Joining.text:
+        cells += rules.max_tokens + rules.max_chunks
+    return Load(cells, branches=1 + min(rules.max_chunks, rules.max_threads))
 
 
 def shared_beginning(requests: Sequence[Request]) -> int:
@@ -59,15 +67,15 @@ def shared_beginning(requests: Sequence[Request]) -> int:
     return sum(1 for _ in alike)
 
 
-def loads_of(requests: Sequence[Request]) -> list[Load]:
+def loads_of(requests: Sequence[Request], joining: Joining = Joining.kv) -> list[Load]:
     """Return the load of each of some requests that share the beginning of their prompts.
 
     What they share counts for the first one.
     """
     shared_tokens = shared_beginning(requests)
     first, *others = requests
-    rest = [load_of(one, shared_tokens=shared_tokens) for one in others]
-    return [load_of(first), *rest]
+    rest = [load_of(one, shared_tokens=shared_tokens, joining=joining) for one in others]
+    return [load_of(first, joining=joining), *rest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +88,18 @@ class Admission:
 
     engine: Engine
     max_pairs: int | None
+    joining: Joining = Joining.kv
+
+    def loads_of(self, requests: Sequence[Request]) -> list[Load]:
+        """Return the load of each of some requests that are let in together."""
+        return loads_of(requests, self.joining)
 
     def check(self, request: Request) -> None:
         """Raise PastaError if `request` could not be answered even alone."""
-        if not request.prompt:
-            raise PastaError("the prompt is empty", hint="Give at least one token of prompt.")
-        self._check_tokens(request, self.engine.max_positions, "the model's", "positions")
-        self._check_tokens(request, self.engine.max_cells, "the engine's", "cells")
-        self._check_branches(load_of(request))
-        limits = Limits(self.engine.vocabulary_size, self.engine.max_positions)
-        limits.check(request.prompt, range(len(request.prompt)))
+        check_fits(request, Limits(self.engine.vocabulary_size, self.engine.max_positions))
+        load = load_of(request, joining=self.joining)
+        _check_tokens(request, load.cells, self.engine.max_cells, "the engine's", "cells")
+        self._check_branches(load)
 
     def check_together(self, load: Load) -> None:
         """Raise PastaError if requests that must be let in together never could be."""
@@ -118,13 +128,26 @@ class Admission:
                 hint="Allow fewer threads or fewer chunks.",
             )
 
-    def _check_tokens(self, request: Request, most: int | None, whose: str, what: str) -> None:
-        if not _within(load_of(request).cells, most):
-            raise PastaError(
-                f"a prompt of {len(request.prompt)} tokens and an answer of up to "
-                f"{request.rules.max_tokens} do not fit {whose} {most} {what}",
-                hint="Use a shorter prompt, or allow fewer tokens for the answer.",
-            )
+
+def check_fits(request: Request, limits: Limits) -> None:
+    """Raise PastaError unless a model with these limits can read `request` and answer it."""
+    if not request.prompt:
+        raise PastaError("the prompt is empty", hint="Give at least one token of prompt.")
+    tokens = load_of(request).cells
+    _check_tokens(request, tokens, limits.max_positions, "the model's", "positions")
+    limits.check(request.prompt, range(len(request.prompt)))
+
+
+def _check_tokens(request: Request, tokens: int, most: int | None, whose: str, what: str) -> None:
+    if not _within(tokens, most):
+        answer = f"an answer of up to {request.rules.max_tokens}"
+        if tokens > load_of(request).cells:
+            answer += f", fed again by text joins ({tokens} in all),"
+        raise PastaError(
+            f"a prompt of {len(request.prompt)} tokens and {answer} do not fit {whose} {most} "
+            f"{what}",
+            hint="Use a shorter prompt, or allow fewer tokens for the answer.",
+        )
 
 
 def _within(number: int, most: int | None) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pasta_decoding.lang.layout import ChunkRun, Layout, Segment, lay_out
+from pasta_decoding.lang.layout import ChunkRun, Joining, Layout, Segment, lay_out, lay_out_rows
 from pasta_decoding.lang.tree import Tree, show, strip
+from pasta_decoding.runtime.account import Account
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.text import tree_of
@@ -17,7 +18,8 @@ class Answer:
     """One answer as decoding left it.
 
     segments:         its token ids, in reading order, as training would see them.
-    layout:           thread, position and visibility of every token, prompt included.
+    layouts:          thread, position and visibility of every token, prompt included; several
+                      rows under the `text` join, else one.
     overruled:        how often a constraint overruled the model (`interventions`).
     truncated_chunks: chunks that a limit closed.
     truncated:        whether any limit ended a chunk or the answer.
@@ -29,7 +31,7 @@ class Answer:
     """
 
     segments: tuple[Segment, ...]
-    layout: Layout
+    layouts: tuple[Layout, ...]
     tree: Tree
     trace: Trace
     events: tuple[Event, ...]
@@ -42,6 +44,12 @@ class Answer:
     fed_tokens: int
     seconds: float
     queue_s: float
+
+    @property
+    def layout(self) -> Layout:
+        """The one row of an answer under the `kv` join."""
+        (layout,) = self.layouts
+        return layout
 
     @property
     def text(self) -> str:
@@ -61,35 +69,25 @@ class Answer:
     @property
     def critical_path(self) -> int:
         """Forward steps after the prefill that the answer needs at unlimited width."""
-        return self.layout.critical_path
+        return self.layouts[-1].critical_path
 
 
 def conclude(
-    prompt: tuple[int, ...],
-    interpreter: Interpreter,
-    trace: Trace,
-    events: tuple[Event, ...],
-    *,
-    event_s: tuple[float, ...],
-    first_token_s: float | None,
-    overruled: int,
-    seconds: float,
-    queue_s: float,
+    prompt: tuple[int, ...], account: Account, trace: Trace, *, seconds: float, queue_s: float
 ) -> Answer:
     """Make the answer of a finished interpreter."""
-    vocabulary = interpreter.vocabulary
-    segments = tuple(interpreter.segments)
+    interpreter = account.interpreter
+    vocabulary, segments = interpreter.vocabulary, tuple(interpreter.segments)
     end = None if interpreter.cut_off else min(vocabulary.ends)
-    close = vocabulary.binding.async_close
     return Answer(
         segments=segments,
-        layout=lay_out(prompt, segments, interpreter.scheme, async_close=close, end=end),
+        layouts=_layouts(prompt, segments, interpreter, end),
         tree=tree_of(segments, vocabulary),
         trace=trace,
-        events=events,
-        event_s=event_s,
-        first_token_s=first_token_s,
-        overruled=overruled,
+        events=tuple(account.events),
+        event_s=tuple(account.event_s),
+        first_token_s=account.first_token_s,
+        overruled=account.overruled,
         truncated_chunks=sum(isinstance(s, ChunkRun) and not s.closed for s in segments),
         truncated=interpreter.truncated,
         hit_limit=interpreter.hit_limit,
@@ -97,3 +95,15 @@ def conclude(
         seconds=seconds,
         queue_s=queue_s,
     )
+
+
+def _layouts(
+    prompt: tuple[int, ...],
+    segments: tuple[Segment, ...],
+    interpreter: Interpreter,
+    end: int | None,
+) -> tuple[Layout, ...]:
+    close = interpreter.vocabulary.binding.async_close
+    if interpreter.joining is Joining.text:
+        return lay_out_rows(prompt, segments, async_close=close, end=end)
+    return (lay_out(prompt, segments, interpreter.scheme, async_close=close, end=end),)

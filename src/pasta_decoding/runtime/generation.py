@@ -8,15 +8,14 @@ from typing import NamedTuple
 
 from pasta_decoding.engines.base import Branch, Engine, Feed, FloatArray
 from pasta_decoding.lang.layout import MAIN
-from pasta_decoding.runtime.actions import Action, Append, CloseChunk, Finish, Fork, Join
+from pasta_decoding.runtime.account import Account
+from pasta_decoding.runtime.actions import Action, Append, CloseChunk, Fork, Join, Rewrite
 from pasta_decoding.runtime.admission import Load
 from pasta_decoding.runtime.answer import Answer, conclude
-from pasta_decoding.runtime.events import Closed, Delta, Event, Finished, Opened, Synced
+from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.text import ThreadText
 from pasta_decoding.runtime.trace import Trace
-from pasta_decoding.runtime.vocabulary import Vocabulary
 
 
 class Row(NamedTuple):
@@ -35,6 +34,10 @@ class Generation:
     family:   all that share the beginning of their prompts, itself included. The first feeds it;
               the others are forked off it there.
     shared_tokens: how long that beginning is.
+    unfed:    what main is to be fed before it writes: of the prompt, or of what a text join
+              rewrites, while no other thread writes.
+    prefilled_tokens: and where that goes on.
+    rewrite_s: what a text join took up to now; None while there is none.
     branches: those of the live threads; none before it is opened and after its end.
     finished: the branch that sees what finished chunks wrote, until main joins it. One for all of
               them: an engine may have few branches.
@@ -49,32 +52,24 @@ class Generation:
     family: Sequence[Generation] = ()
     shared_tokens: int = 0
     opened_s: float | None = None
+    unfed: tuple[int, ...] = ()
     prefilled_tokens: int = 0
+    rewrite_s: float | None = None
     branches: dict[int, Branch] = field(default_factory=dict)
     finished: Branch | None = None
-    texts: dict[int, ThreadText] = field(default_factory=dict)
     feeds: list[Row] = field(default_factory=list)
-    chosen: dict[int, int] = field(default_factory=dict)
-    overruled: int = 0
-    events: list[Event] = field(default_factory=list)
-    event_s: list[float] = field(default_factory=list)
-    first_token_s: float | None = None
-    drained_events: int = 0
     answer: Answer | None = None
     error: BaseException | None = None
+    account: Account = field(init=False)
 
     def __post_init__(self) -> None:
-        self.texts[MAIN] = ThreadText(self._vocabulary.decode)
+        self.unfed = self.request.prompt
+        self.account = Account(self.interpreter, self.added_s)
 
     @property
     def is_over(self) -> bool:
         """Whether there is an answer, or an error in its place."""
         return self.answer is not None or self.error is not None
-
-    @property
-    def unfed_prompt_tokens(self) -> int:
-        """Prompt tokens that are still to be fed."""
-        return len(self.request.prompt) - self.prefilled_tokens
 
     @property
     def is_first(self) -> bool:
@@ -83,14 +78,10 @@ class Generation:
 
     @property
     def next_prompt_tokens(self) -> int:
-        """Prompt tokens that may be fed in one go: others are forked off where theirs differ."""
+        """How much of `unfed` may go at once: others are forked off where their prompts differ."""
         if self.prefilled_tokens < self.shared_tokens:
             return self.shared_tokens - self.prefilled_tokens
-        return self.unfed_prompt_tokens
-
-    @property
-    def _vocabulary(self) -> Vocabulary:
-        return self.interpreter.vocabulary
+        return len(self.unfed)
 
     # From the queue to the end
 
@@ -103,14 +94,27 @@ class Generation:
         self.fork_family()
 
     def take_prompt(self, tokens: int) -> Row:
-        """Return the next `tokens` of the prompt as a feed; the last one wants logits."""
-        first, end = self.prefilled_tokens, self.prefilled_tokens + tokens
-        self.prefilled_tokens = end
-        self.trace.prefilled_tokens += tokens
-        ids, positions = self.request.prompt[first:end], tuple(range(first, end))
-        is_last = end == len(self.request.prompt)
-        feed = Feed((self.branches[MAIN],), ids, positions, wants_logits=is_last)
+        """Return the next `tokens` of `unfed` as a feed; the last one wants logits."""
+        ids, self.unfed = self.unfed[:tokens], self.unfed[tokens:]
+        positions = tuple(range(self.prefilled_tokens, self.prefilled_tokens + tokens))
+        self.prefilled_tokens += tokens
+        if self.rewrite_s is None:
+            self.trace.prefilled_tokens += tokens
+        else:
+            self.trace.rewrite(MAIN, ids, positions)
+        feed = Feed((self.branches[MAIN],), ids, positions, wants_logits=not self.unfed)
         return Row(self, MAIN, feed)
+
+    def end_prompt(self, cells: int, seconds: float) -> None:
+        """Note what the pass took that fed some of `unfed`, with `cells` in use before it."""
+        if self.rewrite_s is None:
+            self.trace.prefill_s += seconds
+            self.fork_family()
+            return
+        self.rewrite_s += seconds
+        if not self.unfed:
+            self.trace.end_step(cells, self.rewrite_s)
+            self.rewrite_s = None
 
     def fork_family(self) -> None:
         """Let the others of its family go on where their prompts part from its own."""
@@ -120,6 +124,7 @@ class Generation:
             if one is not self and not one.is_over:
                 one.branches[MAIN] = self.engine.fork(self.branches[MAIN])
                 one.prefilled_tokens = self.shared_tokens
+                one.unfed = one.unfed[self.shared_tokens :]
 
     def take_feeds(self) -> list[Row]:
         """Return what the coming step feeds, and put it on record."""
@@ -130,19 +135,15 @@ class Generation:
 
     def choose(self, thread: int, logits_V: FloatArray) -> None:
         """Choose the next token of `thread`, and do what follows from it."""
-        index = self.chosen.get(thread, 0)
-        self.chosen[thread] = index + 1
+        index = self.account.chosen.get(thread, 0)
         allowed = self.interpreter.constraint(thread)
         choice = self.request.chooser.choose(thread, index, logits_V, allowed)
-        self.overruled += choice.overruled or self._is_end_in_chunk(thread, choice.token)
+        self.account.note(thread, choice)
         self._apply(self.interpreter.on_token(thread, choice.token))
 
     def stamp(self, now_s: float) -> None:
         """Note when the events came that are new."""
-        elapsed_s = now_s - self.added_s
-        if self.first_token_s is None and self.chosen:
-            self.first_token_s = elapsed_s
-        self.event_s += [elapsed_s] * (len(self.events) - len(self.event_s))
+        self.account.stamp(now_s)
 
     def stop(self) -> None:
         """Let the answer be what there is of it."""
@@ -155,12 +156,8 @@ class Generation:
         self.stamp(now_s)
         self.answer = conclude(
             self.request.prompt,
-            self.interpreter,
+            self.account,
             self.trace,
-            tuple(self.events),
-            event_s=tuple(self.event_s),
-            first_token_s=self.first_token_s,
-            overruled=self.overruled,
             seconds=now_s - self.added_s,
             queue_s=(now_s if self.opened_s is None else self.opened_s) - self.added_s,
         )
@@ -174,9 +171,7 @@ class Generation:
 
     def drain_events(self) -> list[Event]:
         """Return the events since the last call."""
-        coming = self.events[self.drained_events :]
-        self.drained_events = len(self.events)
-        return coming
+        return self.account.drain()
 
     def _close(self) -> None:
         waiting = [one for one in self.family if not (one.branches or one.is_over)]
@@ -196,29 +191,27 @@ class Generation:
             match action:
                 case Append():
                     self._feed(action, (action.thread,))
-                    self._say(action.thread, action.token)
-                case Fork(thread, closing, opening, topic, promised):
+                case Fork(thread, closing, opening):
                     self.branches[thread] = self.engine.fork(self.branches[MAIN])
-                    self.texts[thread] = ThreadText(self._vocabulary.decode, keep_edge=True)
                     self._feed(closing, (MAIN, thread))
                     self._feed(opening, (thread,))
-                    self.events += [*self._rest(MAIN), Opened(thread, topic, promised)]
-                case CloseChunk(thread, truncated):
-                    self._keep_until_join(self.branches.pop(thread))
-                    self.events += [*self._rest(thread), Closed(thread, truncated)]
-                case Join(threads):
+                case CloseChunk(thread, _, kept):
+                    self._end_branch(self.branches.pop(thread), kept=kept)
+                case Join():
                     self._join_finished()
-                    self.events += [*self._rest(MAIN), Synced(threads)]
-                case Finish(truncated):
-                    self.events += [*self._rest(MAIN), Finished(truncated)]
+                case Rewrite(_, _, ids, position):
+                    self._rewrite(ids, position)
+            self.account.tell(action)
 
     def _feed(self, append: Append, threads: tuple[int, ...]) -> None:
         branches = tuple(self.branches[thread] for thread in threads)
         feed = Feed(branches, (append.token,), (append.position,))
         self.feeds.append(Row(self, append.thread, feed))
 
-    def _keep_until_join(self, branch: Branch) -> None:
-        if self.finished is None:
+    def _end_branch(self, branch: Branch, *, kept: bool) -> None:
+        if not kept:
+            self.engine.close(branch)
+        elif self.finished is None:
             self.finished = branch
         else:
             self.engine.join(self.finished, [branch])
@@ -228,15 +221,8 @@ class Generation:
             self.engine.join(self.branches[MAIN], [self.finished])
             self.finished = None
 
-    def _say(self, thread: int, token: int) -> None:
-        if token in self._vocabulary.binding.ids or self.interpreter.in_topic(thread):
-            return
-        if text := self.texts[thread].add(token):
-            self.events.append(Delta(thread, text))
-
-    def _rest(self, thread: int) -> list[Event]:
-        text = self.texts[thread].end()
-        return [Delta(thread, text)] if text else []
-
-    def _is_end_in_chunk(self, thread: int, token: int) -> bool:
-        return thread != MAIN and token in self._vocabulary.ends
+    def _rewrite(self, ids: tuple[int, ...], position: int) -> None:
+        assert self.finished is not None, "the first chunk's branch is kept for this"
+        self.engine.close(self.branches[MAIN])
+        self.branches[MAIN], self.finished = self.finished, None
+        self.unfed, self.prefilled_tokens, self.rewrite_s = ids, position, 0.0

@@ -7,15 +7,25 @@ so that what comes out is always well formed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 import numpy as np
 
-from pasta_decoding.lang.layout import MAIN, ChunkRun, PromiseRun, Run, Segment, SyncRun
+from pasta_decoding.lang.layout import (
+    MAIN,
+    ChunkRun,
+    Joining,
+    PromiseRun,
+    Run,
+    Segment,
+    SyncRun,
+    in_reading_order,
+)
 from pasta_decoding.lang.positions import Extent, Scheme
 from pasta_decoding.lang.tree import MAX_TOPIC_WORDS, valid_topic
-from pasta_decoding.runtime.actions import Action, Append, CloseChunk, Finish, Fork, Join
+from pasta_decoding.runtime.actions import Action, Append, CloseChunk, Finish, Fork, Join, Rewrite
 from pasta_decoding.runtime.rules import NOTHING, Constraint, Rules
 from pasta_decoding.runtime.vocabulary import FRAGMENT, Ids, Vocabulary, fold_topic
 
@@ -46,7 +56,9 @@ class Interpreter:
     """One answer: `constraint` says what a thread may write, `on_token` what follows from it.
 
     max_positions: how many the model has; None for any number. They suffice for all tokens, but
-                   a scheme may leave positions out: no promise is made that could use them up.
+                   a scheme may leave positions out, and the `text` join feeds the closings of
+                   chunks, too: no promise is made that could use them up.
+    joining:       how main comes to see chunks. `text` goes with the scheme `shared-max`.
     """
 
     vocabulary: Vocabulary
@@ -54,6 +66,7 @@ class Interpreter:
     rules: Rules
     prompt_tokens: int
     max_positions: int | None = None
+    joining: Joining = Joining.kv
     segments: list[Segment] = field(default_factory=list)
     fed_tokens: int = 0
     topics: list[str] = field(default_factory=list)
@@ -85,6 +98,14 @@ class Interpreter:
     def in_topic(self, thread: int) -> bool:
         """Is `thread` writing a topic, which is not text of the answer?"""
         return thread == MAIN and self._state is _Main.IN_TOPIC
+
+    def most_tokens(self, thread: int) -> int:
+        """Return how many tokens `thread` can write at most until a limit ends it; at least one."""
+        left = self._remaining
+        if thread != MAIN:
+            chunk = self._chunks[thread - 1]
+            left = min(left, self._chunk_limit(chunk) - len(chunk.ids) + 1)
+        return max(1, left)
 
     # What may come next
 
@@ -178,6 +199,9 @@ class Interpreter:
         """Would every token of the budget still find a position behind the longest promise?"""
         if self.max_positions is None:
             return True
+        if self.joining is Joining.text:
+            closings = len(self._chunks) + 1
+            return self.prompt_tokens + self.rules.max_tokens + closings <= self.max_positions
         longest = max(self.vocabulary.binding.promise_close)
         skipped = self.scheme.main_next(self._position, longest) - (self._position + 1)
         left = self.rules.max_tokens - self.fed_tokens
@@ -238,7 +262,9 @@ class Interpreter:
         self.truncated |= not chunk.closed
         self.hit_limit |= self._remaining <= 0
         self._store(chunk)
-        closing = CloseChunk(chunk.thread, truncated=not chunk.closed)
+        # A text join goes on with the branch of the first chunk and needs no other.
+        kept = self.joining is Joining.kv or chunk is self._unjoined[0]
+        closing = CloseChunk(chunk.thread, truncated=not chunk.closed, kept=kept)
         return [closing, *self._sync_if_ready(), *self._finish_if_done()]
 
     def _fork(self, close: int) -> Fork:
@@ -265,16 +291,28 @@ class Interpreter:
     def _sync_if_ready(self) -> list[Action]:
         if self._state is not _Main.WAITING or any(chunk.running for chunk in self._unjoined):
             return []
-        joined = tuple(chunk.thread for chunk in self._unjoined)
-        extents = [
-            Extent(chunk.first, chunk.next_position - 1, chunk.promised) for chunk in self._unjoined
-        ]
-        self._unjoined.clear()
-        self._position = self.scheme.sync(self._position, extents)
-        sync = self.vocabulary.binding.sync
-        self.segments.append(SyncRun(sync))
+        chunks, self._unjoined = self._unjoined, []
+        actions = self._join(chunks) if self.joining is Joining.kv else self._rewrite(chunks)
+        self.segments.append(SyncRun(self.vocabulary.binding.sync))
         self._state = _Main.WRITING
-        return [Join(joined), self._feed_main(sync)]
+        return actions
+
+    def _join(self, chunks: Sequence[_Chunk]) -> list[Action]:
+        extents = [Extent(chunk.first, chunk.next_position - 1, chunk.promised) for chunk in chunks]
+        self._position = self.scheme.sync(self._position, extents)
+        joined = tuple(chunk.thread for chunk in chunks)
+        return [Join(joined), self._feed_main(self.vocabulary.binding.sync)]
+
+    def _rewrite(self, chunks: Sequence[_Chunk]) -> list[Action]:
+        binding, first = self.vocabulary.binding, chunks[0]
+        behind = self.segments[self._slots[first.thread - 1] + 1 :]
+        rest = in_reading_order(behind, binding.async_close)
+        ids = (binding.async_close, *rest, binding.sync)
+        position = first.next_position
+        self._position = position + len(ids)
+        self.fed_tokens += 1  # the others are counted where they were written
+        joined = tuple(chunk.thread for chunk in chunks)
+        return [Rewrite(joined, first.thread, ids, position)]
 
     def _end_main(self, *, truncated: bool) -> list[Action]:
         self._end_run()

@@ -50,6 +50,12 @@ class Constraint:
     instead: Ids | None = None
     forced: bool = False
 
+    def admits(self, token: int) -> bool:
+        """May `token` stand here?"""
+        if self.only is not None:
+            return bool(np.any(self.only == token))
+        return not np.any(self.banned == token)
+
     @classmethod
     def force(cls, ids: Sequence[int]) -> Constraint:
         """Allow only `ids`: a limit leaves no other choice."""

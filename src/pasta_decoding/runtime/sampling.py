@@ -59,6 +59,11 @@ class Sampling:
         if self.seed < 0:
             raise PastaError(f"seed {self.seed} is not at least 0")
 
+    @property
+    def greedy(self) -> bool:
+        """Is there nothing to draw?"""
+        return self.temperature < GREEDY_BELOW
+
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
@@ -69,8 +74,7 @@ class Sampler:
 
     def choose(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
         """See `Chooser`. What is overruled is the choice among all tokens with the same noise."""
-        greedy = self.sampling.temperature < GREEDY_BELOW
-        score_V = logits_V if greedy else self._scores(thread, index, logits_V)
+        score_V = logits_V if self.sampling.greedy else self._scores(thread, index, logits_V)
         wanted = int(score_V.argmax())
         token = best_allowed(score_V, allowed)
         return Choice(token, overruled=token != wanted and not allowed.forced)

@@ -14,12 +14,12 @@ from itertools import count
 
 from pasta_decoding.engines.base import Engine
 from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import Scheme
 from pasta_decoding.runtime.admission import (
     DEFAULT_MAX_PAIRS,
     Admission,
     Load,
-    loads_of,
     shared_beginning,
 )
 from pasta_decoding.runtime.answer import Answer
@@ -36,7 +36,8 @@ __all__ = ["Request", "Scheduler"]
 class Scheduler:
     """Answers any number of requests at once over one engine. Not for several threads.
 
-    prefill_tokens: most prompt tokens a step.
+    prefill_tokens: most prompt tokens a step, and most of those that text joins rewrite.
+    joining:        how answers join their chunks; see `Interpreter`.
     max_pairs:      see `Admission`: cells times branches of the requests decoded together.
     """
 
@@ -47,6 +48,7 @@ class Scheduler:
         scheme: Scheme,
         *,
         prefill_tokens: int = 256,
+        joining: Joining = Joining.kv,
         max_pairs: int | None = DEFAULT_MAX_PAIRS,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -55,7 +57,8 @@ class Scheduler:
         self._vocabulary = vocabulary
         self._scheme = scheme
         self._prefill_tokens = prefill_tokens
-        self._admission = Admission(engine, max_pairs)
+        self._joining = joining
+        self._admission = Admission(engine, max_pairs, joining)
         self._clock = clock
         self._numbers = count()
         self._generations: dict[int, Generation] = {}
@@ -73,7 +76,7 @@ class Scheduler:
     @property
     def live_threads(self) -> int:
         """How many threads write in the next step, those of all requests together."""
-        decoding = [one for one in self._running() if one.unfed_prompt_tokens == 0]
+        decoding = [one for one in self._running() if not one.unfed]
         return sum(len(generation.interpreter.writing) for generation in decoding)
 
     def check(self, request: Request) -> None:
@@ -95,7 +98,7 @@ class Scheduler:
         """
         for request in requests:
             self.check(request)
-        loads = loads_of(requests)
+        loads = self._admission.loads_of(requests)
         self._admission.check_together(sum(loads[1:], loads[0]))
         now_s = self._clock()
         family = [self._generation(*one, now_s) for one in zip(requests, loads, strict=True)]
@@ -114,6 +117,7 @@ class Scheduler:
             request.rules,
             prompt_tokens,
             self._engine.max_positions,
+            self._joining,
         )
         return Generation(request, self._engine, interpreter, Trace(prompt_tokens), load, now_s)
 
@@ -191,7 +195,7 @@ class Scheduler:
 
     def _decode(self) -> None:
         """Feed every live thread its last token, and choose the next one."""
-        live = [one for one in self._running() if one.unfed_prompt_tokens == 0]
+        live = [one for one in self._running() if not one.unfed]
         cells = self._engine.cells_in_use
         seconds = self._forward([row for generation in live for row in generation.take_feeds()])
         for generation in live:
@@ -200,8 +204,10 @@ class Scheduler:
     def _prefill(self) -> None:
         """Feed the oldest prompts, a piece of each, as many as `prefill_tokens` allow.
 
-        Where a prompt is cut depends on its own length alone.
+        Where a prompt is cut depends on its own length alone. What a text join rewrites is fed
+        like a prompt: it may be as long.
         """
+        cells = self._engine.cells_in_use
         rows: list[Row] = []
         left = self._prefill_tokens
         for generation in self._running():
@@ -215,8 +221,7 @@ class Scheduler:
                 left -= tokens
         seconds = self._forward(rows)
         for row in rows:
-            row.generation.trace.prefill_s += seconds
-            row.generation.fork_family()
+            row.generation.end_prompt(cells, seconds)
 
     def _forward(self, rows: Sequence[Row]) -> float:
         """Make one forward pass and choose where logits come; return the seconds it took."""

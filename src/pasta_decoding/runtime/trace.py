@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from pasta_decoding.engines.remote import Sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +39,28 @@ class Trace:
     prefilled_tokens: tokens of its prompt that were fed for it; a beginning that it shares with
         others counts for the first of them only.
     prefill_s: what the passes took that fed its prompt.
+    rewritten_tokens: tokens that text joins fed, most of them for the second time. Each join is one
+        step, in however many passes.
+    sent: what was asked of servers; None of an engine in this process.
     """
 
     prompt_tokens: int
     prefilled_tokens: int = 0
     prefill_s: float = 0.0
+    rewritten_tokens: int = 0
+    sent: Sent | None = None
     fed: list[Fed] = field(default_factory=list)
     steps: list[StepTime] = field(default_factory=list)
 
     def feed(self, thread: int, token: int, position: int) -> None:
         """Record a token of the step that is about to be made."""
         self.fed.append(Fed(len(self.steps) + 1, thread, token, position))
+
+    def rewrite(self, thread: int, ids: Sequence[int], positions: Sequence[int]) -> None:
+        """Record tokens that a text join is about to feed."""
+        self.rewritten_tokens += len(ids)
+        for token, position in zip(ids, positions, strict=True):
+            self.feed(thread, token, position)
 
     def end_step(self, cells: int, seconds: float) -> None:
         """Record the step that was made."""

@@ -90,7 +90,7 @@ def openai_routes(backend: Backend, settings: Settings) -> APIRouter:
         id=settings.model,
         created=int(time.time()),
         owned_by="pasta",
-        max_model_len=backend.max_tokens,
+        max_model_len=backend.intake.max_tokens,
     )
 
     @router.post("/chat/completions", responses=_replies(schema.ChatCompletion, schema.ChatChunk))
@@ -99,7 +99,7 @@ def openai_routes(backend: Backend, settings: Settings) -> APIRouter:
         desk.check_model(body.model)
         limit = body.limit or settings.answer_tokens
         messages = [Message(_role(message.role), message.text) for message in body.messages]
-        return desk.answer(body, ChatForm(), [backend.chat_prompt(messages, limit)], limit)
+        return desk.answer(body, ChatForm(), [backend.intake.chat_prompt(messages, limit)], limit)
 
     @router.post("/completions", responses=_replies(schema.TextCompletion, schema.TextChunk))
     async def complete(body: schema.CompletionRequest) -> Response:
@@ -107,7 +107,7 @@ def openai_routes(backend: Backend, settings: Settings) -> APIRouter:
         desk.check_model(body.model)
         limit = body.limit or settings.answer_tokens
         prompts = [
-            backend.text_prompt(prompt, limit) if isinstance(prompt, str) else tuple(prompt)
+            backend.intake.text_prompt(prompt, limit) if isinstance(prompt, str) else tuple(prompt)
             for prompt in body.prompts
         ]
         return desk.answer(body, TextForm(), prompts, limit)
@@ -148,7 +148,7 @@ class _Desk:
         asks = _asks(body, prompts, limit)
         prompt_tokens = sum(map(len, prompts))
         reply = Reply(
-            form, self.settings.model, len(asks), prompt_tokens, self.backend.plain_tokens
+            form, self.settings.model, len(asks), prompt_tokens, self.backend.intake.plain_tokens
         )
         answers = self.backend.submit(asks)
         if body.stream:
@@ -170,7 +170,7 @@ def other_routes(backend: Backend, metrics: Metrics) -> APIRouter:
     @router.get("/health", response_model=schema.Health, responses={503: {"model": schema.Health}})
     async def health(response: Response) -> schema.Health:
         """Say whether the engine lives."""
-        load = backend.load
+        load = backend.intake.load
         response.status_code = 200 if backend.alive else 503
         return schema.Health(
             status="ok" if backend.alive else "failed", running=load.running, waiting=load.waiting

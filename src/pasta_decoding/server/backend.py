@@ -1,7 +1,7 @@
 """What stands behind the server: something that writes answers, many at once, asynchronously.
 
 The application knows no more of an engine than this. `bridge.LocalBackend` runs one in this
-process; a remote one has only to be asynchronous, too.
+process, `remote.RemoteBackend` asks servers that have one.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
-from pasta_decoding.models.prompt import Message
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
+
+if TYPE_CHECKING:
+    from pasta_decoding.server.intake import Intake
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,30 +142,13 @@ class Backend(Protocol):
     """Writes answers. All methods are called from the event loop's thread and never block it."""
 
     @property
-    def max_tokens(self) -> int:
-        """Tokens of prompt and answer together."""
+    def intake(self) -> Intake:
+        """What turns questions into requests, and knows how many there are."""
         ...
 
     @property
     def alive(self) -> bool:
         """Can it answer?"""
-        ...
-
-    @property
-    def load(self) -> Load:
-        """How much there is to do now."""
-        ...
-
-    def chat_prompt(self, messages: Sequence[Message], answer_tokens: int) -> tuple[int, ...]:
-        """Encode a conversation; PastaError if it leaves no room for `answer_tokens` more."""
-        ...
-
-    def text_prompt(self, text: str, answer_tokens: int) -> tuple[int, ...]:
-        """Encode a text to go on from, without the chat template; errors as above."""
-        ...
-
-    def plain_tokens(self, text: str) -> int:
-        """Count the tokens of a text without tags."""
         ...
 
     def submit(self, asks: Sequence[Ask]) -> Answers:
@@ -181,3 +166,10 @@ class Backend(Protocol):
     async def stop(self) -> None:
         """Cancel everything and free what is held."""
         ...
+
+
+def end_of(answer: Answer, *, stopped: bool) -> str:
+    """Return why an answer ended: at a stop string, at its limit, or because it was complete."""
+    if stopped:
+        return "stop_string"
+    return "length" if answer.hit_limit else "stop"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import threading
 import time
 from collections import deque
@@ -18,31 +17,24 @@ from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 
-from pasta_decoding.errors import PastaError
-from pasta_decoding.models.prompt import Message
-from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.sampling import Sampler
 from pasta_decoding.server.backend import (
     AnswerError,
     Answers,
     Ask,
-    BusyError,
     Ended,
     Failed,
     Load,
     Piece,
+    end_of,
 )
+from pasta_decoding.server.intake import Intake
 from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.saturation import Saturation
 from pasta_decoding.server.visible import Visible
 
 log = logging.getLogger(__name__)
-
-FIRST_GUESS_S = 5.0
-"""What an answer is taken to last before one has been seen."""
-MAX_RETRY_S = 60
 
 
 @dataclass(eq=False, slots=True)
@@ -80,9 +72,6 @@ class LocalBackend:
     at_once: int = 16
     queue: int = 64
     saturation: Saturation = field(default_factory=Saturation)
-    # The event loop's thread
-    _unended: int = 0
-    _typical_s: float = FIRST_GUESS_S
     # The engine's thread
     _inbox: SimpleQueue[Callable[[], None]] = field(default_factory=SimpleQueue)
     _waiting: deque[_Job] = field(default_factory=deque)
@@ -90,53 +79,29 @@ class LocalBackend:
     _halting: bool = False
 
     def __post_init__(self) -> None:
-        self._scheduler = self.decoder.scheduler()
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self.metrics.holds(self.max_tokens)
-
-    # The event loop's thread
-
-    @property
-    def max_tokens(self) -> int:
-        """See `Backend`."""
         engine = self.decoder.engine
         cells = engine.max_cells
-        return engine.max_positions if cells is None else min(cells, engine.max_positions)
+        most = engine.max_positions if cells is None else min(cells, engine.max_positions)
+        self.intake = Intake(self.decoder, most, self.at_once, self.queue)
+        self._scheduler = self.decoder.scheduler()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self.metrics.holds(most)
+
+    # The event loop's thread
 
     @property
     def alive(self) -> bool:
         """See `Backend`."""
         return self._thread.is_alive()
 
-    @property
-    def load(self) -> Load:
-        """See `Backend`."""
-        running = min(self._unended, self.at_once)
-        return Load(running, self._unended - running)
-
-    def chat_prompt(self, messages: Sequence[Message], answer_tokens: int) -> tuple[int, ...]:
-        """See `Backend`."""
-        room = self._room_beside(answer_tokens)
-        return tuple(self.decoder.encoder.encode(messages, max_tokens=room))
-
-    def text_prompt(self, text: str, answer_tokens: int) -> tuple[int, ...]:
-        """See `Backend`."""
-        room = self._room_beside(answer_tokens)
-        return tuple(self.decoder.encoder.encode_plain(text, max_tokens=room))
-
-    def plain_tokens(self, text: str) -> int:
-        """See `Backend`."""
-        return self.decoder.plain_tokens(text)
-
     def submit(self, asks: Sequence[Ask]) -> Answers:
         """See `Backend`."""
         if not self.alive:
             raise AnswerError("the engine's thread has ended")
-        requests = [self._request(ask) for ask in asks]
+        requests = [self.intake.request(ask) for ask in asks]
         for request in requests:
             self._scheduler.check(request)
-        if self._unended + len(asks) > self.at_once + self.queue:
-            raise BusyError(self._retry_after_s())
+        self.intake.enter(len(asks))
         jobs: list[_Job] = []
         answers = Answers(len(asks), cancel=partial(self._give_up, jobs))
         now_s = time.monotonic()
@@ -144,7 +109,6 @@ class LocalBackend:
             _Job(ask, request, answers, Visible(ask.stops), now_s)
             for ask, request in zip(asks, requests, strict=True)
         ]
-        self._unended += len(jobs)
         self._inbox.put(partial(self._waiting.extend, jobs))
         return answers
 
@@ -158,24 +122,6 @@ class LocalBackend:
         self._inbox.put(self._halt)
         await asyncio.to_thread(self._thread.join)
 
-    def _room_beside(self, answer_tokens: int) -> int:
-        room = self.max_tokens - answer_tokens
-        if room < 1:
-            raise PastaError(
-                f"an answer of up to {answer_tokens} tokens leaves no room for a prompt: the model "
-                f"holds {self.max_tokens} of both",
-                hint="Ask for fewer tokens.",
-            )
-        return room
-
-    def _request(self, ask: Ask) -> Request:
-        return self.decoder.request_of(ask.prompt, ask.rules, Sampler(ask.sampling, ask.choice))
-
-    def _retry_after_s(self) -> int:
-        """Guess when the first of the queue will have been let in."""
-        turns = self._unended / self.at_once
-        return min(MAX_RETRY_S, max(1, math.ceil(self._typical_s * turns)))
-
     def _give_up(self, jobs: list[_Job]) -> None:
         """Cancel what has not ended of a request. `Answers` calls this once."""
         self._inbox.put(partial(self._cancel, jobs))
@@ -183,11 +129,8 @@ class LocalBackend:
     def _hand_out(self, deliveries: Sequence[_Delivery]) -> None:
         for delivery in deliveries:
             if isinstance(delivery.item, Ended):
-                self._typical_s += 0.2 * (delivery.item.answer.seconds - self._typical_s)
+                self.intake.note(delivery.item.answer)
             delivery.answers.put(delivery.item)
-
-    def _count_ended(self, jobs: int) -> None:
-        self._unended -= jobs
 
     # The engine's thread
 
@@ -297,7 +240,7 @@ class LocalBackend:
         assert job.number is not None, "it was let in"
         self._scheduler.forget(job.number)
         self._running.remove(job)
-        self._loop.call_soon_threadsafe(self._count_ended, 1)
+        self._loop.call_soon_threadsafe(self.intake.leave)
 
     def _cancel(self, jobs: Sequence[_Job]) -> None:
         for job in jobs:
@@ -307,14 +250,7 @@ class LocalBackend:
             elif job in self._waiting:
                 self.metrics.gone("cancelled")
                 self._waiting.remove(job)
-                self._loop.call_soon_threadsafe(self._count_ended, 1)
+                self._loop.call_soon_threadsafe(self.intake.leave)
 
     def _halt(self) -> None:
         self._halting = True
-
-
-def end_of(answer: Answer, *, stopped: bool) -> str:
-    """Return why an answer ended: at a stop string, at its limit, or because it was complete."""
-    if stopped:
-        return "stop_string"
-    return "length" if answer.hit_limit else "stop"

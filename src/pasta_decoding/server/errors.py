@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from pasta_decoding.engines.completions import RemoteError
 from pasta_decoding.errors import PastaError
 from pasta_decoding.server.backend import BusyError
 from pasta_decoding.server.schema import ErrorDetail, ErrorReply
@@ -60,8 +61,11 @@ def mistake(error: PastaError) -> ApiError:
     return ApiError(400, f"{error}. {_sentence(error.hint)}" if error.hint else str(error))
 
 
-def failure() -> ApiError:
-    """Return the error for an answer that broke for a reason of ours; the log has it."""
+def failure(reason: BaseException | None = None) -> ApiError:
+    """Return the error for an answer that broke for no reason of the client's; the log has it."""
+    if isinstance(reason, RemoteError):
+        message = f"the model's own server failed: {reason.reason}"
+        return ApiError(502, message, kind="server_error", code="upstream_failed")
     return ApiError(500, "the engine failed; the server's log says why", kind="server_error")
 
 

@@ -70,6 +70,23 @@ class Metrics:
         self._cells = Gauge("pasta_cache_cells", "Cache cells in use.", registry=registry)
         self._max_cells = Gauge("pasta_cache_cells_max", "Cache cells.", registry=registry)
 
+        self._remote_requests = Counter(
+            "pasta_remote_requests", "Completions asked of servers.", registry=registry
+        )
+        self._remote_corrections = Counter(
+            "pasta_remote_corrections",
+            "Completions of one token, in place of one that the language forbade.",
+            registry=registry,
+        )
+        self._remote_prompt_tokens = Counter(
+            "pasta_remote_prompt_tokens", "Tokens of the prompts of completions.", registry=registry
+        )
+        self._remote_cached_tokens = Counter(
+            "pasta_remote_cached_tokens",
+            "Of those, tokens that the servers say they had in their prefix cache.",
+            registry=registry,
+        )
+
     def replied(self, status: int) -> None:
         """Count an HTTP request."""
         self._requests.labels(str(status)).inc()
@@ -108,6 +125,11 @@ class Metrics:
         self._chunks.inc(answer.chunks)
         self._truncations.inc(answer.truncated_chunks + answer.hit_limit)
         self._interventions.inc(answer.overruled)
+        if (sent := answer.trace.sent) is not None:
+            self._remote_requests.inc(sent.requests)
+            self._remote_corrections.inc(sent.corrections)
+            self._remote_prompt_tokens.inc(sent.prompt_tokens)
+            self._remote_cached_tokens.inc(sent.cached_tokens or 0)
 
     def gone(self, end: str) -> None:
         """Count an answer of which nothing else is known."""

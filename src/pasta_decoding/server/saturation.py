@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.server.backend import Ask, Load
 
-DEFAULT_PARALLEL_UP_TO = 4
+LOCAL_UP_TO = 4
+"""For an engine in this process, where nothing else is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Saturation:
         its promises banned; None sets no limit.
     """
 
-    parallel_up_to: int | None = DEFAULT_PARALLEL_UP_TO
+    parallel_up_to: int | None = None
 
     def request(self, ask: Ask, request: Request, load: Load) -> Request:
         """Return `request` as it is to be written. `load` counts it, too."""

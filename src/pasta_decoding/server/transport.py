@@ -59,8 +59,8 @@ class WholeReply(CancellableReply):
         try:
             body = (await self._whole(self._answers)).model_dump_json()
             response = Response(body, media_type="application/json")
-        except AnswerError:
-            response = failure().response()
+        except AnswerError as error:
+            response = failure(error.__cause__).response()
         await response(scope, receive, send)
 
 
@@ -81,8 +81,8 @@ class StreamedReply(CancellableReply):
         try:
             async for piece in self._pieces:
                 await send(_more(server_sent([piece])))
-        except AnswerError:
-            await send(_more(server_sent([failure().body])))
+        except AnswerError as error:
+            await send(_more(server_sent([failure(error.__cause__).body])))
         await send(_more(b"data: [DONE]\n\n"))
         await send({"type": "http.response.body"})
 

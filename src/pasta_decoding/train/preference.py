@@ -36,6 +36,7 @@ from pasta_decoding.data.lines import (
     write_text,
 )
 from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.models import binding as bindings
 from pasta_decoding.models.loading import default_device, load_base
@@ -224,7 +225,9 @@ class Run:
                 model, examples, references, self.config.pair_config, folder / "train", resume
             )
             spent["tokens"] = tokens * self.config.epochs
-        return save_adapter(model, checkpoint, folder / "adapter")
+        # What a policy knew of other joins, this round has not kept up.
+        record = replace(checkpoint, joins=(Joining.kv.value,))
+        return save_adapter(model, record, folder / "adapter")
 
     def references(
         self, number: int, model: Any, examples: Sequence[PairExample]

@@ -179,10 +179,7 @@ def _sampled(
 def _sample(
     answer: Answer, decoder: Decoder, prompt: Prompt, number: int, sampler: Sampler
 ) -> Sample:
-    layout = answer.layout
-    prompt_tokens = len(layout.tokens) - sum(
-        len(getattr(segment, "ids", (0,))) for segment in answer.segments
-    )
+    layout, prompt_tokens = answer.layout, answer.trace.prompt_tokens
     last = max(row for row, thread in enumerate(layout.thread) if thread == MAIN)
     return Sample(
         prompt=prompt.id,

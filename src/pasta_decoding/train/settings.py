@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pasta_decoding.data.lines import read_lines, write_lines, write_text
 from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models import binding as bindings
 from pasta_decoding.models.loading import holds_weights
 from pasta_decoding.runtime.rules import Rules
@@ -114,6 +115,11 @@ def refuse_misfits(config: PreferenceConfig) -> None:
         raise PastaError(
             f"{policy} holds a whole model, not an adapter to go on from",
             hint="Give --policy the folder that `pasta train sft` wrote.",
+        )
+    if Joining.kv not in bindings.load(policy).joins:
+        raise PastaError(
+            f"{policy} was not trained for the join kv, under which stage 2 samples and trains",
+            hint="Train it with `pasta train sft --join kv --join text`.",
         )
     bases = [replace(bindings.load(adapter).base, name="") for adapter in (policy, baseline)]
     if bases[0] != bases[1]:

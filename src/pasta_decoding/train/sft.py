@@ -24,7 +24,7 @@ from pasta_decoding.data.view import View, compile_answer, pack, view
 from pasta_decoding.engines.windows import attention_windows
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.check import check
-from pasta_decoding.lang.layout import Layout
+from pasta_decoding.lang.layout import Joining, Layout
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.lang.tree import Span, read, strip, without_topics
 from pasta_decoding.models import binding as bindings
@@ -50,6 +50,7 @@ class SftConfig:
     plain:          take the tags out: the sequential baseline of the same responses.
     scheme:         the position scheme, by name.
     topic:          "none" leaves the topics out of all promises; "required" refuses rows without.
+    joins:          those that it is trained for.
     lora_rank:      0 trains all weights instead; `adapter` is then a whole model.
     max_tokens:     tokens of one answer with its prompt; a longer one is cut between parts.
     pack_tokens:    tokens of one pack, the unit of a forward pass.
@@ -66,6 +67,7 @@ class SftConfig:
     plain: bool = False
     scheme: str = "shared-max"
     topic: str = "required"
+    joins: tuple[Joining, ...] = (Joining.kv,)
     epochs: int = 3
     learning_rate: float = 4e-4
     warmup_steps: int = 20
@@ -116,11 +118,13 @@ def train_sft(
         bindings.describe(model, tokenizer, binding, name=config.base_name),
         scheme=scheme_named(config.scheme).name,
         topic=config.topic,
+        joins=tuple(join.value for join in config.joins),
     )
     model = prepare_model(model, binding, config, on_gpu=arguments.device.type == "cuda", say=say)
     layouts = compile_rows(rows, tokenizer, binding, config, say)
     packs = plan_packs(layouts, config)
-    say(f"{len(layouts)} answers, {_tokens(packs)} tokens in {len(packs)} packs")
+    what = "rows" if Joining.text in config.joins else "answers"
+    say(f"{len(layouts)} {what}, {_tokens(packs)} tokens in {len(packs)} packs")
     with disk_errors(out):
         if arguments.should_save:
             begin_run(out, config)
@@ -154,11 +158,11 @@ def compile_rows(
 ) -> list[Layout]:
     """Lay every row out behind its prompt; rows that cannot be used are counted and left out."""
     encoder = PromptEncoder(tokenizer, forbidden_ids=binding.ids)
-    layouts = []
+    layouts: list[Layout] = []
     left_out: dict[str, list[str]] = {}
     for row in rows:
         try:
-            layouts.append(compile_row(row, encoder, binding, config, end=tokenizer.eos_token_id))
+            layouts += compile_row(row, encoder, binding, config, end=tokenizer.eos_token_id)
         except PastaError as reason:
             left_out.setdefault(str(reason), []).append(row.id)
     for why, ids in left_out.items():
@@ -170,8 +174,11 @@ def compile_rows(
 
 def compile_row(
     row: Row, encoder: PromptEncoder, binding: Binding, config: SftConfig, *, end: int
-) -> Layout:
-    """Lay one row out. Raises PastaError, which says why, if it teaches nothing or wrong things."""
+) -> list[Layout]:
+    """Lay one row out, for each join.
+
+    Raises PastaError, which says why, if it teaches nothing or wrong things.
+    """
     has_topics = config.topic == "required"
     tree = read(row.response) if has_topics else without_topics(read(row.response))
     text = strip(tree)
@@ -179,7 +186,7 @@ def compile_row(
         raise PastaError(f"broken tags ({problems[0].rule})")
     if not text.strip():
         raise PastaError("empty response")
-    layout = compile_answer(
+    layouts = compile_answer(
         encoder.encode([Message("user", row.instruction)]),
         (Span(text),) if config.plain else tree,
         binding=binding,
@@ -187,10 +194,11 @@ def compile_row(
         scheme=scheme_named(config.scheme),
         end=end,
         max_tokens=config.max_tokens,
+        joinings=config.joins,
     )
-    if layout is None:
+    if not layouts:
         raise PastaError(f"longer than {config.max_tokens} tokens")
-    return layout
+    return layouts
 
 
 def plan_packs(layouts: Sequence[Layout], config: SftConfig) -> list[list[Layout]]:

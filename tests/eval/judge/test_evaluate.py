@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pasta_decoding.eval.bootstrap import Interval
 from pasta_decoding.eval.judge.base import Pair
 from pasta_decoding.eval.judge.evaluate import (
-    Interval,
     SourceReport,
-    bootstrap,
     calibration_error,
     evaluate,
+    mean,
 )
 
 LONG, SHORT = "a long answer of many words " * 4, "brief"
@@ -87,11 +87,11 @@ def test_calibration_error_is_the_gap_between_how_sure_and_how_often_right() -> 
 def test_intervals_come_from_prompts_and_not_from_pairs() -> None:
     # A hundred pairs, but two prompts: one always right, one never.
     values, prompts = np.repeat([1.0, 0.0], 50), np.repeat([0, 1], 50)
-    assert bootstrap(values, prompts, seed=0) == Interval(0.5, 0.0, 1.0)
-    wide = bootstrap(values, np.arange(100), seed=0)
-    assert 0.39 < wide.low < 0.42
-    assert 0.58 < wide.high < 0.61
-    assert bootstrap(values, np.arange(100), seed=0) == wide
+    assert mean(values, prompts, seed=0) == Interval(0.5, 0.0, 1.0)
+    wide = mean(values, np.arange(100), seed=0)
+    assert wide.low == pytest.approx(0.4, abs=0.02)
+    assert wide.high == pytest.approx(0.6, abs=0.02)
+    assert mean(values, np.arange(100), seed=0) == wide
 
 
 def games(right: int, wrong: int) -> tuple[list[Pair], list[float | None]]:
@@ -113,7 +113,7 @@ def test_a_judge_that_may_just_have_been_lucky_is_not_usable() -> None:
     pairs, verdicts = games(right=52, wrong=48)
     found = report(pairs, verdicts)
     assert found.every is not None
-    assert found.every.gain.value > 0
+    assert found.every.gain.value == pytest.approx(0.02)
     assert not found.usable_for_training
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from pasta_decoding.eval.bootstrap import Interval, interval
 from pasta_decoding.eval.judge.base import Pair
 
 Array = NDArray[np.float64]
@@ -29,16 +30,6 @@ Mask = NDArray[np.bool_]
 SIMILAR_LENGTH = 1.25
 MAX_MISSING = 0.05
 _BINS = 10
-_RESAMPLES = 2000
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A figure with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +72,8 @@ class SourceReport:
     def usable_for_training(self) -> bool:
         """Does it beat length beyond its interval on all pairs and on those of similar length?"""
         return self.missing <= MAX_MISSING and all(
-            one is not None and one.gain.low > 0 for one in (self.every, self.similar)
+            one is not None and one.gain.low is not None and one.gain.low > 0
+            for one in (self.every, self.similar)
         )
 
 
@@ -184,8 +176,8 @@ def _figures(found: _Table, verdict_P: Array, seed: int) -> Figures | None:
         prompts=len(np.unique(found.prompt_P)),
         length_rule=rule,
         floor=float(floor_P.mean()),
-        accuracy=bootstrap(right_P, found.prompt_P, seed),
-        gain=bootstrap(right_P - floor_P, found.prompt_P, seed),
+        accuracy=mean(right_P, found.prompt_P, seed),
+        gain=mean(right_P - floor_P, found.prompt_P, seed),
     )
 
 
@@ -194,17 +186,11 @@ def _agrees(margin_P: Array, sides_P: Mask) -> Array:
     return np.where(margin_P == 0, 0.5, (margin_P > 0) == sides_P)
 
 
-def bootstrap(value_P: Array, prompt_P: NDArray[np.intp], seed: int) -> Interval:
-    """Return the mean of values and its interval; prompts are drawn again, not pairs."""
+def mean(value_P: Array, prompt_P: NDArray[np.intp], seed: int) -> Interval:
+    """Return the mean of pairs with its interval; prompts are drawn again, not pairs."""
     _, prompt_P = np.unique(prompt_P, return_inverse=True)
     sums, counts = np.bincount(prompt_P, value_P), np.bincount(prompt_P)
-    draws = np.random.default_rng(seed)
-    means = []
-    for _ in range(_RESAMPLES):
-        drawn = draws.integers(0, len(sums), len(sums))
-        means.append(sums[drawn].sum() / counts[drawn].sum())
-    low, high = np.quantile(means, (0.025, 0.975))
-    return Interval(float(value_P.mean()), float(low), float(high))
+    return interval(np.column_stack([sums, counts]), lambda of: of[..., 0] / of[..., 1], seed=seed)
 
 
 def calibration_error(verdict_P: Array, preference_P: Array) -> float | None:

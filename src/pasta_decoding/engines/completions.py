@@ -1,0 +1,242 @@
+"""One completion on the wire: the body that asks for it, and the stream that answers. No I/O.
+
+The dialect is OpenAI's `/v1/completions` with three extensions as vLLM has them: the prompt is a
+list of token ids, `stop_token_ids` end it, and `return_token_ids` puts ids into the stream.
+https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pasta_decoding.errors import PastaError
+
+MAX_LINE_BYTES = 2**24
+"""Of one event; the first of a stream repeats the prompt."""
+MAX_BIASES = 1024
+"""How many tokens a request may bias. vLLM refuses more (its GPU sampler has so much room)."""
+BAN = -100.0
+"""The bias of a token that must not come, and minus that of those of which one must."""
+
+_EXCERPT_CHARS = 120
+
+
+class RemoteError(PastaError):
+    """A server of completions failed.
+
+    reason:        what went wrong, without saying where.
+    may_pass:      whether the same request may do better in a while,
+    retry_after_s: and when, if the server says so.
+    unreachable:   whether nobody is there.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        reason: str | None = None,
+        may_pass: bool = False,
+        retry_after_s: float | None = None,
+        unreachable: bool = False,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.reason = message if reason is None else reason
+        self.may_pass = may_pass
+        self.retry_after_s = retry_after_s
+        self.unreachable = unreachable
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """Go on from `prompt` for at most `max_tokens`.
+
+    stops: ids that end it; they are streamed, too.
+    end:   stands for an end that the server does not name.
+    bias:  what is added to the logits of these ids before anything is chosen.
+    """
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    stops: tuple[int, ...]
+    end: int
+    bias: Mapping[int, float] = field(default_factory=dict)
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    seed: int = 0
+
+    def body(self, model: str) -> dict[str, Any]:
+        """Return what is sent. All of sampling is said: some servers have a model's defaults."""
+        return {
+            "model": model,
+            "prompt": list(self.prompt),
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": -1 if self.top_k is None else self.top_k,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "seed": self.seed,
+            "logit_bias": {str(token): bias for token, bias in self.bias.items()} or None,
+            "stop_token_ids": list(self.stops),
+            "return_token_ids": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+
+
+@dataclass(slots=True)
+class Reader:
+    """Reads the stream that answers a completion: bytes in, token ids out.
+
+    It believes nothing: what is no such stream, or loses or repeats tokens, raises RemoteError.
+    A stop token comes out when the stream has ended well, so that nobody acts on a broken one.
+
+    cached_tokens: how much of the prompt the server had computed before; None if it does not say.
+    """
+
+    asked: Completion
+    vocabulary_size: int
+    cached_tokens: int | None = None
+    _line: bytes = b""
+    _received: int = 0
+    _held: list[int] = field(default_factory=list)
+    _reason: str | None = None
+    _done: bool = False
+    _unsent: int = 0
+
+    def feed(self, data: bytes) -> list[int]:
+        """Return the ids that `data` completes."""
+        *lines, self._line = (self._line + data).split(b"\n")
+        if len(self._line) > MAX_LINE_BYTES:
+            raise _garbage("a line without an end")
+        return [token for line in lines for token in self._read(line.strip())]
+
+    def end(self) -> list[int]:
+        """Return the ids that the end of the stream makes certain."""
+        ids = self.feed(b"\n")
+        if self._reason is None:
+            raise RemoteError("it ended its reply early", may_pass=True)
+        return [*ids, *self._held]
+
+    def _read(self, line: bytes) -> list[int]:
+        if not line or not line.startswith(b"data:"):
+            if line and line[:1] != b":" and not line.startswith((b"event:", b"id:", b"retry:")):
+                raise _garbage(repr(line[:_EXCERPT_CHARS]))
+            return []
+        content = line[len(b"data:") :].strip()
+        if content == b"[DONE]":
+            self._done = True
+            return []
+        return self._read_event(_object(content))
+
+    def _read_event(self, event: dict[str, Any]) -> list[int]:
+        if event.get("error"):
+            raise RemoteError(f"it failed: {excerpt(event['error'])}", may_pass=True)
+        ids = [token for choice in _dicts(event.get("choices")) for token in self._choice(choice)]
+        if usage := event.get("usage"):
+            self._check_usage(usage)
+        return ids
+
+    def _choice(self, choice: dict[str, Any]) -> list[int]:
+        echoed = choice.get("prompt_token_ids")
+        if echoed is not None and echoed != list(self.asked.prompt):
+            raise RemoteError("it changed the prompt", hint="Let it add no special tokens.")
+        ids = self._checked(choice.get("token_ids"), text=choice.get("text"))
+        if ids and (self._reason is not None or self._held or self._done):
+            raise RemoteError("it went on behind a stop token", hint=_DIALECT)
+        self._received += len(ids)
+        if self._received > self.asked.max_tokens:
+            most = self.asked.max_tokens
+            raise RemoteError(f"it sent more than the {most} tokens that were asked for")
+        stops = [place for place, token in enumerate(ids) if token in self.asked.stops]
+        if stops and stops[0] < len(ids) - 1:
+            raise RemoteError("it went on behind a stop token", hint=_DIALECT)
+        if stops:
+            self._held = [ids.pop()]
+        self._finish(choice.get("finish_reason"), choice.get("stop_reason"))
+        return ids
+
+    def _finish(self, reason: object, stop: object) -> None:
+        if reason is None:
+            return
+        if reason not in ("stop", "length"):
+            raise RemoteError(f"it gave up: {excerpt(reason)}", may_pass=True)
+        self._reason = str(reason)
+        if reason == "stop" and not self._held:
+            known = isinstance(stop, int) and stop in self.asked.stops
+            self._held = [stop if isinstance(stop, int) and known else self.asked.end]
+            self._unsent = 1
+
+    def _checked(self, ids: object, *, text: object) -> list[int]:
+        if ids is None and not text:
+            return []
+        if not isinstance(ids, list):
+            raise RemoteError("it streams no token ids", hint=_DIALECT)
+        if wrong := [one for one in ids if type(one) is not int or not self._is_token(one)]:
+            raise RemoteError(f"it sent {excerpt(repr(wrong[0]))} for a token id", hint=_VOCABULARY)
+        return ids
+
+    def _is_token(self, token: int) -> bool:
+        return 0 <= token < self.vocabulary_size
+
+    def _check_usage(self, usage: object) -> None:
+        found = usage if isinstance(usage, dict) else {}
+        counted, prompt = found.get("completion_tokens"), found.get("prompt_tokens")
+        if self._reason is None:
+            return  # some servers count as they go
+        if counted not in (None, self._received, self._received + self._unsent):
+            raise RemoteError(
+                f"it streamed {self._received} token ids and counts {excerpt(counted)}: some were "
+                "lost or came twice"
+            )
+        if prompt is not None and prompt != len(self.asked.prompt):
+            raise RemoteError(
+                f"it read a prompt of {excerpt(prompt)} tokens where {len(self.asked.prompt)} "
+                "were sent",
+                hint="Let it add no special tokens.",
+            )
+        details = found.get("prompt_tokens_details")
+        cached = details.get("cached_tokens") if isinstance(details, dict) else None
+        self.cached_tokens = cached if type(cached) is int else None
+
+
+_DIALECT = "It must know `return_token_ids` and `stop_token_ids`, as vLLM does."
+_VOCABULARY = "Check that it serves the model whose tokenizer is used here."
+
+
+def excerpt(found: object) -> str:
+    """Return the beginning of what a server said, on one line."""
+    if isinstance(found, dict) and isinstance(found.get("message"), str):
+        found = found["message"]
+    text = " ".join((found if isinstance(found, str) else repr(found)).split())
+    return text if len(text) <= _EXCERPT_CHARS else text[:_EXCERPT_CHARS] + " ..."
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise _garbage(repr(content[:_EXCERPT_CHARS])) from error
+    if not isinstance(found, dict):
+        raise _garbage(repr(content[:_EXCERPT_CHARS]))
+    return found
+
+
+def _dicts(found: object) -> Sequence[dict[str, Any]]:
+    whole = isinstance(found, list) and all(isinstance(one, dict) for one in found)
+    if not whole or (isinstance(found, list) and len(found) > 1):
+        raise _garbage(f"choices {excerpt(found)}")
+    assert isinstance(found, list), "checked above"
+    return found
+
+
+def _garbage(what: str) -> RemoteError:
+    return RemoteError(
+        f"it sent no completion: {what}",
+        hint="Check that the base URL is that of an OpenAI-compatible server.",
+    )

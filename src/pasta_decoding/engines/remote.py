@@ -1,0 +1,253 @@
+"""Servers of completions over HTTP: any number of replicas of one model, and who asks which.
+
+All requests of one answer go to the same replica, whose prefix cache then knows what they share;
+a new answer goes to the one that has the fewest. Nothing else is kept of anybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Self
+
+from pasta_decoding.engines.completions import Completion, Reader, RemoteError, excerpt
+from pasta_decoding.engines.service import Service, headers, http_library
+
+if TYPE_CHECKING:
+    from httpx2 import AsyncClient, Response
+
+MAX_RETRY_AFTER_S = 30.0
+"""Whoever says to wait longer is not waited for so long."""
+_MAY_PASS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+_MAX_ERROR_BYTES = 2**16
+
+
+@dataclass(slots=True)
+class Sent:
+    """What one answer has asked for: the numbers that a planner needs.
+
+    requests:      completions asked for, retries among them,
+    corrections:   and those of one token, in place of one that may not stand there.
+    prompt_tokens: of all prompts that were answered to the end,
+    cached_tokens: and how many of them the server had computed before; None if it does not say.
+    """
+
+    requests: int = 0
+    corrections: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int | None = None
+
+    def add(self, reader: Reader) -> None:
+        """Count a completion that has ended."""
+        self.prompt_tokens += len(reader.asked.prompt)
+        if reader.cached_tokens is not None:
+            self.cached_tokens = (self.cached_tokens or 0) + reader.cached_tokens
+
+
+@dataclass(slots=True, eq=False)
+class _Replica:
+    base_url: str
+    answers: int = 0
+    rests_until_s: float = 0.0
+
+
+class Seat:
+    """The place of one answer at one replica. Leave it with the block that it is a context of."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self.sent = Sent()
+
+    def __enter__(self) -> Self:
+        """Sit down where there are fewest."""
+        self.replica = self._fleet.least_busy()
+        self.replica.answers += 1
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Get up."""
+        self.replica.answers -= 1
+
+    def move(self) -> None:
+        """Leave a replica that cannot be reached, if there is another one."""
+        self._fleet.let_rest(self.replica)
+        self.replica.answers -= 1
+        self.replica = self._fleet.least_busy()
+        self.replica.answers += 1
+
+
+class Fleet:
+    """Open connections to a service, for as long as the block runs whose context it is."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self._replicas = [_Replica(base_url) for base_url in service.base_urls]
+
+    async def __aenter__(self) -> Self:
+        """Make a client, in the running event loop."""
+        httpx = http_library()
+        service, most = self.service, self.service.connections
+        self._turns = asyncio.Semaphore(most)
+        self._client: AsyncClient = httpx.AsyncClient(
+            headers=headers(service.api_key),
+            # The turns are its limit: waiting for one is not the server's time.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=most),
+            # Only connecting is limited here: each piece of a stream has its own time below.
+            timeout=httpx.Timeout(None, connect=service.patience.connect_s),
+        )
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+    def seat(self) -> Seat:
+        """Return a place for one answer."""
+        return Seat(self)
+
+    def least_busy(self) -> _Replica:
+        """Return the replica with the fewest answers, of those that can be reached if any can."""
+        now_s = asyncio.get_running_loop().time()
+        awake = [one for one in self._replicas if one.rests_until_s <= now_s]
+        chosen = min(awake or self._replicas, key=lambda one: (one.answers, one.rests_until_s))
+        # The last one asked goes to the end, so that equals take turns.
+        self._replicas.remove(chosen)
+        self._replicas.append(chosen)
+        return chosen
+
+    def let_rest(self, replica: _Replica) -> None:
+        """Ask others for a while."""
+        rest_s = self.service.patience.rest_s
+        replica.rests_until_s = asyncio.get_running_loop().time() + rest_s
+
+    async def stream(self, seat: Seat, asked: Completion) -> AsyncGenerator[int]:
+        """Yield the ids of a completion as they come. Close it, and the server stops.
+
+        Until the first one, what may pass by itself is tried again. Raises RemoteError.
+        """
+        for tried in count():
+            begun = False
+            try:
+                async with self._turns, aclosing(self._once(seat, asked)) as tokens:
+                    async for token in tokens:
+                        begun = True
+                        yield token
+            except RemoteError as error:
+                if begun or not error.may_pass or tried >= self.service.patience.retries:
+                    raise _located(error, seat.replica, tried + 1) from error
+                if error.unreachable:
+                    seat.move()
+                await asyncio.sleep(self._pause_s(error, tried))
+            else:
+                return
+
+    def _pause_s(self, error: RemoteError, tried: int) -> float:
+        if error.retry_after_s is not None:
+            return min(error.retry_after_s, MAX_RETRY_AFTER_S)
+        return float(self.service.patience.pause_s * 2**tried)
+
+    async def _once(self, seat: Seat, asked: Completion) -> AsyncGenerator[int]:
+        """Ask once, and yield what comes."""
+        httpx = http_library()
+        reader = Reader(asked, self.service.vocabulary_size)
+        seat.sent.requests += 1
+        try:
+            response = await self._send(seat, asked)
+            try:
+                await _check_status(response, self.service)
+                async with aclosing(self._read(response, reader, seat)) as tokens:
+                    async for token in tokens:
+                        yield token
+            finally:
+                await response.aclose()
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise RemoteError(
+                f"it cannot be reached: {excerpt(str(error) or type(error).__name__)}",
+                hint="Check the base URL and that the server runs.",
+                may_pass=True,
+                unreachable=True,
+            ) from error
+        except (httpx.TransportError, httpx.DecodingError) as error:
+            reason = excerpt(str(error) or type(error).__name__)
+            raise RemoteError(f"it broke the connection: {reason}", may_pass=True) from error
+
+    async def _send(self, seat: Seat, asked: Completion) -> Response:
+        request = self._client.build_request(
+            "POST", f"{seat.replica.base_url}/completions", json=asked.body(self.service.model)
+        )
+        async with _time_limit(self.service.patience.first_token_s):
+            return await self._client.send(request, stream=True)
+
+    async def _read(self, response: Response, reader: Reader, seat: Seat) -> AsyncGenerator[int]:
+        patience, begun = self.service.patience, False
+        pieces = response.aiter_bytes()
+        while True:
+            async with _time_limit(patience.token_s if begun else patience.first_token_s):
+                piece = await anext(pieces, None)
+            if piece is None:
+                break
+            for token in reader.feed(piece):
+                begun = True
+                yield token
+        last = reader.end()
+        seat.sent.add(reader)  # before somebody has what they wanted, and closes this
+        for token in last:
+            yield token
+
+
+async def _check_status(response: Response, service: Service) -> None:
+    status = response.status_code
+    if status == 200:
+        return
+    async with _time_limit(service.patience.token_s):
+        said = await _beginning(response)
+    if status in (401, 403):
+        raise RemoteError(f"it refuses the key ({status})", hint="Give --remote-key.")
+    if status == 404:
+        message = f"it knows no model {service.model!r}, or no completions (404: {said})"
+        raise RemoteError(message, hint="Check the base URL and what is served there.")
+    raise RemoteError(
+        f"it failed with status {status}: {said}",
+        may_pass=status in _MAY_PASS,
+        retry_after_s=_seconds(response.headers.get("Retry-After")),
+    )
+
+
+async def _beginning(response: Response) -> str:
+    """Return what a reply that is no stream has to say, as far as one cares to read."""
+    body = b""
+    async for piece in response.aiter_bytes():
+        body += piece
+        if len(body) > _MAX_ERROR_BYTES:
+            break
+    text = body[:_MAX_ERROR_BYTES].decode("utf-8", "replace")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return excerpt(text)
+    return excerpt(found.get("error", found) if isinstance(found, dict) else found)
+
+
+def _seconds(header: str | None) -> float | None:
+    """Read Retry-After; its other form, a date, is not worth a parser."""
+    return float(header) if header is not None and header.isdecimal() else None
+
+
+@asynccontextmanager
+async def _time_limit(seconds: float) -> AsyncIterator[None]:
+    """As asyncio.timeout, but what comes of it is a RemoteError."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as late:
+        raise RemoteError(f"it sent nothing for {seconds:g} s", may_pass=True) from late
+
+
+def _located(error: RemoteError, replica: _Replica, tries: int) -> RemoteError:
+    about = f"the server at {replica.base_url} failed: {error}"
+    message = about if tries == 1 else f"{about} (tries: {tries})"
+    return RemoteError(message, hint=error.hint, reason=error.reason)

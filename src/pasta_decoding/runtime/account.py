@@ -1,0 +1,88 @@
+"""What there is to tell of one answer while it is written, whoever writes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pasta_decoding.lang.layout import MAIN
+from pasta_decoding.runtime.actions import (
+    Action,
+    Append,
+    CloseChunk,
+    Finish,
+    Fork,
+    Join,
+    Rewrite,
+)
+from pasta_decoding.runtime.events import Closed, Delta, Event, Finished, Opened, Synced
+from pasta_decoding.runtime.interpreter import Interpreter
+from pasta_decoding.runtime.sampling import Choice
+from pasta_decoding.runtime.text import ThreadText
+
+
+@dataclass(slots=True)
+class Account:
+    """The events of one answer, when they came, and how often a constraint overruled the model.
+
+    began_s: when it was asked for, by the clock of whoever stamps.
+    chosen:  how many tokens each thread has chosen.
+    """
+
+    interpreter: Interpreter
+    began_s: float
+    chosen: dict[int, int] = field(default_factory=dict)
+    overruled: int = 0
+    events: list[Event] = field(default_factory=list)
+    event_s: list[float] = field(default_factory=list)
+    first_token_s: float | None = None
+    drained_events: int = 0
+    texts: dict[int, ThreadText] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.texts[MAIN] = ThreadText(self.interpreter.vocabulary.decode)
+
+    def note(self, thread: int, choice: Choice) -> None:
+        """Count a token that was chosen. A chunk that ends the whole answer means its own end."""
+        self.chosen[thread] = self.chosen.get(thread, 0) + 1
+        ends_answer = thread != MAIN and choice.token in self.interpreter.vocabulary.ends
+        self.overruled += choice.overruled or ends_answer
+
+    def tell(self, action: Action) -> None:
+        """Turn what the interpreter wants done into what a reader is told."""
+        match action:
+            case Append(thread, token):
+                self._say(thread, token)
+            case Fork(thread, _, _, topic, promised):
+                decode = self.interpreter.vocabulary.decode
+                self.texts[thread] = ThreadText(decode, keep_edge=True)
+                self.events += [*self._rest(MAIN), Opened(thread, topic, promised)]
+            case CloseChunk(thread, truncated):
+                self.events += [*self._rest(thread), Closed(thread, truncated)]
+            case Join(threads) | Rewrite(threads):
+                self.events += [*self._rest(MAIN), Synced(threads)]
+            case Finish(truncated):
+                self.events += [*self._rest(MAIN), Finished(truncated)]
+
+    def stamp(self, now_s: float) -> None:
+        """Note when the events came that are new."""
+        elapsed_s = now_s - self.began_s
+        if self.first_token_s is None and self.chosen:
+            self.first_token_s = elapsed_s
+        self.event_s += [elapsed_s] * (len(self.events) - len(self.event_s))
+
+    def drain(self) -> list[Event]:
+        """Return the events since the last call."""
+        coming = self.events[self.drained_events :]
+        self.drained_events = len(self.events)
+        return coming
+
+    def _say(self, thread: int, token: int) -> None:
+        control = self.interpreter.vocabulary.binding.ids
+        if token in control or self.interpreter.in_topic(thread):
+            return
+        if text := self.texts[thread].add(token):
+            self.events.append(Delta(thread, text))
+
+    def _rest(self, thread: int) -> list[Event]:
+        text = self.texts[thread].end()
+        return [Delta(thread, text)] if text else []

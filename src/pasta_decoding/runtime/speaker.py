@@ -1,0 +1,117 @@
+"""A checkpoint's language, whoever computes it: from a question to a request that answers it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.layout import Joining
+from pasta_decoding.models.binding import Checkpoint
+from pasta_decoding.models.loading import Loaded
+from pasta_decoding.models.prompt import Message, PromptEncoder
+from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.events import Event
+from pasta_decoding.runtime.request import Request
+from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.sampling import Chooser, Sampler, Sampling
+from pasta_decoding.runtime.vocabulary import Vocabulary, vocabulary_of
+
+
+# A base class, since its two kinds are this and one thing more; a third object to hold it would
+# be in everybody's way.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speaker:
+    """Everything that one answer needs but what computes it.
+
+    topic:    whether its promises carry one.
+    parallel: whether the checkpoint knows the language; else all decoding is sequential.
+    trained:  whether it was trained for the way in which main comes to see chunks here.
+    """
+
+    encoder: PromptEncoder
+    vocabulary: Vocabulary
+    topic: bool
+    parallel: bool = True
+    trained: bool = True
+
+    @property
+    @abstractmethod
+    def max_positions(self) -> int:
+        """Tokens of prompt and answer together."""
+
+    @abstractmethod
+    def decode(self, request: Request) -> Generator[Event, None, Answer]:
+        """Decode one request alone and yield its events live; returns its Answer.
+
+        Leaving the iteration early cancels the request and frees what it holds.
+        """
+
+    @abstractmethod
+    def answer(self, request: Request) -> Answer:
+        """Decode one request alone, without looking at its events."""
+
+    def prompt_ids(self, prompt: str, max_tokens: int) -> tuple[int, ...]:
+        """Encode a user's question; refuses one that leaves no room for `max_tokens` more."""
+        room = self.max_positions - max_tokens
+        return tuple(self.encoder.encode([Message("user", prompt)], max_tokens=room))
+
+    def request(
+        self, prompt: str, rules: Rules, sampling: Sampling, *, max_seconds: float | None = None
+    ) -> Request:
+        """Return the request that answers `prompt`."""
+        ids = self.prompt_ids(prompt, rules.max_tokens)
+        return self.request_of(ids, rules, Sampler(sampling), max_seconds=max_seconds)
+
+    def request_of(
+        self,
+        ids: tuple[int, ...],
+        rules: Rules,
+        chooser: Chooser,
+        *,
+        max_seconds: float | None = None,
+    ) -> Request:
+        """Return the request that answers an encoded prompt, as the checkpoint was trained to."""
+        own = replace(rules, topic=self.topic, parallel=rules.parallel and self.parallel)
+        return Request(ids, chooser, own, max_seconds)
+
+    def plain_tokens(self, text: str) -> int:
+        """Tokens of a tag-free text, tokenised alone."""
+        return len(self.encoder.encode_text(text)) if text else 0
+
+
+def spoken(loaded: Loaded, vocabulary_size: int, joining: Joining) -> dict[str, Any]:
+    """Return the fields of a `Speaker` for a loaded checkpoint."""
+    if not loaded.ends:
+        raise PastaError(
+            "the model names no token that ends an answer",
+            hint="Set eos_token_id in its generation_config.json.",
+        )
+    checkpoint, tokenizer = loaded.checkpoint, loaded.tokenizer
+    return {
+        "encoder": PromptEncoder(tokenizer, forbidden_ids=checkpoint.binding.ids),
+        "vocabulary": vocabulary_of(tokenizer, checkpoint.binding, vocabulary_size, loaded.ends),
+        "topic": checkpoint.topic == "required",
+        "parallel": bool(checkpoint.joins),
+        "trained": not checkpoint.joins or joining in checkpoint.joins,
+    }
+
+
+def joining_for(checkpoint: Checkpoint, wanted: Joining | None, able: Sequence[Joining]) -> Joining:
+    """Return how to join: as is wanted, else the first way that both sides know.
+
+    Raises PastaError if there is none: main would see behind a sync what it was never trained on.
+    Whoever names a join gets it.
+    """
+    if wanted is not None:
+        return wanted
+    known = [joining for joining in able if joining in checkpoint.joins]
+    if known or not checkpoint.joins:
+        return (known or able)[0]
+    raise PastaError(
+        f"the checkpoint was trained for the joins {', '.join(checkpoint.joins)}, not "
+        + " or ".join(repr(joining.value) for joining in able),
+        hint=f"Use another adapter, or --join {able[-1]} to decode with this one all the same.",
+    )

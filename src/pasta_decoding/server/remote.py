@@ -1,0 +1,176 @@
+"""The bridge to servers of completions: answers are written in the event loop, by requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pasta_decoding.engines.completions import RemoteError
+from pasta_decoding.engines.remote import Fleet
+from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.driver import Writer
+from pasta_decoding.runtime.events import Event
+from pasta_decoding.runtime.remote import RemoteDecoder
+from pasta_decoding.runtime.request import Request
+from pasta_decoding.server.backend import AnswerError, Answers, Ask, Ended, Failed, Piece, end_of
+from pasta_decoding.server.intake import Intake
+from pasta_decoding.server.metrics import Metrics
+from pasta_decoding.server.saturation import Saturation
+from pasta_decoding.server.visible import Visible
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class RemoteBackend:
+    """See `Backend`. Has connections to the decoder's servers from `start` to `stop`.
+
+    at_once:    answers that are written together,
+    queue:      and how many more may wait.
+    saturation: which of them may write in parallel.
+    """
+
+    decoder: RemoteDecoder
+    metrics: Metrics
+    at_once: int = 16
+    queue: int = 64
+    saturation: Saturation = field(default_factory=Saturation)
+    _fleet: Fleet | None = None
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _writers: set[Writer] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.intake = Intake(self.decoder, self.decoder.max_positions, self.at_once, self.queue)
+        self._places = asyncio.Semaphore(self.at_once)
+
+    @property
+    def alive(self) -> bool:
+        """See `Backend`."""
+        return self._fleet is not None
+
+    def submit(self, asks: Sequence[Ask]) -> Answers:
+        """See `Backend`."""
+        if self._fleet is None:
+            raise AnswerError("the backend has stopped")
+        requests = [self.intake.request(ask) for ask in asks]
+        for request in requests:
+            self.decoder.check(request)
+        self.intake.enter(len(asks))
+        tasks: list[asyncio.Task[None]] = []
+        answers = Answers(len(asks), cancel=lambda: _cancel(tasks))
+        for ask, request in zip(asks, requests, strict=True):
+            job = _Job(self, ask, request, answers, self._fleet)
+            tasks.append(asyncio.create_task(job.run(self._places)))
+        self._tasks |= set(tasks)
+        for task in tasks:
+            task.add_done_callback(self._tasks.discard)
+        return answers
+
+    async def start(self) -> None:
+        """See `Backend`."""
+        self._fleet = await Fleet(self.decoder.service).__aenter__()
+
+    async def stop(self) -> None:
+        """See `Backend`."""
+        fleet, self._fleet = self._fleet, None
+        _cancel(list(self._tasks))
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if fleet is not None:
+            await fleet.__aexit__()
+
+    def enter(self, writer: Writer) -> None:
+        """Count an answer that begins."""
+        self._writers.add(writer)
+        self.tell_load()
+
+    def leave(self, writer: Writer) -> None:
+        """Count an answer that has ended."""
+        self._writers.discard(writer)
+        self.tell_load()
+
+    def tell_load(self) -> None:
+        """Tell the metrics how much is under way."""
+        live = sum(writer.live_threads for writer in self._writers)
+        load, running = self.intake.load, len(self._writers)
+        waiting = max(0, load.running + load.waiting - running)
+        self.metrics.stands(live=live, running=running, waiting=waiting, cells=0)
+
+
+class _Job:
+    """One answer, from the queue to its end."""
+
+    def __init__(
+        self, backend: RemoteBackend, ask: Ask, request: Request, answers: Answers, fleet: Fleet
+    ) -> None:
+        self._backend = backend
+        self._metrics = backend.metrics
+        self._ask = ask
+        self._request = request
+        self._answers = answers
+        self._fleet = fleet
+        self._visible = Visible(ask.stops)
+        self._submitted_s = time.perf_counter()
+        self._shown = False
+
+    async def run(self, places: asyncio.Semaphore) -> None:
+        """Wait for a place, write, and tell what became of it."""
+        choice = self._ask.choice
+        try:
+            async with places:
+                answer = await self._write()
+            self._end(answer)
+        except asyncio.CancelledError as error:
+            self._metrics.gone("cancelled")
+            self._answers.put(Failed(choice, error))
+            raise
+        except Exception as error:
+            self._metrics.gone("failed")
+            expected = isinstance(error, RemoteError)
+            log.warning("an answer failed: %s", error, exc_info=not expected)
+            self._answers.put(Failed(choice, error))
+        finally:
+            self._backend.intake.leave()
+
+    async def _write(self) -> Answer:
+        queue_s = time.perf_counter() - self._submitted_s
+        decoder, load = self._backend.decoder, self._backend.intake.load
+        wanted = self._request
+        self._request = self._backend.saturation.request(self._ask, wanted, load)
+        self._metrics.let_in(banned=self._request is not wanted)
+        self._writer = decoder.writer(self._request, self._fleet, self._tell, queue_s=queue_s)
+        self._backend.enter(self._writer)
+        try:
+            return await self._writer.run()
+        finally:
+            self._backend.leave(self._writer)
+
+    def _tell(self, events: Sequence[Event], step: int) -> None:
+        was_stopped = self._visible.stopped
+        self._show(tuple(events), step, self._visible.feed(events))
+        self._backend.tell_load()
+        if self._visible.stopped and not was_stopped:
+            self._writer.stop()
+
+    def _show(self, events: tuple[Event, ...], step: int, text: str) -> None:
+        if text and not self._shown:
+            self._shown = True
+            self._metrics.first_text(time.perf_counter() - self._submitted_s)
+        self._answers.put(Piece(self._ask.choice, step, events, text))
+
+    def _end(self, answer: Answer) -> None:
+        if rest := self._visible.finish():
+            self._show((), answer.critical_path, rest)
+        stopped = self._visible.stopped
+        end = end_of(answer, stopped=stopped)
+        self._metrics.answered(answer, end, time.perf_counter() - self._submitted_s)
+        self._backend.intake.note(answer)
+        sequential = not self._request.rules.parallel
+        self._answers.put(Ended(self._ask.choice, answer, stopped, sequential))
+
+
+def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()

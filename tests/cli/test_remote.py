@@ -1,0 +1,202 @@
+"""`--engine remote`: what a command says is what the same checkpoint would say in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from pasta_decoding.lang.check import check
+from pasta_decoding.models.export import export_hf
+from pasta_decoding.models.loading import load_model
+from tests.checkpoint import TinyCheckpoint
+from tests.cli.conftest import Outcome, Pasta
+from tests.remote.fake import Fake, by_model, serving, until
+
+Ask = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="module")
+def merged(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the merged checkpoint, which says that it knows both joins."""
+    folder = tmp_path_factory.mktemp("merged") / "tiny"
+    export_hf(load_model(tiny_checkpoint.base, tiny_checkpoint.adapter), folder)
+    record = json.loads((folder / "pasta.json").read_text())
+    (folder / "pasta.json").write_text(json.dumps(record | {"joins": ["kv", "text"]}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fake(merged: Path) -> Iterator[Fake]:
+    """Serve the merged checkpoint."""
+    loaded = load_model(merged, merged)
+    model = loaded.model
+    script = by_model(model)
+    with serving(Fake(script, model.config.vocab_size, min(loaded.ends))) as fake:
+        yield fake
+
+
+@pytest.fixture
+def ask(pasta: Pasta, merged: Path, fake: Fake) -> Ask:
+    """Return a function that runs `pasta run Hello` at the server, or elsewhere."""
+
+    def run(*arguments: object, engine: str = "remote", adapter: Path | str = merged) -> Outcome:
+        where = ["--base-url", fake.url] if engine == "remote" else ["--dtype", "float32"]
+        asked = ["--adapter", adapter, "--max-tokens", "30", "--engine", engine, *where]
+        return pasta("run", "Hello", *asked, *arguments)
+
+    return run
+
+
+def test_a_sequential_answer_is_the_torch_engines(ask: Ask) -> None:
+    ours = ask("--sequential", "--json").object
+    theirs = ask("--sequential", "--json", engine="torch").object
+    assert ours["text"] == theirs["text"] != ""
+    assert ours["critical_path"] == theirs["critical_path"]
+    assert ours["sent"]["requests"] == 1
+
+
+def test_a_parallel_answer_is_well_formed_and_says_what_it_asked_for(ask: Ask) -> None:
+    found = ask("--json").object
+    assert check(found["annotated"]) == []
+    assert found["sent"]["requests"] >= found["threads"]
+    assert found["sent"]["prompt_tokens"] > 0
+
+
+def test_the_stream_and_the_drawing_say_the_same(ask: Ask) -> None:
+    text = ask("--sequential", "--json").object["text"]
+    assert ask("--sequential").out == f"{text}\n"
+    assert ask("--sequential", "--show").out == f"{text}\n"
+
+
+def test_the_base_model_alone_is_asked_sequentially(
+    ask: Ask, fake: Fake, tiny_checkpoint: TinyCheckpoint
+) -> None:
+    outcome = ask("--model", tiny_checkpoint.base, "--json", adapter="none")
+    assert outcome.object["threads"] == 1
+    assert len(fake.bodies[-1]["logit_bias"]) > 0
+
+
+def test_an_adapter_that_was_not_trained_for_text_is_refused_unless_one_insists(
+    ask: Ask, tiny_checkpoint: TinyCheckpoint
+) -> None:
+    where = ["--model", tiny_checkpoint.base]
+    assert ask(*where, adapter=tiny_checkpoint.adapter).complaint == (
+        2,
+        "pasta: the checkpoint was trained for the joins kv, not 'text'",
+        "Use another adapter, or --join text to decode with this one all the same.",
+    )
+    insisting = ask(*where, "--join", "text", "--json", adapter=tiny_checkpoint.adapter)
+    assert insisting.status == 0
+    assert "was not trained for the join text" in insisting.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (
+            ["--join", "kv"],
+            "servers of completions cannot join keys, only text",
+            "Leave out --join kv, or --engine remote.",
+        ),
+        (
+            ["--base-url", "localhost:8000"],
+            "'localhost:8000' is no base URL",
+            "It looks like http://localhost:8000/v1.",
+        ),
+        (
+            ["--trace", "trace.json"],
+            "servers do not say when they computed what",
+            "Leave out --trace.",
+        ),
+    ],
+)
+def test_what_makes_no_sense_there_is_refused(
+    ask: Ask, arguments: list[str], message: str, hint: str
+) -> None:
+    assert ask(*arguments).complaint == (2, f"pasta: {message}", hint)
+
+
+def test_servers_are_for_the_remote_engine_and_the_remote_engine_needs_one(
+    pasta: Pasta, merged: Path
+) -> None:
+    run = ("run", "Hello", "--adapter", merged)
+    assert pasta(*run, "--engine", "remote").complaint == (
+        2,
+        "pasta: no server is named",
+        "Give --base-url http://HOST:PORT/v1.",
+    )
+    assert pasta(*run, "--base-url", "http://localhost:1").complaint == (
+        2,
+        "pasta: --base-url is for servers",
+        "Give --engine remote, too.",
+    )
+
+
+def test_a_server_that_is_not_there_is_told(pasta: Pasta, merged: Path) -> None:
+    run = ("run", "Hello", "--adapter", merged, "--engine", "remote")
+    status, message, hint = pasta(*run, "--base-url", "http://127.0.0.1:9/v1").complaint
+    assert (status, hint) == (2, "Check --base-url and that the servers run.")
+    assert message.startswith("pasta: no server can be reached: http://127.0.0.1:9/v1: ")
+
+
+def test_a_server_that_asks_for_a_key_gets_it(
+    ask: Ask, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake, "key", "sesame")
+    assert ask("--sequential").complaint == (
+        2,
+        f"pasta: {fake.url} refuses the key (401)",
+        "Give --remote-key.",
+    )
+    assert ask("--sequential", "--remote-key", "sesame").status == 0
+    monkeypatch.setenv("PASTA_REMOTE_KEY", "sesame")
+    assert ask("--sequential").status == 0
+
+
+def test_servers_of_different_models_are_refused(ask: Ask, fake: Fake) -> None:
+    other = Fake(fake.script, fake.vocabulary_size, fake.end, model="other")
+    with serving(other):
+        status, message, _hint = ask("--base-url", other.url).complaint
+    assert status == 2
+    assert message == (
+        f"pasta: the servers serve different models: 'tiny' at {fake.url}, 'other' at {other.url}"
+    )
+
+
+def test_a_checkpoint_of_another_tokenizer_is_refused(
+    ask: Ask, merged: Path, tmp_path: Path
+) -> None:
+    foreign = Path(shutil.copytree(merged, tmp_path / "foreign"))
+    record = json.loads((foreign / "pasta.json").read_text())
+    record["token_texts"] = dict.fromkeys(record["token_texts"], "other")
+    (foreign / "pasta.json").write_text(json.dumps(record))
+    assert "in the tokenizer" in ask(adapter=foreign).complaint[1]
+
+
+@pytest.mark.timeout(240)
+def test_serve_answers_by_way_of_another_server(merged: Path, fake: Fake) -> None:
+    where = ["--adapter", str(merged), "--engine", "remote", "--base-url", fake.url]
+    command = [sys.executable, "-m", "pasta_decoding", "serve", "--port", "0", *where]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ) as server:
+        assert server.stderr is not None
+        found = re.fullmatch(r"pasta-tiny at (http://127\.0\.0\.1:\d+)\n", server.stderr.readline())
+        assert found
+        client = openai.OpenAI(base_url=f"{found[1]}/v1", api_key="none", max_retries=5)
+        got = client.chat.completions.create(
+            model="pasta-tiny", messages=[{"role": "user", "content": "Hi"}], max_tokens=5
+        )
+        assert got.usage is not None
+        assert got.usage.completion_tokens <= 5
+        server.send_signal(signal.SIGINT)
+        assert server.wait(60) == 0
+    until(lambda: fake.live == 0)

@@ -1,0 +1,206 @@
+"""A server of completions as vLLM is one, over a script or a tiny model, on a port of this machine.
+
+It speaks the dialect that `engines.completions` describes, refuses what vLLM refuses, and keeps a
+prefix cache of whole blocks, of which it only counts the hits. `Mischief` makes it misbehave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from transformers import PreTrainedModel
+
+from pasta_decoding.engines.completions import MAX_BIASES
+from pasta_decoding.engines.scripted import Script
+from pasta_decoding.server.listen import open_socket
+
+BLOCK = 16
+
+Mischief = Callable[[dict[str, Any], AsyncIterator[bytes]], AsyncIterator[bytes] | Response]
+"""What is sent in place of a good reply: other pieces, or another response."""
+
+
+def by_model(model: PreTrainedModel) -> Script:
+    """Return the logits of a plain causal forward over everything, without any cache."""
+
+    def script(seen: tuple[int, ...]) -> Any:
+        with torch.inference_mode():
+            return model(torch.tensor([seen]), use_cache=False).logits[0, -1].numpy()
+
+    return script
+
+
+@dataclass(eq=False)
+class Fake:
+    """What the server does, and what it has seen.
+
+    bodies: all requests for completions; `live` of them are under way.
+    token_s: how long it takes for a token.
+    """
+
+    script: Script
+    vocabulary_size: int
+    end: int
+    model: str = "tiny"
+    max_model_len: int = 4096
+    key: str | None = None
+    token_s: float = 0.0
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    live: int = 0
+    most_live: int = 0
+    mischief: Mischief | None = None
+    port: int = 0
+    _blocks: set[tuple[int, ...]] = field(default_factory=set)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def app(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/v1/models", self.models),
+                Route("/v1/completions", self.complete, methods=["POST"]),
+            ]
+        )
+
+    async def models(self, request: Request) -> Response:
+        if not self._may(request):
+            return refusal(401, "Unauthorized")
+        model = {"id": self.model, "object": "model", "max_model_len": self.max_model_len}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def complete(self, request: Request) -> Response:
+        body = await request.json()
+        self.bodies.append(body)
+        if not self._may(request):
+            return refusal(401, "Unauthorized")
+        if problem := self._problem(body):
+            return refusal(400, problem)
+        pieces = self._pieces(body)
+        found = self.mischief(body, pieces) if self.mischief else pieces
+        if isinstance(found, Response):
+            return found
+        return StreamingResponse(found, media_type="text/event-stream")
+
+    def _may(self, request: Request) -> bool:
+        return self.key is None or request.headers.get("authorization") == f"Bearer {self.key}"
+
+    def _problem(self, body: dict[str, Any]) -> str | None:
+        prompt, bias = body["prompt"], body["logit_bias"] or {}
+        if body["model"] != self.model:
+            return f"The model `{body['model']}` does not exist."
+        if len(prompt) + body["max_tokens"] > self.max_model_len:
+            return f"This model's maximum context length is {self.max_model_len} tokens."
+        ids = [*prompt, *map(int, bias)]
+        if min(ids) < 0 or max(ids) >= self.vocabulary_size:
+            return "token_id(s) that are not in the vocabulary"
+        return "Too many logit bias tokens" if len(bias) > MAX_BIASES else None
+
+    async def _pieces(self, body: dict[str, Any]) -> AsyncIterator[bytes]:
+        self.live += 1
+        self.most_live = max(self.most_live, self.live)
+        try:
+            cached = self._cached_tokens(body["prompt"])
+            seen = list(body["prompt"])
+            first: dict[str, Any] = {"prompt_token_ids": body["prompt"]}
+            for n in range(body["max_tokens"]):
+                await asyncio.sleep(self.token_s)
+                token = self._choose(body, tuple(seen), n)
+                self._keep(seen)
+                seen.append(token)
+                stopped = token in (*body["stop_token_ids"], self.end)
+                last = n + 1 == body["max_tokens"]
+                reason = "stop" if stopped else "length" if last else None
+                named = token if token in body["stop_token_ids"] else None
+                yield event(token, finish_reason=reason, stop_reason=named, **first)
+                first = {}
+                if reason:
+                    break
+            yield usage(len(body["prompt"]), len(seen) - len(body["prompt"]), cached)
+            yield b"data: [DONE]\n\n"
+        finally:
+            self.live -= 1
+
+    def _choose(self, body: dict[str, Any], seen: tuple[int, ...], n: int) -> int:
+        logits_V = np.array(self.script(seen), dtype=np.float64)
+        for token, by in (body["logit_bias"] or {}).items():
+            logits_V[int(token)] += by
+        if body["temperature"]:
+            noise = np.random.default_rng((body["seed"], n))
+            logits_V = logits_V / body["temperature"] + noise.gumbel(size=len(logits_V))
+        return int(logits_V.argmax())
+
+    def _cached_tokens(self, prompt: list[int]) -> int:
+        """How much of a prompt is in whole blocks that are known; its last token never is."""
+        whole = (len(prompt) - 1) // BLOCK
+        known = (n for n in range(whole) if tuple(prompt[: (n + 1) * BLOCK]) not in self._blocks)
+        return BLOCK * next(known, whole)
+
+    def _keep(self, ids: list[int]) -> None:
+        ends = range(BLOCK, len(ids) + 1, BLOCK)
+        self._blocks |= {tuple(ids[:end]) for end in ends}
+
+
+def event(*ids: int, **about: Any) -> bytes:
+    """Return an event that brings these ids."""
+    choice = {"index": 0, "text": "".join(map(chr, ids)), "token_ids": list(ids), **about}
+    return sent({"choices": [{"finish_reason": None} | choice]})
+
+
+def usage(prompt: int, completion: int, cached: int = 0) -> bytes:
+    counts: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": completion}
+    if cached:
+        counts["prompt_tokens_details"] = {"cached_tokens": cached}
+    return sent({"choices": [], "usage": counts})
+
+
+def sent(event: object) -> bytes:
+    return b"data: " + json.dumps(event).encode() + b"\n\n"
+
+
+def refusal(status: int, message: str, **headers: str) -> Response:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return JSONResponse({"error": {"message": message, "type": "error"}}, status, named)
+
+
+@contextmanager
+def serving(fake: Fake, *, port: int = 0) -> Iterator[Fake]:
+    """Serve until the block ends; requests under way are cut off then, as if it was killed."""
+    listener = open_socket("127.0.0.1", port)
+    fake.port = listener.getsockname()[1]
+    config = uvicorn.Config(
+        fake.app(), log_level="critical", lifespan="off", timeout_graceful_shutdown=0
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        until(lambda: server.started)
+        yield fake
+    finally:
+        server.should_exit = server.force_exit = True
+        thread.join()
+        listener.close()
+
+
+def until(holds: Callable[[], bool], *, seconds: float = 20.0) -> None:
+    """Wait for something that is about to happen."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.005)

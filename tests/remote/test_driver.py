@@ -1,0 +1,222 @@
+"""The async driver: what it writes at a server is what an engine in this process would write."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from pasta_decoding.engines.base import FloatArray
+from pasta_decoding.engines.remote import Fleet
+from pasta_decoding.engines.scripted import follow
+from pasta_decoding.engines.torch import TorchEngine
+from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.events import Event, Finished, Opened, ordered
+from pasta_decoding.runtime.request import Request
+from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.sampling import Sampler, Sampling
+from tests.law import world
+from tests.law.world import ASYNC, BINDING, CLOSE, END, OPEN, P20, P50, SYNC
+from tests.remote.fake import BLOCK, Fake, by_model, serving, until
+from tests.remote.writing import (
+    RULES,
+    asked,
+    ending,
+    locally,
+    scripted,
+    service_of,
+    write,
+    writer,
+)
+from tests.runtime.play import ID, SIZE
+from tests.tiny import tiny_llama
+
+A, B, C, SPACE_A = (ID[text] for text in ("a", "b", "c", " a"))
+ENDLESS = follow((A, B), (B, A), vocabulary_size=SIZE, otherwise=A)
+PROMPTS = [(11, 12, 13 + n) for n in range(8)]
+
+
+def assert_same(ours: Answer, theirs: Answer) -> None:
+    assert ours.segments == theirs.segments
+    assert ours.layouts == theirs.layouts
+    assert ours.text == theirs.text
+    assert ours.critical_path == theirs.critical_path
+    assert sorted(ours.trace.fed, key=repr) == sorted(theirs.trace.fed, key=repr)
+    assert ours.trace.rewritten_tokens == theirs.trace.rewritten_tokens
+    assert "".join(ordered(ours.events)) == ours.text
+
+
+def test_answers_are_those_of_the_step_scheduler_token_by_token() -> None:
+    requests = [asked(prompt) for prompt in PROMPTS]
+    with serving(scripted()) as fake:
+        answers = write(service_of(fake), requests)
+        assert fake.live == 0
+    for request, answer in zip(requests, answers, strict=True):
+        assert_same(answer, locally(request, ending(7)))
+    assert sum(len(answer.layouts) > 1 for answer in answers) > 1
+    assert sum(answer.chunks for answer in answers) > 10
+    assert not any(answer.truncated for answer in answers)
+
+
+def lively_llama() -> LlamaForCausalLM:
+    """A tiny model that makes promises, waits for them, and comes to its end."""
+    model = tiny_llama(seed=3)
+    with torch.no_grad():
+        model.lm_head.weight[[world.OPEN, world.P20, world.P50, world.SYNC, world.CLOSE]] *= 1.7
+        model.lm_head.weight[world.END] *= 2
+    return model
+
+
+def test_a_models_answers_are_those_of_the_torch_engine() -> None:
+    """Plain forwards over growing sequences on one side, the engine's pool on the other."""
+    about = {"vocabulary": world.VOCABULARY}
+    rules = Rules(max_tokens=300, max_topic_tokens=3, min_chunk_tokens=8)
+    requests = [asked((60 + n, 61, 62), rules=rules) for n in range(8)]
+    script = by_model(lively_llama())
+    with serving(Fake(script, world.SIZE, world.END)) as fake:
+        answers = write(service_of(fake), requests, **about)
+    engine = TorchEngine(lively_llama())
+    for request, answer in zip(requests, answers, strict=True):
+        assert_same(answer, locally(request, script, engine=engine, **about))
+        assert not answer.hit_limit, "who uses a budget up would depend on who is faster"
+    assert sum(answer.chunks for answer in answers) >= 4
+    assert max(len(answer.layouts) for answer in answers) == 3
+
+
+def test_sequential_answers_bring_no_control_token_in_one_request_each() -> None:
+    rules = Rules(max_tokens=60, parallel=False)
+    requests = [asked(prompt, rules=rules) for prompt in PROMPTS]
+    with serving(scripted()) as fake:
+        answers = write(service_of(fake), requests)
+        assert len(fake.bodies) == len(requests)
+        banned = {str(token) for token in BINDING.ids}
+        assert all(set(body["logit_bias"]) == banned for body in fake.bodies)
+    for request, answer in zip(requests, answers, strict=True):
+        assert_same(answer, locally(request, ending(7)))
+        assert answer.overruled == 0
+
+
+LAST = ID["b."]
+TWO_CHUNKS = follow(
+    (LAST, A, OPEN, B, P20, SPACE_A, OPEN, C, P50, B, SYNC),
+    (P20, ASYNC, C, A, CLOSE),
+    (P50, ASYNC, C, C, C, C, CLOSE),
+    (SYNC, C, A, END),
+    vocabulary_size=SIZE,
+)
+"""Main: a, a promise on b, ' a', one on c, b, SYNC, c a. The chunks write c a and c c c c."""
+LONG_PROMPT = (*([A, B, C, A, C, B] * BLOCK)[: 3 * BLOCK], LAST)
+
+
+def test_every_request_begins_with_what_an_earlier_one_has_computed() -> None:
+    with serving(Fake(TWO_CHUNKS, SIZE, END)) as fake:
+        [answer] = write(service_of(fake), [asked(LONG_PROMPT)])
+        bodies = fake.bodies
+    assert answer.annotated == (
+        'a<promise topic="b" tokens="20"/><async>ca</async> a'
+        '<promise topic="c" tokens="50"/><async>cccc</async>b<sync/>ca'
+    )
+    assert answer.layouts == locally(asked(LONG_PROMPT), TWO_CHUNKS).layouts
+    assert [body["prompt"][len(LONG_PROMPT) :] for body in bodies] == [
+        [],
+        [A, OPEN, B, P20, ASYNC],
+        [A, OPEN, B, P20, SPACE_A, OPEN, C, P50, ASYNC],
+        # In reading order, with all tags.
+        [
+            *(A, OPEN, B, P20, ASYNC, C, A, CLOSE, SPACE_A),
+            *(OPEN, C, P50, ASYNC, C, C, C, C, CLOSE, B, SYNC),
+        ],
+    ]
+    sent = answer.trace.sent
+    assert sent is not None
+    assert (sent.requests, sent.corrections) == (4, 0)
+    assert sent.prompt_tokens == sum(len(body["prompt"]) for body in bodies)
+    # The prompt's blocks, three times; what else is shared fills no block.
+    assert sent.cached_tokens == 3 * 3 * BLOCK
+
+
+def test_events_are_told_as_they_happen_with_the_step_that_they_need_at_least() -> None:
+    told: list[tuple[Event, int]] = []
+    with serving(Fake(TWO_CHUNKS, SIZE, END)) as fake:
+        [answer] = write(
+            service_of(fake),
+            [asked(LONG_PROMPT)],
+            on_news=lambda events, step: told.extend((event, step) for event in events),
+        )
+    assert [event for event, _ in told] == list(answer.events)
+    assert isinstance(answer.events[-1], Finished)
+    assert sum(isinstance(event, Opened) for event in answer.events) == 2
+    steps = [step for _, step in told]
+    assert steps == sorted(steps)
+    assert steps[-1] == answer.critical_path
+    assert len(answer.event_s) == len(answer.events)
+
+
+def test_the_same_seed_asks_for_the_same_and_another_choice_for_something_else() -> None:
+    def request(choice: int) -> Request:
+        sampler = Sampler(Sampling(temperature=1.0, top_p=0.9, seed=5), request=choice)
+        return Request(PROMPTS[0], sampler, RULES)
+
+    with serving(scripted()) as fake:
+        once, again, other = (write(service_of(fake), [request(n)])[0] for n in (0, 0, 1))
+        seeds = {body["seed"] for body in fake.bodies}
+    assert once.segments == again.segments != other.segments
+    assert len(seeds) > 2, "each request draws its own noise"
+    assert {body["top_p"] for body in fake.bodies} == {0.9}
+
+
+def test_a_vanishing_temperature_is_sent_as_greedy() -> None:
+    request = Request(PROMPTS[0], Sampler(Sampling(temperature=1e-6)), RULES)
+    with serving(scripted()) as fake:
+        write(service_of(fake), [request])
+        assert {body["temperature"] for body in fake.bodies} == {0.0}
+
+
+def test_time_that_is_up_leaves_what_there_is() -> None:
+    with serving(Fake(ENDLESS, SIZE, END, token_s=0.01)) as fake:
+        began_s = time.monotonic()
+        request = asked(PROMPTS[0], max_seconds=0.3, rules=Rules(max_tokens=4000))
+        [answer] = write(service_of(fake), [request])
+        assert time.monotonic() - began_s < 5
+        until(lambda: fake.live == 0)
+    assert answer.truncated
+    assert answer.text.startswith("ab")
+    assert isinstance(answer.events[-1], Finished)
+
+
+def test_an_answer_that_is_cancelled_ends_all_its_requests() -> None:
+    async def cancel(fake: Fake) -> None:
+        async with Fleet(service_of(fake)) as fleet:
+            task = asyncio.create_task(writer(asked((A, LAST)), fleet).run())
+            await asyncio.to_thread(until, lambda: fake.live > 1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    script = follow((LAST, A, OPEN, B, P20, A), (P20, ASYNC, A), vocabulary_size=SIZE, otherwise=A)
+    with serving(Fake(script, SIZE, END, token_s=0.01)) as fake:
+        asyncio.run(cancel(fake))
+        until(lambda: fake.live == 0)
+
+
+def test_a_token_that_may_not_stand_there_is_taken_back_at_the_price_of_a_request() -> None:
+    """Main wants to close a promise that it has not opened; next to that, a."""
+
+    def script(seen: tuple[int, ...]) -> FloatArray:
+        logits_V = np.zeros(SIZE, dtype=np.float32)
+        logits_V[[P20, A if len(seen) < 8 else END]] = (10, 5)
+        return logits_V
+
+    with serving(Fake(script, SIZE, END)) as fake:
+        [answer] = write(service_of(fake), [asked(PROMPTS[0])])
+        ones = [body for body in fake.bodies if body["max_tokens"] == 1]
+    assert answer.text == "a" * 5
+    assert answer.overruled == len(ones) == 6
+    assert answer.trace.sent is not None
+    assert answer.trace.sent.corrections == 6
+    banned = {str(token) for token in BINDING.ids - {OPEN}}
+    assert all({t for t, by in body["logit_bias"].items() if by < 0} == banned for body in ones)

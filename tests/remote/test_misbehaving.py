@@ -1,0 +1,301 @@
+"""Servers that misbehave: it is told, tried again where that may help, and leaks nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from starlette.responses import PlainTextResponse, Response
+
+from pasta_decoding.engines.completions import RemoteError
+from pasta_decoding.engines.remote import Fleet
+from pasta_decoding.engines.scripted import follow
+from pasta_decoding.runtime.answer import Answer
+from tests.law.world import ASYNC, END, OPEN, P20
+from tests.remote.fake import Fake, event, refusal, serving, until, usage
+from tests.remote.writing import (
+    IMPATIENT,
+    asked,
+    ending,
+    locally,
+    scripted,
+    service_of,
+    write,
+    writer,
+)
+from tests.runtime.play import ID, SIZE
+
+PROMPT = (11, 12, 13)
+A, B = ID["a"], ID["b"]
+
+Body = dict[str, Any]
+Pieces = AsyncIterator[bytes]
+
+
+def always(response: Callable[[], Response]) -> Callable[[Body, Pieces], Response]:
+    return lambda _body, _pieces: response()
+
+
+async def garbage(_body: Body, _pieces: Pieces) -> Pieces:
+    yield b"data: \xff\xfe nonsense\n\n"
+
+
+async def early(_body: Body, pieces: Pieces) -> Pieces:
+    yield await anext(pieces)
+
+
+async def nothing(_body: Body, _pieces: Pieces) -> Pieces:
+    return
+    yield
+
+
+async def twice(_body: Body, pieces: Pieces) -> Pieces:
+    async for piece in pieces:
+        yield piece
+        if b"token_ids" in piece and b'"finish_reason": null' in piece:
+            yield piece.replace(b"prompt_token_ids", b"seen_before")
+
+
+async def stuck(_body: Body, pieces: Pieces) -> Pieces:
+    yield await anext(pieces)
+    await asyncio.sleep(60)
+
+
+async def silent(_body: Body, _pieces: Pieces) -> Pieces:
+    await asyncio.sleep(60)
+    yield b""
+
+
+async def deaf_to_bias(body: Body, pieces: Pieces) -> Pieces:
+    """Insist on a closing that no promise has opened."""
+    del pieces
+    yield event(P20, finish_reason="length")
+    yield usage(len(body["prompt"]), 1)
+
+
+async def plain_text(_body: Body, _pieces: Pieces) -> Pieces:
+    yield b'data: {"choices": [{"text": "Hello"}]}\n\n'
+
+
+FAILURES: dict[str, tuple[Any, str, int]] = {
+    "garbage": (garbage, "it sent no completion: b'\\xff\\xfe nonsense'", 1),
+    "an early end": (early, "it ended its reply early", 1),
+    "an empty reply": (nothing, "it ended its reply early (tries: 3)", 3),
+    "tokens twice": (twice, "it streamed ", 1),
+    "a stream that stops": (stuck, "it sent nothing for 0.5 s", 1),
+    "silence": (silent, "it sent nothing for 1 s (tries: 3)", 3),
+    "no token ids": (plain_text, "it streams no token ids", 1),
+    "busy": (
+        always(lambda: refusal(429, "try later", Retry_After="0")),
+        "it failed with status 429: try later (tries: 3)",
+        3,
+    ),
+    "broken": (
+        always(lambda: PlainTextResponse("boom", 500)),
+        "it failed with status 500: boom (tries: 3)",
+        3,
+    ),
+    "a refusal": (
+        always(lambda: refusal(400, "logit_bias is not known")),
+        "it failed with status 400: logit_bias is not known",
+        1,
+    ),
+    "a page": (
+        always(lambda: PlainTextResponse("<html>", 200)),
+        "it sent no completion: b'<html>'",
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_failure_is_told_and_tried_again_only_before_the_first_token(name: str) -> None:
+    mischief, message, tries = FAILURES[name]
+    script = follow((13, A, B, A, A, B, END), vocabulary_size=SIZE)
+    with serving(Fake(script, SIZE, END)) as fake:
+        fake.mischief = mischief
+        with pytest.raises(RemoteError) as caught:
+            write(service_of(fake, patience=IMPATIENT), [asked(PROMPT)])
+        assert str(caught.value).startswith(f"the server at {fake.url} failed: {message}")
+        assert len(fake.bodies) == tries
+        fake.mischief = None
+        [answer] = write(service_of(fake), [asked(PROMPT)])
+        assert answer.text == "abaab"
+        until(lambda: fake.live == 0)
+
+
+def test_a_server_that_does_not_know_logit_bias_is_found_out() -> None:
+    with serving(scripted()) as fake:
+        fake.mischief = deaf_to_bias
+        with pytest.raises(RemoteError, match="insists on the token 5, which `logit_bias` forbids"):
+            write(service_of(fake), [asked(PROMPT)])
+        assert len(fake.bodies) == 2
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_what_passes_by_itself_is_waited_for(status: int) -> None:
+    failing = iter([True, True])
+
+    def sometimes(_body: Body, pieces: Pieces) -> Pieces | Response:
+        return refusal(status, "not now", Retry_After="0") if next(failing, False) else pieces
+
+    with serving(scripted()) as fake:
+        fake.mischief = sometimes
+        [answer] = write(service_of(fake), [asked(PROMPT)])
+        assert answer.segments == locally(asked(PROMPT), ending(7)).segments
+        assert answer.trace.sent is not None
+        assert answer.trace.sent.requests == len(fake.bodies)
+
+
+def test_a_chunk_that_fails_for_good_takes_its_siblings_along() -> None:
+    script = follow((13, A, OPEN, B, P20, A), (P20, ASYNC, A), vocabulary_size=SIZE, otherwise=A)
+
+    def chunks_fail(body: Body, pieces: Pieces) -> Pieces | Response:
+        return refusal(400, "no chunks here") if body["prompt"][-1] == ASYNC else pieces
+
+    with serving(Fake(script, SIZE, END, token_s=0.01)) as fake:
+        fake.mischief = chunks_fail
+        began_s = time.monotonic()
+        with pytest.raises(RemoteError, match="no chunks here"):
+            write(service_of(fake), [asked(PROMPT)])
+        assert time.monotonic() - began_s < 3, "main had written for longer"
+        until(lambda: fake.live == 0)
+
+
+def test_one_answer_that_fails_leaves_the_others_alone() -> None:
+    def one_fails(body: Body, pieces: Pieces) -> Pieces | Response:
+        return refusal(400, "not this one") if body["prompt"][2] == 14 else pieces
+
+    async def both(fake: Fake) -> list[Answer | BaseException]:
+        async with Fleet(service_of(fake)) as fleet:
+            writers = [writer(asked((11, 12, last)), fleet) for last in (13, 14)]
+            return await asyncio.gather(*(w.run() for w in writers), return_exceptions=True)
+
+    with serving(scripted()) as fake:
+        fake.mischief = one_fails
+        good, bad = asyncio.run(both(fake))
+    assert isinstance(good, Answer)
+    assert good.segments == locally(asked(PROMPT), ending(7)).segments
+    assert isinstance(bad, RemoteError)
+
+
+# Several servers
+
+
+def test_answers_take_turns_and_each_stays_where_it_began() -> None:
+    with serving(scripted()) as one, serving(scripted()) as other:
+        requests = [asked((11, 12, 13 + n)) for n in range(6)]
+        write(service_of(one, other), requests)
+        for fake in (one, other):
+            assert len({tuple(body["prompt"][:3]) for body in fake.bodies}) == 3
+        places = [{tuple(body["prompt"][:3]) for body in fake.bodies} for fake in (one, other)]
+        assert places[0].isdisjoint(places[1])
+
+
+def test_answers_go_to_the_server_that_can_be_reached() -> None:
+    with serving(scripted()) as one, serving(scripted()) as gone:
+        service = service_of(gone, one)
+    with serving(one, port=one.port):
+        answers = write(service, [asked((11, 12, 13 + n)) for n in range(4)])
+    for n, answer in enumerate(answers):
+        assert answer.segments == locally(asked((11, 12, 13 + n)), ending(7)).segments
+
+
+def test_a_server_that_nobody_answers_at_is_named() -> None:
+    with serving(scripted()) as fake:
+        service = service_of(fake)
+    with pytest.raises(RemoteError) as caught:
+        write(service, [asked(PROMPT)])
+    assert str(caught.value).startswith(f"the server at {fake.url} failed: it cannot be reached: ")
+    assert str(caught.value).endswith("(tries: 3)")
+    assert caught.value.hint == "Check the base URL and that the server runs."
+
+
+def test_a_server_that_is_killed_fails_who_was_there_and_serves_who_comes_after() -> None:
+    async def survive(fake: Fake, kill: Callable[[], None], revive: Callable[[], None]) -> None:
+        async with Fleet(service_of(fake)) as fleet:
+            begun = asyncio.Event()
+            one = writer(asked(PROMPT), fleet, lambda _events, _step: begun.set())
+            task = asyncio.create_task(one.run())
+            await begun.wait()
+            await asyncio.to_thread(kill)
+            with pytest.raises(RemoteError, match=r"broke the connection|ended its reply early"):
+                await task
+            await asyncio.to_thread(revive)
+            answer = await writer(asked(PROMPT), fleet).run()
+            assert answer.segments == locally(asked(PROMPT), ending(7)).segments
+
+    fake = scripted()
+    fake.token_s = 0.05
+    with revivable(fake) as (kill, revive):
+        asyncio.run(survive(fake, kill, revive))
+
+
+@contextmanager
+def revivable(fake: Fake) -> Iterator[tuple[Callable[[], None], Callable[[], None]]]:
+    """Serve; the functions kill the server and start it again on its port."""
+    running = [serving(fake)]
+    running[0].__enter__()
+
+    def kill() -> None:
+        running.pop().__exit__(None, None, None)
+
+    def revive() -> None:
+        fake.token_s = 0.0
+        running.append(serving(fake, port=fake.port))
+        running[0].__enter__()
+
+    try:
+        yield kill, revive
+    finally:
+        while running:
+            kill()
+
+
+def test_more_requests_than_connections_wait_for_their_turn() -> None:
+    with serving(scripted()) as fake:
+        requests = [asked((11, 12, 13 + n)) for n in range(6)]
+        answers = write(service_of(fake, connections=2), requests)
+        assert fake.most_live <= 2
+    for request, answer in zip(requests, answers, strict=True):
+        assert answer.segments == locally(request, ending(7)).segments
+
+
+def test_a_server_that_closes_every_connection_at_once_is_told() -> None:
+    """No HTTP at all: bytes that mean nothing, or none."""
+    for words in (b"", b"SSH-2.0-OpenSSH\r\n\r\n"):
+        with hanging_up(words) as port:
+            fake = scripted()
+            fake.port = port
+            with pytest.raises(RemoteError, match="it broke the connection"):
+                write(service_of(fake), [asked(PROMPT)])
+
+
+@contextmanager
+def hanging_up(words: bytes) -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for _ in itertools.count():
+                try:
+                    client, _ = listener.accept()
+                except OSError:
+                    return
+                with client:
+                    client.recv(65536)
+                    client.sendall(words)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()

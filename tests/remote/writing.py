@@ -1,0 +1,96 @@
+"""Writing answers at fake servers, and the same on an engine in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from pasta_decoding.engines.base import Engine, FloatArray
+from pasta_decoding.engines.remote import Fleet
+from pasta_decoding.engines.scripted import Script, ScriptedEngine
+from pasta_decoding.engines.service import Patience, Service
+from pasta_decoding.lang.layout import Joining
+from pasta_decoding.lang.positions import SharedMax
+from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.decoder import answer_of
+from pasta_decoding.runtime.driver import OnNews, Writer
+from pasta_decoding.runtime.interpreter import Interpreter
+from pasta_decoding.runtime.request import Request
+from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.sampling import Sampler, Sampling
+from pasta_decoding.runtime.scheduler import Scheduler
+from pasta_decoding.runtime.vocabulary import Vocabulary
+from tests.law.world import END
+from tests.remote.fake import Fake
+from tests.runtime.machine import leaning
+from tests.runtime.play import SIZE, VOCABULARY
+
+RULES = Rules(max_tokens=400, max_topic_tokens=3, min_chunk_tokens=6)
+PATIENT = Patience(retries=2, pause_s=0.01, rest_s=0.2)
+IMPATIENT = Patience(first_token_s=1, token_s=0.5, retries=2, pause_s=0.01, rest_s=0.2)
+
+
+def ending(seed: int) -> Script:
+    """Any answer, with promises and syncs, that soon comes to its end."""
+    script = leaning(seed)
+
+    def leaning_to_end(seen: tuple[int, ...]) -> FloatArray:
+        logits_V = script(seen).copy()
+        logits_V[END] += 2
+        return logits_V
+
+    return leaning_to_end
+
+
+def scripted(seed: int = 7) -> Fake:
+    return Fake(ending(seed), SIZE, END)
+
+
+def service_of(*fakes: Fake, patience: Patience = PATIENT, **changes: Any) -> Service:
+    urls = tuple(fake.url for fake in fakes)
+    return Service(urls, fakes[0].model, fakes[0].vocabulary_size, 4096, None, patience, **changes)
+
+
+def asked(prompt: Sequence[int], *, rules: Rules = RULES, **changes: Any) -> Request:
+    return Request(tuple(prompt), Sampler(Sampling()), rules, **changes)
+
+
+def writer(
+    request: Request,
+    fleet: Fleet,
+    on_news: OnNews = lambda _events, _step: None,
+    vocabulary: Vocabulary = VOCABULARY,
+) -> Writer:
+    prompt_tokens, most = len(request.prompt), fleet.service.max_positions
+    interpreter = Interpreter(
+        vocabulary, SharedMax(), request.rules, prompt_tokens, most, Joining.text
+    )
+    return Writer(request, interpreter, fleet, on_news)
+
+
+async def written(service: Service, requests: Sequence[Request], **about: Any) -> list[Answer]:
+    """Write all answers at the same time."""
+    async with Fleet(service) as fleet:
+        writers = [writer(request, fleet, **about) for request in requests]
+        tasks = [asyncio.create_task(one.run()) for one in writers]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def write(service: Service, requests: Sequence[Request], **about: Any) -> list[Answer]:
+    return asyncio.run(written(service, requests, **about))
+
+
+def locally(
+    request: Request, script: Script, *, engine: Engine | None = None, **about: Any
+) -> Answer:
+    """The same answer on the step scheduler, under the text join."""
+    vocabulary = about.get("vocabulary", VOCABULARY)
+    engine = ScriptedEngine(script, SIZE) if engine is None else engine
+    scheduler = Scheduler(engine, vocabulary, SharedMax(), joining=Joining.text)
+    return answer_of(scheduler, request)
