@@ -222,9 +222,16 @@ def _role(role: str) -> str:
 
 
 def _replies(whole: type[schema.Wire], chunk: type[schema.Wire]) -> dict[int | str, dict[str, Any]]:
-    stream = {"schema": {"type": "string", "description": f"events of {chunk.__name__}"}}
+    data = {"type": "string", "description": f"a {chunk.__name__} as JSON; at last [DONE]"}
+    event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
     about = "The whole reply, or, with `stream`, server-sent events."
-    return {200: {"model": whole, "description": about, "content": {"text/event-stream": stream}}}
+    return {
+        200: {
+            "model": whole,
+            "description": about,
+            "content": {"text/event-stream": {"schema": event}},
+        }
+    }
 
 
 _METRICS: dict[int | str, dict[str, Any]] = {
