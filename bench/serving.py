@@ -9,8 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from pasta_decoding.errors import PastaError
-
 
 @dataclass(frozen=True, slots=True)
 class Served:
@@ -24,7 +22,7 @@ class Served:
 def served(options: Sequence[str]) -> Iterator[Served]:
     """Run `pasta serve` with these options until the block ends.
 
-    Raises PastaError with the server's own words if it does not start.
+    Ends the benchmark with the server's own words if it does not start.
     """
     command = [sys.executable, "-m", "pasta_decoding", "serve", "--port", "0", *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
@@ -42,4 +40,4 @@ def _found(server: subprocess.Popen[str]) -> Served:
         if place := re.search(r"(\S+) at (http://\S+)$", line.rstrip()):
             return Served(f"{place[2]}/v1", place[1])
         said.append(line)
-    raise PastaError("pasta serve did not start: " + "".join(said).strip())
+    raise SystemExit("pasta serve did not start: " + "".join(said).strip())

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from pasta_decoding.runtime.decoder import Decoder, torch_decoder
-from tests.bench.test_benchmarks import lines_of
+from tests.bench.test_benchmarks import BENCH, lines_of
 from tests.checkpoint import TinyCheckpoint
 from tests.server.running import Running, running
 from tests.server.scripts import Slow, endless, with_engine
@@ -74,3 +76,31 @@ def test_an_open_loop_goes_on_asking_and_turns_away_who_is_too_many(server: Runn
     assert line["rate"] == 60
     assert line["turned_away"] > 10
     assert line["answers"] > 2
+
+
+def test_it_starts_a_server_of_its_own_and_ends_it(tiny_checkpoint: TinyCheckpoint) -> None:
+    checkpoint = ("--model", tiny_checkpoint.base, "--adapter", tiny_checkpoint.adapter)
+    own = ("--label", "tiny", "--", "--engine", "torch", *checkpoint, "--parallel-up-to", 0)
+    (line,) = lines_of("serve_load.py", *QUICK, "--clients", 1, "--modes", "auto", *own)
+    assert line["server"] == "tiny"
+    assert line["answers"] > 0
+    assert line["sequential"] == 1
+
+
+def test_a_server_that_does_not_start_ends_the_run_with_its_own_words() -> None:
+    command = [sys.executable, str(BENCH / "serve_load.py"), "--", "--adapter", "/nowhere"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pasta serve did not start: " in done.stderr
+    assert "/nowhere" in done.stderr
+
+
+@pytest.mark.timeout(240)
+def test_the_overhead_is_of_answers_that_are_the_engines_own(
+    tiny_checkpoint: TinyCheckpoint,
+) -> None:
+    checkpoint = ("--model", tiny_checkpoint.base, "--adapter", tiny_checkpoint.adapter)
+    options = ("--engines", "torch:float32", "--limit", 3, "--max-tokens", 12, *checkpoint)
+    (line,) = lines_of("serve_overhead.py", *options)
+    assert (line["answers"], line["differing"]) == (3, 0)
+    assert all(found["median"] > 0 for found in line["over_the_engine_alone"].values())
