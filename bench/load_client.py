@@ -155,12 +155,16 @@ class Crowd:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What a crowd went through between two moments, when it had found its pace."""
+    """What a crowd went through between two moments, when it had found its pace.
+
+    cpu_s: processor seconds that the server had; 0 if that is not known.
+    """
 
     visits: Sequence[Visit]
     turned_away: int
     began_s: float
     ended_s: float
+    cpu_s: float
 
     @property
     def seconds(self) -> float:
@@ -202,6 +206,7 @@ async def watch(
     seconds: float,
     is_warm: Callable[[], bool],
     most_s: float,
+    cpu_s: Callable[[], float],
 ) -> Window:
     """Let a crowd behave, and look at it for `seconds` once it is warm, or after `most_s`.
 
@@ -210,15 +215,15 @@ async def watch(
     task = asyncio.ensure_future(behave)
     try:
         await _until(lambda: is_warm() or task.done(), most_s)
-        began_s, away = time.perf_counter(), crowd.turned_away
+        began_s, began_cpu_s, away = time.perf_counter(), cpu_s(), crowd.turned_away
         await asyncio.wait([task], timeout=seconds)
-        ended_s = time.perf_counter()
+        ended_s, used_s = time.perf_counter(), cpu_s() - began_cpu_s
     finally:
         task.cancel()
         await asyncio.wait([task])
     if not task.cancelled():
         task.result()  # it never ends by itself: what broke it is raised here
-    return Window(list(crowd.visits), crowd.turned_away - away, began_s, ended_s)
+    return Window(list(crowd.visits), crowd.turned_away - away, began_s, ended_s, used_s)
 
 
 async def _until(holds: Callable[[], bool], most_s: float) -> None:

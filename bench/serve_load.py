@@ -9,6 +9,7 @@ server that is there, also one of another kind. Modes: sequential and parallel i
 (`pasta_parallel`), auto leaves it to the server. A cell is one mode at one load; the modes of a
 load take turns, so that a machine that slows down slows all of them. Tokens are those of plain
 text: what came in the window, in characters, times tokens a character of the answers that ended.
+Processor time a token is told beside the clock's rates: it cares less what else the machine does.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import os
 import random
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
@@ -107,7 +108,8 @@ async def run(
                 body = request_body(server.model, mode, options)
                 url = f"{server.base_url}/chat/completions"
                 crowd = Crowd(Site(client, url, body, options.timeout), questions)
-                window = await cell(load, crowd, random.Random(options.seed + repeat), options)
+                chance = random.Random(options.seed + repeat)
+                window = await cell(load, crowd, chance, options, lambda: server.cpu_s)
                 windows[mode].append(window)
                 rate = f"{window.characters / window.seconds:.0f} characters/s"
                 print(*load, mode, rate, file=sys.stderr)
@@ -115,7 +117,11 @@ async def run(
 
 
 async def cell(
-    load: Load, crowd: Crowd, chance: random.Random, options: argparse.Namespace
+    load: Load,
+    crowd: Crowd,
+    chance: random.Random,
+    options: argparse.Namespace,
+    cpu_s: Callable[[], float],
 ) -> Window:
     """Watch one mode at one load."""
     kind, number = load
@@ -124,7 +130,7 @@ async def cell(
     else:
         behave, wanted = crowd.open(number, options.most, chance), sys.maxsize
     return await watch(
-        crowd, behave, options.seconds, lambda: crowd.ended >= wanted, options.warmup
+        crowd, behave, options.seconds, lambda: crowd.ended >= wanted, options.warmup, cpu_s
     )
 
 
@@ -143,8 +149,9 @@ def request_body(model: str, mode: str, options: argparse.Namespace) -> dict[str
 def report(load: Load, options: argparse.Namespace, windows: dict[str, list[Window]]) -> None:
     """Print one line for each mode."""
     where = options.label or options.base_url or " ".join(options.serve) or "pasta serve"
-    rates = {mode: [tokens_per_s(one) for one in found] for mode, found in windows.items()}
-    base = rates.get("sequential")
+    rates = {mode: [tokens(one) / one.seconds for one in found] for mode, found in windows.items()}
+    costs = {mode: [cpu_per_token(one) for one in found] for mode, found in windows.items()}
+    base, base_cost = rates.get("sequential"), costs.get("sequential")
     for mode, found in windows.items():
         emit(
             "serve_load",
@@ -156,6 +163,8 @@ def report(load: Load, options: argparse.Namespace, windows: dict[str, list[Wind
             repeats=options.repeats,
             plain_tokens_per_s=spread(rates[mode], 2),
             of_sequential=quotients(rates[mode], base) if base else None,
+            cpu_ms_per_token=spread([1e3 * cost for cost in costs[mode]], 3),
+            cpu_of_sequential=quotients(costs[mode], base_cost) if base_cost else None,
             **figures(found),
         )
 
@@ -166,11 +175,17 @@ def quotients(rates: Sequence[float], base: Sequence[float]) -> dict[str, float]
     return spread([rate / other for rate, other in pairs], 3) if all(base) else None
 
 
-def tokens_per_s(window: Window) -> float:
-    """Return plain tokens a second; 0 if no answer ended, since then nobody said how many."""
+def tokens(window: Window) -> float:
+    """Return plain tokens that came; 0 if no answer ended, since then nobody said how many."""
     characters = sum(answer.characters for answer in window.answers)
-    tokens = sum(answer.plain_tokens for answer in window.answers)
-    return window.characters * tokens / characters / window.seconds if characters else 0.0
+    told = sum(answer.plain_tokens for answer in window.answers)
+    return window.characters * told / characters if characters else 0.0
+
+
+def cpu_per_token(window: Window) -> float:
+    """Return processor seconds a plain token; 0 if that is not known."""
+    found = tokens(window)
+    return window.cpu_s / found if found else 0.0
 
 
 def figures(windows: Sequence[Window]) -> dict[str, Any]:

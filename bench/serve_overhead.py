@@ -6,7 +6,8 @@ Each prompt is answered by the engine alone, by a plain reply and by a stream, i
 turns round from prompt to prompt. Server and client live in this process, beside the engine, so
 that all three decode with the same weights and cache; what the client costs counts against the
 server. First text is the first that can be shown in reading order; where text comes behind a
-chunk, all three wait for it alike.
+chunk, all three wait for it alike. Processor seconds are told beside the clock's: they do not care
+what else runs on the machine.
 """
 
 from __future__ import annotations
@@ -42,11 +43,16 @@ NAME = "model"
 
 @dataclass(frozen=True, slots=True)
 class Came:
-    """An answer as whoever asked got it. `first_s`: when its first text came."""
+    """An answer as whoever asked got it.
+
+    first_s: when its first text came.
+    cpu_s:   what this process computed meanwhile, all its threads together.
+    """
 
     text: str
     first_s: float
     seconds: float
+    cpu_s: float
 
 
 Way = Callable[[str], Came]
@@ -109,10 +115,7 @@ def ways_to(decoder: Decoder, port: int, max_tokens: int) -> dict[str, Way]:
 
     def alone(prompt: str) -> Came:
         began_s = time.perf_counter()
-        visible = Visible()
-        events = decoder.decode(decoder.request(prompt, rules, Sampling()))
-        pieces = (visible.feed([event]) for event in events)
-        return came(began_s, pieces, visible.finish)
+        return came(began_s, _alone(decoder, prompt, rules))
 
     def plain(prompt: str) -> Came:
         began_s = time.perf_counter()
@@ -125,15 +128,22 @@ def ways_to(decoder: Decoder, port: int, max_tokens: int) -> dict[str, Way]:
     return {"alone": alone, "plain": plain, "stream": stream}
 
 
-def came(began_s: float, pieces: Iterable[str], rest: Callable[[], str] = str) -> Came:
+def came(began_s: float, pieces: Iterable[str]) -> Came:
     """Take an answer in."""
-    text, first_s = "", 0.0
+    text, first_s, began_cpu_s = "", 0.0, time.process_time()
     for piece in pieces:
         if piece and not text:
             first_s = time.perf_counter() - began_s
         text += piece
-    text += rest()
-    return Came(text, first_s, time.perf_counter() - began_s)
+    seconds = time.perf_counter() - began_s
+    return Came(text, first_s, seconds, time.process_time() - began_cpu_s)
+
+
+def _alone(decoder: Decoder, prompt: str, rules: Rules) -> Iterator[str]:
+    visible = Visible()
+    for event in decoder.decode(decoder.request(prompt, rules, Sampling())):
+        yield visible.feed([event])
+    yield visible.finish()
 
 
 def _body(prompt: str, max_tokens: int, *, stream: bool) -> bytes:
@@ -180,6 +190,7 @@ def report(engine: str, max_tokens: int, rounds: Sequence[dict[str, Came]]) -> i
     for way in ("plain", "stream"):
         pairs = [(one[way], one["alone"]) for one in rounds]
         over[f"{way}_seconds"] = ratio([there.seconds / here.seconds for there, here in pairs])
+        over[f"{way}_cpu_seconds"] = ratio([there.cpu_s / here.cpu_s for there, here in pairs])
     firsts = [one["stream"].first_s / one["alone"].first_s for one in rounds if one["alone"].text]
     emit(
         "serve_overhead",

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Where a server is, and what it calls its model."""
+    """Where a server is, and what it calls its model; and its process, if it was started here."""
 
     base_url: str
     model: str
+    pid: int | None = None
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor seconds that it has had; 0 where nobody can say."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8")
+        except OSError:
+            return 0.0
+        user, system = stat.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
@@ -38,6 +51,6 @@ def _found(server: subprocess.Popen[str]) -> Served:
     said: list[str] = []
     for line in server.stderr:
         if place := re.search(r"(\S+) at (http://\S+)$", line.rstrip()):
-            return Served(f"{place[2]}/v1", place[1])
+            return Served(f"{place[2]}/v1", place[1], server.pid)
         said.append(line)
     raise SystemExit("pasta serve did not start: " + "".join(said).strip())

@@ -78,6 +78,7 @@ def test_it_starts_a_server_of_its_own_and_ends_it(tiny_checkpoint: TinyCheckpoi
     own = ("--label", "tiny", "--", "--engine", "torch", *checkpoint, "--parallel-up-to", 0)
     (line,) = lines_of("serve_load.py", *QUICK, "--clients", 1, "--modes", "auto", *own)
     assert line["server"] == "tiny"
+    assert line["cpu_ms_per_token"]["median"] > 0
     assert line["answers"] > 0
     assert line["sequential"] == 1
 
