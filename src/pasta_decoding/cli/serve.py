@@ -38,7 +38,7 @@ def serve(
         int | None,
         typer.Option(
             min=0,
-            help="Answers under way, up to which one that begins may write in parallel: 4 if left "
+            help="Answers under way, up to which one that begins may write in parallel: 2 if left "
             "out, on other servers --max-requests. Beyond that it does only if it insists.",
         ),
     ] = None,
