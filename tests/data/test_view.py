@@ -132,6 +132,15 @@ def test_a_copy_is_one_causal_sequence_and_teaches_nothing() -> None:
     assert visibility(view([second])).equal(torch.ones(size, size, dtype=torch.bool).tril())
 
 
+def test_a_row_without_anything_behind_its_copy_is_left_out() -> None:
+    [kv] = compiled(13)
+    assert kv.tokens[-1] == SYNC
+    [first] = compiled(13, Joining.text)
+    assert SYNC not in first.tokens
+    assert first.label[-1] is not None
+    assert compiled(13, Joining.text, Joining.kv) == [kv]
+
+
 @pytest.mark.parametrize("max_tokens", [0, 2, 3])
 def test_an_answer_of_which_nothing_fits_is_left_out(max_tokens: int) -> None:
     assert compiled(max_tokens) == []

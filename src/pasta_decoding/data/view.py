@@ -107,7 +107,8 @@ def compile_answer(
     """Lay an annotated answer out behind its prompt; nothing if not even a part of it fits.
 
     For each of `joinings`: one layout for `kv`, a row for each stretch between syncs for `text`.
-    The first row is left out where it is how the `kv` layout begins.
+    A row is left out that teaches nothing new: the first where it is how the `kv` layout begins,
+    the last where the answer was cut behind its sync.
     """
     segments, whole = crop(segments_of(tree, binding, encode), max_tokens - len(prompt))
     if not segments:
@@ -120,7 +121,7 @@ def compile_answer(
         rows = lay_out_rows(prompt, segments, async_close=close, end=closing)
         known = laid and laid[0].position[: len(rows[0].position)] == rows[0].position
         laid += rows[1:] if known else rows
-    return laid
+    return [row for row in laid if any(label is not None for label in row.label)]
 
 
 def pack(layouts: Iterable[Layout], max_tokens: int) -> list[list[Layout]]:
