@@ -26,8 +26,8 @@ def main() -> None:
     parser.add_argument("results", type=Path, nargs="?", default=RESULTS)
     parser.add_argument("docs", type=Path, nargs="?", default=DOCS)
     options = parser.parse_args()
-    for draw in (width_cost, throughput, join):
-        path = options.results / f"{draw.__name__}.jsonl"
+    for draw, source in DRAWN.items():
+        path = options.results / f"{source}.jsonl"
         if path.exists():
             save(draw, path, options.docs / f"{draw.__name__}.png")
 
@@ -89,6 +89,42 @@ def join(axes: Axes, lines: list[Line]) -> None:
     axes.set_xlabel("joined tokens")
     axes.set_ylabel("milliseconds of a join")
     axes.set_ylim(bottom=0)
+
+
+def serve_load(axes: Axes, lines: list[Line]) -> None:
+    """Tokens a second of a server against its clients."""
+    _by_clients(axes, lines, lambda line: line["plain_tokens_per_s"]["median"])
+    axes.set_ylabel("plain tokens a second")
+    axes.set_ylim(bottom=0)
+
+
+def serve_latency(axes: Axes, lines: list[Line]) -> None:
+    """Seconds that half of a server's answers take, against its clients."""
+    answered = [line for line in lines if line["latency_s"] is not None]
+    _by_clients(axes, answered, lambda line: line["latency_s"]["p50"])
+    axes.set_ylabel("seconds an answer, median")
+    axes.set_yscale("log", base=2)
+
+
+def _by_clients(axes: Axes, lines: list[Line], value: Callable[[Line], float]) -> None:
+    closed = [line for line in lines if "clients" in line]
+    for server in names(closed, "server"):
+        for mode, style in (("sequential", "--"), ("parallel", "-"), ("auto", ":")):
+            clients, values = series(closed, "clients", value, server=server, mode=mode)
+            if clients:
+                axes.plot(clients, values, style, marker="o", label=f"{server}, {mode}")
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("clients")
+
+
+DRAWN: dict[Callable[[Axes, list[Line]], None], str] = {
+    width_cost: "width_cost",
+    throughput: "throughput",
+    join: "join",
+    serve_load: "serve_load",
+    serve_latency: "serve_load",
+}
+"""What is drawn, and the benchmark whose lines it is drawn from."""
 
 
 def names(lines: Iterable[Line], key: str) -> list[str]:

@@ -56,6 +56,14 @@ def test_plots_are_drawn_from_the_lines(tmp_path: Path) -> None:
     docs.mkdir()
     widths = [{**line, "width": width, "cost": 1.0 + width} for width in (1, 2, 4)]
     (results / "width_cost.jsonl").write_text("".join(json.dumps(w) + "\n" for w in widths))
+    loads = [
+        {**line, "server": "s", "mode": mode, "clients": clients}
+        | {"plain_tokens_per_s": {"median": 90.0}, "latency_s": latency_s}
+        for mode in ("sequential", "auto")
+        for clients, latency_s in ((1, {"p50": 1.5}), (64, None))
+    ]
+    (results / "serve_load.jsonl").write_text("".join(json.dumps(one) + "\n" for one in loads))
     subprocess.run([sys.executable, BENCH / "plot.py", results, docs], check=True)
-    assert [path.name for path in docs.iterdir()] == ["width_cost.png"]
-    assert (docs / "width_cost.png").read_bytes().startswith(b"\x89PNG")
+    drawn = sorted(path.name for path in docs.iterdir())
+    assert drawn == ["serve_latency.png", "serve_load.png", "width_cost.png"]
+    assert all((docs / name).read_bytes().startswith(b"\x89PNG") for name in drawn)

@@ -19,6 +19,7 @@ from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.bridge import LocalBackend
 from pasta_decoding.server.listen import http_server, open_socket
 from pasta_decoding.server.metrics import Metrics
+from pasta_decoding.server.saturation import Saturation
 
 MODEL = "tiny"
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -101,11 +102,16 @@ def wait_for(holds: Callable[[], bool], *, seconds: float = 20.0) -> None:
 
 @contextmanager
 def running(
-    decoder: Decoder, *, at_once: int = 8, queue: int = 64, **settings: Any
+    decoder: Decoder,
+    *,
+    at_once: int = 8,
+    queue: int = 64,
+    parallel_up_to: int | None = None,
+    **settings: Any,
 ) -> Iterator[Running]:
-    """Serve until the block ends."""
+    """Serve until the block ends; unless told otherwise, load does not change how answers read."""
     metrics = Metrics()
-    backend = LocalBackend(decoder, metrics, at_once, queue)
+    backend = LocalBackend(decoder, metrics, at_once, queue, Saturation(parallel_up_to))
     with running_over(backend, metrics, decoder, **settings) as server:
         yield server
 

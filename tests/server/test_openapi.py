@@ -37,15 +37,13 @@ def endless_server(decoder: Decoder) -> Iterator[Running]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def api(endless_server: Running) -> Any:
-    """Return the page; requests ask for the model that is there, and for short answers."""
-    page = endless_server.ask("/openapi.json").json
+def page_of(server: Running, **narrower: Any) -> Any:
+    """Return the page; requests ask for the model that is there, and for what is `narrower`."""
+    page = server.ask("/openapi.json").json
     for name in ("ChatRequest", "CompletionRequest"):
         properties = page["components"]["schemas"][name]["properties"]
         properties["model"] = {"const": MODEL}
-        for limit in properties.keys() & {"max_tokens", "max_completion_tokens", "n"}:
-            properties[limit] = {"type": "integer", "minimum": 1, "maximum": 8}
+        properties |= {field: narrower[field] for field in properties.keys() & narrower.keys()}
     return schemathesis.openapi.from_dict(page)
 
 
@@ -62,17 +60,15 @@ def hold(operation: Any, server: Running, mode: GenerationMode, checks: list[Any
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("path", [*GETS, *POSTS])
-def test_what_the_page_allows_gets_a_reply_as_it_says(
-    path: str, api: Any, endless_server: Running
-) -> None:
+def test_what_the_page_allows_gets_a_reply_as_it_says(path: str, endless_server: Running) -> None:
+    few = {"type": "integer", "minimum": 1, "maximum": 8}
+    api = page_of(endless_server, max_tokens=few, max_completion_tokens=few, n=few)
     operation = api[path]["POST" if path in POSTS else "GET"]
     hold(operation, endless_server, GenerationMode.POSITIVE, ANY_REPLY)
 
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("path", POSTS)
-def test_what_the_page_forbids_is_refused_as_it_says(
-    path: str, api: Any, endless_server: Running
-) -> None:
+def test_what_the_page_forbids_is_refused_as_it_says(path: str, endless_server: Running) -> None:
     checks = [*ANY_REPLY, negative_data_rejection]
-    hold(api[path]["POST"], endless_server, GenerationMode.NEGATIVE, checks)
+    hold(page_of(endless_server)[path]["POST"], endless_server, GenerationMode.NEGATIVE, checks)

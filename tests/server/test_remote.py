@@ -23,6 +23,7 @@ from pasta_decoding.runtime.sampling import Sampling
 from pasta_decoding.server.backend import AnswerError, Ask
 from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.remote import RemoteBackend
+from pasta_decoding.server.saturation import Saturation
 from tests.checkpoint import TinyCheckpoint
 from tests.remote.fake import Fake, refusal, serving, until
 from tests.server.running import HELLO, MODEL, Running, running_over
@@ -237,3 +238,15 @@ def test_many_clients_that_come_and_go_leave_nothing_behind(setup: Setup) -> Non
     asyncio.run(crowd())
     setup.wait_until_idle()
     assert stream_text(setup).endswith("Then the end.")
+
+
+def test_under_load_a_remote_answer_is_sequential_and_says_so(setup: Setup) -> None:
+    setup.backend.saturation = Saturation(0)
+    got: Any = setup.server.client().chat.completions.create(**setup.body())
+    assert got.usage.model_extra["sequential_choices"] == 1
+    assert got.usage.model_extra["threads"] == 1
+    assert setup.server.metric("pasta_load_sequential_total") == 1
+    insisted = setup.body(extra_body={"pasta_parallel": True})
+    again: Any = setup.server.client().chat.completions.create(**insisted)
+    assert again.choices[0].message.content == "First: the only chunk Then the end."
+    assert again.usage.model_extra["sequential_choices"] == 0

@@ -34,6 +34,14 @@ def serve(
     ] = 512,
     max_requests: Annotated[int, typer.Option(min=1, help="Answers written at a time.")] = 16,
     max_queue: Annotated[int, typer.Option(min=0, help="Answers that may wait; then 429.")] = 64,
+    parallel_up_to: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Answers under way, up to which one that begins may write in parallel: 2 if left "
+            "out, on other servers --max-requests. Beyond that it does only if it insists.",
+        ),
+    ] = None,
     max_body: Annotated[int, typer.Option(min=1024, help="Bytes of a request.")] = 2**20,
     *,
     loading: Loading,
@@ -47,6 +55,7 @@ def serve(
     from pasta_decoding.server.listen import address, http_server, is_loopback, open_socket
     from pasta_decoding.server.metrics import Metrics
     from pasta_decoding.server.remote import RemoteBackend
+    from pasta_decoding.server.saturation import LOCAL_UP_TO, Saturation
 
     settings = Settings(
         model=name or model_name(loading),
@@ -57,11 +66,14 @@ def serve(
     with open_socket(host, port) as listener:
         metrics = Metrics()
         speaker = loading.speaker()
-        backend: Backend = (
-            RemoteBackend(speaker, metrics, max_requests, max_queue)
-            if isinstance(speaker, RemoteDecoder)
-            else LocalBackend(speaker, metrics, max_requests, max_queue)
-        )
+        given = parallel_up_to
+        backend: Backend
+        if isinstance(speaker, RemoteDecoder):
+            saturation = Saturation(max_requests if given is None else given)
+            backend = RemoteBackend(speaker, metrics, max_requests, max_queue, saturation)
+        else:
+            saturation = Saturation(LOCAL_UP_TO if given is None else given)
+            backend = LocalBackend(speaker, metrics, max_requests, max_queue, saturation)
         if api_key is None and not is_loopback(listener):
             say("anybody who reaches this address may ask: --api-key keeps them out")
         say(f"{settings.model} at {address(listener)}")

@@ -204,7 +204,7 @@ def _digests(page: str, tag: str) -> str:
 
 def _asks(body: schema.AnswerRequest, prompts: Sequence[tuple[int, ...]], limit: int) -> list[Ask]:
     """Return one ask a choice: the choices of the first prompt, then those of the second, ..."""
-    rules = Rules(max_tokens=limit, parallel=body.pasta_parallel)
+    rules = Rules(max_tokens=limit, parallel=body.pasta_parallel is not False)
     sampling = Sampling(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
@@ -212,7 +212,8 @@ def _asks(body: schema.AnswerRequest, prompts: Sequence[tuple[int, ...]], limit:
     )
     each = [prompt for prompt in prompts for _ in range(body.n or 1)]
     stops = tuple(body.stop)
-    return [Ask(ids, rules, sampling, choice, stops) for choice, ids in enumerate(each)]
+    insists = body.pasta_parallel is True
+    return [Ask(ids, rules, sampling, choice, stops, insists) for choice, ids in enumerate(each)]
 
 
 def _role(role: str) -> str:
@@ -221,9 +222,16 @@ def _role(role: str) -> str:
 
 
 def _replies(whole: type[schema.Wire], chunk: type[schema.Wire]) -> dict[int | str, dict[str, Any]]:
-    stream = {"schema": {"type": "string", "description": f"events of {chunk.__name__}"}}
+    data = {"type": "string", "description": f"a {chunk.__name__} as JSON; at last [DONE]"}
+    event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
     about = "The whole reply, or, with `stream`, server-sent events."
-    return {200: {"model": whole, "description": about, "content": {"text/event-stream": stream}}}
+    return {
+        200: {
+            "model": whole,
+            "description": about,
+            "content": {"text/event-stream": {"schema": event}},
+        }
+    }
 
 
 _METRICS: dict[int | str, dict[str, Any]] = {

@@ -26,6 +26,7 @@ class Ask:
 
     choice: its index among the request's; tells answers with the same seed apart.
     stops:  the text ends before the first of these, in reading order.
+    insists: promises are not banned, however much there is to do.
     """
 
     prompt: tuple[int, ...]
@@ -33,6 +34,7 @@ class Ask:
     sampling: Sampling
     choice: int = 0
     stops: tuple[str, ...] = ()
+    insists: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +52,16 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An answer is complete. `stopped`: by a stop string, which its own text still holds."""
+    """An answer is complete.
+
+    stopped:    by a stop string, which its own text still holds.
+    sequential: its promises were banned, whoever wanted that.
+    """
 
     choice: int
     answer: Answer
     stopped: bool
+    sequential: bool
 
 
 @dataclass(frozen=True, slots=True)

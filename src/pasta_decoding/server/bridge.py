@@ -25,11 +25,13 @@ from pasta_decoding.server.backend import (
     Ask,
     Ended,
     Failed,
+    Load,
     Piece,
     end_of,
 )
 from pasta_decoding.server.intake import Intake
 from pasta_decoding.server.metrics import Metrics
+from pasta_decoding.server.saturation import Saturation
 from pasta_decoding.server.visible import Visible
 
 log = logging.getLogger(__name__)
@@ -60,14 +62,16 @@ class _Delivery:
 class LocalBackend:
     """See `Backend`. Owns the decoder's engine from `start` to `stop`.
 
-    at_once: answers that are written together,
-    queue:   and how many more may wait.
+    at_once:    answers that are written together,
+    queue:      and how many more may wait.
+    saturation: which of them may write in parallel.
     """
 
     decoder: Decoder
     metrics: Metrics
     at_once: int = 16
     queue: int = 64
+    saturation: Saturation = field(default_factory=Saturation)
     # The engine's thread
     _inbox: SimpleQueue[Callable[[], None]] = field(default_factory=SimpleQueue)
     _waiting: deque[_Job] = field(default_factory=deque)
@@ -161,6 +165,9 @@ class LocalBackend:
     def _let_in(self) -> None:
         while self._waiting and len(self._running) < self.at_once:
             job = self._waiting.popleft()
+            load = Load(len(self._running) + 1, len(self._waiting))
+            wanted, job.request = job.request, self.saturation.request(job.ask, job.request, load)
+            self.metrics.let_in(banned=job.request is not wanted)
             job.number = self._scheduler.add(job.request)
             self._running.append(job)
 
@@ -226,7 +233,8 @@ class LocalBackend:
         end = end_of(answer, stopped=job.visible.stopped)
         self.metrics.answered(answer, end, time.monotonic() - job.submitted_s)
         self._forget(job)
-        return Ended(job.ask.choice, answer, job.visible.stopped)
+        sequential = not job.request.rules.parallel
+        return Ended(job.ask.choice, answer, job.visible.stopped, sequential)
 
     def _forget(self, job: _Job) -> None:
         assert job.number is not None, "it was let in"

@@ -33,6 +33,11 @@ class Metrics:
         self._truncations = Counter(
             "pasta_truncations", "Chunks and answers that a limit cut off.", registry=registry
         )
+        self._banned = Counter(
+            "pasta_load_sequential",
+            "Answers whose promises were banned since there was much to do.",
+            registry=registry,
+        )
         self._interventions = Counter(
             "pasta_interventions",
             "Tokens where the language forbade what the model wanted: malformed tags, prevented.",
@@ -85,6 +90,10 @@ class Metrics:
     def replied(self, status: int) -> None:
         """Count an HTTP request."""
         self._requests.labels(str(status)).inc()
+
+    def let_in(self, *, banned: bool) -> None:
+        """Count an answer that begins; `banned`: its promises are, because of the load."""
+        self._banned.inc(banned)
 
     def stepped(self, width: int) -> None:
         """Count a decode step of `width` threads."""

@@ -18,6 +18,7 @@ from pasta_decoding.runtime.request import Request
 from pasta_decoding.server.backend import AnswerError, Answers, Ask, Ended, Failed, Piece, end_of
 from pasta_decoding.server.intake import Intake
 from pasta_decoding.server.metrics import Metrics
+from pasta_decoding.server.saturation import Saturation
 from pasta_decoding.server.visible import Visible
 
 log = logging.getLogger(__name__)
@@ -27,14 +28,16 @@ log = logging.getLogger(__name__)
 class RemoteBackend:
     """See `Backend`. Has connections to the decoder's servers from `start` to `stop`.
 
-    at_once: answers that are written together,
-    queue:   and how many more may wait.
+    at_once:    answers that are written together,
+    queue:      and how many more may wait.
+    saturation: which of them may write in parallel.
     """
 
     decoder: RemoteDecoder
     metrics: Metrics
     at_once: int = 16
     queue: int = 64
+    saturation: Saturation = field(default_factory=Saturation)
     _fleet: Fleet | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _writers: set[Writer] = field(default_factory=set)
@@ -133,7 +136,10 @@ class _Job:
 
     async def _write(self) -> Answer:
         queue_s = time.perf_counter() - self._submitted_s
-        decoder = self._backend.decoder
+        decoder, load = self._backend.decoder, self._backend.intake.load
+        wanted = self._request
+        self._request = self._backend.saturation.request(self._ask, wanted, load)
+        self._metrics.let_in(banned=self._request is not wanted)
         self._writer = decoder.writer(self._request, self._fleet, self._tell, queue_s=queue_s)
         self._backend.enter(self._writer)
         try:
@@ -161,7 +167,8 @@ class _Job:
         end = end_of(answer, stopped=stopped)
         self._metrics.answered(answer, end, time.perf_counter() - self._submitted_s)
         self._backend.intake.note(answer)
-        self._answers.put(Ended(self._ask.choice, answer, stopped))
+        sequential = not self._request.rules.parallel
+        self._answers.put(Ended(self._ask.choice, answer, stopped, sequential))
 
 
 def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:

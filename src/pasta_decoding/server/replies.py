@@ -145,6 +145,7 @@ class Reply:
     prompt_tokens: int
     plain_tokens: Callable[[str], int]
     _answers: list[Answer] = field(default_factory=list)
+    _sequential: int = 0
     _texts: list[list[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -179,8 +180,9 @@ class Reply:
                 case Piece(choice, step, events, text):
                     self._texts[choice].append(text)
                     yield Part(choice, text, tuple(wired(event, step) for event in events))
-                case Ended(choice, answer, stopped):
+                case Ended(choice, answer, stopped, sequential):
                     self._answers.append(answer)
+                    self._sequential += sequential
                     cut = answer.hit_limit and not stopped
                     yield Part(choice, "", reason="length" if cut else "stop")
 
@@ -193,6 +195,7 @@ class Reply:
             plain_tokens=sum(self.plain_tokens("".join(text)) for text in self._texts),
             critical_path=max(answer.critical_path for answer in self._answers),
             threads=max(1 + answer.chunks for answer in self._answers),
+            sequential_choices=self._sequential,
         )
 
 

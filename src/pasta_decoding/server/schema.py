@@ -74,7 +74,8 @@ class AnswerRequest(Wire):
     """What both kinds of request have in common.
 
     max_tokens counts all tokens of an answer, tags included.
-    pasta_parallel: false has the same weights answer sequentially.
+    pasta_parallel: false has the same weights answer sequentially, true insists on threads;
+        left out, an answer that begins under load is sequential.
     """
 
     model: str
@@ -86,7 +87,7 @@ class AnswerRequest(Wire):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    pasta_parallel: bool = True
+    pasta_parallel: bool | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -176,6 +177,7 @@ class Usage(Wire):
     plain_tokens:      of the text without tags, tokenised alone.
     critical_path:     forward steps after the prefill at unlimited width, of the longest choice.
     threads:           of the choice with the most.
+    sequential_choices: choices whose promises were banned, by the request or because of the load.
     """
 
     prompt_tokens: int
@@ -184,6 +186,7 @@ class Usage(Wire):
     plain_tokens: int
     critical_path: int
     threads: int
+    sequential_choices: int
 
 
 FinishReason = Literal["stop", "length"]

@@ -1,0 +1,227 @@
+"""Latency and throughput of a server under load, sequential against parallel.
+
+    python bench/serve_load.py -- --engine llama --quant Q4_0
+    python bench/serve_load.py --rates 0.5 1 2 -- --engine llama
+    python bench/serve_load.py --base-url http://localhost:8000/v1 --modes auto
+
+What stands behind `--` goes to `pasta serve`, which is started for the run; `--base-url` asks a
+server that is there, also one of another kind. Modes: sequential and parallel insist on theirs
+(`pasta_parallel`), auto leaves it to the server. A cell is one mode at one load; the modes of a
+load take turns, so that a machine that slows down slows all of them. Tokens are those of plain
+text: what came in the window, in characters, times tokens a character of the answers that ended.
+Processor time a token is told beside the clock's rates: it cares less what else the machine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx2
+from answers import SAMPLE
+from common import emit, spread
+from load_client import Crowd, Site, Window, watch
+from serving import Served, served
+
+from pasta_decoding.eval.questions import read_questions
+
+MODES = {"sequential": {"pasta_parallel": False}, "parallel": {"pasta_parallel": True}, "auto": {}}
+SHARES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
+
+Load = tuple[str, float]
+"""Kind of load, `clients` or `rate`, and how much of it."""
+
+
+def main() -> None:
+    options = parsed()
+    loads: list[Load] = [("clients", number) for number in options.clients]
+    loads += [("rate", number) for number in options.rates]
+    cells = len(loads) * len(options.modes) * options.repeats
+    at_most_s = cells * (options.warmup + options.seconds)
+    print(f"at most {at_most_s / 60:.0f} minutes", file=sys.stderr)
+    questions = [one.instruction for one in read_questions(options.prompts)]
+    random.Random(options.seed).shuffle(questions)
+    with server_of(options) as server:
+        for load in loads:
+            report(load, options, asyncio.run(run(load, server, questions, options)))
+
+
+def parsed() -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("serve", nargs="*", help="behind --: options of pasta serve")
+    add("--base-url", help="a server that is there, such as http://localhost:8000/v1")
+    add("--model", default="", help="with --base-url: the first that it lists if left out")
+    add("--clients", type=int, nargs="*", default=[1, 4, 16, 64], help="closed loop")
+    add("--rates", type=float, nargs="*", default=[], help="open loop, answers a second")
+    add("--most", type=int, default=256, help="open loop: answers under way at a time")
+    add("--modes", nargs="+", choices=MODES, default=list(MODES))
+    add("--seconds", type=float, default=40.0, help="each cell is watched for so long")
+    add("--warmup", type=float, default=40.0, help="until each client had an answer, at most")
+    add("--repeats", type=int, default=1)
+    add("--max-tokens", type=int, default=128)
+    add("--timeout", type=float, default=120.0, help="seconds that a client waits for an answer")
+    add("--prompts", type=Path, default=SAMPLE, help="JSONL with an `instruction` a line")
+    add("--seed", type=int, default=0)
+    add("--label", help="what the lines and the plot call the server")
+    return parser.parse_args()
+
+
+def server_of(options: argparse.Namespace) -> AbstractContextManager[Served]:
+    """Start a server, or find out what the one that is there calls its model."""
+    if not options.base_url:
+        return served(options.serve)
+    if not options.model:
+        listed = httpx2.get(f"{options.base_url}/models", headers=key_header())
+        options.model = listed.raise_for_status().json()["data"][0]["id"]
+    return nullcontext(Served(options.base_url, options.model))
+
+
+def key_header() -> dict[str, str]:
+    """Return what carries the server's key, if it has one."""
+    return {"Authorization": f"Bearer {os.environ.get('PASTA_API_KEY', 'none')}"}
+
+
+async def run(
+    load: Load, server: Served, questions: Sequence[str], options: argparse.Namespace
+) -> dict[str, list[Window]]:
+    """Watch every mode in turn, `repeats` times; return the windows of each."""
+    windows: dict[str, list[Window]] = {mode: [] for mode in options.modes}
+    limits = httpx2.Limits(max_connections=None)
+    async with httpx2.AsyncClient(headers=key_header(), limits=limits, timeout=None) as client:
+        for repeat in range(options.repeats):
+            for mode in options.modes:
+                body = request_body(server.model, mode, options)
+                url = f"{server.base_url}/chat/completions"
+                crowd = Crowd(Site(client, url, body, options.timeout), questions)
+                chance = random.Random(options.seed + repeat)
+                window = await cell(load, crowd, chance, options, lambda: server.cpu_s)
+                windows[mode].append(window)
+                rate = f"{window.characters / window.seconds:.0f} characters/s"
+                print(*load, mode, rate, file=sys.stderr)
+    return windows
+
+
+async def cell(
+    load: Load,
+    crowd: Crowd,
+    chance: random.Random,
+    options: argparse.Namespace,
+    cpu_s: Callable[[], float],
+) -> Window:
+    """Watch one mode at one load."""
+    kind, number = load
+    if kind == "clients":
+        behave, wanted = crowd.closed(int(number)), int(number)
+    else:
+        behave, wanted = crowd.open(number, options.most, chance), sys.maxsize
+    return await watch(
+        crowd, behave, options.seconds, lambda: crowd.ended >= wanted, options.warmup, cpu_s
+    )
+
+
+def request_body(model: str, mode: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return a request without its messages."""
+    return {
+        "model": model,
+        "max_tokens": options.max_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **MODES[mode],
+    }
+
+
+def report(load: Load, options: argparse.Namespace, windows: dict[str, list[Window]]) -> None:
+    """Print one line for each mode."""
+    where = options.label or options.base_url or " ".join(options.serve) or "pasta serve"
+    rates = {mode: [tokens(one) / one.seconds for one in found] for mode, found in windows.items()}
+    costs = {mode: [cpu_per_token(one) for one in found] for mode, found in windows.items()}
+    base, base_cost = rates.get("sequential"), costs.get("sequential")
+    for mode, found in windows.items():
+        emit(
+            "serve_load",
+            **{load[0]: load[1]},
+            mode=mode,
+            server=where,
+            max_tokens=options.max_tokens,
+            seconds=options.seconds,
+            repeats=options.repeats,
+            plain_tokens_per_s=spread(rates[mode], 2),
+            of_sequential=quotients(rates[mode], base) if base else None,
+            cpu_ms_per_token=spread([1e3 * cost for cost in costs[mode]], 3),
+            cpu_of_sequential=quotients(costs[mode], base_cost) if base_cost else None,
+            **figures(found),
+        )
+
+
+def quotients(rates: Sequence[float], base: Sequence[float]) -> dict[str, float] | None:
+    """Return the spread of rates over those of the same round; None where nothing came."""
+    pairs = list(zip(rates, base, strict=True))
+    return spread([rate / other for rate, other in pairs], 3) if all(base) else None
+
+
+def tokens(window: Window) -> float:
+    """Return plain tokens that came; 0 if no answer ended, since then nobody said how many."""
+    characters = sum(answer.characters for answer in window.answers)
+    told = sum(answer.plain_tokens for answer in window.answers)
+    return window.characters * told / characters if characters else 0.0
+
+
+def cpu_per_token(window: Window) -> float:
+    """Return processor seconds a plain token; 0 if that is not known."""
+    found = tokens(window)
+    return window.cpu_s / found if found else 0.0
+
+
+def figures(windows: Sequence[Window]) -> dict[str, Any]:
+    """Return what some windows of one cell tell together."""
+    answers = list(chain.from_iterable(one.answers for one in windows))
+    first_s = list(chain.from_iterable(one.first_text_s for one in windows))
+    latency_s = [a.ended_s - a.began_s for a in answers if a.ended_s is not None]
+    share = partial(share_of, number=len(answers))
+    return {
+        "answers": len(answers),
+        "answers_per_s": round(len(answers) / sum(one.seconds for one in windows), 3),
+        "latency_s": percentiles(latency_s),
+        "first_text_s": percentiles(first_s),
+        "plain_tokens_median": median(a.plain_tokens for a in answers) if answers else None,
+        "at_limit": share(sum(a.finish == "length" for a in answers)),
+        "sequential": share(sum(a.sequential for a in answers)),
+        "errors": Counter(chain.from_iterable(one.errors for one in windows)),
+        "turned_away": sum(one.turned_away for one in windows),
+    }
+
+
+def share_of(count: int, number: int) -> float | None:
+    """Return a share; None of nothing."""
+    return round(count / number, 3) if number else None
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float] | None:
+    """Return p50, p95 and p99, each a value that was seen; None of nothing."""
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    return {
+        name: round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3)
+        for name, share in SHARES.items()
+    }
+
+
+if __name__ == "__main__":
+    main()

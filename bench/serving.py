@@ -1,0 +1,56 @@
+"""A server for a benchmark: `pasta serve` in a process of its own, on a free port."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Where a server is, and what it calls its model; and its process, if it was started here."""
+
+    base_url: str
+    model: str
+    pid: int | None = None
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor seconds that it has had; 0 where nobody can say."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8")
+        except OSError:
+            return 0.0
+        user, system = stat.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def served(options: Sequence[str]) -> Iterator[Served]:
+    """Run `pasta serve` with these options until the block ends.
+
+    Ends the benchmark with the server's own words if it does not start.
+    """
+    command = [sys.executable, "-m", "pasta_decoding", "serve", "--port", "0", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            yield _found(server)
+        finally:
+            server.terminate()
+
+
+def _found(server: subprocess.Popen[str]) -> Served:
+    """Read what the server says until it says where it is; it says nothing more if all is well."""
+    assert server.stderr is not None, "it was asked for"
+    said: list[str] = []
+    for line in server.stderr:
+        if place := re.search(r"(\S+) at (http://\S+)$", line.rstrip()):
+            return Served(f"{place[2]}/v1", place[1], server.pid)
+        said.append(line)
+    raise SystemExit("pasta serve did not start: " + "".join(said).strip())

@@ -1,0 +1,102 @@
+"""The load benchmark against a server of the tiny model: what it reports, and what it counts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pasta_decoding.runtime.decoder import Decoder, torch_decoder
+from tests.bench.test_benchmarks import BENCH, lines_of
+from tests.checkpoint import TinyCheckpoint
+from tests.server.running import Running, running
+from tests.server.scripts import Slow, endless, with_engine
+
+QUICK = ("--seconds", 1, "--warmup", 1, "--max-tokens", 24)
+
+
+@pytest.fixture(scope="module")
+def decoder(tiny_checkpoint: TinyCheckpoint) -> Decoder:
+    return torch_decoder(tiny_checkpoint.base, tiny_checkpoint.adapter, cells=4096)
+
+
+@pytest.fixture(scope="module")
+def server(decoder: Decoder) -> Iterator[Running]:
+    with running(with_engine(decoder, endless(decoder), Slow), at_once=2, queue=1) as server:
+        yield server
+
+
+def lines(server: Running, *options: object) -> list[dict[str, Any]]:
+    found = lines_of("serve_load.py", "--base-url", f"{server.url}/v1", *QUICK, *options)
+    server.wait_until_idle()
+    return found
+
+
+def test_each_mode_has_a_line_for_each_number_of_clients(server: Running) -> None:
+    modes = ("sequential", "parallel")
+    found = lines(server, "--clients", 1, 2, "--modes", *modes, "--repeats", 2)
+    assert [(line["clients"], line["mode"]) for line in found] == [
+        (clients, mode) for clients in (1, 2) for mode in modes
+    ]
+    for line in found:
+        assert line["answers"] > 2
+        assert line["errors"] == {}
+        assert line["plain_tokens_median"] == 24
+        assert line["at_limit"] == 1
+        # A step takes a little more than step_s, and the prompt is another one.
+        least = 0.3 / Slow.step_s
+        assert least < line["plain_tokens_per_s"]["median"] <= line["clients"] / Slow.step_s
+        assert line["latency_s"]["p50"] >= 24 * Slow.step_s
+        assert line["first_text_s"]["p50"] < line["latency_s"]["p50"]
+    assert [line["of_sequential"]["median"] for line in found[::2]] == [1, 1]
+
+
+def test_what_is_refused_or_turned_away_is_counted_and_does_not_end_the_run(
+    server: Running,
+) -> None:
+    too_many = ("--clients", 8, "--rates", 60, "--most", 2, "--modes", "auto")
+    closed, opened = lines(server, *too_many)
+    assert closed["errors"]["429"] > 0
+    assert closed["turned_away"] == 0
+    assert opened["rate"] == 60
+    assert opened["turned_away"] > 10
+    assert all(line["answers"] > 0 for line in (closed, opened))
+
+
+def test_impatient_clients_count_as_errors(server: Running) -> None:
+    (line,) = lines(server, "--clients", 1, "--modes", "auto", "--timeout", 0.02)
+    assert line["errors"]["timed out"] > 0
+    assert line["answers"] == 0
+    assert line["latency_s"] is None
+
+
+def test_it_starts_a_server_of_its_own_and_ends_it(tiny_checkpoint: TinyCheckpoint) -> None:
+    checkpoint = ("--model", tiny_checkpoint.base, "--adapter", tiny_checkpoint.adapter)
+    own = ("--label", "tiny", "--", "--engine", "torch", *checkpoint, "--parallel-up-to", 0)
+    (line,) = lines_of("serve_load.py", *QUICK, "--clients", 1, "--modes", "auto", *own)
+    assert line["server"] == "tiny"
+    assert line["cpu_ms_per_token"]["median"] > 0
+    assert line["answers"] > 0
+    assert line["sequential"] == 1
+
+
+def test_a_server_that_does_not_start_ends_the_run_with_its_own_words() -> None:
+    command = [sys.executable, str(BENCH / "serve_load.py"), "--", "--adapter", "/nowhere"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pasta serve did not start: " in done.stderr
+    assert "/nowhere" in done.stderr
+
+
+@pytest.mark.timeout(240)
+def test_the_overhead_is_of_answers_that_are_the_engines_own(
+    tiny_checkpoint: TinyCheckpoint,
+) -> None:
+    checkpoint = ("--model", tiny_checkpoint.base, "--adapter", tiny_checkpoint.adapter)
+    options = ("--engines", "torch:float32", "--limit", 3, "--max-tokens", 12, *checkpoint)
+    (line,) = lines_of("serve_overhead.py", *options)
+    assert (line["answers"], line["differing"]) == (3, 0)
+    assert all(found["median"] > 0 for found in line["over_the_engine_alone"].values())

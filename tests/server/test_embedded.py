@@ -1,0 +1,75 @@
+"""The server over the embedded model: what one gets from it, to the byte, and under the hammer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pasta_decoding.cli.engine import EngineName, FileType, Loading
+from pasta_decoding.data.dataset import read_rows
+from pasta_decoding.runtime.decoder import Decoder
+from tests.server.hammering import hammer
+from tests.server.running import MODEL, running
+from tests.server.test_hammer import right_answers
+
+pytestmark = [pytest.mark.slow, pytest.mark.llama, pytest.mark.timeout(1800)]
+
+SAMPLE = Path(__file__).parents[2] / "examples" / "annotated.jsonl"
+PROMPTS = [row.instruction for row in read_rows(SAMPLE)][:50]
+TOKENS = 96
+ENGINE = ("--engine", "llama", "--quant", "F16")
+
+
+@pytest.fixture(scope="module")
+def embedded(embedded_dir: Path) -> Iterator[Decoder]:
+    decoder = Loading(model=embedded_dir, engine=EngineName.llama, quant=FileType.F16).decoder()
+    yield decoder
+    assert decoder.engine.cells_in_use == 0
+
+
+def pasta_run(prompt: str, model: Path) -> str:
+    """Return the text of `pasta run`, in a process of its own."""
+    options = (*ENGINE, "--model", model, "--max-tokens", str(TOKENS), "--json")
+    done = subprocess.run(
+        [sys.executable, "-m", "pasta_decoding", "run", *options, "--", prompt],
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    text: str = json.loads(done.stdout)["text"]
+    return text
+
+
+def test_stream_plain_reply_and_pasta_run_agree_to_the_byte_on_fifty_prompts(
+    embedded: Decoder, embedded_dir: Path
+) -> None:
+    assert len(PROMPTS) == 50
+    chunks = 0
+    with running(embedded, parallel_up_to=1) as server:
+        for prompt in PROMPTS:
+            messages = [{"role": "user", "content": prompt}]
+            body: dict[str, Any] = {"model": MODEL, "messages": messages, "max_tokens": TOKENS}
+            whole: Any = server.client().chat.completions.create(**body, temperature=0)
+            stream = server.client().chat.completions.create(**body, temperature=0, stream=True)
+            pieces = [one.delta.content or "" for chunk in stream for one in chunk.choices]
+            text = pasta_run(prompt, embedded_dir)
+            assert whole.choices[0].message.content.encode() == text.encode()
+            assert "".join(pieces).encode() == text.encode()
+            chunks += whole.usage.threads - 1
+    assert chunks > 50, "the answers were parallel ones"
+
+
+def test_a_thousand_requests_leave_nothing_behind(embedded: Decoder) -> None:
+    """F16 and a cache in F16, so an answer may read otherwise beside others: few prompts, short."""
+    expected = right_answers(embedded, PROMPTS[:6], 24)
+    with running(embedded, at_once=4, queue=20) as server:
+        ends = hammer(server, 1000, 24, expected)
+    assert all(ends[end] > 0 for end in ("right", "left", "refused", "timed out"))
