@@ -72,10 +72,10 @@ def test_only_texts_that_changed_are_rated_again(
     before = lines(runs / "pasta/quality.jsonl")
     base = [record(n, text="Changed." if n == 1 else f"This about {n}.") for n in range(3)]
     write_run(runs / "sequential", "sequential", base)
-    (runs / "sequential/quality.jsonl").unlink()
     stale = pasta("eval", "report", runs, "-o", runs.parent)
     assert stale.complaint[1:] == (
-        f"pasta: {runs}/pasta was rated against other answers than {runs}/sequential's",
+        f"pasta: {runs}/pasta was rated with another answer to 'What about 1?' than "
+        f"{runs}/sequential holds",
         "Rate the run again with `pasta eval rate`.",
     )
     assert pasta(*command).status == 0

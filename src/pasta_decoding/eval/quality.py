@@ -57,19 +57,23 @@ class Faults:
 
 def qualities(pair: Pair) -> dict[str, Quality]:
     """Return what is known of a run's quality, by measure. Raises PastaError for stale ratings."""
-    check_baseline(pair)
+    check_ratings(pair)
     return {**_by_verdicts(pair), **_by_texts(pair)}
 
 
-def check_baseline(pair: Pair) -> None:
-    """Raise a PastaError if the run was rated against another baseline."""
+def check_ratings(pair: Pair) -> None:
+    """Raise a PastaError if other answers were rated than the run and the baseline hold now."""
     for record, base in pair.records:
         row, verdict = pair.run.quality.get(record.id), pair.run.annotations.get(record.id)
-        stale = row is not None and row.baseline_answer != text_digest(base.text)
-        if stale or (verdict is not None and verdict.output_1.strip() != base.text.strip()):
-            other = f"other answers than {pair.baseline.folder}'s"
-            message = f"{pair.run.folder} was rated against {other}"
-            raise PastaError(message, hint="Rate the run again with `pasta eval rate`.")
+        for run, text, digest, judged in (
+            (pair.run, record.text, row and row.answer, verdict and verdict.output_2),
+            (pair.baseline, base.text, row and row.baseline_answer, verdict and verdict.output_1),
+        ):
+            stale = digest is not None and digest != text_digest(text)
+            if stale or (judged is not None and judged.strip() != text.strip()):
+                other = f"another answer to {record.instruction[:60]!r} than {run.folder} holds"
+                message = f"{pair.run.folder} was rated with {other}"
+                raise PastaError(message, hint="Rate the run again with `pasta eval rate`.")
 
 
 def faults(pair: Pair) -> Faults | None:

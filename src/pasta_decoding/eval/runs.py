@@ -127,16 +127,11 @@ def read_run(folder: Path) -> Run:
     if not records:
         hint = "Let `pasta eval generate` answer the prompts first."
         raise PastaError(f"{folder} holds no records", hint=hint)
-    quality = {row.id: row for row in read_quality(folder / QUALITY)}
-    for key, row in quality.items():
-        if key in records and row.answer != text_digest(records[key].text):
-            message = f"{folder / QUALITY} rates another answer than the record {key}"
-            raise PastaError(message, hint="Rate the run again with `pasta eval rate`.")
     return Run(
         folder=folder,
         settings=settings,
         records=records,
-        quality=quality,
+        quality={row.id: row for row in read_quality(folder / QUALITY)},
         annotations=_annotations(folder / ANNOTATIONS, records),
         rating=read_json(folder / RATING, dict) if (folder / RATING).exists() else {},
     )
@@ -206,7 +201,7 @@ def _different(first: Run, second: Run) -> PastaError:
 
 
 def _annotations(path: Path, records: Mapping[str, Record]) -> dict[str, Annotation]:
-    """Read annotations; the newest of an instruction counts. Raises PastaError for stale ones."""
+    """Read annotations; the newest of an instruction counts."""
     if not path.exists():
         return {}
     by_instruction = {record.instruction: record for record in records.values()}
@@ -218,12 +213,8 @@ def _annotations(path: Path, records: Mapping[str, Record]) -> dict[str, Annotat
             hint = "It must be as the package alpaca_eval writes it."
             raise PastaError(f"{path}: not annotations: {error}", hint=hint) from error
         record = by_instruction.get(one.instruction)
-        if record is None:
-            continue
-        if one.output_2.strip() != record.text.strip():
-            message = f"{path} judges another answer to {one.instruction[:60]!r} than the record's"
-            raise PastaError(message, hint="Rate the run again with `pasta eval rate`.")
-        found[record.id] = one
+        if record is not None:
+            found[record.id] = one
     return found
 
 

@@ -165,22 +165,22 @@ def test_a_missing_annotation_is_counted_and_is_no_tie(runs: Path) -> None:
 
 def test_annotations_of_other_answers_are_refused(runs: Path) -> None:
     annotate(runs / "sot", [2.0], text="Something else.")
-    with pytest.raises(PastaError, match="judges another answer to 'What about 0"):
-        find_runs([runs])
+    with pytest.raises(PastaError, match=r"rated with another answer to 'What about 0.*/sot holds"):
+        build(find_runs([runs]))
 
 
 def test_ratings_of_other_answers_are_refused(runs: Path) -> None:
     rate(runs / "sot", 0.5)
     write_run(runs / "sot", "sot", [parallel(n, text="Something else.") for n in range(12)])
-    with pytest.raises(PastaError, match=r"quality.jsonl rates another answer than the record"):
-        find_runs([runs])
+    with pytest.raises(PastaError, match=r"rated with another answer to 'What about 0.*/sot holds"):
+        build(find_runs([runs]))
 
 
 def test_ratings_against_another_baseline_are_refused(runs: Path) -> None:
     rate(runs / "sot", 0.5)
     other = [record(n, text=f"Other {n}.") for n in range(12)]
     write_run(runs / "sequential", "sequential", other)
-    with pytest.raises(PastaError, match="was rated against other answers than"):
+    with pytest.raises(PastaError, match=r"another answer to 'What about 0.*/sequential holds"):
         build(find_runs([runs]))
 
 
