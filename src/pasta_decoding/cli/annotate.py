@@ -78,7 +78,7 @@ def annotate(
     ] = None,
     max_nats: Annotated[
         float, typer.Option(help="likelihood: a token, that hiding a chunk's siblings may cost.")
-    ] = 1.0,
+    ] = 2.0,
     sync_nats: Annotated[
         float, typer.Option(help="likelihood: a token, of main text's loss that asks for a sync.")
     ] = 0.5,

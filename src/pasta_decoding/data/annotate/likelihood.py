@@ -58,7 +58,7 @@ class Limits:
     probability: of a candidate, at which taking it is even: about half of the F1 that is reached.
     """
 
-    max_nats: float = 1.0
+    max_nats: float = 2.0
     sync_nats: float = 0.5
     probability: float = 0.35
 
