@@ -21,7 +21,7 @@ import numpy as np
 from pasta_decoding.errors import PastaError
 from pasta_decoding.eval.bootstrap import Drawn, FloatArray, Interval
 from pasta_decoding.eval.figures import Pair, mean
-from pasta_decoding.eval.runs import TextQuality, text_digest
+from pasta_decoding.eval.runs import Run, TextQuality, text_digest
 from pasta_decoding.eval.win_rate import Verdicts, length_controlled, win_rate
 from pasta_decoding.lang.measures import text_quality
 
@@ -65,15 +65,21 @@ def check_ratings(pair: Pair) -> None:
     """Raise a PastaError if other answers were rated than the run and the baseline hold now."""
     for record, base in pair.records:
         row, verdict = pair.run.quality.get(record.id), pair.run.annotations.get(record.id)
-        for run, text, digest, judged in (
-            (pair.run, record.text, row and row.answer, verdict and verdict.output_2),
-            (pair.baseline, base.text, row and row.baseline_answer, verdict and verdict.output_1),
-        ):
-            stale = digest is not None and digest != text_digest(text)
-            if stale or (judged is not None and judged.strip() != text.strip()):
-                other = f"another answer to {record.instruction[:60]!r} than {run.folder} holds"
-                message = f"{pair.run.folder} was rated with {other}"
-                raise PastaError(message, hint="Rate the run again with `pasta eval rate`.")
+        fresh: list[tuple[Run, bool]] = []
+        if row is not None:
+            fresh += [
+                (pair.run, row.answer == text_digest(record.text)),
+                (pair.baseline, row.baseline_answer == text_digest(base.text)),
+            ]
+        if verdict is not None:
+            fresh += [
+                (pair.run, verdict.output_2.strip() == record.text.strip()),
+                (pair.baseline, verdict.output_1.strip() == base.text.strip()),
+            ]
+        if stale := [run for run, is_fresh in fresh if not is_fresh]:
+            other = f"another answer to {record.instruction[:60]!r} than {stale[0].folder} holds"
+            message = f"{pair.run.folder} was rated with {other}"
+            raise PastaError(message, hint="Rate the run again with `pasta eval rate`.")
 
 
 def faults(pair: Pair) -> Faults | None:
