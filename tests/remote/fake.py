@@ -10,8 +10,8 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,7 +111,7 @@ class Fake:
         found = self.mischief(body, pieces) if self.mischief else pieces
         if isinstance(found, Response):
             return found
-        return StreamingResponse(found, media_type="text/event-stream")
+        return StreamingResponse(_closing(found, pieces), media_type="text/event-stream")
 
     def _may(self, request: Request) -> bool:
         return self.key is None or request.headers.get("authorization") == f"Bearer {self.key}"
@@ -125,7 +125,7 @@ class Fake:
             return "token_id(s) that are not in the vocabulary"
         return "Too many logit bias tokens" if len(bias) > MAX_BIASES else None
 
-    async def _pieces(self, body: dict[str, Any]) -> AsyncIterator[bytes]:
+    async def _pieces(self, body: dict[str, Any]) -> AsyncGenerator[bytes]:
         self.live += 1
         self.most_live = max(self.most_live, self.live)
         try:
@@ -170,6 +170,15 @@ class Fake:
     def _keep(self, ids: list[int]) -> None:
         ends = range(BLOCK, len(ids) + 1, BLOCK)
         self._blocks |= {tuple(ids[:end]) for end in ends}
+
+
+async def _closing(
+    found: AsyncIterator[bytes], pieces: AsyncGenerator[bytes]
+) -> AsyncIterator[bytes]:
+    """End `pieces` with what was made of them, not when they are collected as garbage."""
+    async with aclosing(pieces):
+        async for piece in found:
+            yield piece
 
 
 def event(*ids: int, **about: Any) -> bytes:
