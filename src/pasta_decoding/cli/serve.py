@@ -66,14 +66,14 @@ def serve(
     with open_socket(host, port) as listener:
         metrics = Metrics()
         speaker = loading.speaker()
-        given = parallel_up_to
-        backend: Backend
-        if isinstance(speaker, RemoteDecoder):
-            saturation = Saturation(max_requests if given is None else given)
-            backend = RemoteBackend(speaker, metrics, max_requests, max_queue, saturation)
-        else:
-            saturation = Saturation(LOCAL_UP_TO if given is None else given)
-            backend = LocalBackend(speaker, metrics, max_requests, max_queue, saturation)
+        if parallel_up_to is None:
+            parallel_up_to = max_requests if isinstance(speaker, RemoteDecoder) else LOCAL_UP_TO
+        limits = max_requests, max_queue, Saturation(parallel_up_to)
+        backend: Backend = (
+            RemoteBackend(speaker, metrics, *limits)
+            if isinstance(speaker, RemoteDecoder)
+            else LocalBackend(speaker, metrics, *limits)
+        )
         if api_key is None and not is_loopback(listener):
             say("anybody who reaches this address may ask: --api-key keeps them out")
         say(f"{settings.model} at {address(listener)}")

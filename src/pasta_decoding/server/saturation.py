@@ -28,9 +28,7 @@ class Saturation:
     def request(self, ask: Ask, request: Request, load: Load) -> Request:
         """Return `request` as it is to be written. `load` counts it, too."""
         under_way = load.running + load.waiting
-        if ask.insists or not request.rules.parallel or self._has_room(under_way):
+        has_room = self.parallel_up_to is None or under_way <= self.parallel_up_to
+        if ask.insists or not request.rules.parallel or has_room:
             return request
         return replace(request, rules=replace(request.rules, parallel=False))
-
-    def _has_room(self, under_way: int) -> bool:
-        return self.parallel_up_to is None or under_way <= self.parallel_up_to
