@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -129,6 +130,18 @@ def test_a_merged_folder_loads_as_an_adapter_that_needs_no_base(
         np.testing.assert_array_equal(again.model.state_dict()[name], weight)
     with pytest.raises(PastaError, match="exists"):
         export_hf(loaded, tmp_path / "merged")
+
+
+def test_who_may_read_an_exported_folder_may_read_its_weights(
+    loaded: Loaded, tmp_path: Path
+) -> None:
+    before = os.umask(0o027)
+    try:
+        export_hf(loaded, tmp_path / "merged")
+    finally:
+        os.umask(before)
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "merged").iterdir()}
+    assert modes == {0o640}
 
 
 def test_the_cache_tells_checkpoints_and_types_apart(

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -169,11 +170,16 @@ def to_json(checkpoint: Checkpoint) -> str:
 
 
 def save(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write `pasta.json` into `folder`, whole or not at all."""
+    """Write `pasta.json` into `folder`, whole or not at all; who may read it may read the weights.
+
+    Safetensors 0.8 writes those for their owner only (github.com/safetensors/safetensors/issues/782).
+    """
     target = folder / FILE_NAME
     partial = target.with_suffix(".json.partial")
     partial.write_text(to_json(checkpoint), encoding="utf-8")
     os.replace(partial, target)
+    for weights in folder.glob("*.safetensors"):
+        shutil.copymode(target, weights)
 
 
 def load(folder: Path) -> Checkpoint:
