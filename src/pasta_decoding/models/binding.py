@@ -172,7 +172,7 @@ def to_json(checkpoint: Checkpoint) -> str:
 def save(checkpoint: Checkpoint, folder: Path) -> None:
     """Write `pasta.json` into `folder`, whole or not at all; who may read it may read the weights.
 
-    Safetensors 0.8 writes those for their owner only (github.com/safetensors/safetensors/issues/782).
+    Safetensors 0.8 writes those for their owner only (safetensors/safetensors issue 782).
     """
     target = folder / FILE_NAME
     partial = target.with_suffix(".json.partial")
