@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import pytest
 
 from pasta_decoding.eval.judge.fit import fit, measure
 from pasta_decoding.eval.judge.local import save_judge
+from pasta_decoding.eval.questions import question_of
+from pasta_decoding.eval.run_folder import RunFolder
 from tests.chatserver import Act, Body, Raw, chat_server, completion, failure
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Pasta
@@ -141,6 +145,13 @@ def test_what_brings_no_verdict_is_missing_and_asked_again(
     assert len(server.bodies) == asked + 2  # only the pair without a verdict, in both orders
 
 
+def test_an_empty_answer_loses_also_to_an_empty_one(pasta: Pasta, runs: Path) -> None:
+    write_run(runs / "sequential", "sequential", [record(0), record(1), failed(2)])
+    with chat_server(lambda _number, body: prefers("Two things", body)) as server:
+        pasta("eval", "rate", runs, *JUDGED, server.base_url)
+    assert [row["preference"] for row in verdicts(runs)] == [2.0, 2.0, 1.0]
+
+
 def test_a_refused_key_ends_the_command(pasta: Pasta, runs: Path) -> None:
     with chat_server(lambda _number, _body: failure(401)) as server:
         status, message, _hint = pasta("eval", "rate", runs, *JUDGED, server.base_url).complaint
@@ -244,32 +255,120 @@ CONFIG = """local_test:
 PROMPT = "<|im_start|>user\n{instruction}\n[one]{output_1}\n[two]{output_2}\n<|im_end|>\n"
 
 
-@pytest.mark.filterwarnings("ignore:.*:FutureWarning", "ignore:.*:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_an_annotator_of_the_package_is_asked_again_only_where_it_gave_no_verdict(
-    pasta: Pasta, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def annotator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An annotator configuration of the package alpaca_eval."""
     folder = tmp_path / "configs/local_test"
     folder.mkdir(parents=True)
     (folder / "configs.yaml").write_text(CONFIG)
     (folder / "prompt.txt").write_text(PROMPT)
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    return folder
 
-    def answer(_number: int, body: Body) -> str:
-        shown = body["messages"][0]["content"]
-        return "two" if "[two]Two things" in shown else "one"
 
+def said(body: Body) -> str:
+    """Return what the package asked."""
+    found: str = body["messages"][0]["content"]
+    return found
+
+
+def prefer_ours(_number: int, body: Body) -> str:
+    """Answer the package: our parallel text is better."""
+    return "two" if "[two]Two things" in said(body) else "one"
+
+
+PACKAGE = pytest.mark.filterwarnings(
+    "ignore:.*:FutureWarning", "ignore:.*:DeprecationWarning", "ignore::ResourceWarning"
+)
+
+
+@PACKAGE
+@pytest.mark.parametrize(
+    ("act", "reason"),
+    [
+        (failure(500), "InternalServerError"),
+        (Raw(b'{"choices": null}'), "TypeError"),
+        (Raw(b"<html>no such page</html>"), "JSONDecodeError"),
+    ],
+)
+def test_an_annotator_of_the_package_that_answers_nonsense_gives_no_verdict(
+    pasta: Pasta,
+    runs: Path,
+    annotator: Path,
+    act: Raw,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with chat_server(lambda _number, _body: act) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        found = pasta(
+            "eval", "rate", runs, "--no-likelihood", "--annotator", annotator, "--retries", 0
+        )
+    assert found.status == 0
+    assert [row["preference"] for row in verdicts(runs)] == [None, None, 1.0]
+    assert f"pasta: no verdict (2 times): {reason}" in found.err
+
+
+@PACKAGE
+@pytest.mark.parametrize("act", [failure(401), failure(404), None])
+def test_an_annotator_of_the_package_that_nobody_answers_for_ends_the_command(
+    pasta: Pasta,
+    runs: Path,
+    annotator: Path,
+    act: Raw | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with chat_server(lambda _number, _body: act or "one") as server:
+        address = server.base_url if act else "http://127.0.0.1:9/v1"
+        monkeypatch.setenv("OPENAI_BASE_URL", address)
+        status, message, hint = pasta(
+            "eval", "rate", runs, "--no-likelihood", "--annotator", annotator, "--retries", 0
+        ).complaint
+    assert (status, "local_test: " in message) == (2, True)
+    assert hint == "The package takes key and address from OPENAI_API_KEY and OPENAI_BASE_URL."
+    assert not (runs / "pasta/annotations.json").exists()
+
+
+@PACKAGE
+def test_an_annotator_of_the_package_is_asked_again_only_where_it_gave_no_verdict(
+    pasta: Pasta, runs: Path, annotator: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unsure(number: int, body: Body) -> str:
-        about_1 = "What about 1?" in body["messages"][0]["content"]
-        return "neither" if about_1 else answer(number, body)
+        about_1 = "What about 1?" in said(body)
+        return "neither" if about_1 else prefer_ours(number, body)
 
     with chat_server(unsure) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
-        monkeypatch.setenv("OPENAI_API_KEY", "k")
-        command = ("eval", "rate", runs, "--no-likelihood", "--annotator", folder)
+        command = ("eval", "rate", runs, "--no-likelihood", "--annotator", annotator)
         found = pasta(*command)
         assert found.err.endswith("pasta: 2 verdicts of local_test, 1 missing\n")
         assert [row["preference"] for row in verdicts(runs)] == [2.0, None, 1.0]
-        server.script = answer
+        server.script = prefer_ours
         pasta(*command)
     assert [row["preference"] for row in verdicts(runs)] == [2.0, 2.0, 1.0]
     assert len(server.bodies) == 3
+
+
+@PACKAGE
+def test_the_package_takes_the_answers_as_they_are_written(
+    runs: Path, annotator: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions = [question_of(f"What about {n}?", "koala") for n in range(3)]
+    for label, told in (("sequential", record), ("pasta", parallel)):
+        folder = RunFolder(runs.parent / "out" / label, {"method": label})
+        for number, question in enumerate(questions):
+            folder.append(replace(told(number), id=question.id))
+        folder.finish(questions)
+    read = importlib.import_module("alpaca_eval.utils").load_or_convert_to_dataframe
+    outputs = [
+        read(runs.parent / "out" / label / "model_outputs.json")
+        for label in ("sequential", "pasta")
+    ]
+    judge = importlib.import_module("alpaca_eval.annotators").PairwiseAnnotator(
+        annotators_config=str(annotator), caching_path=None
+    )
+    with chat_server(prefer_ours) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        found = judge.annotate_head2head(*outputs)
+    assert [row["preference"] for row in found] == [2.0] * 3
+    assert {(row["generator_1"], row["generator_2"]) for row in found} == {("sequential", "pasta")}

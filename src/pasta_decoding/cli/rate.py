@@ -62,9 +62,13 @@ def rate(
     logprobs: Annotated[
         bool, typer.Option(help="Read the first token's probabilities if the endpoint has them.")
     ] = True,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests at the same time.")] = 8,
-    retries: Annotated[int, typer.Option(min=0, help="Of one request, with growing pauses.")] = 5,
-    timeout: Annotated[float, typer.Option(min=0.01, help="Seconds of one request.")] = 120.0,
+    concurrency: Annotated[
+        int, typer.Option(min=1, help="With --base-url: requests at the same time.")
+    ] = 8,
+    retries: Annotated[int, typer.Option(min=0, help="Of a request, with growing pauses.")] = 5,
+    timeout: Annotated[
+        float, typer.Option(min=0.01, help="With --base-url: seconds of a request.")
+    ] = 120.0,
     annotator: Annotated[
         str | None,
         typer.Option(help="Instead: an annotator configuration of the package alpaca_eval."),
@@ -135,13 +139,19 @@ def rate_all_texts(runs: list[Run], baseline: Run, adapter: str, base: Path | No
 
 def load_likelihood(adapter: str, base: Path | None) -> tuple[Nats, str]:
     """Return what tells the nats of a text, and a name for it."""
-    from pasta_decoding.models.loading import default_device, find_adapter, native_dtype
+    from pasta_decoding.models.loading import (
+        adapter_digest,
+        default_device,
+        find_adapter,
+        native_dtype,
+    )
     from pasta_decoding.train.quality import load_nats
 
     device = default_device()
     dtype, folder = native_dtype(device), find_adapter(adapter)
     nats = load_nats(base_folder(base), folder, dtype=dtype, device=device)
-    return nats, f"{folder.resolve().name} ({base.name if base else 'embedded'}, {dtype})"
+    name = f"{folder.resolve().name} {adapter_digest(folder)}"
+    return nats, f"{name} ({base.name if base else 'embedded'}, {dtype})"
 
 
 def compare(run: Run, baseline: Run, asking: Asking, difficulties: dict[str, float] | None) -> None:
@@ -189,7 +199,7 @@ def open_judge(
 
         os.environ.setdefault("TQDM_DISABLE", "1")  # its bars would be drawn over ours
         cache = run.folder / f"alpaca_{VERDICTS}"
-        package = AlpacaAnnotator(asking.annotator, cache, tick=tick)
+        package = AlpacaAnnotator(asking.annotator, cache, retries=asking.retries, tick=tick)
         return package, Path(asking.annotator).name, package.failures
     if asking.judge is not None:
         from pasta_decoding.eval.judge.local import load_judge

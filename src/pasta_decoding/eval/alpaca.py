@@ -18,8 +18,10 @@ from pasta_decoding.errors import PastaError
 
 # The package loses all that it was asked at once when a request fails for good, so it gets little.
 _AT_ONCE = 8
-_TRIES = 4
 _FIRST_PAUSE_S = 2.0
+# What the package raises over a reply that is no completion.
+_NONSENSE = (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError)
+_WHERE = "The package takes key and address from OPENAI_API_KEY and OPENAI_BASE_URL."
 
 Row = dict[str, str]
 """One pair as the package names it: output_2 is the answer that a preference of 2 is for."""
@@ -38,12 +40,13 @@ class AlpacaAnnotator:
         config: str,
         cache: Path,
         *,
+        retries: int = 3,
         tick: Callable[[], None] = lambda: None,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self.failures: Counter[str] = Counter()
         self._config, self._cache = config, cache
-        self._tick, self._pause = tick, pause
+        self._retries, self._tick, self._pause = retries, tick, pause
         self._annotator = _load(config)
         self._known = {line["key"]: float(line["preference"]) for line in resume_lines(cache)}
 
@@ -52,7 +55,7 @@ class AlpacaAnnotator:
     ) -> list[float | None]:
         """Return the preference for a over b, one for each prompt; None where there is no verdict.
 
-        Raises PastaError where no question can succeed: a refused key, no such model.
+        Raises PastaError where no question can succeed: a refused key, no such model, nobody there.
         """
         rows = [
             {"instruction": prompt, "output_1": other, "output_2": answer}
@@ -70,20 +73,24 @@ class AlpacaAnnotator:
         """Ask about some pairs, again after growing pauses; return nothing if all tries failed."""
         import openai
 
-        reason = ""
-        for attempt in range(_TRIES):
+        reason, absent = "", False
+        for attempt in range(1 + self._retries):
             if attempt:
                 self._pause(_FIRST_PAUSE_S * 2 ** (attempt - 1))
             try:
                 with _quiet():
                     found: list[Mapping[str, Any]] = self._annotator.annotate_pairs(rows)
             except (openai.AuthenticationError, openai.NotFoundError) as error:
-                hint = "The package takes key and address from OPENAI_API_KEY and OPENAI_BASE_URL."
-                raise PastaError(f"{self._config}: {error}", hint=hint) from error
-            except openai.OpenAIError as error:
+                raise PastaError(f"{self._config}: {error}", hint=_WHERE) from error
+            except (openai.OpenAIError, *_NONSENSE) as error:
                 reason = f"{type(error).__name__}: {str(error)[:80]}"
+                absent = isinstance(error, openai.APIConnectionError) and not isinstance(
+                    error, openai.APITimeoutError
+                )
             else:
                 return found
+        if absent:
+            raise PastaError(f"{self._config}: {reason}", hint=_WHERE)
         self.failures[reason] += len(rows)
         return []
 

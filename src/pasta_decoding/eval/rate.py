@@ -93,7 +93,7 @@ def annotate(
 ) -> int:
     """Let `judge` compare every answer with the baseline's; return how many verdicts are missing.
 
-    Equal answers are a tie and an empty one loses to any other, so these are not asked about.
+    An empty answer loses, and equal ones are a tie, so these are not asked about.
     difficulties: of instructions, for the length-controlled win rate.
     """
     pairs = [(record, baseline.records[key]) for key, record in run.records.items()]
@@ -116,11 +116,11 @@ def annotate(
 
 def _known(record: Record, base: Record) -> float | None:
     """Return the preference for the record's answer where nobody needs to be asked."""
-    if record.text == base.text:
-        return 0.5
-    if not (record.text.strip() and base.text.strip()):
-        return float(bool(record.text.strip()))
-    return None
+    if not record.text.strip():
+        return 0.0
+    if not base.text.strip():
+        return 1.0
+    return 0.5 if record.text == base.text else None
 
 
 def _annotation(
