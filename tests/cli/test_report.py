@@ -18,11 +18,11 @@ from tests.runfolders import failed, parallel, record, write_run
 def runs(tmp_path: Path) -> Path:
     """Three timed and rated runs."""
     folder = tmp_path / "runs"
-    base = [record(n, timed=True) for n in range(12)]
+    base = [record(n, turns=f"t{n}") for n in range(12)]
     write_run(folder / "sequential", "sequential", base)
-    ours = [parallel(n, timed=True, seconds=4.0 + n / 10) for n in range(11)]
-    write_run(folder / "pasta", "pasta", [*ours, failed(11)])
-    sot = [parallel(n, timed=True, critical_path=60, promises=()) for n in range(12)]
+    ours = [parallel(n, turns=f"t{n}", seconds=4.0 + n / 10) for n in range(11)]
+    write_run(folder / "pasta", "pasta", [*ours, failed(11, turns="t11")])
+    sot = [parallel(n, turns=f"t{n}", critical_path=60, promises=()) for n in range(12)]
     write_run(folder / "sot", "sot", sot)
     for label, gain in (("pasta", 0.3), ("sot", -0.2)):
         rate(folder / label, gain)

@@ -44,8 +44,8 @@ def test_the_theoretical_speedup_counts_the_baselines_tokens() -> None:
 
 
 def test_a_failed_request_counts_with_its_whole_budget() -> None:
-    base = [record(number, timed=True) for number in range(2)]
-    ours = [parallel(0, timed=True, seconds=5.0), failed(1)]
+    base = [record(number, turns="t") for number in range(2)]
+    ours = [parallel(0, turns="t", seconds=5.0), failed(1, turns="t")]
     found = figures(pair(ours, base))
     assert (found.prompts, found.failures) == (2, 1)
     assert found.speedups["own"].value == pytest.approx(math.sqrt(2 * 1))
@@ -62,34 +62,37 @@ def test_a_prompt_without_a_baseline_has_no_ratio_and_is_counted() -> None:
 
 
 def test_there_is_a_wall_clock_speedup_only_where_both_were_timed() -> None:
-    timed, shared = record(0, timed=True), record(0)
-    assert "wall_clock" in speeds(pair([parallel(0, timed=True)], [timed]))
-    assert "wall_clock" not in speeds(pair([parallel(0, timed=True)], [shared]))
+    timed, shared = record(0, turns="t"), record(0)
+    assert "wall_clock" in speeds(pair([parallel(0, turns="t")], [timed]))
+    assert "wall_clock" not in speeds(pair([parallel(0, turns="t")], [shared]))
     assert "wall_clock" not in speeds(pair([parallel(0)], [timed]))
 
 
-def test_seconds_are_the_median_of_the_turns() -> None:
-    ours = parallel(0, timed=True, repeats=(5.0, 4.0, 99.0))
-    found = figures(pair([ours], [record(0, timed=True, repeats=(10.0, 9.0, 30.0))]))
-    assert found.speedups["wall_clock"].value == pytest.approx(10 / 5)
+def test_seconds_of_different_turns_are_not_compared() -> None:
+    with pytest.raises(PastaError, match="pasta and sequential were not timed together"):
+        speeds(pair([parallel(0, turns="yesterday")], [record(0, turns="today")]))
 
 
 def test_a_timed_record_without_seconds_is_refused() -> None:
     with pytest.raises(PastaError, match="has no seconds"):
-        figures(pair([failed(0, seconds=0.0)], [record(0, timed=True)]))
+        figures(pair([failed(0, seconds=0.0, turns="t")], [record(0, turns="t")]))
 
 
 def test_prompts_are_binned_by_the_length_of_the_baselines_answer() -> None:
-    base = [record(0, plain_tokens=49), record(1, plain_tokens=50), record(2, plain_tokens=900)]
-    found = figures(pair([parallel(n, critical_path=10 * (n + 1)) for n in range(3)], base))
+    base = [record(n, plain_tokens=size, turns="t") for n, size in enumerate((49, 50, 900))]
+    base.append(failed(4, turns="t"))  # nobody knows the length of its answer
+    ours = [parallel(n, critical_path=10 * (n + 1), turns="t") for n in (0, 1, 2, 4)]
+    found = figures(pair(ours, base))
     assert {name: one.prompts for name, one in found.by_length.items()} == {
         "0 to 49": 1,
         "50 to 99": 1,
         "400 and more": 1,
     }
-    assert found.by_length["50 to 99"].theoretical.value == pytest.approx(50 / 20)
+    speedups = found.by_length["50 to 99"].speedups
+    assert speedups["theoretical"].value == pytest.approx(50 / 20)
+    assert speedups["wall_clock"].value == pytest.approx(1)
     assert {name: one.prompts for name, one in found.by_dataset.items()} == {
-        "koala": 2,
+        "koala": 3,
         "selfinstruct": 1,
     }
 

@@ -88,7 +88,7 @@ def runs(tmp_path: Path) -> Runs:
 def test_every_prompt_has_a_record_and_the_answers_are_in_alpaca_evals_shape(runs: Runs) -> None:
     records = runs()["a"]
     assert [record.text for record in records] == ["On One?", "On Two?", "On Three?"]
-    assert all(record.seconds > 0 and not record.timed for record in records)
+    assert all(record.seconds > 0 and record.turns is None for record in records)
     assert records == sorted(read_records(runs.out / "a" / "records.jsonl"), key=records.index)
     outputs = json.loads((runs.out / "a" / "model_outputs.json").read_text())
     assert outputs == [
@@ -210,13 +210,11 @@ def test_many_prompts_at_once_get_the_answers_that_they_get_alone(runs: Runs) ->
     together = runs(("a",), Plan(at_once=3))["a"]
     alone = runs(("b",), Plan(at_once=1))["b"]
     assert list(map(without_times, together)) == list(map(without_times, alone))
-    assert all(one.timed for one in alone)
+    assert all(one.turns is None for one in alone), "alone is not yet timed"
 
 
 def without_times(record: Record) -> Record:
-    return replace(
-        record, seconds=0, first_token_s=None, first_text_s=None, last_text_s=None, timed=False
-    )
+    return replace(record, seconds=0, first_token_s=None, first_text_s=None, last_text_s=None)
 
 
 def test_timing_asks_prompt_by_prompt_in_turns_after_a_warm_up(runs: Runs) -> None:
@@ -228,8 +226,9 @@ def test_timing_asks_prompt_by_prompt_in_turns_after_a_warm_up(runs: Runs) -> No
     assert [turn[0][1] for turn in turns] == ["One?"] * 3 + ["Two?"] * 3 + ["Three?"] * 3
     assert all({label for label, _ in turn} == {"a", "b"} for turn in turns)
     assert len({turn[0][0] for turn in turns}) == 2, "the order is mixed"
+    assert [one.turns for one in records["a"]] == [one.turns for one in records["b"]]
+    assert len({one.turns for one in records["a"]} - {None}) == 3
     for record in [*records["a"], *records["b"]]:
-        assert record.timed
         assert len(record.repeats) == 3
         assert record.seconds == sorted(record.repeats)[1]
     asked = list(runs.asked)
@@ -238,13 +237,46 @@ def test_timing_asks_prompt_by_prompt_in_turns_after_a_warm_up(runs: Runs) -> No
     assert runs.asked == asked
 
 
-def test_timing_goes_on_with_the_prompts_and_methods_that_are_missing(runs: Runs) -> None:
-    runs(("a", "b"), Plan(repeats=1))
+def test_timing_goes_on_with_all_methods_where_one_has_no_record(runs: Runs) -> None:
+    before = runs(("a", "b"), Plan(repeats=1))
     path = runs.out / "b" / "records.jsonl"
-    path.write_text(runs.lines("b")[0] + "\n")
-    runs(("a", "b"), Plan(repeats=1))
-    assert runs.asked == [("a", "One?"), ("b", "One?"), ("b", "Two?"), ("b", "Three?")]
-    runs(("a", "b"), Plan(repeats=1), load=interrupted)
+    path.write_text("\n".join(runs.lines("b")[:2]) + "\n")
+    records = runs(("a", "b"), Plan(repeats=1))
+    assert runs.asked[:2] == [("a", "Three?"), ("b", "Three?")]  # to warm up
+    assert sorted(runs.asked[2:]) == [("a", "Three?"), ("b", "Three?")]
+    assert sorted(runs.ticks) == ["a"] * 3 + ["b"] * 3
+    assert records["a"][:2] == before["a"][:2]
+    assert records["a"][2].turns == records["b"][2].turns != before["a"][2].turns
+    assert runs(("a", "b"), Plan(repeats=1), load=interrupted) == records
+
+
+def test_a_method_that_comes_later_is_timed_together_with_the_others(runs: Runs) -> None:
+    plan = Plan(repeats=1)
+    runs(("a", "b"), plan)
+    runs(("a", "c"), plan)
+    assert {question for label, question in runs.asked if label == "a"} == {
+        question.instruction for question in QUESTIONS
+    }
+    # Now b is of other turns than a, though nothing is missing.
+    records = runs(("a", "b", "c"), plan)
+    turns = [[one.turns for one in records[label]] for label in ("a", "b", "c")]
+    assert turns[0] == turns[1] == turns[2]
+
+
+@pytest.mark.parametrize("repeats", [None, 1])
+def test_what_failed_is_asked_again_if_that_is_wanted(runs: Runs, repeats: int | None) -> None:
+    plan = Plan(repeats=repeats)
+    runs(plan=plan)
+    path = runs.out / "a" / "records.jsonl"
+    lines = [json.loads(line) for line in runs.lines()]
+    lines[1] |= {"error": "no room", "text": ""}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert runs(plan=plan, load=interrupted)["a"][1].error == "no room"
+    records = runs(plan=replace(plan, retry_failed=True))["a"]
+    assert {question for _, question in runs.asked} == {lines[1]["instruction"]}
+    assert [record.error for record in records] == [None] * 3
+    assert json.loads((runs.out / "a" / "run.json").read_text())["retried"] == 1
+    assert runs(plan=plan, load=interrupted)["a"] == records
 
 
 def test_the_median_turn_is_kept_and_a_failed_one_is_not_passed_over() -> None:
@@ -253,7 +285,8 @@ def test_the_median_turn_is_kept_and_a_failed_one_is_not_passed_over() -> None:
 
     kept = median_turn([turn(3), turn(1), turn(2)])
     assert (kept.text, kept.seconds, kept.repeats) == ("2", 2, (3, 1, 2))
-    assert median_turn([turn(1), turn(2)]).seconds == 2
+    even = median_turn([turn(1), turn(2)])
+    assert (even.text, even.seconds) == ("2", 1.5)
     assert median_turn([turn(1), turn(9, "broken"), turn(2)]).error == "broken"
 
 

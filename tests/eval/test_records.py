@@ -35,7 +35,7 @@ WHOLE = Record(
     repeats=(0.5, 0.25),
     seconds=0.5,
     first_token_s=0.1,
-    timed=True,
+    turns="3f",
 )
 
 

@@ -88,6 +88,9 @@ def generate(
         float, typer.Option(min=1, help="An answer that takes longer has failed.")
     ] = 600.0,
     seed: Annotated[int, typer.Option(min=0, help="Of the order with --timing.")] = 0,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Ask again where a request failed before.")
+    ] = False,
     *,
     loading: Loading,
 ) -> None:
@@ -107,7 +110,11 @@ def generate(
     check_labels(chosen)
     questions = read_questions(prompts)[:limit]
     plan = Plan(
-        1 if timing else at_once or 16, (repeats or 3) if timing else None, max_seconds, seed
+        1 if timing else at_once or 16,
+        (repeats or 3) if timing else None,
+        max_seconds,
+        seed,
+        retry_failed,
     )
     settings = {
         "max_tokens": max_tokens,
@@ -210,7 +217,7 @@ def describe(loading: Loading) -> dict[str, Any]:
         "threads": loading.threads,
         "device": loading.device,
         # Unless it is named, the adapter's digest tells it.
-        **({} if loading.join is None else {"join": loading.join.value}),
+        "join": loading.join and loading.join.value,
     }
 
 

@@ -51,8 +51,7 @@ class Bin:
     """The speedups of some of the prompts."""
 
     prompts: int
-    own: Interval
-    theoretical: Interval
+    speedups: Mapping[str, Interval]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +93,13 @@ def figures(pair: Pair) -> Figures:
     promises = [promise for record in answers for promise in record.promises]
     chunks = sum(record.chunks for record in answers)
     widths = total_widths(answers)
-    timed = bool(answers) and all(record.timed for record in answers)
+    timed = bool(answers) and all(record.turns is not None for record in answers)
     return Figures(
         prompts=len(records),
         failures=len(records) - len(answers),
         no_baseline=sum(base.error is not None for _, base in pair.records),
         speedups={name: geometric(log_P).interval() for name, log_P in speeds(pair).items()},
-        by_length=_bins(pair, lambda _record, base: _length_bin(base.plain_tokens)),
+        by_length=_bins(pair, lambda _record, base: _length_bin(base)),
         by_dataset=_bins(pair, lambda record, _base: record.dataset),
         with_promise=share([record.chunks > 0 for record in records]),
         hit_limit=share([record.hit_limit for record in records]),
@@ -124,11 +123,19 @@ def figures(pair: Pair) -> Figures:
 
 
 def speeds(pair: Pair) -> dict[str, FloatArray]:
-    """Return the log of each speedup, prompt by prompt; NaN where a prompt has none."""
+    """Return the log of each speedup, prompt by prompt; NaN where a prompt has none.
+
+    Raises PastaError if both runs were timed, but not in the same turns.
+    """
     own = [_own(record) for record, _ in pair.records]
     theoretical = [_theoretical(record, base, pair.run.max_tokens) for record, base in pair.records]
     found = {OWN: own, THEORETICAL: theoretical}
-    if all(record.timed or record.error for both in pair.records for record in both):
+    if all(record.turns is not None for both in pair.records for record in both):
+        if any(record.turns != base.turns for record, base in pair.records):
+            raise PastaError(
+                f"{pair.run.folder} and {pair.baseline.folder} were not timed together",
+                hint="Give both methods to one `pasta eval generate --timing`, to time again.",
+            )
         found[WALL_CLOCK] = [_wall_clock(record, base) for record, base in pair.records]
     return {name: np.log(ratios) for name, ratios in found.items()}
 
@@ -145,16 +152,11 @@ def _theoretical(record: Record, base: Record, max_tokens: int) -> float:
 
 
 def _wall_clock(record: Record, base: Record) -> float:
-    return math.nan if base.error is not None else seconds(base) / seconds(record)
-
-
-def seconds(record: Record) -> float:
-    """Return what a request took: the median of its turns; the time-out of a failed one."""
-    found = median(record.repeats) if record.repeats and record.error is None else record.seconds
-    if not found > 0:
-        hint = "A failed request must say its time-out in `seconds`."
-        raise PastaError(f"the record {record.id} has no seconds: {found}", hint=hint)
-    return found
+    for one in (record, base):
+        if not one.seconds > 0:
+            hint = "A failed request must say its time-out in `seconds`."
+            raise PastaError(f"the record {one.id} has no seconds: {one.seconds}", hint=hint)
+    return math.nan if base.error is not None else base.seconds / record.seconds
 
 
 def geometric(log_P: FloatArray, chosen_P: Sequence[bool] | None = None) -> Drawn:
@@ -188,12 +190,15 @@ def _bins(pair: Pair, name: Callable[[Record, Record], str | None]) -> dict[str,
     bins = {}
     for one in sorted({known for known in names if known is not None}, key=_bin_order):
         chosen = [other == one for other in names]
-        intervals = [geometric(found[key], chosen).interval() for key in (OWN, THEORETICAL)]
-        bins[one] = Bin(sum(chosen), *intervals)
+        speedups = {key: geometric(log_P, chosen).interval() for key, log_P in found.items()}
+        bins[one] = Bin(sum(chosen), speedups)
     return bins
 
 
-def _length_bin(tokens: int) -> str:
+def _length_bin(base: Record) -> str | None:
+    if base.error is not None:
+        return None
+    tokens = base.plain_tokens
     low = max(start for start in LENGTHS if start <= tokens)
     higher = [start for start in LENGTHS if start > tokens]
     return f"{low} to {higher[0] - 1}" if higher else f"{low} and more"

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+from statistics import median
+from uuid import uuid4
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.eval.asking import Clock, ask_all
@@ -42,12 +44,14 @@ class Plan:
     repeats:     turns of every prompt and method where they are timed; None: they are not.
     max_seconds: of one answer; one that takes longer has failed, and counts as this long.
     seed:        of the order of the methods where they are timed.
+    retry_failed: ask again where a request of an earlier run failed.
     """
 
     at_once: int = 16
     repeats: int | None = None
     max_seconds: float = 600.0
     seed: int = 0
+    retry_failed: bool = False
 
 
 def generate(
@@ -63,28 +67,34 @@ def generate(
 
     Raises PastaError, before anything is loaded, if a folder was begun with other settings.
     """
-    folders = {one.label: RunFolder(out / one.label, one.settings) for one in entrants}
-    for label, folder in folders.items():
-        for _ in range(len(questions) - len(folder.missing(questions))):
+    folders = {
+        one.label: RunFolder(out / one.label, one.settings, retry_failed=plan.retry_failed)
+        for one in entrants
+    }
+    if plan.repeats is None:
+        missing = {label: folder.missing(questions) for label, folder in folders.items()}
+    else:
+        missing = dict.fromkeys(folders, _not_timed_together(folders.values(), questions))
+    for label, left in missing.items():
+        for _ in range(len(questions) - len(left)):
             tick(label)
     if plan.repeats is None:
         for one in entrants:
-            _answer(one, folders[one.label], questions, plan, tick, clock)
+            _answer(one, folders[one.label], missing[one.label], plan, tick, clock)
     else:
-        _time(entrants, folders, questions, plan, tick, clock)
+        _time(entrants, folders, missing[entrants[0].label], plan, tick, clock)
     return {label: folder.finish(questions) for label, folder in folders.items()}
 
 
 def _answer(
     one: Entrant,
     folder: RunFolder,
-    questions: Sequence[Question],
+    missing: Sequence[Question],
     plan: Plan,
     tick: Tick,
     clock: Clock,
 ) -> None:
     """Let one method answer, many prompts at once."""
-    missing = folder.missing(questions)
     if not missing:
         return
     for record in _asked(one.load(), missing, plan, clock):
@@ -95,27 +105,41 @@ def _answer(
 def _time(
     entrants: Sequence[Entrant],
     folders: Mapping[str, RunFolder],
-    questions: Sequence[Question],
+    missing: Sequence[Question],
     plan: Plan,
     tick: Tick,
     clock: Clock,
 ) -> None:
     """Let all methods answer each prompt in turns, alone; keep the median turn."""
-    missing = [q for q in questions if any(q.id not in f.records for f in folders.values())]
     if not missing:
         return
     methods = {one.label: one.load() for one in entrants}
     for method in methods.values():  # a cold engine is slow
-        _alone(method, questions[0], plan, clock)
+        _alone(method, missing[0], plan, clock)
     for question in missing:
-        late = [label for label in methods if question.id not in folders[label].records]
         turns: defaultdict[str, list[Record]] = defaultdict(list)
         for turn in range(plan.repeats or 1):
-            for label in shuffled(late, f"{plan.seed}/{question.id}/{turn}"):
+            for label in shuffled(list(methods), f"{plan.seed}/{question.id}/{turn}"):
                 turns[label].append(_alone(methods[label], question, plan, clock))
-        for label in late:
-            folders[label].append(median_turn(turns[label]))
+        together = uuid4().hex[:12]
+        for label, folder in folders.items():
+            folder.append(replace(median_turn(turns[label]), turns=together))
             tick(label)
+
+
+def _not_timed_together(
+    folders: Collection[RunFolder], questions: Sequence[Question]
+) -> list[Question]:
+    """Return the questions that not all methods answered in the same turns.
+
+    All answer them again, also those that have a record: its seconds are of another hour.
+    """
+
+    def turns(question: Question) -> set[str | None]:
+        found = (folder.records.get(question.id) for folder in folders)
+        return {None if record is None else record.turns for record in found}
+
+    return [question for question in questions if None in (own := turns(question)) or len(own) > 1]
 
 
 def _alone(method: Method, question: Question, plan: Plan, clock: Clock) -> Record:
@@ -139,7 +163,7 @@ def _asked(
         record, seconds = ended.outcome, ended.seconds
         if isinstance(record, PastaError):
             record, seconds = failed(ended.question, str(record)), plan.max_seconds
-        yield replace(record, seconds=seconds, timed=at_once == 1)
+        yield replace(record, seconds=seconds)
 
 
 def shuffled(labels: Sequence[str], key: str) -> list[str]:
@@ -150,8 +174,11 @@ def shuffled(labels: Sequence[str], key: str) -> list[str]:
 def median_turn(turns: Sequence[Record]) -> Record:
     """Return the turn of the median seconds, all turns' seconds in it; a failure if there is one.
 
-    Of an even number of turns it is the slower one of the two in the middle.
+    Of an even number of turns it is the slower one of the two in the middle, with their mean.
     """
-    in_order = sorted(turns, key=lambda record: (record.error is not None, record.seconds))
-    middle = in_order[-1] if in_order[-1].error is not None else in_order[len(in_order) // 2]
-    return replace(middle, repeats=tuple(record.seconds for record in turns))
+    repeats = tuple(record.seconds for record in turns)
+    for record in turns:
+        if record.error is not None:
+            return replace(record, repeats=repeats)
+    middle = sorted(turns, key=lambda record: record.seconds)[len(turns) // 2]
+    return replace(middle, seconds=median(repeats), repeats=repeats)

@@ -100,10 +100,14 @@ def _by_verdicts(pair: Pair) -> dict[str, Quality]:
         return {}
     verdicts = verdicts_of(pair)
     by = ", ".join(sorted({one.annotator for one in pair.run.annotations.values()}))
-    found = {LC_WIN_RATE: length_controlled(verdicts), WIN_RATE: win_rate(verdicts)}
+    formula = "minimal" if verdicts.difficulty_P is None else "noreg"
+    found = {
+        LC_WIN_RATE: (length_controlled(verdicts), f"{by}; length_controlled_{formula}"),
+        WIN_RATE: (win_rate(verdicts), by),
+    }
     return {
-        name: Quality(one, one.interval(), verdicts.judged, verdicts.missing, by)
-        for name, one in found.items()
+        name: Quality(one, one.interval(), verdicts.judged, verdicts.missing, how)
+        for name, (one, how) in found.items()
     }
 
 

@@ -44,7 +44,8 @@ class Record:
     first_text_s, last_text_s: until text was first and last added to what a person can read from
                    the beginning on without a gap; None if there was none.
     repeats:       seconds of each turn, if there were several; `seconds` is their median.
-    timed:         whether the answer had the engine to itself.
+    turns:         names the turns that methods took on this prompt, each alone on the engine: only
+                   seconds of the same turns may be compared. None if it was not timed.
     """
 
     id: str
@@ -72,7 +73,7 @@ class Record:
     first_text_s: float | None = None
     last_text_s: float | None = None
     repeats: Sequence[float] = ()
-    timed: bool = False
+    turns: str | None = None
 
     @property
     def own_speedup(self) -> float:

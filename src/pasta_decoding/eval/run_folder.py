@@ -1,7 +1,7 @@
 """A run folder: one method's answers to one set of prompts, kept as they end.
 
 run.json:           the settings, and where it ran.
-records.jsonl:      a line a prompt, in the order in which they ended.
+records.jsonl:      a line an answer, in the order in which they ended; a prompt's newest counts.
 model_outputs.json: all answers in AlpacaEval's format, in the order of the prompts; at the end.
 """
 
@@ -23,9 +23,12 @@ Settings = Mapping[str, Any]
 
 
 class RunFolder:
-    """Opens or begins a folder. Raises PastaError if it was begun with other settings."""
+    """Opens or begins a folder. Raises PastaError if it was begun with other settings.
 
-    def __init__(self, path: Path, settings: Settings) -> None:
+    retry_failed: forget the requests that failed, and count them in run.json.
+    """
+
+    def __init__(self, path: Path, settings: Settings, *, retry_failed: bool = False) -> None:
         self.path = path
         self.records: dict[str, Record] = {}
         self._settings = json.loads(json.dumps(dict(settings)))
@@ -39,6 +42,11 @@ class RunFolder:
             found = (record_at(self._records, n, line) for n, line in enumerate(lines, start=1))
             self.records = {record.id: record for record in found}
             run = _resumed(before, here)
+            failed = [key for key, record in self.records.items() if record.error is not None]
+            if retry_failed and failed:
+                run["retried"] = before.get("retried", 0) + len(failed)
+                for key in failed:
+                    del self.records[key]
         write_text(self._run, json.dumps(run, indent=2, ensure_ascii=False) + "\n")
 
     def missing(self, questions: Sequence[Question]) -> list[Question]:

@@ -84,6 +84,36 @@ def test_runs_of_different_prompts_are_refused_by_name(runs: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("max_tokens", 500), ("engine", "torch"), ("model", "another")]
+)
+def test_runs_that_differ_in_more_than_the_method_are_refused(
+    runs: Path, key: str, value: object
+) -> None:
+    same = {"engine": "llama", "model": "m", "max_tokens": 400}
+    base, ours = (runs / name for name in ("sequential", "pasta-fast"))
+    write_run(base, "sequential", [record(0)], **same)
+    write_run(ours, "pasta", [parallel(0)], **same)
+    assert build(find_runs([base, ours])).lines
+    write_run(ours, "pasta", [parallel(0)], **same | {key: value})
+    with pytest.raises(PastaError) as refused:
+        build(find_runs([base, ours]))
+    assert str(refused.value) == f"{base} has {key} {same[key]!r}, {ours} has {value!r}"
+
+
+def test_servers_hold_a_model_for_each_method(runs: Path) -> None:
+    for label in ("sequential", "pasta-fast"):
+        write_run(runs / label, label.split("-")[0], [record(0)], engine="remote", model=label)
+    assert len(build(find_runs([runs / "sequential", runs / "pasta-fast"])).lines) == 2
+
+
+def test_the_formula_of_a_win_rate_is_told(runs: Path) -> None:
+    annotate(runs / "sot", [1.2 + n / 20 for n in range(12)])
+    assert build(find_runs([runs])).lines[2].qualities["lc_win_rate"].by == (
+        "somebody; length_controlled_minimal"
+    )
+
+
 def test_a_run_that_was_stopped_does_not_drop_out_silently(runs: Path) -> None:
     write_run(runs / "sot", "sot", [parallel(n) for n in range(7)])
     with pytest.raises(PastaError, match=r"sot has no answer to 5 of them, such as 'What about 7"):

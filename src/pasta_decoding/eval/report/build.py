@@ -40,6 +40,9 @@ PAPER = (
 """The ends of the frontier that the paper's abstract states (arXiv 2502.11517v2): Gemma 7B on an
 H100, AlpacaEval's 805 prompts, length-controlled win rate against its own sequential baseline."""
 
+_ALIKE = ("engine", "file_type", "max_tokens", "max_seconds", "sampling")
+"""Settings that all runs of a report have in common."""
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -91,6 +94,8 @@ def build(runs: Sequence[Run], *, common: bool = False) -> Report:
     unanswered = {run.label: run.unanswered for run in runs if run.unanswered}
     runs = same_prompts(runs, common=common)
     baseline = baseline_of(runs)
+    for run in runs:
+        _check_alike(run, baseline)
     lines = sorted((_line(Pair(run, baseline)) for run in runs), key=_reading_order)
     _check_judges(lines)
     timed = all(WALL_CLOCK in line.log_speed_P for line in lines)
@@ -117,6 +122,17 @@ def _reading_order(line: Line) -> tuple[int, float]:
 
 def _line(pair: Pair) -> Line:
     return Line(pair.run, figures(pair), speeds(pair), qualities(pair), faults(pair))
+
+
+def _check_alike(run: Run, baseline: Run) -> None:
+    """Refuse runs whose speedups would be of something else than their methods."""
+    # A server holds a checkpoint of its own for each method.
+    keys = _ALIKE if baseline.settings.get("engine") == "remote" else ("model", *_ALIKE)
+    for key in keys:
+        ours, theirs = run.settings.get(key), baseline.settings.get(key)
+        if ours != theirs:
+            message = f"{baseline.folder} has {key} {theirs!r}, {run.folder} has {ours!r}"
+            raise PastaError(message, hint="Give both methods to one `pasta eval generate`.")
 
 
 def _check_judges(lines: Sequence[Line]) -> None:

@@ -26,7 +26,7 @@ _CAPTIONS = {
     "of truth or usefulness, and preference training may have aimed at it.",
     "speedups": "A dot a prompt, the middle half as a bar, the median as a large dot; speedups "
     f"below {SHOWN_SPEEDUPS[0]:g} or above {SHOWN_SPEEDUPS[1]:g} are drawn at the edge.",
-    "lengths": "Theoretical speedup against the length of the baseline's answer.",
+    "lengths": "Speedup against the length of the baseline's answer.",
     "widths": "How many threads were live at the same time.",
     "timelines": "The answers with the median own speedup among those of three chunks or more. "
     "Drawn from the texts, lengths in proportion to characters.",
@@ -38,7 +38,7 @@ _DEFINITIONS = {
     "theoretical speedup": "tokens of the baseline's answer to the same prompt / forward steps at "
     "unlimited width. A shorter answer raises it.",
     "wall-clock speedup": "seconds of the baseline's answer / seconds of the run's, same engine; "
-    "medians of repeats. Only where both runs were timed, one request at a time.",
+    "medians of repeats. Only where both runs were timed together, one request at a time.",
     "failures": "count with their whole budget: max_tokens steps, the seconds of the time-out, own "
     "speedup 1, an empty text that loses every comparison. Nothing drops out.",
     "intervals": "95 % bootstrap over prompts; differences between runs are paired.",
@@ -174,11 +174,14 @@ def _datasets(report: Report) -> str:
     if not names:
         return '<p class="note">The prompts name no dataset.</p>'
     counts = report.lines[0].figures.by_dataset
-    columns = ["theoretical speedup", *(f"{name} ({counts[name].prompts})" for name in names)]
+    columns = [SPEED_NAMES[report.speed], *(f"{name} ({counts[name].prompts})" for name in names)]
     return table(
         columns,
         [
-            [line.run.label, *(line.figures.by_dataset[name].theoretical for name in names)]
+            [
+                line.run.label,
+                *(line.figures.by_dataset[name].speedups.get(report.speed) for name in names),
+            ]
             for line in report.lines
         ],
     )

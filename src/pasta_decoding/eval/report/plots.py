@@ -146,14 +146,14 @@ def _draw_spread(axes: Axes, row: int, value_P: FloatArray, colour: str) -> None
 
 
 def lengths(report: Report, colours: Palette) -> Figure | None:
-    """Draw the theoretical speedup against the tokens of the baseline's answer."""
+    """Draw the speedup against the tokens of the baseline's answer."""
     lines = _without_baseline(report)
     if not lines:
         return None
     figure, [axes] = new_figure(colours, 3.6)
     bins = list(lines[0].figures.by_length)
     for number, line in enumerate(lines):
-        intervals = [line.figures.by_length[name].theoretical for name in bins]
+        intervals = [line.figures.by_length[name].speedups[report.speed] for name in bins]
         places = np.arange(len(bins)) + 0.09 * (number - (len(lines) - 1) / 2)
         reach = np.concatenate([_reach(one) for one in intervals], axis=1)
         axes.errorbar(
@@ -172,7 +172,7 @@ def lengths(report: Report, colours: Palette) -> Figure | None:
     )
     axes.axhline(1, color=colours.muted, lw=0.9, ls=(0, (4, 3)))
     axes.set_xlabel("tokens of the baseline's answer")
-    axes.set_ylabel("theoretical speedup, times")
+    axes.set_ylabel(f"{SPEED_NAMES[report.speed]}, times")
     legend(axes, colours)
     return figure
 
