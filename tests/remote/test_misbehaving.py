@@ -9,20 +9,24 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from struct import pack
 from typing import Any
 
 import pytest
 from starlette.responses import PlainTextResponse, Response
 
-from pasta_decoding.engines.completions import RemoteError
+from pasta_decoding.engines.completions import Completion, RemoteError
 from pasta_decoding.engines.remote import Fleet
 from pasta_decoding.engines.scripted import follow
+from pasta_decoding.engines.service import Service
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.rules import Rules
 from tests.law.world import ASYNC, END, OPEN, P20
 from tests.remote.fake import Fake, event, refusal, serving, until, usage
 from tests.remote.writing import (
     IMPATIENT,
+    PATIENT,
     asked,
     ending,
     locally,
@@ -35,6 +39,7 @@ from tests.runtime.play import ID, SIZE
 
 PROMPT = (11, 12, 13)
 A, B = ID["a"], ID["b"]
+REMEMBERING = replace(PATIENT, rest_s=60)
 
 Body = dict[str, Any]
 Pieces = AsyncIterator[bytes]
@@ -140,7 +145,7 @@ def test_a_server_that_does_not_know_logit_bias_is_found_out() -> None:
         assert len(fake.bodies) == 2
 
 
-@pytest.mark.parametrize("status", [429, 500, 503])
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 503, 529])
 def test_what_passes_by_itself_is_waited_for(status: int) -> None:
     failing = iter([True, True])
 
@@ -207,6 +212,104 @@ def test_answers_go_to_the_server_that_can_be_reached() -> None:
         answers = write(service, [asked((11, 12, 13 + n)) for n in range(4)])
     for n, answer in enumerate(answers):
         assert answer.segments == locally(asked((11, 12, 13 + n)), ending(7)).segments
+
+
+async def one_by_one(service: Service, count: int) -> list[Answer | RemoteError]:
+    """Write answers one after the other; one that fails does not keep the next from coming."""
+    came: list[Answer | RemoteError] = []
+    async with Fleet(service) as fleet:
+        for n in range(count):
+            try:
+                came.append(await writer(asked((11, 12, 13 + n)), fleet).run())
+            except RemoteError as error:
+                came.append(error)
+    return came
+
+
+@pytest.mark.parametrize("mischief", [always(lambda: refusal(503, "broken")), nothing])
+def test_a_server_that_only_ever_fails_is_left_and_avoided(mischief: Any) -> None:
+    with serving(scripted()) as broken, serving(scripted()) as good:
+        broken.mischief = mischief
+        service = service_of(broken, good, patience=REMEMBERING)
+        together = write(service, [asked((11, 12, 13 + n)) for n in range(6)])
+        for n, answer in enumerate(together):
+            assert answer.segments == locally(asked((11, 12, 13 + n)), ending(7)).segments
+        assert len(broken.bodies) == 3 * 2, "half of them began there, and tried twice"
+        broken.bodies.clear()
+        assert all(isinstance(one, Answer) for one in asyncio.run(one_by_one(service, 4)))
+        assert len(broken.bodies) == 2, "the first of them found out for all"
+
+
+def test_a_server_that_resets_every_connection_is_left() -> None:
+    with hanging_up(b"") as port, serving(scripted()) as good:
+        broken = scripted()
+        broken.port = port
+        answers = write(service_of(broken, good), [asked((11, 12, 13 + n)) for n in range(4)])
+    for n, answer in enumerate(answers):
+        assert answer.segments == locally(asked((11, 12, 13 + n)), ending(7)).segments
+
+
+@pytest.mark.parametrize("mischief", [early, garbage, always(lambda: refusal(404, "who?"))])
+def test_a_server_where_an_answer_failed_for_good_gets_no_new_ones_for_a_while(
+    mischief: Any,
+) -> None:
+    with serving(scripted()) as broken, serving(scripted()) as good:
+        broken.mischief = mischief
+        answers = asyncio.run(one_by_one(service_of(broken, good, patience=REMEMBERING), 5))
+        assert [type(one) for one in answers] == [RemoteError] + [Answer] * 4
+        assert {tuple(body["prompt"][:3]) for body in broken.bodies} == {PROMPT}
+
+
+def test_a_server_that_is_busy_is_waited_for_where_the_answer_began() -> None:
+    with serving(scripted()) as one, serving(scripted()) as other:
+        one.mischief = always(lambda: refusal(429, "try later", Retry_After="0"))
+        answers = asyncio.run(one_by_one(service_of(one, other, patience=REMEMBERING), 4))
+        assert [type(one) for one in answers] == [RemoteError, Answer] * 2
+        assert len(one.bodies) == 2 * 3
+
+
+def test_a_request_that_does_not_fit_is_no_reason_to_avoid_a_server() -> None:
+    with serving(scripted()) as one, serving(scripted()) as other:
+        one.mischief = always(lambda: refusal(400, "too long"))
+        answers = asyncio.run(one_by_one(service_of(one, other, patience=REMEMBERING), 4))
+        assert [type(one) for one in answers] == [RemoteError, Answer] * 2
+
+
+def test_requests_that_fail_together_move_their_answer_once() -> None:
+    async def fail_together(service: Service) -> None:
+        async with Fleet(service) as fleet:
+            with fleet.seat() as seat:
+                failed = seat.replica
+                seat.move(failed)
+                better = seat.replica
+                seat.move(failed)
+                assert seat.replica is better is not failed
+                assert (failed.answers, better.answers) == (0, 1)
+                assert failed.rests_until_s > better.rests_until_s == 0
+
+    asyncio.run(fail_together(service_of(scripted(), scripted())))
+
+
+def test_the_server_that_is_named_and_rests_is_the_one_that_was_asked() -> None:
+    """Not the one that the answer has moved to while the request was under way."""
+
+    async def move_meanwhile(service: Service) -> tuple[str, list[float]]:
+        async with Fleet(service) as fleet:
+            with fleet.seat() as seat:
+                tokens = fleet.stream(seat, Completion(PROMPT, 20, (END,), END))
+                await anext(tokens)
+                asked_at = seat.replica
+                seat.move(asked_at)
+                asked_at.rests_until_s = 0
+                with pytest.raises(RemoteError) as caught:
+                    await anext(tokens)
+                return str(caught.value), [asked_at.rests_until_s, seat.replica.rests_until_s]
+
+    with serving(scripted()) as one, serving(scripted()) as other:
+        one.mischief = early
+        message, rests_until_s = asyncio.run(move_meanwhile(service_of(one, other)))
+    assert message == f"the server at {one.url} failed: it ended its reply early"
+    assert rests_until_s[0] > 0 == rests_until_s[1]
 
 
 def test_a_server_that_nobody_answers_at_is_named() -> None:
@@ -295,6 +398,8 @@ def hanging_up(words: bytes) -> Iterator[int]:
                 with client:
                     client.recv(65536)
                     client.sendall(words)
+                    if not words:  # reset it: what is closed without lingering is not ended
+                        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, pack("ii", 1, 0))
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()

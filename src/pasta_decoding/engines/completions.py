@@ -31,6 +31,7 @@ class RemoteError(PastaError):
     may_pass:      whether the same request may do better in a while,
     retry_after_s: and when, if the server says so.
     unreachable:   whether nobody is there.
+    healthy:       whether it is well all the same: busy, or not fit for this very request.
     """
 
     def __init__(
@@ -42,12 +43,14 @@ class RemoteError(PastaError):
         may_pass: bool = False,
         retry_after_s: float | None = None,
         unreachable: bool = False,
+        healthy: bool = False,
     ) -> None:
         super().__init__(message, hint=hint)
         self.reason = message if reason is None else reason
         self.may_pass = may_pass
         self.retry_after_s = retry_after_s
         self.unreachable = unreachable
+        self.healthy = healthy
 
 
 @dataclass(frozen=True, slots=True)

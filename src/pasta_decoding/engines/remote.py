@@ -15,14 +15,15 @@ from itertools import count
 from typing import TYPE_CHECKING, Self
 
 from pasta_decoding.engines.completions import Completion, Reader, RemoteError, excerpt
-from pasta_decoding.engines.service import Service, headers, http_library
+from pasta_decoding.engines.service import Service, headers, http_library, may_pass
 
 if TYPE_CHECKING:
     from httpx2 import AsyncClient, Response
 
 MAX_RETRY_AFTER_S = 30.0
 """Whoever says to wait longer is not waited for so long."""
-_MAY_PASS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+_HEALTHY = frozenset({400, 413, 422, 429})
+"""These say nothing against a server: the request does not fit, or there are too many."""
 _MAX_ERROR_BYTES = 2**16
 
 
@@ -72,9 +73,14 @@ class Seat:
         """Get up."""
         self.replica.answers -= 1
 
-    def move(self) -> None:
-        """Leave a replica that cannot be reached, if there is another one."""
-        self._fleet.let_rest(self.replica)
+    def move(self, failed: _Replica) -> None:
+        """Let a replica rest, and leave it, if there is another one.
+
+        Requests of one answer may fail together: the first of them moves for all.
+        """
+        self._fleet.let_rest(failed)
+        if self.replica is not failed:
+            return
         self.replica.answers -= 1
         self.replica = self._fleet.least_busy()
         self.replica.answers += 1
@@ -110,7 +116,7 @@ class Fleet:
         return Seat(self)
 
     def least_busy(self) -> _Replica:
-        """Return the replica with the fewest answers, of those that can be reached if any can."""
+        """Return the replica with the fewest answers, of those that do not rest if any is awake."""
         now_s = asyncio.get_running_loop().time()
         awake = [one for one in self._replicas if one.rests_until_s <= now_s]
         chosen = min(awake or self._replicas, key=lambda one: (one.answers, one.rests_until_s))
@@ -127,20 +133,25 @@ class Fleet:
     async def stream(self, seat: Seat, asked: Completion) -> AsyncGenerator[int]:
         """Yield the ids of a completion as they come. Close it, and the server stops.
 
-        Until the first one, what may pass by itself is tried again. Raises RemoteError.
+        Until the first one, what may pass by itself is tried again: from the third try on, or if
+        nobody is there, at another replica, unless this one is only busy. Raises RemoteError.
         """
         for tried in count():
             begun = False
             try:
-                async with self._turns, aclosing(self._once(seat, asked)) as tokens:
-                    async for token in tokens:
-                        begun = True
-                        yield token
+                async with self._turns:
+                    replica = seat.replica  # another request may move the seat meanwhile
+                    async with aclosing(self._once(seat, replica, asked)) as tokens:
+                        async for token in tokens:
+                            begun = True
+                            yield token
             except RemoteError as error:
                 if begun or not error.may_pass or tried >= self.service.patience.retries:
-                    raise _located(error, seat.replica, tried + 1) from error
-                if error.unreachable:
-                    seat.move()
+                    if not error.healthy:
+                        self.let_rest(replica)
+                    raise _located(error, replica, tried + 1) from error
+                if error.unreachable or (tried > 0 and not error.healthy):
+                    seat.move(replica)
                 await asyncio.sleep(self._pause_s(error, tried))
             else:
                 return
@@ -150,13 +161,13 @@ class Fleet:
             return min(error.retry_after_s, MAX_RETRY_AFTER_S)
         return float(self.service.patience.pause_s * 2**tried)
 
-    async def _once(self, seat: Seat, asked: Completion) -> AsyncGenerator[int]:
+    async def _once(self, seat: Seat, replica: _Replica, asked: Completion) -> AsyncGenerator[int]:
         """Ask once, and yield what comes."""
         httpx = http_library()
         reader = Reader(asked, self.service.vocabulary_size)
         seat.sent.requests += 1
         try:
-            response = await self._send(seat, asked)
+            response = await self._send(replica, asked)
             try:
                 await _check_status(response, self.service)
                 async with aclosing(self._read(response, reader, seat)) as tokens:
@@ -175,9 +186,9 @@ class Fleet:
             reason = excerpt(str(error) or type(error).__name__)
             raise RemoteError(f"it broke the connection: {reason}", may_pass=True) from error
 
-    async def _send(self, seat: Seat, asked: Completion) -> Response:
+    async def _send(self, replica: _Replica, asked: Completion) -> Response:
         request = self._client.build_request(
-            "POST", f"{seat.replica.base_url}/completions", json=asked.body(self.service.model)
+            "POST", f"{replica.base_url}/completions", json=asked.body(self.service.model)
         )
         async with _time_limit(self.service.patience.first_token_s):
             return await self._client.send(request, stream=True)
@@ -212,7 +223,8 @@ async def _check_status(response: Response, service: Service) -> None:
         raise RemoteError(message, hint="Check the base URL and what is served there.")
     raise RemoteError(
         f"it failed with status {status}: {said}",
-        may_pass=status in _MAY_PASS,
+        may_pass=may_pass(status),
+        healthy=status in _HEALTHY,
         retry_after_s=_seconds(response.headers.get("Retry-After")),
     )
 

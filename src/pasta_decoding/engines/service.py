@@ -22,7 +22,7 @@ class Patience:
     token_s:       from one token to the next.
     retries:       of a request that has not brought a token, after the first try.
     pause_s:       before the first retry, twice as long before each further one.
-    rest_s:        for how long a replica that cannot be reached gets no new answers.
+    rest_s:        for how long a replica that has failed gets no new answers.
     """
 
     connect_s: float = 10.0
@@ -138,3 +138,8 @@ def _bad_url(url: str) -> PastaError:
 def headers(api_key: str | None) -> dict[str, str]:
     """Return what shows a key to a server."""
     return {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+
+
+def may_pass(status: int) -> bool:
+    """Tell whether a server that answers with `status` may do better in a while."""
+    return status in (408, 409, 425, 429) or status >= 500
