@@ -147,7 +147,7 @@ def test_a_server_that_is_not_there_is_told(pasta: Pasta, merged: Path) -> None:
     run = ("run", "Hello", "--adapter", merged, "--engine", "remote")
     status, message, hint = pasta(*run, "--base-url", "http://127.0.0.1:9/v1").complaint
     assert (status, hint) == (2, "Check --base-url and that the servers run.")
-    assert message.startswith("pasta: no server can be reached: http://127.0.0.1:9/v1: ")
+    assert message.startswith("pasta: no server is ready: http://127.0.0.1:9/v1: ")
 
 
 def test_a_server_that_asks_for_a_key_gets_it(

@@ -19,7 +19,8 @@ from starlette.responses import PlainTextResponse, Response
 from pasta_decoding.engines.completions import Completion, RemoteError
 from pasta_decoding.engines.remote import Fleet
 from pasta_decoding.engines.scripted import follow
-from pasta_decoding.engines.service import Service
+from pasta_decoding.engines.service import Service, find_model
+from pasta_decoding.errors import PastaError
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.rules import Rules
 from tests.law.world import ASYNC, END, OPEN, P20
@@ -310,6 +311,17 @@ def test_the_server_that_is_named_and_rests_is_the_one_that_was_asked() -> None:
         message, rests_until_s = asyncio.run(move_meanwhile(service_of(one, other)))
     assert message == f"the server at {one.url} failed: it ended its reply early"
     assert rests_until_s[0] > 0 == rests_until_s[1]
+
+
+def test_a_server_that_fails_at_the_start_may_come_later_if_another_is_there() -> None:
+    busy = b"HTTP/1.1 529 Busy\r\nContent-Length: 7\r\n\r\nloading"
+    with serving(scripted()) as good, hanging_up(busy) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        found = find_model([url, good.url], [], api_key=None)
+        assert found == (good.model, good.max_model_len)
+        with pytest.raises(PastaError) as caught:
+            find_model([url], [], api_key=None)
+    assert str(caught.value) == f"no server is ready: {url}: it failed with status 529: loading"
 
 
 def test_a_server_that_nobody_answers_at_is_named() -> None:

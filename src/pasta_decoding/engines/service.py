@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pasta_decoding.engines.completions import excerpt
+from pasta_decoding.engines.completions import RemoteError, excerpt
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
@@ -81,20 +81,20 @@ def find_model(
     """Ask what is served; return the model's name and how many tokens it holds, if that is said.
 
     Of several models it is the one that is called as one of `names`. A replica that cannot be
-    reached now may come later, as long as one can. Raises PastaError if none can, or if they do
-    not serve the same.
+    reached now, or fails with what may pass, may come later, as long as one answers. Raises
+    PastaError if none does, or if they do not serve the same.
     """
     httpx = http_library()
     found: dict[str, tuple[str, int | None]] = {}
-    unreachable: list[str] = []
+    absent: list[str] = []
     with httpx.Client(headers=headers(api_key), timeout=connect_s) as client:
         for base_url in base_urls:
             try:
                 found[base_url] = _model_of(client, base_url, names)
-            except httpx.TransportError as error:
-                unreachable.append(f"{base_url}: {excerpt(str(error) or type(error).__name__)}")
+            except (httpx.TransportError, RemoteError) as error:
+                absent.append(f"{base_url}: {excerpt(str(error) or type(error).__name__)}")
     if not found:
-        message = f"no server can be reached: {'; '.join(unreachable)}"
+        message = f"no server is ready: {'; '.join(absent)}"
         raise PastaError(message, hint="Check --base-url and that the servers run.")
     if len({model for model, _ in found.values()}) > 1:
         served = ", ".join(f"{model!r} at {base_url}" for base_url, (model, _) in found.items())
@@ -110,6 +110,9 @@ def find_model(
 def _model_of(client: Client, base_url: str, names: Sequence[str]) -> tuple[str, int | None]:
     response = client.get(f"{base_url}/models")
     hint = "Check that --base-url is that of an OpenAI-compatible server."
+    if may_pass(response.status_code):
+        said = excerpt(response.text)
+        raise RemoteError(f"it failed with status {response.status_code}: {said}", may_pass=True)
     if response.status_code in (401, 403):
         message = f"{base_url} refuses the key ({response.status_code})"
         raise PastaError(message, hint="Give --remote-key.")

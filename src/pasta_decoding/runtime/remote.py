@@ -113,7 +113,7 @@ def remote_decoder(
 
     names: what the model may be called there; of no interest where there is only one.
 
-    Raises PastaError if no server can be reached, if they do not serve one model, or if the
+    Raises PastaError if no server is ready, if they do not serve one model, or if the
     checkpoint was not trained for the `text` join, the only one there; `joining` insists.
     """
     if not base_urls:
