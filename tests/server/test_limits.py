@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
-from typing import Any
+import time
+from http.client import HTTPConnection
+from typing import Any, NoReturn
 
 import openai
 import pytest
@@ -73,20 +75,65 @@ def test_a_body_that_is_too_large_is_413(decoder: Decoder) -> None:
         assert server.ask(CHAT, SHORT).status == 200
 
 
-def test_a_body_that_does_not_come_is_408(decoder: Decoder) -> None:
+def test_a_body_that_does_not_come_is_408_and_then_the_connection_is_closed(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "PATIENCE_S", 0.3)
     with running(with_engine(decoder, endless(decoder)), body_s=0.2) as server:
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
             client.sendall(head(100) + b"{")
-            got = b"".join(iter(lambda: client.recv(4096), b""))
+            got = client.recv(4096)
+            client.sendall(b" ")
+            got += b"".join(iter(lambda: client.recv(4096), b""))
         assert got.startswith(b"HTTP/1.1 408 ")
         assert b"the body did not arrive within 0.2 s" in got
         assert server.ask(CHAT, SHORT).status == 200
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "key", "status"),
+    [
+        ("POST", CHAT, "wrong", 401),
+        ("POST", "/v1/nothing", "sesame", 404),
+        ("DELETE", CHAT, "sesame", 405),
+        ("POST", CHAT, "sesame", 413),
+        ("GET", "/v1/models", "sesame", 200),
+    ],
+)
+def test_a_body_that_goes_on_behind_its_reply_is_not_read_for_ever(
+    method: str,
+    path: str,
+    key: str,
+    status: int,
+    decoder: Decoder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transport, "PATIENCE_S", 0.3)
+    settings: dict[str, Any] = {"api_key": "sesame", "max_body_bytes": 1024}
+    with running(with_engine(decoder, endless(decoder)), **settings) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+            client.sendall(head(10**9, method, path, key) + b" " * 2000)
+            assert client.recv(4096).startswith(b"HTTP/1.1 %d " % status)
+            with pytest.raises(ConnectionError):
+                trickle(client)
+        assert server.ask("/health").status == 200
+
+
+def test_whoever_sends_far_too_much_still_reads_why_it_was_refused(decoder: Decoder) -> None:
+    with running(with_engine(decoder, endless(decoder)), max_body_bytes=1024) as server:
+        connection = HTTPConnection("127.0.0.1", server.port, timeout=20)
+        for _ in range(2):  # the connection is as good as before
+            connection.request("POST", CHAT, b" " * 2**24, {"Content-Type": "application/json"})
+            reply = connection.getresponse()
+            assert reply.status == 413
+            assert b"too large" in reply.read()
+        connection.close()
+
+
 def test_a_head_that_does_not_come_closes_the_connection(
     decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transport, "HEAD_S", 0.3)
+    monkeypatch.setattr(transport, "PATIENCE_S", 0.3)
     with running(with_engine(decoder, endless(decoder))) as server:
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
             client.sendall(b"POST / HTTP/1.1\r\n")
@@ -117,11 +164,18 @@ def test_the_page_loads_nothing_from_elsewhere_and_runs_only_its_own_script(
     assert "innerHTML" not in page
 
 
-def head(length: int) -> bytes:
+def head(length: int, method: str = "POST", path: str = CHAT, key: str = "none") -> bytes:
     return (
-        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {length}\r\n\r\n"
+        f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Authorization: Bearer {key}\r\nContent-Length: {length}\r\n\r\n"
     ).encode()
+
+
+def trickle(client: socket.socket) -> NoReturn:
+    """Send a little now and then for as long as it is taken."""
+    while True:
+        client.sendall(b" ")
+        time.sleep(0.01)
 
 
 def chunked(port: int, pieces: list[bytes]) -> bytes:

@@ -25,8 +25,8 @@ from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.replies import server_sent
 from pasta_decoding.server.schema import Wire
 
-HEAD_S = 10.0
-"""How long a client may take for the head of a request."""
+PATIENCE_S = 10.0
+"""How long a client may take for a request's head, or for what is left of it after its reply."""
 
 
 class CancellableReply(Response):
@@ -179,9 +179,11 @@ def _no_key() -> ApiError:
 
 
 class PatientProtocol(H11Protocol):
-    """HTTP/1.1, with an end to patience: a head that does not come in time closes its connection.
+    """HTTP/1.1, with an end to patience: what does not come in time closes its connection.
 
-    uvicorn waits for ever for the rest of a head, so idle sockets could use up all there are.
+    uvicorn waits for ever for the rest of a head, and for the rest of a body that has its reply
+    already, so idle sockets could use up all there are. Such a rest is still read for a while: a
+    connection that is closed at once may take the reply along.
     """
 
     _late: asyncio.TimerHandle | None = None
@@ -192,9 +194,15 @@ class PatientProtocol(H11Protocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Go on waiting, unless the head is complete."""
+        """Go on waiting, unless what was waited for is complete."""
         super().data_received(data)
         self._watch()
+
+    def on_response_complete(self) -> None:
+        """Start waiting, if the reply came before the end of the request."""
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY:
+            self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
@@ -202,10 +210,11 @@ class PatientProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _watch(self) -> None:
-        if self.conn.their_state is not h11.IDLE:
+        replied_early = self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
+        if self.conn.their_state is not h11.IDLE and not replied_early:
             self._stop_waiting()
         elif self._late is None:
-            self._late = self.loop.call_later(HEAD_S, self.transport.close)
+            self._late = self.loop.call_later(PATIENCE_S, self.transport.close)
 
     def _stop_waiting(self) -> None:
         if self._late is not None:
