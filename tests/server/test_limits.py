@@ -37,9 +37,17 @@ def test_a_full_queue_is_429_and_says_when_to_try_again(decoder: Decoder) -> Non
         server.wait_until_idle()
 
 
-def test_more_choices_than_there_is_room_for_are_429(decoder: Decoder) -> None:
+def test_more_answers_than_are_ever_taken_at_a_time_are_400(decoder: Decoder) -> None:
     with running(with_engine(decoder, endless(decoder)), at_once=1, queue=1) as server:
-        assert server.ask(CHAT, SHORT | {"n": 3}).status == 429
+        got = server.ask(CHAT, SHORT | {"n": 3})
+        assert got.status == 400
+        assert got.error["message"] == (
+            "these are 3 answers, and this server takes 2 at a time. "
+            "Ask for fewer choices or prompts."
+        )
+        prompts = {"model": MODEL, "prompt": ["a", "b"], "max_tokens": 5}
+        assert server.ask("/v1/completions", prompts | {"n": 2}).status == 400
+        assert server.ask("/v1/completions", prompts).status == 200
         assert server.ask(CHAT, SHORT | {"n": 2}).status == 200
         server.wait_until_idle()
 
