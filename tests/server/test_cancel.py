@@ -95,6 +95,29 @@ def test_an_engine_that_breaks_fails_who_was_there_and_nobody_after(decoder: Dec
         server.wait_until_idle()
 
 
+def test_a_dead_engine_is_503_and_the_metrics_know(decoder: Decoder) -> None:
+    body: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 20}
+    with running(with_engine(decoder, endless(decoder))) as server:
+        asyncio.run(server.backend.stop())
+        got = server.ask("/v1/chat/completions", body)
+        assert (got.status, got.error["code"]) == (503, "engine_stopped")
+        assert server.ask("/v1/chat/completions", body | {"stream": True}).status == 503
+        assert server.ask("/health").status == 503
+        assert server.ask("/health").json["status"] == "failed"
+        assert server.metric('pasta_requests_total{status="503"}') == 4
+
+
+def test_an_error_that_nobody_expected_is_500_and_the_metrics_know(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(LocalBackend, "submit")
+    body: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 20}
+    with running(with_engine(decoder, endless(decoder))) as server:
+        got = server.ask("/v1/chat/completions", body)
+        assert (got.status, got.error["type"]) == (500, "server_error")
+        assert server.metric('pasta_requests_total{status="500"}') == 1
+
+
 def test_a_stream_that_breaks_ends_with_an_error_that_the_client_raises(decoder: Decoder) -> None:
     with running(with_engine(decoder, endless(decoder), Broken)) as server:
         stream = server.client().chat.completions.create(

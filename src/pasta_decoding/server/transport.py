@@ -125,9 +125,9 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
         elif self._may_pass(scope):
-            await self._app(scope, self._bounded(receive), self._counting(send))
+            await self._counted(self._app, scope, self._bounded(receive), send)
         else:
-            await _no_key().response()(scope, receive, self._counting(send))
+            await self._counted(_no_key().response(), scope, receive, send)
 
     def _may_pass(self, scope: Scope) -> bool:
         if self._api_key is None or scope["path"] in self._open_paths:
@@ -136,13 +136,22 @@ class Guard:
         # Constant time: how long it takes tells nothing about the key.
         return secrets.compare_digest(given, f"Bearer {self._api_key}".encode())
 
-    def _counting(self, send: Send) -> Send:
+    async def _counted(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        replied = False
+
         async def counting(message: Message) -> None:
+            nonlocal replied
             if message["type"] == "http.response.start":
+                replied = True
                 self._metrics.replied(message["status"])
             await send(message)
 
-        return counting
+        try:
+            await app(scope, receive, counting)
+        except Exception:
+            if not replied:  # the framework replies to what nobody expected, outside of all this
+                self._metrics.replied(HTTPStatus.INTERNAL_SERVER_ERROR)
+            raise
 
     def _bounded(self, receive: Receive) -> Receive:
         """Return a `receive` that gives up on a body that does not come, or does not end."""
