@@ -28,6 +28,9 @@ from pasta_decoding.server.schema import Wire
 PATIENCE_S = 10.0
 """How long a client may take for a request's head, or for what is left of it after its reply."""
 
+MAX_AHEAD_BYTES = 2**16
+"""How much a client may send of its next requests before the reply to this one is complete."""
+
 
 class CancellableReply(Response):
     """A reply that takes its time. When the client leaves, its answers are cancelled."""
@@ -205,6 +208,7 @@ class PatientProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Go on waiting, unless what was waited for is complete."""
         super().data_received(data)
+        self._read_on()
         self._watch()
 
     def on_response_complete(self) -> None:
@@ -217,6 +221,11 @@ class PatientProtocol(H11Protocol):
         """Stop waiting."""
         self._stop_waiting()
         super().connection_lost(exc)
+
+    def _read_on(self) -> None:
+        """Read behind a whole request, within bounds: else nobody would see its client leave."""
+        if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) < MAX_AHEAD_BYTES:
+            self.flow.resume_reading()
 
     def _watch(self) -> None:
         replied_early = self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
