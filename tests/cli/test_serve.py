@@ -8,12 +8,17 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 
 import openai
 import pytest
 
+from pasta_decoding.server.bridge import LocalBackend
+from pasta_decoding.server.remote import RemoteBackend
 from tests.checkpoint import TinyCheckpoint
-from tests.cli.conftest import Pasta
+from tests.cli.conftest import Pasta, interrupted
+
+Serve = Callable[..., tuple[LocalBackend | RemoteBackend, str]]
 
 
 @pytest.mark.timeout(240)
@@ -39,6 +44,66 @@ def test_serve_says_where_it_is_answers_and_ends_on_ctrl_c(
         server.send_signal(signal.SIGINT)
         assert server.wait(60) == 0
         assert server.stderr.read() == ""
+
+
+@pytest.fixture
+def serve(pasta: Pasta, tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch) -> Serve:
+    """Return a function that serves up to the first request; tells the backend, and what it said.
+
+    No server of completions is asked what it has.
+    """
+    where = ["--model", tiny_checkpoint.base, "--adapter", tiny_checkpoint.adapter, "--port", 0]
+    backends: list[LocalBackend | RemoteBackend] = []
+
+    def run(*arguments: object, engine: str = "torch") -> tuple[LocalBackend | RemoteBackend, str]:
+        outcome = pasta("serve", *where, "--engine", engine, *arguments)
+        assert outcome.status == 0, outcome.err
+        return backends.pop(), outcome.err
+
+    def create_app(backend: LocalBackend | RemoteBackend, *_rest: object) -> None:
+        backends.append(backend)
+
+    monkeypatch.delenv("PASTA_API_KEY", raising=False)
+    monkeypatch.setattr("pasta_decoding.runtime.remote.find_model", lambda *_, **__: ("tiny", None))
+    monkeypatch.setattr("pasta_decoding.server.app.create_app", create_app)
+    monkeypatch.setattr("pasta_decoding.server.listen.http_server", interrupted)
+    return run
+
+
+def test_in_this_process_two_answers_may_be_parallel_unless_told_otherwise(serve: Serve) -> None:
+    backend, _ = serve("--max-requests", 7)
+    assert isinstance(backend, LocalBackend)
+    assert backend.saturation.parallel_up_to == 2
+    for told in (0, 5):
+        backend, _ = serve("--max-requests", 7, "--parallel-up-to", told)
+        assert backend.saturation.parallel_up_to == told
+
+
+def test_on_servers_all_answers_may_be_parallel_unless_told_otherwise(serve: Serve) -> None:
+    remote = ["--base-url", "http://127.0.0.1:9/v1", "--join", "text", "--max-requests", 7]
+    backend, _ = serve(*remote, engine="remote")
+    assert isinstance(backend, RemoteBackend)
+    assert backend.saturation.parallel_up_to == 7
+    for told in (0, 5):
+        backend, _ = serve(*remote, "--parallel-up-to", told, engine="remote")
+        assert backend.saturation.parallel_up_to == told
+
+
+@pytest.mark.parametrize(
+    ("host", "key", "warned"),
+    [
+        ("127.0.0.1", [], False),
+        ("0.0.0.0", [], True),
+        ("0.0.0.0", ["--api-key", "sesame"], False),
+    ],
+)
+def test_whoever_opens_the_server_to_everybody_is_warned(
+    host: str, key: list[str], warned: bool, serve: Serve
+) -> None:
+    _, said = serve("--host", host, *key)
+    warning = "anybody who reaches this address may ask: --api-key keeps them out\n"
+    assert (warning in said) == warned
+    assert f"pasta-adapter at http://{host}:" in said
 
 
 def test_a_port_that_is_taken_is_told(pasta: Pasta) -> None:

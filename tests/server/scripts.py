@@ -55,7 +55,7 @@ def with_engine(
     decoder: Decoder, script: Script, kind: type[ScriptedEngine] = ScriptedEngine
 ) -> Decoder:
     """Return `decoder` over a scripted engine."""
-    return replace(decoder, engine=kind(script, decoder.engine.vocabulary_size, max_cells=4096))
+    return replace(decoder, engine=kind(script, decoder.engine.vocabulary_size, max_cells=8192))
 
 
 def ids(decoder: Decoder, text: str) -> Ids:

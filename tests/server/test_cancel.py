@@ -66,6 +66,25 @@ def test_a_client_that_leaves_cancels_its_answer(stream: bool, decoder: Decoder)
         assert server.metric('pasta_answers_total{end="cancelled"}') == 1
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_has_sent_more_and_leaves_cancels_its_answer(
+    stream: bool, decoder: Decoder
+) -> None:
+    with running(with_engine(decoder, endless(decoder), Slow), queue=8) as server:
+        engine = server.decoder.engine
+        assert isinstance(engine, Slow)
+        body = {"model": MODEL, "messages": HELLO, "max_tokens": LONG, "stream": stream}
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.sendall(request_bytes(body))
+            wait_for(lambda: len(engine.steps) > 5)
+            client.sendall(b"\r\n")
+            begun = len(engine.steps)
+            wait_for(lambda: len(engine.steps) > begun + 20)
+        server.wait_until_idle()
+        assert len(engine.steps) < LONG / 2
+        assert server.metric('pasta_answers_total{end="cancelled"}') == 1
+
+
 def test_a_client_that_leaves_the_queue_is_never_let_in(decoder: Decoder) -> None:
     slow = with_engine(decoder, endless(decoder), Slow)
 
@@ -93,6 +112,29 @@ def test_an_engine_that_breaks_fails_who_was_there_and_nobody_after(decoder: Dec
         assert server.ask("/v1/chat/completions", body).status == 200
         assert server.ask("/health").json == {"status": "ok", "running": 0, "waiting": 0}
         server.wait_until_idle()
+
+
+def test_a_dead_engine_is_503_and_the_metrics_know(decoder: Decoder) -> None:
+    body: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 20}
+    with running(with_engine(decoder, endless(decoder))) as server:
+        asyncio.run(server.backend.stop())
+        got = server.ask("/v1/chat/completions", body)
+        assert (got.status, got.error["code"]) == (503, "engine_stopped")
+        assert server.ask("/v1/chat/completions", body | {"stream": True}).status == 503
+        assert server.ask("/health").status == 503
+        assert server.ask("/health").json["status"] == "failed"
+        assert server.metric('pasta_requests_total{status="503"}') == 4
+
+
+def test_an_error_that_nobody_expected_is_500_and_the_metrics_know(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(LocalBackend, "submit")
+    body: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 20}
+    with running(with_engine(decoder, endless(decoder))) as server:
+        got = server.ask("/v1/chat/completions", body)
+        assert (got.status, got.error["type"]) == (500, "server_error")
+        assert server.metric('pasta_requests_total{status="500"}') == 1
 
 
 def test_a_stream_that_breaks_ends_with_an_error_that_the_client_raises(decoder: Decoder) -> None:

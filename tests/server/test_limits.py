@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
-from typing import Any
+import time
+from http.client import HTTPConnection
+from typing import Any, NoReturn
 
 import openai
 import pytest
@@ -35,9 +37,17 @@ def test_a_full_queue_is_429_and_says_when_to_try_again(decoder: Decoder) -> Non
         server.wait_until_idle()
 
 
-def test_more_choices_than_there_is_room_for_are_429(decoder: Decoder) -> None:
+def test_more_answers_than_are_ever_taken_at_a_time_are_400(decoder: Decoder) -> None:
     with running(with_engine(decoder, endless(decoder)), at_once=1, queue=1) as server:
-        assert server.ask(CHAT, SHORT | {"n": 3}).status == 429
+        got = server.ask(CHAT, SHORT | {"n": 3})
+        assert got.status == 400
+        assert got.error["message"] == (
+            "these are 3 answers, and this server takes 2 at a time. "
+            "Ask for fewer choices or prompts."
+        )
+        prompts = {"model": MODEL, "prompt": ["a", "b"], "max_tokens": 5}
+        assert server.ask("/v1/completions", prompts | {"n": 2}).status == 400
+        assert server.ask("/v1/completions", prompts).status == 200
         assert server.ask(CHAT, SHORT | {"n": 2}).status == 200
         server.wait_until_idle()
 
@@ -73,20 +83,65 @@ def test_a_body_that_is_too_large_is_413(decoder: Decoder) -> None:
         assert server.ask(CHAT, SHORT).status == 200
 
 
-def test_a_body_that_does_not_come_is_408(decoder: Decoder) -> None:
+def test_a_body_that_does_not_come_is_408_and_then_the_connection_is_closed(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "PATIENCE_S", 0.3)
     with running(with_engine(decoder, endless(decoder)), body_s=0.2) as server:
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
             client.sendall(head(100) + b"{")
-            got = b"".join(iter(lambda: client.recv(4096), b""))
+            got = client.recv(4096)
+            client.sendall(b" ")
+            got += b"".join(iter(lambda: client.recv(4096), b""))
         assert got.startswith(b"HTTP/1.1 408 ")
         assert b"the body did not arrive within 0.2 s" in got
         assert server.ask(CHAT, SHORT).status == 200
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "key", "status"),
+    [
+        ("POST", CHAT, "wrong", 401),
+        ("POST", "/v1/nothing", "sesame", 404),
+        ("DELETE", CHAT, "sesame", 405),
+        ("POST", CHAT, "sesame", 413),
+        ("GET", "/v1/models", "sesame", 200),
+    ],
+)
+def test_a_body_that_goes_on_behind_its_reply_is_not_read_for_ever(
+    method: str,
+    path: str,
+    key: str,
+    status: int,
+    decoder: Decoder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transport, "PATIENCE_S", 0.3)
+    settings: dict[str, Any] = {"api_key": "sesame", "max_body_bytes": 1024}
+    with running(with_engine(decoder, endless(decoder)), **settings) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+            client.sendall(head(10**9, method, path, key) + b" " * 2000)
+            assert client.recv(4096).startswith(b"HTTP/1.1 %d " % status)
+            with pytest.raises(ConnectionError):
+                trickle(client)
+        assert server.ask("/health").status == 200
+
+
+def test_whoever_sends_far_too_much_still_reads_why_it_was_refused(decoder: Decoder) -> None:
+    with running(with_engine(decoder, endless(decoder)), max_body_bytes=1024) as server:
+        connection = HTTPConnection("127.0.0.1", server.port, timeout=20)
+        for _ in range(2):  # the connection is as good as before
+            connection.request("POST", CHAT, b" " * 2**24, {"Content-Type": "application/json"})
+            reply = connection.getresponse()
+            assert reply.status == 413
+            assert b"too large" in reply.read()
+        connection.close()
+
+
 def test_a_head_that_does_not_come_closes_the_connection(
     decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transport, "HEAD_S", 0.3)
+    monkeypatch.setattr(transport, "PATIENCE_S", 0.3)
     with running(with_engine(decoder, endless(decoder))) as server:
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
             client.sendall(b"POST / HTTP/1.1\r\n")
@@ -117,11 +172,18 @@ def test_the_page_loads_nothing_from_elsewhere_and_runs_only_its_own_script(
     assert "innerHTML" not in page
 
 
-def head(length: int) -> bytes:
+def head(length: int, method: str = "POST", path: str = CHAT, key: str = "none") -> bytes:
     return (
-        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {length}\r\n\r\n"
+        f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Authorization: Bearer {key}\r\nContent-Length: {length}\r\n\r\n"
     ).encode()
+
+
+def trickle(client: socket.socket) -> NoReturn:
+    """Send a little now and then for as long as it is taken."""
+    while True:
+        client.sendall(b" ")
+        time.sleep(0.01)
 
 
 def chunked(port: int, pieces: list[bytes]) -> bytes:

@@ -42,6 +42,6 @@ def test_the_metrics_add_up(decoder: Decoder) -> None:
     assert found["pasta_step_width_sum",] > found["pasta_steps_total",]
     assert found["pasta_time_to_first_token_seconds_count",] == 3
     assert found["pasta_answer_seconds_count",] == 3
-    assert found["pasta_cache_cells_max",] == 4096
+    assert found["pasta_cache_cells_max",] == 8192
     for gauge in ("pasta_live_threads", "pasta_running", "pasta_queue", "pasta_cache_cells"):
         assert found[gauge,] == 0

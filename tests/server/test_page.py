@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,7 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwr
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
+NAMES = ("chromium", "chromium-browser", "google-chrome")
 HOSTILE = '<script>document.title="stolen"</script><img src=x onerror="document.title=1">'
 HOSTILE_CHUNK = "</p><svg onload=alert(1)>"
 MARKDOWN = "# Plan\n\n1. **First** `a<b`\n2. "
@@ -24,7 +26,7 @@ MARKDOWN = "# Plan\n\n1. **First** `a<b`\n2. "
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:
         pytest.skip("needs a Chromium; CHROMIUM names it")
     with sync_api.sync_playwright() as playwright:
@@ -119,6 +121,13 @@ def test_the_page_asks_for_the_key_and_goes_on_with_it(page: Any, decoder: Decod
         server.wait_until_idle()
 
 
+def test_the_page_is_dark_for_whoever_wants_it_dark(browser: Any, decoder: Decoder) -> None:
+    with running(with_engine(decoder, endless(decoder))) as server:
+        light, dark = (colours(browser, server.url, scheme) for scheme in ("light", "dark"))
+    assert brightness(light["text"]) < 100 < brightness(light["background"])
+    assert brightness(dark["background"]) < 100 < brightness(dark["text"])
+
+
 def test_a_phone_scrolls_in_one_direction_only(page: Any, decoder: Decoder) -> None:
     script = saying(decoder, "One: ", "fruit", "an apple", " Done.")
     page.set_viewport_size({"width": 360, "height": 740})
@@ -128,3 +137,23 @@ def test_a_phone_scrolls_in_one_direction_only(page: Any, decoder: Decoder) -> N
         assert widths[0] <= widths[1]
         wait_for(lambda: page.locator("#timeline svg").count() == 1)
         server.wait_until_idle()
+
+
+def colours(browser: Any, url: str, scheme: str) -> dict[str, str]:
+    """Return the colours that the page has for those who want `scheme`."""
+    context = browser.new_context(color_scheme=scheme)
+    try:
+        page = context.new_page()
+        page.goto(url)
+        style = "getComputedStyle(document.body)"
+        found: dict[str, str] = page.evaluate(
+            f"({{background: {style}.backgroundColor, text: {style}.color}})"
+        )
+        return found
+    finally:
+        context.close()
+
+
+def brightness(colour: str) -> int:
+    """Return the largest part of `rgb(1, 2, 3)`."""
+    return max(map(int, re.findall(r"\d+", colour)))

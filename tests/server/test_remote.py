@@ -138,6 +138,7 @@ def test_a_client_that_leaves_ends_every_request_of_its_answer(
         until(lambda: setup.fake.live > 0)
     setup.wait_until_idle()
     assert setup.server.metric('pasta_answers_total{end="cancelled"}') == 1
+    assert setup.server.metric("pasta_remote_requests_total") == len(setup.fake.bodies) > 0
 
 
 def test_a_server_that_fails_is_told_in_openais_shape_and_only_for_as_long(setup: Setup) -> None:
@@ -163,6 +164,7 @@ def test_a_stream_that_breaks_on_the_way_ends_with_an_error(setup: Setup) -> Non
     setup.fake.mischief = early
     with pytest.raises(openai.APIError, match="it ended its reply early"):
         stream_text(setup)
+    assert setup.server.metric("pasta_remote_requests_total") == len(setup.fake.bodies) > 0
 
 
 def test_whoever_finds_the_queue_full_is_told_when_to_come_again(

@@ -155,7 +155,7 @@ class Backend(Protocol):
         """Queue a request. The caller closes what is returned.
 
         Raises PastaError if one of them could never be answered, BusyError if there is no room to
-        wait; nothing is held then.
+        wait, AnswerError if it is not `alive`; nothing is held then.
         """
         ...
 

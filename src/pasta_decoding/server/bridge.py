@@ -85,7 +85,8 @@ class LocalBackend:
         self.intake = Intake(self.decoder, most, self.at_once, self.queue)
         self._scheduler = self.decoder.scheduler()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self.metrics.holds(most)
+        if cells is not None:
+            self.metrics.holds(cells)
 
     # The event loop's thread
 

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from pasta_decoding.engines.completions import RemoteError
 from pasta_decoding.errors import PastaError
-from pasta_decoding.server.backend import BusyError
+from pasta_decoding.server.backend import AnswerError, BusyError
 from pasta_decoding.server.schema import ErrorDetail, ErrorReply
 
 INVALID = "invalid_request_error"
@@ -69,6 +69,12 @@ def failure(reason: BaseException | None = None) -> ApiError:
     return ApiError(500, "the engine failed; the server's log says why", kind="server_error")
 
 
+def gone() -> ApiError:
+    """Return the error for a request that finds nothing alive that could answer."""
+    message = "what writes the answers has stopped; the server has to be started again"
+    return ApiError(503, message, kind="server_error", code="engine_stopped")
+
+
 def install(app: FastAPI) -> None:
     """Give every error of the application OpenAI's shape."""
 
@@ -84,6 +90,10 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, BusyError), "the handler is for this kind"
         return busy(error.retry_after_s).response()
 
+    async def on_gone(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, AnswerError), "the handler is for this kind"
+        return gone().response()
+
     async def on_invalid(_request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError), "the handler is for this kind"
         return invalid(error.errors()).response()
@@ -98,6 +108,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(PastaError, on_mistake)
     app.add_exception_handler(BusyError, on_busy)
+    app.add_exception_handler(AnswerError, on_gone)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_status)
     app.add_exception_handler(Exception, on_anything)

@@ -60,8 +60,17 @@ class Intake:
         return self.speaker.request_of(ask.prompt, ask.rules, Sampler(ask.sampling, ask.choice))
 
     def enter(self, answers: int) -> None:
-        """Take answers in; BusyError if there is no room for all of them."""
-        if self._unended + answers > self.at_once + self.queue:
+        """Take a request's answers in; BusyError if there is no room for all of them.
+
+        PastaError if there never will be.
+        """
+        most = self.at_once + self.queue
+        if answers > most:
+            raise PastaError(
+                f"these are {answers} answers, and this server takes {most} at a time",
+                hint="Ask for fewer choices or prompts.",
+            )
+        if self._unended + answers > most:
             raise BusyError(self._retry_after_s())
         self._unended += answers
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from pasta_decoding.engines.remote import Sent
 from pasta_decoding.runtime.answer import Answer
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
@@ -125,11 +126,13 @@ class Metrics:
         self._chunks.inc(answer.chunks)
         self._truncations.inc(answer.truncated_chunks + answer.hit_limit)
         self._interventions.inc(answer.overruled)
-        if (sent := answer.trace.sent) is not None:
-            self._remote_requests.inc(sent.requests)
-            self._remote_corrections.inc(sent.corrections)
-            self._remote_prompt_tokens.inc(sent.prompt_tokens)
-            self._remote_cached_tokens.inc(sent.cached_tokens or 0)
+
+    def sent(self, sent: Sent) -> None:
+        """Count what an answer asked of servers, whatever ended it."""
+        self._remote_requests.inc(sent.requests)
+        self._remote_corrections.inc(sent.corrections)
+        self._remote_prompt_tokens.inc(sent.prompt_tokens)
+        self._remote_cached_tokens.inc(sent.cached_tokens or 0)
 
     def gone(self, end: str) -> None:
         """Count an answer of which nothing else is known."""

@@ -146,6 +146,7 @@ class _Job:
             return await self._writer.run()
         finally:
             self._backend.leave(self._writer)
+            self._metrics.sent(self._writer.seat.sent)
 
     def _tell(self, events: Sequence[Event], step: int) -> None:
         was_stopped = self._visible.stopped

@@ -25,8 +25,11 @@ from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.replies import server_sent
 from pasta_decoding.server.schema import Wire
 
-HEAD_S = 10.0
-"""How long a client may take for the head of a request."""
+PATIENCE_S = 10.0
+"""How long a client may take for a request's head, or for what is left of it after its reply."""
+
+MAX_AHEAD_BYTES = 2**16
+"""How much a client may send of its next requests before the reply to this one is complete."""
 
 
 class CancellableReply(Response):
@@ -125,9 +128,9 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
         elif self._may_pass(scope):
-            await self._app(scope, self._bounded(receive), self._counting(send))
+            await self._counted(self._app, scope, self._bounded(receive), send)
         else:
-            await _no_key().response()(scope, receive, self._counting(send))
+            await self._counted(_no_key().response(), scope, receive, send)
 
     def _may_pass(self, scope: Scope) -> bool:
         if self._api_key is None or scope["path"] in self._open_paths:
@@ -136,13 +139,22 @@ class Guard:
         # Constant time: how long it takes tells nothing about the key.
         return secrets.compare_digest(given, f"Bearer {self._api_key}".encode())
 
-    def _counting(self, send: Send) -> Send:
+    async def _counted(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        replied = False
+
         async def counting(message: Message) -> None:
+            nonlocal replied
             if message["type"] == "http.response.start":
+                replied = True
                 self._metrics.replied(message["status"])
             await send(message)
 
-        return counting
+        try:
+            await app(scope, receive, counting)
+        except Exception:
+            if not replied:  # the framework replies to what nobody expected, outside of all this
+                self._metrics.replied(HTTPStatus.INTERNAL_SERVER_ERROR)
+            raise
 
     def _bounded(self, receive: Receive) -> Receive:
         """Return a `receive` that gives up on a body that does not come, or does not end."""
@@ -179,9 +191,11 @@ def _no_key() -> ApiError:
 
 
 class PatientProtocol(H11Protocol):
-    """HTTP/1.1, with an end to patience: a head that does not come in time closes its connection.
+    """HTTP/1.1, with an end to patience: what does not come in time closes its connection.
 
-    uvicorn waits for ever for the rest of a head, so idle sockets could use up all there are.
+    uvicorn waits for ever for the rest of a head, and for the rest of a body that has its reply
+    already, so idle sockets could use up all there are. Such a rest is still read for a while: a
+    connection that is closed at once may take the reply along.
     """
 
     _late: asyncio.TimerHandle | None = None
@@ -192,20 +206,33 @@ class PatientProtocol(H11Protocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Go on waiting, unless the head is complete."""
+        """Go on waiting, unless what was waited for is complete."""
         super().data_received(data)
+        self._read_on()
         self._watch()
+
+    def on_response_complete(self) -> None:
+        """Start waiting, if the reply came before the end of the request."""
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY:
+            self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
         self._stop_waiting()
         super().connection_lost(exc)
 
+    def _read_on(self) -> None:
+        """Read behind a whole request, within bounds: else nobody would see its client leave."""
+        if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) < MAX_AHEAD_BYTES:
+            self.flow.resume_reading()
+
     def _watch(self) -> None:
-        if self.conn.their_state is not h11.IDLE:
+        replied_early = self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
+        if self.conn.their_state is not h11.IDLE and not replied_early:
             self._stop_waiting()
         elif self._late is None:
-            self._late = self.loop.call_later(HEAD_S, self.transport.close)
+            self._late = self.loop.call_later(PATIENCE_S, self.transport.close)
 
     def _stop_waiting(self) -> None:
         if self._late is not None:
