@@ -52,6 +52,15 @@ def test_a_failed_request_counts_with_its_whole_budget() -> None:
     # 400 steps for the baseline's 100 tokens, 60 seconds for its 10.
     assert found.speedups["theoretical"].value == pytest.approx(math.sqrt(2 / 4))
     assert found.speedups["wall_clock"].value == pytest.approx(math.sqrt(2 * 10 / 60))
+    # As many tokens as the baseline's, and one for its hundred.
+    assert found.speedups["per_token"].value == pytest.approx(math.sqrt(2 * 10 / 60 / 100))
+
+
+def test_a_shorter_answer_gains_nothing_per_token() -> None:
+    half = parallel(0, turns="t", plain_tokens=50, seconds=5.0)
+    found = figures(pair([half], [record(0, turns="t")])).speedups
+    assert found["wall_clock"].value == pytest.approx(2)
+    assert found["per_token"].value == pytest.approx(1)
 
 
 def test_a_prompt_without_a_baseline_has_no_ratio_and_is_counted() -> None:

@@ -1,6 +1,8 @@
 """The figures of a run against the sequential one, failures inside every one of them.
 
-- own, theoretical, wall-clock speedup: see lang/measures.py and `speeds`; geometric means.
+- own, theoretical, wall-clock speedup: see lang/measures.py and `speeds`; geometric means. Per
+  token is wall-clock between seconds over the plain tokens of each answer, where a shorter one
+  gains nothing.
 - a failed request counts as an answer that used up its budget: `max_tokens` steps and the seconds
   of its time-out for nothing; its own speedup is 1, its text is empty.
 - a prompt whose baseline failed has no theoretical and no wall-clock speedup; these are counted.
@@ -28,7 +30,7 @@ from pasta_decoding.eval.records import Record
 from pasta_decoding.eval.runs import Run
 from pasta_decoding.lang.measures import own_speedup
 
-OWN, THEORETICAL, WALL_CLOCK = "own", "theoretical", "wall_clock"
+OWN, THEORETICAL, WALL_CLOCK, PER_TOKEN = "own", "theoretical", "wall_clock", "per_token"
 # Bins by the tokens of the baseline's answer, so that every run has the same prompts in a bin.
 LENGTHS = (0, 50, 100, 200, 400)
 
@@ -59,7 +61,7 @@ class Figures:
     """What is known of a run without looking at the quality of its texts.
 
     no_baseline:   prompts whose baseline failed.
-    speedups:      by the names above; `wall_clock` only where both runs were timed.
+    speedups:      by the names above; the last two only where both runs were timed.
     threads:       live ones of a step, the mean over all steps of all answers.
     promised_ratio: written / promised tokens of all chunks that ended by themselves.
     first_text_s, last_text_s: medians over the answers; None unless the run was timed.
@@ -137,6 +139,10 @@ def speeds(pair: Pair) -> dict[str, FloatArray]:
                 hint="Give both methods to one `pasta eval generate --timing`, to time again.",
             )
         found[WALL_CLOCK] = [_wall_clock(record, base) for record, base in pair.records]
+        found[PER_TOKEN] = [
+            _wall_clock(record, base) * max(1, record.plain_tokens) / max(1, base.plain_tokens)
+            for record, base in pair.records
+        ]
     return {name: np.log(ratios) for name, ratios in found.items()}
 
 

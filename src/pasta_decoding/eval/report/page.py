@@ -39,6 +39,8 @@ _DEFINITIONS = {
     "unlimited width. A shorter answer raises it.",
     "wall-clock speedup": "seconds of the baseline's answer / seconds of the run's, same engine; "
     "medians of repeats. Only where both runs were timed together, one request at a time.",
+    "wall-clock speedup per token": "the same, each between seconds over the tokens of its own "
+    "plain text: what is gained besides a shorter answer. A failed request wrote one token.",
     "failures": "count with their whole budget: max_tokens steps, the seconds of the time-out, own "
     "speedup 1, an empty text that loses every comparison. Nothing drops out.",
     "intervals": "95 % bootstrap over prompts; differences between runs are paired.",

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pasta_decoding.eval.bootstrap import FloatArray, Interval
-from pasta_decoding.eval.figures import OWN, THEORETICAL, WALL_CLOCK, total_widths
+from pasta_decoding.eval.figures import OWN, PER_TOKEN, THEORETICAL, WALL_CLOCK, total_widths
 from pasta_decoding.eval.quality import EQUAL, LC_WIN_RATE, LIKELIHOOD, TEXT_QUALITY, WIN_RATE
 from pasta_decoding.eval.report.build import PAPER, Line, Report
 from pasta_decoding.eval.report.dominance import OURS
@@ -20,6 +20,7 @@ SPEED_NAMES = {
     OWN: "own speedup",
     THEORETICAL: "theoretical speedup",
     WALL_CLOCK: "wall-clock speedup",
+    PER_TOKEN: "wall-clock speedup per token",
 }
 QUALITY_NAMES = {
     LC_WIN_RATE: "length-controlled win rate, %",
