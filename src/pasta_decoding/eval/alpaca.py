@@ -40,7 +40,7 @@ class AlpacaAnnotator:
         config: str,
         cache: Path,
         *,
-        retries: int = 3,
+        retries: int,
         tick: Callable[[], None] = lambda: None,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -73,7 +73,7 @@ class AlpacaAnnotator:
         """Ask about some pairs, again after growing pauses; return nothing if all tries failed."""
         import openai
 
-        reason, absent = "", False
+        last: Exception | None = None
         for attempt in range(1 + self._retries):
             if attempt:
                 self._pause(_FIRST_PAUSE_S * 2 ** (attempt - 1))
@@ -83,14 +83,12 @@ class AlpacaAnnotator:
             except (openai.AuthenticationError, openai.NotFoundError) as error:
                 raise PastaError(f"{self._config}: {error}", hint=_WHERE) from error
             except (openai.OpenAIError, *_NONSENSE) as error:
-                reason = f"{type(error).__name__}: {str(error)[:80]}"
-                absent = isinstance(error, openai.APIConnectionError) and not isinstance(
-                    error, openai.APITimeoutError
-                )
+                last = error
             else:
                 return found
-        if absent:
-            raise PastaError(f"{self._config}: {reason}", hint=_WHERE)
+        reason = f"{type(last).__name__}: {str(last)[:80]}"
+        if type(last) is openai.APIConnectionError:  # a time-out is one of another class
+            raise PastaError(f"{self._config}: {reason}", hint=_WHERE) from last
         self.failures[reason] += len(rows)
         return []
 

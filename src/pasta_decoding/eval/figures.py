@@ -140,8 +140,8 @@ def speeds(pair: Pair) -> dict[str, FloatArray]:
             )
         found[WALL_CLOCK] = [_wall_clock(record, base) for record, base in pair.records]
         found[PER_TOKEN] = [
-            _wall_clock(record, base) * max(1, record.plain_tokens) / max(1, base.plain_tokens)
-            for record, base in pair.records
+            ratio * max(1, record.plain_tokens) / max(1, base.plain_tokens)
+            for ratio, (record, base) in zip(found[WALL_CLOCK], pair.records, strict=True)
         ]
     return {name: np.log(ratios) for name, ratios in found.items()}
 

@@ -71,18 +71,19 @@ def generate(
         one.label: RunFolder(out / one.label, one.settings, retry_failed=plan.retry_failed)
         for one in entrants
     }
-    if plan.repeats is None:
-        missing = {label: folder.missing(questions) for label, folder in folders.items()}
-    else:
-        missing = dict.fromkeys(folders, _not_timed_together(folders.values(), questions))
+    untimed = None if plan.repeats is None else _not_timed_together(folders.values(), questions)
+    missing = {
+        label: folder.missing(questions) if untimed is None else untimed
+        for label, folder in folders.items()
+    }
     for label, left in missing.items():
         for _ in range(len(questions) - len(left)):
             tick(label)
-    if plan.repeats is None:
+    if untimed is not None:
+        _time(entrants, folders, untimed, plan, tick, clock)
+    else:
         for one in entrants:
             _answer(one, folders[one.label], missing[one.label], plan, tick, clock)
-    else:
-        _time(entrants, folders, missing[entrants[0].label], plan, tick, clock)
     return {label: folder.finish(questions) for label, folder in folders.items()}
 
 
