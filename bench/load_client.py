@@ -61,12 +61,13 @@ class Site:
     body: dict[str, Any]
     timeout_s: float
 
-    async def visit(self, question: str, visit: Visit) -> None:
-        """Ask, and write down what comes. Only a cancellation is raised."""
+    async def visit(self, question: str, visit: Visit, share: float) -> None:
+        """Ask for a share of `max_tokens`, and write down what comes; raise only a cancellation."""
         messages = [{"role": "user", "content": question}]
+        limit = {"max_tokens": max(1, round(share * self.body["max_tokens"]))}
         try:
             async with asyncio.timeout(self.timeout_s):
-                await self._read({"messages": messages, **self.body}, visit)
+                await self._read({"messages": messages, **self.body, **limit}, visit)
         except TimeoutError:
             visit.error = "timed out"
         except httpx2.HTTPError as error:
@@ -111,10 +112,14 @@ class Crowd:
     turned_away: int = 0
 
     async def closed(self, clients: int) -> None:
-        """Keep so many clients busy until cancelled."""
+        """Keep so many clients busy until cancelled.
+
+        Their first answers are cut short, each at another length. Where answers end at the limit,
+        clients that began together would else stay in step, and their prompts be read together.
+        """
         async with asyncio.TaskGroup() as group:
-            for _ in range(clients):
-                group.create_task(self._ask_for_ever())
+            for number in range(clients):
+                group.create_task(self._ask_for_ever((number + 1) / clients))
 
     async def open(self, rate: float, most: int, chance: random.Random) -> None:
         """Begin `rate` answers a second on average, at random, until cancelled.
@@ -139,17 +144,19 @@ class Crowd:
         """How many visits are over."""
         return sum(visit.ended_s is not None for visit in self.visits)
 
-    async def _ask_for_ever(self) -> None:
+    async def _ask_for_ever(self, first_share: float) -> None:
+        share = first_share
         while True:
-            visit = await self._ask()
+            visit = await self._ask(share)
+            share = 1.0
             if visit.error is not None:
                 await asyncio.sleep(PAUSE_S)
 
-    async def _ask(self) -> Visit:
+    async def _ask(self, share: float = 1.0) -> Visit:
         question = self.questions[len(self.visits) % len(self.questions)]
         visit = Visit(time.perf_counter())
         self.visits.append(visit)
-        await self.site.visit(question, visit)
+        await self.site.visit(question, visit, share)
         return visit
 
 
