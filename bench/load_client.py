@@ -26,9 +26,11 @@ class Visit:
 
     pieces: when text came, and how many characters of it.
     error:  what went wrong, in a word; such a visit counts as an error and nowhere else.
+    share:  of `max_tokens` that was asked for.
     """
 
     began_s: float
+    share: float = 1.0
     pieces: list[tuple[float, int]] = field(default_factory=list)
     ended_s: float | None = None
     error: str | None = None
@@ -61,10 +63,10 @@ class Site:
     body: dict[str, Any]
     timeout_s: float
 
-    async def visit(self, question: str, visit: Visit, share: float) -> None:
-        """Ask for a share of `max_tokens`, and write down what comes; raise only a cancellation."""
+    async def visit(self, question: str, visit: Visit) -> None:
+        """Ask, and write down what comes. Only a cancellation is raised."""
         messages = [{"role": "user", "content": question}]
-        limit = {"max_tokens": max(1, round(share * self.body["max_tokens"]))}
+        limit = {"max_tokens": max(1, round(visit.share * self.body["max_tokens"]))}
         try:
             async with asyncio.timeout(self.timeout_s):
                 await self._read({"messages": messages, **self.body, **limit}, visit)
@@ -104,12 +106,16 @@ def _note(event: dict[str, Any], visit: Visit) -> None:
 
 @dataclass(eq=False)
 class Crowd:
-    """Everybody who asks one site, one question after the other from `questions`, over and over."""
+    """Everybody who asks one site, one question after the other from `questions`, over and over.
+
+    settled: how many clients of a closed loop have had their first answer.
+    """
 
     site: Site
     questions: Sequence[str]
     visits: list[Visit] = field(default_factory=list)
     turned_away: int = 0
+    settled: int = 0
 
     async def closed(self, clients: int) -> None:
         """Keep so many clients busy until cancelled.
@@ -139,24 +145,19 @@ class Crowd:
                 under_way.add(task)
                 task.add_done_callback(under_way.discard)
 
-    @property
-    def ended(self) -> int:
-        """How many visits are over."""
-        return sum(visit.ended_s is not None for visit in self.visits)
-
     async def _ask_for_ever(self, first_share: float) -> None:
-        share = first_share
+        visit = await self._ask(first_share)
+        self.settled += 1
         while True:
-            visit = await self._ask(share)
-            share = 1.0
             if visit.error is not None:
                 await asyncio.sleep(PAUSE_S)
+            visit = await self._ask()
 
     async def _ask(self, share: float = 1.0) -> Visit:
         question = self.questions[len(self.visits) % len(self.questions)]
-        visit = Visit(time.perf_counter())
+        visit = Visit(time.perf_counter(), share)
         self.visits.append(visit)
-        await self.site.visit(question, visit, share)
+        await self.site.visit(question, visit)
         return visit
 
 
@@ -164,14 +165,14 @@ class Crowd:
 class Window:
     """What a crowd went through between two moments, when it had found its pace.
 
-    cpu_s: processor seconds that the server had; 0 if that is not known.
+    cpu_s: processor seconds that the server had; None if that is not known.
     """
 
     visits: Sequence[Visit]
     turned_away: int
     began_s: float
     ended_s: float
-    cpu_s: float
+    cpu_s: float | None
 
     @property
     def seconds(self) -> float:
@@ -180,8 +181,8 @@ class Window:
 
     @property
     def answers(self) -> list[Visit]:
-        """Answers that ended in it, whenever they began."""
-        return [visit for visit in self._over() if visit.error is None]
+        """Answers of full length that ended in it, whenever they began."""
+        return [visit for visit in self._over() if visit.error is None and visit.share == 1]
 
     @property
     def errors(self) -> list[str]:
@@ -213,7 +214,7 @@ async def watch(
     seconds: float,
     is_warm: Callable[[], bool],
     most_s: float,
-    cpu_s: Callable[[], float],
+    cpu_s: Callable[[], float | None],
 ) -> Window:
     """Let a crowd behave, and look at it for `seconds` once it is warm, or after `most_s`.
 
@@ -224,12 +225,13 @@ async def watch(
         await _until(lambda: is_warm() or task.done(), most_s)
         began_s, began_cpu_s, away = time.perf_counter(), cpu_s(), crowd.turned_away
         await asyncio.wait([task], timeout=seconds)
-        ended_s, used_s = time.perf_counter(), cpu_s() - began_cpu_s
+        ended_s, ended_cpu_s = time.perf_counter(), cpu_s()
     finally:
         task.cancel()
         await asyncio.wait([task])
     if not task.cancelled():
         task.result()  # it never ends by itself: what broke it is raised here
+    used_s = None if began_cpu_s is None or ended_cpu_s is None else ended_cpu_s - began_cpu_s
     return Window(list(crowd.visits), crowd.turned_away - away, began_s, ended_s, used_s)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import random
 import sys
@@ -121,7 +122,7 @@ async def cell(
     crowd: Crowd,
     chance: random.Random,
     options: argparse.Namespace,
-    cpu_s: Callable[[], float],
+    cpu_s: Callable[[], float | None],
 ) -> Window:
     """Watch one mode at one load."""
     kind, number = load
@@ -130,7 +131,7 @@ async def cell(
     else:
         behave, wanted = crowd.open(number, options.most, chance), sys.maxsize
     return await watch(
-        crowd, behave, options.seconds, lambda: crowd.ended >= wanted, options.warmup, cpu_s
+        crowd, behave, options.seconds, lambda: crowd.settled >= wanted, options.warmup, cpu_s
     )
 
 
@@ -150,7 +151,7 @@ def report(load: Load, options: argparse.Namespace, windows: dict[str, list[Wind
     """Print one line for each mode."""
     where = options.label or options.base_url or " ".join(options.serve) or "pasta serve"
     rates = {mode: [tokens(one) / one.seconds for one in found] for mode, found in windows.items()}
-    costs = {mode: [cpu_per_token(one) for one in found] for mode, found in windows.items()}
+    costs = {mode: cpu_per_token(found) for mode, found in windows.items()}
     base, base_cost = rates.get("sequential"), costs.get("sequential")
     for mode, found in windows.items():
         emit(
@@ -163,7 +164,9 @@ def report(load: Load, options: argparse.Namespace, windows: dict[str, list[Wind
             repeats=options.repeats,
             plain_tokens_per_s=spread(rates[mode], 2),
             of_sequential=quotients(rates[mode], base) if base else None,
-            cpu_ms_per_token=spread([1e3 * cost for cost in costs[mode]], 3),
+            cpu_ms_per_token=spread([1e3 * cost for cost in costs[mode]], 3)
+            if costs[mode]
+            else None,
             cpu_of_sequential=quotients(costs[mode], base_cost) if base_cost else None,
             **figures(found),
         )
@@ -182,10 +185,11 @@ def tokens(window: Window) -> float:
     return window.characters * told / characters if characters else 0.0
 
 
-def cpu_per_token(window: Window) -> float:
-    """Return processor seconds a plain token; 0 if that is not known."""
-    found = tokens(window)
-    return window.cpu_s / found if found else 0.0
+def cpu_per_token(windows: Sequence[Window]) -> list[float]:
+    """Return processor seconds a plain token; nothing if that is not known of all windows."""
+    pairs = [(one.cpu_s, tokens(one)) for one in windows]
+    costs = [cpu_s / found for cpu_s, found in pairs if cpu_s is not None and found]
+    return costs if len(costs) == len(windows) else []
 
 
 def figures(windows: Sequence[Window]) -> dict[str, Any]:
@@ -213,12 +217,12 @@ def share_of(count: int, number: int) -> float | None:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float] | None:
-    """Return p50, p95 and p99, each a value that was seen; None of nothing."""
+    """Return p50, p95 and p99 by nearest rank, each a value that was seen; None of nothing."""
     ordered = sorted(values)
     if not ordered:
         return None
     return {
-        name: round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3)
+        name: round(ordered[math.ceil(share * len(ordered)) - 1], 3)
         for name, share in SHARES.items()
     }
 

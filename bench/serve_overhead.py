@@ -80,9 +80,10 @@ def main() -> None:
 def serving(decoder: Decoder) -> Iterator[int]:
     """Serve until the block ends; yields the port."""
     metrics = Metrics()
-    app = create_app(LocalBackend(decoder, metrics), metrics, Settings(model=NAME))
+    backend = LocalBackend(decoder, metrics)
+    app = create_app(backend, metrics, Settings(model=NAME))
     listener = open_socket("127.0.0.1", 0)
-    server = http_server(app)
+    server = http_server(app, backend)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

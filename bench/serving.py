@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +23,12 @@ class Served:
     pid: int | None = None
 
     @property
-    def cpu_s(self) -> float:
-        """Processor seconds that it has had; 0 where nobody can say."""
+    def cpu_s(self) -> float | None:
+        """Processor seconds that it has had; None where nobody can say."""
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8")
         except OSError:
-            return 0.0
+            return None
         user, system = stat.rpartition(")")[2].split()[11:13]
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
@@ -40,7 +42,9 @@ def served(options: Sequence[str]) -> Iterator[Served]:
     command = [sys.executable, "-m", "pasta_decoding", "serve", "--port", "0", *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         try:
-            yield _found(server)
+            found = _found(server)
+            Thread(target=shutil.copyfileobj, args=(server.stderr, sys.stderr)).start()
+            yield found
         finally:
             server.terminate()
 

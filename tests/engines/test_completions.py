@@ -68,7 +68,7 @@ def test_an_end_that_was_not_streamed_is_told_all_the_same(
 
 
 def test_a_reply_may_come_to_its_length_and_need_not_say_done() -> None:
-    assert read(event(4, 5, 6, 4, finish_reason="length")) == [4, 5, 6, 4]
+    assert read(event(4, 5, 6, 4, finish_reason="length") + usage(3, 4)) == [4, 5, 6, 4]
 
 
 def test_a_server_that_counts_as_it_goes_is_understood() -> None:
@@ -102,6 +102,11 @@ BAD: dict[str, tuple[bytes, str]] = {
     "repeated tokens": (
         event(4) + event(4) + event(5, finish_reason="length") + usage(3, 2),
         "it streamed 3 token ids and counts 2: some were lost or came twice",
+    ),
+    "no count": (FINISHED + DONE, "it did not say how many tokens it sent"),
+    "a count of nothing": (
+        FINISHED + sent({"choices": [], "usage": {"prompt_tokens": 3}}),
+        "it streamed 1 token ids and counts None",
     ),
     "lost tokens": (FINISHED + usage(3, 3), "it streamed 1 token ids and counts 3"),
     "another prompt": (

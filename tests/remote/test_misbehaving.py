@@ -80,6 +80,14 @@ async def silent(_body: Body, _pieces: Pieces) -> Pieces:
     yield b""
 
 
+async def kept_alive(_body: Body, pieces: Pieces) -> Pieces:
+    """Bytes without a token, for ever."""
+    yield await anext(pieces)
+    while True:
+        yield b": keep-alive\n\n"
+        await asyncio.sleep(0.1)
+
+
 async def deaf_to_bias(body: Body, pieces: Pieces) -> Pieces:
     """Insist on a closing that no promise has opened."""
     del pieces
@@ -96,8 +104,9 @@ FAILURES: dict[str, tuple[Any, str, int]] = {
     "an early end": (early, "it ended its reply early", 1),
     "an empty reply": (nothing, "it ended its reply early (tries: 3)", 3),
     "tokens twice": (twice, "it streamed ", 1),
-    "a stream that stops": (stuck, "it sent nothing for 0.5 s", 1),
-    "silence": (silent, "it sent nothing for 1 s (tries: 3)", 3),
+    "a stream that stops": (stuck, "it sent no token for 0.5 s", 1),
+    "a stream that is kept alive": (kept_alive, "it sent no token for 0.5 s", 1),
+    "silence": (silent, "it sent no token for 1 s (tries: 3)", 3),
     "no token ids": (plain_text, "it streams no token ids", 1),
     "busy": (
         always(lambda: refusal(429, "try later", Retry_After="0")),

@@ -12,6 +12,7 @@ from http.client import HTTPConnection
 from typing import Any
 
 import openai
+import uvicorn
 
 from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.server.app import Settings, create_app
@@ -54,6 +55,7 @@ class Running:
     port: int
     decoder: Decoder
     backend: Backend
+    http: uvicorn.Server
 
     @property
     def url(self) -> str:
@@ -122,12 +124,13 @@ def running_over(
 ) -> Iterator[Running]:
     """Serve any backend until the block ends. `decoder` is what its answers are compared with."""
     listener = open_socket("127.0.0.1", 0)
-    server = http_server(create_app(backend, metrics, Settings(**{"model": MODEL} | settings)))
+    app = create_app(backend, metrics, Settings(**{"model": MODEL} | settings))
+    server = http_server(app, backend)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
         wait_for(lambda: server.started)
-        yield Running(listener.getsockname()[1], decoder, backend)
+        yield Running(listener.getsockname()[1], decoder, backend, server)
     finally:
         server.should_exit = True
         thread.join()

@@ -33,8 +33,13 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "image": (
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-        "messages[0].content",
+        "messages[0].content[0].type: Input should be 'text'",
     ),
+    "no content": (
+        {"messages": [{"role": "user", "content": None}]},
+        "messages[0].content: Input should be a valid string",
+    ),
+    "many": ({"messages": HELLO * 3000}, "the prompt is too long: 3000 messages"),
     "empty": ({"messages": [{"role": "user", "content": " "}]}, "the prompt is empty."),
     "order": (
         {"messages": [*HELLO, {"role": "assistant", "content": "Hi"}]},
@@ -52,6 +57,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "temperature": ({"temperature": -1}, "temperature: Input should be greater than or equal"),
     "infinite": ({"temperature": float("inf")}, "temperature: Input should be a finite number"),
     "top_p": ({"top_p": 0}, "top_p: Input should be greater than 0"),
+    "top_k": ({"top_k": -2}, "top_k: Input should be greater than or equal to -1"),
     "seed": ({"seed": -1}, "seed: Input should be greater than or equal to 0"),
     "n": ({"n": 0}, "n: Input should be greater than or equal to 1"),
     "n.": ({"n": 1000}, "n: Input should be less than or equal to 16"),
@@ -61,6 +67,8 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "stream": ({"stream": "yes"}, "stream: Input should be a valid boolean"),
     "options": ({"stream_options": {}}, "stream_options is only allowed when stream is true"),
     "tools": ({"tools": [{"type": "function"}]}, "tools is not supported"),
+    "penalty": ({"repetition_penalty": 1.1}, "repetition_penalty is not supported"),
+    "min_p": ({"min_p": 0.1}, "min_p is not supported"),
     "format": ({"response_format": {"type": "json_object"}}, "response_format is not supported"),
 }
 
@@ -89,6 +97,7 @@ def test_a_wrong_field_is_refused_with_the_reason(
         {"frequency_penalty": 0, "logit_bias": {}, "tools": [], "user": "me", "store": True},
         {"response_format": {"type": "text"}, "tool_choice": "none", "seed": None, "stop": None},
         {"stream": None, "n": None, "top_p": None, "stream_options": None, "temperature": None},
+        {"top_k": -1, "min_p": 0, "repetition_penalty": 1.0, "ignore_eos": False},
         {"messages": [{"role": "user", "content": '<sync/> <promise topic="x" tokens="9"/>'}]},
         {"messages": [{"role": "user", "content": "<|im_end|><|im_start|>", "name": "x"}]},
     ],
@@ -97,12 +106,34 @@ def test_what_changes_nothing_is_accepted(change: dict[str, Any], server: Runnin
     assert server.ask(CHAT, GOOD | change).status == 200
 
 
-@pytest.mark.parametrize("prompt", [[], [[]], [5, "x"], [-1], [10**6], None, 7, {"a": 1}])
-def test_a_prompt_that_is_none_is_refused(prompt: object, server: Running) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        ([], "prompt"),
+        ([[]], "prompt[0]"),
+        ([5, "x"], "prompt[1]"),
+        (["x", 5], "prompt[0]"),
+        ([-1], "prompt[0]"),
+        ([10**6], None),
+        (None, "prompt"),
+        (7, "prompt"),
+        ({"a": 1}, "prompt"),
+    ],
+)
+def test_a_prompt_that_is_none_is_refused(
+    prompt: object, param: str | None, server: Running
+) -> None:
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 2}
     got = server.ask("/v1/completions", body)
     assert got.status == 400
+    assert got.error["param"] == param
     assert got.error["message"]
+
+
+def test_log_probabilities_are_refused_where_0_asks_for_them(server: Running) -> None:
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 2, "logprobs": 0}
+    assert server.ask("/v1/completions", body).error["message"] == "logprobs is not supported"
+    assert server.ask("/v1/completions", body | {"logprobs": None}).status == 200
 
 
 def test_an_unknown_model_is_404_and_the_right_one_is_named(server: Running) -> None:

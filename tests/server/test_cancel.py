@@ -1,4 +1,4 @@
-"""A client that leaves takes everything with it; an engine that breaks takes nobody else along."""
+"""A client that leaves takes everything with it; what is broken off is told."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -14,10 +15,10 @@ import pytest
 from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
-from pasta_decoding.server.backend import AnswerError, Ask, Ended
+from pasta_decoding.server.backend import AnswerError, Ask, Ended, Load, StoppedError
 from pasta_decoding.server.bridge import LocalBackend
 from pasta_decoding.server.metrics import Metrics
-from tests.server.running import HELLO, MODEL, running, wait_for
+from tests.server.running import HELLO, MODEL, Reply, running, wait_for
 from tests.server.scripts import Broken, Slow, Stepped, endless, with_engine
 
 LONG = 2000
@@ -144,14 +145,43 @@ def test_what_is_under_way_when_the_server_stops_ends_with_an_error(decoder: Dec
             pieces = aiter(answers)
             await anext(pieces)
             await backend.stop()
-            with pytest.raises(AnswerError):
+            with pytest.raises(AnswerError) as broken:
                 await drain(pieces)
+            assert isinstance(broken.value.__cause__, StoppedError)
         assert slow.engine.cells_in_use == 0
+        assert backend.intake.load == Load(0, 0)
+        assert b'pasta_answers_total{end="failed"} 1.0' in backend.metrics.render()
         assert not backend.alive
-        with pytest.raises(AnswerError):
+        with pytest.raises(StoppedError):
             backend.submit([ask(slow)])
+        await backend.stop()
 
     asyncio.run(stop_in_the_middle())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_server_that_is_told_to_stop_tells_its_clients(
+    stream: bool,
+    decoder: Decoder,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("pasta_decoding.server.listen.LAST_WORDS_S", 0.3)
+    body = {"model": MODEL, "messages": HELLO, "max_tokens": LONG, "stream": stream}
+    with running(with_engine(decoder, endless(decoder), Slow)) as server:
+        with ThreadPoolExecutor(1) as client:
+            asked: Future[Reply] = client.submit(server.ask, "/v1/chat/completions", body)
+            wait_for(lambda: server.decoder.engine.cells_in_use > 0)
+            server.http.should_exit = True
+            got = asked.result()
+        if stream:
+            assert got.status == 200
+            *_, error, done, _ = got.body.split(b"\n\n")
+            assert done == b"data: [DONE]"
+            assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "engine_stopped"
+        else:
+            assert (got.status, got.error["code"]) == (503, "engine_stopped")
+    assert caplog.records == []
 
 
 async def drain(pieces: AsyncIterator[object]) -> None:

@@ -20,7 +20,7 @@ from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.remote import RemoteDecoder, remote_decoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
-from pasta_decoding.server.backend import AnswerError, Ask
+from pasta_decoding.server.backend import AnswerError, Ask, StoppedError
 from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.remote import RemoteBackend
 from pasta_decoding.server.saturation import Saturation
@@ -174,6 +174,8 @@ def test_whoever_finds_the_queue_full_is_told_when_to_come_again(
     body = setup.body(max_tokens=40)
     with ThreadPoolExecutor(12) as crowd:
         replies = crowd.map(lambda _: setup.server.ask("/v1/chat/completions", body), range(12))
+        until(lambda: setup.server.metric("pasta_queue") == 4)
+        assert setup.server.metric("pasta_running") == 4
         statuses = [reply.status for reply in replies]
     assert set(statuses) == {200, 429}
     assert statuses.count(200) >= 8
@@ -200,11 +202,13 @@ def test_what_is_under_way_when_the_server_stops_ends_with_an_error(
             pieces = aiter(answers)
             await anext(pieces)
             await backend.stop()
-            with pytest.raises(AnswerError):
+            with pytest.raises(AnswerError) as broken:
                 async for _piece in pieces:
                     pass
+            assert isinstance(broken.value.__cause__, StoppedError)
+        assert b'pasta_answers_total{end="failed"} 1.0' in backend.metrics.render()
         assert not backend.alive
-        with pytest.raises(AnswerError):
+        with pytest.raises(StoppedError):
             backend.submit([ask])
 
     asyncio.run(stop_in_the_middle())
@@ -220,6 +224,8 @@ def test_many_clients_that_come_and_go_leave_nothing_behind(setup: Setup) -> Non
         return refusal(503, "not now") if next(turns) % 17 == 16 else pieces
 
     setup.fake.mischief, setup.fake.token_s = now_and_then, 0.001
+    stayed: list[int] = []
+    statuses: set[int] = set()
 
     async def visit(number: int) -> None:
         client = openai.AsyncOpenAI(
@@ -230,8 +236,11 @@ def test_many_clients_that_come_and_go_leave_nothing_behind(setup: Setup) -> Non
                 async with asyncio.timeout(0.02 * (number % 5) or 20):
                     got: Any = await client.chat.completions.create(**setup.body())
                 assert got.choices[0].message.content.endswith("Then the end.")
-            except (TimeoutError, openai.APIStatusError):
-                pass
+                stayed.append(number)
+            except TimeoutError:
+                assert number % 5
+            except openai.APIStatusError as error:
+                statuses.add(error.status_code)
 
     async def crowd() -> None:
         for start in range(0, 60, 6):
@@ -239,6 +248,10 @@ def test_many_clients_that_come_and_go_leave_nothing_behind(setup: Setup) -> Non
 
     asyncio.run(crowd())
     setup.wait_until_idle()
+    assert len(stayed) >= 6
+    assert statuses <= {502}
+    for gauge in ("pasta_running", "pasta_queue", "pasta_live_threads"):
+        assert setup.server.metric(gauge) == 0
     assert stream_text(setup).endswith("Then the end.")
 
 

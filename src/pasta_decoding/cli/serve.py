@@ -48,6 +48,7 @@ def serve(
 ) -> None:
     """Answer OpenAI's clients, and show a page where one watches the threads write."""
     refuse_without_extra()
+    from pasta_decoding.engines.service import checked_key
     from pasta_decoding.runtime.remote import RemoteDecoder
     from pasta_decoding.server.app import Settings, create_app
     from pasta_decoding.server.backend import Backend
@@ -78,7 +79,7 @@ def serve(
             say("anybody who reaches this address may ask: --api-key keeps them out")
         say(f"{settings.model} at {address(listener)}")
         with suppress(KeyboardInterrupt):  # uvicorn has stopped in good order; that is all
-            http_server(create_app(backend, metrics, settings)).run(sockets=[listener])
+            http_server(create_app(backend, metrics, settings), backend).run(sockets=[listener])
 
 
 def refuse_without_extra() -> None:
@@ -89,16 +90,6 @@ def refuse_without_extra() -> None:
             f"the server needs {', '.join(missing)}",
             hint='Install the extra: pip install "pasta-decoding[serve]"',
         )
-
-
-def checked_key(key: str | None) -> str | None:
-    """Return the key; refuses one that no client could send."""
-    if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):
-        raise PastaError(
-            "the API key is empty or has characters that no header can hold",
-            hint="Use letters, digits and dashes.",
-        )
-    return key
 
 
 def model_name(loading: Loading) -> str:

@@ -111,6 +111,7 @@ class Reader:
     _reason: str | None = None
     _done: bool = False
     _unsent: int = 0
+    _counted: bool = False
 
     def feed(self, data: bytes) -> list[int]:
         """Return the ids that `data` completes."""
@@ -124,6 +125,8 @@ class Reader:
         ids = self.feed(b"\n")
         if self._reason is None:
             raise RemoteError("it ended its reply early", may_pass=True)
+        if not self._counted:
+            raise RemoteError("it did not say how many tokens it sent", hint=_DIALECT)
         return [*ids, *self._held]
 
     def _read(self, line: bytes) -> list[int]:
@@ -192,7 +195,7 @@ class Reader:
         counted, prompt = found.get("completion_tokens"), found.get("prompt_tokens")
         if self._reason is None:
             return  # some servers count as they go
-        if counted not in (None, self._received, self._received + self._unsent):
+        if counted not in (self._received, self._received + self._unsent):
             raise RemoteError(
                 f"it streamed {self._received} token ids and counts {excerpt(counted)}: some were "
                 "lost or came twice"
@@ -203,12 +206,13 @@ class Reader:
                 "were sent",
                 hint="Let it add no special tokens.",
             )
+        self._counted = True
         details = found.get("prompt_tokens_details")
         cached = details.get("cached_tokens") if isinstance(details, dict) else None
         self.cached_tokens = cached if type(cached) is int else None
 
 
-_DIALECT = "It must know `return_token_ids` and `stop_token_ids`, as vLLM does."
+_DIALECT = "It must know `return_token_ids`, `stop_token_ids` and `include_usage`, as vLLM does."
 _VOCABULARY = "Check that it serves the model whose tokenizer is used here."
 
 

@@ -15,7 +15,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Self
 
 from pasta_decoding.engines.completions import Completion, Reader, RemoteError, excerpt
-from pasta_decoding.engines.service import Service, headers, http_library, may_pass
+from pasta_decoding.engines.service import Patience, Service, headers, http_library, may_pass
 
 if TYPE_CHECKING:
     from httpx2 import AsyncClient, Response
@@ -167,10 +167,11 @@ class Fleet:
         reader = Reader(asked, self.service.vocabulary_size)
         seat.sent.requests += 1
         try:
-            response = await self._send(replica, asked)
+            limit = _TokenLimit(self.service.patience)
+            response = await self._send(replica, asked, limit)
             try:
                 await _check_status(response, self.service)
-                async with aclosing(self._read(response, reader, seat)) as tokens:
+                async with aclosing(self._read(response, reader, seat, limit)) as tokens:
                     async for token in tokens:
                         yield token
             finally:
@@ -186,36 +187,68 @@ class Fleet:
             reason = excerpt(str(error) or type(error).__name__)
             raise RemoteError(f"it broke the connection: {reason}", may_pass=True) from error
 
-    async def _send(self, replica: _Replica, asked: Completion) -> Response:
+    async def _send(self, replica: _Replica, asked: Completion, limit: _TokenLimit) -> Response:
         request = self._client.build_request(
             "POST", f"{replica.base_url}/completions", json=asked.body(self.service.model)
         )
-        async with _time_limit(self.service.patience.first_token_s):
+        async with limit():
             return await self._client.send(request, stream=True)
 
-    async def _read(self, response: Response, reader: Reader, seat: Seat) -> AsyncGenerator[int]:
-        patience, begun = self.service.patience, False
+    async def _read(
+        self, response: Response, reader: Reader, seat: Seat, limit: _TokenLimit
+    ) -> AsyncGenerator[int]:
         pieces = response.aiter_bytes()
         while True:
-            async with _time_limit(patience.token_s if begun else patience.first_token_s):
+            async with limit():
                 piece = await anext(pieces, None)
             if piece is None:
                 break
-            for token in reader.feed(piece):
-                begun = True
+            tokens = reader.feed(piece)
+            for token in tokens:
                 yield token
+            if tokens:
+                limit.extend()
         last = reader.end()
         seat.sent.add(reader)  # before somebody has what they wanted, and closes this
         for token in last:
             yield token
 
 
+class _TokenLimit:
+    """When the next token of a completion has to be there, whatever else keeps its stream alive."""
+
+    def __init__(self, patience: Patience) -> None:
+        self._token_s = patience.token_s
+        self._set(patience.first_token_s)
+
+    def extend(self) -> None:
+        """Wait for one more."""
+        self._set(self._token_s)
+
+    def _set(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._deadline_s = asyncio.get_running_loop().time() + seconds
+
+    @asynccontextmanager
+    async def __call__(self) -> AsyncIterator[None]:
+        """Run the block until then; RemoteError if that is not enough."""
+        try:
+            async with asyncio.timeout_at(self._deadline_s):
+                yield
+        except TimeoutError as late:
+            message = f"it sent no token for {self._seconds:g} s"
+            raise RemoteError(message, may_pass=True) from late
+
+
 async def _check_status(response: Response, service: Service) -> None:
     status = response.status_code
     if status == 200:
         return
-    async with _time_limit(service.patience.token_s):
-        said = await _beginning(response)
+    try:
+        async with asyncio.timeout(service.patience.token_s):
+            said = await _beginning(response)
+    except TimeoutError:
+        said = "no reason came"
     if status in (401, 403):
         raise RemoteError(f"it refuses the key ({status})", hint="Give --remote-key.")
     if status == 404:
@@ -247,16 +280,6 @@ async def _beginning(response: Response) -> str:
 def _seconds(header: str | None) -> float | None:
     """Read Retry-After; its other form, a date, is not worth a parser."""
     return float(header) if header is not None and header.isdecimal() else None
-
-
-@asynccontextmanager
-async def _time_limit(seconds: float) -> AsyncIterator[None]:
-    """As asyncio.timeout, but what comes of it is a RemoteError."""
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError as late:
-        raise RemoteError(f"it sent nothing for {seconds:g} s", may_pass=True) from late
 
 
 def _located(error: RemoteError, replica: _Replica, tries: int) -> RemoteError:

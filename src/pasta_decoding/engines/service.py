@@ -91,7 +91,7 @@ def find_model(
         for base_url in base_urls:
             try:
                 found[base_url] = _model_of(client, base_url, names)
-            except (httpx.TransportError, RemoteError) as error:
+            except (httpx.TransportError, httpx.DecodingError, RemoteError) as error:
                 absent.append(f"{base_url}: {excerpt(str(error) or type(error).__name__)}")
     if not found:
         message = f"no server is ready: {'; '.join(absent)}"
@@ -138,9 +138,19 @@ def _bad_url(url: str) -> PastaError:
     return PastaError(f"{url!r} is no base URL", hint="It looks like http://localhost:8000/v1.")
 
 
+def checked_key(key: str | None) -> str | None:
+    """Return an API key; PastaError, which does not show it, if no client could send it."""
+    if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):
+        raise PastaError(
+            "the API key is empty or has characters that no header can hold",
+            hint="Use letters, digits and dashes.",
+        )
+    return key
+
+
 def headers(api_key: str | None) -> dict[str, str]:
-    """Return what shows a key to a server."""
-    return {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    """Return what shows a key to a server; PastaError if it cannot be sent."""
+    return {} if api_key is None else {"Authorization": f"Bearer {checked_key(api_key)}"}
 
 
 def may_pass(status: int) -> bool:

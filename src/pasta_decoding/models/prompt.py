@@ -147,6 +147,8 @@ class PromptEncoder:
     def _check_size(self, texts: Sequence[str], max_tokens: int | None) -> None:
         """Refuse a huge text before time and memory go into tokenising it."""
         characters = sum(map(len, texts))
+        if max_tokens is not None and len(texts) > max_tokens:
+            raise _too_long(f"{len(texts)} messages", max_tokens)
         if max_tokens is not None and characters > max_tokens * self._longest_token_chars:
             raise _too_long(f"{characters} characters", max_tokens)
 

@@ -96,7 +96,7 @@ def openai_routes(backend: Backend, settings: Settings) -> APIRouter:
     @router.post("/chat/completions", responses=_replies(schema.ChatCompletion, schema.ChatChunk))
     async def chat(body: schema.ChatRequest) -> Response:
         """Answer a conversation."""
-        desk.check_model(body.model)
+        desk.check(body, prompts=1)
         limit = body.limit or settings.answer_tokens
         messages = [Message(_role(message.role), message.text) for message in body.messages]
         return desk.answer(body, ChatForm(), [backend.intake.chat_prompt(messages, limit)], limit)
@@ -104,7 +104,7 @@ def openai_routes(backend: Backend, settings: Settings) -> APIRouter:
     @router.post("/completions", responses=_replies(schema.TextCompletion, schema.TextChunk))
     async def complete(body: schema.CompletionRequest) -> Response:
         """Go on from a text, without the chat template."""
-        desk.check_model(body.model)
+        desk.check(body, prompts=len(body.prompts))
         limit = body.limit or settings.answer_tokens
         prompts = [
             backend.intake.text_prompt(prompt, limit) if isinstance(prompt, str) else tuple(prompt)
@@ -137,6 +137,11 @@ class _Desk:
         if name != self.settings.model:
             message = f"there is no model {name!r} here, but {self.settings.model!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
+
+    def check(self, body: schema.AnswerRequest, prompts: int) -> None:
+        """Refuse what would be refused later, before time goes into reading its prompts."""
+        self.check_model(body.model)
+        self.backend.intake.check_room(prompts * (body.n or 1))
 
     def answer(
         self,
@@ -208,6 +213,7 @@ def _asks(body: schema.AnswerRequest, prompts: Sequence[tuple[int, ...]], limit:
     sampling = Sampling(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=body.top_k if body.top_k and body.top_k > 0 else None,
         seed=secrets.randbits(63) if body.seed is None else body.seed,
     )
     each = [prompt for prompt in prompts for _ in range(body.n or 1)]

@@ -76,6 +76,10 @@ class AnswerError(Exception):
     """An answer that was being written broke; the cause says why."""
 
 
+class StoppedError(Exception):
+    """Nothing is alive any more that could write an answer."""
+
+
 class Answers:
     """The answers to one request while they are written: iterate, and close it in the end.
 
@@ -96,11 +100,8 @@ class Answers:
         self._left -= not isinstance(item, Piece)
         self._items.put_nowait(item)
 
-    def __aiter__(self) -> AsyncIterator[Piece | Ended]:
+    async def __aiter__(self) -> AsyncIterator[Piece | Ended]:
         """Yield what comes, until all answers have ended."""
-        return self._iterate()
-
-    async def _iterate(self) -> AsyncIterator[Piece | Ended]:
         while self._left or not self._items.empty():
             item = await self._items.get()
             if isinstance(item, Failed):
@@ -155,7 +156,7 @@ class Backend(Protocol):
         """Queue a request. The caller closes what is returned.
 
         Raises PastaError if one of them could never be answered, BusyError if there is no room to
-        wait, AnswerError if it is not `alive`; nothing is held then.
+        wait, StoppedError if it is not `alive`; nothing is held then.
         """
         ...
 
@@ -164,7 +165,10 @@ class Backend(Protocol):
         ...
 
     async def stop(self) -> None:
-        """Cancel everything and free what is held."""
+        """Cancel everything and free what is held. Again, it does nothing.
+
+        Whoever waits for an answer is told: its cause is a StoppedError.
+        """
         ...
 
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
@@ -20,13 +21,13 @@ from queue import SimpleQueue
 from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.server.backend import (
-    AnswerError,
     Answers,
     Ask,
     Ended,
     Failed,
     Load,
     Piece,
+    StoppedError,
     end_of,
 )
 from pasta_decoding.server.intake import Intake
@@ -93,12 +94,12 @@ class LocalBackend:
     @property
     def alive(self) -> bool:
         """See `Backend`."""
-        return self._thread.is_alive()
+        return self._thread.is_alive() and not self._halting
 
     def submit(self, asks: Sequence[Ask]) -> Answers:
         """See `Backend`."""
         if not self.alive:
-            raise AnswerError("the engine's thread has ended")
+            raise StoppedError
         requests = [self.intake.request(ask) for ask in asks]
         for request in requests:
             self._scheduler.check(request)
@@ -130,30 +131,35 @@ class LocalBackend:
     def _hand_out(self, deliveries: Sequence[_Delivery]) -> None:
         for delivery in deliveries:
             if isinstance(delivery.item, Ended):
-                self.intake.note(delivery.item.answer)
+                answer = delivery.item.answer
+                self.intake.note(answer.seconds - answer.queue_s)
             delivery.answers.put(delivery.item)
+
+    def _abandon(self) -> None:
+        """Tell whoever still waits that the engine's thread, which does nothing more, has ended."""
+        self._halting = True
+        while not self._inbox.empty():
+            self._inbox.get()()
+        for job in (*self._running, *self._waiting):
+            self.metrics.gone("failed")
+            self.intake.leave()
+            job.answers.put(Failed(job.ask.choice, StoppedError()))
+        self._running.clear()
+        self._waiting.clear()
+        self._tell_load()
 
     # The engine's thread
 
     def _run(self) -> None:
         try:
-            while not self._halting:
-                self._take_calls()
-                self._let_in()
-                self._step()
-                self._deliver()
+            with closing(self._scheduler):
+                while not self._halting:
+                    self._take_calls()
+                    self._let_in()
+                    self._step()
+                    self._deliver()
         finally:
-            self._abandon()
-
-    def _abandon(self) -> None:
-        """Free everything, and tell whoever still waits, so that nobody waits for ever."""
-        while not self._inbox.empty():
-            self._inbox.get()()
-        self._scheduler.close()
-        error = RuntimeError("the engine's thread has ended")
-        left = [*self._running, *self._waiting]
-        failed = [_Delivery(job.answers, Failed(job.ask.choice, error)) for job in left]
-        self._loop.call_soon_threadsafe(self._hand_out, failed)
+            self._loop.call_soon_threadsafe(self._abandon)
 
     def _take_calls(self) -> None:
         """Make the calls that have come; with nothing else to do, wait for one."""

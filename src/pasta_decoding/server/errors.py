@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -12,8 +12,8 @@ from starlette.exceptions import HTTPException
 
 from pasta_decoding.engines.completions import RemoteError
 from pasta_decoding.errors import PastaError
-from pasta_decoding.server.backend import AnswerError, BusyError
-from pasta_decoding.server.schema import ErrorDetail, ErrorReply
+from pasta_decoding.server.backend import BusyError, StoppedError
+from pasta_decoding.server.schema import FIELDS, ErrorDetail, ErrorReply
 
 INVALID = "invalid_request_error"
 
@@ -61,8 +61,10 @@ def mistake(error: PastaError) -> ApiError:
     return ApiError(400, f"{error}. {_sentence(error.hint)}" if error.hint else str(error))
 
 
-def failure(reason: BaseException | None = None) -> ApiError:
+def failure(reason: BaseException | None) -> ApiError:
     """Return the error for an answer that broke for no reason of the client's; the log has it."""
+    if isinstance(reason, StoppedError):
+        return gone()
     if isinstance(reason, RemoteError):
         message = f"the model's own server failed: {reason.reason}"
         return ApiError(502, message, kind="server_error", code="upstream_failed")
@@ -70,7 +72,7 @@ def failure(reason: BaseException | None = None) -> ApiError:
 
 
 def gone() -> ApiError:
-    """Return the error for a request that finds nothing alive that could answer."""
+    """Return the error for a request that nothing is alive to answer, or to answer to the end."""
     message = "what writes the answers has stopped; the server has to be started again"
     return ApiError(503, message, kind="server_error", code="engine_stopped")
 
@@ -78,50 +80,37 @@ def gone() -> ApiError:
 def install(app: FastAPI) -> None:
     """Give every error of the application OpenAI's shape."""
 
-    async def on_api_error(_request: Request, error: Exception) -> Response:
-        assert isinstance(error, ApiError), "the handler is for this kind"
-        return error.response()
+    def handle(kind: type[Exception], reply: Callable[[Any], ApiError]) -> None:
+        async def on_error(_request: Request, error: Exception) -> Response:
+            return reply(error).response()
 
-    async def on_mistake(_request: Request, error: Exception) -> Response:
-        assert isinstance(error, PastaError), "the handler is for this kind"
-        return mistake(error).response()
-
-    async def on_busy(_request: Request, error: Exception) -> Response:
-        assert isinstance(error, BusyError), "the handler is for this kind"
-        return busy(error.retry_after_s).response()
-
-    async def on_gone(_request: Request, error: Exception) -> Response:
-        assert isinstance(error, AnswerError), "the handler is for this kind"
-        return gone().response()
-
-    async def on_invalid(_request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError), "the handler is for this kind"
-        return invalid(error.errors()).response()
+        app.add_exception_handler(kind, on_error)
 
     async def on_status(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException), "the handler is for this kind"
         return of_status(request, error).response()
 
-    async def on_anything(_request: Request, _error: Exception) -> Response:
-        return failure().response()
-
-    app.add_exception_handler(ApiError, on_api_error)
-    app.add_exception_handler(PastaError, on_mistake)
-    app.add_exception_handler(BusyError, on_busy)
-    app.add_exception_handler(AnswerError, on_gone)
-    app.add_exception_handler(RequestValidationError, on_invalid)
+    handle(ApiError, lambda error: error)
+    handle(PastaError, mistake)
+    handle(BusyError, lambda error: busy(error.retry_after_s))
+    handle(StoppedError, failure)
+    handle(RequestValidationError, lambda error: invalid(error.errors()))
+    handle(Exception, failure)
     app.add_exception_handler(HTTPException, on_status)
-    app.add_exception_handler(Exception, on_anything)
 
 
 def invalid(problems: Sequence[Mapping[str, Any]]) -> ApiError:
-    """Return the error for a body that is not as the schema has it: the first problem in it."""
-    problem = problems[0]
-    place = problem["loc"][1:]  # the first part says that it is the body
+    """Return the error for a body that is not as the schema has it: one problem in it.
+
+    Of a value that may be of one kind or of another, every kind has its problems; the one that
+    lies deepest is of the kind that was meant.
+    """
+    problem = max(problems, key=lambda one: len(_place(one)))
     if problem["type"] == "json_invalid":
-        message = f"the body is not JSON: {problem['ctx']['error']} at character {place[0]}"
+        character = problem["loc"][1]
+        message = f"the body is not JSON: {problem['ctx']['error']} at character {character}"
         return ApiError(400, message, code="invalid_json")
-    where = _field(place)
+    where = _field(_place(problem))
     what = str(problem["msg"]).removeprefix("Value error, ")
     return ApiError(400, f"{where}: {what}" if where else what, param=where or None)
 
@@ -137,6 +126,12 @@ def of_status(request: Request, error: HTTPException) -> ApiError:
     message = about.get(error.status_code, str(error.detail))
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
     return ApiError(error.status_code, message, code=code, headers=error.headers)
+
+
+def _place(problem: Mapping[str, Any]) -> list[str | int]:
+    """Return where in the body it is, without the kinds that a value was tried as."""
+    _body, *place = problem["loc"]
+    return [part for part in place if isinstance(part, int) or part in FIELDS]
 
 
 def _field(place: Sequence[str | int]) -> str:

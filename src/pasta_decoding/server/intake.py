@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.prompt import Message
-from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.sampling import Sampler
 from pasta_decoding.runtime.speaker import Speaker
@@ -59,8 +58,8 @@ class Intake:
         """Return what the runtime is asked."""
         return self.speaker.request_of(ask.prompt, ask.rules, Sampler(ask.sampling, ask.choice))
 
-    def enter(self, answers: int) -> None:
-        """Take a request's answers in; BusyError if there is no room for all of them.
+    def check_room(self, answers: int) -> None:
+        """Raise BusyError if there is no room for all answers of a request.
 
         PastaError if there never will be.
         """
@@ -72,15 +71,19 @@ class Intake:
             )
         if self._unended + answers > most:
             raise BusyError(self._retry_after_s())
+
+    def enter(self, answers: int) -> None:
+        """Take a request's answers in; errors as above."""
+        self.check_room(answers)
         self._unended += answers
 
     def leave(self) -> None:
         """Give up the place of an answer, whatever became of it."""
         self._unended -= 1
 
-    def note(self, answer: Answer) -> None:
-        """Learn what answers last."""
-        self._typical_s += 0.2 * (answer.seconds - self._typical_s)
+    def note(self, seconds: float) -> None:
+        """Learn what answers last, once they are let in."""
+        self._typical_s += 0.2 * (seconds - self._typical_s)
 
     def _room_beside(self, answer_tokens: int) -> int:
         room = self.max_tokens - answer_tokens

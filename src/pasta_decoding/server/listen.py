@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 
@@ -9,10 +10,13 @@ import uvicorn
 from fastapi import FastAPI
 
 from pasta_decoding.errors import PastaError
+from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.transport import PatientProtocol
 
 LAST_WORDS_S = 5
-"""How long answers may go on once the server is told to stop."""
+"""How long answers may go on once the server is told to stop; then those left end with an error."""
+GRACE_S = 5
+"""How long clients may then take to read it."""
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -40,9 +44,27 @@ def address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def http_server(app: FastAPI) -> uvicorn.Server:
+class Server(uvicorn.Server):
+    """uvicorn, which would break its replies off, but for telling clients first that it stops."""
+
+    def __init__(self, config: uvicorn.Config, backend: Backend) -> None:
+        super().__init__(config)
+        self._backend = backend
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop the backend when answers have had their time; its replies end by themselves then."""
+        stopping = asyncio.create_task(self._stop_backend())
+        await super().shutdown(sockets)
+        stopping.cancel()
+
+    async def _stop_backend(self) -> None:
+        await asyncio.sleep(LAST_WORDS_S)
+        await self._backend.stop()
+
+
+def http_server(app: FastAPI, backend: Backend) -> Server:
     """Return the server; it has no logs of its own but for what goes wrong."""
-    return uvicorn.Server(
+    return Server(
         uvicorn.Config(
             app,
             http=PatientProtocol,
@@ -51,6 +73,7 @@ def http_server(app: FastAPI) -> uvicorn.Server:
             log_level="warning",
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=LAST_WORDS_S,
-        )
+            timeout_graceful_shutdown=LAST_WORDS_S + GRACE_S,
+        ),
+        backend,
     )

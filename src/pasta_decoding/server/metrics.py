@@ -124,7 +124,8 @@ class Metrics:
         self._tokens.labels("prompt").inc(answer.trace.prompt_tokens)
         self._tokens.labels("answer").inc(answer.fed_tokens)
         self._chunks.inc(answer.chunks)
-        self._truncations.inc(answer.truncated_chunks + answer.hit_limit)
+        if end != "stop_string":  # which cuts chunks off, too
+            self._truncations.inc(answer.truncated_chunks + answer.hit_limit)
         self._interventions.inc(answer.overruled)
 
     def sent(self, sent: Sent) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from pasta_decoding.engines.completions import RemoteError
@@ -15,7 +16,15 @@ from pasta_decoding.runtime.driver import Writer
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.remote import RemoteDecoder
 from pasta_decoding.runtime.request import Request
-from pasta_decoding.server.backend import AnswerError, Answers, Ask, Ended, Failed, Piece, end_of
+from pasta_decoding.server.backend import (
+    Answers,
+    Ask,
+    Ended,
+    Failed,
+    Piece,
+    StoppedError,
+    end_of,
+)
 from pasta_decoding.server.intake import Intake
 from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.saturation import Saturation
@@ -54,7 +63,7 @@ class RemoteBackend:
     def submit(self, asks: Sequence[Ask]) -> Answers:
         """See `Backend`."""
         if self._fleet is None:
-            raise AnswerError("the backend has stopped")
+            raise StoppedError
         requests = [self.intake.request(ask) for ask in asks]
         for request in requests:
             self.decoder.check(request)
@@ -64,6 +73,7 @@ class RemoteBackend:
         for ask, request in zip(asks, requests, strict=True):
             job = _Job(self, ask, request, answers, self._fleet)
             tasks.append(asyncio.create_task(job.run(self._places)))
+        self.tell_load()
         self._tasks |= set(tasks)
         for task in tasks:
             task.add_done_callback(self._tasks.discard)
@@ -81,21 +91,27 @@ class RemoteBackend:
         if fleet is not None:
             await fleet.__aexit__()
 
-    def enter(self, writer: Writer) -> None:
-        """Count an answer that begins."""
+    @contextmanager
+    def counted(self, writer: Writer) -> Iterator[None]:
+        """Count an answer as one that is being written, for as long as the block runs."""
         self._writers.add(writer)
         self.tell_load()
+        try:
+            yield
+        finally:
+            self._writers.discard(writer)
+            self.tell_load()
 
-    def leave(self, writer: Writer) -> None:
-        """Count an answer that has ended."""
-        self._writers.discard(writer)
+    def leave(self) -> None:
+        """Give up the place of an answer, whatever became of it."""
+        self.intake.leave()
         self.tell_load()
 
     def tell_load(self) -> None:
         """Tell the metrics how much is under way."""
         live = sum(writer.live_threads for writer in self._writers)
         load, running = self.intake.load, len(self._writers)
-        waiting = max(0, load.running + load.waiting - running)
+        waiting = load.running + load.waiting - running
         self.metrics.stands(live=live, running=running, waiting=waiting, cells=0)
 
 
@@ -122,9 +138,9 @@ class _Job:
             async with places:
                 answer = await self._write()
             self._end(answer)
-        except asyncio.CancelledError as error:
-            self._metrics.gone("cancelled")
-            self._answers.put(Failed(choice, error))
+        except asyncio.CancelledError:
+            self._metrics.gone("cancelled" if self._backend.alive else "failed")
+            self._answers.put(Failed(choice, StoppedError()))  # a client that left reads no more
             raise
         except Exception as error:
             self._metrics.gone("failed")
@@ -132,7 +148,7 @@ class _Job:
             log.warning("an answer failed: %s", error, exc_info=not expected)
             self._answers.put(Failed(choice, error))
         finally:
-            self._backend.intake.leave()
+            self._backend.leave()
 
     async def _write(self) -> Answer:
         queue_s = time.perf_counter() - self._submitted_s
@@ -141,11 +157,10 @@ class _Job:
         self._request = self._backend.saturation.request(self._ask, wanted, load)
         self._metrics.let_in(banned=self._request is not wanted)
         self._writer = decoder.writer(self._request, self._fleet, self._tell, queue_s=queue_s)
-        self._backend.enter(self._writer)
         try:
-            return await self._writer.run()
+            with self._backend.counted(self._writer):
+                return await self._writer.run()
         finally:
-            self._backend.leave(self._writer)
             self._metrics.sent(self._writer.seat.sent)
 
     def _tell(self, events: Sequence[Event], step: int) -> None:
@@ -167,7 +182,7 @@ class _Job:
         stopped = self._visible.stopped
         end = end_of(answer, stopped=stopped)
         self._metrics.answered(answer, end, time.perf_counter() - self._submitted_s)
-        self._backend.intake.note(answer)
+        self._backend.intake.note(answer.seconds - answer.queue_s)
         sequential = not self._request.rules.parallel
         self._answers.put(Ended(self._ask.choice, answer, stopped, sequential))
 

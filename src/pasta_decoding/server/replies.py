@@ -146,7 +146,7 @@ class Reply:
     plain_tokens: Callable[[str], int]
     _answers: list[Answer] = field(default_factory=list)
     _sequential: int = 0
-    _texts: list[list[str]] = field(default_factory=list)
+    _texts: list[list[str]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._head = Head.new(self.form.prefix, self.model)

@@ -21,17 +21,22 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (),
     "function_call": ("none", "auto"),
     "functions": (),
+    "ignore_eos": (),
     "logit_bias": (),
     "logprobs": (),
+    "min_p": (),
+    "min_tokens": (),
     "modalities": (["text"],),
     "presence_penalty": (),
+    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
+    "stop_token_ids": (),
     "suffix": (),
     "tool_choice": ("none", "auto"),
     "tools": (),
     "top_logprobs": (),
 }
-"""Fields of OpenAI's that are refused, unless they say what would be done without them.
+"""Fields of OpenAI's and vLLM's that are refused, unless they say what is done without them.
 
 An empty value (null, 0, false, "", [], {}) is fine for each, beside what is listed.
 """
@@ -54,6 +59,7 @@ Stops = Annotated[
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Limit = Annotated[int, Field(ge=1, lt=2**31)]
 Temperature = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
+TopK = Annotated[int, Field(ge=-1, lt=2**31)]
 TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 
 
@@ -74,6 +80,7 @@ class AnswerRequest(Wire):
     """What both kinds of request have in common.
 
     max_tokens counts all tokens of an answer, tags included.
+    top_k is vLLM's: how many tokens are kept; 0 and -1 keep all.
     pasta_parallel: false has the same weights answer sequentially, true insists on threads;
         left out, an answer that begins under load is sequential.
     """
@@ -82,6 +89,7 @@ class AnswerRequest(Wire):
     max_tokens: Limit | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
+    top_k: TopK | None = None
     seed: Seed | None = None
     stop: Stops = []
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
@@ -153,6 +161,14 @@ class CompletionRequest(AnswerRequest):
 
     prompt: str | Ids | Several
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_log_probabilities(cls, value: Any) -> Any:
+        # Here 0 asks for them, too: those of the tokens that were chosen.
+        if isinstance(value, dict) and type(value.get("logprobs")) is int:
+            raise ValueError("logprobs is not supported")
+        return value
+
     @property
     def limit(self) -> int | None:
         """Most tokens of the answer."""
@@ -168,6 +184,15 @@ class CompletionRequest(AnswerRequest):
                 return [self.prompt]  # type: ignore[list-item]
             case several:
                 return list(several)  # type: ignore[arg-type]
+
+
+FIELDS = frozenset[str]().union(
+    *(
+        kind.model_fields
+        for kind in (ChatRequest, CompletionRequest, ChatMessage, TextPart, StreamOptions)
+    )
+)
+"""The names of all fields of requests."""
 
 
 class Usage(Wire):
