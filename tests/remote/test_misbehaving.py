@@ -40,7 +40,7 @@ from tests.runtime.play import ID, SIZE
 
 PROMPT = (11, 12, 13)
 A, B = ID["a"], ID["b"]
-REMEMBERING = replace(PATIENT, rest_s=60)
+REMEMBERING = replace(PATIENT, cooldown_s=60)
 
 Body = dict[str, Any]
 Pieces = AsyncIterator[bytes]
@@ -295,7 +295,7 @@ def test_requests_that_fail_together_move_their_answer_once() -> None:
                 seat.move(failed)
                 assert seat.replica is better is not failed
                 assert (failed.answers, better.answers) == (0, 1)
-                assert failed.rests_until_s > better.rests_until_s == 0
+                assert failed.cooldown_until_s > better.cooldown_until_s == 0
 
     asyncio.run(fail_together(service_of(scripted(), scripted())))
 
@@ -310,16 +310,16 @@ def test_the_server_that_is_named_and_rests_is_the_one_that_was_asked() -> None:
                 await anext(tokens)
                 asked_at = seat.replica
                 seat.move(asked_at)
-                asked_at.rests_until_s = 0
+                asked_at.cooldown_until_s = 0
                 with pytest.raises(RemoteError) as caught:
                     await anext(tokens)
-                return str(caught.value), [asked_at.rests_until_s, seat.replica.rests_until_s]
+                return str(caught.value), [asked_at.cooldown_until_s, seat.replica.cooldown_until_s]
 
     with serving(scripted()) as one, serving(scripted()) as other:
         one.mischief = early
-        message, rests_until_s = asyncio.run(move_meanwhile(service_of(one, other)))
+        message, cooldown_until_s = asyncio.run(move_meanwhile(service_of(one, other)))
     assert message == f"the server at {one.url} failed: it ended its reply early"
-    assert rests_until_s[0] > 0 == rests_until_s[1]
+    assert cooldown_until_s[0] > 0 == cooldown_until_s[1]
 
 
 def test_a_server_that_fails_at_the_start_may_come_later_if_another_is_there() -> None:

@@ -27,8 +27,8 @@ from tests.runtime.machine import leaning
 from tests.runtime.play import SIZE, VOCABULARY
 
 RULES = Rules(max_tokens=400, max_topic_tokens=3, min_chunk_tokens=6)
-PATIENT = Patience(retries=2, pause_s=0.01, rest_s=0.2)
-IMPATIENT = Patience(first_token_s=1, token_s=0.5, retries=2, pause_s=0.01, rest_s=0.2)
+PATIENT = Patience(retries=2, pause_s=0.01, cooldown_s=0.2)
+IMPATIENT = Patience(first_token_s=1, token_s=0.5, retries=2, pause_s=0.01, cooldown_s=0.2)
 
 
 def ending(seed: int) -> Script:

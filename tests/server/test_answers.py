@@ -95,6 +95,16 @@ def test_without_parallel_decoding_there_is_one_thread(server: Running) -> None:
     assert got.usage.sequential_choices == 1
 
 
+def test_top_k_of_one_is_greedy_and_none_keeps_all(server: Running) -> None:
+    def text(temperature: float, **ours: int) -> str:
+        got = whole(server, "Hello", temperature=temperature, seed=7, extra_body=ours)
+        return str(got.choices[0].message.content)
+
+    greedy, drawn = text(0), text(1)
+    assert text(1, top_k=1) == greedy != drawn
+    assert text(1, top_k=-1) == text(1, top_k=0) == drawn
+
+
 def test_choices_differ_and_a_seed_repeats_them(server: Running) -> None:
     settings: dict[str, Any] = {"temperature": 1, "top_p": 0.9, "seed": 7, "n": 3}
     first, again = (whole(server, "Hello", **settings) for _ in range(2))

@@ -30,7 +30,7 @@ from tests.server.running import HELLO, MODEL, Running, running_over
 from tests.server.scripts import endless, saying, with_engine
 from tests.server.test_cancel import request_bytes
 
-QUICK = Patience(connect_s=2, first_token_s=20, token_s=20, retries=1, pause_s=0.01, rest_s=0.2)
+QUICK = Patience(connect_s=2, first_token_s=20, token_s=20, retries=1, pause_s=0.01, cooldown_s=0.2)
 TOKENS = 60
 
 

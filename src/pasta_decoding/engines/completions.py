@@ -28,7 +28,7 @@ class RemoteError(PastaError):
     """A server of completions failed.
 
     reason:        what went wrong, without saying where.
-    may_pass:      whether the same request may do better in a while,
+    retryable:     whether the same request may do better in a while,
     retry_after_s: and when, if the server says so.
     unreachable:   whether nobody is there.
     healthy:       whether it is well all the same: busy, or not fit for this very request.
@@ -40,14 +40,14 @@ class RemoteError(PastaError):
         *,
         hint: str = "",
         reason: str | None = None,
-        may_pass: bool = False,
+        retryable: bool = False,
         retry_after_s: float | None = None,
         unreachable: bool = False,
         healthy: bool = False,
     ) -> None:
         super().__init__(message, hint=hint)
         self.reason = message if reason is None else reason
-        self.may_pass = may_pass
+        self.retryable = retryable
         self.retry_after_s = retry_after_s
         self.unreachable = unreachable
         self.healthy = healthy
@@ -124,7 +124,7 @@ class Reader:
         """Return the ids that the end of the stream makes certain."""
         ids = self.feed(b"\n")
         if self._reason is None:
-            raise RemoteError("it ended its reply early", may_pass=True)
+            raise RemoteError("it ended its reply early", retryable=True)
         if not self._counted:
             raise RemoteError("it did not say how many tokens it sent", hint=_DIALECT)
         return [*ids, *self._held]
@@ -142,7 +142,7 @@ class Reader:
 
     def _read_event(self, event: dict[str, Any]) -> list[int]:
         if event.get("error"):
-            raise RemoteError(f"it failed: {excerpt(event['error'])}", may_pass=True)
+            raise RemoteError(f"it failed: {excerpt(event['error'])}", retryable=True)
         ids = [token for choice in _dicts(event.get("choices")) for token in self._choice(choice)]
         if usage := event.get("usage"):
             self._check_usage(usage)
@@ -171,7 +171,7 @@ class Reader:
         if reason is None:
             return
         if reason not in ("stop", "length"):
-            raise RemoteError(f"it gave up: {excerpt(reason)}", may_pass=True)
+            raise RemoteError(f"it gave up: {excerpt(reason)}", retryable=True)
         self._reason = str(reason)
         if reason == "stop" and not self._held:
             known = isinstance(stop, int) and stop in self.asked.stops

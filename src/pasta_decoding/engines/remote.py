@@ -15,7 +15,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Self
 
 from pasta_decoding.engines.completions import Completion, Reader, RemoteError, excerpt
-from pasta_decoding.engines.service import Patience, Service, headers, http_library, may_pass
+from pasta_decoding.engines.service import Patience, Service, headers, http_library, is_retryable
 
 if TYPE_CHECKING:
     from httpx2 import AsyncClient, Response
@@ -53,7 +53,7 @@ class Sent:
 class _Replica:
     base_url: str
     answers: int = 0
-    rests_until_s: float = 0.0
+    cooldown_until_s: float = 0.0
 
 
 class Seat:
@@ -78,7 +78,7 @@ class Seat:
 
         Requests of one answer may fail together: the first of them moves for all.
         """
-        self._fleet.let_rest(failed)
+        self._fleet.cool_down(failed)
         if self.replica is not failed:
             return
         self.replica.answers -= 1
@@ -118,17 +118,17 @@ class Fleet:
     def least_busy(self) -> _Replica:
         """Return the replica with the fewest answers, of those that do not rest if any is awake."""
         now_s = asyncio.get_running_loop().time()
-        awake = [one for one in self._replicas if one.rests_until_s <= now_s]
-        chosen = min(awake or self._replicas, key=lambda one: (one.answers, one.rests_until_s))
+        awake = [one for one in self._replicas if one.cooldown_until_s <= now_s]
+        chosen = min(awake or self._replicas, key=lambda one: (one.answers, one.cooldown_until_s))
         # The last one asked goes to the end, so that equals take turns.
         self._replicas.remove(chosen)
         self._replicas.append(chosen)
         return chosen
 
-    def let_rest(self, replica: _Replica) -> None:
+    def cool_down(self, replica: _Replica) -> None:
         """Ask others for a while."""
-        rest_s = self.service.patience.rest_s
-        replica.rests_until_s = asyncio.get_running_loop().time() + rest_s
+        cooldown_s = self.service.patience.cooldown_s
+        replica.cooldown_until_s = asyncio.get_running_loop().time() + cooldown_s
 
     async def stream(self, seat: Seat, asked: Completion) -> AsyncGenerator[int]:
         """Yield the ids of a completion as they come. Close it, and the server stops.
@@ -146,9 +146,9 @@ class Fleet:
                             begun = True
                             yield token
             except RemoteError as error:
-                if begun or not error.may_pass or tried >= self.service.patience.retries:
+                if begun or not error.retryable or tried >= self.service.patience.retries:
                     if not error.healthy:
-                        self.let_rest(replica)
+                        self.cool_down(replica)
                     raise _located(error, replica, tried + 1) from error
                 if error.unreachable or (tried > 0 and not error.healthy):
                     seat.move(replica)
@@ -180,12 +180,12 @@ class Fleet:
             raise RemoteError(
                 f"it cannot be reached: {excerpt(str(error) or type(error).__name__)}",
                 hint="Check the base URL and that the server runs.",
-                may_pass=True,
+                retryable=True,
                 unreachable=True,
             ) from error
         except (httpx.TransportError, httpx.DecodingError) as error:
             reason = excerpt(str(error) or type(error).__name__)
-            raise RemoteError(f"it broke the connection: {reason}", may_pass=True) from error
+            raise RemoteError(f"it broke the connection: {reason}", retryable=True) from error
 
     async def _send(self, replica: _Replica, asked: Completion, limit: _TokenLimit) -> Response:
         request = self._client.build_request(
@@ -237,7 +237,7 @@ class _TokenLimit:
                 yield
         except TimeoutError as late:
             message = f"it sent no token for {self._seconds:g} s"
-            raise RemoteError(message, may_pass=True) from late
+            raise RemoteError(message, retryable=True) from late
 
 
 async def _check_status(response: Response, service: Service) -> None:
@@ -256,7 +256,7 @@ async def _check_status(response: Response, service: Service) -> None:
         raise RemoteError(message, hint="Check the base URL and what is served there.")
     raise RemoteError(
         f"it failed with status {status}: {said}",
-        may_pass=may_pass(status),
+        retryable=is_retryable(status),
         healthy=status in _HEALTHY,
         retry_after_s=_seconds(response.headers.get("Retry-After")),
     )

@@ -22,7 +22,7 @@ class Patience:
     token_s:       from one token to the next.
     retries:       of a request that has not brought a token, after the first try.
     pause_s:       before the first retry, twice as long before each further one.
-    rest_s:        for how long a replica that has failed gets no new answers.
+    cooldown_s:    for how long a replica that has failed gets no new answers.
     """
 
     connect_s: float = 10.0
@@ -30,7 +30,7 @@ class Patience:
     token_s: float = 60.0
     retries: int = 4
     pause_s: float = 0.25
-    rest_s: float = 10.0
+    cooldown_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +110,9 @@ def find_model(
 def _model_of(client: Client, base_url: str, names: Sequence[str]) -> tuple[str, int | None]:
     response = client.get(f"{base_url}/models")
     hint = "Check that --base-url is that of an OpenAI-compatible server."
-    if may_pass(response.status_code):
+    if is_retryable(response.status_code):
         said = excerpt(response.text)
-        raise RemoteError(f"it failed with status {response.status_code}: {said}", may_pass=True)
+        raise RemoteError(f"it failed with status {response.status_code}: {said}", retryable=True)
     if response.status_code in (401, 403):
         message = f"{base_url} refuses the key ({response.status_code})"
         raise PastaError(message, hint="Give --remote-key.")
@@ -153,6 +153,6 @@ def headers(api_key: str | None) -> dict[str, str]:
     return {} if api_key is None else {"Authorization": f"Bearer {checked_key(api_key)}"}
 
 
-def may_pass(status: int) -> bool:
+def is_retryable(status: int) -> bool:
     """Tell whether a server that answers with `status` may do better in a while."""
     return status in (408, 409, 425, 429) or status >= 500

@@ -170,10 +170,3 @@ class Backend(Protocol):
         Whoever waits for an answer is told: its cause is a StoppedError.
         """
         ...
-
-
-def end_of(answer: Answer, *, stopped: bool) -> str:
-    """Return why an answer ended: at a stop string, at its limit, or because it was complete."""
-    if stopped:
-        return "stop_string"
-    return "length" if answer.hit_limit else "stop"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -19,7 +18,6 @@ from functools import partial
 from queue import SimpleQueue
 
 from pasta_decoding.runtime.decoder import Decoder
-from pasta_decoding.runtime.request import Request
 from pasta_decoding.server.backend import (
     Answers,
     Ask,
@@ -28,27 +26,19 @@ from pasta_decoding.server.backend import (
     Load,
     Piece,
     StoppedError,
-    end_of,
 )
 from pasta_decoding.server.intake import Intake
+from pasta_decoding.server.job import Job
 from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.saturation import Saturation
-from pasta_decoding.server.visible import Visible
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(eq=False, slots=True)
-class _Job:
+class _LocalJob(Job):
     """One answer on the engine thread's side. `number` is the scheduler's, once it has it."""
 
-    ask: Ask
-    request: Request
-    answers: Answers
-    visible: Visible
-    submitted_s: float
     number: int | None = None
-    shown: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -75,8 +65,8 @@ class LocalBackend:
     saturation: Saturation = field(default_factory=Saturation)
     # The engine's thread
     _inbox: SimpleQueue[Callable[[], None]] = field(default_factory=SimpleQueue)
-    _waiting: deque[_Job] = field(default_factory=deque)
-    _running: list[_Job] = field(default_factory=list)
+    _waiting: deque[_LocalJob] = field(default_factory=deque)
+    _running: list[_LocalJob] = field(default_factory=list)
     _halting: bool = False
 
     def __post_init__(self) -> None:
@@ -104,11 +94,10 @@ class LocalBackend:
         for request in requests:
             self._scheduler.check(request)
         self.intake.enter(len(asks))
-        jobs: list[_Job] = []
+        jobs: list[_LocalJob] = []
         answers = Answers(len(asks), cancel=partial(self._give_up, jobs))
-        now_s = time.monotonic()
         jobs += [
-            _Job(ask, request, answers, Visible(ask.stops), now_s)
+            _LocalJob(ask, request, answers, self.metrics)
             for ask, request in zip(asks, requests, strict=True)
         ]
         self._inbox.put(partial(self._waiting.extend, jobs))
@@ -124,7 +113,7 @@ class LocalBackend:
         self._inbox.put(self._halt)
         await asyncio.to_thread(self._thread.join)
 
-    def _give_up(self, jobs: list[_Job]) -> None:
+    def _give_up(self, jobs: list[_LocalJob]) -> None:
         """Cancel what has not ended of a request. `Answers` calls this once."""
         self._inbox.put(partial(self._cancel, jobs))
 
@@ -141,9 +130,8 @@ class LocalBackend:
         while not self._inbox.empty():
             self._inbox.get()()
         for job in (*self._running, *self._waiting):
-            self.metrics.gone("failed")
             self.intake.leave()
-            job.answers.put(Failed(job.ask.choice, StoppedError()))
+            job.answers.put(job.fail(StoppedError()))
         self._running.clear()
         self._waiting.clear()
         self._tell_load()
@@ -172,9 +160,7 @@ class LocalBackend:
     def _let_in(self) -> None:
         while self._waiting and len(self._running) < self.at_once:
             job = self._waiting.popleft()
-            load = Load(len(self._running) + 1, len(self._waiting))
-            wanted, job.request = job.request, self.saturation.request(job.ask, job.request, load)
-            self.metrics.let_in(banned=job.request is not wanted)
+            job.begin(self.saturation, Load(len(self._running) + 1, len(self._waiting)))
             job.number = self._scheduler.add(job.request)
             self._running.append(job)
 
@@ -204,58 +190,44 @@ class LocalBackend:
         if deliveries:
             self._loop.call_soon_threadsafe(self._hand_out, deliveries)
 
-    def _news(self, job: _Job) -> list[_Delivery]:
+    def _news(self, job: _LocalJob) -> list[_Delivery]:
         """Return what is new of an answer; take it out if it has ended."""
         assert job.number is not None, "it was let in"
-        events = self._scheduler.drain_events(job.number)
-        step = self._scheduler.steps(job.number)
-        text = job.visible.feed(events)
-        if job.visible.stopped:
-            self._scheduler.cancel(job.number)
-            events += self._scheduler.drain_events(job.number)
-        end = self._end(job)
-        if isinstance(end, Ended):
-            text += job.visible.finish()
-        self._note_first_text(job, text)
-        piece = [Piece(job.ask.choice, step, tuple(events), text)] if events else []
-        items = [*piece, *([] if end is None else [end])]
+        scheduler, number = self._scheduler, job.number
+        items: list[Piece | Ended | Failed] = []
+        if events := scheduler.drain_events(number):
+            items.append(job.piece(events, scheduler.steps(number)))
+        if job.stopped:
+            scheduler.cancel(number)
+            items.append(job.piece(scheduler.drain_events(number), scheduler.steps(number)))
+        items += self._end(job, number)
         return [_Delivery(job.answers, item) for item in items]
 
-    def _note_first_text(self, job: _Job, text: str) -> None:
-        if text and not job.shown:
-            job.shown = True
-            self.metrics.first_text(time.monotonic() - job.submitted_s)
-
-    def _end(self, job: _Job) -> Ended | Failed | None:
+    def _end(self, job: _LocalJob, number: int) -> Sequence[Piece | Ended | Failed]:
         """Return how an answer ended, if it did, and forget it."""
-        assert job.number is not None, "it was let in"
         try:
-            answer = self._scheduler.result(job.number)
+            answer = self._scheduler.result(number)
         except BaseException as error:  # noqa: BLE001  whatever the engine raised ends this answer
-            self.metrics.gone("failed")
             self._forget(job)
-            return Failed(job.ask.choice, error)
+            return [job.fail(error)]
         if answer is None:
-            return None
-        end = end_of(answer, stopped=job.visible.stopped)
-        self.metrics.answered(answer, end, time.monotonic() - job.submitted_s)
+            return []
         self._forget(job)
-        sequential = not job.request.rules.parallel
-        return Ended(job.ask.choice, answer, job.visible.stopped, sequential)
+        return job.complete(answer)
 
-    def _forget(self, job: _Job) -> None:
+    def _forget(self, job: _LocalJob) -> None:
         assert job.number is not None, "it was let in"
         self._scheduler.forget(job.number)
         self._running.remove(job)
         self._loop.call_soon_threadsafe(self.intake.leave)
 
-    def _cancel(self, jobs: Sequence[_Job]) -> None:
+    def _cancel(self, jobs: Sequence[_LocalJob]) -> None:
         for job in jobs:
             if job in self._running:
-                self.metrics.gone("cancelled")
+                job.cancel()
                 self._forget(job)
             elif job in self._waiting:
-                self.metrics.gone("cancelled")
+                job.cancel()
                 self._waiting.remove(job)
                 self._loop.call_soon_threadsafe(self.intake.leave)
 

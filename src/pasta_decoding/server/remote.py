@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,19 +15,11 @@ from pasta_decoding.runtime.driver import Writer
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.remote import RemoteDecoder
 from pasta_decoding.runtime.request import Request
-from pasta_decoding.server.backend import (
-    Answers,
-    Ask,
-    Ended,
-    Failed,
-    Piece,
-    StoppedError,
-    end_of,
-)
+from pasta_decoding.server.backend import Answers, Ask, StoppedError
 from pasta_decoding.server.intake import Intake
+from pasta_decoding.server.job import Job
 from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.saturation import Saturation
-from pasta_decoding.server.visible import Visible
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +62,8 @@ class RemoteBackend:
         tasks: list[asyncio.Task[None]] = []
         answers = Answers(len(asks), cancel=lambda: _cancel(tasks))
         for ask, request in zip(asks, requests, strict=True):
-            job = _Job(self, ask, request, answers, self._fleet)
-            tasks.append(asyncio.create_task(job.run(self._places)))
+            job = _RemoteJob(self, ask, request, answers)
+            tasks.append(asyncio.create_task(job.run(self._fleet, self._places)))
         self.tell_load()
         self._tasks |= set(tasks)
         for task in tasks:
@@ -115,76 +106,53 @@ class RemoteBackend:
         self.metrics.stands(live=live, running=running, waiting=waiting, cells=0)
 
 
-class _Job:
-    """One answer, from the queue to its end."""
+class _RemoteJob(Job):
+    """One answer, and the task that writes it."""
 
     def __init__(
-        self, backend: RemoteBackend, ask: Ask, request: Request, answers: Answers, fleet: Fleet
+        self, backend: RemoteBackend, ask: Ask, request: Request, answers: Answers
     ) -> None:
+        super().__init__(ask, request, answers, backend.metrics)
         self._backend = backend
-        self._metrics = backend.metrics
-        self._ask = ask
-        self._request = request
-        self._answers = answers
-        self._fleet = fleet
-        self._visible = Visible(ask.stops)
-        self._submitted_s = time.perf_counter()
-        self._shown = False
 
-    async def run(self, places: asyncio.Semaphore) -> None:
+    async def run(self, fleet: Fleet, places: asyncio.Semaphore) -> None:
         """Wait for a place, write, and tell what became of it."""
-        choice = self._ask.choice
         try:
             async with places:
-                answer = await self._write()
-            self._end(answer)
+                answer = await self._write(fleet)
+            self._backend.intake.note(answer.seconds - answer.queue_s)
+            for item in self.complete(answer):
+                self.answers.put(item)
         except asyncio.CancelledError:
-            self._metrics.gone("cancelled" if self._backend.alive else "failed")
-            self._answers.put(Failed(choice, StoppedError()))  # a client that left reads no more
+            if self._backend.alive:
+                self.cancel()
+            else:
+                self.answers.put(self.fail(StoppedError()))
             raise
         except Exception as error:
-            self._metrics.gone("failed")
             expected = isinstance(error, RemoteError)
             log.warning("an answer failed: %s", error, exc_info=not expected)
-            self._answers.put(Failed(choice, error))
+            self.answers.put(self.fail(error))
         finally:
             self._backend.leave()
 
-    async def _write(self) -> Answer:
-        queue_s = time.perf_counter() - self._submitted_s
-        decoder, load = self._backend.decoder, self._backend.intake.load
-        wanted = self._request
-        self._request = self._backend.saturation.request(self._ask, wanted, load)
-        self._metrics.let_in(banned=self._request is not wanted)
-        self._writer = decoder.writer(self._request, self._fleet, self._tell, queue_s=queue_s)
+    async def _write(self, fleet: Fleet) -> Answer:
+        backend = self._backend
+        queue_s = self.age_s
+        self.begin(backend.saturation, backend.intake.load)
+        self._writer = backend.decoder.writer(self.request, fleet, self._tell, queue_s=queue_s)
         try:
-            with self._backend.counted(self._writer):
+            with backend.counted(self._writer):
                 return await self._writer.run()
         finally:
-            self._metrics.sent(self._writer.seat.sent)
+            backend.metrics.sent(self._writer.seat.sent)
 
     def _tell(self, events: Sequence[Event], step: int) -> None:
-        was_stopped = self._visible.stopped
-        self._show(tuple(events), step, self._visible.feed(events))
+        was_stopped = self.stopped
+        self.answers.put(self.piece(events, step))
         self._backend.tell_load()
-        if self._visible.stopped and not was_stopped:
+        if self.stopped and not was_stopped:
             self._writer.stop()
-
-    def _show(self, events: tuple[Event, ...], step: int, text: str) -> None:
-        if text and not self._shown:
-            self._shown = True
-            self._metrics.first_text(time.perf_counter() - self._submitted_s)
-        self._answers.put(Piece(self._ask.choice, step, events, text))
-
-    def _end(self, answer: Answer) -> None:
-        if rest := self._visible.finish():
-            self._show((), answer.critical_path, rest)
-        stopped = self._visible.stopped
-        end = end_of(answer, stopped=stopped)
-        self._metrics.answered(answer, end, time.perf_counter() - self._submitted_s)
-        self._backend.intake.note(answer.seconds - answer.queue_s)
-        sequential = not self._request.rules.parallel
-        self._answers.put(Ended(self._ask.choice, answer, stopped, sequential))
 
 
 def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
