@@ -70,23 +70,19 @@ def serve(pasta: Pasta, tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.Mon
     return run
 
 
-def test_in_this_process_two_answers_may_be_parallel_unless_told_otherwise(serve: Serve) -> None:
-    backend, _ = serve("--max-requests", 7)
-    assert isinstance(backend, LocalBackend)
-    assert backend.saturation.parallel_up_to == 2
-    for told in (0, 5):
-        backend, _ = serve("--max-requests", 7, "--parallel-up-to", told)
-        assert backend.saturation.parallel_up_to == told
+REMOTE = ("--base-url", "http://127.0.0.1:9/v1", "--join", "text")
 
 
-def test_on_servers_all_answers_may_be_parallel_unless_told_otherwise(serve: Serve) -> None:
-    remote = ["--base-url", "http://127.0.0.1:9/v1", "--join", "text", "--max-requests", 7]
-    backend, _ = serve(*remote, engine="remote")
-    assert isinstance(backend, RemoteBackend)
-    assert backend.saturation.parallel_up_to == 7
-    for told in (0, 5):
-        backend, _ = serve(*remote, "--parallel-up-to", told, engine="remote")
-        assert backend.saturation.parallel_up_to == told
+@pytest.mark.parametrize(
+    ("engine", "where", "kind"), [("torch", (), LocalBackend), ("remote", REMOTE, RemoteBackend)]
+)
+def test_two_answers_may_be_parallel_unless_told_otherwise(
+    engine: str, where: tuple[str, ...], kind: type, serve: Serve
+) -> None:
+    for told, expected in (((), 2), (("--parallel-up-to", 0), 0), (("--parallel-up-to", 5), 5)):
+        backend, _ = serve(*where, *told, engine=engine)
+        assert isinstance(backend, kind)
+        assert backend.saturation.parallel_up_to == expected
 
 
 @pytest.mark.parametrize(

@@ -35,13 +35,13 @@ def serve(
     max_requests: Annotated[int, typer.Option(min=1, help="Answers written at a time.")] = 16,
     max_queue: Annotated[int, typer.Option(min=0, help="Answers that may wait; then 429.")] = 64,
     parallel_up_to: Annotated[
-        int | None,
+        int,
         typer.Option(
             min=0,
-            help="Answers under way, up to which one that begins may write in parallel: 2 if left "
-            "out, on other servers --max-requests. Beyond that it does only if it insists.",
+            help="Answers under way, up to which one that begins may write in parallel. Beyond "
+            "that it does only if it insists.",
         ),
-    ] = None,
+    ] = 2,
     max_body: Annotated[int, typer.Option(min=1024, help="Bytes of a request.")] = 2**20,
     *,
     loading: Loading,
@@ -56,7 +56,7 @@ def serve(
     from pasta_decoding.server.listen import address, http_server, is_loopback, open_socket
     from pasta_decoding.server.metrics import Metrics
     from pasta_decoding.server.remote import RemoteBackend
-    from pasta_decoding.server.saturation import LOCAL_UP_TO, Saturation
+    from pasta_decoding.server.saturation import Saturation
 
     settings = Settings(
         model=name or model_name(loading),
@@ -67,8 +67,6 @@ def serve(
     with open_socket(host, port) as listener:
         metrics = Metrics()
         speaker = loading.speaker()
-        if parallel_up_to is None:
-            parallel_up_to = max_requests if isinstance(speaker, RemoteDecoder) else LOCAL_UP_TO
         limits = max_requests, max_queue, Saturation(parallel_up_to)
         backend: Backend = (
             RemoteBackend(speaker, metrics, *limits)

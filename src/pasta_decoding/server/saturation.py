@@ -11,9 +11,6 @@ from dataclasses import dataclass, replace
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.server.backend import Ask, Load
 
-LOCAL_UP_TO = 2
-"""For an engine in this process, where nothing else is said."""
-
 
 @dataclass(frozen=True, slots=True)
 class Saturation:
