@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import Any
 
 import httpx2
@@ -108,7 +109,7 @@ def _note(event: dict[str, Any], visit: Visit) -> None:
 class Crowd:
     """Everybody who asks one site, one question after the other from `questions`, over and over.
 
-    settled: how many clients of a closed loop have had their first answer.
+    settled: how many clients of a closed loop have had an answer of full length.
     """
 
     site: Site
@@ -146,12 +147,12 @@ class Crowd:
                 task.add_done_callback(under_way.discard)
 
     async def _ask_for_ever(self, first_share: float) -> None:
-        visit = await self._ask(first_share)
-        self.settled += 1
-        while True:
+        shares = chain([first_share], repeat(1.0))
+        for number, share in enumerate(shares):
+            visit = await self._ask(share)
+            self.settled += number == 1
             if visit.error is not None:
                 await asyncio.sleep(PAUSE_S)
-            visit = await self._ask()
 
     async def _ask(self, share: float = 1.0) -> Visit:
         question = self.questions[len(self.visits) % len(self.questions)]

@@ -72,7 +72,7 @@ def parsed() -> argparse.Namespace:
     add("--most", type=int, default=256, help="open loop: answers under way at a time")
     add("--modes", nargs="+", choices=MODES, default=list(MODES))
     add("--seconds", type=float, default=40.0, help="each cell is watched for so long")
-    add("--warmup", type=float, default=40.0, help="until each client had an answer, at most")
+    add("--warmup", type=float, default=40.0, help="until each client had a whole answer, at most")
     add("--repeats", type=int, default=1)
     add("--max-tokens", type=int, default=128)
     add("--timeout", type=float, default=120.0, help="seconds that a client waits for an answer")
