@@ -12,7 +12,6 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, repeat
 from typing import Any
 
 import httpx2
@@ -147,12 +146,15 @@ class Crowd:
                 task.add_done_callback(under_way.discard)
 
     async def _ask_for_ever(self, first_share: float) -> None:
-        shares = chain([first_share], repeat(1.0))
-        for number, share in enumerate(shares):
+        share, settled = first_share, False
+        while True:
             visit = await self._ask(share)
-            self.settled += number == 1
             if visit.error is not None:
                 await asyncio.sleep(PAUSE_S)
+            elif share == 1 and not settled:
+                settled = True
+                self.settled += 1
+            share = 1.0
 
     async def _ask(self, share: float = 1.0) -> Visit:
         question = self.questions[len(self.visits) % len(self.questions)]
@@ -166,11 +168,13 @@ class Crowd:
 class Window:
     """What a crowd went through between two moments, when it had found its pace.
 
+    warm:  whether the crowd had found its pace when it began.
     cpu_s: processor seconds that the server had; None if that is not known.
     """
 
     visits: Sequence[Visit]
     turned_away: int
+    warm: bool
     began_s: float
     ended_s: float
     cpu_s: float | None
@@ -224,6 +228,7 @@ async def watch(
     task = asyncio.ensure_future(behave)
     try:
         await _until(lambda: is_warm() or task.done(), most_s)
+        warm = is_warm()
         began_s, began_cpu_s, away = time.perf_counter(), cpu_s(), crowd.turned_away
         await asyncio.wait([task], timeout=seconds)
         ended_s, ended_cpu_s = time.perf_counter(), cpu_s()
@@ -233,7 +238,8 @@ async def watch(
     if not task.cancelled():
         task.result()  # it never ends by itself: what broke it is raised here
     used_s = None if began_cpu_s is None or ended_cpu_s is None else ended_cpu_s - began_cpu_s
-    return Window(list(crowd.visits), crowd.turned_away - away, began_s, ended_s, used_s)
+    away = crowd.turned_away - away
+    return Window(list(crowd.visits), away, warm, began_s, ended_s, used_s)
 
 
 async def _until(holds: Callable[[], bool], most_s: float) -> None:

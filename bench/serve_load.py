@@ -9,6 +9,7 @@ server that is there, also one of another kind. Modes: sequential and parallel i
 (`pasta_parallel`), auto leaves it to the server. A cell is one mode at one load; the modes of a
 load take turns, so that a machine that slows down slows all of them. Tokens are those of plain
 text: what came in the window, in characters, times tokens a character of the answers that ended.
+`warm` is false where the warm-up ran out: the first answers, which are cut short, may be in it.
 Processor time a token is told beside the clock's rates: it cares less what else the machine does.
 """
 
@@ -113,7 +114,9 @@ async def run(
                 window = await cell(load, crowd, chance, options, lambda: server.cpu_s)
                 windows[mode].append(window)
                 rate = f"{window.characters / window.seconds:.0f} characters/s"
-                print(*load, mode, rate, file=sys.stderr)
+                cold = load[0] == "clients" and not window.warm
+                notes = ("not warm: give a longer --warmup",) if cold else ()
+                print(*load, mode, rate, *notes, file=sys.stderr)
     return windows
 
 
@@ -162,6 +165,7 @@ def report(load: Load, options: argparse.Namespace, windows: dict[str, list[Wind
             max_tokens=options.max_tokens,
             seconds=options.seconds,
             repeats=options.repeats,
+            warm=all(one.warm for one in found) if load[0] == "clients" else None,
             plain_tokens_per_s=spread(rates[mode], 2),
             of_sequential=quotients(rates[mode], base) if base else None,
             cpu_ms_per_token=spread([1e3 * cost for cost in costs[mode]], 3)

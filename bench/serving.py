@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -43,10 +42,23 @@ def served(options: Sequence[str]) -> Iterator[Served]:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         try:
             found = _found(server)
-            Thread(target=shutil.copyfileobj, args=(server.stderr, sys.stderr)).start()
-            yield found
+            with _shown(server):
+                yield found
         finally:
             server.terminate()
+
+
+@contextmanager
+def _shown(server: subprocess.Popen[str]) -> Iterator[None]:
+    """Pass on what the server says as long as the block runs, and end it then."""
+    assert server.stderr is not None, "it was asked for"
+    reader = Thread(target=sys.stderr.writelines, args=(server.stderr,))
+    reader.start()
+    try:
+        yield
+    finally:
+        server.terminate()
+        reader.join()
 
 
 def _found(server: subprocess.Popen[str]) -> Served:

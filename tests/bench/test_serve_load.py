@@ -37,13 +37,14 @@ def lines(server: Running, *options: object) -> list[dict[str, Any]]:
 
 def test_each_mode_has_a_line_for_each_number_of_clients(server: Running) -> None:
     modes = ("sequential", "parallel")
-    found = lines(server, "--clients", 1, 2, "--modes", *modes, "--repeats", 2)
+    found = lines(server, "--clients", 1, 2, "--modes", *modes, "--repeats", 2, "--warmup", 30)
     assert [(line["clients"], line["mode"]) for line in found] == [
         (clients, mode) for clients in (1, 2) for mode in modes
     ]
     for line in found:
         assert line["answers"] > 2
         assert line["errors"] == {}
+        assert line["warm"]
         assert line["plain_tokens_median"] == 24
         assert line["at_limit"] == 1
         # A step takes a little more than step_s, and the prompt is another one.
@@ -71,6 +72,7 @@ def test_impatient_clients_count_as_errors(server: Running) -> None:
     assert line["errors"]["timed out"] > 0
     assert line["answers"] == 0
     assert line["latency_s"] is None
+    assert not line["warm"]
 
 
 def test_it_starts_a_server_of_its_own_and_ends_it(tiny_checkpoint: TinyCheckpoint) -> None:

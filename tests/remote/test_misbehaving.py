@@ -88,6 +88,12 @@ async def kept_alive(_body: Body, pieces: Pieces) -> Pieces:
         await asyncio.sleep(0.1)
 
 
+async def never_begun(_body: Body, _pieces: Pieces) -> Pieces:
+    while True:
+        yield b": keep-alive\n\n"
+        await asyncio.sleep(0.1)
+
+
 async def deaf_to_bias(body: Body, pieces: Pieces) -> Pieces:
     """Insist on a closing that no promise has opened."""
     del pieces
@@ -107,6 +113,7 @@ FAILURES: dict[str, tuple[Any, str, int]] = {
     "a stream that stops": (stuck, "it sent no token for 0.5 s", 1),
     "a stream that is kept alive": (kept_alive, "it sent no token for 0.5 s", 1),
     "silence": (silent, "it sent no token for 1 s (tries: 3)", 3),
+    "nothing but signs of life": (never_begun, "it sent no token for 1 s (tries: 3)", 3),
     "no token ids": (plain_text, "it streams no token ids", 1),
     "busy": (
         always(lambda: refusal(429, "try later", Retry_After="0")),

@@ -20,7 +20,7 @@ from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.remote import RemoteDecoder, remote_decoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
-from pasta_decoding.server.backend import AnswerError, Ask, StoppedError
+from pasta_decoding.server.backend import AnswerError, Ask, Load, StoppedError
 from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.remote import RemoteBackend
 from pasta_decoding.server.saturation import Saturation
@@ -212,6 +212,23 @@ def test_what_is_under_way_when_the_server_stops_ends_with_an_error(
             backend.submit([ask])
 
     asyncio.run(stop_in_the_middle())
+
+
+def test_an_answer_that_had_not_begun_when_the_server_stops_ends_with_an_error(
+    setup: Setup,
+) -> None:
+    async def stop_at_once() -> None:
+        backend = RemoteBackend(setup.remote, Metrics())
+        await backend.start()
+        ask = Ask(setup.remote.prompt_ids("Hello", 50), Rules(max_tokens=50), Sampling())
+        with backend.submit([ask]) as answers:
+            await backend.stop()
+            with pytest.raises(AnswerError):
+                async for _piece in answers:
+                    pass
+        assert backend.intake.load == Load(0, 0)
+
+    asyncio.run(stop_at_once())
 
 
 def test_many_clients_that_come_and_go_leave_nothing_behind(setup: Setup) -> None:

@@ -99,14 +99,15 @@ class Reader:
     It believes nothing: what is no such stream, or loses or repeats tokens, raises RemoteError.
     A stop token comes out when the stream has ended well, so that nobody acts on a broken one.
 
+    received:      ids that came, those that are held back among them.
     cached_tokens: how much of the prompt the server had computed before; None if it does not say.
     """
 
     asked: Completion
     vocabulary_size: int
+    received: int = 0
     cached_tokens: int | None = None
     _line: bytes = b""
-    _received: int = 0
     _held: list[int] = field(default_factory=list)
     _reason: str | None = None
     _done: bool = False
@@ -155,8 +156,8 @@ class Reader:
         ids = self._checked(choice.get("token_ids"), text=choice.get("text"))
         if ids and (self._reason is not None or self._held or self._done):
             raise RemoteError("it went on behind a stop token", hint=_DIALECT)
-        self._received += len(ids)
-        if self._received > self.asked.max_tokens:
+        self.received += len(ids)
+        if self.received > self.asked.max_tokens:
             most = self.asked.max_tokens
             raise RemoteError(f"it sent more than the {most} tokens that were asked for")
         stops = [place for place, token in enumerate(ids) if token in self.asked.stops]
@@ -195,9 +196,9 @@ class Reader:
         counted, prompt = found.get("completion_tokens"), found.get("prompt_tokens")
         if self._reason is None:
             return  # some servers count as they go
-        if counted not in (self._received, self._received + self._unsent):
+        if counted not in (self.received, self.received + self._unsent):
             raise RemoteError(
-                f"it streamed {self._received} token ids and counts {excerpt(counted)}: some were "
+                f"it streamed {self.received} token ids and counts {excerpt(counted)}: some were "
                 "lost or came twice"
             )
         if prompt is not None and prompt != len(self.asked.prompt):

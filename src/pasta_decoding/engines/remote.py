@@ -203,10 +203,10 @@ class Fleet:
                 piece = await anext(pieces, None)
             if piece is None:
                 break
-            tokens = reader.feed(piece)
-            for token in tokens:
+            received = reader.received
+            for token in reader.feed(piece):
                 yield token
-            if tokens:
+            if reader.received > received:
                 limit.extend()
         last = reader.end()
         seat.sent.add(reader)  # before somebody has what they wanted, and closes this

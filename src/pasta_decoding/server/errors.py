@@ -100,12 +100,8 @@ def install(app: FastAPI) -> None:
 
 
 def invalid(problems: Sequence[Mapping[str, Any]]) -> ApiError:
-    """Return the error for a body that is not as the schema has it: one problem in it.
-
-    Of a value that may be of one kind or of another, every kind has its problems; the one that
-    lies deepest is of the kind that was meant.
-    """
-    problem = max(problems, key=lambda one: len(_place(one)))
+    """Return the error for a body that is not as the schema has it: the first problem in it."""
+    problem = problems[0]
     if problem["type"] == "json_invalid":
         character = problem["loc"][1]
         message = f"the body is not JSON: {problem['ctx']['error']} at character {character}"
@@ -129,7 +125,7 @@ def of_status(request: Request, error: HTTPException) -> ApiError:
 
 
 def _place(problem: Mapping[str, Any]) -> list[str | int]:
-    """Return where in the body it is, without the kinds that a value was tried as."""
+    """Return where in the body it is, without the kinds of values that may be of several."""
     _body, *place = problem["loc"]
     return [part for part in place if isinstance(part, int) or part in FIELDS]
 

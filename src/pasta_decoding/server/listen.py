@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from contextlib import suppress
 
 import uvicorn
 from fastapi import FastAPI
@@ -53,12 +54,17 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop the backend when answers have had their time; its replies end by themselves then."""
-        stopping = asyncio.create_task(self._stop_backend())
-        await super().shutdown(sockets)
-        stopping.cancel()
+        replied = asyncio.Event()
+        stopping = asyncio.create_task(self._stop_backend(replied))
+        try:
+            await super().shutdown(sockets)
+        finally:
+            replied.set()
+            await stopping
 
-    async def _stop_backend(self) -> None:
-        await asyncio.sleep(LAST_WORDS_S)
+    async def _stop_backend(self, replied: asyncio.Event) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(replied.wait(), LAST_WORDS_S)
         await self._backend.stop()
 
 

@@ -63,7 +63,9 @@ class RemoteBackend:
         answers = Answers(len(asks), cancel=lambda: _cancel(tasks))
         for ask, request in zip(asks, requests, strict=True):
             job = _RemoteJob(self, ask, request, answers)
-            tasks.append(asyncio.create_task(job.run(self._fleet, self._places)))
+            task = asyncio.create_task(job.run(self._fleet, self._places))
+            task.add_done_callback(job.over)
+            tasks.append(task)
         self.tell_load()
         self._tasks |= set(tasks)
         for task in tasks:
@@ -123,18 +125,18 @@ class _RemoteJob(Job):
             self._backend.intake.note(answer.seconds - answer.queue_s)
             for item in self.complete(answer):
                 self.answers.put(item)
-        except asyncio.CancelledError:
-            if self._backend.alive:
-                self.cancel()
-            else:
-                self.answers.put(self.fail(StoppedError()))
-            raise
         except Exception as error:
             expected = isinstance(error, RemoteError)
             log.warning("an answer failed: %s", error, exc_info=not expected)
             self.answers.put(self.fail(error))
-        finally:
-            self._backend.leave()
+
+    def over(self, task: asyncio.Task[None]) -> None:
+        """Give up the place; a task that was cancelled may not even have begun to run."""
+        if task.cancelled() and self._backend.alive:
+            self.cancel()
+        elif task.cancelled():
+            self.answers.put(self.fail(StoppedError()))
+        self._backend.leave()
 
     async def _write(self, fleet: Fleet) -> Answer:
         backend = self._backend

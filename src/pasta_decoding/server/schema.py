@@ -1,8 +1,9 @@
 """What goes over the wire, in OpenAI's shape: requests, replies, pieces of a stream, errors.
 
-Requests are strict: a wrong type is an error, not a guess. Fields that would change the answer and
-that Pasta does not know are refused; others that it does not know are passed over, since OpenAI's
-clients send more than they need. What is ours begins with `pasta_`, but for figures in `usage`.
+Requests are strict: a wrong type is an error, not a guess. Fields of OpenAI's and vLLM's that would
+change the answer and that Pasta does not honour are refused; others that it does not know are
+passed over, since clients send more than they need. What is ours begins with `pasta_`, but for
+figures in `usage`.
 """
 
 from __future__ import annotations
@@ -10,31 +11,52 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 
 MAX_CHOICES = 16
 MAX_STOPS = 16
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "allowed_token_ids": (),
+    "bad_words": (),
     "best_of": (1,),
+    "continue_final_message": (),
     "echo": (),
     "frequency_penalty": (),
     "function_call": ("none", "auto"),
     "functions": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
     "ignore_eos": (),
+    "include_stop_str_in_output": (),
+    "length_penalty": (1,),
     "logit_bias": (),
     "logprobs": (),
     "min_p": (),
     "min_tokens": (),
     "modalities": (["text"],),
     "presence_penalty": (),
+    "prompt_logprobs": (),
     "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "stop_token_ids": (),
+    "structured_outputs": (),
     "suffix": (),
     "tool_choice": ("none", "auto"),
     "tools": (),
     "top_logprobs": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (),
 }
 """Fields of OpenAI's and vLLM's that are refused, unless they say what is done without them.
 
@@ -44,6 +66,10 @@ An empty value (null, 0, false, "", [], {}) is fine for each, beside what is lis
 
 def _as_list(stop: object) -> object:
     return [stop] if isinstance(stop, str) else [] if stop is None else stop
+
+
+def _kind_of_content(content: object) -> str:
+    return "parts" if isinstance(content, list) else "one text"
 
 
 def _is_none(value: object) -> bool:
@@ -129,7 +155,10 @@ class ChatMessage(Wire):
     """One turn. Its content is plain text: a tag in it is as good as any other word."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: Annotated[
+        Annotated[str, Tag("one text")] | Annotated[list[TextPart], Tag("parts")],
+        Discriminator(_kind_of_content),
+    ]
 
     @property
     def text(self) -> str:
@@ -153,19 +182,34 @@ class ChatRequest(AnswerRequest):
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[TokenId], Field(min_length=1)]
-Several = Annotated[list[str] | list[Ids], Field(min_length=1, max_length=MAX_CHOICES)]
+Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
+IdLists = Annotated[list[Ids], Field(min_length=1, max_length=MAX_CHOICES)]
+
+
+def _kind_of_prompt(prompt: object) -> str:
+    if not isinstance(prompt, list):
+        return "one text"
+    first = prompt[0] if prompt else ""
+    return "ids" if isinstance(first, int) else "id lists" if isinstance(first, list) else "texts"
 
 
 class CompletionRequest(AnswerRequest):
     """The body of `/v1/completions`: text or token ids to go on from, one or several."""
 
-    prompt: str | Ids | Several
+    prompt: Annotated[
+        Annotated[str, Tag("one text")]
+        | Annotated[Ids, Tag("ids")]
+        | Annotated[Texts, Tag("texts")]
+        | Annotated[IdLists, Tag("id lists")],
+        Discriminator(_kind_of_prompt),
+    ]
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_log_probabilities(cls, value: Any) -> Any:
         # Here 0 asks for them, too: those of the tokens that were chosen.
-        if isinstance(value, dict) and type(value.get("logprobs")) is int:
+        wanted = value.get("logprobs") if isinstance(value, dict) else None
+        if wanted is not None and wanted is not False:
             raise ValueError("logprobs is not supported")
         return value
 
