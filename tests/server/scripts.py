@@ -51,6 +51,15 @@ class Broken(ScriptedEngine):
         return super().step(feeds)
 
 
+class Forgetful(ScriptedEngine):
+    """Keeps no list of its steps, which would grow for ever."""
+
+    def step(self, feeds: Sequence[Feed]) -> FloatArray:
+        logits_FV = super().step(feeds)
+        self.steps.clear()
+        return logits_FV
+
+
 def with_engine(
     decoder: Decoder, script: Script, kind: type[ScriptedEngine] = ScriptedEngine
 ) -> Decoder:

@@ -13,7 +13,7 @@ from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
 from tests.server.hammering import hammer
 from tests.server.running import running
-from tests.server.scripts import with_engine
+from tests.server.scripts import Forgetful, with_engine
 
 TOKENS = 24
 PROMPTS = ["Hello", "What now?", "Count.", "And then?"]
@@ -32,7 +32,7 @@ def right_answers(decoder: Decoder, prompts: Sequence[str], tokens: int) -> dict
 def test_random_disconnects_and_timeouts_leave_nothing_behind(
     requests: int, decoder: Decoder
 ) -> None:
-    scripted = with_engine(decoder, shuffled(decoder.engine.vocabulary_size))
+    scripted = with_engine(decoder, shuffled(decoder.engine.vocabulary_size), Forgetful)
     expected = right_answers(scripted, PROMPTS, TOKENS)
     before = threading.active_count()
     with running(scripted, at_once=4, queue=6) as server:
