@@ -40,25 +40,16 @@ def served(options: Sequence[str]) -> Iterator[Served]:
     """
     command = [sys.executable, "-m", "pasta_decoding", "serve", "--port", "0", *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        found = _found(server)
+        assert server.stderr is not None, "it was asked for"
+        # What it says is passed on: a full pipe would stop it.
+        reader = Thread(target=sys.stderr.writelines, args=(server.stderr,))
+        reader.start()
         try:
-            found = _found(server)
-            with _shown(server):
-                yield found
+            yield found
         finally:
             server.terminate()
-
-
-@contextmanager
-def _shown(server: subprocess.Popen[str]) -> Iterator[None]:
-    """Pass on what the server says as long as the block runs, and end it then."""
-    assert server.stderr is not None, "it was asked for"
-    reader = Thread(target=sys.stderr.writelines, args=(server.stderr,))
-    reader.start()
-    try:
-        yield
-    finally:
-        server.terminate()
-        reader.join()
+            reader.join()
 
 
 def _found(server: subprocess.Popen[str]) -> Served:

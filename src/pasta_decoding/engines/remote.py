@@ -74,7 +74,7 @@ class Seat:
         self.replica.answers -= 1
 
     def move(self, failed: _Replica) -> None:
-        """Let a replica rest, and leave it, if there is another one.
+        """Let a replica cool down, and leave it, if there is another one.
 
         Requests of one answer may fail together: the first of them moves for all.
         """
@@ -116,10 +116,10 @@ class Fleet:
         return Seat(self)
 
     def least_busy(self) -> _Replica:
-        """Return the replica with the fewest answers, of those that do not rest if any is awake."""
+        """Return the replica with the fewest answers; one that cools down only if all do."""
         now_s = asyncio.get_running_loop().time()
-        awake = [one for one in self._replicas if one.cooldown_until_s <= now_s]
-        chosen = min(awake or self._replicas, key=lambda one: (one.answers, one.cooldown_until_s))
+        ready = [one for one in self._replicas if one.cooldown_until_s <= now_s]
+        chosen = min(ready or self._replicas, key=lambda one: (one.answers, one.cooldown_until_s))
         # The last one asked goes to the end, so that equals take turns.
         self._replicas.remove(chosen)
         self._replicas.append(chosen)

@@ -68,7 +68,6 @@ class Ended:
 class Failed:
     """An answer will not come. The error is the engine's, not the client's."""
 
-    choice: int
     error: BaseException
 
 

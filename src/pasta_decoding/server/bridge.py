@@ -120,15 +120,13 @@ class LocalBackend:
     def _hand_out(self, deliveries: Sequence[_Delivery]) -> None:
         for delivery in deliveries:
             if isinstance(delivery.item, Ended):
-                answer = delivery.item.answer
-                self.intake.note(answer.seconds - answer.queue_s)
+                self.intake.note(delivery.item.answer)
             delivery.answers.put(delivery.item)
 
     def _abandon(self) -> None:
         """Tell whoever still waits that the engine's thread, which does nothing more, has ended."""
         self._halting = True
-        while not self._inbox.empty():
-            self._inbox.get()()
+        self._make_calls()
         for job in (*self._running, *self._waiting):
             self.intake.leave()
             job.answers.put(job.fail(StoppedError()))
@@ -154,6 +152,9 @@ class LocalBackend:
         if not self._running and not self._waiting:
             self._tell_load()
             self._inbox.get()()
+        self._make_calls()
+
+    def _make_calls(self) -> None:
         while not self._inbox.empty():
             self._inbox.get()()
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.prompt import Message
+from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.sampling import Sampler
 from pasta_decoding.runtime.speaker import Speaker
@@ -81,9 +82,9 @@ class Intake:
         """Give up the place of an answer, whatever became of it."""
         self._unended -= 1
 
-    def note(self, seconds: float) -> None:
+    def note(self, answer: Answer) -> None:
         """Learn what answers last, once they are let in."""
-        self._typical_s += 0.2 * (seconds - self._typical_s)
+        self._typical_s += 0.2 * (answer.seconds - answer.queue_s - self._typical_s)
 
     def _room_beside(self, answer_tokens: int) -> int:
         room = self.max_tokens - answer_tokens

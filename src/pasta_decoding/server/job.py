@@ -60,7 +60,7 @@ class Job:
     def fail(self, error: BaseException) -> Failed:
         """Return the end of an answer that will not come."""
         self._metrics.gone("failed")
-        return Failed(self._ask.choice, error)
+        return Failed(error)
 
     def cancel(self) -> None:
         """Note that nobody wants it any more."""

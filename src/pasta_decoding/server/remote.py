@@ -65,11 +65,10 @@ class RemoteBackend:
             job = _RemoteJob(self, ask, request, answers)
             task = asyncio.create_task(job.run(self._fleet, self._places))
             task.add_done_callback(job.over)
-            tasks.append(task)
-        self.tell_load()
-        self._tasks |= set(tasks)
-        for task in tasks:
             task.add_done_callback(self._tasks.discard)
+            tasks.append(task)
+        self._tasks |= set(tasks)
+        self.tell_load()
         return answers
 
     async def start(self) -> None:
@@ -122,7 +121,7 @@ class _RemoteJob(Job):
         try:
             async with places:
                 answer = await self._write(fleet)
-            self._backend.intake.note(answer.seconds - answer.queue_s)
+            self._backend.intake.note(answer)
             for item in self.complete(answer):
                 self.answers.put(item)
         except Exception as error:
@@ -150,10 +149,9 @@ class _RemoteJob(Job):
             backend.metrics.sent(self._writer.seat.sent)
 
     def _tell(self, events: Sequence[Event], step: int) -> None:
-        was_stopped = self.stopped
         self.answers.put(self.piece(events, step))
         self._backend.tell_load()
-        if self.stopped and not was_stopped:
+        if self.stopped:
             self._writer.stop()
 
 
