@@ -162,7 +162,9 @@ def test_other_places_are_errors_of_the_same_shape(
     assert (got.status, got.error["message"]) == (status, message)
 
 
-def test_another_kind_of_content_is_refused(server: Running) -> None:
-    """A form on a foreign page can send text, and may not make this machine work."""
-    got = server.ask(CHAT, GOOD, **{"Content-Type": "text/plain"})
-    assert got.status == 400
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain"])
+def test_another_kind_of_content_is_refused(kind: str, server: Running) -> None:
+    """`curl -d` alone says form. And a foreign page can send it, and may not make us work."""
+    got = server.ask(CHAT, GOOD, Content_Type=kind)
+    assert (got.status, got.error["code"]) == (415, "unsupported_media_type")
+    assert got.error["message"].endswith("with the header Content-Type: application/json")

@@ -31,7 +31,8 @@ OPEN_PATHS = frozenset({"/", "/health"})
 """What is shown without the API key: nothing that tells what others ask."""
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": schema.ErrorReply} for status in (400, 401, 404, 408, 413, 429, 500, 502, 503)
+    status: {"model": schema.ErrorReply}
+    for status in (400, 401, 404, 408, 413, 415, 429, 500, 502, 503)
 }
 
 

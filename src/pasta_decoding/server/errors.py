@@ -106,6 +106,10 @@ def invalid(problems: Sequence[Mapping[str, Any]]) -> ApiError:
         character = problem["loc"][1]
         message = f"the body is not JSON: {problem['ctx']['error']} at character {character}"
         return ApiError(400, message, code="invalid_json")
+    # A body that is not declared as JSON is not read: pages of other sites can send such.
+    if isinstance(problem["input"], bytes):
+        message = "the body has to be sent as JSON, with the header Content-Type: application/json"
+        return ApiError(415, message, code="unsupported_media_type")
     where = _field(_place(problem))
     what = str(problem["msg"]).removeprefix("Value error, ")
     return ApiError(400, f"{where}: {what}" if where else what, param=where or None)
