@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -140,3 +143,23 @@ def test_an_interrupted_pull_leaves_nothing_in_the_cache(
     monkeypatch.setattr("huggingface_hub.snapshot_download", interrupted)
     assert pasta("pull", "--source", "hub").status == 130
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize(("processes", "torn_down"), [("1", True), ("2", False)])
+def test_one_of_several_processes_leaves_without_taking_the_interpreter_down(
+    processes: str, torn_down: bool, tmp_path: Path
+) -> None:
+    """Threads of the others' connections could abort it. What it printed is not lost."""
+    (tmp_path / "a.txt").write_text(BAD, encoding="utf-8")
+    at_exit = "import atexit, runpy; atexit.register(print, 'torn down');"
+    found = subprocess.run(
+        [sys.executable, "-c", f"{at_exit} runpy.run_module('pasta_decoding')", "lint", "a.txt"],
+        cwd=tmp_path,
+        env=os.environ | {"WORLD_SIZE": processes},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 1
+    assert found.stdout.startswith("a.txt:2:")
+    assert found.stdout.endswith("torn down\n") is torn_down

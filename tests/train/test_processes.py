@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import PartialState
 from safetensors.torch import load_file
 
 from pasta_decoding.models import binding as bindings
@@ -105,6 +106,19 @@ def test_two_processes_give_the_curve_and_the_adapter_of_one(
     assert found.stderr.count("attention: ") == 1
     steps = [line["step"] for line in read_metrics(together / "metrics.jsonl")]
     assert steps == sorted(set(steps))
+
+
+def test_no_process_goes_before_the_adapter_is_written(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one ends badly the launcher ends all."""
+    adapter = tmp_path / "adapter" / "adapter_model.safetensors"
+    written = []
+    meet = "wait_for_everyone"
+    monkeypatch.setattr(PartialState, meet, lambda _state: written.append(adapter.exists()))
+    config = replace(CONFIG, max_steps=1)
+    train_sft(config, ROWS, base=tiny_checkpoint.base, out=tmp_path, say=lambda _line: None)
+    assert written[-1]
 
 
 @pytest.mark.slow

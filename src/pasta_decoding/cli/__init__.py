@@ -67,5 +67,15 @@ def _quiet_libraries() -> None:
 
 
 def run() -> None:
-    """The console script."""
-    sys.exit(main())
+    """The console script.
+
+    One of several processes does not take the interpreter down. Gloo's threads may still hold
+    tensors then, which aborts the process (pytorch/pytorch#179291), and the launcher kills the
+    others and calls what they did a failure.
+    """
+    status = main()
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        sys.exit(status)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

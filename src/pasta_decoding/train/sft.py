@@ -93,8 +93,11 @@ def train_sft(
 ) -> Path:
     """Train, resuming if `out` holds this run, and return the folder of the finished adapter.
 
-    Under `accelerate launch` every process calls this, and all must see `out`; the main one writes.
+    Under `accelerate launch` every process calls this, and all must see `out`; the main one writes,
+    and none returns before it has.
     """
+    from accelerate import PartialState
+
     if config.start is not None and not config.lora_rank:
         raise PastaError(
             "all weights are to be trained, so there is no adapter to go on from",
@@ -133,6 +136,8 @@ def train_sft(
             plot_losses(out / "metrics.jsonl", out / "loss.png")
             save = save_adapter if config.lora_rank else partial(save_whole, tokenizer=tokenizer)
             save(model, checkpoint=checkpoint, folder=out / "adapter", weights=weights)
+    # Where one process ends badly the launcher ends all: not while the main one writes.
+    PartialState().wait_for_everyone()
     return out / "adapter"
 
 
