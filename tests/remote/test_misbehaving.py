@@ -145,7 +145,7 @@ def test_a_failure_is_told_and_tried_again_only_before_the_first_token(name: str
     with serving(Fake(script, SIZE, END)) as fake:
         fake.mischief = mischief
         with pytest.raises(RemoteError) as caught:
-            write(service_of(fake, patience=IMPATIENT), [asked(PROMPT)])
+            write(service_of(fake, retry_policy=IMPATIENT), [asked(PROMPT)])
         assert str(caught.value).startswith(f"the server at {fake.url} failed: {message}")
         assert len(fake.bodies) == tries
         fake.mischief = None
@@ -247,7 +247,7 @@ async def one_by_one(service: Service, count: int) -> list[Answer | RemoteError]
 def test_a_server_that_only_ever_fails_is_left_and_avoided(mischief: Any) -> None:
     with serving(scripted()) as broken, serving(scripted()) as good:
         broken.mischief = mischief
-        service = service_of(broken, good, patience=REMEMBERING)
+        service = service_of(broken, good, retry_policy=REMEMBERING)
         together = write(service, [asked((11, 12, 13 + n)) for n in range(6)])
         for n, answer in enumerate(together):
             assert answer.segments == locally(asked((11, 12, 13 + n)), ending(7)).segments
@@ -272,7 +272,7 @@ def test_a_server_where_an_answer_failed_for_good_gets_no_new_ones_for_a_while(
 ) -> None:
     with serving(scripted()) as broken, serving(scripted()) as good:
         broken.mischief = mischief
-        answers = asyncio.run(one_by_one(service_of(broken, good, patience=REMEMBERING), 5))
+        answers = asyncio.run(one_by_one(service_of(broken, good, retry_policy=REMEMBERING), 5))
         assert [type(one) for one in answers] == [RemoteError] + [Answer] * 4
         assert {tuple(body["prompt"][:3]) for body in broken.bodies} == {PROMPT}
 
@@ -280,7 +280,7 @@ def test_a_server_where_an_answer_failed_for_good_gets_no_new_ones_for_a_while(
 def test_a_server_that_is_busy_is_waited_for_where_the_answer_began() -> None:
     with serving(scripted()) as one, serving(scripted()) as other:
         one.mischief = always(lambda: refusal(429, "try later", Retry_After="0"))
-        answers = asyncio.run(one_by_one(service_of(one, other, patience=REMEMBERING), 4))
+        answers = asyncio.run(one_by_one(service_of(one, other, retry_policy=REMEMBERING), 4))
         assert [type(one) for one in answers] == [RemoteError, Answer] * 2
         assert len(one.bodies) == 2 * 3
 
@@ -288,7 +288,7 @@ def test_a_server_that_is_busy_is_waited_for_where_the_answer_began() -> None:
 def test_a_request_that_does_not_fit_is_no_reason_to_avoid_a_server() -> None:
     with serving(scripted()) as one, serving(scripted()) as other:
         one.mischief = always(lambda: refusal(400, "too long"))
-        answers = asyncio.run(one_by_one(service_of(one, other, patience=REMEMBERING), 4))
+        answers = asyncio.run(one_by_one(service_of(one, other, retry_policy=REMEMBERING), 4))
         assert [type(one) for one in answers] == [RemoteError, Answer] * 2
 
 

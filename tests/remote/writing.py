@@ -9,7 +9,7 @@ from typing import Any
 from pasta_decoding.engines.base import Engine, FloatArray
 from pasta_decoding.engines.remote import Fleet
 from pasta_decoding.engines.scripted import Script, ScriptedEngine
-from pasta_decoding.engines.service import Patience, Service
+from pasta_decoding.engines.service import RetryPolicy, Service
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import SharedMax
 from pasta_decoding.runtime.answer import Answer
@@ -27,8 +27,8 @@ from tests.runtime.machine import leaning
 from tests.runtime.play import SIZE, VOCABULARY
 
 RULES = Rules(max_tokens=400, max_topic_tokens=3, min_chunk_tokens=6)
-PATIENT = Patience(retries=2, pause_s=0.01, cooldown_s=0.2)
-IMPATIENT = Patience(first_token_s=1, token_s=0.5, retries=2, pause_s=0.01, cooldown_s=0.2)
+PATIENT = RetryPolicy(retries=2, pause_s=0.01, cooldown_s=0.2)
+IMPATIENT = RetryPolicy(first_token_s=1, token_s=0.5, retries=2, pause_s=0.01, cooldown_s=0.2)
 
 
 def ending(seed: int) -> Script:
@@ -47,9 +47,11 @@ def scripted(seed: int = 7) -> Fake:
     return Fake(ending(seed), SIZE, END)
 
 
-def service_of(*fakes: Fake, patience: Patience = PATIENT, **changes: Any) -> Service:
+def service_of(*fakes: Fake, retry_policy: RetryPolicy = PATIENT, **changes: Any) -> Service:
     urls = tuple(fake.url for fake in fakes)
-    return Service(urls, fakes[0].model, fakes[0].vocabulary_size, 4096, None, patience, **changes)
+    return Service(
+        urls, fakes[0].model, fakes[0].vocabulary_size, 4096, None, retry_policy, **changes
+    )
 
 
 def asked(prompt: Sequence[int], *, rules: Rules = RULES, **changes: Any) -> Request:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pasta_decoding.engines.scripted import ScriptedEngine, follow
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import MAIN, Joining
-from pasta_decoding.runtime.admission import DEFAULT_MAX_PAIRS, Admission, Load, load_of
+from pasta_decoding.runtime.admission import DEFAULT_MAX_PAIRS, Admission, Demand, demand_of
 from pasta_decoding.runtime.decoder import answer_of
 from pasta_decoding.runtime.events import Finished
 from pasta_decoding.runtime.rules import Rules
@@ -44,37 +44,37 @@ def narrow(max_cells: int, *, clock: FakeClock | None = None) -> tuple[ScriptedE
 
 
 def test_what_a_request_may_come_to() -> None:
-    assert load_of(sized(5, 30)) == Load(cells=35, branches=1)
-    assert load_of(sized(5, 30, max_threads=4)) == Load(cells=35, branches=5)
+    assert demand_of(sized(5, 30)) == Demand(cells=35, branches=1)
+    assert demand_of(sized(5, 30, max_threads=4)) == Demand(cells=35, branches=5)
     few_chunks = replace(greedy(), rules=Rules(max_tokens=7, max_chunks=2))
-    assert load_of(few_chunks) == Load(cells=10, branches=3)
-    assert load_of(few_chunks) + Load(1, 2) == Load(cells=11, branches=5)
+    assert demand_of(few_chunks) == Demand(cells=10, branches=3)
+    assert demand_of(few_chunks) + Demand(1, 2) == Demand(cells=11, branches=5)
 
 
 def test_under_the_text_join_a_load_counts_what_is_fed_again() -> None:
-    assert load_of(sized(5, 30), joining=Joining.text) == Load(cells=35, branches=1)
+    assert demand_of(sized(5, 30), joining=Joining.text) == Demand(cells=35, branches=1)
     parallel = sized(5, 30, max_threads=4)
     parallel = replace(parallel, rules=replace(parallel.rules, max_chunks=8))
-    twice = load_of(parallel, joining=Joining.text)
-    assert twice == Load(cells=5 + 30 + 30 + 8, branches=5)
+    twice = demand_of(parallel, joining=Joining.text)
+    assert twice == Demand(cells=5 + 30 + 30 + 8, branches=5)
     admission = Admission(ScriptedEngine(ENDLESS, SIZE, max_cells=70), None, Joining.text)
     with pytest.raises(PastaError, match=r"fed again by text joins \(73 in all\), do not fit"):
         admission.check(parallel)
-    assert Load(10, 3).pairs == 30
+    assert Demand(10, 3).pairs == 30
 
 
 def test_ten_short_prompts_are_answered_at_a_time_by_default() -> None:
     admission = Admission(ScriptedEngine(ENDLESS, SIZE), DEFAULT_MAX_PAIRS)
     one = replace(greedy(), prompt=(A,) * 100, rules=Rules())
-    assert admission.admits(load_of(one), [load_of(one)] * 9)
-    assert not admission.admits(load_of(one), [load_of(one)] * 10)
+    assert admission.admits(demand_of(one), [demand_of(one)] * 9)
+    assert not admission.admits(demand_of(one), [demand_of(one)] * 10)
 
 
 @pytest.mark.parametrize(("room", "admitted"), [(120, True), (119, False)])
 def test_cells_branches_and_their_product_are_limits_of_all_together(
     room: int, *, admitted: bool
 ) -> None:
-    one, other = load_of(sized(10, 30, max_threads=3)), load_of(sized(20, 60))
+    one, other = demand_of(sized(10, 30, max_threads=3)), demand_of(sized(20, 60))
     engine = ScriptedEngine(ENDLESS, SIZE, max_cells=room)
     assert Admission(engine, None).admits(one, [other]) is admitted
     engine = ScriptedEngine(ENDLESS, SIZE, max_branches=room - 115)

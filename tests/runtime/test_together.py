@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pasta_decoding.engines.scripted import ScriptedEngine, follow, shuffled
 from pasta_decoding.errors import PastaError
-from pasta_decoding.runtime.admission import Load, loads_of, shared_beginning
+from pasta_decoding.runtime.admission import Demand, demands_of, shared_beginning
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import answer_of
 from pasta_decoding.runtime.rules import Rules
@@ -102,10 +102,10 @@ def test_a_prompt_keeps_a_token_of_its_own_even_if_all_are_equal() -> None:
     assert shared_beginning(prompted((A, B, C))) == 0
 
 
-def test_the_shared_beginning_is_a_load_of_the_first_only() -> None:
+def test_the_shared_beginning_is_a_demand_of_the_first_only() -> None:
     rules = Rules(max_tokens=5, parallel=False)
     three = [replace(one, rules=rules) for one in prompted((A, B, C), (A, B, B, B), (A, B, A))]
-    assert loads_of(three) == [Load(8, 1), Load(7, 1), Load(6, 1)]
+    assert demands_of(three) == [Demand(8, 1), Demand(7, 1), Demand(6, 1)]
 
 
 def test_requests_that_never_fit_together_are_refused_and_nothing_is_held() -> None:

@@ -14,7 +14,7 @@ import pytest
 from starlette.responses import Response
 
 from pasta_decoding.engines.scripted import Script
-from pasta_decoding.engines.service import Patience
+from pasta_decoding.engines.service import RetryPolicy
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.remote import RemoteDecoder, remote_decoder
@@ -30,7 +30,9 @@ from tests.server.running import HELLO, MODEL, Running, running_over
 from tests.server.scripts import endless, saying, with_engine
 from tests.server.test_cancel import request_bytes
 
-QUICK = Patience(connect_s=2, first_token_s=20, token_s=20, retries=1, pause_s=0.01, cooldown_s=0.2)
+QUICK = RetryPolicy(
+    connect_s=2, first_token_s=20, token_s=20, retries=1, pause_s=0.01, cooldown_s=0.2
+)
 TOKENS = 60
 
 
@@ -67,7 +69,7 @@ def setup(decoder: Decoder, script: Script, tiny_checkpoint: TinyCheckpoint) -> 
             tiny_checkpoint.adapter,
             [fake.url],
             joining=Joining.text,
-            patience=QUICK,
+            retry_policy=QUICK,
         )
         metrics = Metrics()
         backend = RemoteBackend(remote, metrics, at_once=4, queue=4)

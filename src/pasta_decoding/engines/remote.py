@@ -15,7 +15,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Self
 
 from pasta_decoding.engines.completions import Completion, Reader, RemoteError, excerpt
-from pasta_decoding.engines.service import Patience, Service, headers, http_library, is_retryable
+from pasta_decoding.engines.service import RetryPolicy, Service, headers, http_library, is_retryable
 
 if TYPE_CHECKING:
     from httpx2 import AsyncClient, Response
@@ -103,7 +103,7 @@ class Fleet:
             # The turns are its limit: waiting for one is not the server's time.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=most),
             # Only connecting is limited here: each piece of a stream has its own time below.
-            timeout=httpx.Timeout(None, connect=service.patience.connect_s),
+            timeout=httpx.Timeout(None, connect=service.retry_policy.connect_s),
         )
         return self
 
@@ -127,7 +127,7 @@ class Fleet:
 
     def cool_down(self, replica: _Replica) -> None:
         """Ask others for a while."""
-        cooldown_s = self.service.patience.cooldown_s
+        cooldown_s = self.service.retry_policy.cooldown_s
         replica.cooldown_until_s = asyncio.get_running_loop().time() + cooldown_s
 
     async def stream(self, seat: Seat, asked: Completion) -> AsyncGenerator[int]:
@@ -146,7 +146,7 @@ class Fleet:
                             begun = True
                             yield token
             except RemoteError as error:
-                if begun or not error.retryable or tried >= self.service.patience.retries:
+                if begun or not error.retryable or tried >= self.service.retry_policy.retries:
                     if not error.healthy:
                         self.cool_down(replica)
                     raise _located(error, replica, tried + 1) from error
@@ -159,7 +159,7 @@ class Fleet:
     def _pause_s(self, error: RemoteError, tried: int) -> float:
         if error.retry_after_s is not None:
             return min(error.retry_after_s, MAX_RETRY_AFTER_S)
-        return float(self.service.patience.pause_s * 2**tried)
+        return float(self.service.retry_policy.pause_s * 2**tried)
 
     async def _once(self, seat: Seat, replica: _Replica, asked: Completion) -> AsyncGenerator[int]:
         """Ask once, and yield what comes."""
@@ -167,7 +167,7 @@ class Fleet:
         reader = Reader(asked, self.service.vocabulary_size)
         seat.sent.requests += 1
         try:
-            limit = _TokenLimit(self.service.patience)
+            limit = _TokenLimit(self.service.retry_policy)
             response = await self._send(replica, asked, limit)
             try:
                 await _check_status(response, self.service)
@@ -217,9 +217,9 @@ class Fleet:
 class _TokenLimit:
     """When the next token of a completion has to be there, whatever else keeps its stream alive."""
 
-    def __init__(self, patience: Patience) -> None:
-        self._token_s = patience.token_s
-        self._set(patience.first_token_s)
+    def __init__(self, retry_policy: RetryPolicy) -> None:
+        self._token_s = retry_policy.token_s
+        self._set(retry_policy.first_token_s)
 
     def extend(self) -> None:
         """Wait for one more."""
@@ -245,7 +245,7 @@ async def _check_status(response: Response, service: Service) -> None:
     if status == 200:
         return
     try:
-        async with asyncio.timeout(service.patience.token_s):
+        async with asyncio.timeout(service.retry_policy.token_s):
             said = await _beginning(response)
     except TimeoutError:
         said = "no reason came"

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a server may take.
+class RetryPolicy:
+    """How long a server may take, and how often it is asked.
 
     connect_s:     to be reached.
     first_token_s: from a request to its first token: its queue and its prefill.
@@ -49,7 +49,7 @@ class Service:
     vocabulary_size: int
     max_positions: int
     api_key: str | None = field(default=None, repr=False)
-    patience: Patience = field(default_factory=Patience)
+    retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
     connections: int = 256
 
 

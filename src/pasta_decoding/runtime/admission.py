@@ -21,7 +21,7 @@ DEFAULT_MAX_PAIRS = 2**22
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Demand:
     """What a request may come to, or several together.
 
     cells:    tokens of prompt and answer.
@@ -31,8 +31,8 @@ class Load:
     cells: int
     branches: int
 
-    def __add__(self, other: Load) -> Load:
-        return Load(self.cells + other.cells, self.branches + other.branches)
+    def __add__(self, other: Demand) -> Demand:
+        return Demand(self.cells + other.cells, self.branches + other.branches)
 
     @property
     def pairs(self) -> int:
@@ -40,7 +40,7 @@ class Load:
         return self.cells * self.branches
 
 
-def load_of(request: Request, *, shared_tokens: int = 0, joining: Joining = Joining.kv) -> Load:
+def demand_of(request: Request, *, shared_tokens: int = 0, joining: Joining = Joining.kv) -> Demand:
     """Return the most that `request` may come to beyond prompt tokens that others hold.
 
     Under the `text` join every token of the answer may be fed once more, and a closing a chunk.
@@ -48,10 +48,10 @@ def load_of(request: Request, *, shared_tokens: int = 0, joining: Joining = Join
     rules = request.rules
     cells = len(request.prompt) - shared_tokens + rules.max_tokens
     if not rules.parallel:
-        return Load(cells, branches=1)
+        return Demand(cells, branches=1)
     if joining is Joining.text:
         cells += rules.max_tokens + rules.max_chunks
-    return Load(cells, branches=1 + min(rules.max_chunks, rules.max_threads))
+    return Demand(cells, branches=1 + min(rules.max_chunks, rules.max_threads))
 
 
 def shared_beginning(requests: Sequence[Request]) -> int:
@@ -67,15 +67,15 @@ def shared_beginning(requests: Sequence[Request]) -> int:
     return sum(1 for _ in alike)
 
 
-def loads_of(requests: Sequence[Request], joining: Joining = Joining.kv) -> list[Load]:
-    """Return the load of each of some requests that share the beginning of their prompts.
+def demands_of(requests: Sequence[Request], joining: Joining = Joining.kv) -> list[Demand]:
+    """Return the demand of each of some requests that share the beginning of their prompts.
 
     What they share counts for the first one.
     """
     shared_tokens = shared_beginning(requests)
     first, *others = requests
-    rest = [load_of(one, shared_tokens=shared_tokens, joining=joining) for one in others]
-    return [load_of(first, joining=joining), *rest]
+    rest = [demand_of(one, shared_tokens=shared_tokens, joining=joining) for one in others]
+    return [demand_of(first, joining=joining), *rest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,38 +90,38 @@ class Admission:
     max_pairs: int | None
     joining: Joining = Joining.kv
 
-    def loads_of(self, requests: Sequence[Request]) -> list[Load]:
-        """Return the load of each of some requests that are let in together."""
-        return loads_of(requests, self.joining)
+    def demands_of(self, requests: Sequence[Request]) -> list[Demand]:
+        """Return the demand of each of some requests that are let in together."""
+        return demands_of(requests, self.joining)
 
     def check(self, request: Request) -> None:
         """Raise PastaError if `request` could not be answered even alone."""
         check_fits(request, Limits(self.engine.vocabulary_size, self.engine.max_positions))
-        load = load_of(request, joining=self.joining)
-        _check_tokens(request, load.cells, self.engine.max_cells, "the engine's", "cells")
-        self._check_branches(load)
+        demand = demand_of(request, joining=self.joining)
+        _check_tokens(request, demand.cells, self.engine.max_cells, "the engine's", "cells")
+        self._check_branches(demand)
 
-    def check_together(self, load: Load) -> None:
+    def check_together(self, demand: Demand) -> None:
         """Raise PastaError if requests that must be let in together never could be."""
-        if not _within(load.cells, self.engine.max_cells):
+        if not _within(demand.cells, self.engine.max_cells):
             raise PastaError(
-                f"answers of up to {load.cells} tokens together, prompts included, do not fit the "
-                f"engine's {self.engine.max_cells} cells",
+                f"answers of up to {demand.cells} tokens together, prompts included, do not fit "
+                f"the engine's {self.engine.max_cells} cells",
                 hint="Allow fewer tokens, or give the engine more cells.",
             )
-        self._check_branches(load)
+        self._check_branches(demand)
 
-    def admits(self, load: Load, beside: Sequence[Load]) -> bool:
+    def admits(self, demand: Demand, beside: Sequence[Demand]) -> bool:
         """Is there room for what passed a check, `beside` what is already in?"""
-        together = sum(beside, load)
+        together = sum(beside, demand)
         return not beside or (
             _within(together.cells, self.engine.max_cells)
             and _within(together.branches, self.engine.max_branches)
             and _within(together.pairs, self.max_pairs)
         )
 
-    def _check_branches(self, load: Load) -> None:
-        branches, most = load.branches, self.engine.max_branches
+    def _check_branches(self, demand: Demand) -> None:
+        branches, most = demand.branches, self.engine.max_branches
         if not _within(branches, most):
             raise PastaError(
                 f"an answer of up to {branches} branches does not fit the engine's {most}",
@@ -133,7 +133,7 @@ def check_fits(request: Request, limits: Limits) -> None:
     """Raise PastaError unless a model with these limits can read `request` and answer it."""
     if not request.prompt:
         raise PastaError("the prompt is empty", hint="Give at least one token of prompt.")
-    tokens = load_of(request).cells
+    tokens = demand_of(request).cells
     _check_tokens(request, tokens, limits.max_positions, "the model's", "positions")
     limits.check(request.prompt, range(len(request.prompt)))
 
@@ -141,7 +141,7 @@ def check_fits(request: Request, limits: Limits) -> None:
 def _check_tokens(request: Request, tokens: int, most: int | None, whose: str, what: str) -> None:
     if not _within(tokens, most):
         answer = f"an answer of up to {request.rules.max_tokens}"
-        if tokens > load_of(request).cells:
+        if tokens > demand_of(request).cells:
             answer += f", fed again by text joins ({tokens} in all),"
         raise PastaError(
             f"a prompt of {len(request.prompt)} tokens and {answer} do not fit {whose} {most} "

@@ -10,7 +10,7 @@ from pasta_decoding.engines.base import Branch, Engine, Feed, FloatArray
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.runtime.account import Account
 from pasta_decoding.runtime.actions import Action, Append, CloseChunk, Fork, Join, Rewrite
-from pasta_decoding.runtime.admission import Load
+from pasta_decoding.runtime.admission import Demand
 from pasta_decoding.runtime.answer import Answer, conclude
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.interpreter import Interpreter
@@ -30,7 +30,7 @@ class Row(NamedTuple):
 class Generation:
     """One answer: it waits, is opened, prefilled, decoded, and ends with an answer or an error.
 
-    load:     the most that it may come to.
+    demand:   the most that it may come to.
     family:   all that share the beginning of their prompts, itself included. The first feeds it;
               the others are forked off it there.
     shared_tokens: how long that beginning is.
@@ -47,7 +47,7 @@ class Generation:
     engine: Engine
     interpreter: Interpreter
     trace: Trace
-    load: Load
+    demand: Demand
     added_s: float
     family: Sequence[Generation] = ()
     shared_tokens: int = 0
@@ -87,7 +87,7 @@ class Generation:
 
     def open(self, now_s: float) -> None:
         """Take room for all that the answer, and those of its family, may come to."""
-        room = sum(one.load.cells for one in self.family)
+        room = sum(one.demand.cells for one in self.family)
         self.branches[MAIN] = self.engine.open(room=room)
         for one in self.family:
             one.opened_s = now_s

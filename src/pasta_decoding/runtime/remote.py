@@ -11,7 +11,7 @@ from pathlib import Path
 from pasta_decoding.engines.completions import RemoteError
 from pasta_decoding.engines.pool import Limits
 from pasta_decoding.engines.remote import Fleet
-from pasta_decoding.engines.service import Patience, Service, checked_url, find_model
+from pasta_decoding.engines.service import RetryPolicy, Service, checked_url, find_model
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import SharedMax
@@ -107,7 +107,7 @@ def remote_decoder(
     names: Sequence[str] = (),
     api_key: str | None = None,
     joining: Joining | None = None,
-    patience: Patience | None = None,
+    retry_policy: RetryPolicy | None = None,
 ) -> RemoteDecoder:
     """Find out what the servers have, and read everything but weights of the same checkpoint here.
 
@@ -134,6 +134,6 @@ def remote_decoder(
         max_positions=min(max_positions, served_positions or max_positions),
         api_key=api_key,
     )
-    if patience is not None:
-        service = replace(service, patience=patience)
+    if retry_policy is not None:
+        service = replace(service, retry_policy=retry_policy)
     return RemoteDecoder(**spoken(loaded, vocabulary_size, joining), service=service)

@@ -19,7 +19,7 @@ from pasta_decoding.lang.positions import Scheme
 from pasta_decoding.runtime.admission import (
     DEFAULT_MAX_PAIRS,
     Admission,
-    Load,
+    Demand,
     shared_beginning,
 )
 from pasta_decoding.runtime.answer import Answer
@@ -98,10 +98,10 @@ class Scheduler:
         """
         for request in requests:
             self.check(request)
-        loads = self._admission.loads_of(requests)
-        self._admission.check_together(sum(loads[1:], loads[0]))
+        demands = self._admission.demands_of(requests)
+        self._admission.check_together(sum(demands[1:], demands[0]))
         now_s = self._clock()
-        family = [self._generation(*one, now_s) for one in zip(requests, loads, strict=True)]
+        family = [self._generation(*one, now_s) for one in zip(requests, demands, strict=True)]
         shared_tokens = shared_beginning(requests)
         for one in family:
             one.family, one.shared_tokens = family, shared_tokens
@@ -109,7 +109,7 @@ class Scheduler:
         self._generations |= zip(numbers, family, strict=True)
         return numbers
 
-    def _generation(self, request: Request, load: Load, now_s: float) -> Generation:
+    def _generation(self, request: Request, demand: Demand, now_s: float) -> Generation:
         prompt_tokens = len(request.prompt)
         interpreter = Interpreter(
             self._vocabulary,
@@ -119,7 +119,7 @@ class Scheduler:
             self._engine.max_positions,
             self._joining,
         )
-        return Generation(request, self._engine, interpreter, Trace(prompt_tokens), load, now_s)
+        return Generation(request, self._engine, interpreter, Trace(prompt_tokens), demand, now_s)
 
     def step(self) -> None:
         """Advance every live thread by one token, and the oldest prompts by `prefill_tokens`.
@@ -175,8 +175,8 @@ class Scheduler:
         for generation in self._generations.values():
             if generation.opened_s is not None or not generation.is_first:
                 continue
-            first, *others = [one.load for one in generation.family]
-            if not self._admission.admits(sum(others, first), [one.load for one in running]):
+            first, *others = [one.demand for one in generation.family]
+            if not self._admission.admits(sum(others, first), [one.demand for one in running]):
                 return
             if not self._open(generation, alone=not running):
                 return
