@@ -8,6 +8,7 @@ Shapes: T all tokens fed, V vocabulary, F feeds that want logits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -108,8 +109,8 @@ def dense(model: PreTrainedModel) -> Oracle:
     def oracle(record: Recorder) -> FloatArray:
         window = getattr(model.config, "sliding_window", None)
         masks = {
-            "full_attention": seen_by_hand(record, len(record.ids)),
-            "sliding_attention": seen_by_hand(record, window or len(record.ids)),
+            "full_attention": seen_by_hand(record, math.inf),
+            "sliding_attention": seen_by_hand(record, window or math.inf),
         }
         with torch.no_grad():
             output = model(
@@ -124,7 +125,7 @@ def dense(model: PreTrainedModel) -> Oracle:
     return oracle
 
 
-def seen_by_hand(record: Recorder, window: int) -> Tensor:
+def seen_by_hand(record: Recorder, window: float) -> Tensor:
     """[1, 1, T, T], added to the scores: what each token must see at less than `window` behind."""
     mask_TT = torch.full((len(record.ids), len(record.ids)), float("-inf"))
     for token, seen in enumerate(record.seen):

@@ -169,6 +169,7 @@ DEED = st.tuples(st.integers(0, 5), st.integers(0, VOCABULARY - 1), st.integers(
 
 @given(program=st.lists(DEED, max_size=16))
 @example([(3, 54, 1), (3, 14, 0), (1, 66, 0), (1, 72, 1)])  # main is joined into its child
+@example([(3, 0, 3)])  # positions further apart than there are tokens
 @settings(max_examples=25, deadline=None)
 @pytest.mark.parametrize(
     "name",
