@@ -149,6 +149,24 @@ def test_a_head_that_does_not_come_closes_the_connection(
         assert server.ask(CHAT, SHORT).status == 200
 
 
+def test_who_asks_and_never_reads_loses_the_connection_and_who_reads_late_does_not(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "UNREAD_S", 2.0)
+    asked = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 500
+
+    def replies_after(seconds: float) -> int:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+            client.sendall(asked + b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            time.sleep(seconds)
+            return b"".join(iter(lambda: client.recv(2**16), b"")).count(b"HTTP/1.1 200 ")
+
+    with running(with_engine(decoder, endless(decoder))) as server:
+        assert replies_after(0) == replies_after(0.3) == 501
+        assert 0 < replies_after(5) < 501
+        assert server.ask("/health").status == 200
+
+
 def test_what_is_not_http_is_refused_and_the_server_lives_on(decoder: Decoder) -> None:
     with running(with_engine(decoder, endless(decoder))) as server:
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:

@@ -28,6 +28,9 @@ from pasta_decoding.server.schema import Wire
 PATIENCE_S = 10.0
 """How long a client may take for a request's head, or for what is left of it after its reply."""
 
+UNREAD_S = 60.0
+"""How long a client may read nothing of a reply that is more than the network holds for it."""
+
 MAX_AHEAD_BYTES = 2**16
 """How much a client may send of its next requests before the reply to this one is complete."""
 
@@ -195,10 +198,12 @@ class PatientProtocol(H11Protocol):
 
     uvicorn waits for ever for the rest of a head, and for the rest of a body that has its reply
     already, so idle sockets could use up all there are. Such a rest is still read for a while: a
-    connection that is closed at once may take the reply along.
+    connection that is closed at once may take the reply along. Nor does uvicorn mind who asks and
+    never reads.
     """
 
     _late: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         """Start waiting."""
@@ -217,9 +222,20 @@ class PatientProtocol(H11Protocol):
         if self.conn.their_state is h11.SEND_BODY:
             self._watch()
 
+    def pause_writing(self) -> None:
+        """Start waiting for a client that does not read."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(UNREAD_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It reads."""
+        super().resume_writing()
+        self._stop_waiting_for_reader()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
         self._stop_waiting()
+        self._stop_waiting_for_reader()
         super().connection_lost(exc)
 
     def _read_on(self) -> None:
@@ -238,3 +254,8 @@ class PatientProtocol(H11Protocol):
         if self._late is not None:
             self._late.cancel()
             self._late = None
+
+    def _stop_waiting_for_reader(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
