@@ -143,6 +143,7 @@ def test_an_answer_does_not_depend_on_who_comes_and_goes(
     assert engine.cells_in_use == 0
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("make", [scripted_for_all, llama_for_all])
 def test_64_requests_at_once_get_the_answers_that_they_get_alone(make: Make) -> None:
     engine, scheduler = make()
