@@ -17,13 +17,13 @@ from rich.console import Console
 from rich.progress import track
 
 from pasta_decoding.data.dataset import Row, read_rows
-from pasta_decoding.data.view import segments_of
-from pasta_decoding.eval.bare import BareTimes, StepTime, bare_call
-from pasta_decoding.eval.timing import Timing, time_answer
+from pasta_decoding.evaluation.bare import BareTimes, StepTime, bare_call
+from pasta_decoding.evaluation.timing import Timing, time_answer
 from pasta_decoding.lang.layout import ChunkRun
 from pasta_decoding.lang.measures import geometric_mean
 from pasta_decoding.lang.tree import read, strip
-from pasta_decoding.runtime.decoder import Decoder
+from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.training.view import segments_of
 
 SAMPLE = Path(__file__).parents[1] / "examples" / "annotated.jsonl"
 MANY = 4
@@ -57,12 +57,12 @@ def chosen_rows(path: Path, limit: int | None) -> list[Row]:
 
 
 def replay(
-    decoder: Decoder, row: Row, bare: StepTime, max_tokens: int, repeats: int = 1
+    decoder: LocalDecoder, row: Row, bare: StepTime, max_tokens: int, repeats: int = 1
 ) -> tuple[int, Timing] | None:
     """Return how many chunks the answer has, and its times; None if it is too long."""
     tree = read(row.response)
     prompt = decoder.prompt_ids(row.instruction, max_tokens)
-    segments = segments_of(tree, decoder.vocabulary.binding, decoder.encoder.encode_text)
+    segments = segments_of(tree, decoder.vocabulary.control, decoder.encoder.encode_text)
     if sum(len(getattr(segment, "ids", (0,))) for segment in segments) > max_tokens:
         return None
     chunks = sum(isinstance(segment, ChunkRun) for segment in segments)
@@ -70,7 +70,7 @@ def replay(
 
 
 def report(
-    decoder: Decoder,
+    decoder: LocalDecoder,
     source: str,
     found: list[tuple[int, Timing]],
     *,

@@ -15,9 +15,9 @@ from statistics import median
 from typing import TypeVar
 
 from pasta_decoding.cli.engine import Dtype, EngineName, FileType, Loading
-from pasta_decoding.eval.machine import commit, machine
+from pasta_decoding.evaluation.machine import commit, machine
 from pasta_decoding.models.loading import DEFAULT_ADAPTER
-from pasta_decoding.runtime.decoder import Decoder
+from pasta_decoding.runtime.local import LocalDecoder
 
 Name = TypeVar("Name")
 
@@ -81,7 +81,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def decoder_named(name: str, options: argparse.Namespace) -> Decoder:
+def decoder_named(name: str, options: argparse.Namespace) -> LocalDecoder:
     """Load the engine called `name`."""
     engine, _, form = name.partition(":")
     loading = Loading(

@@ -21,11 +21,11 @@ from width_cost import WIDTHS, bare_step, step
 
 from pasta_decoding.cli.files import cache_folder
 from pasta_decoding.engines.torch import TorchEngine
-from pasta_decoding.eval.bare import BareCall, BareTimes
-from pasta_decoding.models import binding as bindings
+from pasta_decoding.evaluation.bare import BareCall, BareTimes
+from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.embedded import model_dir
 from pasta_decoding.models.loading import DEFAULT_ADAPTER, Loaded, find_adapter
-from pasta_decoding.runtime.decoder import decoder_over
+from pasta_decoding.runtime.local import decoder_over
 
 SHAPES = {
     "llama-3-8b": LlamaConfig(
@@ -100,8 +100,8 @@ def measure(shape: str, options: argparse.Namespace) -> None:
         )
     base = options.model or model_dir(cache_folder())
     tokenizer = AutoTokenizer.from_pretrained(base)
-    checkpoint = bindings.load(find_adapter(options.adapter))
-    bindings.add_missing_tokens(tokenizer, checkpoint)
+    checkpoint = checkpoints.load(find_adapter(options.adapter))
+    checkpoints.add_missing_tokens(tokenizer, checkpoint)
     ends = frozenset({tokenizer.eos_token_id})
     decoder = decoder_over(engine, Loaded(None, tokenizer, checkpoint, ends))
     rows = chosen_rows(options.answers, options.limit)

@@ -19,33 +19,33 @@ from common import emit
 
 from pasta_decoding.cli.files import base_folder
 from pasta_decoding.data.dataset import Row, is_held_out, read_rows
-from pasta_decoding.data.score import score_layouts
-from pasta_decoding.data.view import compile_answer
-from pasta_decoding.eval.bootstrap import Drawn, FloatArray, drawn
+from pasta_decoding.evaluation.bootstrap import Drawn, FloatArray, drawn
 from pasta_decoding.lang.layout import MAIN, Layout
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.lang.tree import read, without_topics
-from pasta_decoding.models.binding import Binding
+from pasta_decoding.models.checkpoint import ControlTokens
 from pasta_decoding.models.loading import find_adapter, load_model
 from pasta_decoding.models.prompt import Message, PromptEncoder
+from pasta_decoding.training.score import score_layouts
+from pasta_decoding.training.view import compile_answer
 
 PARTS = ("tags", "chunk", "before", "promised", "synced", "all")
 TOPIC = "topic"
 
 
-def parts(layout: Layout, binding: Binding) -> Iterator[str]:
+def parts(layout: Layout, control: ControlTokens) -> Iterator[str]:
     """Yield the part of every label in order; `topic` for those that are left out."""
     stage, in_topic = "before", False
     for thread, token, label in zip(layout.thread, layout.tokens, layout.label, strict=True):
         if thread == MAIN:
-            in_topic = token == binding.promise_open or (in_topic and token not in binding.ids)
-            if token == binding.sync:
+            in_topic = token == control.promise_open or (in_topic and token not in control.ids)
+            if token == control.sync:
                 stage = "synced"
-            elif token in binding.promise_close.values() and stage == "before":
+            elif token in control.promise_close.values() and stage == "before":
                 stage = "promised"
         if label is None:
             continue
-        if label in binding.ids:
+        if label in control.ids:
             yield "tags"
         elif thread != MAIN:
             yield "chunk"
@@ -58,23 +58,23 @@ def read_costs(folder: Path, rows: Sequence[Row], model: Path | None) -> FloatAr
     loaded = load_model(base_folder(model), folder, dtype="float32")
     loaded.model.eval()
     checkpoint = loaded.checkpoint
-    encoder = PromptEncoder(loaded.tokenizer, forbidden_ids=checkpoint.binding.ids)
+    encoder = PromptEncoder(loaded.tokenizer, forbidden_ids=checkpoint.control.ids)
     layouts = []
     for row in rows:
         tree = read(row.response)
         layouts += compile_answer(
             encoder.encode([Message("user", row.instruction)]),
             tree if checkpoint.topic == "required" else without_topics(tree),
-            binding=checkpoint.binding,
+            control=checkpoint.control,
             encode=encoder.encode_text,
             scheme=scheme_named(checkpoint.scheme),
-            end=min(loaded.ends),
+            end=min(loaded.eos_ids),
             max_tokens=loaded.model.config.max_position_embeddings,
         )
     costs_PF = np.zeros((len(rows), 2 * len(PARTS)))
     scored = score_layouts(loaded.model, layouts)
     for cost_F, layout, logprobs_L in zip(costs_PF, layouts, scored, strict=True):
-        named = zip(parts(layout, checkpoint.binding), logprobs_L.tolist(), strict=True)
+        named = zip(parts(layout, checkpoint.control), logprobs_L.tolist(), strict=True)
         for part, logprob in named:
             for name in () if part == TOPIC else (part, "all"):
                 place = 2 * PARTS.index(name)

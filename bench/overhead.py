@@ -20,14 +20,14 @@ from pasta_decoding.engines.base import Feed, FloatArray
 from pasta_decoding.engines.scripted import ScriptedEngine
 from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Run, Segment
 from pasta_decoding.lang.positions import SharedMax
-from pasta_decoding.models.binding import BUCKETS, Binding
+from pasta_decoding.models.checkpoint import BUCKETS, ControlTokens
 from pasta_decoding.runtime.rules import NOTHING, Constraint, Rules
 from pasta_decoding.runtime.sampling import Replay, Sampler, Sampling
 from pasta_decoding.runtime.scheduler import Request, Scheduler
 from pasta_decoding.runtime.vocabulary import Vocabulary
 
 SIZE, END, FIRST_WORD = 49_152, 2, 100
-BINDING = Binding(3, {size: 10 + n for n, size in enumerate(BUCKETS)}, 4, 5, 6)
+CONTROL = ControlTokens(3, {size: 10 + n for n, size in enumerate(BUCKETS)}, 4, 5, 6)
 TEXTS = tuple("" if n < FIRST_WORD else f" w{n}" for n in range(SIZE))
 WIDTHS = (1, 2, 4, 8, 16, 32)
 CHUNK_TOKENS = 200
@@ -44,7 +44,7 @@ class ClockedEngine(ScriptedEngine):
     def step(self, feeds: Sequence[Feed]) -> FloatArray:
         """Feed, but ask no script: the choice is forced."""
         began_s = time.perf_counter()
-        self._ledger.plan(feeds)
+        self._table.plan(feeds)
         wanted = sum(feed.wants_logits for feed in feeds)
         rows_FV = np.broadcast_to(self.row_V, (wanted, SIZE))
         self.fed += len({feed.branches[-1] for feed in feeds})
@@ -81,7 +81,7 @@ def microseconds(width: int, words: Vocabulary) -> float:
         max_chunks=width + 1,
         min_chunk_tokens=CHUNK_TOKENS + 9,
     )
-    chooser = Replay(segments, async_close=BINDING.async_close, end=END)
+    chooser = Replay(segments, async_close=CONTROL.async_close, end=END)
     number = scheduler.add(Request((FIRST_WORD,) * 8, chooser, rules))
     seconds, tokens = 0.0, 0
     while scheduler.result(number) is None:
@@ -97,15 +97,15 @@ def answer(width: int) -> list[Segment]:
     """Main promises one chunk less than `width`, then writes on beside them."""
     segments: list[Segment] = []
     for number in range(width - 1):
-        ids = (BINDING.promise_open, FIRST_WORD + number, BINDING.promise_close[200])
+        ids = (CONTROL.promise_open, FIRST_WORD + number, CONTROL.promise_close[200])
         words = tuple(range(FIRST_WORD, FIRST_WORD + CHUNK_TOKENS))
-        segments += [PromiseRun(ids, 200), ChunkRun((BINDING.async_open, *words))]
+        segments += [PromiseRun(ids, 200), ChunkRun((CONTROL.async_open, *words))]
     return [*segments, Run(tuple(range(FIRST_WORD, FIRST_WORD + CHUNK_TOKENS)))]
 
 
 def vocabulary() -> Vocabulary:
     """Return words w100, w101, ... and the control tokens below them."""
-    return Vocabulary(TEXTS, lambda ids: "".join(TEXTS[i] for i in ids), BINDING, frozenset({END}))
+    return Vocabulary(TEXTS, lambda ids: "".join(TEXTS[i] for i in ids), CONTROL, frozenset({END}))
 
 
 if __name__ == "__main__":

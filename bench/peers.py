@@ -19,7 +19,7 @@ from common import arguments, decoder_named, emit, interleaved, seconds_of, spre
 from pasta_decoding.data.dataset import read_rows
 from pasta_decoding.engines.llama import LlamaEngine
 from pasta_decoding.engines.torch import TorchEngine
-from pasta_decoding.runtime.decoder import Decoder
+from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
 
@@ -50,16 +50,16 @@ def main() -> None:
                 )
 
 
-def library_name(decoder: Decoder) -> str:
+def library_name(decoder: LocalDecoder) -> str:
     """Return what the library below an engine calls its own loop."""
     return "llama.cpp loop" if isinstance(decoder.engine, LlamaEngine) else "transformers generate"
 
 
-def library_loop(decoder: Decoder, ids: tuple[int, ...], max_tokens: int) -> float:
+def library_loop(decoder: LocalDecoder, ids: tuple[int, ...], max_tokens: int) -> float:
     """Return seconds a token of the library's own greedy loop."""
-    banned = sorted(decoder.vocabulary.binding.ids)
+    banned = sorted(decoder.vocabulary.control.ids)
     if isinstance(decoder.engine, LlamaEngine):
-        return llama_loop(decoder.engine, ids, max_tokens, banned, decoder.vocabulary.ends)
+        return llama_loop(decoder.engine, ids, max_tokens, banned, decoder.vocabulary.eos_ids)
     assert isinstance(decoder.engine, TorchEngine), "the engines with a library below"
     return generate(decoder.engine.model, ids, max_tokens, banned)
 
@@ -117,7 +117,7 @@ def llama_loop(
     return taken_s / written
 
 
-def ours(decoder: Decoder, prompt: str, max_tokens: int, parallel: bool) -> float:
+def ours(decoder: LocalDecoder, prompt: str, max_tokens: int, parallel: bool) -> float:
     """Return seconds for each plain token (parallel) or token (sequential) of Pasta."""
     rules = Rules(max_tokens=max_tokens, parallel=parallel)
     request = decoder.request(prompt, rules, Sampling())

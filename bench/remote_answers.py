@@ -26,13 +26,13 @@ from common import emit, spread
 
 from pasta_decoding.cli.engine import EngineName, Loading
 from pasta_decoding.data.dataset import read_rows
-from pasta_decoding.engines.completions import Completion
-from pasta_decoding.engines.remote import Fleet, Seat
-from pasta_decoding.engines.service import Service
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.models.binding import Binding
+from pasta_decoding.models.checkpoint import ControlTokens
+from pasta_decoding.remote.completions import Completion
+from pasta_decoding.remote.decoder import RemoteDecoder
+from pasta_decoding.remote.replicas import Lease, ReplicaPool
+from pasta_decoding.remote.service import Service
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.remote import RemoteDecoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
 
@@ -46,19 +46,19 @@ class Asked:
     came: list[int] = field(default_factory=list)
 
 
-class Watched(Fleet):
-    """A fleet that keeps a record of what is asked of it."""
+class Watched(ReplicaPool):
+    """A pool that keeps a record of what is asked of it."""
 
     def __init__(self, service: Service, block: int) -> None:
         super().__init__(service)
         self.block = block
         self.asked: list[Asked] = []
 
-    async def stream(self, seat: Seat, asked: Completion) -> AsyncGenerator[int]:
-        """See `Fleet`."""
+    async def stream(self, lease: Lease, asked: Completion) -> AsyncGenerator[int]:
+        """See `ReplicaPool`."""
         request = Asked(asked.prompt, self._shared_tokens(asked.prompt))
         self.asked.append(request)
-        async for token in super().stream(seat, asked):
+        async for token in super().stream(lease, asked):
             request.came.append(token)
             yield token
 
@@ -87,12 +87,12 @@ def main() -> None:
         join=Joining.text,
         base_url=[options.base_url],
     )
-    decoder = loading.speaker()
+    decoder = loading.decoder()
     assert isinstance(decoder, RemoteDecoder), "as the engine's name says"
     prompts = [row.instruction for row in read_rows(options.prompts)][: options.limit]
     before, began_s = counted(options.base_url), time.perf_counter()
-    fleet = Watched(decoder.service, options.block)
-    answers = asyncio.run(write(decoder, fleet, prompts, Rules(max_tokens=options.max_tokens)))
+    pool = Watched(decoder.service, options.block)
+    answers = asyncio.run(write(decoder, pool, prompts, Rules(max_tokens=options.max_tokens)))
     seconds, after = time.perf_counter() - began_s, counted(options.base_url)
     emit(
         "remote_answers",
@@ -102,18 +102,18 @@ def main() -> None:
         hit_tokens=after["hits"] - before["hits"],
         looked_up_tokens=after["queries"] - before["queries"],
         seconds_an_answer=round(seconds / len(answers), 2),
-        **figures(answers, fleet.asked, decoder.vocabulary.binding),
+        **figures(answers, pool.asked, decoder.vocabulary.control),
     )
 
 
 async def write(
-    decoder: RemoteDecoder, fleet: Watched, prompts: list[str], rules: Rules
+    decoder: RemoteDecoder, pool: Watched, prompts: list[str], rules: Rules
 ) -> list[Answer]:
     """Write all answers, one after the other."""
-    async with fleet:
+    async with pool:
         requests = [decoder.request(prompt, rules, Sampling()) for prompt in prompts]
         return [
-            await decoder.writer(request, fleet, lambda _events, _step: None).run()
+            await decoder.writer(request, pool, lambda _events, _step: None).run()
             for request in requests
         ]
 
@@ -126,10 +126,10 @@ def counted(base_url: str) -> dict[str, int]:
     return {name: int(float(count)) for name, count in re.findall(pattern, lines, re.MULTILINE)}
 
 
-def figures(answers: list[Answer], asked: list[Asked], binding: Binding) -> dict[str, object]:
+def figures(answers: list[Answer], asked: list[Asked], control: ControlTokens) -> dict[str, object]:
     """Return means an answer, and what a promise and a sync left to be computed."""
-    forks = [one for one in asked if one.prompt[-1] == binding.async_open]
-    syncs = [one for one in asked if one.prompt[-1] == binding.sync]
+    forks = [one for one in asked if one.prompt[-1] == control.async_open]
+    syncs = [one for one in asked if one.prompt[-1] == control.sync]
     sent = [answer.trace.sent for answer in answers if answer.trace.sent is not None]
 
     def mean(total: float) -> float:
@@ -142,7 +142,7 @@ def figures(answers: list[Answer], asked: list[Asked], binding: Binding) -> dict
         "syncs": mean(sum(len(answer.layouts) - 1 for answer in answers)),
         "requests": mean(sum(one.requests for one in sent)),
         "corrections": mean(sum(one.corrections for one in sent)),
-        "interventions": mean(sum(answer.overruled for answer in answers)),
+        "interventions": mean(sum(answer.interventions for answer in answers)),
         "prompt_tokens": mean(sum(len(one.prompt) for one in asked)),
         "shared_tokens": sum(one.shared_tokens for one in asked),
         "prefill_a_promise": spread_of(forks),

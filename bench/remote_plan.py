@@ -18,12 +18,12 @@ from typing import Any
 
 from pasta_decoding.cli.files import base_folder
 from pasta_decoding.data.dataset import Row, read_rows
-from pasta_decoding.data.view import segments_of
 from pasta_decoding.lang.layout import ChunkRun, Layout, lay_out_rows
 from pasta_decoding.lang.tree import read
-from pasta_decoding.models.binding import Binding, bind
+from pasta_decoding.models.checkpoint import ControlTokens, bind
 from pasta_decoding.models.loading import load_tokenizer
 from pasta_decoding.models.prompt import Message, PromptEncoder
+from pasta_decoding.training.view import segments_of
 
 
 def prompts_of(rows: tuple[Layout, ...]) -> Iterator[tuple[str, int, int]]:
@@ -41,15 +41,15 @@ def prompts_of(rows: tuple[Layout, ...]) -> Iterator[tuple[str, int, int]]:
                 yield "fork", row.position[place] + 1, row.position[place]
 
 
-def figures(rows: list[Row], encoder: PromptEncoder, binding: Binding, block: int) -> Any:
+def figures(rows: list[Row], encoder: PromptEncoder, control: ControlTokens, block: int) -> Any:
     found: list[tuple[str, int, int]] = []
     answers = tokens = 0
     for row in rows:
-        segments = segments_of(read(row.response), binding, encoder.encode_text)
+        segments = segments_of(read(row.response), control, encoder.encode_text)
         if any(isinstance(segment, ChunkRun) for segment in segments):
             prompt = encoder.encode([Message("user", row.instruction)])
             found += prompts_of(
-                lay_out_rows(prompt, segments, async_close=binding.async_close, end=None)
+                lay_out_rows(prompt, segments, async_close=control.async_close, end=None)
             )
             answers += 1
             tokens += sum(len(getattr(segment, "ids", (0,))) for segment in segments)
@@ -82,9 +82,9 @@ def main() -> None:
     rows = list(read_rows(options.rows))
     random.Random(0).shuffle(rows)
     tokenizer = load_tokenizer(base_folder(options.model))
-    binding = bind(tokenizer)
-    encoder = PromptEncoder(tokenizer, forbidden_ids=binding.ids)
-    print(json.dumps(figures(rows[: options.limit], encoder, binding, options.block)))
+    control = bind(tokenizer)
+    encoder = PromptEncoder(tokenizer, forbidden_ids=control.ids)
+    print(json.dumps(figures(rows[: options.limit], encoder, control, options.block)))
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from common import emit, spread
 from load_client import Crowd, Site, Window, watch
 from serving import Served, served
 
-from pasta_decoding.eval.questions import read_questions
+from pasta_decoding.evaluation.questions import read_questions
 
 MODES = {"sequential": {"pasta_parallel": False}, "parallel": {"pasta_parallel": True}, "auto": {}}
 SHARES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}

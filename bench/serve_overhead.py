@@ -28,15 +28,15 @@ from common import arguments, decoder_named, emit, spread
 from rich.console import Console
 from rich.progress import track
 
-from pasta_decoding.eval.questions import read_questions
-from pasta_decoding.runtime.decoder import Decoder
+from pasta_decoding.evaluation.questions import read_questions
+from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
 from pasta_decoding.server.app import Settings, create_app
-from pasta_decoding.server.bridge import LocalBackend
 from pasta_decoding.server.listen import http_server, open_socket
+from pasta_decoding.server.local_backend import LocalBackend
 from pasta_decoding.server.metrics import Metrics
-from pasta_decoding.server.visible import Visible
+from pasta_decoding.server.stop_filter import StopFilter
 
 NAME = "model"
 
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 @contextmanager
-def serving(decoder: Decoder) -> Iterator[int]:
+def serving(decoder: LocalDecoder) -> Iterator[int]:
     """Serve until the block ends; yields the port."""
     metrics = Metrics()
     backend = LocalBackend(decoder, metrics)
@@ -97,7 +97,7 @@ def serving(decoder: Decoder) -> Iterator[int]:
 
 
 def answered(
-    decoder: Decoder, port: int, prompts: Sequence[str], max_tokens: int
+    decoder: LocalDecoder, port: int, prompts: Sequence[str], max_tokens: int
 ) -> Iterator[dict[str, Came]]:
     """Yield what came of each prompt, by each way; the first prompt warms all of them up."""
     ways = ways_to(decoder, port, max_tokens)
@@ -110,7 +110,7 @@ def answered(
         yield {name: ways[name](prompt) for name in names[turn:] + names[:turn]}
 
 
-def ways_to(decoder: Decoder, port: int, max_tokens: int) -> dict[str, Way]:
+def ways_to(decoder: LocalDecoder, port: int, max_tokens: int) -> dict[str, Way]:
     """Return the three ways to an answer."""
     rules = Rules(max_tokens=max_tokens)
 
@@ -140,8 +140,8 @@ def came(began_s: float, pieces: Iterable[str]) -> Came:
     return Came(text, first_s, seconds, time.process_time() - began_cpu_s)
 
 
-def _alone(decoder: Decoder, prompt: str, rules: Rules) -> Iterator[str]:
-    visible = Visible()
+def _alone(decoder: LocalDecoder, prompt: str, rules: Rules) -> Iterator[str]:
+    visible = StopFilter()
     for event in decoder.decode(decoder.request(prompt, rules, Sampling())):
         yield visible.feed([event])
     yield visible.finish()

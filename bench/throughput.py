@@ -15,7 +15,7 @@ from answers import SAMPLE
 from common import arguments, decoder_named, emit, spread
 
 from pasta_decoding.data.dataset import read_rows
-from pasta_decoding.runtime.decoder import Decoder
+from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
 from pasta_decoding.runtime.scheduler import Scheduler
@@ -49,7 +49,7 @@ def main() -> None:
                 emit("throughput", requests=number, mode=mode, **fields)
 
 
-def run(decoder: Decoder, prompts: list[str], rules: Rules) -> dict[str, object]:
+def run(decoder: LocalDecoder, prompts: list[str], rules: Rules) -> dict[str, object]:
     """Answer all prompts at once and return what that took."""
     parts = decoder.engine, decoder.vocabulary, decoder.scheme
     scheduler = Scheduler(*parts, max_pairs=None)

@@ -12,7 +12,7 @@ from functools import partial
 from common import arguments, decoder_named, emit, interleaved, seconds_of, spread
 
 from pasta_decoding.engines.base import Engine, Feed
-from pasta_decoding.eval.bare import BareCall, bare_call
+from pasta_decoding.evaluation.bare import BareCall, bare_call
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 

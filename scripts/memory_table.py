@@ -12,7 +12,7 @@ from itertools import product
 
 from transformers import LlamaConfig
 
-from pasta_decoding.train.memory import Need, estimate, measure
+from scripts.memory import Need, estimate, measure
 
 TOKENS = 4096
 GPUS = (1, 8, 64)

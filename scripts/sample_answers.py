@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pasta_decoding.lang.measures import repeated_grams
+from pasta_decoding.lang.measures import rep_4
 
 Row = dict[str, str]
 MIN_WORDS = 40
@@ -110,7 +110,7 @@ def judge(answer: str | None) -> str:
     words = answer.split()
     if len(words) < MIN_WORDS:
         return "short"
-    return "repeats" if repeated_grams(answer) > 0.08 else "kept"
+    return "repeats" if rep_4(answer) > 0.08 else "kept"
 
 
 if __name__ == "__main__":

@@ -13,15 +13,15 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from pasta_decoding.models import binding as bindings
+from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.loading import load_base
-from pasta_decoding.train.lora import add_lora, save_adapter
+from pasta_decoding.training.lora import add_lora, save_adapter
 from tests.tiny import seeded, tiny_llama
 
 BASE_NAME = "tests/tiny-llama"
 END = "<|im_end|>"
 TAG_BIAS = 2.0
-SPARE = [f"<unused{n}>" for n in range(len(bindings.BUCKETS) + 4)]
+SPARE = [f"<unused{n}>" for n in range(len(checkpoints.BUCKETS) + 4)]
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -76,10 +76,10 @@ def make_base(folder: Path, *, seed: int = 0) -> Path:
 def make_adapter(base: Path, folder: Path, *, name: str = BASE_NAME, seed: int = 0) -> Path:
     """Save an adapter with random weights for the model in `base`, and its `pasta.json`."""
     model, tokenizer = load_base(base, dtype="float32")
-    binding = bindings.bind(tokenizer)
-    checkpoint = bindings.describe(model, tokenizer, binding, name=name)
+    control = checkpoints.bind(tokenizer)
+    checkpoint = checkpoints.describe(model, tokenizer, control, name=name)
     with seeded(seed):
-        lora = add_lora(model, binding, rank=2, seed=0)
+        lora = add_lora(model, control, rank=2, seed=0)
         for parameter in lora.parameters():
             if parameter.requires_grad:
                 parameter.data += 0.05 * torch.randn_like(parameter)

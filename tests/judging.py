@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from random import Random
 
-from pasta_decoding.eval.judge.base import Pair
+from pasta_decoding.evaluation.judge.base import Pair
 
 WORDS = [f"{start}{end}" for start in ("ri", "sto", "clou", "pa", "gree") for end in "abcdefgh"]
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pasta_decoding.eval.records import Record, to_line
+from pasta_decoding.evaluation.records import Record, to_line
 
 CHUNKED = (
     'Two things: <promise topic="diet" tokens="20"/><async>A good diet matters.</async> and '

@@ -1,7 +1,7 @@
 """Every command of docs/recipe.md, run as it stands, on tiny models of the shapes that it is for.
 
 Only sizes are made smaller, by flags put behind the page's own. The launcher is left out:
-tests/train/test_processes.py has it.
+tests/training/test_processes.py has it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pasta_decoding.models.embedded import pull
 from pasta_decoding.models.loading import load_base, load_model
 from tests.chatserver import chat_server, in_turn
 from tests.shapes import HUB_SHAPES
-from tests.train.test_sft import ROWS
+from tests.training.test_sft import ROWS
 
 PAGE = Path(__file__).parents[1] / "docs" / "recipe.md"
 CONFIGS = PAGE.parents[1] / "configs" / "accelerate"
@@ -87,7 +87,7 @@ def check_rows(base: Path, adapter: Path) -> None:
     """The rows of the tags were trained, in and out, and the name of the base is the hub's."""
     loaded, (plain, _) = load_model(base, adapter), load_base(base, dtype="float32")
     assert loaded.checkpoint.base.name == MODEL
-    ids = sorted(loaded.checkpoint.binding.ids)
+    ids = sorted(loaded.checkpoint.control.ids)
     for ours, theirs in (
         (loaded.model.get_input_embeddings(), plain.get_input_embeddings()),
         (loaded.model.get_output_embeddings(), plain.get_output_embeddings()),

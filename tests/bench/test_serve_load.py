@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pasta_decoding.runtime.decoder import Decoder, torch_decoder
+from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
 from tests.bench.test_benchmarks import BENCH, lines_of
 from tests.checkpoint import TinyCheckpoint
 from tests.server.running import Running, running
@@ -19,13 +19,15 @@ QUICK = ("--seconds", 1, "--warmup", 1, "--max-tokens", 24)
 
 
 @pytest.fixture(scope="module")
-def decoder(tiny_checkpoint: TinyCheckpoint) -> Decoder:
+def decoder(tiny_checkpoint: TinyCheckpoint) -> LocalDecoder:
     return torch_decoder(tiny_checkpoint.base, tiny_checkpoint.adapter, cells=4096)
 
 
 @pytest.fixture(scope="module")
-def server(decoder: Decoder) -> Iterator[Running]:
-    with running(with_engine(decoder, endless(decoder), Slow), at_once=2, queue=1) as server:
+def server(decoder: LocalDecoder) -> Iterator[Running]:
+    with running(
+        with_engine(decoder, endless(decoder), Slow), max_concurrency=2, queue=1
+    ) as server:
         yield server
 
 

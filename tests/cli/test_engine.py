@@ -104,14 +104,14 @@ def test_positions_that_llama_cannot_take_are_left_to_torch_unless_llama_is_aske
     pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PASTA_CACHE", str(tmp_path))
-    adapter = adapter_with(tiny_checkpoint.adapter, tmp_path / "adapter", scheme="reserve-10x")
+    adapter = adapter_with(tiny_checkpoint.adapter, tmp_path / "adapter", scheme="reserve")
     where = ("--model", tiny_checkpoint.base, "--adapter", adapter)
     auto, torch = (pasta(*PROMPT, *where, *flags).object for flags in ((), ("--engine", "torch")))
     assert auto["annotated"] == torch["annotated"]
     status, message, hint = pasta(*PROMPT, *where, "--engine", "llama").complaint
     assert status == 2
     assert message.endswith(
-        "pasta: the engine 'llama Q4_0' cannot take the positions of the scheme 'reserve-10x'"
+        "pasta: the engine 'llama Q4_0' cannot take the positions of the scheme 'reserve'"
     )
     assert hint == "Use --engine torch, or another adapter."
 

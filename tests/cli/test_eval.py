@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pasta_decoding.eval.records import read_records
-from pasta_decoding.eval.run_folder import RunFolder
+from pasta_decoding.evaluation.records import read_records
+from pasta_decoding.evaluation.run_folder import RunFolder
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Outcome, Pasta, interrupted
 
@@ -65,7 +65,7 @@ def test_every_method_gets_a_folder_and_failures_are_records(
     run = json.loads((tmp_path / "out" / "sot-none" / "run.json").read_text())
     assert run["method"] == "sot"
     assert run["adapter"] is None
-    assert (run["engine"], run["at_once"], run["timing"]) == ("torch", 16, False)
+    assert (run["engine"], run["max_concurrency"], run["timing"]) == ("torch", 16, False)
     assert run["prompts"]["number"] == 3
     run = json.loads((tmp_path / "out" / "pasta-adapter" / "run.json").read_text())
     assert len(run["adapter"]["sha256"]) == 16
@@ -127,7 +127,7 @@ def test_timing_keeps_the_seconds_of_every_turn(
         assert record.last_text_s is not None
         assert 0 < record.first_token_s < record.last_text_s < max(record.repeats)
         run = json.loads((tmp_path / "out" / label / "run.json").read_text())
-        assert (run["timing"], run["repeats"], run["at_once"]) == (True, 2, 1)
+        assert (run["timing"], run["repeats"], run["max_concurrency"]) == (True, 2, 1)
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,11 @@ from typing import Any
 
 import pytest
 
-from pasta_decoding.eval.judge.fit import fit, measure
-from pasta_decoding.eval.judge.local import save_judge
-from pasta_decoding.eval.questions import question_of
-from pasta_decoding.eval.run_folder import RunFolder
+from pasta_decoding.evaluation.questions import question_of
+from pasta_decoding.evaluation.run_folder import RunFolder
 from tests.chatserver import Act, Body, Raw, chat_server, completion, failure
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Pasta
-from tests.judging import made_up
 from tests.runfolders import failed, parallel, record, write_run
 
 JUDGED = ("--no-likelihood", "--model", "m", "--retries", 0, "--base-url")
@@ -186,55 +183,12 @@ def test_difficulties_are_found_by_alpaca_evals_numbers(
     assert [row["instruction_difficulty"] for row in verdicts(runs)] == [0.25, None, None]
 
 
-@pytest.fixture
-def judge(tmp_path: Path) -> Path:
-    """A local judge, fitted to made-up preferences."""
-    found = measure(made_up(40), lambda answers: answers)
-    save_judge(tmp_path / "judge.json", fit(found, found.fold_P != 0))
-    return tmp_path / "judge.json"
-
-
-def verdict(path: Path, *, usable: bool) -> Path:
-    gain = {"gain": {"value": 0.002, "low": -0.003 if not usable else 0.001, "high": 0.008}}
-    source = {"source": "people", "usable_for_training": usable, "every": gain, "similar": None}
-    path.write_text(json.dumps({"sources": [source], "usable_for_training": usable}))
-    return path
-
-
-def test_a_judge_that_is_not_usable_is_not_used_and_the_reason_is_kept(
-    pasta: Pasta, runs: Path, judge: Path, tmp_path: Path
-) -> None:
-    said = verdict(tmp_path / "verdict.json", usable=False)
-    command = ("eval", "rate", runs, "--no-likelihood", "--judge", judge, "--judge-verdict", said)
-    found = pasta(*command)
-    reason = (
-        "it does not beat length alone beyond its interval by 1 of 1 sources: "
-        "people, gain all +0.002 (-0.003 to +0.008)"
-    )
-    assert found.err == f"pasta: judge not used, because {reason}\n"
-    assert not (runs / "pasta/annotations.json").exists()
-    assert json.loads((runs / "pasta/rating.json").read_text())["judge_not_used"] == reason
-
-
-def test_a_judge_that_is_usable_is_used(
-    pasta: Pasta, runs: Path, judge: Path, tmp_path: Path
-) -> None:
-    said = verdict(tmp_path / "verdict.json", usable=True)
-    command = ("eval", "rate", runs, "--no-likelihood", "--judge", judge, "--judge-verdict", said)
-    assert pasta(*command).status == 0
-    assert [row["annotator"] for row in verdicts(runs)] == [
-        "local judge judge, at equal length"
-    ] * 3
-
-
 def test_what_does_not_go_together_is_refused(pasta: Pasta, runs: Path) -> None:
     both = pasta("eval", "rate", runs, "--annotator", "x", "--base-url", "y", "--model", "z")
     assert both.complaint[1:] == (
-        "pasta: several who are to judge",
-        "Give one of --base-url, --annotator and --judge.",
+        "pasta: several judges",
+        "Give --base-url or --annotator, not both.",
     )
-    alone = pasta("eval", "rate", runs, "--judge", "x")
-    assert alone.complaint[1] == "pasta: a judge is --judge and --judge-verdict"
 
 
 def test_runs_of_other_prompts_are_not_compared(pasta: Pasta, runs: Path) -> None:

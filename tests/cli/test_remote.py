@@ -42,7 +42,7 @@ def fake(merged: Path) -> Iterator[Fake]:
     loaded = load_model(merged, merged)
     model = loaded.model
     script = by_model(model)
-    with serving(Fake(script, model.config.vocab_size, min(loaded.ends))) as fake:
+    with serving(Fake(script, model.config.vocab_size, min(loaded.eos_ids))) as fake:
         yield fake
 
 

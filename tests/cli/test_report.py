@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Pasta
-from tests.eval.report.test_build import annotate, rate
+from tests.evaluation.report.test_build import annotate, rate
 from tests.runfolders import failed, parallel, record, write_run
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 import openai
 import pytest
 
-from pasta_decoding.server.bridge import LocalBackend
-from pasta_decoding.server.remote import RemoteBackend
+from pasta_decoding.server.local_backend import LocalBackend
+from pasta_decoding.server.remote_backend import RemoteBackend
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Pasta, interrupted
 
@@ -64,7 +64,7 @@ def serve(pasta: Pasta, tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.Mon
         backends.append(backend)
 
     monkeypatch.delenv("PASTA_API_KEY", raising=False)
-    monkeypatch.setattr("pasta_decoding.runtime.remote.find_model", lambda *_, **__: ("tiny", None))
+    monkeypatch.setattr("pasta_decoding.remote.decoder.find_model", lambda *_, **__: ("tiny", None))
     monkeypatch.setattr("pasta_decoding.server.app.create_app", create_app)
     monkeypatch.setattr("pasta_decoding.server.listen.http_server", interrupted)
     return run

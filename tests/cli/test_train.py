@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pasta_decoding.lang.positions import SCHEMES
-from pasta_decoding.models.binding import load
+from pasta_decoding.models.checkpoint import load
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Outcome, Pasta, interrupted
 

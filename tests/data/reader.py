@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache, partial
 
 from pasta_decoding.data.annotate.reading import Reader
-from pasta_decoding.data.score import read_layouts
 from pasta_decoding.lang.positions import scheme_named
+from pasta_decoding.training.score import read_layouts
 from tests.checkpoint import byte_tokenizer
 from tests.tiny import tiny_llama
 

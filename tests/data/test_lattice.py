@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.data.annotate.candidates import Candidate
-from pasta_decoding.data.annotate.lattice import choose, weigh
+from pasta_decoding.data.annotate.lattice import choose, semi_markov_marginals
 
 UNITS = 5
 
@@ -40,7 +40,7 @@ def test_a_candidate_is_as_likely_as_the_weight_of_the_ways_that_take_it(scored:
     candidates, odds = zip(*scored, strict=True)
     weights = [(way, math.exp(sum(log_odds for _, log_odds in way))) for way in ways(scored)]
     total = sum(weight for _, weight in weights)
-    found, likely = weigh(UNITS, candidates, odds)
+    found, likely = semi_markov_marginals(UNITS, candidates, odds)
     assert found == pytest.approx(math.log(total))
     for candidate, probability in zip(candidates, likely, strict=True):
         taken = [weight for way, weight in weights if candidate in dict(way)]
@@ -60,4 +60,4 @@ def test_no_other_choice_gains_more(scored: Scored) -> None:
 def test_where_nothing_gains_nothing_is_taken() -> None:
     assert choose(3, [Candidate(0, 1)], [0.0]) == []
     assert choose(0, [], []) == []
-    assert weigh(0, [], []) == (0.0, [])
+    assert semi_markov_marginals(0, [], []) == (0.0, [])

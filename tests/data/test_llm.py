@@ -23,7 +23,7 @@ from pasta_decoding.data.annotate.llm import (
 )
 from pasta_decoding.data.annotate.structure import annotate
 from pasta_decoding.data.dataset import Row
-from pasta_decoding.endpoint import Endpoint, EndpointError
+from pasta_decoding.data.endpoint import Endpoint, EndpointError
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import Chunk, Sync, read, strip
 from tests.chatserver import Act, Body, ChatServer, Raw, Script, chat_server, failure, in_turn

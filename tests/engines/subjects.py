@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from pasta_decoding.engines.base import Engine
 from pasta_decoding.engines.scripted import ScriptedEngine, shuffled
 from pasta_decoding.engines.torch import TorchEngine
-from pasta_decoding.models import binding as bindings
+from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.gguf import write_gguf
 from pasta_decoding.models.loading import Loaded
 from tests.engines.oracle import Oracle, Recorder, by_script, dense
@@ -61,8 +61,8 @@ def speaking(model: PreTrainedModel) -> Loaded:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.add_special_tokens([f"<unused{n}>" for n in range(14)])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
-    binding = bindings.bind(tokenizer)
-    checkpoint = bindings.describe(model, tokenizer, binding, name="tests/tiny")
+    control = checkpoints.bind(tokenizer)
+    checkpoint = checkpoints.describe(model, tokenizer, control, name="tests/tiny")
     return Loaded(model, tokenizer, checkpoint, frozenset({0}))
 
 

@@ -30,7 +30,7 @@ def laid_out(segments: list[Segment], scheme: Scheme) -> Layout:
 BY_HAND = {
     "shared-max": [*(0, 1, 2, 3, 4), *(5, 6, 7), *(5, 6, 7), *(8, 9), *(10, 11)],
     "shared-sum": [*(0, 1, 2, 3, 4), *(5, 6, 7), *(5, 6, 7), *(8, 9), *(13, 14)],
-    "reserve-10x": [*(0, 1, 2, 3, 4), *(5, 6, 7), *(25, 26, 27), *(28, 29), *(78, 79)],
+    "reserve": [*(0, 1, 2, 3, 4), *(5, 6, 7), *(25, 26, 27), *(28, 29), *(78, 79)],
 }
 
 
@@ -69,7 +69,7 @@ def test_under_shared_sum_a_sync_stands_at_its_place_in_reading_order(
 def test_under_reserve_10x_a_chunk_that_keeps_its_length_shares_no_position(
     segments: list[Segment],
 ) -> None:
-    layout = laid_out(segments, SCHEMES["reserve-10x"])
+    layout = laid_out(segments, SCHEMES["reserve"])
     assert len(set(layout.position)) == len(layout.position)
 
 
@@ -79,7 +79,7 @@ def test_under_reserve_10x_a_sync_follows_a_chunk_that_outgrew_its_reserve() -> 
         ChunkRun((ASYNC, *range(30, 60))),
         SyncRun(SYNC),
     ]
-    layout = laid_out(segments, SCHEMES["reserve-10x"])
+    layout = laid_out(segments, SCHEMES["reserve"])
     assert layout.position[-2:] == (33, 34)
 
 

@@ -13,10 +13,10 @@ import torch
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import Run
 from pasta_decoding.lang.positions import SharedMax
-from pasta_decoding.models.binding import bind
+from pasta_decoding.models.checkpoint import bind
 from pasta_decoding.models.loading import DEFAULT_ADAPTER, find_adapter, load_base, load_model
 from pasta_decoding.models.prompt import Message, PromptEncoder
-from pasta_decoding.runtime.decoder import answer_of, decoder_over, llama_decoder
+from pasta_decoding.runtime.local import answer_of, decoder_over, llama_decoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Logits, Sampler, Sampling
 from pasta_decoding.runtime.scheduler import Request, Scheduler
@@ -53,15 +53,15 @@ PROMPTS = [
 @pytest.mark.timeout(240)
 def test_sequential_decoding_equals_generate_on_twenty_prompts(embedded_dir: Path) -> None:
     model, tokenizer = load_base(embedded_dir, dtype="float32")
-    binding = bind(tokenizer)
-    encoder = PromptEncoder(tokenizer, forbidden_ids=binding.ids)
+    control = bind(tokenizer)
+    encoder = PromptEncoder(tokenizer, forbidden_ids=control.ids)
     prompts = [encoder.encode([Message("user", text)]) for text in PROMPTS]
     # The engine takes the model over, so `generate` goes first, with transformers' own attention.
-    expected = [_generate(model, prompt, sorted(binding.ids)) for prompt in prompts]
+    expected = [_generate(model, prompt, sorted(control.ids)) for prompt in prompts]
 
     engine = TorchEngine(model)
     ends = frozenset({tokenizer.eos_token_id})
-    vocabulary = vocabulary_of(tokenizer, binding, engine.vocabulary_size, ends)
+    vocabulary = vocabulary_of(tokenizer, control, engine.vocabulary_size, ends)
     rules = Rules(max_tokens=TOKENS, parallel=False)
     compared = 0
     for prompt, tokens in zip(prompts, expected, strict=True):

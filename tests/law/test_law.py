@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from pasta_decoding.data.view import attention_masks, view, visibility
 from pasta_decoding.engines.base import Engine
 from pasta_decoding.engines.windows import attention_windows
 from pasta_decoding.lang.layout import (
@@ -34,10 +33,11 @@ from pasta_decoding.lang.layout import (
 )
 from pasta_decoding.lang.positions import SCHEMES, Scheme
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.decoder import answer_of
+from pasta_decoding.runtime.local import answer_of
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Replay
 from pasta_decoding.runtime.scheduler import Request, Scheduler
+from pasta_decoding.training.view import attention_masks, view, visibility
 from tests.engines.subjects import SUBJECTS
 from tests.law import world
 from tests.law.watched import Watched

@@ -1,4 +1,4 @@
-"""A tiny world for the law: a vocabulary of made-up words, a binding, and answers in segments."""
+"""A tiny world for the law: a vocabulary of made-up words, a control, and answers in segments."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Run, Segment, SyncRun
 from pasta_decoding.lang.positions import SharedMax
-from pasta_decoding.models.binding import Binding
+from pasta_decoding.models.checkpoint import ControlTokens
 from pasta_decoding.runtime.vocabulary import Vocabulary
 
 SIZE = 100
 END = 0
 OPEN, ASYNC, CLOSE, SYNC, P20, P50 = 1, 2, 3, 4, 5, 6
 FIRST_WORD = 10
-BINDING = Binding(OPEN, {20: P20, 50: P50}, ASYNC, CLOSE, SYNC)
+CONTROL = ControlTokens(OPEN, {20: P20, 50: P50}, ASYNC, CLOSE, SYNC)
 SCHEME = SharedMax()
 
 # Ids below FIRST_WORD are special; the words are w10, w11, ...; the last ten begin with a space.
@@ -28,7 +28,7 @@ def decode(ids: Sequence[int]) -> str:
     return "".join(TEXTS[token] for token in ids)
 
 
-VOCABULARY = Vocabulary(TEXTS, decode, BINDING, frozenset({END}))
+VOCABULARY = Vocabulary(TEXTS, decode, CONTROL, frozenset({END}))
 
 WORDS = st.integers(FIRST_WORD, SIZE - 11)
 PROMPTS = st.lists(WORDS, min_size=1, max_size=4).map(tuple)
@@ -50,7 +50,7 @@ def answers(draw: st.DrawFn) -> list[Segment]:
             # Topics are distinct by construction: two words, the second one counts.
             topic = (draw(WORDS), FIRST_WORD + number) if has_topics else ()
             bucket = draw(st.sampled_from([20, 50]))
-            close = BINDING.promise_close[bucket]
+            close = CONTROL.promise_close[bucket]
             segments.append(PromiseRun((OPEN, *topic, close), bucket))
             body = draw(st.lists(WORDS, min_size=1, max_size=5))
             segments.append(ChunkRun((ASYNC, *body)))

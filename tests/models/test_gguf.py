@@ -37,7 +37,7 @@ def test_checkpoint_ends_and_tokenizer_come_back(loaded: Loaded, tmp_path: Path)
     path = tmp_path / "tiny.gguf"
     write_gguf(loaded, path)
     back = read_metadata(texts_of(path).get, path)
-    assert (back.checkpoint, back.ends) == (loaded.checkpoint, loaded.ends)
+    assert (back.checkpoint, back.eos_ids) == (loaded.checkpoint, loaded.eos_ids)
     text = "It's 7 <|im_end|>\n\n  x"
     assert back.tokenizer.encode(text) == loaded.tokenizer.encode(text)
     assert back.tokenizer.chat_template == loaded.tokenizer.chat_template
@@ -78,7 +78,7 @@ def test_llama_scaling_has_its_own_tensor(tmp_path: Path) -> None:
 def test_an_architecture_without_a_translation_is_refused_by_name(tmp_path: Path) -> None:
     small = GPT2Config(vocab_size=100, n_embd=32, n_layer=1, n_head=4)
     loaded = speaking(tiny_llama())
-    gpt2 = Loaded(GPT2LMHeadModel(small), loaded.tokenizer, loaded.checkpoint, loaded.ends)
+    gpt2 = Loaded(GPT2LMHeadModel(small), loaded.tokenizer, loaded.checkpoint, loaded.eos_ids)
     with pytest.raises(PastaError, match="cannot export gpt2 models") as caught:
         export_gguf(gpt2, tmp_path / "x.gguf", "F16", quantize=no_quantiser)
     assert "llama, qwen2, qwen3" in caught.value.hint

@@ -6,7 +6,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.models.binding import BUCKETS, bind
+from pasta_decoding.models.checkpoint import BUCKETS, bind
 from pasta_decoding.models.prompt import Message, PromptEncoder
 from tests.models.test_prompt import HARMLESS, PLACEMENTS, ROLE_MARKERS, TAGS
 from tests.shapes import gemma_tokenizer, llama3_tokenizer
@@ -31,9 +31,9 @@ def acting(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[int]:
 def test_control_tokens_are_spare_ones_and_nothing_is_added(name: str) -> None:
     tokenizer = TOKENIZERS[name]
     size = len(tokenizer)
-    binding = bind(tokenizer)
+    control = bind(tokenizer)
     assert len(tokenizer) == size
-    texts = tokenizer.convert_ids_to_tokens(sorted(binding.ids))
+    texts = tokenizer.convert_ids_to_tokens(sorted(control.ids))
     spare = {"llama3": "<|reserved_special_token_{}|>", "gemma": "<unused{}>"}[name]
     assert texts == [spare.format(n) for n in range(len(BUCKETS) + 4)]
 

@@ -24,8 +24,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from transformers import PreTrainedModel
 
-from pasta_decoding.engines.completions import MAX_BIASES
 from pasta_decoding.engines.scripted import Script
+from pasta_decoding.remote.completions import MAX_BIASES
 from pasta_decoding.server.listen import open_socket
 
 BLOCK = 16

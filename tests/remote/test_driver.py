@@ -11,18 +11,18 @@ import torch
 from transformers import LlamaForCausalLM
 
 from pasta_decoding.engines.base import FloatArray
-from pasta_decoding.engines.remote import Fleet
 from pasta_decoding.engines.scripted import follow
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import PromiseRun
-from pasta_decoding.runtime import driver
+from pasta_decoding.remote import driver
+from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Event, Finished, Opened, ordered
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampler, Sampling
 from tests.law import world
-from tests.law.world import ASYNC, BINDING, CLOSE, END, OPEN, P20, P50, SYNC
+from tests.law.world import ASYNC, CLOSE, CONTROL, END, OPEN, P20, P50, SYNC
 from tests.remote.fake import BLOCK, Fake, by_model, serving, until
 from tests.remote.writing import (
     RULES,
@@ -95,11 +95,11 @@ def test_sequential_answers_bring_no_control_token_in_one_request_each() -> None
     with serving(scripted()) as fake:
         answers = write(service_of(fake), requests)
         assert len(fake.bodies) == len(requests)
-        banned = {str(token) for token in BINDING.ids}
+        banned = {str(token) for token in CONTROL.ids}
         assert all(set(body["logit_bias"]) == banned for body in fake.bodies)
     for request, answer in zip(requests, answers, strict=True):
         assert_same(answer, locally(request, ending(7)))
-        assert answer.overruled == 0
+        assert answer.interventions == 0
 
 
 LAST = ID["b."]
@@ -193,8 +193,8 @@ def test_time_that_is_up_leaves_what_there_is() -> None:
 
 def test_an_answer_that_is_cancelled_ends_all_its_requests() -> None:
     async def cancel(fake: Fake) -> None:
-        async with Fleet(service_of(fake)) as fleet:
-            task = asyncio.create_task(writer(asked((A, LAST)), fleet).run())
+        async with ReplicaPool(service_of(fake)) as pool:
+            task = asyncio.create_task(writer(asked((A, LAST)), pool).run())
             await asyncio.to_thread(until, lambda: fake.live > 1)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -218,10 +218,10 @@ def test_a_token_that_may_not_stand_there_is_taken_back_at_the_price_of_a_reques
         [answer] = write(service_of(fake), [asked(PROMPTS[0])])
         ones = [body for body in fake.bodies if body["max_tokens"] == 1]
     assert answer.text == "a" * 5
-    assert answer.overruled == len(ones) == 6
+    assert answer.interventions == len(ones) == 6
     assert answer.trace.sent is not None
     assert answer.trace.sent.corrections == 6
-    banned = {str(token) for token in BINDING.ids - {OPEN}}
+    banned = {str(token) for token in CONTROL.ids - {OPEN}}
     assert all({t for t, by in body["logit_bias"].items() if by < 0} == banned for body in ones)
 
 
@@ -254,6 +254,6 @@ def test_what_is_forbidden_just_here_finds_room_in_a_request_before_all_else(
         B,
         C,
     ]
-    assert len(ones) == answer.overruled == 2
+    assert len(ones) == answer.interventions == 2
     assert all(len(bias) <= 3 for bias in ones)
     assert ones[-1].keys() == {str(A), str(B)}

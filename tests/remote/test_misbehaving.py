@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from starlette.responses import PlainTextResponse, Response
 
-from pasta_decoding.engines.completions import Completion, RemoteError
-from pasta_decoding.engines.remote import Fleet
 from pasta_decoding.engines.scripted import follow
-from pasta_decoding.engines.service import Service, find_model
 from pasta_decoding.errors import PastaError
+from pasta_decoding.remote.completions import Completion, RemoteError
+from pasta_decoding.remote.replicas import ReplicaPool
+from pasta_decoding.remote.service import Service, find_model
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.rules import Rules
 from tests.law.world import ASYNC, END, OPEN, P20
@@ -197,8 +197,8 @@ def test_one_answer_that_fails_leaves_the_others_alone() -> None:
         return refusal(400, "not this one") if body["prompt"][2] == 14 else pieces
 
     async def both(fake: Fake) -> list[Answer | BaseException]:
-        async with Fleet(service_of(fake)) as fleet:
-            writers = [writer(asked((11, 12, last)), fleet) for last in (13, 14)]
+        async with ReplicaPool(service_of(fake)) as pool:
+            writers = [writer(asked((11, 12, last)), pool) for last in (13, 14)]
             return await asyncio.gather(*(w.run() for w in writers), return_exceptions=True)
 
     with serving(scripted()) as fake:
@@ -234,10 +234,10 @@ def test_answers_go_to_the_server_that_can_be_reached() -> None:
 async def one_by_one(service: Service, count: int) -> list[Answer | RemoteError]:
     """Write answers one after the other; one that fails does not keep the next from coming."""
     came: list[Answer | RemoteError] = []
-    async with Fleet(service) as fleet:
+    async with ReplicaPool(service) as pool:
         for n in range(count):
             try:
-                came.append(await writer(asked((11, 12, 13 + n)), fleet).run())
+                came.append(await writer(asked((11, 12, 13 + n)), pool).run())
             except RemoteError as error:
                 came.append(error)
     return came
@@ -294,13 +294,13 @@ def test_a_request_that_does_not_fit_is_no_reason_to_avoid_a_server() -> None:
 
 def test_requests_that_fail_together_move_their_answer_once() -> None:
     async def fail_together(service: Service) -> None:
-        async with Fleet(service) as fleet:
-            with fleet.seat() as seat:
-                failed = seat.replica
-                seat.move(failed)
-                better = seat.replica
-                seat.move(failed)
-                assert seat.replica is better is not failed
+        async with ReplicaPool(service) as pool:
+            with pool.lease() as lease:
+                failed = lease.replica
+                lease.move(failed)
+                better = lease.replica
+                lease.move(failed)
+                assert lease.replica is better is not failed
                 assert (failed.answers, better.answers) == (0, 1)
                 assert failed.cooldown_until_s > better.cooldown_until_s == 0
 
@@ -311,16 +311,19 @@ def test_the_server_that_is_named_and_rests_is_the_one_that_was_asked() -> None:
     """Not the one that the answer has moved to while the request was under way."""
 
     async def move_meanwhile(service: Service) -> tuple[str, list[float]]:
-        async with Fleet(service) as fleet:
-            with fleet.seat() as seat:
-                tokens = fleet.stream(seat, Completion(PROMPT, 20, (END,), END))
+        async with ReplicaPool(service) as pool:
+            with pool.lease() as lease:
+                tokens = pool.stream(lease, Completion(PROMPT, 20, (END,), END))
                 await anext(tokens)
-                asked_at = seat.replica
-                seat.move(asked_at)
+                asked_at = lease.replica
+                lease.move(asked_at)
                 asked_at.cooldown_until_s = 0
                 with pytest.raises(RemoteError) as caught:
                     await anext(tokens)
-                return str(caught.value), [asked_at.cooldown_until_s, seat.replica.cooldown_until_s]
+                return str(caught.value), [
+                    asked_at.cooldown_until_s,
+                    lease.replica.cooldown_until_s,
+                ]
 
     with serving(scripted()) as one, serving(scripted()) as other:
         one.mischief = early
@@ -354,16 +357,16 @@ def test_a_server_that_is_killed_fails_who_was_there_and_serves_who_comes_after(
     request = asked(PROMPT, rules=Rules(max_tokens=100))
 
     async def survive(fake: Fake, kill: Callable[[], None], revive: Callable[[], None]) -> Answer:
-        async with Fleet(service_of(fake)) as fleet:
+        async with ReplicaPool(service_of(fake)) as pool:
             begun = asyncio.Event()
-            one = writer(request, fleet, lambda _events, _step: begun.set())
+            one = writer(request, pool, lambda _events, _step: begun.set())
             task = asyncio.create_task(one.run())
             await begun.wait()
             await asyncio.to_thread(kill)
             with pytest.raises(RemoteError, match=r"broke the connection|ended its reply early"):
                 await task
             await asyncio.to_thread(revive)
-            return await writer(request, fleet).run()
+            return await writer(request, pool).run()
 
     # One request writes all of it: had it been between two, the next would find nobody there.
     endless = follow((A, B), (B, A), vocabulary_size=SIZE, otherwise=A)

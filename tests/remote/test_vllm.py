@@ -25,18 +25,18 @@ from urllib.request import urlopen
 import pytest
 import torch
 
-from pasta_decoding.engines.completions import RemoteError
-from pasta_decoding.engines.remote import Fleet
 from pasta_decoding.lang.layout import ChunkRun, Joining, Layout, SyncRun
 from pasta_decoding.models.export import export_hf
 from pasta_decoding.models.loading import find_adapter, load_model
+from pasta_decoding.remote.completions import RemoteError
+from pasta_decoding.remote.decoder import RemoteDecoder, remote_decoder
+from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.decoder import Decoder, torch_decoder
-from pasta_decoding.runtime.remote import RemoteDecoder, remote_decoder
+from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
 from pasta_decoding.server.metrics import Metrics
-from pasta_decoding.server.remote import RemoteBackend
+from pasta_decoding.server.remote_backend import RemoteBackend
 from tests.remote.fake import until
 from tests.server.running import MODEL, running_over
 
@@ -117,7 +117,7 @@ def merged(embedded_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     """The adapter that ships for servers, but eager to sync: by itself it seldom does."""
     loaded = load_model(embedded_dir, find_adapter("balanced-text"))
     with torch.no_grad():
-        loaded.model.get_output_embeddings().weight[loaded.checkpoint.binding.sync] *= 1.3
+        loaded.model.get_output_embeddings().weight[loaded.checkpoint.control.sync] *= 1.3
     folder = tmp_path_factory.mktemp("merged") / NAME
     export_hf(loaded, folder)
     return folder
@@ -140,12 +140,12 @@ def remote(vllm: Vllm, merged: Path) -> RemoteDecoder:
 
 
 @pytest.fixture(scope="module")
-def local(merged: Path) -> Decoder:
+def local(merged: Path) -> LocalDecoder:
     return torch_decoder(merged, merged, joining=Joining.text)
 
 
 @pytest.fixture(scope="module")
-def answers(remote: RemoteDecoder, local: Decoder) -> list[tuple[Answer, Answer]]:
+def answers(remote: RemoteDecoder, local: LocalDecoder) -> list[tuple[Answer, Answer]]:
     """Each prompt's answer by vLLM and by the torch engine."""
     requests = [remote.request(prompt, RULES, Sampling()) for prompt in PROMPTS]
     return [(remote.answer(request), local.answer(request)) for request in requests]
@@ -174,7 +174,7 @@ def test_requests_find_what_they_share_in_the_prefix_cache(vllm: Vllm, merged: P
 
 
 def test_answers_are_those_of_the_torch_engine_up_to_near_ties(
-    answers: list[tuple[Answer, Answer]], local: Decoder
+    answers: list[tuple[Answer, Answer]], local: LocalDecoder
 ) -> None:
     model = local.engine.model  # type: ignore[attr-defined]
     compared = differing = 0
@@ -188,7 +188,9 @@ def test_answers_are_those_of_the_torch_engine_up_to_near_ties(
                 print(f"{prompt!r}: {left[context]} or {right[context]}, {gap:.2e} apart")  # noqa: T201
                 assert gap < NEAR_TIE
     print(f"{compared} choices compared, {differing} near-ties fell otherwise")  # noqa: T201
-    remotely, locally = (sum(one.overruled for one in side) for side in zip(*answers, strict=True))
+    remotely, locally = (
+        sum(one.interventions for one in side) for side in zip(*answers, strict=True)
+    )
     print(f"{remotely} interventions seen remotely, {locally} locally")  # noqa: T201
     assert compared > 40 * len(PROMPTS)
     assert any(theirs.chunks for theirs, _ in answers)
@@ -247,7 +249,7 @@ def test_the_same_seed_gives_the_same_answer(remote: RemoteDecoder) -> None:
 
 
 def test_a_client_of_the_server_gets_the_answer(
-    remote: RemoteDecoder, local: Decoder, answers: list[tuple[Answer, Answer]]
+    remote: RemoteDecoder, local: LocalDecoder, answers: list[tuple[Answer, Answer]]
 ) -> None:
     metrics = Metrics()
     messages: list[Any] = [{"role": "user", "content": PROMPTS[0]}]
@@ -280,9 +282,9 @@ def test_a_killed_server_fails_who_was_there_and_serves_again_when_it_is_back(
 
     async def be_there() -> None:
         begun = asyncio.Event()
-        async with Fleet(remote.service) as fleet:
+        async with ReplicaPool(remote.service) as pool:
             request = remote.request(PROMPTS[0], Rules(max_tokens=1000), Sampling())
-            writer = remote.writer(request, fleet, lambda _events, _step: begun.set())
+            writer = remote.writer(request, pool, lambda _events, _step: begun.set())
             task = asyncio.create_task(writer.run())
             await begun.wait()
             vllm.kill()

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from pasta_decoding.engines.base import Engine, FloatArray
-from pasta_decoding.engines.remote import Fleet
 from pasta_decoding.engines.scripted import Script, ScriptedEngine
-from pasta_decoding.engines.service import RetryPolicy, Service
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import SharedMax
+from pasta_decoding.remote.driver import OnNews, Writer
+from pasta_decoding.remote.replicas import ReplicaPool
+from pasta_decoding.remote.service import RetryPolicy, Service
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.decoder import answer_of
-from pasta_decoding.runtime.driver import OnNews, Writer
 from pasta_decoding.runtime.interpreter import Interpreter
+from pasta_decoding.runtime.local import answer_of
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampler, Sampling
@@ -60,21 +60,21 @@ def asked(prompt: Sequence[int], *, rules: Rules = RULES, **changes: Any) -> Req
 
 def writer(
     request: Request,
-    fleet: Fleet,
+    pool: ReplicaPool,
     on_news: OnNews = lambda _events, _step: None,
     vocabulary: Vocabulary = VOCABULARY,
 ) -> Writer:
-    prompt_tokens, most = len(request.prompt), fleet.service.max_positions
+    prompt_tokens, most = len(request.prompt), pool.service.max_positions
     interpreter = Interpreter(
         vocabulary, SharedMax(), request.rules, prompt_tokens, most, Joining.text
     )
-    return Writer(request, interpreter, fleet, on_news)
+    return Writer(request, interpreter, pool, on_news)
 
 
 async def written(service: Service, requests: Sequence[Request], **about: Any) -> list[Answer]:
     """Write all answers at the same time."""
-    async with Fleet(service) as fleet:
-        writers = [writer(request, fleet, **about) for request in requests]
+    async with ReplicaPool(service) as pool:
+        writers = [writer(request, pool, **about) for request in requests]
         tasks = [asyncio.create_task(one.run()) for one in writers]
         try:
             return await asyncio.gather(*tasks)

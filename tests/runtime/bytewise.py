@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pasta_decoding.runtime.vocabulary import Vocabulary
-from tests.law.world import BINDING, END
+from tests.law.world import CONTROL, END
 
 # One token a byte: the id of a byte is the byte plus this.
 FIRST_BYTE = 10
@@ -22,4 +22,4 @@ def ids(text: str) -> list[int]:
 
 SIZE = FIRST_BYTE + 256
 TEXTS = tuple(decode([token]) for token in range(SIZE))
-VOCABULARY = Vocabulary(TEXTS, decode, BINDING, frozenset({END}))
+VOCABULARY = Vocabulary(TEXTS, decode, CONTROL, frozenset({END}))

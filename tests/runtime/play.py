@@ -19,7 +19,7 @@ from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import best_allowed
 from pasta_decoding.runtime.text import tree_of
 from pasta_decoding.runtime.vocabulary import Vocabulary
-from tests.law.world import BINDING, CLOSE, END, SCHEME
+from tests.law.world import CLOSE, CONTROL, END, SCHEME
 
 PROMPT = (11, 12, 13)
 WORDS = ["a", "b", "c", "A", "as", " a", " b", " c", " B", "-", " -", "b."]
@@ -35,7 +35,7 @@ def decode(ids: Sequence[int]) -> str:
     return "".join(TEXTS[token] for token in ids)
 
 
-VOCABULARY = Vocabulary(TEXTS, decode, BINDING, frozenset({END}))
+VOCABULARY = Vocabulary(TEXTS, decode, CONTROL, frozenset({END}))
 Wants = Callable[[int, int], int]
 """From a thread and how much it has chosen before to the token it would like."""
 

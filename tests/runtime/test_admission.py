@@ -12,8 +12,8 @@ from pasta_decoding.engines.scripted import ScriptedEngine, follow
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import MAIN, Joining
 from pasta_decoding.runtime.admission import DEFAULT_MAX_PAIRS, Admission, Demand, demand_of
-from pasta_decoding.runtime.decoder import answer_of
 from pasta_decoding.runtime.events import Finished
+from pasta_decoding.runtime.local import answer_of
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.scheduler import Request, Scheduler
 from tests.law.world import SCHEME

@@ -16,8 +16,8 @@ from pasta_decoding.engines.base import Engine
 from pasta_decoding.engines.scripted import ScriptedEngine, follow, shuffled
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.decoder import answer_of
 from pasta_decoding.runtime.events import Synced
+from pasta_decoding.runtime.local import answer_of
 from pasta_decoding.runtime.rules import Constraint
 from pasta_decoding.runtime.sampling import Choice, Logits, Sampler, Sampling
 from pasta_decoding.runtime.scheduler import Request, Scheduler
@@ -99,7 +99,7 @@ def assert_same(ours: Answer, theirs: Answer) -> None:
     assert ours.events == theirs.events
     assert ours.trace.fed == theirs.trace.fed
     assert [step.fed for step in ours.trace.steps] == [step.fed for step in theirs.trace.steps]
-    assert ours.overruled == theirs.overruled
+    assert ours.interventions == theirs.interventions
     assert ours.truncated == theirs.truncated
 
 

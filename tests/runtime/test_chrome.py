@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from pasta_decoding.engines.scripted import ScriptedEngine, follow
 from pasta_decoding.runtime.chrome import chrome_trace
-from pasta_decoding.runtime.decoder import answer_of
+from pasta_decoding.runtime.local import answer_of
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampler, Sampling
 from pasta_decoding.runtime.scheduler import Request, Scheduler

@@ -18,13 +18,13 @@ from pasta_decoding.lang.layout import (
     SyncRun,
     in_reading_order,
 )
-from pasta_decoding.lang.positions import SCHEMES, Reserve10x, Scheme
+from pasta_decoding.lang.positions import SCHEMES, Reserve, Scheme
 from pasta_decoding.lang.tree import Chunk, Span, read, show, strip
 from pasta_decoding.runtime.actions import Append, CloseChunk, Finish, Fork, Join, Rewrite
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.vocabulary import fold_topic
-from tests.law.world import ASYNC, BINDING, CLOSE, END, OPEN, P20, P50, SCHEME, SYNC
+from tests.law.world import ASYNC, CLOSE, CONTROL, END, OPEN, P20, P50, SCHEME, SYNC
 from tests.runtime.play import (
     ID,
     PROMPT,
@@ -39,8 +39,8 @@ from tests.runtime.play import (
 )
 
 A, B, C, SPACE_A, SPACE_B, SPACE_C = (ID[text] for text in ("a", "b", "c", " a", " b", " c"))
-CONTROL = st.sampled_from([OPEN, P20, P50, CLOSE, SYNC, END])
-WANTED = st.lists(CONTROL | st.integers(0, SIZE - 1), min_size=1, max_size=40)
+CONTROL_IDS = st.sampled_from([OPEN, P20, P50, CLOSE, SYNC, END])
+WANTED = st.lists(CONTROL_IDS | st.integers(0, SIZE - 1), min_size=1, max_size=40)
 RULES = st.builds(
     Rules,
     max_tokens=st.integers(0, 60),
@@ -143,7 +143,7 @@ def test_no_token_is_fed_past_the_models_last_position(
 def test_a_promise_needs_positions_for_the_longest_bucket_and_for_the_rest_of_the_budget() -> None:
     enough = len(PROMPT) + 50 + SMALL.max_tokens
     for positions, promises in ((enough, {OPEN}), (enough - 1, set())):
-        interpreter = Interpreter(VOCABULARY, Reserve10x(), SMALL, len(PROMPT), positions)
+        interpreter = Interpreter(VOCABULARY, Reserve(), SMALL, len(PROMPT), positions)
         assert allowed(interpreter) & {OPEN} == promises
 
 
@@ -221,7 +221,7 @@ def test_main_may_end_before_its_chunks_and_the_answer_ends_with_the_last() -> N
 
 def test_a_sync_without_a_chunk_to_wait_for_is_banned() -> None:
     interpreter = Interpreter(VOCABULARY, SCHEME, SMALL, 3)
-    assert allowed(interpreter) & BINDING.ids == {OPEN}
+    assert allowed(interpreter) & CONTROL.ids == {OPEN}
     main = [OPEN, A, P20, A, SYNC, B, SYNC, A]
     played = play(SMALL, script({0: main, 1: [B]}))
     assert sum(isinstance(segment, SyncRun) for segment in played.interpreter.segments) == 1
@@ -241,7 +241,7 @@ def test_the_end_of_sequence_in_a_chunk_closes_it() -> None:
 def test_a_chunk_begins_with_something_visible() -> None:
     interpreter = play_steps(SMALL, script({0: [OPEN, A, P20]}), 3).interpreter
     first = allowed(interpreter, 1)
-    assert first.isdisjoint(BINDING.ids | {END, *range(10)})
+    assert first.isdisjoint(CONTROL.ids | {END, *range(10)})
     assert not any(decode([token])[0].isspace() for token in first)
 
 
@@ -336,7 +336,7 @@ def test_at_the_chunk_limit_promises_are_banned() -> None:
 
 def test_sequential_decoding_bans_promises_and_syncs() -> None:
     interpreter = Interpreter(VOCABULARY, SCHEME, replace(SMALL, parallel=False), 3)
-    assert allowed(interpreter).isdisjoint(BINDING.ids)
+    assert allowed(interpreter).isdisjoint(CONTROL.ids)
 
 
 @pytest.mark.parametrize(("factor", "least", "length"), [(0.5, 4, 10), (0.1, 4, 4), (0, 0, 1)])

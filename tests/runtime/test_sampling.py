@@ -108,7 +108,7 @@ def test_ties_at_the_border_stay_in() -> None:
 
 def test_a_constraint_finds_its_token_among_those_that_top_k_cut() -> None:
     sampler = Sampler(Sampling(temperature=1, top_k=1))
-    assert sampler.choose(0, 0, LOGITS, ban(0)) == Choice(1, overruled=True)
+    assert sampler.choose(0, 0, LOGITS, ban(0)) == Choice(1, intervened=True)
 
 
 # Constraints
@@ -134,31 +134,31 @@ def test_a_constraint_holds_and_is_counted_only_when_it_changed_the_choice(
         allowed = FREE
     wanted = Sampler(sampling).choose(0, 0, logits_V, FREE)
     got = Sampler(sampling).choose(0, 0, logits_V, allowed)
-    assert not wanted.overruled
+    assert not wanted.intervened
     assert got.token not in banned
-    assert got.overruled == (wanted.token in banned)
+    assert got.intervened == (wanted.token in banned)
     assert wanted.token in banned or got.token == wanted.token
 
 
 def test_what_a_limit_forces_is_no_intervention() -> None:
     forced = Constraint.force([3])
-    assert Sampler(Sampling()).choose(0, 0, LOGITS, forced) == Choice(3, overruled=False)
+    assert Sampler(Sampling()).choose(0, 0, LOGITS, forced) == Choice(3, intervened=False)
 
 
 def test_a_constraint_may_say_what_to_take_instead_of_a_banned_token() -> None:
     swapped = Constraint(np.array([0]), instead=np.array([2, 3]))
-    assert Sampler(Sampling()).choose(0, 0, LOGITS, swapped) == Choice(2, overruled=True)
+    assert Sampler(Sampling()).choose(0, 0, LOGITS, swapped) == Choice(2, intervened=True)
     kept = Constraint(np.array([1]), instead=np.array([2, 3]))
-    assert Sampler(Sampling()).choose(0, 0, LOGITS, kept) == Choice(0, overruled=False)
+    assert Sampler(Sampling()).choose(0, 0, LOGITS, kept) == Choice(0, intervened=False)
 
 
 def test_greedy_takes_the_largest_and_the_first_of_equals() -> None:
     sampler = Sampler(Sampling())
     level_V = np.zeros(4, dtype=np.float32)
-    assert sampler.choose(0, 0, LOGITS, FREE) == Choice(0, overruled=False)
+    assert sampler.choose(0, 0, LOGITS, FREE) == Choice(0, intervened=False)
     assert sampler.choose(0, 0, level_V, FREE).token == 0
-    assert sampler.choose(0, 0, level_V, ban(0, 1)) == Choice(2, overruled=True)
-    assert sampler.choose(0, 0, LOGITS, only(3, 2)) == Choice(2, overruled=True)
+    assert sampler.choose(0, 0, level_V, ban(0, 1)) == Choice(2, intervened=True)
+    assert sampler.choose(0, 0, LOGITS, only(3, 2)) == Choice(2, intervened=True)
 
 
 # Bad values
@@ -195,5 +195,5 @@ def test_a_replay_gives_each_thread_its_tokens_whatever_the_logits_say() -> None
     ]
     replay = Replay(segments, async_close=CLOSE, end=END)
     main = [replay.choose(0, n, LOGITS, ban(11)) for n in range(7)]
-    assert main == [Choice(token, overruled=False) for token in (11, OPEN, 12, P20, SYNC, 15, END)]
+    assert main == [Choice(token, intervened=False) for token in (11, OPEN, 12, P20, SYNC, 15, END)]
     assert [replay.choose(1, n, LOGITS, FREE).token for n in range(3)] == [13, 14, CLOSE]

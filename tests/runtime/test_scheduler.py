@@ -14,7 +14,6 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import MAIN, ChunkRun
 from pasta_decoding.lang.tree import read
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.decoder import answer_of
 from pasta_decoding.runtime.events import (
     Closed,
     Delta,
@@ -25,6 +24,7 @@ from pasta_decoding.runtime.events import (
     Synced,
     ordered,
 )
+from pasta_decoding.runtime.local import answer_of
 from tests.law.world import ASYNC, END, OPEN, P20
 from tests.runtime.machine import (
     LINES,
@@ -104,7 +104,7 @@ def test_the_events_of_a_worked_example() -> None:
     assert got.text == "ca ac"
     # Topic, closing, c, a, sync, c: the end is never fed.
     assert got.critical_path == 7
-    assert (got.overruled, got.truncated, got.hit_limit) == (0, False, False)
+    assert (got.interventions, got.truncated, got.hit_limit) == (0, False, False)
 
 
 def test_events_are_handed_out_once_as_they_come() -> None:
@@ -125,7 +125,7 @@ def test_an_end_of_sequence_in_a_chunk_is_an_intervention() -> None:
     lines = [(P20, ASYNC, C, END), (A, OPEN, B, P20, END)]
     _, scheduler = machine(follow(*lines, vocabulary_size=SIZE))
     got = answer_of(scheduler, greedy())
-    assert (got.overruled, got.truncated) == (1, False)
+    assert (got.interventions, got.truncated) == (1, False)
 
 
 # Ends

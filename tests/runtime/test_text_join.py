@@ -25,11 +25,11 @@ def scheduler_over(engine: ScriptedEngine, prefill_tokens: int = 256) -> Schedul
 
 
 def answers_to(
-    requests: Sequence[Request], *, prefill_tokens: int = 256, at_once: bool = True
+    requests: Sequence[Request], *, prefill_tokens: int = 256, max_concurrency: bool = True
 ) -> list[Answer]:
     engine = ScriptedEngine(leaning(7), SIZE)
     scheduler = scheduler_over(engine, prefill_tokens)
-    batches = [requests] if at_once else [[one] for one in requests]
+    batches = [requests] if max_concurrency else [[one] for one in requests]
     answers = [
         answer
         for batch in batches
@@ -41,7 +41,7 @@ def answers_to(
 
 def test_what_is_written_depends_neither_on_the_others_nor_on_how_a_rewrite_is_cut() -> None:
     requests = [request(seed=seed) for seed in SEEDS]
-    together, alone = answers_to(requests), answers_to(requests, at_once=False)
+    together, alone = answers_to(requests), answers_to(requests, max_concurrency=False)
     in_pieces = answers_to(requests, prefill_tokens=2)
     assert any(len(answer.layouts) > 1 for answer in together)
     for answer, *others in zip(together, alone, in_pieces, strict=True):

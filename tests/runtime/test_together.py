@@ -14,7 +14,7 @@ from pasta_decoding.engines.scripted import ScriptedEngine, follow, shuffled
 from pasta_decoding.errors import PastaError
 from pasta_decoding.runtime.admission import Demand, demands_of, shared_beginning
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.decoder import answer_of
+from pasta_decoding.runtime.local import answer_of
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.scheduler import Request, Scheduler
 from tests.law.world import SCHEME

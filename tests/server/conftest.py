@@ -6,19 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from pasta_decoding.runtime.decoder import Decoder, torch_decoder
+from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
 from tests.checkpoint import TinyCheckpoint
 from tests.server.running import Running, running
 
 
 @pytest.fixture(scope="session")
-def decoder(tiny_checkpoint: TinyCheckpoint) -> Decoder:
+def decoder(tiny_checkpoint: TinyCheckpoint) -> LocalDecoder:
     """Return a decoder of the tiny checkpoint. One server at a time may have it."""
     return torch_decoder(tiny_checkpoint.base, tiny_checkpoint.adapter, cells=4096)
 
 
 @pytest.fixture(scope="module")
-def shared_server(decoder: Decoder) -> Iterator[Running]:
+def shared_server(decoder: LocalDecoder) -> Iterator[Running]:
     """Serve the tiny checkpoint for all tests of a module."""
     with running(decoder, answer_tokens=48) as server:
         yield server

@@ -70,7 +70,7 @@ def live_tasks() -> int:
 def resident_bytes() -> int:
     """Return the memory that this process holds; 0 where the system does not say."""
     gc.collect()
-    with suppress(AttributeError):  # glibc keeps an arena for each thread, freed memory and all
+    with suppress(AttributeError):  # glibc keeps an allocator for each thread, freed memory and all
         ctypes.CDLL(None).malloc_trim(0)
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])

@@ -14,11 +14,11 @@ from typing import Any
 import openai
 import uvicorn
 
-from pasta_decoding.runtime.decoder import Decoder
+from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.server.app import Settings, create_app
 from pasta_decoding.server.backend import Backend
-from pasta_decoding.server.bridge import LocalBackend
 from pasta_decoding.server.listen import http_server, open_socket
+from pasta_decoding.server.local_backend import LocalBackend
 from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.saturation import Saturation
 
@@ -53,7 +53,7 @@ class Running:
     """A server that runs."""
 
     port: int
-    decoder: Decoder
+    decoder: LocalDecoder
     backend: Backend
     http: uvicorn.Server
 
@@ -104,23 +104,23 @@ def wait_for(holds: Callable[[], bool], *, seconds: float = 20.0) -> None:
 
 @contextmanager
 def running(
-    decoder: Decoder,
+    decoder: LocalDecoder,
     *,
-    at_once: int = 8,
+    max_concurrency: int = 8,
     queue: int = 64,
     parallel_up_to: int | None = None,
     **settings: Any,
 ) -> Iterator[Running]:
     """Serve until the block ends; unless told otherwise, load does not change how answers read."""
     metrics = Metrics()
-    backend = LocalBackend(decoder, metrics, at_once, queue, Saturation(parallel_up_to))
+    backend = LocalBackend(decoder, metrics, max_concurrency, queue, Saturation(parallel_up_to))
     with running_over(backend, metrics, decoder, **settings) as server:
         yield server
 
 
 @contextmanager
 def running_over(
-    backend: Backend, metrics: Metrics, decoder: Decoder, **settings: Any
+    backend: Backend, metrics: Metrics, decoder: LocalDecoder, **settings: Any
 ) -> Iterator[Running]:
     """Serve any backend until the block ends. `decoder` is what its answers are compared with."""
     listener = open_socket("127.0.0.1", 0)

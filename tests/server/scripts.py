@@ -10,7 +10,7 @@ from typing import Any
 
 from pasta_decoding.engines.base import Feed, FloatArray
 from pasta_decoding.engines.scripted import Script, ScriptedEngine, follow
-from pasta_decoding.runtime.decoder import Decoder
+from pasta_decoding.runtime.local import LocalDecoder
 
 Ids = tuple[int, ...]
 
@@ -61,38 +61,38 @@ class Forgetful(ScriptedEngine):
 
 
 def with_engine(
-    decoder: Decoder, script: Script, kind: type[ScriptedEngine] = ScriptedEngine
-) -> Decoder:
+    decoder: LocalDecoder, script: Script, kind: type[ScriptedEngine] = ScriptedEngine
+) -> LocalDecoder:
     """Return `decoder` over a scripted engine."""
     return replace(decoder, engine=kind(script, decoder.engine.vocabulary_size, max_cells=8192))
 
 
-def ids(decoder: Decoder, text: str) -> Ids:
+def ids(decoder: LocalDecoder, text: str) -> Ids:
     return tuple(decoder.encoder.encode_text(text))
 
 
-def endless(decoder: Decoder) -> Script:
+def endless(decoder: LocalDecoder) -> Script:
     """Write the letter a for ever."""
     return follow(vocabulary_size=decoder.engine.vocabulary_size, otherwise=ids(decoder, "a")[0])
 
 
-def saying(decoder: Decoder, before: str, topic: str, chunk: str, after: str) -> Script:
+def saying(decoder: LocalDecoder, before: str, topic: str, chunk: str, after: str) -> Script:
     """Write `before`, promise a chunk, wait for it, write `after`."""
-    binding = decoder.vocabulary.binding
-    bucket = min(binding.promise_close.values())
-    end = min(decoder.vocabulary.ends)
+    control = decoder.vocabulary.control
+    bucket = min(control.promise_close.values())
+    end = min(decoder.vocabulary.eos_ids)
     prompt_end = ids(decoder, "assistant\n")
     main = (
         *prompt_end,
         *ids(decoder, before),
-        binding.promise_open,
+        control.promise_open,
         *ids(decoder, topic),
         bucket,
     )
     return follow(
-        (*main, binding.sync),
-        (bucket, binding.async_open, *ids(decoder, chunk), binding.async_close),
-        (binding.sync, *ids(decoder, after), end),
+        (*main, control.sync),
+        (bucket, control.async_open, *ids(decoder, chunk), control.async_close),
+        (control.sync, *ids(decoder, after), end),
         vocabulary_size=decoder.engine.vocabulary_size,
         otherwise=end,
     )

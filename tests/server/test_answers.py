@@ -10,7 +10,7 @@ import pytest
 
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.decoder import Decoder
+from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampler, Sampling
 from tests.server.running import HELLO, MODEL, Running, running
@@ -163,7 +163,7 @@ def test_the_models_are_listed(server: Running) -> None:
     assert client.models.retrieve(MODEL).object == "model"
 
 
-def test_live_events_tell_what_each_thread_does(decoder: Decoder) -> None:
+def test_live_events_tell_what_each_thread_does(decoder: LocalDecoder) -> None:
     script = saying(decoder, "One: ", "fruit", "an apple", " Done.")
     with running(with_engine(decoder, script)) as server:
         chunks = streamed(server, "Hello", stream_options={"pasta_events": True})
@@ -204,7 +204,7 @@ def events_of(chunk: Any) -> list[dict[str, Any]]:
     ],
 )
 def test_stop_strings_cut_the_text_in_reading_order(
-    stop: str | list[str], text: str, decoder: Decoder
+    stop: str | list[str], text: str, decoder: LocalDecoder
 ) -> None:
     script = saying(decoder, "One: ", "fruit", "an apple", " Done.")
     with running(with_engine(decoder, script)) as server:

@@ -12,11 +12,11 @@ from typing import Any
 import openai
 import pytest
 
-from pasta_decoding.runtime.decoder import Decoder
+from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
 from pasta_decoding.server.backend import AnswerError, Ask, Ended, Load, StoppedError
-from pasta_decoding.server.bridge import LocalBackend
+from pasta_decoding.server.local_backend import LocalBackend
 from pasta_decoding.server.metrics import Metrics
 from tests.server.running import HELLO, MODEL, Reply, running, wait_for
 from tests.server.scripts import Broken, Slow, Stepped, endless, with_engine
@@ -24,11 +24,11 @@ from tests.server.scripts import Broken, Slow, Stepped, endless, with_engine
 LONG = 2000
 
 
-def ask(decoder: Decoder, tokens: int = LONG) -> Ask:
+def ask(decoder: LocalDecoder, tokens: int = LONG) -> Ask:
     return Ask(decoder.prompt_ids("Hello", tokens), Rules(max_tokens=tokens), Sampling())
 
 
-def test_a_cancelled_answer_is_freed_within_one_step(decoder: Decoder) -> None:
+def test_a_cancelled_answer_is_freed_within_one_step(decoder: LocalDecoder) -> None:
     stepped = with_engine(decoder, endless(decoder), Stepped)
     engine = stepped.engine
     assert isinstance(engine, Stepped)
@@ -56,7 +56,7 @@ def test_a_cancelled_answer_is_freed_within_one_step(decoder: Decoder) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("more", [b"", b"\r\n"])  # what follows a whole request hides nothing
 def test_a_client_that_leaves_cancels_its_answer(
-    stream: bool, more: bytes, decoder: Decoder
+    stream: bool, more: bytes, decoder: LocalDecoder
 ) -> None:
     with running(with_engine(decoder, endless(decoder), Slow), queue=8) as server:
         engine = server.decoder.engine
@@ -73,11 +73,11 @@ def test_a_client_that_leaves_cancels_its_answer(
         assert server.metric('pasta_answers_total{end="cancelled"}') == 1
 
 
-def test_a_client_that_leaves_the_queue_is_never_let_in(decoder: Decoder) -> None:
+def test_a_client_that_leaves_the_queue_is_never_let_in(decoder: LocalDecoder) -> None:
     slow = with_engine(decoder, endless(decoder), Slow)
 
     async def leave_while_waiting() -> None:
-        backend = LocalBackend(slow, Metrics(), at_once=1)
+        backend = LocalBackend(slow, Metrics(), max_concurrency=1)
         await backend.start()
         with backend.submit([ask(slow, 60)]) as first, backend.submit([ask(slow, 60)]) as second:
             assert backend.intake.load.waiting == 1
@@ -91,7 +91,7 @@ def test_a_client_that_leaves_the_queue_is_never_let_in(decoder: Decoder) -> Non
     asyncio.run(leave_while_waiting())
 
 
-def test_an_engine_that_breaks_fails_who_was_there_and_nobody_after(decoder: Decoder) -> None:
+def test_an_engine_that_breaks_fails_who_was_there_and_nobody_after(decoder: LocalDecoder) -> None:
     with running(with_engine(decoder, endless(decoder), Broken)) as server:
         body: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 20}
         failed = server.ask("/v1/chat/completions", body)
@@ -102,7 +102,7 @@ def test_an_engine_that_breaks_fails_who_was_there_and_nobody_after(decoder: Dec
         server.wait_until_idle()
 
 
-def test_a_dead_engine_is_503_and_the_metrics_know(decoder: Decoder) -> None:
+def test_a_dead_engine_is_503_and_the_metrics_know(decoder: LocalDecoder) -> None:
     body: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 20}
     with running(with_engine(decoder, endless(decoder))) as server:
         asyncio.run(server.backend.stop())
@@ -115,7 +115,7 @@ def test_a_dead_engine_is_503_and_the_metrics_know(decoder: Decoder) -> None:
 
 
 def test_an_error_that_nobody_expected_is_500_and_the_metrics_know(
-    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+    decoder: LocalDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(LocalBackend, "submit")
     body: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 20}
@@ -125,7 +125,9 @@ def test_an_error_that_nobody_expected_is_500_and_the_metrics_know(
         assert server.metric('pasta_requests_total{status="500"}') == 1
 
 
-def test_a_stream_that_breaks_ends_with_an_error_that_the_client_raises(decoder: Decoder) -> None:
+def test_a_stream_that_breaks_ends_with_an_error_that_the_client_raises(
+    decoder: LocalDecoder,
+) -> None:
     with running(with_engine(decoder, endless(decoder), Broken)) as server:
         stream = server.client().chat.completions.create(
             model=MODEL, messages=HELLO, max_tokens=20, stream=True
@@ -135,7 +137,7 @@ def test_a_stream_that_breaks_ends_with_an_error_that_the_client_raises(decoder:
         server.wait_until_idle()
 
 
-def test_what_is_under_way_when_the_server_stops_ends_with_an_error(decoder: Decoder) -> None:
+def test_what_is_under_way_when_the_server_stops_ends_with_an_error(decoder: LocalDecoder) -> None:
     slow = with_engine(decoder, endless(decoder), Slow)
 
     async def stop_in_the_middle() -> None:
@@ -162,7 +164,7 @@ def test_what_is_under_way_when_the_server_stops_ends_with_an_error(decoder: Dec
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_server_that_is_told_to_stop_tells_its_clients(
     stream: bool,
-    decoder: Decoder,
+    decoder: LocalDecoder,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from pasta_decoding.cli.engine import EngineName, FileType, Loading
 from pasta_decoding.data.dataset import read_rows
-from pasta_decoding.runtime.decoder import Decoder
+from pasta_decoding.runtime.local import LocalDecoder
 from tests.server.hammering import hammer
 from tests.server.running import MODEL, running
 from tests.server.test_hammer import right_answers
@@ -28,8 +28,10 @@ ENGINE = ("--engine", "llama", "--quant", "F16")
 
 
 @pytest.fixture(scope="module")
-def embedded(embedded_dir: Path) -> Iterator[Decoder]:
-    decoder = Loading(model=embedded_dir, engine=EngineName.llama, quant=FileType.F16).decoder()
+def embedded(embedded_dir: Path) -> Iterator[LocalDecoder]:
+    decoder = Loading(
+        model=embedded_dir, engine=EngineName.llama, quant=FileType.F16
+    ).local_decoder()
     yield decoder
     assert decoder.engine.cells_in_use == 0
 
@@ -49,7 +51,7 @@ def pasta_run(prompt: str, model: Path) -> str:
 
 
 def test_stream_plain_reply_and_pasta_run_agree_to_the_byte_on_fifty_prompts(
-    embedded: Decoder, embedded_dir: Path
+    embedded: LocalDecoder, embedded_dir: Path
 ) -> None:
     assert len(PROMPTS) == 50
     chunks = 0
@@ -67,9 +69,9 @@ def test_stream_plain_reply_and_pasta_run_agree_to_the_byte_on_fifty_prompts(
     assert chunks > 50, "the answers were parallel ones"
 
 
-def test_a_thousand_requests_leave_nothing_behind(embedded: Decoder) -> None:
+def test_a_thousand_requests_leave_nothing_behind(embedded: LocalDecoder) -> None:
     """F16 and a cache in F16, so an answer may read otherwise beside others: few prompts, short."""
     expected = right_answers(embedded, PROMPTS[:6], 24)
-    with running(embedded, at_once=4, queue=20) as server:
+    with running(embedded, max_concurrency=4, queue=20) as server:
         ends = hammer(server, 1000, 24, expected)
     assert all(ends[end] > 0 for end in ("right", "left", "refused", "timed out"))

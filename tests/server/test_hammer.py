@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from pasta_decoding.engines.scripted import shuffled
-from pasta_decoding.runtime.decoder import Decoder
+from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
 from tests.server.hammering import hammer
@@ -20,7 +20,7 @@ PROMPTS = ["Hello", "What now?", "Count.", "And then?"]
 FEW_AND_MANY = [150, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
 
 
-def right_answers(decoder: Decoder, prompts: Sequence[str], tokens: int) -> dict[str, str]:
+def right_answers(decoder: LocalDecoder, prompts: Sequence[str], tokens: int) -> dict[str, str]:
     """Return what the engine alone answers, greedily."""
     rules = Rules(max_tokens=tokens)
     requests = {prompt: decoder.request(prompt, rules, Sampling()) for prompt in prompts}
@@ -30,12 +30,12 @@ def right_answers(decoder: Decoder, prompts: Sequence[str], tokens: int) -> dict
 @pytest.mark.parametrize("requests", FEW_AND_MANY)
 @pytest.mark.timeout(200)
 def test_random_disconnects_and_timeouts_leave_nothing_behind(
-    requests: int, decoder: Decoder
+    requests: int, decoder: LocalDecoder
 ) -> None:
     scripted = with_engine(decoder, shuffled(decoder.engine.vocabulary_size), Forgetful)
     expected = right_answers(scripted, PROMPTS, TOKENS)
     before = threading.active_count()
-    with running(scripted, at_once=4, queue=6) as server:
+    with running(scripted, max_concurrency=4, queue=6) as server:
         ends = hammer(server, requests, TOKENS, expected)
     assert threading.active_count() == before
     assert ends.total() == requests
@@ -44,8 +44,10 @@ def test_random_disconnects_and_timeouts_leave_nothing_behind(
 
 @pytest.mark.parametrize("requests", FEW_AND_MANY)
 @pytest.mark.timeout(200)
-def test_a_model_under_the_hammer_answers_as_it_does_alone(requests: int, decoder: Decoder) -> None:
+def test_a_model_under_the_hammer_answers_as_it_does_alone(
+    requests: int, decoder: LocalDecoder
+) -> None:
     expected = right_answers(decoder, PROMPTS, TOKENS)
-    with running(decoder, at_once=4, queue=20) as server:
+    with running(decoder, max_concurrency=4, queue=20) as server:
         ends = hammer(server, requests, TOKENS, expected)
     assert all(ends[end] > 0 for end in ("right", "left", "refused"))

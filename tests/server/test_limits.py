@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import openai
 import pytest
 
-from pasta_decoding.runtime.decoder import Decoder
+from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.server import transport
 from tests.server.running import HELLO, MODEL, running, wait_for
 from tests.server.scripts import Slow, endless, with_engine
@@ -20,8 +20,10 @@ SHORT = LONG | {"max_tokens": 5}
 CHAT = "/v1/chat/completions"
 
 
-def test_a_full_queue_is_429_and_says_when_to_try_again(decoder: Decoder) -> None:
-    with running(with_engine(decoder, endless(decoder), Slow), at_once=1, queue=1) as server:
+def test_a_full_queue_is_429_and_says_when_to_try_again(decoder: LocalDecoder) -> None:
+    with running(
+        with_engine(decoder, endless(decoder), Slow), max_concurrency=1, queue=1
+    ) as server:
         client = server.client()
         held = [client.chat.completions.create(stream=True, **LONG) for _ in range(2)]
         got = server.ask(CHAT, SHORT)
@@ -37,8 +39,8 @@ def test_a_full_queue_is_429_and_says_when_to_try_again(decoder: Decoder) -> Non
         server.wait_until_idle()
 
 
-def test_more_answers_than_are_ever_taken_at_a_time_are_400(decoder: Decoder) -> None:
-    with running(with_engine(decoder, endless(decoder)), at_once=1, queue=1) as server:
+def test_more_answers_than_are_ever_taken_at_a_time_are_400(decoder: LocalDecoder) -> None:
+    with running(with_engine(decoder, endless(decoder)), max_concurrency=1, queue=1) as server:
         got = server.ask(CHAT, SHORT | {"n": 3})
         assert got.status == 400
         assert got.error["message"] == (
@@ -52,7 +54,7 @@ def test_more_answers_than_are_ever_taken_at_a_time_are_400(decoder: Decoder) ->
         server.wait_until_idle()
 
 
-def test_the_key_is_asked_for_where_answers_and_figures_are(decoder: Decoder) -> None:
+def test_the_key_is_asked_for_where_answers_and_figures_are(decoder: LocalDecoder) -> None:
     with running(with_engine(decoder, endless(decoder)), api_key="sesame") as server:
         right = {"Authorization": "Bearer sesame"}
         for path in ("/v1/models", "/metrics", "/openapi.json", "/nowhere"):
@@ -69,7 +71,7 @@ def test_the_key_is_asked_for_where_answers_and_figures_are(decoder: Decoder) ->
             server.client(api_key="other").chat.completions.create(**SHORT)
 
 
-def test_a_body_that_is_too_large_is_413(decoder: Decoder) -> None:
+def test_a_body_that_is_too_large_is_413(decoder: LocalDecoder) -> None:
     with running(with_engine(decoder, endless(decoder)), max_body_bytes=2000) as server:
         big = SHORT | {"messages": [{"role": "user", "content": "x" * 4000}]}
         got = server.ask(CHAT, big)
@@ -84,7 +86,7 @@ def test_a_body_that_is_too_large_is_413(decoder: Decoder) -> None:
 
 
 def test_a_body_that_does_not_come_is_408_and_then_the_connection_is_closed(
-    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+    decoder: LocalDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transport, "PATIENCE_S", 0.3)
     with running(with_engine(decoder, endless(decoder)), body_s=0.2) as server:
@@ -113,7 +115,7 @@ def test_a_body_that_goes_on_behind_its_reply_is_not_read_for_ever(
     path: str,
     key: str,
     status: int,
-    decoder: Decoder,
+    decoder: LocalDecoder,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(transport, "PATIENCE_S", 0.3)
@@ -127,7 +129,7 @@ def test_a_body_that_goes_on_behind_its_reply_is_not_read_for_ever(
         assert server.ask("/health").status == 200
 
 
-def test_whoever_sends_far_too_much_still_reads_why_it_was_refused(decoder: Decoder) -> None:
+def test_whoever_sends_far_too_much_still_reads_why_it_was_refused(decoder: LocalDecoder) -> None:
     with running(with_engine(decoder, endless(decoder)), max_body_bytes=1024) as server:
         connection = HTTPConnection("127.0.0.1", server.port, timeout=20)
         for _ in range(2):  # the connection is as good as before
@@ -139,7 +141,7 @@ def test_whoever_sends_far_too_much_still_reads_why_it_was_refused(decoder: Deco
 
 
 def test_a_head_that_does_not_come_closes_the_connection(
-    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+    decoder: LocalDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transport, "PATIENCE_S", 0.3)
     with running(with_engine(decoder, endless(decoder))) as server:
@@ -150,7 +152,7 @@ def test_a_head_that_does_not_come_closes_the_connection(
 
 
 def test_who_asks_and_never_reads_loses_the_connection_and_who_reads_late_does_not(
-    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+    decoder: LocalDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transport, "UNREAD_S", 2.0)
     asked = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 500
@@ -167,7 +169,7 @@ def test_who_asks_and_never_reads_loses_the_connection_and_who_reads_late_does_n
         assert server.ask("/health").status == 200
 
 
-def test_what_is_not_http_is_refused_and_the_server_lives_on(decoder: Decoder) -> None:
+def test_what_is_not_http_is_refused_and_the_server_lives_on(decoder: LocalDecoder) -> None:
     with running(with_engine(decoder, endless(decoder))) as server:
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
             client.sendall(b"\x00\xff\x00 hello\r\n\r\n")
@@ -176,7 +178,7 @@ def test_what_is_not_http_is_refused_and_the_server_lives_on(decoder: Decoder) -
 
 
 def test_the_page_loads_nothing_from_elsewhere_and_runs_only_its_own_script(
-    decoder: Decoder,
+    decoder: LocalDecoder,
 ) -> None:
     with running(with_engine(decoder, endless(decoder))) as server:
         got = server.ask("/")

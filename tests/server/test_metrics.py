@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from pasta_decoding.runtime.decoder import Decoder
+from pasta_decoding.runtime.local import LocalDecoder
 from tests.server.running import HELLO, MODEL, running
 from tests.server.scripts import saying, with_engine
 
 CHAT = "/v1/chat/completions"
 
 
-def test_the_metrics_add_up(decoder: Decoder) -> None:
+def test_the_metrics_add_up(decoder: LocalDecoder) -> None:
     script = saying(decoder, "One: ", "fruit", "an apple", " Done.")
     with running(with_engine(decoder, script)) as server:
         body = {"model": MODEL, "messages": HELLO, "temperature": 0, "max_tokens": 100}

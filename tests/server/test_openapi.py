@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from pasta_decoding.runtime.decoder import Decoder
+from pasta_decoding.runtime.local import LocalDecoder
 from tests.server.running import MODEL, Running, running
 from tests.server.scripts import endless, with_engine
 
@@ -32,7 +32,7 @@ ANY_REPLY = [
 
 
 @pytest.fixture(scope="module")
-def endless_server(decoder: Decoder) -> Iterator[Running]:
+def endless_server(decoder: LocalDecoder) -> Iterator[Running]:
     with running(with_engine(decoder, endless(decoder)), answer_tokens=4) as server:
         yield server
 

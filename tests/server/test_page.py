@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pasta_decoding.runtime.decoder import Decoder
+from pasta_decoding.runtime.local import LocalDecoder
 from tests.server.running import running, wait_for
 from tests.server.scripts import Slow, endless, saying, with_engine
 
@@ -61,7 +61,7 @@ def ask(page: Any, url: str, question: str = "Hello", *, race: bool = False) -> 
     page.get_by_role("status").filter(has_text=" s").wait_for()
 
 
-def test_an_answer_appears_with_its_threads_and_figures(page: Any, decoder: Decoder) -> None:
+def test_an_answer_appears_with_its_threads_and_figures(page: Any, decoder: LocalDecoder) -> None:
     script = saying(decoder, MARKDOWN, "fruit", "an apple", "\n\nDone.")
     with running(with_engine(decoder, script, Slow)) as server:
         ask(page, server.url)
@@ -77,7 +77,7 @@ def test_an_answer_appears_with_its_threads_and_figures(page: Any, decoder: Deco
         server.wait_until_idle()
 
 
-def test_a_hostile_answer_is_shown_as_text(page: Any, decoder: Decoder) -> None:
+def test_a_hostile_answer_is_shown_as_text(page: Any, decoder: LocalDecoder) -> None:
     script = saying(decoder, HOSTILE, "fruit", HOSTILE_CHUNK, HOSTILE)
     with running(with_engine(decoder, script)) as server:
         ask(page, server.url)
@@ -87,7 +87,7 @@ def test_a_hostile_answer_is_shown_as_text(page: Any, decoder: Decoder) -> None:
         server.wait_until_idle()
 
 
-def test_a_race_shows_both_and_says_who_was_faster(page: Any, decoder: Decoder) -> None:
+def test_a_race_shows_both_and_says_who_was_faster(page: Any, decoder: LocalDecoder) -> None:
     script = saying(decoder, "One: ", "fruit", "an apple", " Done.")
     with running(with_engine(decoder, script, Slow)) as server:
         ask(page, server.url, race=True)
@@ -98,7 +98,7 @@ def test_a_race_shows_both_and_says_who_was_faster(page: Any, decoder: Decoder) 
         server.wait_until_idle()
 
 
-def test_escape_stops_the_answer_and_the_engine(page: Any, decoder: Decoder) -> None:
+def test_escape_stops_the_answer_and_the_engine(page: Any, decoder: LocalDecoder) -> None:
     with running(with_engine(decoder, endless(decoder), Slow)) as server:
         page.goto(server.url)
         page.get_by_label("tokens").fill("2000")
@@ -110,7 +110,7 @@ def test_escape_stops_the_answer_and_the_engine(page: Any, decoder: Decoder) -> 
         server.wait_until_idle()
 
 
-def test_the_page_asks_for_the_key_and_goes_on_with_it(page: Any, decoder: Decoder) -> None:
+def test_the_page_asks_for_the_key_and_goes_on_with_it(page: Any, decoder: LocalDecoder) -> None:
     script = saying(decoder, "One: ", "fruit", "an apple", " Done.")
     with running(with_engine(decoder, script), api_key="sesame") as server:
         page.goto(server.url)
@@ -121,14 +121,14 @@ def test_the_page_asks_for_the_key_and_goes_on_with_it(page: Any, decoder: Decod
         server.wait_until_idle()
 
 
-def test_the_page_is_dark_for_whoever_wants_it_dark(browser: Any, decoder: Decoder) -> None:
+def test_the_page_is_dark_for_whoever_wants_it_dark(browser: Any, decoder: LocalDecoder) -> None:
     with running(with_engine(decoder, endless(decoder))) as server:
         light, dark = (colours(browser, server.url, scheme) for scheme in ("light", "dark"))
     assert brightness(light["text"]) < 100 < brightness(light["background"])
     assert brightness(dark["background"]) < 100 < brightness(dark["text"])
 
 
-def test_a_phone_scrolls_in_one_direction_only(page: Any, decoder: Decoder) -> None:
+def test_a_phone_scrolls_in_one_direction_only(page: Any, decoder: LocalDecoder) -> None:
     script = saying(decoder, "One: ", "fruit", "an apple", " Done.")
     page.set_viewport_size({"width": 360, "height": 740})
     with running(with_engine(decoder, script)) as server:

@@ -14,15 +14,15 @@ import pytest
 from starlette.responses import Response
 
 from pasta_decoding.engines.scripted import Script
-from pasta_decoding.engines.service import RetryPolicy
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.runtime.decoder import Decoder
-from pasta_decoding.runtime.remote import RemoteDecoder, remote_decoder
+from pasta_decoding.remote.decoder import RemoteDecoder, remote_decoder
+from pasta_decoding.remote.service import RetryPolicy
+from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
 from pasta_decoding.server.backend import AnswerError, Ask, Load, StoppedError
 from pasta_decoding.server.metrics import Metrics
-from pasta_decoding.server.remote import RemoteBackend
+from pasta_decoding.server.remote_backend import RemoteBackend
 from pasta_decoding.server.saturation import Saturation
 from tests.checkpoint import TinyCheckpoint
 from tests.remote.fake import Fake, refusal, serving, until
@@ -55,14 +55,16 @@ class Setup:
 
 
 @pytest.fixture
-def script(decoder: Decoder) -> Script:
+def script(decoder: LocalDecoder) -> Script:
     return saying(decoder, "First: ", "one", "the only chunk", " Then the end.")
 
 
 @pytest.fixture
-def setup(decoder: Decoder, script: Script, tiny_checkpoint: TinyCheckpoint) -> Iterator[Setup]:
+def setup(
+    decoder: LocalDecoder, script: Script, tiny_checkpoint: TinyCheckpoint
+) -> Iterator[Setup]:
     """Serve a script by way of a fake server; nothing of it is left in the end."""
-    fake = Fake(script, decoder.engine.vocabulary_size, min(decoder.vocabulary.ends))
+    fake = Fake(script, decoder.engine.vocabulary_size, min(decoder.vocabulary.eos_ids))
     with serving(fake):
         remote = remote_decoder(
             tiny_checkpoint.base,
@@ -72,7 +74,7 @@ def setup(decoder: Decoder, script: Script, tiny_checkpoint: TinyCheckpoint) -> 
             retry_policy=QUICK,
         )
         metrics = Metrics()
-        backend = RemoteBackend(remote, metrics, at_once=4, queue=4)
+        backend = RemoteBackend(remote, metrics, max_concurrency=4, queue=4)
         local = replace(with_engine(decoder, script), joining=Joining.text)
         with running_over(backend, metrics, local) as server:
             setup = Setup(server, fake, remote, backend)
@@ -132,7 +134,7 @@ def test_the_metrics_say_what_a_planner_needs(setup: Setup) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_ends_every_request_of_its_answer(
-    stream: bool, setup: Setup, decoder: Decoder
+    stream: bool, setup: Setup, decoder: LocalDecoder
 ) -> None:
     setup.fake.script, setup.fake.token_s = endless(decoder), 0.01
     with socket.create_connection(("127.0.0.1", setup.server.port)) as client:
@@ -170,7 +172,7 @@ def test_a_stream_that_breaks_on_the_way_ends_with_an_error(setup: Setup) -> Non
 
 
 def test_whoever_finds_the_queue_full_is_told_when_to_come_again(
-    setup: Setup, decoder: Decoder
+    setup: Setup, decoder: LocalDecoder
 ) -> None:
     setup.fake.script, setup.fake.token_s = endless(decoder), 0.05
     body = setup.body(max_tokens=40)
@@ -192,7 +194,7 @@ def test_what_does_not_fit_the_served_model_is_refused_before_it_is_asked(setup:
 
 
 def test_what_is_under_way_when_the_server_stops_ends_with_an_error(
-    setup: Setup, decoder: Decoder
+    setup: Setup, decoder: LocalDecoder
 ) -> None:
     setup.fake.script, setup.fake.token_s = endless(decoder), 0.01
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_decoding.runtime.decoder import Decoder
+from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampler, Sampling
@@ -47,7 +47,7 @@ def test_nobody_is_made_parallel_who_did_not_want_it(load: Load, limit: int) -> 
 
 
 @pytest.fixture
-def scripted(decoder: Decoder) -> Decoder:
+def scripted(decoder: LocalDecoder) -> LocalDecoder:
     return with_engine(decoder, saying(decoder, "One: ", "one", "a chunk", " End."), Slow)
 
 
@@ -58,7 +58,7 @@ def asked(server: Running, **fields: Any) -> tuple[str, Any]:
     return found["choices"][0]["message"]["content"], found["usage"]
 
 
-def test_an_answer_alone_is_parallel_and_says_so(scripted: Decoder) -> None:
+def test_an_answer_alone_is_parallel_and_says_so(scripted: LocalDecoder) -> None:
     with running(scripted, parallel_up_to=1) as server:
         text, usage = asked(server)
         assert text == "One: a chunk End."
@@ -67,7 +67,7 @@ def test_an_answer_alone_is_parallel_and_says_so(scripted: Decoder) -> None:
 
 
 def test_answers_beyond_the_limit_are_the_sequential_ones_and_are_counted(
-    scripted: Decoder,
+    scripted: LocalDecoder,
 ) -> None:
     with running(scripted, parallel_up_to=0) as server:
         text, usage = asked(server)
@@ -76,21 +76,21 @@ def test_answers_beyond_the_limit_are_the_sequential_ones_and_are_counted(
         assert server.metric("pasta_load_sequential_total") == 1, "who asked for it is not counted"
 
 
-def test_who_insists_gets_the_same_answer_under_any_load(scripted: Decoder) -> None:
-    with running(scripted, at_once=2, parallel_up_to=0) as server:
+def test_who_insists_gets_the_same_answer_under_any_load(scripted: LocalDecoder) -> None:
+    with running(scripted, max_concurrency=2, parallel_up_to=0) as server:
         with ThreadPoolExecutor(6) as crowd:
             found = list(crowd.map(lambda _: asked(server, pasta_parallel=True), range(6)))
         assert {text for text, _ in found} == {"One: a chunk End."}
         assert {usage["sequential_choices"] for _, usage in found} == {0}
 
 
-def test_each_choice_counts_as_an_answer(scripted: Decoder) -> None:
+def test_each_choice_counts_as_an_answer(scripted: LocalDecoder) -> None:
     with running(scripted, parallel_up_to=2) as server:
         assert asked(server, n=2)[1]["sequential_choices"] == 0
         assert asked(server, n=3)[1]["sequential_choices"] == 3
 
 
-def test_whoever_is_under_way_stays_parallel_when_others_come(decoder: Decoder) -> None:
+def test_whoever_is_under_way_stays_parallel_when_others_come(decoder: LocalDecoder) -> None:
     script = saying(decoder, "One: ", "one", "a chunk", " End.")
     stepped = with_engine(decoder, script, Stepped)
     engine = stepped.engine

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pasta_decoding.cli.files import say, token_counter
+from pasta_decoding.cli.files import base_folder, say, token_counter
 from pasta_decoding.errors import PastaError
-from pasta_decoding.models.loading import DEFAULT_ADAPTER
 
 if TYPE_CHECKING:
     from pasta_decoding.data.annotate import base
@@ -31,7 +30,6 @@ class Name(StrEnum):
 
     structure = "structure"
     likelihood = "likelihood"
-    model = "model"
     apar = "apar"
     llm = "llm"
 
@@ -41,7 +39,6 @@ class Options:
     """What annotators may be told on the command line; each takes what is for it."""
 
     model: str | None
-    adapter: str
     head: Path | None
     max_nats: float
     sync_nats: float
@@ -67,11 +64,8 @@ def annotate(
     ] = False,
     model: Annotated[
         str | None,
-        typer.Option(help="likelihood, model: folder of the base model. llm: the endpoint's name."),
+        typer.Option(help="likelihood: folder of the base model. llm: the endpoint's name."),
     ] = None,
-    adapter: Annotated[
-        str, typer.Option(help="model: the checkpoint, a folder or the name of a shipped one.")
-    ] = DEFAULT_ADAPTER,
     head: Annotated[
         Path | None,
         typer.Option(help="likelihood: from `train head`; else what ships for the model, if any."),
@@ -107,9 +101,7 @@ def annotate(
 
     rows = read_plain(source, strip=strip, on_problem=on_problem if keep_going else None)[:limit]
     count_tokens = token_counter()
-    options = Options(
-        model, adapter, head, max_nats, sync_nats, base_url, concurrency, retries, timeout
-    )
+    options = Options(model, head, max_nats, sync_nats, base_url, concurrency, retries, timeout)
     annotator, settings = _BUILDERS[with_](options, count_tokens)
     shared = {"with": with_.value, "input": digest(source), "strip": strip}
     settings = shared | {"max_tokens": max_tokens} | settings
@@ -133,24 +125,13 @@ def _structure(
 def _likelihood(
     options: Options, _count_tokens: CountTokens
 ) -> tuple[base.Annotator, dict[str, Any]]:
-    from pasta_decoding.cli.readers import reader_with_head
     from pasta_decoding.data.annotate.likelihood import Likelihood, Limits
+    from pasta_decoding.training.reader import reader_with_head
 
     limits = Limits(max_nats=options.max_nats, sync_nats=options.sync_nats)
     folder = Path(options.model) if options.model else None
-    reader, settings = reader_with_head(folder, options.head)
+    reader, settings = reader_with_head(base_folder(folder), options.head)
     return Likelihood(reader, limits), settings | asdict(limits)
-
-
-def _model(options: Options, _count_tokens: CountTokens) -> tuple[base.Annotator, dict[str, Any]]:
-    from pasta_decoding.cli.readers import checkpoint_writer
-    from pasta_decoding.data.annotate.model import Model
-    from pasta_decoding.data.annotate.writer import Thresholds
-
-    folder = Path(options.model) if options.model else None
-    thresholds = Thresholds()
-    settings = {"model": options.model, "adapter": options.adapter} | asdict(thresholds)
-    return Model(checkpoint_writer(folder, options.adapter), thresholds), settings
 
 
 def _apar(_options: Options, count_tokens: CountTokens) -> tuple[base.Annotator, dict[str, Any]]:
@@ -161,7 +142,7 @@ def _apar(_options: Options, count_tokens: CountTokens) -> tuple[base.Annotator,
 
 def _llm(options: Options, count_tokens: CountTokens) -> tuple[base.Annotator, dict[str, Any]]:
     from pasta_decoding.data.annotate.llm import LlmAnnotator, introduction
-    from pasta_decoding.endpoint import Endpoint
+    from pasta_decoding.data.endpoint import Endpoint
 
     if options.base_url is None or options.model is None:
         message = "an endpoint is asked by --base-url and --model"
@@ -184,7 +165,6 @@ def _llm(options: Options, count_tokens: CountTokens) -> tuple[base.Annotator, d
 _BUILDERS = {
     Name.structure: _structure,
     Name.likelihood: _likelihood,
-    Name.model: _model,
     Name.apar: _apar,
     Name.llm: _llm,
 }

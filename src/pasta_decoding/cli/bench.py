@@ -12,7 +12,7 @@ import typer
 
 from pasta_decoding.cli.decode import MaxTokens
 from pasta_decoding.cli.engine import REMOTE_OPTIONS, Loading, Model, with_loading
-from pasta_decoding.cli.files import cache_folder, say
+from pasta_decoding.cli.files import base_folder, cache_folder, say
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pasta_decoding.data.dataset import Row
-    from pasta_decoding.eval.bench_answers import Examined
-    from pasta_decoding.eval.records import Record
+    from pasta_decoding.evaluation.bench_answers import Examined
+    from pasta_decoding.evaluation.records import Record
     from pasta_decoding.lang.tree import Tree
 
 
@@ -34,9 +34,14 @@ def answers(
     ] = None,
     timed: Annotated[int, typer.Option(min=0, help="Time a replay of the first so many.")] = 20,
     max_tokens: MaxTokens = 400,
-    at_once: Annotated[
+    max_concurrency: Annotated[
         int,
-        typer.Option(min=1, help="Answer so many together: sooner done, but not timed."),
+        typer.Option(
+            "--max-concurrency",
+            "--at-once",
+            min=1,
+            help="Answers written together: sooner done, but not timed.",
+        ),
     ] = 1,
     records: Annotated[
         Path | None, typer.Option(help="Keep a line a prompt here; the same command resumes.")
@@ -49,17 +54,17 @@ def answers(
     from rich.console import Console
     from rich.progress import Progress
 
-    from pasta_decoding.eval.bare import BareTimes, bare_call
-    from pasta_decoding.eval.bench_answers import Bench, bench, summary
-    from pasta_decoding.eval.questions import read_questions
+    from pasta_decoding.evaluation.bare import BareTimes, bare_call
+    from pasta_decoding.evaluation.bench_answers import Bench, bench, summary
+    from pasta_decoding.evaluation.questions import read_questions
 
-    if at_once > 1 and timed:
+    if max_concurrency > 1 and timed:
         raise PastaError(
             "answers that are written together cannot be timed",
-            hint="Give --timed 0, or leave --at-once out.",
+            hint="Give --timed 0, or leave --max-concurrency out.",
         )
     questions = read_questions(prompts)[:limit]
-    decoder = loading.decoder()
+    decoder = loading.local_decoder()
     if timed and decoder.joining is Joining.text:
         raise PastaError(
             "what a text join feeds again has no bare call to be compared with",
@@ -75,7 +80,7 @@ def answers(
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("answering", total=len(questions))
         tick = partial(progress.advance, task)
-        found = bench(plan, questions, out=records, tick=tick, at_once=at_once)
+        found = bench(plan, questions, out=records, tick=tick, max_concurrency=max_concurrency)
     figures = summary(found) | {"engine": decoder.engine.name}
     if as_json:
         typer.echo(json.dumps(figures))
@@ -108,9 +113,9 @@ def compare(
     With --baseline also by quality: minus nats per token of the plain answer under that model,
     minus a penalty for repetition.
     """
-    from pasta_decoding.eval.bench_answers import read_examined
-    from pasta_decoding.eval.compare import compare as compare_records
-    from pasta_decoding.eval.compare import paired
+    from pasta_decoding.evaluation.bench_answers import read_examined
+    from pasta_decoding.evaluation.compare import compare as compare_records
+    from pasta_decoding.evaluation.compare import paired
 
     if not (first.is_file() and second.is_file()):
         missing = second if first.is_file() else first
@@ -140,16 +145,18 @@ def rate_pairs(
     from rich.console import Console
     from rich.progress import track
 
+    from pasta_decoding.evaluation.rating import likelihood_rate, load_nll
     from pasta_decoding.models.embedded import model_dir
     from pasta_decoding.models.loading import default_device, find_adapter, native_dtype
-    from pasta_decoding.train.quality import nats_quality
+    from pasta_decoding.training.score import score_layouts
 
     base, device = model or model_dir(cache_folder()), default_device()
     dtype = native_dtype(device)
-    quality = nats_quality(base, find_adapter(baseline), dtype=dtype, device=device)
+    nll = load_nll(base, find_adapter(baseline), score_layouts, dtype=dtype, device=device)
+    rate = likelihood_rate(nll)
     bar = track(pairs, "rating", console=Console(stderr=True), transient=True)
     return {
-        first.instruction: quality.rate(first.instruction, [first.text, second.text])
+        first.instruction: rate(first.instruction, [first.text, second.text])
         for first, second in bar
         if first.text and second.text
     }
@@ -174,7 +181,7 @@ def compare_annotations(
     base model. It has its own line for the careful annotation, too.
     """
     from pasta_decoding.data.dataset import is_held_out, read_rows
-    from pasta_decoding.eval.agreement import agreement, layout_rule, match
+    from pasta_decoding.evaluation.agreement import agreement, layout_rule, match
 
     right = [row for row in read_rows(gold) if is_held_out(row.id) or not held_out]
     given = list(read_rows(annotated))
@@ -209,12 +216,12 @@ def hiding_nats_of(
     from rich.console import Console
     from rich.progress import track
 
-    from pasta_decoding.cli.readers import base_reader
     from pasta_decoding.data.annotate.hiding import hiding_costs
-    from pasta_decoding.eval.agreement import hiding_nats
+    from pasta_decoding.evaluation.agreement import hiding_nats
     from pasta_decoding.lang.tree import show
+    from pasta_decoding.training.reader import base_reader
 
-    reader, _ = base_reader(model)
+    reader, _ = base_reader(base_folder(model))
     found = {}
     for name, trees in annotations.items():
         written = [replace(row, response=show(tree)) for row, tree in zip(rows, trees, strict=True)]

@@ -17,9 +17,9 @@ from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
     from pasta_decoding.runtime.answer import Answer
+    from pasta_decoding.runtime.decoder import Decoder
     from pasta_decoding.runtime.events import Event
     from pasta_decoding.runtime.scheduler import Request
-    from pasta_decoding.runtime.speaker import Speaker
 
 
 Prompt = Annotated[str, typer.Argument(help="The question; `-` reads it from standard input.")]
@@ -63,7 +63,7 @@ def run(
     question = read_prompt(prompt)
     if trace is not None and loading.engine is EngineName.remote:
         raise PastaError("servers do not say when they computed what", hint="Leave out --trace.")
-    decoder = loading.speaker()
+    decoder = loading.decoder()
     request = decoder.request(question, rules, sampling, max_seconds=max_seconds)
     if as_json:
         answer = decoder.answer(request)
@@ -91,7 +91,7 @@ def compare(
 
     sampling = Sampling(temperature, seed=seed)
     question = read_prompt(prompt)
-    decoder = loading.speaker()
+    decoder = loading.decoder()
     warm = decoder.request(question, Rules(max_tokens=8), Sampling())
     decoder.answer(warm)
     answers = {
@@ -120,7 +120,7 @@ def read_prompt(prompt: str) -> str:
     return prompt
 
 
-def write_trace(path: Path, decoder: Speaker, answer: Answer) -> None:
+def write_trace(path: Path, decoder: Decoder, answer: Answer) -> None:
     """Write what each thread did when, whole or not at all."""
     from pasta_decoding.runtime.chrome import chrome_trace
 
@@ -134,7 +134,7 @@ def write_trace(path: Path, decoder: Speaker, answer: Answer) -> None:
         raise PastaError(message, hint="Choose a place that you may write.") from error
 
 
-def stream(decoder: Speaker, request: Request) -> Answer:
+def stream(decoder: Decoder, request: Request) -> Answer:
     """Print the answer in reading order as it comes."""
     from pasta_decoding.runtime.events import Ordered
 
@@ -147,7 +147,7 @@ def stream(decoder: Speaker, request: Request) -> Answer:
     return events.answer
 
 
-def draw(decoder: Speaker, request: Request) -> Answer:
+def draw(decoder: Decoder, request: Request) -> Answer:
     """Draw the threads as live lanes, then print the answer."""
     from rich.console import Console
     from rich.live import Live
@@ -177,7 +177,7 @@ class Pull:
         self.answer = yield from self.source
 
 
-def figures(decoder: Speaker, answer: Answer) -> dict[str, Any]:
+def figures(decoder: Decoder, answer: Answer) -> dict[str, Any]:
     """Return what `--json` prints of one answer."""
     from pasta_decoding.lang.measures import own_speedup
 
@@ -189,14 +189,14 @@ def figures(decoder: Speaker, answer: Answer) -> dict[str, Any]:
         "critical_path": answer.critical_path,
         "own_speedup": round(own_speedup(plain_tokens, answer.critical_path), 3),
         "threads": 1 + answer.chunks,
-        "interventions": answer.overruled,
+        "interventions": answer.interventions,
         "truncated": answer.truncated,
         "wall_s": round(answer.seconds, 3),
         **({} if answer.trace.sent is None else {"sent": asdict(answer.trace.sent)}),
     }
 
 
-def summary(decoder: Speaker, answer: Answer) -> str:
+def summary(decoder: Decoder, answer: Answer) -> str:
     """Return one line of figures for a person."""
     found = figures(decoder, answer)
     cut = ", cut off at a limit" if found["truncated"] else ""

@@ -18,11 +18,11 @@ from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models.loading import DEFAULT_ADAPTER
 
 if TYPE_CHECKING:
+    from pasta_decoding.remote.decoder import RemoteDecoder
     from pasta_decoding.runtime.decoder import Decoder
-    from pasta_decoding.runtime.remote import RemoteDecoder
-    from pasta_decoding.runtime.speaker import Speaker
+    from pasta_decoding.runtime.local import LocalDecoder
 
-Told = TypeVar("Told", bound="Speaker")
+Told = TypeVar("Told", bound="Decoder")
 REMOTE_OPTIONS = frozenset({"base_url", "remote_key"})
 """Of no use to commands that need an engine in this process."""
 
@@ -128,21 +128,21 @@ class Loading:
     base_url: BaseUrls = None
     remote_key: RemoteKey = None
 
-    def speaker(self) -> Decoder | RemoteDecoder:
+    def decoder(self) -> LocalDecoder | RemoteDecoder:
         """Load the checkpoint onto the engine, or find the servers that have it."""
         if self.engine is not EngineName.remote:
             if self.base_url:
                 raise PastaError("--base-url is for servers", hint="Give --engine remote, too.")
-            return self.decoder()
+            return self.local_decoder()
         return _told(self._remote(), Joining.text)
 
-    def decoder(self) -> Decoder:
+    def local_decoder(self) -> LocalDecoder:
         """Load base model and adapter onto the engine."""
         decoder = self._load()
         return _told(decoder, decoder.joining)
 
     def _remote(self) -> RemoteDecoder:
-        from pasta_decoding.runtime.remote import remote_decoder
+        from pasta_decoding.remote.decoder import remote_decoder
 
         if self.model is not None and self.model.suffix == ".gguf":
             raise PastaError(
@@ -160,14 +160,14 @@ class Loading:
             joining=self.join,
         )
 
-    def _load(self) -> Decoder:
+    def _load(self) -> LocalDecoder:
         if self.engine is EngineName.remote:
             raise PastaError(
                 "this command decodes in this process, not on servers",
                 hint="Leave out --engine remote.",
             )
         from pasta_decoding.models.loading import default_device
-        from pasta_decoding.runtime.decoder import llama_decoder, torch_decoder
+        from pasta_decoding.runtime.local import llama_decoder, torch_decoder
 
         size: Any = {"cells": self.context, "threads": self.threads, "joining": self.join}
         if self.model is not None and self.model.suffix == ".gguf":
@@ -201,11 +201,11 @@ class Loading:
         return EngineName.torch, dtype
 
 
-def _told(speaker: Told, joining: Joining) -> Told:
+def _told(decoder: Told, joining: Joining) -> Told:
     """Return the same, after a warning where a checkpoint is used as it was not trained to be."""
-    if not speaker.trained:
+    if not decoder.trained:
         say(f"the checkpoint was not trained for the join {joining}: expect worse text")
-    return speaker
+    return decoder
 
 
 def with_loading(
@@ -250,14 +250,14 @@ def llama_can_run(weights: Path, adapter: Path | None) -> bool:
 
     from pasta_decoding.engines.llamacpp import library
     from pasta_decoding.lang.positions import scheme_named
-    from pasta_decoding.models import binding
+    from pasta_decoding.models import checkpoint as checkpoints
     from pasta_decoding.models.gguf import check_translation
 
     try:
         library()
         config = AutoConfig.from_pretrained(weights)
         check_translation(config, AutoTokenizer.from_pretrained(weights))
-        return adapter is None or scheme_named(binding.load(adapter).scheme).consecutive
+        return adapter is None or scheme_named(checkpoints.load(adapter).scheme).consecutive
     except (PastaError, OSError, ValueError):  # a broken model is told by whoever loads it
         return False
 

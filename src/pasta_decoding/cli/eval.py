@@ -19,10 +19,10 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.models.loading import DEFAULT_ADAPTER, NO_ADAPTER
 
 if TYPE_CHECKING:
-    from pasta_decoding.eval.generate import Entrant
-    from pasta_decoding.eval.methods.base import Method
-    from pasta_decoding.eval.records import Record
-    from pasta_decoding.runtime.decoder import Decoder
+    from pasta_decoding.evaluation.generate import Entrant
+    from pasta_decoding.evaluation.methods.base import Method
+    from pasta_decoding.evaluation.records import Record
+    from pasta_decoding.runtime.local import LocalDecoder
 
 
 class Name(StrEnum):
@@ -72,8 +72,11 @@ def generate(
         None
     ),
     max_tokens: MaxTokens = 512,
-    at_once: Annotated[
-        int | None, typer.Option(min=1, help="Prompts answered together; 16 if left out.")
+    max_concurrency: Annotated[
+        int | None,
+        typer.Option(
+            "--max-concurrency", "--at-once", min=1, help="Prompts answered together; else 16."
+        ),
     ] = None,
     timing: Annotated[
         bool,
@@ -100,17 +103,17 @@ def generate(
     alpaca_eval package reads.
     """
     from pasta_decoding.cli.annotate import digest
-    from pasta_decoding.eval.generate import Plan
-    from pasta_decoding.eval.generate import generate as answer_all
-    from pasta_decoding.eval.machine import machine
-    from pasta_decoding.eval.questions import read_questions
+    from pasta_decoding.evaluation.generate import Plan
+    from pasta_decoding.evaluation.generate import generate as answer_all
+    from pasta_decoding.evaluation.machine import machine
+    from pasta_decoding.evaluation.questions import read_questions
 
-    check_flags(at_once, repeats, timing=timing)
+    check_flags(max_concurrency, repeats, timing=timing)
     chosen = [choose(text) for text in method]
     check_labels(chosen)
     questions = read_questions(prompts)[:limit]
     plan = Plan(
-        1 if timing else at_once or 16,
+        1 if timing else max_concurrency or 16,
         (repeats or 3) if timing else None,
         max_seconds,
         seed,
@@ -124,7 +127,7 @@ def generate(
         "seed": seed,
         "timing": timing,
         "repeats": plan.repeats,
-        "at_once": plan.at_once,
+        "max_concurrency": plan.max_concurrency,
     }
     if timing:
         settings["machine"] = machine()  # seconds of two machines are not of one run
@@ -135,12 +138,12 @@ def generate(
         show(label, records)
 
 
-def check_flags(at_once: int | None, repeats: int | None, *, timing: bool) -> None:
+def check_flags(max_concurrency: int | None, repeats: int | None, *, timing: bool) -> None:
     """Refuse flags that contradict each other."""
-    if timing and at_once not in (None, 1):
+    if timing and max_concurrency not in (None, 1):
         raise PastaError(
             "answers that are written together cannot be timed",
-            hint="Leave out --at-once, or --timing.",
+            hint="Leave out --max-concurrency, or --timing.",
         )
     if repeats is not None and not timing:
         raise PastaError("--repeats is for --timing", hint="Leave it out, or add --timing.")
@@ -179,7 +182,7 @@ def make_entrants(
 
     all_in_memory: keep every decoder loaded; else only the last one.
     """
-    from pasta_decoding.eval.generate import Entrant
+    from pasta_decoding.evaluation.generate import Entrant
 
     if loading.model is not None and loading.model.suffix == ".gguf":
         raise PastaError(
@@ -188,8 +191,8 @@ def make_entrants(
         )
 
     @lru_cache(maxsize=None if all_in_memory else 1)
-    def decoder(adapter: str) -> Decoder:
-        return replace(loading, adapter=adapter).decoder()
+    def decoder(adapter: str) -> LocalDecoder:
+        return replace(loading, adapter=adapter).local_decoder()
 
     def entrant(one: Chosen) -> Entrant:
         own = {"method": one.name.value, **describe(replace(loading, adapter=one.adapter))}
@@ -221,10 +224,10 @@ def describe(loading: Loading) -> dict[str, Any]:
     }
 
 
-def make_method(one: Chosen, decoder: Callable[[str], Decoder], max_tokens: int) -> Method:
+def make_method(one: Chosen, decoder: Callable[[str], LocalDecoder], max_tokens: int) -> Method:
     """Load a method's model."""
-    from pasta_decoding.eval.methods.own import Own
-    from pasta_decoding.eval.methods.skeleton import Skeleton
+    from pasta_decoding.evaluation.methods.own import Own
+    from pasta_decoding.evaluation.methods.skeleton import Skeleton
 
     if one.name is Name.sot:
         return Skeleton(decoder(one.adapter), max_tokens)

@@ -31,10 +31,10 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 
 if TYPE_CHECKING:
-    from pasta_decoding.runtime.decoder import Decoder
-    from pasta_decoding.train.preference import Surroundings
-    from pasta_decoding.train.quality import Quality
-    from pasta_decoding.train.settings import PreferenceConfig
+    from pasta_decoding.runtime.local import LocalDecoder
+    from pasta_decoding.training.preference import Surroundings
+    from pasta_decoding.training.scoring import Quality
+    from pasta_decoding.training.settings import PreferenceConfig
 
 Item = TypeVar("Item")
 
@@ -108,8 +108,8 @@ def preference(
 ) -> None:
     """Stage 2: prefer fast and good among sampled answers (BoNBoN), in rounds."""
     from pasta_decoding.models.loading import find_adapter
-    from pasta_decoding.train.scoring import Weights
-    from pasta_decoding.train.settings import PreferenceConfig, share_samples
+    from pasta_decoding.training.scoring import Weights
+    from pasta_decoding.training.settings import PreferenceConfig, share_samples
 
     refuse_several_processes()
     if model is not None and model.suffix == ".gguf":
@@ -189,7 +189,7 @@ def train(
 ) -> dict[str, Any]:
     """Read the prompts and run the rounds."""
     from pasta_decoding.data.dataset import read_prompts
-    from pasta_decoding.train.preference import train_preference
+    from pasta_decoding.training.preference import train_preference
 
     chosen = choose(
         [text for path in prompts for text in read_prompts(path)],
@@ -212,21 +212,24 @@ def surroundings(config: PreferenceConfig, out: Path, loading: Loading) -> Surro
     """Wire up what training takes from outside: engines, the quality, progress."""
     from dataclasses import replace
 
+    from pasta_decoding.evaluation.rating import likelihood_rate, load_nll
     from pasta_decoding.models.loading import default_device, native_dtype
-    from pasta_decoding.train.preference import Surroundings
-    from pasta_decoding.train.quality import nats_quality
+    from pasta_decoding.training.preference import Surroundings
+    from pasta_decoding.training.score import score_layouts
+    from pasta_decoding.training.scoring import Quality
 
     base = loading.model
     assert base is not None, "the base is known"
     device = loading.device or default_device()
 
-    def load_decoder(adapter: Path) -> Decoder:
-        return replace(loading, adapter=str(adapter)).decoder()
+    def load_decoder(adapter: Path) -> LocalDecoder:
+        return replace(loading, adapter=str(adapter)).local_decoder()
 
     @cache
     def load_quality() -> Quality:
         baseline = Path(config.baseline)
-        return nats_quality(base, baseline, dtype=native_dtype(device), device=device)
+        nll = load_nll(base, baseline, score_layouts, dtype=native_dtype(device), device=device)
+        return Quality("nats", likelihood_rate(nll), repeat_cost=2.0)
 
     return Surroundings(base, out, load_decoder, load_quality, say, Bars())
 

@@ -16,9 +16,9 @@ from pasta_decoding.cli.judge import progress
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
-    from pasta_decoding.eval.judge.base import Judge
-    from pasta_decoding.eval.rate import Nats
-    from pasta_decoding.eval.runs import Run
+    from pasta_decoding.evaluation.judge.base import Judge
+    from pasta_decoding.evaluation.rate import Nll
+    from pasta_decoding.evaluation.runs import Run
 
 VERDICTS = "verdicts.jsonl"
 
@@ -34,8 +34,6 @@ class Asking:
     retries: int
     timeout_s: float
     annotator: str | None
-    judge: Path | None
-    verdict: Path | None
 
 
 def rate(
@@ -73,13 +71,6 @@ def rate(
         str | None,
         typer.Option(help="Instead: an annotator configuration of the package alpaca_eval."),
     ] = None,
-    judge: Annotated[
-        Path | None, typer.Option(help="Instead: a judge of `judge train`, at equal length.")
-    ] = None,
-    judge_verdict: Annotated[
-        Path | None,
-        typer.Option(help="What `judge eval --json` said of it: it is used only if it is usable."),
-    ] = None,
     difficulty: Annotated[
         Path | None, typer.Option(help="AlpacaEval's instruction_difficulty.csv; needs --prompts.")
     ] = None,
@@ -93,12 +84,10 @@ def rate(
     it was stopped, and asks again where there was no verdict. Keys come from PASTA_API_KEY or
     OPENAI_API_KEY; --annotator takes what alpaca_eval takes.
     """
-    from pasta_decoding.eval.rate import read_difficulties
-    from pasta_decoding.eval.runs import baseline_of, find_runs, read_run, same_prompts
+    from pasta_decoding.evaluation.rate import read_difficulties
+    from pasta_decoding.evaluation.runs import baseline_of, find_runs, read_run, same_prompts
 
-    asking = Asking(
-        base_url, model, logprobs, concurrency, retries, timeout, annotator, judge, judge_verdict
-    )
+    asking = Asking(base_url, model, logprobs, concurrency, retries, timeout, annotator)
     check_asking(asking, difficulty, prompts)
     found = find_runs(runs)
     reference = read_run(baseline) if baseline else baseline_of(found)
@@ -113,57 +102,47 @@ def rate(
 
 def check_asking(asking: Asking, difficulty: Path | None, prompts: Path | None) -> None:
     """Refuse what does not go together."""
-    if sum(one is not None for one in (asking.base_url, asking.annotator, asking.judge)) > 1:
-        raise PastaError(
-            "several who are to judge", hint="Give one of --base-url, --annotator and --judge."
-        )
+    if asking.base_url is not None and asking.annotator is not None:
+        raise PastaError("several judges", hint="Give --base-url or --annotator, not both.")
     if (asking.base_url is None) != (asking.model is None):
         raise PastaError("an endpoint is --base-url and --model", hint="Give both.")
-    if (asking.judge is None) != (asking.verdict is None):
-        hint = "`pasta judge eval --judge FILE --json` says what a judge is worth."
-        raise PastaError("a judge is --judge and --judge-verdict", hint=hint)
     if (difficulty is None) != (prompts is None):
         raise PastaError("difficulties are --difficulty and --prompts", hint="Give both.")
 
 
 def rate_all_texts(runs: list[Run], baseline: Run, adapter: str, base: Path | None) -> None:
     """Rate every answer without a judge."""
-    from pasta_decoding.eval.rate import rate_texts, remembering
+    from pasta_decoding.evaluation.rate import rate_texts, remembering
 
-    nats, under = load_likelihood(adapter, base)
-    asked_once = remembering(nats)
+    nll, under = load_likelihood(adapter, base)
+    asked_once = remembering(nll)
     with progress("rating", sum(len(run.records) for run in runs)) as tick:
         for run in runs:
             rate_texts(run, baseline, asked_once, under, tick)
 
 
-def load_likelihood(adapter: str, base: Path | None) -> tuple[Nats, str]:
-    """Return what tells the nats of a text, and a name for it."""
+def load_likelihood(adapter: str, base: Path | None) -> tuple[Nll, str]:
+    """Return what tells the NLL per token of a text, and a name for it."""
+    from pasta_decoding.evaluation.rating import load_nll
     from pasta_decoding.models.loading import (
         adapter_digest,
         default_device,
         find_adapter,
         native_dtype,
     )
-    from pasta_decoding.train.quality import load_nats
+    from pasta_decoding.training.score import score_layouts
 
     device = default_device()
     dtype, folder = native_dtype(device), find_adapter(adapter)
-    nats = load_nats(base_folder(base), folder, dtype=dtype, device=device)
+    nll = load_nll(base_folder(base), folder, score_layouts, dtype=dtype, device=device)
     name = f"{folder.resolve().name} {adapter_digest(folder)}"
-    return nats, f"{name} ({base.name if base else 'embedded'}, {dtype})"
+    return nll, f"{name} ({base.name if base else 'embedded'}, {dtype})"
 
 
 def compare(run: Run, baseline: Run, asking: Asking, difficulties: dict[str, float] | None) -> None:
     """Let whoever there is compare a run's answers with the baseline's."""
-    from pasta_decoding.eval.rate import annotate, keep_rating, read_verdict, why_not_used
+    from pasta_decoding.evaluation.rate import annotate
 
-    if asking.judge is not None and asking.verdict is not None:
-        reason = why_not_used(read_verdict(asking.verdict))
-        keep_rating(run, {"judge": asking.judge.name, "judge_not_used": reason})
-        if reason is not None:
-            say(f"{run.label}: judge not used, because {reason}")
-            return
     orders = 2 if asking.base_url else 1
     with progress(f"judging {run.label}", orders * len(run.records)) as tick:
         found = open_judge(run, asking, tick)
@@ -181,8 +160,8 @@ def open_judge(
 ) -> tuple[Judge, str, Counter[str]] | None:
     """Return who compares, under which name, and where it counts its failures."""
     if asking.base_url is not None and asking.model is not None:
-        from pasta_decoding.endpoint import Endpoint
-        from pasta_decoding.eval.judge.llm import LlmJudge
+        from pasta_decoding.data.endpoint import Endpoint
+        from pasta_decoding.evaluation.judge.llm import LlmJudge
 
         endpoint = Endpoint(
             asking.base_url,
@@ -195,16 +174,10 @@ def open_judge(
         llm = LlmJudge(endpoint, cache, logprobs=asking.logprobs, tick=tick)
         return llm, f"{asking.model}, both orders", llm.failures
     if asking.annotator is not None:
-        from pasta_decoding.eval.alpaca import AlpacaAnnotator
+        from pasta_decoding.evaluation.alpaca import AlpacaAnnotator
 
         os.environ.setdefault("TQDM_DISABLE", "1")  # its bars would be drawn over ours
         cache = run.folder / f"alpaca_{VERDICTS}"
         package = AlpacaAnnotator(asking.annotator, cache, retries=asking.retries, tick=tick)
         return package, Path(asking.annotator).name, package.failures
-    if asking.judge is not None:
-        from pasta_decoding.eval.judge.local import load_judge
-        from pasta_decoding.eval.rate import NewPrompts
-
-        name = f"local judge {asking.judge.stem}, at equal length"
-        return NewPrompts(load_judge(asking.judge)), name, Counter()
     return None

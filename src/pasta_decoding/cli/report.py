@@ -11,7 +11,7 @@ import typer
 from pasta_decoding.cli.files import say
 
 if TYPE_CHECKING:
-    from pasta_decoding.eval.report.build import Report
+    from pasta_decoding.evaluation.report.build import Report
 
 
 def report(
@@ -29,8 +29,8 @@ def report(
     Speedups and qualities come with 95 % intervals, failures inside. Everything is made from the
     run folders; nothing is computed by a model.
     """
-    from pasta_decoding.eval.report.build import build
-    from pasta_decoding.eval.runs import find_runs
+    from pasta_decoding.evaluation.report.build import build
+    from pasta_decoding.evaluation.runs import find_runs
 
     found = build(find_runs(runs), common=common)
     write(found, out)
@@ -41,10 +41,10 @@ def report(
 def write(found: Report, out: Path) -> None:
     """Write all files of a report, each of them whole."""
     from pasta_decoding.data.lines import write_text
-    from pasta_decoding.eval.report.build import numbers, prompts_csv, runs_csv
-    from pasta_decoding.eval.report.drawing import as_png
-    from pasta_decoding.eval.report.page import render
-    from pasta_decoding.eval.report.plots import plots
+    from pasta_decoding.evaluation.report.build import numbers, prompts_csv, runs_csv
+    from pasta_decoding.evaluation.report.drawing import as_png
+    from pasta_decoding.evaluation.report.page import render
+    from pasta_decoding.evaluation.report.plots import plots
 
     write_text(out / "index.html", render(found))
     write_text(out / "report.json", json.dumps(numbers(found), ensure_ascii=False, indent=1) + "\n")

@@ -48,14 +48,14 @@ def serve(
 ) -> None:
     """Answer OpenAI's clients, and show a page where one watches the threads write."""
     refuse_without_extra()
-    from pasta_decoding.engines.service import checked_key
-    from pasta_decoding.runtime.remote import RemoteDecoder
+    from pasta_decoding.remote.decoder import RemoteDecoder
+    from pasta_decoding.remote.service import checked_key
     from pasta_decoding.server.app import Settings, create_app
     from pasta_decoding.server.backend import Backend
-    from pasta_decoding.server.bridge import LocalBackend
     from pasta_decoding.server.listen import address, http_server, is_loopback, open_socket
+    from pasta_decoding.server.local_backend import LocalBackend
     from pasta_decoding.server.metrics import Metrics
-    from pasta_decoding.server.remote import RemoteBackend
+    from pasta_decoding.server.remote_backend import RemoteBackend
     from pasta_decoding.server.saturation import Saturation
 
     settings = Settings(
@@ -66,12 +66,12 @@ def serve(
     )
     with open_socket(host, port) as listener:
         metrics = Metrics()
-        speaker = loading.speaker()
+        decoder = loading.decoder()
         limits = max_requests, max_queue, Saturation(parallel_up_to)
         backend: Backend = (
-            RemoteBackend(speaker, metrics, *limits)
-            if isinstance(speaker, RemoteDecoder)
-            else LocalBackend(speaker, metrics, *limits)
+            RemoteBackend(decoder, metrics, *limits)
+            if isinstance(decoder, RemoteDecoder)
+            else LocalBackend(decoder, metrics, *limits)
         )
         if api_key is None and not is_loopback(listener):
             say("anybody who reaches this address may ask: --api-key keeps them out")

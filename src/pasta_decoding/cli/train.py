@@ -14,7 +14,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 
 if TYPE_CHECKING:
-    from pasta_decoding.train.sft import SftConfig
+    from pasta_decoding.training.sft import SftConfig
 
 Base = Annotated[
     Path | None,
@@ -35,7 +35,7 @@ class Scheme(StrEnum):
 
     shared_max = "shared-max"
     shared_sum = "shared-sum"
-    reserve_10x = "reserve-10x"
+    reserve = "reserve"
 
 
 class Topic(StrEnum):
@@ -88,8 +88,8 @@ def sft(
     ] = Attention.auto,
 ) -> None:
     """Stage 1: finetune on annotated responses (LoRA and the control-token rows, or everything)."""
-    from pasta_decoding.models.binding import load
-    from pasta_decoding.train.sft import SftConfig
+    from pasta_decoding.models.checkpoint import load
+    from pasta_decoding.training.sft import SftConfig
 
     begun = load(start) if start else None
     config = SftConfig(
@@ -131,7 +131,7 @@ def called(model: Path | None) -> str:
 def train(config: SftConfig, data: list[Path], model: Path | None, out: Path) -> Path:
     """Read the rows, find the base model, and train."""
     from pasta_decoding.data.dataset import read_rows
-    from pasta_decoding.train.sft import train_sft
+    from pasta_decoding.training.sft import train_sft
 
     rows = [row for path in data for row in read_rows(path)]
     return train_sft(config, rows, base=base_folder(model), out=out, say=say)
@@ -159,16 +159,16 @@ def head(
     from rich.console import Console
     from rich.progress import track
 
-    from pasta_decoding.cli.readers import base_reader
     from pasta_decoding.data.annotate.head import save_head
     from pasta_decoding.data.dataset import is_held_out, read_rows
-    from pasta_decoding.train.head import read_examples, train_head
+    from pasta_decoding.training.head import read_examples, train_head
+    from pasta_decoding.training.reader import base_reader
 
     rows = [row for path in data for row in read_rows(path)]
     rows = [row for row in rows if keep_held_out or not is_held_out(row.id)]
     if not out.parent.is_dir():
         raise PastaError(f"cannot write {out}: No such file or directory")
-    reader, base = base_reader(model, layers=layers)
+    reader, base = base_reader(base_folder(model), layers=layers)
     bar = track(rows, "reading", console=Console(stderr=True), transient=True)
     examples = list(read_examples(bar, reader))
     if len(examples) < 2:

@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pasta_decoding.engines.attention import PooledLayer, Segment, learn_shapes, pooled_cache
-from pasta_decoding.engines.ledger import Work
 from pasta_decoding.engines.pool import BoolArray, Step
+from pasta_decoding.engines.request_table import Work
 from pasta_decoding.engines.windows import attention_windows
 
 QUERY_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)

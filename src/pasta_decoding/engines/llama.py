@@ -160,29 +160,29 @@ class LlamaEngine:
 
     def fork(self, parent: Branch) -> Branch:
         """See `Engine`. Raises PastaError if llama.cpp has no sequence left."""
-        seat = self._seat(parent)
+        lease = self._lease(parent)
         sequence = self._take_sequence()
-        self._copy(seat.sequence, sequence)
-        return self._enter(_Seat(seat.request, sequence, seat.view, seat.next_position))
+        self._copy(lease.sequence, sequence)
+        return self._enter(_Seat(lease.request, sequence, lease.view, lease.next_position))
 
     def join(self, parent: Branch, children: Sequence[Branch]) -> None:
         """See `Engine`."""
-        seat = self._seat(parent)
-        joined = [self._seat(child) for child in children]
+        lease = self._lease(parent)
+        joined = [self._lease(child) for child in children]
         assert parent not in children, "a branch cannot join itself"
-        assert all(c.request is seat.request for c in joined), "a request joins its own branches"
+        assert all(c.request is lease.request for c in joined), "a request joins its own branches"
         for child, other in zip(children, joined, strict=True):
-            self._copy(other.sequence, seat.sequence)
-            seat.next_position = max(seat.next_position, other.next_position)
+            self._copy(other.sequence, lease.sequence)
+            lease.next_position = max(lease.next_position, other.next_position)
             self.close(child)
-        seat.view = next(self._views)
+        lease.view = next(self._views)
 
     def close(self, branch: Branch) -> None:
         """See `Engine`."""
-        seat = self._seat(branch)
-        self.library.llama_memory_seq_rm(self._memory, seat.sequence, -1, -1)
-        self._free_sequences.append(seat.sequence)
-        seat.request.branches -= 1
+        lease = self._lease(branch)
+        self.library.llama_memory_seq_rm(self._memory, lease.sequence, -1, -1)
+        self._free_sequences.append(lease.sequence)
+        lease.request.branches -= 1
         del self._seats[branch]
 
     def step(self, feeds: Sequence[Feed]) -> FloatArray:
@@ -211,8 +211,8 @@ class LlamaEngine:
         for feed in feeds:
             assert len(feed.ids) == len(feed.positions) > 0, "a feed has a position for each token"
             self._limits.check(feed.ids, feed.positions)
-            request = self._seat(feed.branches[0]).request
-            same = all(self._seat(b).request is request for b in feed.branches)
+            request = self._lease(feed.branches[0]).request
+            same = all(self._lease(b).request is request for b in feed.branches)
             assert same, "a feed stays within its request"
             requests[id(request)] = request
             fed[id(request)] = fed.get(id(request), 0) + len(feed.ids)
@@ -230,8 +230,8 @@ class LlamaEngine:
         for number, feed in enumerate(feeds):
             seats = [self._seats[branch] for branch in feed.branches]
             states = {
-                coming.get(branch, (-seat.view - 1, seat.next_position))
-                for branch, seat in zip(feed.branches, seats, strict=True)
+                coming.get(branch, (-lease.view - 1, lease.next_position))
+                for branch, lease in zip(feed.branches, seats, strict=True)
             }
             assert len(states) == 1, "branches fed together differ"
             ((_, position),) = states
@@ -242,8 +242,8 @@ class LlamaEngine:
     def _enter_feed(self, feed: Feed) -> None:
         view = next(self._views)
         for branch in feed.branches:
-            seat = self._seats[branch]
-            seat.view, seat.next_position = view, feed.positions[-1] + 1
+            lease = self._seats[branch]
+            lease.view, lease.next_position = view, feed.positions[-1] + 1
         self._seats[feed.branches[0]].request.used += len(feed.ids)
 
     def _put(self, token: int, position: int, sequences: Sequence[int], *, wanted: bool) -> None:
@@ -270,16 +270,16 @@ class LlamaEngine:
         batch.n_tokens = 0
 
     def _requests(self) -> set[_Request]:
-        return {seat.request for seat in self._seats.values()}
+        return {lease.request for lease in self._seats.values()}
 
-    def _seat(self, branch: Branch) -> _Seat:
+    def _lease(self, branch: Branch) -> _Seat:
         assert branch in self._seats, f"branch {branch} is not open"
         return self._seats[branch]
 
-    def _enter(self, seat: _Seat) -> Branch:
+    def _enter(self, lease: _Seat) -> Branch:
         branch = Branch(next(self._names))
-        self._seats[branch] = seat
-        seat.request.branches += 1
+        self._seats[branch] = lease
+        lease.request.branches += 1
         return branch
 
     def _take_sequence(self) -> int:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pasta_decoding.engines.base import Branch, Feed, FloatArray
-from pasta_decoding.engines.ledger import Ledger, Work
 from pasta_decoding.engines.pool import Limits
+from pasta_decoding.engines.request_table import RequestTable, Work
 
 Script = Callable[[tuple[int, ...]], FloatArray]
 """From the ids that a branch sees to logits_V. The ids are those of the branches that were joined
@@ -76,7 +76,7 @@ class ScriptedEngine:
         self._script = script
         self._parents: dict[Branch, Branch] = {}
         limits = Limits(vocabulary_size, max_positions, max_cells, max_branches)
-        self._ledger: Ledger[_Tokens] = Ledger(limits)
+        self._table: RequestTable[_Tokens] = RequestTable(limits)
 
     @property
     def name(self) -> str:
@@ -86,12 +86,12 @@ class ScriptedEngine:
     @property
     def vocabulary_size(self) -> int:
         """See `Engine`."""
-        return self._ledger.limits.vocabulary_size
+        return self._table.limits.vocabulary_size
 
     @property
     def max_positions(self) -> int:
         """See `Engine`."""
-        return self._ledger.limits.max_positions
+        return self._table.limits.max_positions
 
     @property
     def free_positions(self) -> bool:
@@ -101,37 +101,37 @@ class ScriptedEngine:
     @property
     def cells_in_use(self) -> int:
         """See `Engine`."""
-        return self._ledger.cells_in_use
+        return self._table.cells_in_use
 
     @property
     def max_cells(self) -> int | None:
         """See `Engine`."""
-        return self._ledger.limits.max_cells
+        return self._table.limits.max_cells
 
     @property
     def max_branches(self) -> int | None:
         """See `Engine`."""
-        return self._ledger.limits.max_branches
+        return self._table.limits.max_branches
 
     def open(self, *, room: int) -> Branch:
         """See `Engine`."""
-        return self._ledger.open(_Tokens(), room)
+        return self._table.open(_Tokens(), room)
 
     def fork(self, parent: Branch) -> Branch:
         """See `Engine`."""
-        child = self._ledger.fork(parent)
+        child = self._table.fork(parent)
         self._parents[child] = parent
         return child
 
     def join(self, parent: Branch, children: Sequence[Branch]) -> None:
         """See `Engine`."""
-        self._ledger.join(parent, children)
+        self._table.join(parent, children)
 
     def step(self, feeds: Sequence[Feed]) -> FloatArray:
         """See `Engine`."""
         wanted = sum(feed.wants_logits for feed in feeds)
         logits_FV = np.empty((wanted, self.vocabulary_size), dtype=np.float32)
-        works = self._ledger.plan(feeds)
+        works = self._table.plan(feeds)
         self.steps.append(tuple(feeds))
         for work in works:
             for feed in work.feeds:
@@ -144,7 +144,7 @@ class ScriptedEngine:
 
     def close(self, branch: Branch) -> None:
         """See `Engine`."""
-        self._ledger.close(branch)
+        self._table.close(branch)
 
     def _seen(self, work: Work[_Tokens], query: int, branch: Branch) -> tuple[int, ...]:
         """Return the ids that a query of `branch` sees, in the order that `Script` tells."""

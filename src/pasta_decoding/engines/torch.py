@@ -13,13 +13,13 @@ from collections.abc import Sequence
 import numpy as np
 from transformers import PreTrainedModel
 
-from pasta_decoding.engines.arena import Arena
 from pasta_decoding.engines.attention import POOLED
 from pasta_decoding.engines.base import DEFAULT_CELLS, Branch, Feed, FloatArray
+from pasta_decoding.engines.cell_allocator import CellAllocator
 from pasta_decoding.engines.forward import Forward
-from pasta_decoding.engines.ledger import Ledger
 from pasta_decoding.engines.pool import Limits
 from pasta_decoding.engines.refusal import refuse_unsupported
+from pasta_decoding.engines.request_table import RequestTable
 
 
 class TorchEngine:
@@ -46,8 +46,8 @@ class TorchEngine:
         config = model.config.get_text_config()
         self._model, self._forward = model, Forward(model, cells)
         self._fixed = model.device.type == "cuda" if fixed_shapes is None else fixed_shapes
-        self._arena = Arena(cells)
-        self._ledger: Ledger[int] = Ledger(
+        self._allocator = CellAllocator(cells)
+        self._table: RequestTable[int] = RequestTable(
             Limits(int(config.vocab_size), int(config.max_position_embeddings))
         )
 
@@ -64,12 +64,12 @@ class TorchEngine:
     @property
     def vocabulary_size(self) -> int:
         """See `Engine`."""
-        return self._ledger.limits.vocabulary_size
+        return self._table.limits.vocabulary_size
 
     @property
     def max_positions(self) -> int:
         """See `Engine`."""
-        return self._ledger.limits.max_positions
+        return self._table.limits.max_positions
 
     @property
     def free_positions(self) -> bool:
@@ -79,33 +79,33 @@ class TorchEngine:
     @property
     def cells_in_use(self) -> int:
         """See `Engine`."""
-        return self._ledger.cells_in_use
+        return self._table.cells_in_use
 
     @property
     def max_cells(self) -> int | None:
         """See `Engine`."""
-        return self._arena.cells
+        return self._allocator.cells
 
     @property
     def max_branches(self) -> int | None:
         """See `Engine`."""
-        return self._ledger.limits.max_branches
+        return self._table.limits.max_branches
 
     def open(self, *, room: int) -> Branch:
         """See `Engine`."""
-        return self._ledger.open(self._arena.take(room), room)
+        return self._table.open(self._allocator.take(room), room)
 
     def fork(self, parent: Branch) -> Branch:
         """See `Engine`."""
-        return self._ledger.fork(parent)
+        return self._table.fork(parent)
 
     def join(self, parent: Branch, children: Sequence[Branch]) -> None:
         """See `Engine`."""
-        self._ledger.join(parent, children)
+        self._table.join(parent, children)
 
     def step(self, feeds: Sequence[Feed]) -> FloatArray:
         """See `Engine`. One forward pass."""
-        works = self._ledger.plan(feeds)
+        works = self._table.plan(feeds)
         rows = [row for work in works for row in work.rows]
         logits_FV: FloatArray = np.empty((len(rows), self.vocabulary_size), dtype=np.float32)
         if works:
@@ -125,6 +125,6 @@ class TorchEngine:
 
     def close(self, branch: Branch) -> None:
         """See `Engine`."""
-        first_cell = self._ledger.close(branch)
+        first_cell = self._table.close(branch)
         if first_cell is not None:
-            self._forward.forget(self._arena.give_back(first_cell))
+            self._forward.forget(self._allocator.give_back(first_cell))

@@ -6,10 +6,10 @@
 - ideal speedup: the same of an annotated text, whose critical path is counted from its pieces
   with the same number of tokens for every topic.
 - repeated chunk: one most of whose word pairs a sibling of the same answer has too.
-- repeated grams: share of runs of four words that occurred before in the same text.
+- rep-4: share of runs of four words that occurred before in the same text.
 - missing topic: a chunk that holds no word of its promise's topic, by the words' beginnings.
-- text quality: minus nats per token of a plain text under a sequential model, minus `GRAMS_COST`
-  times its repeated grams.
+- text quality: minus nats per token of a plain text under a sequential model, minus `REP_4_COST`
+  times its rep-4.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOSTLY = 0.5
 TAG_TOKENS = 2  # opening and closing of a promise, as control tokens write it,
 TOPIC_TOKENS = 3  # and its topic
 
-GRAMS_COST = 4.0
+REP_4_COST = 4.0
 """Nats per token that a text costs if all its runs of four words are repeated.
 
 A token of a repetition costs a model next to nothing instead of the two nats or so of a new one,
@@ -82,7 +82,7 @@ def repetitions(tree: Tree) -> list[int]:
     ]
 
 
-def repeated_grams(text: str, n: int = 4) -> float:
+def rep_4(text: str, n: int = 4) -> float:
     """Return the share of runs of `n` words that occurred before; 0 of a shorter text."""
     words = text.split()
     grams = list(zip(*(words[start:] for start in range(n)), strict=False))
@@ -98,8 +98,8 @@ def missing_topics(tree: Tree) -> int:
 
 
 def text_quality(nats: float, repeated: float) -> float:
-    """Return the text quality of a text with these nats per token and repeated grams."""
-    return -nats - GRAMS_COST * repeated
+    """Return the text quality of a text with these nats per token and rep-4."""
+    return -nats - REP_4_COST * repeated
 
 
 def _beginnings(text: str, *, telling: bool = False) -> set[str]:

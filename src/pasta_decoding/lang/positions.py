@@ -99,16 +99,16 @@ class SharedSum:
 
 
 @dataclass(frozen=True, slots=True)
-class Reserve10x:
+class Reserve:
     """The promised length is reserved: main goes on behind it, and the chunk fills it.
 
     This is how the PASTA paper (arXiv 2502.11517) places threads, whose promises count tens of
-    tokens: ten times the number is reserved, hence the name. Here that is the length bucket, in
+    tokens: ten times the number is reserved (its Pred-10X). Here that is the length bucket, in
     tokens; ASYNC_OPEN takes the first of the reserved positions. A chunk that outgrows them shares
     positions with main's text behind it, and SYNC goes behind the largest position that it sees.
     """
 
-    name: str = "reserve-10x"
+    name: str = "reserve"
     consecutive: bool = False
 
     def chunk_start(self, close: int, promised: int) -> int:  # noqa: ARG002 (the protocol's)
@@ -125,12 +125,14 @@ class Reserve10x:
 
 
 SCHEMES: dict[str, Scheme] = {
-    scheme.name: scheme for scheme in (SharedMax(), SharedSum(), Reserve10x())
+    scheme.name: scheme for scheme in (SharedMax(), SharedSum(), Reserve())
 }
+_FORMER_NAMES = {"reserve-10x": "reserve"}
 
 
 def scheme_named(name: str) -> Scheme:
     """Return the scheme called `name`. Raises PastaError with the known names otherwise."""
+    name = _FORMER_NAMES.get(name, name)
     if name in SCHEMES:
         return SCHEMES[name]
     known = ", ".join(SCHEMES)

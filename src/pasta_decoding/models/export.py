@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.models import binding as bindings
+from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.gguf import FLOAT_TYPES, write_gguf
 from pasta_decoding.models.loading import Loaded
 
@@ -42,13 +42,13 @@ def export_hf(loaded: Loaded, target: Path) -> None:
     with _written_whole(target) as partial:
         loaded.model.save_pretrained(partial)
         loaded.tokenizer.save_pretrained(partial)
-        bindings.save(loaded.checkpoint, partial)
+        checkpoints.save(loaded.checkpoint, partial)
 
 
 def cached_name(base: Path, adapter: Path | None, file_type: str) -> str:
     """Return the name under which the cache keeps the GGUF of this very checkpoint."""
     if adapter is not None:
-        bindings.load(adapter)  # what is no checkpoint is told before
+        checkpoints.load(adapter)  # what is no checkpoint is told before
     digest = hashlib.sha256(f"{FORMAT} {file_type}".encode())
     for folder in (base,) if adapter is None else (adapter, base):
         for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")]):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.models import binding as bindings
+from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.loading import Loaded
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def write_gguf(
     config = loaded.model.config
     check_translation(config, loaded.tokenizer)
     name = ARCHITECTURES[config.model_type]
-    if not loaded.ends:
+    if not loaded.eos_ids:
         raise PastaError(
             "the model names no token that ends an answer",
             hint="Set eos_token_id in its generation_config.json.",
@@ -137,7 +137,7 @@ def _add_vocabulary(writer: GGUFWriter, loaded: Loaded) -> None:
     merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
     # llama.cpp wants one at least; one without a product in the vocabulary changes nothing.
     writer.add_token_merges(merges or [" ".join(texts[:2])])
-    writer.add_eos_token_id(min(loaded.ends))
+    writer.add_eos_token_id(min(loaded.eos_ids))
     if tokenizer.bos_token_id is not None:
         writer.add_bos_token_id(tokenizer.bos_token_id)
     writer.add_add_bos_token(False)
@@ -158,8 +158,8 @@ def _add_own_metadata(writer: GGUFWriter, loaded: Loaded) -> None:
             for path in sorted(Path(folder).iterdir())
             if _TOKENIZER_FILES.fullmatch(path.name)
         }
-    writer.add_string(CHECKPOINT, bindings.to_json(loaded.checkpoint))
-    writer.add_string(ENDS, json.dumps(sorted(loaded.ends)))
+    writer.add_string(CHECKPOINT, checkpoints.to_json(loaded.checkpoint))
+    writer.add_string(ENDS, json.dumps(sorted(loaded.eos_ids)))
     writer.add_string(TOKENIZER, json.dumps(files))
 
 
@@ -227,7 +227,7 @@ def read_metadata(value: Callable[[str], str | None], source: Path) -> Loaded:
                 f"{source} holds no {key}: it was not made by `pasta export`",
                 hint="Export an adapter: pasta export ADAPTER --to gguf -o FILE",
             )
-    checkpoint = bindings.from_json(str(texts[CHECKPOINT]), str(source))
+    checkpoint = checkpoints.from_json(str(texts[CHECKPOINT]), str(source))
     with tempfile.TemporaryDirectory() as folder:
         for name, text in json.loads(str(texts[TOKENIZER])).items():
             if _TOKENIZER_FILES.fullmatch(name):

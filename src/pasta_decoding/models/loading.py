@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.models import binding as bindings
-from pasta_decoding.models.binding import Checkpoint
+from pasta_decoding.models import checkpoint as checkpoints
+from pasta_decoding.models.checkpoint import Checkpoint
 from pasta_decoding.models.download import sha256
 
 DEFAULT_ADAPTER = "balanced"
@@ -22,13 +22,13 @@ class Loaded:
     """A model with its adapter merged in, float32 unless told otherwise, and its tokenizer.
 
     model: None where an engine loads the weights itself.
-    ends:  ids that end an answer.
+    eos_ids: ids that end an answer.
     """
 
     model: Any
     tokenizer: Any
     checkpoint: Checkpoint
-    ends: frozenset[int]
+    eos_ids: frozenset[int]
 
 
 def find_adapter(name: str) -> Path:
@@ -38,7 +38,7 @@ def find_adapter(name: str) -> Path:
         return path
     package = Path(__file__).parents[1]
     for shipped in (package / "adapters", package.parents[1] / "adapters"):
-        if (shipped / name / bindings.FILE_NAME).is_file():
+        if (shipped / name / checkpoints.FILE_NAME).is_file():
             return shipped / name
     raise PastaError(
         f"no adapter {name!r}",
@@ -83,13 +83,13 @@ def load_model(base: Path, adapter: Path | None, *, dtype: str = "float32") -> L
     """
     if adapter is None:
         return _untrained(base, dtype)
-    checkpoint = bindings.load(adapter)
+    checkpoint = checkpoints.load(adapter)
     model, tokenizer = load_base(adapter if holds_weights(adapter) else base, dtype=dtype)
-    bindings.add_missing_tokens(tokenizer, checkpoint)
-    bindings.check_match(checkpoint, model, tokenizer)
-    bindings.grow_vocabulary(model, checkpoint.binding)
+    checkpoints.add_missing_tokens(tokenizer, checkpoint)
+    checkpoints.check_match(checkpoint, model, tokenizer)
+    checkpoints.grow_vocabulary(model, checkpoint.control)
     merged = model if holds_weights(adapter) else _merge(model, adapter)
-    return Loaded(merged, tokenizer, checkpoint, _ends(model, tokenizer))
+    return Loaded(merged, tokenizer, checkpoint, _eos_ids(model, tokenizer))
 
 
 def load_metadata(base: Path, adapter: Path | None) -> tuple[Loaded, int, int]:
@@ -98,25 +98,25 @@ def load_metadata(base: Path, adapter: Path | None) -> tuple[Loaded, int, int]:
     Raises PastaError for a broken checkpoint or a foreign tokenizer. That it is served by whom it
     is thought to be cannot be told from here.
     """
-    checkpoint = None if adapter is None else bindings.load(adapter)
+    checkpoint = None if adapter is None else checkpoints.load(adapter)
     source = adapter if adapter is not None and holds_weights(adapter) else base
     tokenizer, config, generation = _load_configs(source)
     if checkpoint is None:
-        binding = bindings.bind(tokenizer)
-        described = bindings.describe_config(config, base.name, norms_sha256="")
-        checkpoint = replace(bindings.describe_on(described, tokenizer, binding), joins=())
+        control = checkpoints.bind(tokenizer)
+        described = checkpoints.describe_config(config, base.name, norms_sha256="")
+        checkpoint = replace(checkpoints.describe_on(described, tokenizer, control), joins=())
     else:
-        bindings.add_missing_tokens(tokenizer, checkpoint)
+        checkpoints.add_missing_tokens(tokenizer, checkpoint)
         ours = checkpoint.base
-        bindings.check_base(
-            checkpoint, bindings.describe_config(config, ours.name, ours.norms_sha256)
+        checkpoints.check_base(
+            checkpoint, checkpoints.describe_config(config, ours.name, ours.norms_sha256)
         )
-        bindings.check_tokens(checkpoint, tokenizer)
+        checkpoints.check_tokens(checkpoint, tokenizer)
     text = config.get_text_config()
     vocabulary_size = text.vocab_size
     if adapter is not None:  # a base model that is served as it is has no tokens added
-        vocabulary_size = max(vocabulary_size, max(checkpoint.binding.ids) + 1)
-    loaded = Loaded(None, tokenizer, checkpoint, _listed_ends(generation, tokenizer))
+        vocabulary_size = max(vocabulary_size, max(checkpoint.control.ids) + 1)
+    loaded = Loaded(None, tokenizer, checkpoint, _listed_eos_ids(generation, tokenizer))
     return loaded, vocabulary_size, text.max_position_embeddings
 
 
@@ -137,10 +137,10 @@ def _load_configs(folder: Path) -> tuple[Any, Any, Any]:
 def _untrained(base: Path, dtype: str) -> Loaded:
     """Load the base model alone. Its control tokens are there to be banned."""
     model, tokenizer = load_base(base, dtype=dtype)
-    binding = bindings.bind(tokenizer)
-    checkpoint = bindings.describe(model, tokenizer, binding, name=base.name)
-    bindings.grow_vocabulary(model, binding)
-    return Loaded(model, tokenizer, replace(checkpoint, joins=()), _ends(model, tokenizer))
+    control = checkpoints.bind(tokenizer)
+    checkpoint = checkpoints.describe(model, tokenizer, control, name=base.name)
+    checkpoints.grow_vocabulary(model, control)
+    return Loaded(model, tokenizer, replace(checkpoint, joins=()), _eos_ids(model, tokenizer))
 
 
 def holds_weights(adapter: Path) -> bool:
@@ -148,13 +148,13 @@ def holds_weights(adapter: Path) -> bool:
     return not (adapter / "adapter_config.json").exists() and (adapter / "config.json").exists()
 
 
-def _ends(model: Any, tokenizer: Any) -> frozenset[int]:
-    return _listed_ends(model.generation_config, tokenizer)
+def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    return _listed_eos_ids(model.generation_config, tokenizer)
 
 
-def _listed_ends(settings: Any, tokenizer: Any) -> frozenset[int]:
-    ends = settings.eos_token_id
-    listed = ends if isinstance(ends, list) else [ends]
+def _listed_eos_ids(settings: Any, tokenizer: Any) -> frozenset[int]:
+    eos = settings.eos_token_id
+    listed = eos if isinstance(eos, list) else [eos]
     return frozenset({tokenizer.eos_token_id, *listed} - {None})
 
 

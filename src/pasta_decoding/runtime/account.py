@@ -31,7 +31,7 @@ class Account:
     interpreter: Interpreter
     began_s: float
     chosen: dict[int, int] = field(default_factory=dict)
-    overruled: int = 0
+    interventions: int = 0
     events: list[Event] = field(default_factory=list)
     event_s: list[float] = field(default_factory=list)
     first_token_s: float | None = None
@@ -44,8 +44,8 @@ class Account:
     def note(self, thread: int, choice: Choice) -> None:
         """Count a token that was chosen. A chunk that ends the whole answer means its own end."""
         self.chosen[thread] = self.chosen.get(thread, 0) + 1
-        ends_answer = thread != MAIN and choice.token in self.interpreter.vocabulary.ends
-        self.overruled += choice.overruled or ends_answer
+        ends_answer = thread != MAIN and choice.token in self.interpreter.vocabulary.eos_ids
+        self.interventions += choice.intervened or ends_answer
 
     def tell(self, action: Action) -> None:
         """Turn what the interpreter wants done into what a reader is told."""
@@ -77,7 +77,7 @@ class Account:
         return coming
 
     def _say(self, thread: int, token: int) -> None:
-        control = self.interpreter.vocabulary.binding.ids
+        control = self.interpreter.vocabulary.control.ids
         if token in control or self.interpreter.in_topic(thread):
             return
         if text := self.texts[thread].add(token):

@@ -20,7 +20,7 @@ class Answer:
     segments:         its token ids, in reading order, as training would see them.
     layouts:          thread, position and visibility of every token, prompt included; several
                       rows under the `text` join, else one.
-    overruled:        how often a constraint overruled the model (`interventions`).
+    interventions:        how often a constraint overruled the model.
     truncated_chunks: chunks that a limit closed.
     truncated:        whether any limit ended a chunk or the answer.
     hit_limit:        whether the answer's own token budget ended something.
@@ -37,7 +37,7 @@ class Answer:
     events: tuple[Event, ...]
     event_s: tuple[float, ...]
     first_token_s: float | None
-    overruled: int
+    interventions: int
     truncated_chunks: int
     truncated: bool
     hit_limit: bool
@@ -78,7 +78,7 @@ def conclude(
     """Make the answer of a finished interpreter."""
     interpreter = account.interpreter
     vocabulary, segments = interpreter.vocabulary, tuple(interpreter.segments)
-    end = None if interpreter.cut_off else min(vocabulary.ends)
+    end = None if interpreter.cut_off else min(vocabulary.eos_ids)
     return Answer(
         segments=segments,
         layouts=_layouts(prompt, segments, interpreter, end),
@@ -87,7 +87,7 @@ def conclude(
         events=tuple(account.events),
         event_s=tuple(account.event_s),
         first_token_s=account.first_token_s,
-        overruled=account.overruled,
+        interventions=account.interventions,
         truncated_chunks=sum(isinstance(s, ChunkRun) and not s.closed for s in segments),
         truncated=interpreter.truncated,
         hit_limit=interpreter.hit_limit,
@@ -103,7 +103,7 @@ def _layouts(
     interpreter: Interpreter,
     end: int | None,
 ) -> tuple[Layout, ...]:
-    close = interpreter.vocabulary.binding.async_close
+    close = interpreter.vocabulary.control.async_close
     if interpreter.joining is Joining.text:
         return lay_out_rows(prompt, segments, async_close=close, end=end)
     return (lay_out(prompt, segments, interpreter.scheme, async_close=close, end=end),)

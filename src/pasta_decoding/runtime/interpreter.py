@@ -119,28 +119,28 @@ class Interpreter:
 
     def _main_constraint(self) -> Constraint:
         if self._remaining <= 0:
-            return Constraint.force(sorted(self.vocabulary.ends))
-        binding = self.vocabulary.binding
-        banned = set(binding.ids)
+            return Constraint.force(sorted(self.vocabulary.eos_ids))
+        control = self.vocabulary.control
+        banned = set(control.ids)
         if self._may_promise():
-            banned.remove(binding.promise_open)
+            banned.remove(control.promise_open)
         if self.rules.parallel and self._unjoined:
-            banned.remove(binding.sync)
+            banned.remove(control.sync)
         return Constraint(np.array(sorted(banned)))
 
     def _chunk_constraint(self, chunk: _Chunk) -> Constraint:
         written = len(chunk.ids) - 1
         if written == 0:
             return Constraint(self.vocabulary.not_chunk_start)
-        close = self.vocabulary.binding.async_close
+        close = self.vocabulary.control.async_close
         if self._remaining <= 0 or written >= self._chunk_limit(chunk):
             return Constraint.force([close])
-        return Constraint(np.array(sorted(self.vocabulary.binding.ids - {close})))
+        return Constraint(np.array(sorted(self.vocabulary.control.ids - {close})))
 
     def _topic_constraint(self) -> Constraint:
         if self._remaining < 3:  # a closing, ASYNC_OPEN, and a first token of the chunk
-            return Constraint.force(sorted(self.vocabulary.ends))
-        closes = self.vocabulary.closes
+            return Constraint.force(sorted(self.vocabulary.eos_ids))
+        closes = self.vocabulary.promise_close_ids
         if not self.rules.topic:
             return Constraint(NOTHING, only=closes)
         written = len(self._topic)
@@ -202,7 +202,7 @@ class Interpreter:
         if self.joining is Joining.text:
             closings = len(self._chunks) + 1
             return self.prompt_tokens + self.rules.max_tokens + closings <= self.max_positions
-        longest = max(self.vocabulary.binding.promise_close)
+        longest = max(self.vocabulary.control.promise_close)
         skipped = self.scheme.main_next(self._position, longest) - (self._position + 1)
         left = self.rules.max_tokens - self.fed_tokens
         return self._position + skipped + left <= self.max_positions
@@ -228,14 +228,14 @@ class Interpreter:
         return self._on_main_token(token)
 
     def _on_main_token(self, token: int) -> list[Action]:
-        binding = self.vocabulary.binding
-        if token in self.vocabulary.ends:
+        control = self.vocabulary.control
+        if token in self.vocabulary.eos_ids:
             return self._end_main(truncated=self._remaining <= 0)
-        if token == binding.sync:
+        if token == control.sync:
             self._end_run()
             self._state = _Main.WAITING
             return self._sync_if_ready()
-        if token == binding.promise_open:
+        if token == control.promise_open:
             self._end_run()
             self._state = _Main.IN_TOPIC
             self._topic = []
@@ -244,16 +244,16 @@ class Interpreter:
         return [self._feed_main(token)]
 
     def _on_topic_token(self, token: int) -> list[Action]:
-        if token in self.vocabulary.ends:
+        if token in self.vocabulary.eos_ids:
             return self._end_main(truncated=True)  # the half-written promise keeps nothing
-        if token in self.vocabulary.closes:
+        if token in self.vocabulary.promise_close_ids:
             return [self._fork(token)]
         self._topic.append(token)
         return [self._feed_main(token)]
 
     def _on_chunk_token(self, chunk: _Chunk, token: int) -> list[Action]:
-        binding = self.vocabulary.binding
-        if token != binding.async_close and token not in self.vocabulary.ends:
+        control = self.vocabulary.control
+        if token != control.async_close and token not in self.vocabulary.eos_ids:
             chunk.ids.append(token)
             self.fed_tokens += 1
             return [Append(chunk.thread, token, chunk.next_position - 1)]
@@ -268,24 +268,24 @@ class Interpreter:
         return [closing, *self._sync_if_ready(), *self._finish_if_done()]
 
     def _fork(self, close: int) -> Fork:
-        binding = self.vocabulary.binding
-        promised = binding.promised(close)
+        control = self.vocabulary.control
+        promised = control.promised(close)
         topic = valid_topic(self.vocabulary.decode(self._topic)) or ""
         forced = len(self._topic) >= self.rules.max_topic_tokens
-        ids = (binding.promise_open, *self._topic, close)
+        ids = (control.promise_open, *self._topic, close)
         self.segments.append(PromiseRun(ids, promised, forced=int(forced)))
         closing = self._feed_main(close)
         first = self.scheme.chunk_start(closing.position, promised)
         self._position = self.scheme.main_next(closing.position, promised)
-        chunk = _Chunk(len(self._chunks) + 1, first, promised, [binding.async_open])
+        chunk = _Chunk(len(self._chunks) + 1, first, promised, [control.async_open])
         self._chunks.append(chunk)
         self._unjoined.append(chunk)
         self._slots.append(len(self.segments))
-        self.segments.append(ChunkRun((binding.async_open,), closed=False))
+        self.segments.append(ChunkRun((control.async_open,), closed=False))
         self.topics.append(fold_topic(topic))
         self.fed_tokens += 1
         self._state = _Main.WRITING
-        opening = Append(chunk.thread, binding.async_open, first)
+        opening = Append(chunk.thread, control.async_open, first)
         return Fork(chunk.thread, closing, opening, topic, promised)
 
     def _sync_if_ready(self) -> list[Action]:
@@ -293,7 +293,7 @@ class Interpreter:
             return []
         chunks, self._unjoined = self._unjoined, []
         actions = self._join(chunks) if self.joining is Joining.kv else self._rewrite(chunks)
-        self.segments.append(SyncRun(self.vocabulary.binding.sync))
+        self.segments.append(SyncRun(self.vocabulary.control.sync))
         self._state = _Main.WRITING
         return actions
 
@@ -301,13 +301,13 @@ class Interpreter:
         extents = [Extent(chunk.first, chunk.next_position - 1, chunk.promised) for chunk in chunks]
         self._position = self.scheme.sync(self._position, extents)
         joined = tuple(chunk.thread for chunk in chunks)
-        return [Join(joined), self._feed_main(self.vocabulary.binding.sync)]
+        return [Join(joined), self._feed_main(self.vocabulary.control.sync)]
 
     def _rewrite(self, chunks: Sequence[_Chunk]) -> list[Action]:
-        binding, first = self.vocabulary.binding, chunks[0]
+        control, first = self.vocabulary.control, chunks[0]
         behind = self.segments[self._slots[first.thread - 1] + 1 :]
-        rest = in_reading_order(behind, binding.async_close)
-        ids = (binding.async_close, *rest, binding.sync)
+        rest = in_reading_order(behind, control.async_close)
+        ids = (control.async_close, *rest, control.sync)
         position = first.next_position
         self._position = position + len(ids)
         self.fed_tokens += 1  # the others are counted where they were written

@@ -25,7 +25,7 @@ class Choice:
     """A token, and whether the constraint overruled what the model would have written."""
 
     token: int
-    overruled: bool
+    intervened: bool
 
 
 class Chooser(Protocol):
@@ -73,11 +73,11 @@ class Sampler:
     request: int = 0
 
     def choose(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
-        """See `Chooser`. What is overruled is the choice among all tokens with the same noise."""
+        """See `Chooser`. Overruled is the choice among all tokens, same noise."""
         score_V = logits_V if self.sampling.greedy else self._scores(thread, index, logits_V)
         wanted = int(score_V.argmax())
         token = best_allowed(score_V, allowed)
-        return Choice(token, overruled=token != wanted and not allowed.forced)
+        return Choice(token, intervened=token != wanted and not allowed.forced)
 
     def _scores(self, thread: int, index: int, logits_V: Logits) -> npt.NDArray[Any]:
         """Scaled logits plus Gumbel noise: the largest is a sample of the softmax (Gumbel-max)."""
@@ -123,7 +123,7 @@ class Replay:
 
     def choose(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:  # noqa: ARG002
         """See `Chooser`."""
-        return Choice(self._threads[thread][index], overruled=False)
+        return Choice(self._threads[thread][index], intervened=False)
 
 
 def best_allowed(score_V: npt.NDArray[Any], allowed: Constraint) -> int:

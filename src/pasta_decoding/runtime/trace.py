@@ -5,7 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pasta_decoding.engines.remote import Sent
+
+@dataclass(slots=True)
+class Sent:
+    """What one answer has asked servers for: the numbers that a planner needs.
+
+    requests:      completions asked for, retries among them,
+    corrections:   and those of one token, in place of one that may not stand there.
+    prompt_tokens: of all prompts that were answered to the end,
+    cached_tokens: and how many of them the server had computed before; None if it does not say.
+    """
+
+    requests: int = 0
+    corrections: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int | None = None
+
+    def add(self, prompt_tokens: int, cached_tokens: int | None) -> None:
+        """Count a completion that has ended."""
+        self.prompt_tokens += prompt_tokens
+        if cached_tokens is not None:
+            self.cached_tokens = (self.cached_tokens or 0) + cached_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pasta_decoding.models.binding import Binding
+from pasta_decoding.models.checkpoint import ControlTokens
 
 Ids = npt.NDArray[np.int64]
 Decode = Callable[[Sequence[int]], str]
@@ -31,13 +31,13 @@ class Vocabulary:
 
     texts:  for every id, the text that it adds behind other text ("" for special tokens).
     decode: ids to text, behind other text; special tokens give nothing.
-    ends:   ids that end an answer.
+    eos_ids: ids that end an answer.
     """
 
     texts: tuple[str, ...]
     decode: Decode
-    binding: Binding
-    ends: frozenset[int]
+    control: ControlTokens
+    eos_ids: frozenset[int]
 
     def ids_where(self, holds: Callable[[str], bool], *, also: Collection[int] = ()) -> Ids:
         """Return the ids whose text satisfies `holds`, and `also`, ascending."""
@@ -58,20 +58,22 @@ class Vocabulary:
         return ids
 
     @cached_property
-    def closes(self) -> Ids:
+    def promise_close_ids(self) -> Ids:
         """The ids of PROMISE_CLOSE, one a length bucket."""
-        return np.array(sorted(self.binding.promise_close.values()), dtype=np.int64)
+        return np.array(sorted(self.control.promise_close.values()), dtype=np.int64)
 
     @cached_property
     def not_in_topic(self) -> Ids:
         """Whatever may not stand in a topic, closing tokens left out of it."""
-        kept = self.binding.ids - set(self.closes.tolist())
-        return np.setdiff1d(self.ids_where(_unfit_for_topic, also=kept | self.ends), self.closes)
+        kept = self.control.ids - set(self.promise_close_ids.tolist())
+        return np.setdiff1d(
+            self.ids_where(_unfit_for_topic, also=kept | self.eos_ids), self.promise_close_ids
+        )
 
     @cached_property
     def topic_beginnings(self) -> int:
         """How many tokens a topic can begin with."""
-        return len(self.texts) - len(self.not_in_topic) - len(self.closes)
+        return len(self.texts) - len(self.not_in_topic) - len(self.promise_close_ids)
 
     @cached_property
     def not_topic_end(self) -> Ids:
@@ -88,11 +90,13 @@ class Vocabulary:
     @cached_property
     def not_chunk_start(self) -> Ids:
         """What a chunk may not begin with: white space, nothing visible, control tokens, an end."""
-        also = self.binding.ids | self.ends
+        also = self.control.ids | self.eos_ids
         return self.ids_where(lambda text: not text or text[0].isspace(), also=also)
 
 
-def vocabulary_of(tokenizer: Any, binding: Binding, size: int, ends: frozenset[int]) -> Vocabulary:
+def vocabulary_of(
+    tokenizer: Any, control: ControlTokens, size: int, eos_ids: frozenset[int]
+) -> Vocabulary:
     """Read a Hugging Face tokenizer; `size` is the number of logits, which may exceed it."""
     known = min(len(tokenizer), size)
     anchor = tokenizer.encode("a", add_special_tokens=False)
@@ -105,7 +109,7 @@ def vocabulary_of(tokenizer: Any, binding: Binding, size: int, ends: frozenset[i
 
     rows = [[*anchor, token] for token in range(known)]
     texts = [text[lead:] for text in tokenizer.batch_decode(rows, skip_special_tokens=True)]
-    return Vocabulary((*texts, *[""] * (size - known)), decode, binding, ends)
+    return Vocabulary((*texts, *[""] * (size - known)), decode, control, eos_ids)
 
 
 def fold_topic(topic: str) -> str:

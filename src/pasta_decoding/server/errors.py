@@ -10,8 +10,8 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from pasta_decoding.engines.completions import RemoteError
 from pasta_decoding.errors import PastaError
+from pasta_decoding.remote.completions import RemoteError
 from pasta_decoding.server.backend import BusyError, StoppedError
 from pasta_decoding.server.schema import FIELDS, ErrorDetail, ErrorReply
 

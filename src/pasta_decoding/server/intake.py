@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.prompt import Message
 from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.sampling import Sampler
-from pasta_decoding.runtime.speaker import Speaker
 from pasta_decoding.server.backend import Ask, BusyError, Load
 
 FIRST_GUESS_S = 5.0
@@ -24,13 +24,13 @@ class Intake:
     """All of it belongs to the event loop's thread.
 
     max_tokens: of prompt and answer together.
-    at_once:    answers that are written together,
+    max_concurrency:    answers that are written together,
     queue:      and how many more may wait.
     """
 
-    speaker: Speaker
+    decoder: Decoder
     max_tokens: int
-    at_once: int
+    max_concurrency: int
     queue: int
     _unended: int = 0
     _typical_s: float = FIRST_GUESS_S
@@ -38,33 +38,33 @@ class Intake:
     @property
     def load(self) -> Load:
         """How much there is to do now."""
-        running = min(self._unended, self.at_once)
+        running = min(self._unended, self.max_concurrency)
         return Load(running, self._unended - running)
 
     def chat_prompt(self, messages: Sequence[Message], answer_tokens: int) -> tuple[int, ...]:
         """Encode a conversation; PastaError if it leaves no room for `answer_tokens` more."""
         room = self._room_beside(answer_tokens)
-        return tuple(self.speaker.encoder.encode(messages, max_tokens=room))
+        return tuple(self.decoder.encoder.encode(messages, max_tokens=room))
 
     def text_prompt(self, text: str, answer_tokens: int) -> tuple[int, ...]:
         """Encode a text to go on from, without the chat template; errors as above."""
         room = self._room_beside(answer_tokens)
-        return tuple(self.speaker.encoder.encode_plain(text, max_tokens=room))
+        return tuple(self.decoder.encoder.encode_plain(text, max_tokens=room))
 
     def plain_tokens(self, text: str) -> int:
         """Count the tokens of a text without tags."""
-        return self.speaker.plain_tokens(text)
+        return self.decoder.plain_tokens(text)
 
     def request(self, ask: Ask) -> Request:
         """Return what the runtime is asked."""
-        return self.speaker.request_of(ask.prompt, ask.rules, Sampler(ask.sampling, ask.choice))
+        return self.decoder.request_of(ask.prompt, ask.rules, Sampler(ask.sampling, ask.choice))
 
     def check_room(self, answers: int) -> None:
         """Raise BusyError if there is no room for all answers of a request.
 
         PastaError if there never will be.
         """
-        most = self.at_once + self.queue
+        most = self.max_concurrency + self.queue
         if answers > most:
             raise PastaError(
                 f"these are {answers} answers, and this server takes {most} at a time",
@@ -98,5 +98,5 @@ class Intake:
 
     def _retry_after_s(self) -> int:
         """Guess when the first of the queue will have been let in."""
-        turns = self._unended / self.at_once
+        turns = self._unended / self.max_concurrency
         return min(MAX_RETRY_S, max(1, math.ceil(self._typical_s * turns)))

@@ -11,7 +11,7 @@ from pasta_decoding.runtime.request import Request
 from pasta_decoding.server.backend import Answers, Ask, Ended, Failed, Load, Piece
 from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.saturation import Saturation
-from pasta_decoding.server.visible import Visible
+from pasta_decoding.server.stop_filter import StopFilter
 
 
 class Job:
@@ -25,14 +25,14 @@ class Job:
         self.answers = answers
         self._ask = ask
         self._metrics = metrics
-        self._visible = Visible(ask.stops)
+        self._filter = StopFilter(ask.stops)
         self._submitted_s = time.perf_counter()
         self._shown = False
 
     @property
     def stopped(self) -> bool:
         """Has a stop string been found? Then nothing more will be shown."""
-        return self._visible.stopped
+        return self._filter.stopped
 
     @property
     def age_s(self) -> float:
@@ -46,13 +46,13 @@ class Job:
 
     def piece(self, events: Sequence[Event], step: int) -> Piece:
         """Return what a step brought."""
-        return self._piece(tuple(events), step, self._visible.feed(events))
+        return self._piece(tuple(events), step, self._filter.feed(events))
 
     def complete(self, answer: Answer) -> list[Piece | Ended]:
         """Return what was held back for a stop string that did not come, and the end."""
         reason = "length" if answer.hit_limit else "stop"
         self._metrics.answered(answer, "stop_string" if self.stopped else reason, self.age_s)
-        rest = self._visible.finish()
+        rest = self._filter.finish()
         pieces = [self._piece((), answer.critical_path, rest)] if rest else []
         sequential = not self.request.rules.parallel
         return [*pieces, Ended(self._ask.choice, answer, self.stopped, sequential)]

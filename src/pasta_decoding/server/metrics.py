@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from pasta_decoding.engines.remote import Sent
 from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.trace import Sent
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -126,7 +126,7 @@ class Metrics:
         self._chunks.inc(answer.chunks)
         if end != "stop_string":  # which cuts chunks off, too
             self._truncations.inc(answer.truncated_chunks + answer.hit_limit)
-        self._interventions.inc(answer.overruled)
+        self._interventions.inc(answer.interventions)
 
     def sent(self, sent: Sent) -> None:
         """Count what an answer asked of servers, whatever ended it."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pasta_decoding.data.annotate.candidates import Candidate
 
 
-def weigh(
+def semi_markov_marginals(
     units: int, candidates: Sequence[Candidate], log_odds: Sequence[float]
 ) -> tuple[float, list[float]]:
     """Return the log of the weight of all ways, and how likely each candidate is to be taken."""

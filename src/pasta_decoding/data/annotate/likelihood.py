@@ -27,7 +27,7 @@ from typing import TypeVar
 from pasta_decoding.data.annotate.base import Annotated
 from pasta_decoding.data.annotate.candidates import Candidate, find_candidates
 from pasta_decoding.data.annotate.draft import Draft
-from pasta_decoding.data.annotate.lattice import choose, weigh
+from pasta_decoding.data.annotate.lattice import choose, semi_markov_marginals
 from pasta_decoding.data.annotate.prior import READERS, Seen, find_facts, log_odds
 from pasta_decoding.data.annotate.reading import (
     Laid,
@@ -106,7 +106,7 @@ def _choose(
     weights = head.weights if head else READERS
     facts = find_facts(draft.instruction, draft.text, draft.units, candidates, seen)
     odds = [log_odds(one, weights) for one in facts]
-    _, likely = weigh(len(draft.units), candidates, odds)
+    _, likely = semi_markov_marginals(len(draft.units), candidates, odds)
     gains = [probability - limits.probability for probability in likely]
     place = {piece.unit: n for n, piece in enumerate(draft.pieces)}
     chosen = choose(len(draft.units), candidates, gains)

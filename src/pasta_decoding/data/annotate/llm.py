@@ -15,7 +15,7 @@ from itertools import islice
 
 from pasta_decoding.data.annotate.base import Annotated, reject
 from pasta_decoding.data.dataset import Row, read_rows
-from pasta_decoding.endpoint import Chat, Endpoint, EndpointError, Message, connect
+from pasta_decoding.data.endpoint import Chat, Endpoint, EndpointError, Message, connect
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import Chunk, Node, Span, Tree, read, show, strip, valid_tokens
 

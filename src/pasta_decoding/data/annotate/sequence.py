@@ -56,8 +56,8 @@ def _is_verse(lines: list[str], size: int) -> bool:
 def _is_talk(lines: list[str]) -> bool:
     """Tell whether at least two speakers take turns."""
     turns = Counter(turn[1] for line in lines if (turn := _TURN.match(line)))
-    speakers = [speaker for speaker, count in turns.items() if count >= 2]
-    return len(speakers) >= 2 and sum(turns[speaker] for speaker in speakers) > len(lines) / 3
+    speakers = [decoder for decoder, count in turns.items() if count >= 2]
+    return len(speakers) >= 2 and sum(turns[decoder] for decoder in speakers) > len(lines) / 3
 
 
 def _is_tale(text: str, size: int) -> bool:

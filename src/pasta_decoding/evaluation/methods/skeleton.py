@@ -1,0 +1,296 @@
+"""Skeleton-of-Thought (Ning et al., ICLR 2024, arXiv 2307.15337) on our engines.
+
+Two stages. The model is asked for a skeleton, a numbered list of points of a few words, its answer
+begun with "1." as the paper does for open models. Then every point is expanded by a request of its
+own, begun with the point itself, all of them side by side. The answer is their concatenation. No
+point sees another one's text, and nothing is written behind them. The paper's router (SoT-R), a
+classifier that keeps questions away from the method that do not suit it, is left out.
+
+The prompts say what the paper's say, in our words, with two worked skeletons, as in the authors'
+prompts for some models. For models so small that they hardly follow a prompt we add what helps
+them: a point is begun with a colon behind it, or it would be taken for the beginning of a list; a
+heading that repeats an earlier one is left out; the skeleton is stopped at its tenth point or
+where another list begins, and a point where it goes on with the next one in spite of the prompt.
+
+What it costs. The prompt of the second stage is computed once up to the number of the point, where
+the requests part (`Scheduler.add_together`); the authors' code feeds every point's prompt anew.
+This second prefill cannot begin before the skeleton is known, so it is one step of the critical
+path, for all points at once, and its tokens are in `prompt_tokens`:
+
+    critical path = tokens of the skeleton + 1 + tokens of the longest point
+
+Where the skeleton holds no two points there is nothing to write side by side. The authors' code
+expands a single point alone, and has no answer where there is none. We ask for the plain answer, as
+their router would have done at once, count the steps of the skeleton, and set the record's
+`fallback`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from pasta_decoding.evaluation.methods.base import Asking
+from pasta_decoding.evaluation.questions import Question
+from pasta_decoding.evaluation.records import Record, record_of, text_times
+from pasta_decoding.lang.measures import repeated_chunks
+from pasta_decoding.lang.tree import (
+    Chunk,
+    Node,
+    Span,
+    Tree,
+    show,
+    strip,
+    valid_tokens,
+    valid_topic,
+)
+from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.request import Request
+from pasta_decoding.runtime.rules import Constraint, Rules
+from pasta_decoding.runtime.sampling import Choice, Logits, Sampler, Sampling
+from pasta_decoding.runtime.vocabulary import Decode
+
+BEGUN = "1."
+SKELETON = """\
+Write only the outline of an answer, not the answer: a numbered list of 3 to 10 points, each of 3 \
+to 5 words.
+
+Question: How can I sleep better?
+Outline:
+1. Keep a fixed bedtime
+2. A dark, cool room
+3. No coffee after noon
+4. Exercise during the day
+5. Put the phone away
+
+Question: Why did the Roman Empire fall?
+Outline:
+1. Attacks from outside
+2. Weak and changing emperors
+3. High taxes and debts
+4. An army too costly
+
+Question: {question}
+Outline:"""
+POINT = """\
+{question}
+
+The outline of the answer:
+{skeleton}
+
+Write one or two sentences about point {number} only."""
+MOST_POINTS = 10
+SKELETON_SHARE = 1 / 3  # of the answer's tokens; ten points of five words need about a hundred
+
+_POINT = re.compile(r"^[ \t*#-]*(\d{1,2})[.)][ \t*]*(\S.*)$", re.MULTILINE)
+_NEXT_POINT = re.compile(r"\n[ \t*#-]*(\d{1,2})[.)](?=[ \t*]|\Z)")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One point of a skeleton: its number as written, and its few words."""
+
+    number: int
+    heading: str
+
+    @property
+    def text(self) -> str:
+        """How the answer begins it."""
+        return f"{self.number}. {self.heading}"
+
+
+@dataclass(frozen=True, slots=True)
+class Skeleton:
+    """The method, greedy. Needs no trained model.
+
+    max_tokens: of skeleton and points together; each point gets an equal share of what the
+                skeleton leaves. A plain answer in their place may have all of them.
+    """
+
+    decoder: LocalDecoder
+    max_tokens: int
+
+    def ask(self, question: Question) -> Asking[Record]:
+        """See `Method`."""
+        [skeleton] = yield [self._ask_skeleton(question)]
+        outline = f"{BEGUN}{skeleton.text}"
+        points = points_of(outline, cut_off=skeleton.hit_limit)
+        if len(points) < 2:
+            [plain] = yield [self._ask_plainly(question)]
+            record = replace(record_of(self.decoder, question, plain), fallback=True)
+            return behind(skeleton, record, requests=1)
+        share = max(1, (self.max_tokens - skeleton.fed_tokens) // len(points))
+        answers = yield [self._expand(question, points, point, share) for point in points]
+        return behind(skeleton, self._record(question, points, answers), requests=len(points))
+
+    def _ask_skeleton(self, question: Question) -> Request:
+        text = SKELETON.format(question=question.instruction)
+        most = max(1, int(self.max_tokens * SKELETON_SHARE))
+        return self._request(text, BEGUN, most, is_over=lambda text: list_ended(BEGUN + text))
+
+    def _expand(
+        self, question: Question, points: Sequence[Point], point: Point, max_tokens: int
+    ) -> Request:
+        listed = "\n".join(one.text for one in points)
+        text = POINT.format(question=question.instruction, skeleton=listed, number=point.number)
+        others = {one.number for one in points} - {point.number}
+        return self._request(
+            text,
+            f"{point.text}:",
+            max_tokens,
+            is_over=lambda text: next_point(text, others) is not None,
+        )
+
+    def _ask_plainly(self, question: Question) -> Request:
+        rules = Rules(max_tokens=self.max_tokens, parallel=False)
+        return self.decoder.request(question.instruction, rules, Sampling())
+
+    def _request(
+        self, text: str, begun: str, max_tokens: int, *, is_over: Callable[[str], bool]
+    ) -> Request:
+        """Return the request that answers `text` with an answer that has been begun."""
+        decoder = self.decoder
+        started = tuple(decoder.encoder.encode_text(begun))
+        prompt = decoder.prompt_ids(text, max_tokens + len(started))
+        rules = Rules(max_tokens=max_tokens, parallel=False)
+        vocabulary = decoder.vocabulary
+        chooser = Stopping(is_over, vocabulary.decode, min(vocabulary.eos_ids))
+        return Request(prompt + started, chooser, rules)
+
+    def _record(
+        self, question: Question, points: Sequence[Point], answers: Sequence[Answer]
+    ) -> Record:
+        """Return the record of the second stage, as if it were all."""
+        texts = [answer.text for answer in answers]
+        tree = concatenated(points, texts, self.decoder.plain_tokens)
+        text = strip(tree)
+        ends = [end for answer in answers if (end := text_times(answer)[1]) is not None]
+        firsts = [first for answer in answers if (first := answer.first_token_s) is not None]
+        return Record(
+            question.id,
+            question.instruction,
+            question.dataset,
+            text=text,
+            annotated=show(tree),
+            plain_tokens=self.decoder.plain_tokens(text),
+            critical_path=max(answer.critical_path for answer in answers),
+            fed_tokens=sum(answer.fed_tokens for answer in answers),
+            prompt_tokens=sum(answer.trace.prefilled_tokens for answer in answers),
+            chunks=sum(isinstance(node, Chunk) for node in tree),
+            widths=widths_beside([answer.critical_path for answer in answers]),
+            interventions=sum(answer.interventions for answer in answers),
+            repeated_chunks=repeated_chunks(tree),
+            truncated_chunks=sum(answer.truncated for answer in answers),
+            hit_limit=any(answer.hit_limit for answer in answers),
+            seconds=max(answer.seconds for answer in answers),
+            first_token_s=min(firsts, default=None),
+            first_text_s=0.0,  # the first heading is known from the skeleton
+            last_text_s=max(ends, default=0.0),
+        )
+
+
+@dataclass(slots=True)
+class Stopping:
+    """Chooses greedily, and ends the answer where its text `is_over`, as stop strings do."""
+
+    is_over: Callable[[str], bool]
+    decode: Decode
+    end: int
+    ids: list[int] = field(default_factory=list)
+
+    def choose(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
+        """See `Chooser`."""
+        choice = _GREEDY.choose(thread, index, logits_V, allowed)
+        self.ids.append(choice.token)
+        return Choice(self.end, intervened=False) if self.is_over(self.decode(self.ids)) else choice
+
+
+_GREEDY = Sampler(Sampling())
+
+
+def list_ended(outline: str) -> bool:
+    """Has a skeleton all the points it may have, or has the model begun another list?"""
+    numbers = [int(digits) for digits, _ in _POINT.findall(outline)]
+    restarted = any(later <= earlier for earlier, later in pairwise(numbers))
+    is_full = len(numbers) >= MOST_POINTS and outline.endswith("\n")
+    return restarted or is_full or "\nQuestion:" in outline
+
+
+def points_of(outline: str, *, cut_off: bool = False) -> list[Point]:
+    """Return the points of a skeleton, at most ten: numbers rise, and a heading is there once.
+
+    cut_off: a limit ended the skeleton, so that its last line may be a part of one.
+    """
+    whole = outline.rpartition("\n")[0] if cut_off else outline
+    points: list[Point] = []
+    last = -1
+    for digits, line in _POINT.findall(whole):
+        number, heading = int(digits), line.replace("**", "").strip().rstrip(" .:;,")
+        if number <= last:
+            break
+        last = number
+        if heading and heading.casefold() not in {one.heading.casefold() for one in points}:
+            points.append(Point(number, heading))
+    return points[:MOST_POINTS]
+
+
+def concatenated(
+    points: Sequence[Point], texts: Sequence[str], count_tokens: Callable[[str], int]
+) -> Tree:
+    """Return the answer: every point and its text on lines of their own, the texts as chunks."""
+    numbers = {point.number for point in points}
+    nodes: list[Node] = []
+    main = ""
+    for point, text in zip(points, texts, strict=True):
+        main += "\n" * bool(nodes or main) + point.text
+        if body := until_next_point(text, numbers - {point.number}).strip():
+            tokens = valid_tokens(count_tokens(body))
+            nodes += [Span(f"{main}: "), Chunk(valid_topic(point.heading), tokens, body)]
+            main = ""
+    return (*nodes, Span(main)) if main else tuple(nodes)
+
+
+def next_point(text: str, others: Collection[int]) -> int | None:
+    """Return where, behind its first line, a point's text goes on with one of `others`."""
+    starts = (one.start() for one in _NEXT_POINT.finditer(text) if int(one[1]) in others)
+    return next(starts, None)
+
+
+def until_next_point(text: str, others: Collection[int]) -> str:
+    """Return the text of one point without what it says of `others`.
+
+    A point that was stopped there ends with the bare number: its full stop was not written.
+    """
+    return text[: next_point(f"{text}.", others)]
+
+
+def widths_beside(steps: Sequence[int]) -> dict[int, int]:
+    """Return how many steps have how many live threads, of threads that begin together."""
+    widths = Counter(sum(own > step for own in steps) for step in range(max(steps)))
+    return dict(sorted(widths.items()))
+
+
+def behind(skeleton: Answer, record: Record, *, requests: int) -> Record:
+    """Return the record of an answer whose `requests` had to wait for `skeleton`.
+
+    Their prefill is one step, as wide as they are many.
+    """
+    widths = Counter(record.widths)
+    widths[1] += skeleton.critical_path
+    widths[requests] += 1
+    later_s = skeleton.seconds
+    return replace(
+        record,
+        critical_path=skeleton.critical_path + 1 + record.critical_path,
+        fed_tokens=skeleton.fed_tokens + record.fed_tokens,
+        prompt_tokens=skeleton.trace.prefilled_tokens + record.prompt_tokens,
+        widths=dict(sorted(widths.items())),
+        interventions=skeleton.interventions + record.interventions,
+        first_token_s=skeleton.first_token_s,
+        first_text_s=None if record.first_text_s is None else later_s + record.first_text_s,
+        last_text_s=None if record.last_text_s is None else later_s + record.last_text_s,
+    )

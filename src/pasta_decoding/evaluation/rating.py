@@ -1,0 +1,56 @@
+"""Rating texts without a judge: by their likelihood under a sequential model, less repetition.
+
+Log-probabilities are the caller's skill (`training.score.score_layouts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pasta_decoding.lang.layout import Layout, Run, lay_out
+from pasta_decoding.lang.measures import rep_4, text_quality
+from pasta_decoding.lang.positions import scheme_named
+from pasta_decoding.models.loading import load_model
+from pasta_decoding.models.prompt import Message, PromptEncoder
+
+Rate = Callable[[str, Sequence[str]], Sequence[float]]
+"""(instruction, plain texts) -> one number a text, larger is better."""
+
+Nll = Callable[[str, Sequence[str]], list[float]]
+"""(instruction, plain texts) -> NLL per token (nats) of each text and its end."""
+
+Score = Callable[[Any, Sequence[Layout]], Iterable[Any]]
+"""(model, layouts) -> the log-probability of every label (nats), one tensor a layout."""
+
+
+def likelihood_rate(nll: Nll) -> Rate:
+    """Return what rates plain texts by `text_quality` under the model of `nll`."""
+
+    def rate(instruction: str, texts: Sequence[str]) -> list[float]:
+        found = zip(nll(instruction, texts), texts, strict=True)
+        return [text_quality(one, rep_4(text)) for one, text in found]
+
+    return rate
+
+
+def load_nll(base: Path, adapter: Path, score: Score, *, dtype: str, device: str = "cpu") -> Nll:
+    """Load a model; return what tells the NLL per token of plain texts under it."""
+    loaded = load_model(base, adapter, dtype=dtype)
+    loaded.model.to(device).eval()
+    control = loaded.checkpoint.control
+    encoder = PromptEncoder(loaded.tokenizer, forbidden_ids=control.ids)
+    scheme = scheme_named(loaded.checkpoint.scheme)
+    end = min(loaded.eos_ids)
+
+    def plain_layout(prompt: Sequence[int], text: str) -> Layout:
+        run = Run(tuple(encoder.encode_text(text))) if text else Run(())
+        return lay_out(prompt, [run], scheme, async_close=control.async_close, end=end)
+
+    def nll(instruction: str, texts: Sequence[str]) -> list[float]:
+        prompt = encoder.encode([Message("user", instruction)])
+        layouts = [plain_layout(prompt, text) for text in texts]
+        return [-float(logprobs_L.mean()) for logprobs_L in score(loaded.model, layouts)]
+
+    return nll

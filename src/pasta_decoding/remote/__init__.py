@@ -1,0 +1,1 @@
+"""Answers from servers of completions: client, replicas, driver, decoder."""

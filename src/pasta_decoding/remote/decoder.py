@@ -1,0 +1,139 @@
+"""One served model, ready to answer: the counterpart of `decoder` for servers of completions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pasta_decoding.engines.pool import Limits
+from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.layout import Joining
+from pasta_decoding.lang.positions import SharedMax
+from pasta_decoding.models.loading import load_metadata
+from pasta_decoding.remote.completions import RemoteError
+from pasta_decoding.remote.driver import OnNews, Writer
+from pasta_decoding.remote.replicas import ReplicaPool
+from pasta_decoding.remote.service import RetryPolicy, Service, checked_url, find_model
+from pasta_decoding.runtime.admission import check_fits
+from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.decoder import Decoder, decoder_fields, joining_for
+from pasta_decoding.runtime.events import Event
+from pasta_decoding.runtime.interpreter import Interpreter
+from pasta_decoding.runtime.request import Request
+
+REMOTE_JOINS = (Joining.text,)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteDecoder(Decoder):
+    """A checkpoint that servers have. Its tokenizer and its `pasta.json` are here."""
+
+    service: Service
+
+    @property
+    def max_positions(self) -> int:
+        """See `Decoder`."""
+        return self.service.max_positions
+
+    def check(self, request: Request) -> None:
+        """Raise PastaError if `request` could never be answered."""
+        check_fits(request, Limits(self.service.vocabulary_size, self.service.max_positions))
+
+    def writer(
+        self, request: Request, pool: ReplicaPool, on_news: OnNews, *, queue_s: float = 0.0
+    ) -> Writer:
+        """Return what writes the answer to a request that passed `check`."""
+        interpreter = Interpreter(
+            self.vocabulary,
+            SharedMax(),
+            request.rules,
+            len(request.prompt),
+            self.service.max_positions,
+            Joining.text,
+        )
+        return Writer(request, interpreter, pool, on_news, queue_s)
+
+    def decode(self, request: Request) -> Generator[Event, None, Answer]:
+        """See `Decoder`. Not for use where an event loop runs already."""
+        self.check(request)
+        with asyncio.Runner() as runner:
+            source = self._decode(request)
+            try:
+                while not isinstance(found := runner.run(_pull(source)), Answer):
+                    yield from found
+            finally:
+                runner.run(source.aclose())
+        return found
+
+    def answer(self, request: Request) -> Answer:
+        """See `Decoder`."""
+        events = self.decode(request)
+        while True:
+            try:
+                next(events)
+            except StopIteration as end:
+                answer: Answer = end.value
+                return answer
+
+    async def _decode(self, request: Request) -> AsyncGenerator[Sequence[Event] | Answer]:
+        """Yield the events as they come, then the answer."""
+        news: asyncio.Queue[Sequence[Event] | None] = asyncio.Queue()
+        async with ReplicaPool(self.service) as pool:
+            writer = self.writer(request, pool, lambda events, _step: news.put_nowait(events))
+            writing = asyncio.create_task(writer.run())
+            writing.add_done_callback(lambda _: news.put_nowait(None))
+            try:
+                while (events := await news.get()) is not None:
+                    yield events
+                yield writing.result()
+            finally:
+                writing.cancel()
+                with suppress(asyncio.CancelledError, RemoteError):
+                    await writing
+
+
+async def _pull(source: AsyncGenerator[Sequence[Event] | Answer]) -> Sequence[Event] | Answer:
+    return await anext(source)
+
+
+def remote_decoder(
+    base: Path,
+    adapter: Path | None,
+    base_urls: Sequence[str],
+    *,
+    names: Sequence[str] = (),
+    api_key: str | None = None,
+    joining: Joining | None = None,
+    retry_policy: RetryPolicy | None = None,
+) -> RemoteDecoder:
+    """Find out what the servers have, and read everything but weights of the same checkpoint here.
+
+    names: what the model may be called there; of no interest where there is only one.
+
+    Raises PastaError if no server is ready, if they do not serve one model, or if the
+    checkpoint was not trained for the `text` join, the only one there; `joining` insists.
+    """
+    if not base_urls:
+        raise PastaError("no server is named", hint="Give --base-url http://HOST:PORT/v1.")
+    if joining is Joining.kv:
+        raise PastaError(
+            "servers of completions cannot join keys, only text",
+            hint="Leave out --join kv, or --engine remote.",
+        )
+    urls = tuple(dict.fromkeys(map(checked_url, base_urls)))
+    loaded, vocabulary_size, max_positions = load_metadata(base, adapter)
+    joining = joining_for(loaded.checkpoint, joining, REMOTE_JOINS)
+    model, served_positions = find_model(urls, names, api_key=api_key)
+    service = Service(
+        base_urls=urls,
+        model=model,
+        vocabulary_size=vocabulary_size,
+        max_positions=min(max_positions, served_positions or max_positions),
+        api_key=api_key,
+    )
+    if retry_policy is not None:
+        service = replace(service, retry_policy=retry_policy)
+    return RemoteDecoder(**decoder_fields(loaded, vocabulary_size, joining), service=service)

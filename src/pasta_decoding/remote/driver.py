@@ -1,0 +1,276 @@
+"""The async driver: an answer written by requests for completions, to servers that know no more.
+
+Each thread's context is a plain sequence of ids, so chunks are joined as text. A promise opens a
+request for its chunk while main's goes on; SYNC ends main's, and when the chunks are done a new
+one begins with everything in reading order. What a server has computed for a beginning that
+requests share, its prefix cache keeps.
+
+The interpreter decides as it does for an engine in this process, but a server chooses tokens
+without asking it. What a whole request may not write is forbidden by `logit_bias`. A token that
+may not stand where it came is taken back: its request ends, and one of a single token, with the
+right bias, brings the next best. So the answer is the one that constraints would have given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pasta_decoding.lang.layout import MAIN
+from pasta_decoding.remote.completions import BAN, MAX_BIASES, Completion, RemoteError
+from pasta_decoding.remote.replicas import ReplicaPool
+from pasta_decoding.runtime.account import Account
+from pasta_decoding.runtime.actions import Action, Append, CloseChunk, Fork, Rewrite
+from pasta_decoding.runtime.answer import Answer, conclude
+from pasta_decoding.runtime.events import Event
+from pasta_decoding.runtime.interpreter import Interpreter
+from pasta_decoding.runtime.request import Request
+from pasta_decoding.runtime.rules import Constraint
+from pasta_decoding.runtime.sampling import Choice, Sampler
+from pasta_decoding.runtime.trace import Fed, Trace
+
+OnNews = Callable[[Sequence[Event], int], None]
+"""Told of new events, and of how many steps the answer had at unlimited width."""
+
+
+@dataclass(eq=False)
+class Writer:
+    """Writes one answer; `run` it once. Everything belongs to one event loop.
+
+    contexts: what each thread that writes has before it, from the prompt on.
+    steps:    the step that fed each thread's last token, as the layout counts them.
+    """
+
+    request: Request
+    interpreter: Interpreter
+    pool: ReplicaPool
+    on_news: OnNews
+    queue_s: float = 0.0
+    contexts: dict[int, list[int]] = field(default_factory=dict)
+    steps: dict[int, int] = field(default_factory=dict)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.contexts[MAIN] = list(self.request.prompt)
+        self.steps[MAIN] = 0
+        self.trace = Trace(len(self.request.prompt))
+        self.account = Account(self.interpreter, time.perf_counter() - self.queue_s)
+
+    async def run(self) -> Answer:
+        """Write the answer. If one thread fails for good, the others are cancelled.
+
+        Raises RemoteError then. Cancelling it ends every request.
+        """
+        limit_s, timer = self.request.max_seconds, None
+        if limit_s is not None:
+            left_s = max(0.0, limit_s - self.queue_s)
+            timer = asyncio.get_running_loop().call_later(left_s, self.stop)
+        try:
+            with self.pool.lease() as self.lease:
+                async with asyncio.TaskGroup() as self._group:
+                    self._start(MAIN)
+        except BaseExceptionGroup as group:
+            first = group.exceptions[0]
+            raise first from first.__cause__
+        finally:
+            if timer is not None:
+                timer.cancel()
+        return self._conclude()
+
+    def stop(self) -> None:
+        """Let the answer be what there is of it."""
+        if self.interpreter.finished:
+            return
+        self._apply(self.interpreter.stop())
+        for task in self._tasks - {_current_task()}:
+            task.cancel()
+        self._report()
+
+    @property
+    def live_threads(self) -> int:
+        """How many threads write now."""
+        return len(self.interpreter.writing)
+
+    def _conclude(self) -> Answer:
+        now_s = time.perf_counter()
+        self.account.stamp(now_s)
+        self.trace.sent = self.lease.sent
+        seconds = now_s - self.account.began_s
+        return conclude(
+            self.request.prompt, self.account, self.trace, seconds=seconds, queue_s=self.queue_s
+        )
+
+    def _start(self, thread: int) -> None:
+        task = self._group.create_task(self._write(thread))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _write(self, thread: int) -> None:
+        """Let `thread` write until it ends; main, until it waits."""
+        stream = _ThreadStream(self, thread)
+        sync = self.interpreter.vocabulary.control.sync
+        try:
+            while thread in self.interpreter.writing:
+                choice = await stream.choose()
+                self.account.note(thread, choice)
+                self._apply(self.interpreter.on_token(thread, choice.token))
+                self._report()
+                if thread == MAIN and choice.token == sync:
+                    return  # it goes on behind the join, in a task of its own
+        finally:
+            await stream.put_down()
+
+    def _report(self) -> None:
+        self.account.stamp(time.perf_counter())
+        if news := self.account.drain():
+            self.on_news(news, max(self.steps.values()))
+
+    def _apply(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case Append(thread, token, position):
+                    self._feed(thread, token, position)
+                case Fork(thread, closing, opening):
+                    self._feed(MAIN, closing.token, closing.position)
+                    self.contexts[thread] = list(self.contexts[MAIN])
+                    self.steps[thread] = self.steps[MAIN] - 1  # both are fed in one step
+                    self._feed(thread, opening.token, opening.position)
+                    self._start(thread)
+                case CloseChunk(thread, _, kept) if not kept:
+                    del self.contexts[thread]
+                case Rewrite(_, first, ids, position):
+                    self.contexts[MAIN] = self.contexts.pop(first)
+                    self._feed_again(ids, position)
+                    self._start(MAIN)
+            self.account.tell(action)
+
+    def _feed(self, thread: int, token: int, position: int) -> None:
+        self.contexts[thread].append(token)
+        self.steps[thread] += 1
+        self.trace.fed.append(Fed(self.steps[thread], thread, token, position))
+
+    def _feed_again(self, ids: Sequence[int], position: int) -> None:
+        self.contexts[MAIN] += ids
+        self.steps[MAIN] = step = max(self.steps.values()) + 1
+        self.trace.rewritten_tokens += len(ids)
+        self.trace.fed += [Fed(step, MAIN, token, position + n) for n, token in enumerate(ids)]
+
+
+class _ThreadStream:
+    """What one thread writes with: the request that is under way for it, if there is one."""
+
+    def __init__(self, writer: Writer, thread: int) -> None:
+        self._writer = writer
+        self._thread = thread
+        self._tokens: AsyncGenerator[int] | None = None
+
+    async def choose(self) -> Choice:
+        """Return the next token of the thread, one that it may write now."""
+        refused: set[int] = set()
+        while not (allowed := self._allowed()).forced:
+            token = await (self._instead(allowed, refused) if refused else self._next())
+            allowed = self._allowed()  # others have written meanwhile
+            if allowed.forced:
+                break
+            if allowed.admits(token):
+                return Choice(token, intervened=bool(refused))
+            if token in refused:
+                raise RemoteError(
+                    f"the server insists on the token {token}, which `logit_bias` forbids",
+                    hint="It must know `logit_bias`, as OpenAI's completions have it.",
+                )
+            refused.add(token)
+            await self.put_down()
+        assert allowed.only is not None, "a limit leaves a choice of ids"
+        return Choice(int(allowed.only[0]), intervened=False)
+
+    async def put_down(self) -> None:
+        """End the request that is under way."""
+        if self._tokens is not None:
+            tokens, self._tokens = self._tokens, None
+            await tokens.aclose()
+
+    async def _next(self) -> int:
+        """Return the next token of the request under way, or of a new one."""
+        for _ in range(2):
+            if self._tokens is None:
+                most = self._writer.interpreter.most_tokens(self._thread)
+                self._tokens = self._ask(most, self._lasting_bans())
+            token = await anext(self._tokens, None)
+            if token is not None:
+                return token
+            self._tokens = None  # it has come to its length
+        raise RemoteError("the server ended a reply before its first token")
+
+    async def _instead(self, allowed: Constraint, refused: Collection[int]) -> int:
+        """Return what the model would write in place of `refused`."""
+        self._writer.lease.sent.corrections += 1
+        asked = self._ask(1, _bias(allowed, refused), tries=len(refused))
+        async with aclosing(asked) as tokens:
+            if found := [token async for token in tokens]:
+                return found[0]
+        raise RemoteError("the server ended a reply before its first token")
+
+    def _allowed(self) -> Constraint:
+        return self._writer.interpreter.constraint(self._thread)
+
+    def _ask(self, most: int, bias: dict[int, float], *, tries: int = 0) -> AsyncGenerator[int]:
+        writer, vocabulary = self._writer, self._writer.interpreter.vocabulary
+        service, context = writer.pool.service, writer.contexts[self._thread]
+        control = vocabulary.control
+        closing = control.sync if self._thread == MAIN else control.async_close
+        sampler = writer.request.chooser
+        assert isinstance(sampler, Sampler), "a server chooses by itself"
+        asked = Completion(
+            prompt=tuple(context),
+            max_tokens=max(1, min(most, service.max_positions - len(context))),
+            stops=(closing, *sorted(vocabulary.eos_ids)),
+            end=min(vocabulary.eos_ids),
+            bias={token: by for token, by in bias.items() if token < service.vocabulary_size},
+            temperature=0.0 if sampler.sampling.greedy else sampler.sampling.temperature,
+            top_p=sampler.sampling.top_p,
+            top_k=sampler.sampling.top_k,
+            seed=self._seed(sampler, tries),
+        )
+        return writer.pool.stream(writer.lease, asked)
+
+    def _seed(self, sampler: Sampler, tries: int) -> int:
+        """Return a seed for this very request, so that a server that obeys it repeats itself."""
+        index = self._writer.account.chosen.get(self._thread, 0)
+        key = (sampler.sampling.seed, sampler.request, self._thread, index, tries)
+        return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> 1)
+
+    def _lasting_bans(self) -> dict[int, float]:
+        """Forbid what the thread may never write, whatever the others do."""
+        interpreter = self._writer.interpreter
+        control = interpreter.vocabulary.control
+        may_come = {control.async_close} if self._thread != MAIN else set()
+        if self._thread == MAIN and interpreter.rules.parallel:
+            may_come = {control.promise_open, control.sync, *control.promise_close.values()}
+        return dict.fromkeys(control.ids - may_come, BAN)
+
+
+def _bias(allowed: Constraint, refused: Collection[int]) -> dict[int, float]:
+    """Return a bias under which nothing of `refused` comes, and little else that is forbidden.
+
+    Where all that is forbidden is too much for a request, what is forbidden anywhere is left out:
+    it hardly ever comes.
+    """
+    bans = dict.fromkeys(refused, BAN)
+    only = allowed.instead if allowed.only is None else allowed.only
+    if only is not None:
+        return dict.fromkeys(only.tolist(), -BAN) | bans
+    left_out = max(0, len(allowed.banned) + len(refused) - MAX_BIASES)
+    return dict.fromkeys(allowed.banned[left_out:].tolist(), BAN) | bans
+
+
+def _current_task() -> asyncio.Task[None] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None

@@ -1,0 +1,163 @@
+"""One loaded model, ready to answer: prompt in, events and answer out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pasta_decoding.engines.base import DEFAULT_CELLS, Engine
+from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.layout import ChunkRun, Joining, Segment
+from pasta_decoding.lang.positions import Scheme, SharedMax, scheme_named
+from pasta_decoding.models.loading import Loaded, load_model
+from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.decoder import Decoder, decoder_fields, joining_for
+from pasta_decoding.runtime.events import Event
+from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.sampling import Replay
+from pasta_decoding.runtime.scheduler import Request, Scheduler
+
+LOCAL_JOINS = (Joining.kv, Joining.text)
+"""What an engine in this process can do; the first one a checkpoint was trained for is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalDecoder(Decoder):
+    """A checkpoint on an engine in this process.
+
+    joining: how main comes to see chunks.
+    """
+
+    engine: Engine
+    scheme: Scheme
+    joining: Joining = Joining.kv
+
+    @property
+    def max_positions(self) -> int:
+        """See `Decoder`."""
+        return self.engine.max_positions
+
+    def replay(self, prompt: Sequence[int], segments: Sequence[Segment]) -> Request:
+        """Return the request that writes a given answer again, every token forced."""
+        tokens = sum(len(getattr(segment, "ids", (0,))) for segment in segments)
+        chunks = sum(isinstance(segment, ChunkRun) for segment in segments)
+        rules = Rules(
+            max_tokens=tokens + Rules().max_topic_tokens + 8,
+            max_threads=chunks + 1,
+            max_chunks=chunks,
+            min_chunk_tokens=tokens,
+        )
+        control = self.vocabulary.control
+        end = min(self.vocabulary.eos_ids)
+        chooser = Replay(segments, async_close=control.async_close, end=end)
+        return Request(tuple(prompt), chooser, rules)
+
+    def scheduler(self, *, clock: Callable[[], float] = time.perf_counter) -> Scheduler:
+        """Return a new scheduler over the engine."""
+        return Scheduler(
+            self.engine, self.vocabulary, self.scheme, joining=self.joining, clock=clock
+        )
+
+    def decode(self, request: Request) -> Generator[Event, None, Answer]:
+        """Decode one request alone and yield its events live; returns its Answer.
+
+        Leaving the iteration early cancels the request and frees what it holds.
+        """
+        scheduler = self.scheduler()
+        number = scheduler.add(request)
+        try:
+            while (answer := scheduler.result(number)) is None:
+                scheduler.step()
+                yield from scheduler.drain_events(number)
+        finally:
+            scheduler.forget(number)
+        return answer
+
+    def answer(self, request: Request) -> Answer:
+        """Decode one request alone, without looking at its events."""
+        return answer_of(self.scheduler(), request)
+
+
+def answer_of(scheduler: Scheduler, request: Request) -> Answer:
+    """Decode one request and wait for its answer; an exception on the way cancels it."""
+    number = scheduler.add(request)
+    try:
+        while (answer := scheduler.result(number)) is None:
+            scheduler.step()
+    finally:
+        scheduler.forget(number)
+    return answer
+
+
+def torch_decoder(
+    base: Path,
+    adapter: Path | None,
+    *,
+    dtype: str = "float32",
+    device: str = "cpu",
+    cells: int = DEFAULT_CELLS,
+    threads: int | None = None,
+    joining: Joining | None = None,
+) -> LocalDecoder:
+    """Load a checkpoint onto the torch engine. `threads` holds for the whole process.
+
+    Raises PastaError if `device` is not there or has no room for the model.
+    """
+    import torch
+
+    from pasta_decoding.engines.torch import TorchEngine
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    loaded = load_model(base, adapter, dtype=dtype)
+    try:
+        loaded.model.to(device)
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+        raise PastaError(
+            f"cannot put the model on the device {device!r}: {error}", hint="Use --device cpu."
+        ) from error
+    return decoder_over(TorchEngine(loaded.model, cells=cells), loaded, joining)
+
+
+def llama_decoder(
+    path: Path,
+    *,
+    cells: int = DEFAULT_CELLS,
+    threads: int | None = None,
+    exact: bool = False,
+    joining: Joining | None = None,
+) -> LocalDecoder:
+    """Load a GGUF that `pasta export` wrote onto the llama engine.
+
+    exact: keep keys and values in F32, as the torch engine does in float32.
+    """
+    from pasta_decoding.engines.llama import LlamaEngine
+    from pasta_decoding.models.gguf import read_metadata
+
+    engine = LlamaEngine(path, cells=cells, threads=threads, cache_type="F32" if exact else "F16")
+    return decoder_over(engine, read_metadata(engine.metadata, path), joining)
+
+
+def decoder_over(engine: Engine, loaded: Loaded, joining: Joining | None = None) -> LocalDecoder:
+    """Return a decoder for a loaded checkpoint on an engine.
+
+    Raises PastaError if the engine cannot decode as the checkpoint was trained.
+    """
+    checkpoint = loaded.checkpoint
+    joining = joining_for(checkpoint, joining, LOCAL_JOINS)
+    scheme = scheme_named(checkpoint.scheme)
+    if joining is Joining.text:
+        scheme = SharedMax()  # a row is a plain sequence, whatever the scheme
+    if not (scheme.consecutive or engine.free_positions):
+        raise PastaError(
+            f"the engine {engine.name!r} cannot take the positions of the scheme {scheme.name!r}",
+            hint="Use --engine torch, or another adapter.",
+        )
+    return LocalDecoder(
+        **decoder_fields(loaded, engine.vocabulary_size, joining),
+        engine=engine,
+        scheme=scheme,
+        joining=joining,
+    )

@@ -1,0 +1,108 @@
+"""What is trained and saved: LoRA with the control-token rows in full, or the whole model."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pasta_decoding.models import checkpoint as checkpoints
+from pasta_decoding.models.checkpoint import Checkpoint, ControlTokens
+
+
+def add_lora(
+    model: Any, control: ControlTokens, *, rank: int, seed: int, start: str | None = None
+) -> Any:
+    """Put LoRA on every linear layer, and make the control-token rows trainable.
+
+    The rows of the output layer, too, where it is not tied to the embeddings: vocabularies that
+    have tokens to spare never trained their rows, and often they all are the same.
+
+    With `start`, that adapter's are taken up again.
+    """
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    torch.manual_seed(seed)
+    if start is not None:
+        taken_up = PeftModel.from_pretrained(model, start, is_trainable=True)
+        # Its own name for the base is one of a hub, where peft would look whenever it saves.
+        taken_up.peft_config["default"].base_model_name_or_path = model.name_or_path
+        return taken_up
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    layers = ("embed_tokens",) if tied else ("embed_tokens", "lm_head")
+    settings = LoraConfig(
+        r=rank,
+        lora_alpha=2 * rank,
+        target_modules="all-linear",
+        trainable_token_indices={layer: sorted(control.ids) for layer in layers},
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(model, settings)
+
+
+def shard_tied_together(model: Any) -> None:
+    """Let FSDP keep tied embeddings and output layer in one piece. Call it before training.
+
+    The weight that they share may be sharded once. accelerate 1.15 looks whether they share it,
+    but through peft's wrappers it cannot see that, so it must not find them at all.
+    """
+    if model.config.get_text_config().tie_word_embeddings:
+        model.get_input_embeddings = model.get_output_embeddings = lambda: None
+
+
+def save_adapter(
+    model: Any, checkpoint: Checkpoint, folder: Path, *, weights: dict[str, Tensor] | None = None
+) -> Path:
+    """Write LoRA and control-token rows in bfloat16, whole or not at all.
+
+    weights: the state of the whole model, where `model` itself holds only a shard of it.
+    """
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    if weights is None:
+        for parameter in trained.values():
+            parameter.data = parameter.data.to(torch.bfloat16)
+    else:
+        weights = {name: weights[name].to(torch.bfloat16) for name in trained}
+    model.peft_config["default"].base_model_name_or_path = checkpoint.base.name
+    # The trained rows are saved in any case; asked to find out, peft would look on the hub.
+    model.save_pretrained(partial, state_dict=weights, save_embedding_layers=False)
+    (partial / "README.md").unlink(missing_ok=True)
+    return _finish(partial, checkpoint, folder)
+
+
+def save_whole(
+    model: Any,
+    tokenizer: Any,
+    checkpoint: Checkpoint,
+    folder: Path,
+    *,
+    weights: dict[str, Tensor] | None = None,
+) -> Path:
+    """Write a model of which all weights were trained, as `pasta export --to hf` would.
+
+    weights: as in `save_adapter`. It has become a base of its own, and is described as one.
+    """
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    if weights is None:
+        model.to(torch.bfloat16)
+    else:
+        weights = {name: one.to(torch.bfloat16) for name, one in weights.items()}
+    model.save_pretrained(partial, state_dict=weights)
+    tokenizer.save_pretrained(partial)
+    base = checkpoints.describe_base(model, checkpoint.base.name, weights)
+    return _finish(partial, replace(checkpoint, base=base), folder)
+
+
+def _finish(partial: Path, checkpoint: Checkpoint, folder: Path) -> Path:
+    checkpoints.save(checkpoint, partial)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(partial, folder)
+    return folder

@@ -1,0 +1,226 @@
+"""Training on pairs: reference log-probabilities once, then BoNBoN steps by the Trainer.
+
+Shapes: T tokens of a pair (both answers in a row, which do not see each other), L labelled tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PrinterCallback, ProgressCallback, Trainer
+
+from pasta_decoding.engines.windows import attention_windows
+from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.layout import Layout
+from pasta_decoding.training.bonbon import PairLoss, bonbon_loss, target_gap
+from pasta_decoding.training.launch import training_arguments
+from pasta_decoding.training.metrics import MetricsFile
+from pasta_decoding.training.score import logprobs_of, model_inputs
+from pasta_decoding.training.view import View, view
+
+
+@dataclass(frozen=True, slots=True)
+class PairConfig:
+    """One training on pairs; kept as `config.json` beside its checkpoints.
+
+    pairs_per_step: pairs whose gradients make one optimiser step.
+    bf16:           bfloat16 weights and activations; LoRA and its optimiser stay float32.
+    """
+
+    alpha: float
+    epochs: int
+    learning_rate: float
+    warmup_steps: int
+    pairs_per_step: int
+    save_every_steps: int
+    seed: int
+    bf16: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PairExample:
+    """Best and worst of a prompt, laid out; `candidates` is the N that they were chosen from."""
+
+    best: Layout
+    worst: Layout
+    candidates: int
+
+    def view(self) -> View:
+        """Both in one pack."""
+        return view([self.best, self.worst])
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Log-probabilities of both sequences under the policy that sampled them, in nats."""
+
+    best: float
+    worst: float
+
+
+def reference_sums(model: Any, examples: Iterable[PairExample], *, bf16: bool) -> list[Reference]:
+    """Score every pair exactly as the training forward does, before there was a step."""
+    windows = attention_windows(model.config.get_text_config())
+    device = next(model.parameters()).device
+    model.eval()
+    sums = []
+    for example in examples:
+        inputs = pair_inputs(example, windows, device)
+        with (
+            torch.inference_mode(),
+            torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16),
+        ):
+            best, worst = log_probabilities(model, inputs)
+        sums.append(Reference(float(best), float(worst)))
+    return sums
+
+
+def train_pairs(
+    model: Any,
+    examples: Sequence[PairExample],
+    references: Sequence[Reference],
+    config: PairConfig,
+    out: Path,
+    resume: Path | None,
+) -> None:
+    """Let the Trainer step over all pairs, each epoch in an order of its own."""
+    arguments = training_arguments(
+        out,
+        packs_per_step=config.pairs_per_step,
+        bf16=config.bf16,
+        seed=config.seed,
+        learning_rate=config.learning_rate,
+        warmup_steps=config.warmup_steps,
+        logging_steps=1,
+        save_steps=config.save_every_steps,
+        disable_tqdm=True,
+    )
+    meter = PairMeter()
+    trainer = PairTrainer(
+        meter,
+        config.alpha,
+        model=model,
+        args=arguments,
+        train_dataset=_plan(examples, references, config),
+        data_collator=partial(_collate, attention_windows(model.config.get_text_config())),
+        callbacks=[MetricsFile(out / "metrics.jsonl", meter), StepsBar()],
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+
+
+def _plan(
+    examples: Sequence[PairExample], references: Sequence[Reference], config: PairConfig
+) -> list[dict[str, Any]]:
+    """Fix the order of all epochs in advance, so that a resumed run sees the same one."""
+    generator = torch.Generator().manual_seed(config.seed)
+    items = [
+        {"example": example, "reference": reference}
+        for example, reference in zip(examples, references, strict=True)
+    ]
+    orders = [torch.randperm(len(items), generator=generator) for _ in range(config.epochs)]
+    return [items[int(place)] for order in orders for place in order]
+
+
+class StepsBar(ProgressCallback):
+    """The Trainer's bar of steps on standard error; its log lines would go to standard output."""
+
+    def on_log(self, *_arguments: Any, **_state: Any) -> None:
+        """Print nothing: what is logged is in the metrics file."""
+
+
+class PairTrainer(Trainer):
+    """The Trainer with the loss of a pair; its batches are single pairs."""
+
+    def __init__(self, meter: PairMeter, alpha: float, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._meter = meter
+        self._alpha = alpha
+        # The loss is that of one pair: the Trainer makes the mean over the pairs of a step.
+        self.model_accepts_loss_kwargs = False
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,  # noqa: ARG002 (the Trainer's signature)
+    ) -> Any:
+        """Return the loss of the one pair in `inputs`."""
+        assert not return_outputs, "nothing is evaluated on the way"
+        reference_2, target = inputs.pop("reference_2"), inputs.pop("target")
+        best, worst = log_probabilities(model, inputs)
+        found = bonbon_loss(best, worst, *reference_2, target=float(target), alpha=self._alpha)
+        if not torch.isfinite(found.total):
+            raise PastaError(
+                f"the loss is {float(found.total.detach())} after step {self.state.global_step}",
+                hint="What was saved before stays as it was. Lower --learning-rate.",
+            )
+        self._meter.add(found, float(target))
+        return found.total
+
+
+def _collate(windows: dict[str, int | None], items: list[dict[str, Any]]) -> dict[str, Any]:
+    """Collate a batch of one pair; masks are made here, so that they live for a step."""
+    (item,) = items
+    example, reference = item["example"], item["reference"]
+    return {
+        **pair_inputs(example, windows),
+        "reference_2": torch.tensor([reference.best, reference.worst]),
+        "target": torch.tensor(target_gap(example.candidates)),
+    }
+
+
+def pair_inputs(
+    example: PairExample, windows: dict[str, int | None], device: torch.device | str = "cpu"
+) -> dict[str, Any]:
+    """Return what `log_probabilities` takes: a forward's arguments, labels, where they part."""
+    pair = example.view().to(device)
+    best_labels = sum(label is not None for label in example.best.label)
+    parts = [best_labels, len(pair.label_L) - best_labels]
+    return {**model_inputs(pair, windows), "label_L": pair.label_L, "parts": torch.tensor(parts)}
+
+
+def log_probabilities(model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Return log p of best and worst: sums over the labels of all their threads."""
+    label_L, parts = inputs.pop("label_L"), inputs.pop("parts").tolist()
+    best_L, worst_L = torch.split(logprobs_of(model(**inputs), label_L), parts)
+    return best_L.sum(), worst_L.sum()
+
+
+class PairMeter:
+    """Means over the pairs since the last reading.
+
+    sft and square: the parts of the loss; gap and target: the margin and where it should be;
+    accuracy: share of pairs whose gap is above 0; drift: mean log-ratio of all sequences.
+    """
+
+    def __init__(self) -> None:
+        self._rows: list[dict[str, float]] = []
+
+    def add(self, loss: PairLoss, target: float) -> None:
+        """Take note of one pair."""
+        gap = float(loss.gap.detach())
+        self._rows.append(
+            {
+                "sft": float(loss.sft.detach()),
+                "square": float(loss.square.detach()),
+                "gap": gap,
+                "target": target,
+                "accuracy": float(gap > 0),
+                "drift": float(loss.drift.detach()),
+            }
+        )
+
+    def read(self, device: torch.device | str = "cpu") -> dict[str, float]:  # noqa: ARG002
+        """Return the means, and start anew. One process trains, so there is none to ask."""
+        rows, self._rows = self._rows, []
+        if not rows:
+            return {}
+        return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}

@@ -1,0 +1,171 @@
+"""What a round of preference training leaves to look at: figures, worst repeats, the plot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from pasta_decoding.lang.measures import geometric_mean
+from pasta_decoding.training.sample import Sample
+from pasta_decoding.training.scoring import (
+    Pair,
+    Part,
+    Scored,
+    Scores,
+    Weights,
+    centre,
+    choose_pairs,
+    score_parts,
+)
+
+WORST_REPEATS = 10
+
+
+def summarise(
+    samples: Sequence[Sample],
+    scores: Scores,
+    pairs: Sequence[Pair],
+    baseline: dict[str, float],
+    weights: Weights,
+) -> dict[str, Any]:
+    """Return the figures of a round: all answers, the best and the worst, how terms go together."""
+    by_key = {(one.part.prompt, one.part.number): one for one in scores.scored}
+    best = [by_key[pair.prompt, pair.best] for pair in pairs]
+    worst = [by_key[pair.prompt, pair.worst] for pair in pairs]
+    return {
+        "prompts": len({sample.prompt for sample in samples}),
+        "pairs": len(pairs),
+        "baseline_tokens": fmean(baseline.values()),
+        "quality_scale": scores.quality_scale,
+        "length_slope": scores.length_slope,
+        "all": describe(scores.scored),
+        "best": describe(best) if best else None,
+        "worst": describe(worst) if worst else None,
+        "correlation": _correlations(scores.scored),
+        "theoretical_and_own_agree": _agreement(samples, scores, baseline, weights),
+    }
+
+
+def describe(scored: Sequence[Scored]) -> dict[str, float | None]:
+    """Return the means over some answers."""
+    parts = [one.part for one in scored]
+    return {
+        **describe_parts(parts),
+        "efficiency": fmean(one.efficiency for one in scored),
+        "score": fmean(one.score for one in scored),
+    }
+
+
+def describe_parts(parts: Sequence[Part]) -> dict[str, float | None]:
+    """Return the means over some answers that need no baseline."""
+    finished = [part.plain_tokens for part in parts if part.finished]
+    chunks = sum(part.chunks for part in parts)
+    return {
+        "answers": len(parts),
+        "finished": fmean(part.finished for part in parts),
+        "hit_limit": fmean(part.hit_limit for part in parts),
+        "plain_tokens_finished": fmean(finished) if finished else None,
+        "own_speedup": geometric_mean(part.own_speedup for part in parts),
+        "quality": fmean(part.quality for part in parts),
+        "chunks": chunks / len(parts),
+        "repeated_chunks": sum(part.repeated_chunks for part in parts) / chunks if chunks else 0.0,
+        "rep_4": fmean(part.rep_4 for part in parts),
+    }
+
+
+def _correlations(scored: Sequence[Scored]) -> dict[str, float | None]:
+    """Return the correlations within prompts, finished answers only."""
+    parts = [one.part for one in scored]
+    columns = {
+        "efficiency": [one.efficiency for one in scored],
+        "quality": [part.quality for part in parts],
+        "length": [math.log(max(1, part.plain_tokens)) for part in parts],
+        "score": [one.score for one in scored],
+    }
+    centred = {name: centre(parts, values) for name, values in columns.items()}
+    wanted = [
+        ("efficiency", "quality"),
+        ("efficiency", "length"),
+        ("quality", "length"),
+        ("score", "length"),
+    ]
+    return {f"{a}, {b}": _correlation(centred[a], centred[b]) for a, b in wanted}
+
+
+def _correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
+    norm = math.sqrt(sum(a * a for a in x) * sum(b * b for b in y))
+    return sum(a * b for a, b in zip(x, y, strict=True)) / norm if norm else None
+
+
+def _agreement(
+    samples: Sequence[Sample], scores: Scores, baseline: dict[str, float], weights: Weights
+) -> dict[str, float] | None:
+    """Return how often both kinds of efficiency choose the same best, and the same worst."""
+    parts = [one.part for one in scores.scored]
+    chosen = [
+        {
+            pair.prompt: pair
+            for pair in choose_pairs(
+                samples, score_parts(parts, baseline, replace(weights, efficiency=kind))
+            )
+        }
+        for kind in ("theoretical", "own")
+    ]
+    both = [(chosen[0][prompt], chosen[1][prompt]) for prompt in chosen[0].keys() & chosen[1]]
+    if not both:
+        return None
+    return {
+        "prompts": len(both),
+        "best": fmean(a.best == b.best for a, b in both),
+        "worst": fmean(a.worst == b.worst for a, b in both),
+    }
+
+
+def worst_repeats(samples: Sequence[Sample], scores: Scores) -> list[dict[str, Any]]:
+    """Return the ten answers that repeat themselves most, text and figures.
+
+    By the share of repeated chunks; where that is the same, by repeated runs of words.
+    """
+
+    def share(one: Scored) -> tuple[float, float]:
+        return one.part.repeated_chunks / max(1, one.part.chunks), one.part.rep_4
+
+    annotated = {(sample.prompt, sample.number): sample.annotated for sample in samples}
+    ranked = sorted(scores.scored, key=share, reverse=True)[:WORST_REPEATS]
+    return [
+        {
+            "prompt": one.part.prompt,
+            "number": one.part.number,
+            "chunks": one.part.chunks,
+            "repeated_chunks": one.part.repeated_chunks,
+            "rep_4": one.part.rep_4,
+            "plain_tokens": one.part.plain_tokens,
+            "new_tokens": one.part.new_tokens,
+            "own_speedup": one.part.own_speedup,
+            "efficiency": one.efficiency,
+            "score": one.score,
+            "annotated": annotated[one.part.prompt, one.part.number],
+        }
+        for one in ranked
+    ]
+
+
+def plot_rounds(points: Sequence[dict[str, Any]], picture: Path) -> None:
+    """Draw own speedup and quality after each round over the compute spent until then."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    hours = [point["seconds"] / 3600 for point in points]
+    for place, (name, label) in enumerate(
+        [("own_speedup", "own speedup, geometric mean"), ("quality", "quality, mean")]
+    ):
+        axes = figure.add_subplot(1, 2, place + 1, xlabel="hours spent", ylabel=label)
+        axes.plot(hours, [point[name] for point in points], marker="o")
+        axes.margins(0.2)
+        for hour, point in zip(hours, points, strict=True):
+            axes.annotate(f"round {point['round']}", (hour, point[name]))
+    figure.savefig(picture, dpi=120)

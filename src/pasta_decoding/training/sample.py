@@ -1,0 +1,228 @@
+"""Answers of one checkpoint to many prompts, kept with their token ids.
+
+A kept answer is laid out for training from the very ids that were sampled: text that is tokenised
+again may be cut elsewhere, and would then be another sequence with another probability.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from pasta_decoding.data.lines import encode_line, resume_lines
+from pasta_decoding.lang.layout import (
+    MAIN,
+    ChunkRun,
+    Layout,
+    PromiseRun,
+    Run,
+    Segment,
+    SyncRun,
+    lay_out,
+)
+from pasta_decoding.lang.positions import Scheme
+from pasta_decoding.lang.tree import Tree, read, strip
+from pasta_decoding.models.checkpoint import ControlTokens
+from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.sampling import Sampling
+
+Item = TypeVar("Item")
+
+
+class Track(Protocol):
+    """Shows progress: passes `items` through, `total` of them."""
+
+    def __call__(self, items: Iterable[Item], doing: str, total: int, /) -> Iterable[Item]:
+        """Yield every item."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """An instruction, known by the digest of its text, so that files of several runs agree."""
+
+    id: str
+    instruction: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One answer as it was sampled.
+
+    prompt:     id of the prompt, of whose answers this is the `number`-th, from 0.
+    prompt_ids: the prompt as the model saw it.
+    end:        label of the main thread's last token; None if a limit cut it off.
+    annotated:  the text form, for people and for measures; training takes the segments.
+    plain_tokens: tokens of the tag-free text, tokenised alone.
+    truncated:  whether any limit ended a chunk or the answer, of which
+    hit_limit:  the answer's own token budget was one.
+    """
+
+    prompt: str
+    number: int
+    seed: int
+    prompt_ids: tuple[int, ...]
+    segments: tuple[Segment, ...]
+    end: int | None
+    annotated: str
+    plain_tokens: int
+    critical_path: int
+    truncated: bool
+    hit_limit: bool
+    interventions: int
+    fed_tokens: int
+
+    @property
+    def tree(self) -> Tree:
+        """What the answer says."""
+        return read(self.annotated)
+
+    @property
+    def text(self) -> str:
+        """The tag-free text."""
+        return strip(self.tree)
+
+    def layout(self, scheme: Scheme, control: ControlTokens) -> Layout:
+        """Lay the sampled ids out for a training forward."""
+        return lay_out(
+            self.prompt_ids,
+            self.segments,
+            scheme,
+            async_close=control.async_close,
+            end=self.end,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """How a set of answers is sampled.
+
+    stage:   names the set; seeds are a pure function of (seed, stage, prompt, number).
+    count:   answers a prompt.
+    max_concurrency: answers decoded together.
+    """
+
+    stage: str
+    count: int
+    rules: Rules
+    seed: int
+    temperature: float = 1.0
+    max_concurrency: int = 16
+
+    def seed_of(self, prompt: Prompt, number: int) -> int:
+        """Return the seed of one answer, below 2^48."""
+        name = f"{self.seed}/{self.stage}/{prompt.id}/{number}"
+        return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6])
+
+
+def prompt_of(instruction: str) -> Prompt:
+    """Return a prompt under its digest."""
+    return Prompt(hashlib.sha256(instruction.encode()).hexdigest()[:16], instruction)
+
+
+def sample_answers(
+    load: Callable[[], LocalDecoder],
+    prompts: Sequence[Prompt],
+    sampler: Sampler,
+    path: Path,
+    track: Track,
+) -> list[Sample]:
+    """Return `sampler.count` answers a prompt, in order; those not yet in `path` are sampled.
+
+    Each is appended as soon as it ends, so a run that was stopped goes on. `load` is called only
+    if there is something to sample.
+    """
+    known = {(s.prompt, s.number): s for s in map(decode_sample, resume_lines(path))}
+    wanted = [(prompt, number) for prompt in prompts for number in range(sampler.count)]
+    missing = [job for job in wanted if (job[0].id, job[1]) not in known]
+    if missing:
+        coming = _sampled(load(), missing, sampler)
+        with path.open("a", encoding="utf-8") as lines:
+            for sample in track(coming, f"sampling {sampler.stage}", len(missing)):
+                lines.write(encode_line(encode_sample(sample)))
+                lines.flush()
+                known[sample.prompt, sample.number] = sample
+    return [known[prompt.id, number] for prompt, number in wanted]
+
+
+def _sampled(
+    decoder: LocalDecoder, jobs: Sequence[tuple[Prompt, int]], sampler: Sampler
+) -> Iterator[Sample]:
+    """Decode all jobs, `sampler.max_concurrency` together, and yield each answer as it ends."""
+    scheduler = decoder.scheduler()
+    waiting = iter(jobs)
+    running: dict[int, tuple[Prompt, int]] = {}
+    try:
+        while True:
+            for prompt, number in islice(waiting, sampler.max_concurrency - len(running)):
+                sampling = Sampling(sampler.temperature, seed=sampler.seed_of(prompt, number))
+                request = decoder.request(prompt.instruction, sampler.rules, sampling)
+                running[scheduler.add(request)] = prompt, number
+            if not running:
+                return
+            scheduler.step()
+            for ticket in list(running):
+                if (answer := scheduler.result(ticket)) is not None:
+                    scheduler.forget(ticket)
+                    prompt, number = running.pop(ticket)
+                    yield _sample(answer, decoder, prompt, number, sampler)
+    finally:
+        scheduler.close()
+
+
+def _sample(
+    answer: Answer, decoder: LocalDecoder, prompt: Prompt, number: int, sampler: Sampler
+) -> Sample:
+    layout, prompt_tokens = answer.layout, answer.trace.prompt_tokens
+    last = max(row for row, thread in enumerate(layout.thread) if thread == MAIN)
+    return Sample(
+        prompt=prompt.id,
+        number=number,
+        seed=sampler.seed_of(prompt, number),
+        prompt_ids=layout.tokens[:prompt_tokens],
+        segments=answer.segments,
+        end=layout.label[last],
+        annotated=answer.annotated,
+        plain_tokens=decoder.plain_tokens(answer.text),
+        critical_path=answer.critical_path,
+        truncated=answer.truncated,
+        hit_limit=answer.hit_limit,
+        interventions=answer.interventions,
+        fed_tokens=answer.fed_tokens,
+    )
+
+
+# As JSON
+
+_KINDS: dict[str, type[Run] | type[PromiseRun] | type[ChunkRun] | type[SyncRun]] = {
+    "run": Run,
+    "promise": PromiseRun,
+    "chunk": ChunkRun,
+    "sync": SyncRun,
+}
+
+
+def encode_sample(sample: Sample) -> dict[str, Any]:
+    """Return what JSON keeps of a sample."""
+    names = {kind: name for name, kind in _KINDS.items()}
+    segments = [{"kind": names[type(one)], **asdict(one)} for one in sample.segments]
+    return asdict(sample) | {"segments": segments}
+
+
+def decode_sample(line: dict[str, Any]) -> Sample:
+    """Return the sample that `encode_sample` wrote."""
+    segments = tuple(_decode_segment(one) for one in line["segments"])
+    return Sample(**line | {"segments": segments, "prompt_ids": tuple(line["prompt_ids"])})
+
+
+def _decode_segment(line: dict[str, Any]) -> Segment:
+    fields: dict[str, Any] = {
+        name: tuple(v) if name == "ids" else v for name, v in line.items() if name != "kind"
+    }
+    return _KINDS[line["kind"]](**fields)

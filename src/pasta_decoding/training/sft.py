@@ -1,0 +1,296 @@
+"""Stage 1: supervised finetuning on annotated responses.
+
+LoRA plus the control-token rows, or all weights.
+
+Shapes: T tokens of a pack, L labelled tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from pasta_decoding.data.dataset import Row
+from pasta_decoding.engines.windows import attention_windows
+from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.check import check
+from pasta_decoding.lang.layout import Joining, Layout
+from pasta_decoding.lang.positions import scheme_named
+from pasta_decoding.lang.tree import Span, read, strip, without_topics
+from pasta_decoding.models import checkpoint as checkpoints
+from pasta_decoding.models.checkpoint import ControlTokens
+from pasta_decoding.models.loading import load_base
+from pasta_decoding.models.prompt import Message, PromptEncoder
+from pasta_decoding.training.guard import FiniteGuard
+from pasta_decoding.training.launch import recompute_activations, set_attention, training_arguments
+from pasta_decoding.training.lora import add_lora, save_adapter, save_whole, shard_tied_together
+from pasta_decoding.training.loss import IGNORED, LossMeter
+from pasta_decoding.training.metrics import MetricsFile, plot_losses
+from pasta_decoding.training.run import begin_run, disk_errors, find_run
+from pasta_decoding.training.score import model_inputs, takes_blocks
+from pasta_decoding.training.view import View, compile_answer, pack, view
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+
+@dataclass(frozen=True, slots=True)
+class SftConfig:
+    """One finetuning run; its resolved form is `config.json` in the run folder.
+
+    start:          folder of an adapter to go on from; None starts a new one.
+    plain:          take the tags out: the sequential baseline of the same responses.
+    scheme:         the position scheme, by name.
+    topic:          "none" leaves the topics out of all promises; "required" refuses rows without.
+    joins:          those that it is trained for.
+    lora_rank:      0 trains all weights instead; `adapter` is then a whole model.
+    max_tokens:     tokens of one answer with its prompt; a longer one is cut between parts.
+    pack_tokens:    tokens of one pack, the unit of a forward pass.
+    packs_per_step: packs whose gradients make one optimiser step, over all processes.
+    max_steps:      optimiser steps at most; None for all epochs. The schedule ends there.
+    bf16:           bfloat16 weights and activations; what is trained stays float32.
+    gradient_checkpointing: compute activations again on the way back instead of keeping them.
+    attention:      "flex" with block masks, "dense" masks, or "auto": flex on a GPU.
+    """
+
+    data: tuple[str, ...]
+    base_name: str
+    start: str | None = None
+    plain: bool = False
+    scheme: str = "shared-max"
+    topic: str = "required"
+    joins: tuple[Joining, ...] = (Joining.kv,)
+    epochs: int = 3
+    learning_rate: float = 4e-4
+    warmup_steps: int = 20
+    lora_rank: int = 16
+    max_tokens: int = 640
+    pack_tokens: int = 512
+    packs_per_step: int = 4
+    max_steps: int | None = None
+    save_every_steps: int = 50
+    seed: int = 0
+    bf16: bool = True
+    gradient_checkpointing: bool = False
+    attention: str = "auto"
+
+
+def train_sft(
+    config: SftConfig,
+    rows: Sequence[Row],
+    *,
+    base: Path,
+    out: Path,
+    say: Callable[[str], None],
+) -> Path:
+    """Train, resuming if `out` holds this run, and return the folder of the finished adapter.
+
+    Under `accelerate launch` every process calls this, and all must see `out`; the main one writes,
+    and none returns before it has.
+    """
+    from accelerate import PartialState
+
+    if config.start is not None and not config.lora_rank:
+        raise PastaError(
+            "all weights are to be trained, so there is no adapter to go on from",
+            hint="Merge it first, `pasta export --to hf`, and give --model what that wrote.",
+        )
+    arguments = training_arguments(
+        out,
+        packs_per_step=config.packs_per_step,
+        bf16=config.bf16,
+        seed=config.seed,
+        learning_rate=config.learning_rate,
+        warmup_steps=config.warmup_steps,
+        logging_steps=5,
+        save_steps=config.save_every_steps,
+    )
+    resume = find_run(out, config)
+    frozen_in_bf16 = config.bf16 and config.lora_rank > 0
+    model, tokenizer = load_base(base, dtype="bfloat16" if frozen_in_bf16 else "float32")
+    control = checkpoints.bind(tokenizer)
+    checkpoint = replace(
+        checkpoints.describe(model, tokenizer, control, name=config.base_name),
+        scheme=scheme_named(config.scheme).name,
+        topic=config.topic,
+        joins=tuple(join.value for join in config.joins),
+    )
+    model = prepare_model(model, control, config, on_gpu=arguments.device.type == "cuda", say=say)
+    layouts = compile_rows(rows, tokenizer, control, config, say)
+    packs = plan_packs(layouts, config)
+    what = "rows" if Joining.text in config.joins else "answers"
+    say(f"{len(layouts)} {what}, {_tokens(packs)} tokens in {len(packs)} packs")
+    with disk_errors(out):
+        if arguments.should_save:
+            begin_run(out, config)
+        weights = run_trainer(model, packs, control, arguments, resume)
+        if arguments.should_save:
+            plot_losses(out / "metrics.jsonl", out / "loss.png")
+            save = save_adapter if config.lora_rank else partial(save_whole, tokenizer=tokenizer)
+            save(model, checkpoint=checkpoint, folder=out / "adapter", weights=weights)
+    # Where one process ends badly the launcher ends all: not while the main one writes.
+    PartialState().wait_for_everyone()
+    return out / "adapter"
+
+
+def prepare_model(
+    model: Any,
+    control: ControlTokens,
+    config: SftConfig,
+    *,
+    on_gpu: bool,
+    say: Callable[[str], None],
+) -> Any:
+    """Make room for the control tokens, choose attention, and put LoRA on it if that is trained."""
+    checkpoints.grow_vocabulary(model, control)
+    say(f"attention: {set_attention(model, config.attention, on_gpu=on_gpu)}")
+    if config.gradient_checkpointing:
+        recompute_activations(model)
+    if not config.lora_rank:
+        return model
+    return add_lora(model, control, rank=config.lora_rank, seed=config.seed, start=config.start)
+
+
+def compile_rows(
+    rows: Sequence[Row],
+    tokenizer: Any,
+    control: ControlTokens,
+    config: SftConfig,
+    say: Callable[[str], None],
+) -> list[Layout]:
+    """Lay every row out behind its prompt; rows that cannot be used are counted and left out."""
+    encoder = PromptEncoder(tokenizer, forbidden_ids=control.ids)
+    layouts: list[Layout] = []
+    left_out: dict[str, list[str]] = {}
+    for row in rows:
+        try:
+            layouts += compile_row(row, encoder, control, config, end=tokenizer.eos_token_id)
+        except PastaError as reason:
+            left_out.setdefault(str(reason), []).append(row.id)
+    for why, ids in left_out.items():
+        say(f"{len(ids)} rows left out, the first is {ids[0]}: {why}")
+    if not layouts:
+        raise PastaError("no row to train on", hint="Raise --max-length or give other --data.")
+    return layouts
+
+
+def compile_row(
+    row: Row, encoder: PromptEncoder, control: ControlTokens, config: SftConfig, *, end: int
+) -> list[Layout]:
+    """Lay one row out, for each join.
+
+    Raises PastaError, which says why, if it teaches nothing or wrong things.
+    """
+    has_topics = config.topic == "required"
+    tree = read(row.response) if has_topics else without_topics(read(row.response))
+    text = strip(tree)
+    if problems := check(row.response, topic_required=has_topics):
+        raise PastaError(f"broken tags ({problems[0].rule})")
+    if not text.strip():
+        raise PastaError("empty response")
+    layouts = compile_answer(
+        encoder.encode([Message("user", row.instruction)]),
+        (Span(text),) if config.plain else tree,
+        control=control,
+        encode=encoder.encode_text,
+        scheme=scheme_named(config.scheme),
+        end=end,
+        max_tokens=config.max_tokens,
+        joinings=config.joins,
+    )
+    if not layouts:
+        raise PastaError(f"longer than {config.max_tokens} tokens")
+    return layouts
+
+
+def plan_packs(layouts: Sequence[Layout], config: SftConfig) -> list[list[Layout]]:
+    """Fix the packs of the whole run in advance, so that a resumed run sees the same ones."""
+    packs = []
+    shuffle = random.Random(config.seed)
+    for _ in range(config.epochs):
+        order = list(layouts)
+        shuffle.shuffle(order)
+        packs += pack(order, config.pack_tokens)
+    limit = None if config.max_steps is None else config.max_steps * config.packs_per_step
+    return packs[:limit]
+
+
+def run_trainer(
+    model: Any,
+    packs: Sequence[Sequence[Layout]],
+    control: ControlTokens,
+    arguments: TrainingArguments,
+    resume: Path | None,
+) -> dict[str, Tensor] | None:
+    """Let transformers' Trainer do the loop: accumulation, schedule, checkpoints, progress.
+
+    Return the state of the whole model where each process only holds a shard of it.
+    """
+    from transformers import Trainer
+
+    out = Path(str(arguments.output_dir))
+    meter = LossMeter(control.ids)
+    collate = partial(
+        _collate,
+        windows=attention_windows(model.config.get_text_config()),
+        device=arguments.device if takes_blocks(model) else None,
+    )
+    trainer = Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=share_out(packs, arguments.world_size),
+        data_collator=collate,
+        compute_loss_func=meter.loss,
+        callbacks=[FiniteGuard(meter, out), MetricsFile(out / "metrics.jsonl", meter)],
+    )
+    if trainer.is_fsdp_enabled:
+        shard_tied_together(model)
+    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+    return trainer.accelerator.get_state_dict(trainer.model_wrapped) if sharded else None
+
+
+def share_out(packs: Sequence[Sequence[Layout]], processes: int) -> list[dict[str, View]]:
+    """Return the packs in an order that the processes take in turns, each the same number.
+
+    So a step has the same packs however many processes share them. Left to itself the sampler
+    would show the first packs again to fill the last turn; a pack without labels teaches nothing.
+    """
+    views = [view(layouts) for layouts in packs]
+    empty = torch.empty(0, dtype=torch.long)
+    filler = replace(views[-1], source_L=empty, label_L=empty)
+    views += [filler] * (-len(views) % processes)
+    return [{"view": pack_view} for pack_view in views]
+
+
+def _collate(
+    examples: list[dict[str, View]],
+    *,
+    windows: dict[str, int | None],
+    device: torch.device | None,
+) -> dict[str, Any]:
+    """Collate a batch of one pack; its masks are made here, so that they live for a step.
+
+    device: where to make block masks; None for dense ones.
+    """
+    (example,) = examples
+    pack_view = example["view"] if device is None else example["view"].to(device)
+    # The Trainer counts the labels of a step for the loss. Some of its versions leave out the first
+    # of each batch, which the models' own loss would shift away.
+    labels = pad(pack_view.label_L, (1, 0), value=IGNORED)
+    return {
+        **model_inputs(pack_view, windows, blocks=device is not None),
+        "labels": labels[None],
+    }
+
+
+def _tokens(packs: Sequence[Sequence[Layout]]) -> int:
+    return sum(len(layout.tokens) for layouts in packs for layout in layouts)

@@ -1,0 +1,251 @@
+"""Skeleton-of-Thought, on a model that says what the test wants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from pasta_decoding.engines.base import Feed
+from pasta_decoding.engines.scripted import ScriptedEngine
+from pasta_decoding.evaluation.asking import ask_all
+from pasta_decoding.evaluation.methods.skeleton import (
+    MOST_POINTS,
+    Skeleton,
+    concatenated,
+    list_ended,
+    points_of,
+    until_next_point,
+    widths_beside,
+)
+from pasta_decoding.evaluation.questions import question_of
+from pasta_decoding.evaluation.records import Record
+from pasta_decoding.lang.check import check
+from pasta_decoding.lang.tree import read, strip
+from pasta_decoding.runtime.local import LocalDecoder
+from tests.evaluation.puppet import puppet
+
+OUTLINE = "1. Sleep\n2. Walk daily\n3. Eat"
+POINTS = {
+    "1": "1. Sleep: Enough.",
+    "2": "2. Walk daily: A mile.",
+    "3": "3. Eat: Greens, and fruit.",
+}
+
+
+def model(question: str, outline: str = OUTLINE) -> str:
+    """What the model says to a skeleton prompt, to the prompt of a point, and to a question."""
+    if question.endswith("Outline:"):
+        return outline
+    if question.endswith(" only."):
+        return POINTS[question.removesuffix(" only.").rpartition(" ")[2]]
+    return "Plainly."
+
+
+def answered(decoder: LocalDecoder, *, max_tokens: int = 200) -> Record:
+    method = Skeleton(decoder, max_tokens)
+    [ended] = ask_all(decoder, method.ask, [question_of("How to live?", "blog")], max_concurrency=1)
+    assert isinstance(ended.outcome, Record)
+    assert decoder.engine.cells_in_use == 0
+    return ended.outcome
+
+
+def fed(decoder: LocalDecoder) -> list[list[Feed]]:
+    assert isinstance(decoder.engine, ScriptedEngine)
+    return [list(step) for step in decoder.engine.steps]
+
+
+def test_an_answer_is_its_points_in_order_each_with_its_text() -> None:
+    record = answered(puppet(model))
+    assert record.text == "1. Sleep: Enough.\n2. Walk daily: A mile.\n3. Eat: Greens, and fruit."
+    assert (record.instruction, record.dataset, record.error) == ("How to live?", "blog", None)
+    assert (record.chunks, record.syncs, record.promises, record.fallback) == (3, 0, (), False)
+    assert not record.hit_limit
+    assert not record.truncated_chunks
+    assert strip(read(record.annotated)) == record.text
+    assert not check(record.annotated)
+    assert '2. Walk daily: <promise topic="Walk daily" tokens="10"/><async>A mile.' in (
+        record.annotated
+    )
+
+
+def test_the_critical_path_is_the_skeleton_a_prefill_and_the_longest_point() -> None:
+    record = answered(puppet(model))
+    skeleton = len(OUTLINE) - len("1.")
+    points = [len(" Enough."), len(" A mile."), len(" Greens, and fruit.")]
+    assert record.critical_path == skeleton + 1 + max(points)
+    assert record.fed_tokens == skeleton + sum(points)
+    assert record.plain_tokens == len(record.text)
+    assert record.widths == {1: skeleton + 19 - 8, 3: 1 + 8}
+    assert sum(record.widths.values()) == record.critical_path
+
+
+def test_the_points_prefill_what_they_share_once() -> None:
+    decoder = puppet(model)
+    record = answered(decoder)
+    prefills = [step for step in fed(decoder) if len(step[0].ids) > 1]
+    tails = [f"{n} only.<|im_end|>\n<|im_start|>assistant\n" for n in POINTS]
+    # Chat markers are one token each, everything else is one a character.
+    own = [len(tail) - len("<|im_end|><|im_start|>") + 2 for tail in tails]
+    begun = [len("1. Sleep:"), len("2. Walk daily:"), len("3. Eat:")]
+    assert [len(feed.ids) for feed in prefills[-1]] == [
+        a + b for a, b in zip(own, begun, strict=True)
+    ]
+    assert record.prompt_tokens == sum(len(feed.ids) for step in prefills for feed in step)
+    longest = max(len(step[0].ids) for step in prefills)
+    assert longest < record.prompt_tokens < 1000
+
+
+def test_what_a_person_can_read_begins_when_the_skeleton_is_known() -> None:
+    record = answered(puppet(model))
+    assert record.first_token_s is not None
+    assert record.first_text_s is not None
+    assert record.last_text_s is not None
+    assert record.first_token_s < record.first_text_s < record.last_text_s
+
+
+@pytest.mark.parametrize("outline", ["1. Just one thing", "1.", "1. Twice\n2. twice"])
+def test_without_two_points_the_plain_answer_is_asked_for_and_the_skeleton_counts(
+    outline: str,
+) -> None:
+    record = answered(puppet(lambda question: model(question, outline)))
+    assert record.text == record.annotated == "Plainly."
+    assert record.fallback
+    assert record.chunks == 0
+    steps = len(outline) - len("1.")
+    assert record.critical_path == steps + 1 + len("Plainly.")
+    assert record.widths == {1: record.critical_path}
+    assert record.fed_tokens == steps + len("Plainly.")
+    assert record.first_text_s is not None
+
+
+def test_skeleton_and_points_stay_within_the_budget_together() -> None:
+    """27 tokens of skeleton leave 57, which are 19 a point; the third one wants to say more."""
+
+    def chatty(question: str) -> str:
+        return model(question) + " Daily." * question.endswith("3 only.")
+
+    record = answered(puppet(chatty), max_tokens=84)
+    assert record.text == "1. Sleep: Enough.\n2. Walk daily: A mile.\n3. Eat: Greens, and fruit."
+    assert (record.truncated_chunks, record.hit_limit) == (1, True)
+
+
+def test_a_skeleton_that_runs_into_its_limit_loses_its_last_line() -> None:
+    endless = "1. One\n2. Two\n" + "3. and so on" * 40
+    record = answered(
+        puppet(
+            lambda question: (
+                endless
+                if question.endswith("Outline:")
+                else f"{question[-7]}. {NAMES[question[-7]]}:"
+            )
+        ),
+        max_tokens=60,
+    )
+    assert record.text == "1. One\n2. Two"
+    assert record.annotated == record.text
+    assert record.chunks == 0
+    assert not record.fallback
+
+
+NAMES = {"1": "One", "2": "Two"}
+
+
+def test_a_prompt_that_does_not_fit_is_an_error_and_nothing_is_held() -> None:
+    decoder = puppet(model, max_positions=400)
+    [ended] = ask_all(
+        decoder, Skeleton(decoder, 200).ask, [question_of("How?" * 90)], max_concurrency=1
+    )
+    assert "the prompt is too long" in str(ended.outcome)
+    assert decoder.engine.cells_in_use == 0
+
+
+# Reading a skeleton
+
+
+def headings(outline: str, *, cut_off: bool = False) -> list[tuple[int, str]]:
+    return [(one.number, one.heading) for one in points_of(outline, cut_off=cut_off)]
+
+
+@pytest.mark.parametrize(
+    ("outline", "points"),
+    [
+        ("1. A b\n2. C", [(1, "A b"), (2, "C")]),
+        ("1.A\n 2) B:\n\n- 3. **C d**: ", [(1, "A"), (2, "B"), (3, "C d")]),
+        ("Sure!\n**1.** A\n# 2. B.", [(1, "A"), (2, "B")]),
+        ("1. A\n3. a\n4. C", [(1, "A"), (4, "C")]),
+        ("1. A\n2. B\n\n1. C\n3. D", [(1, "A"), (2, "B")]),
+        ("1. \n2. B\n3. ...", [(2, "B")]),
+        ("1. In 2019. Then\n2. B", [(1, "In 2019. Then"), (2, "B")]),
+        ("1. <sync/>\n2. \u00fc", [(1, "<sync/>"), (2, "\u00fc")]),
+        ("no list", []),
+        ("", []),
+    ],
+)
+def test_points_are_numbered_lines_with_rising_numbers_and_new_headings(
+    outline: str, points: Sequence[tuple[int, str]]
+) -> None:
+    assert headings(outline) == points
+
+
+def test_a_skeleton_has_ten_points_at_most() -> None:
+    points = headings("\n".join(f"{n}. Point {n}" for n in range(1, 30)))
+    assert points[-1] == (MOST_POINTS, "Point 10")
+
+
+def test_the_last_line_of_a_skeleton_that_was_cut_off_is_none() -> None:
+    assert headings("1. A\n2. B\n3. C", cut_off=True) == [(1, "A"), (2, "B")]
+    assert headings("1. A", cut_off=True) == []
+
+
+@pytest.mark.parametrize(
+    ("outline", "ended"),
+    [
+        ("1. A\n2. B", False),
+        ("1. A\n2. B\n\n1", False),
+        ("1. A\n2. B\n\n1. C", True),
+        ("1. A\n\nQuestion:", True),
+        ("1. The Question: why", False),
+        ("\n".join(f"{n}. A" for n in range(1, 11)), False),
+        ("\n".join(f"{n}. A" for n in range(1, 11)) + "\n", True),
+        ("", False),
+    ],
+)
+def test_a_skeleton_is_over_at_ten_points_and_where_another_list_begins(
+    outline: str, *, ended: bool
+) -> None:
+    assert list_ended(outline) is ended
+
+
+def test_a_skeleton_and_a_point_stop_where_something_else_begins() -> None:
+    def endless(question: str) -> str:
+        if question.endswith("Outline:"):
+            return "1. One\n2. Two\n\nQuestion: Why?" + "\n1. No" * 20
+        number = question.removesuffix(" only.")[-1]
+        return f"{number}. {NAMES[number]}: It is {number}.\n3. No\n2. Two: no\n1. One: no" * 9
+
+    record = answered(puppet(endless))
+    assert record.text == "1. One: It is 1.\n3. No\n2. Two: It is 2.\n3. No\n2. Two: no"
+    assert not record.hit_limit
+    skeleton = len(" One\n2. Two\n\nQuestion")
+    assert record.critical_path == skeleton + 1 + len(" It is 2.\n3. No\n2. Two: no\n1")
+
+
+def test_a_text_ends_where_another_point_begins() -> None:
+    assert until_next_point("Yes.\n2. Walk: more\n3. Eat", {2, 3}) == "Yes."
+    assert until_next_point("Take\n1. salt\n2. flour", {3, 4}) == "Take\n1. salt\n2. flour"
+    assert until_next_point(" 2. first line stays", {2}) == " 2. first line stays"
+    assert until_next_point("Take\n2.5 cups", {2}) == "Take\n2.5 cups"
+    assert until_next_point("Yes.\n\n2", {2}) == "Yes.\n"
+
+
+def test_literal_tags_and_empty_texts_read_back_from_the_text_form() -> None:
+    points = points_of('1. <async>\n2. "B" c d e\n3. F\n4. G')
+    tree = concatenated(points, ["</async>x", " ", "\n", "g"], len)
+    assert strip(tree) == '1. <async>: </async>x\n2. "B" c d e\n3. F\n4. G: g'
+    assert [getattr(node, "topic", None) for node in tree] == [None, "async", None, "G"]
+
+
+def test_threads_that_begin_together_grow_fewer() -> None:
+    assert widths_beside([3, 1, 3]) == {2: 2, 3: 1}
+    assert widths_beside([0, 0]) == {}

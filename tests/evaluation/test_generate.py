@@ -1,0 +1,296 @@
+"""Runs of several methods: what is kept, resumed, refused, timed and counted as failed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from pasta_decoding.errors import PastaError
+from pasta_decoding.evaluation.asking import ask_all
+from pasta_decoding.evaluation.generate import Entrant, Plan, generate, median_turn, shuffled
+from pasta_decoding.evaluation.methods.base import Asking, Method
+from pasta_decoding.evaluation.methods.own import Own
+from pasta_decoding.evaluation.questions import Question, question_of
+from pasta_decoding.evaluation.records import Record, read_records
+from pasta_decoding.evaluation.run_folder import RunFolder
+from pasta_decoding.runtime.local import LocalDecoder
+from tests.cli.conftest import interrupted
+from tests.evaluation.puppet import puppet
+from tests.runtime.machine import FakeClock
+
+QUESTIONS = [question_of("One?", "koala"), question_of("Two?"), question_of("Three?")]
+SETTINGS = {"max_tokens": 50, "adapter": {"name": "a", "sha256": "0"}}
+
+
+def echo(question: str) -> str:
+    return f"On {question}"
+
+
+@dataclass
+class Watched:
+    """A method that notes who asked what."""
+
+    inner: Method
+    asked: list[tuple[str, str]]
+    label: str
+
+    @property
+    def decoder(self) -> LocalDecoder:
+        return self.inner.decoder
+
+    def ask(self, question: Question) -> Asking[Record]:
+        self.asked.append((self.label, question.instruction))
+        return self.inner.ask(question)
+
+
+class Runs:
+    """Runs methods into one folder; `asked` notes all that was asked."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.asked: list[tuple[str, str]] = []
+        self.ticks: list[str] = []
+
+    def __call__(
+        self,
+        labels: Sequence[str] = ("a",),
+        plan: Plan | None = None,
+        *,
+        load: Callable[[], Method] | None = None,
+        **settings: object,
+    ) -> dict[str, list[Record]]:
+        self.asked.clear()
+        self.ticks.clear()
+        entrants = [
+            Entrant(label, SETTINGS | {"method": label} | settings, load or self.loader(label))
+            for label in labels
+        ]
+        return generate(
+            entrants, QUESTIONS, self.out, plan or Plan(), self.ticks.append, clock=FakeClock()
+        )
+
+    def loader(self, label: str) -> Callable[[], Method]:
+        return lambda: Watched(Own(puppet(echo), 50, parallel=False), self.asked, label)
+
+    def lines(self, label: str = "a") -> list[str]:
+        return (self.out / label / "records.jsonl").read_text().splitlines()
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    return Runs(tmp_path / "out")
+
+
+def test_every_prompt_has_a_record_and_the_answers_are_in_alpaca_evals_shape(runs: Runs) -> None:
+    records = runs()["a"]
+    assert [record.text for record in records] == ["On One?", "On Two?", "On Three?"]
+    assert all(record.seconds > 0 and record.turns is None for record in records)
+    assert records == sorted(read_records(runs.out / "a" / "records.jsonl"), key=records.index)
+    outputs = json.loads((runs.out / "a" / "model_outputs.json").read_text())
+    assert outputs == [
+        {"dataset": "koala", "instruction": "One?", "output": "On One?", "generator": "a"},
+        {"instruction": "Two?", "output": "On Two?", "generator": "a"},
+        {"instruction": "Three?", "output": "On Three?", "generator": "a"},
+    ]
+    run = json.loads((runs.out / "a" / "run.json").read_text())
+    assert run | SETTINGS == run
+    assert run["method"] == "a"
+    assert run["resumed"] == []
+    assert {"machine", "commit", "versions"} <= run.keys()
+    assert runs.ticks == ["a"] * 3
+
+
+def test_the_same_run_again_asks_nothing_and_loads_nothing(runs: Runs) -> None:
+    before = runs()
+    assert runs(load=interrupted) == before
+    assert runs.ticks == ["a"] * 3
+
+
+def test_an_interrupted_run_goes_on_and_ends_as_one_that_was_not(runs: Runs) -> None:
+    whole = runs(plan=Plan(max_concurrency=1))["a"]
+    lines = runs.lines()
+    path = runs.out / "a" / "records.jsonl"
+    path.write_text(lines[0] + "\n" + lines[1][:20])
+    (runs.out / "a" / "model_outputs.json").unlink()
+    resumed = runs(plan=Plan(max_concurrency=1))["a"]
+    assert runs.asked == [("a", "Two?"), ("a", "Three?")]
+    assert runs.lines()[0] == lines[0]
+    assert resumed == whole
+    assert len(json.loads((runs.out / "a" / "model_outputs.json").read_text())) == 3
+
+
+def test_other_settings_are_refused_before_anything_is_loaded(runs: Runs) -> None:
+    runs()
+    with pytest.raises(PastaError) as caught:
+        runs(("b", "a"), load=interrupted, max_tokens=60, seed=1)
+    assert str(caught.value) == (
+        f"{runs.out / 'a'} was begun with other settings: max_tokens (50 -> 60), seed (None -> 1)"
+    )
+    assert caught.value.hint == "Give the settings it was begun with, or another --out."
+
+
+def test_a_run_that_goes_on_with_other_code_says_so(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs()
+    monkeypatch.setattr("pasta_decoding.evaluation.run_folder.commit", lambda: "abc")
+    for _ in range(2):
+        runs()
+    run = json.loads((runs.out / "a" / "run.json").read_text())
+    assert [place["commit"] for place in run["resumed"]] == ["abc"]
+    assert run["commit"] != "abc"
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "records.jsonl").write_text("{}\n")
+    with pytest.raises(PastaError, match=r"holds records without a run\.json"):
+        RunFolder(tmp_path, SETTINGS)
+    (tmp_path / "run.json").write_text("[")
+    with pytest.raises(PastaError, match=r"run\.json is broken"):
+        RunFolder(tmp_path, SETTINGS)
+
+
+# Failures
+
+
+def test_a_request_that_cannot_be_asked_is_a_record_and_an_empty_output(runs: Runs) -> None:
+    narrow = puppet(echo, max_positions=74)  # 19 tokens are the chat's own
+    records = runs(load=lambda: Own(narrow, 50, parallel=False), plan=Plan(max_seconds=70))["a"]
+    assert [record.error is None for record in records] == [True, True, False]
+    assert records[2].error == "the prompt is too long: 25 tokens, at most 24 tokens fit"
+    assert records[2].seconds == 70
+    outputs = json.loads((runs.out / "a" / "model_outputs.json").read_text())
+    assert [one["output"] for one in outputs] == ["On One?", "On Two?", ""]
+
+
+def test_an_answer_that_takes_too_long_has_failed_and_counts_at_its_time_out(runs: Runs) -> None:
+    records = runs(plan=Plan(max_concurrency=1, max_seconds=12))["a"]
+    assert {record.error for record in records} == {"no answer within 12 s"}
+    assert {record.seconds for record in records} == {12}
+
+
+@pytest.mark.parametrize("error", [PastaError("out of memory"), RuntimeError("out of memory")])
+def test_an_engine_that_breaks_in_a_step_fails_those_in_it_and_the_others_go_on(
+    error: Exception, runs: Runs
+) -> None:
+    decoder = puppet(echo)
+    step = decoder.engine.step
+    steps = 0
+
+    def breaking(feeds: Sequence[object]) -> object:
+        nonlocal steps
+        steps += 1
+        if steps == 5:
+            raise error
+        return step(feeds)  # type: ignore[arg-type]
+
+    decoder.engine.step = breaking  # type: ignore[method-assign, assignment]
+    records = runs(load=lambda: Own(decoder, 50, parallel=False), plan=Plan(max_concurrency=2))["a"]
+    assert [record.error for record in records] == ["out of memory", "out of memory", None]
+    assert decoder.engine.cells_in_use == 0
+
+
+def test_leaving_early_frees_what_is_under_way() -> None:
+    decoder = puppet(echo)
+    asking = ask_all(decoder, Own(decoder, 50, parallel=False).ask, QUESTIONS, max_concurrency=3)
+    next(asking)
+    assert decoder.engine.cells_in_use > 0
+    asking.close()  # type: ignore[attr-defined]
+    assert decoder.engine.cells_in_use == 0
+
+
+# Together and alone
+
+
+def test_many_prompts_at_once_get_the_answers_that_they_get_alone(runs: Runs) -> None:
+    together = runs(("a",), Plan(max_concurrency=3))["a"]
+    alone = runs(("b",), Plan(max_concurrency=1))["b"]
+    assert list(map(without_times, together)) == list(map(without_times, alone))
+    assert all(one.turns is None for one in alone), "alone is not yet timed"
+
+
+def without_times(record: Record) -> Record:
+    return replace(record, seconds=0, first_token_s=None, first_text_s=None, last_text_s=None)
+
+
+def test_timing_asks_prompt_by_prompt_in_turns_after_a_warm_up(runs: Runs) -> None:
+    plan = Plan(repeats=3, seed=5)
+    records = runs(("a", "b"), plan)
+    warm, rest = runs.asked[:2], runs.asked[2:]
+    assert warm == [("a", "One?"), ("b", "One?")]
+    turns = [rest[start : start + 2] for start in range(0, len(rest), 2)]
+    assert [turn[0][1] for turn in turns] == ["One?"] * 3 + ["Two?"] * 3 + ["Three?"] * 3
+    assert all({label for label, _ in turn} == {"a", "b"} for turn in turns)
+    assert len({turn[0][0] for turn in turns}) == 2, "the order is mixed"
+    assert [one.turns for one in records["a"]] == [one.turns for one in records["b"]]
+    assert len({one.turns for one in records["a"]} - {None}) == 3
+    for record in [*records["a"], *records["b"]]:
+        assert len(record.repeats) == 3
+        assert record.seconds == sorted(record.repeats)[1]
+    asked = list(runs.asked)
+    runs.out = runs.out.with_name("again")
+    runs(("a", "b"), plan)
+    assert runs.asked == asked
+
+
+def test_timing_goes_on_with_all_methods_where_one_has_no_record(runs: Runs) -> None:
+    before = runs(("a", "b"), Plan(repeats=1))
+    path = runs.out / "b" / "records.jsonl"
+    path.write_text("\n".join(runs.lines("b")[:2]) + "\n")
+    records = runs(("a", "b"), Plan(repeats=1))
+    assert runs.asked[:2] == [("a", "Three?"), ("b", "Three?")]  # to warm up
+    assert sorted(runs.asked[2:]) == [("a", "Three?"), ("b", "Three?")]
+    assert sorted(runs.ticks) == ["a"] * 3 + ["b"] * 3
+    assert records["a"][:2] == before["a"][:2]
+    assert records["a"][2].turns == records["b"][2].turns != before["a"][2].turns
+    assert runs(("a", "b"), Plan(repeats=1), load=interrupted) == records
+
+
+def test_a_method_that_comes_later_is_timed_together_with_the_others(runs: Runs) -> None:
+    plan = Plan(repeats=1)
+    runs(("a", "b"), plan)
+    runs(("a", "c"), plan)
+    assert {question for label, question in runs.asked if label == "a"} == {
+        question.instruction for question in QUESTIONS
+    }
+    # Now b is of other turns than a, though nothing is missing.
+    records = runs(("a", "b", "c"), plan)
+    turns = [[one.turns for one in records[label]] for label in ("a", "b", "c")]
+    assert turns[0] == turns[1] == turns[2]
+
+
+@pytest.mark.parametrize("repeats", [None, 1])
+def test_what_failed_is_asked_again_if_that_is_wanted(runs: Runs, repeats: int | None) -> None:
+    plan = Plan(repeats=repeats)
+    runs(plan=plan)
+    path = runs.out / "a" / "records.jsonl"
+    lines = [json.loads(line) for line in runs.lines()]
+    lines[1] |= {"error": "no room", "text": ""}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert runs(plan=plan, load=interrupted)["a"][1].error == "no room"
+    records = runs(plan=replace(plan, retry_failed=True))["a"]
+    assert {question for _, question in runs.asked} == {lines[1]["instruction"]}
+    assert [record.error for record in records] == [None] * 3
+    assert json.loads((runs.out / "a" / "run.json").read_text())["retried"] == 1
+    assert runs(plan=plan, load=interrupted)["a"] == records
+
+
+def test_the_median_turn_is_kept_and_a_failed_one_is_not_passed_over() -> None:
+    def turn(seconds: float, error: str | None = None) -> Record:
+        return Record("1", "One?", error=error, text=str(seconds), seconds=seconds)
+
+    kept = median_turn([turn(3), turn(1), turn(2)])
+    assert (kept.text, kept.seconds, kept.repeats) == ("2", 2, (3, 1, 2))
+    even = median_turn([turn(1), turn(2)])
+    assert (even.text, even.seconds) == ("2", 1.5)
+    assert median_turn([turn(1), turn(9, "broken"), turn(2)]).error == "broken"
+
+
+def test_an_order_depends_on_its_key_alone() -> None:
+    orders = {tuple(shuffled("abc", str(key))) for key in range(40)}
+    assert len(orders) == 6
+    assert shuffled("abc", "x") == shuffled("abc", "x")

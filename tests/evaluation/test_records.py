@@ -1,0 +1,90 @@
+"""Records: how they are made from an answer, and how they go to disk and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pasta_decoding.data.lines import encode_line
+from pasta_decoding.engines.scripted import follow
+from pasta_decoding.errors import PastaError
+from pasta_decoding.evaluation.questions import question_of
+from pasta_decoding.evaluation.records import (
+    Record,
+    failed,
+    from_line,
+    promises_of,
+    read_records,
+    text_times,
+    to_line,
+    widths_of,
+)
+from tests.runtime.machine import LINES, FakeClock, finish, greedy, machine
+from tests.runtime.play import SIZE
+
+WHOLE = Record(
+    "1f",
+    "Why?",
+    "koala",
+    text="a b",
+    annotated="a b",
+    widths={1: 3, 2: 1},
+    promises=((20, 3), (40, 41)),
+    repeats=(0.5, 0.25),
+    seconds=0.5,
+    first_token_s=0.1,
+    turns="3f",
+)
+
+
+def test_widths_promises_and_times_of_a_worked_example() -> None:
+    """Main: OPEN b P20, ' a', SYNC, c. The chunk: ASYNC in the step of P20, then c, a."""
+    _, scheduler = machine(follow(*LINES, vocabulary_size=SIZE), clock=FakeClock())
+    [answer] = finish(scheduler, [scheduler.add(greedy())])
+    assert widths_of(answer.layouts) == {1: 5, 2: 2}
+    assert sum(widths_of(answer.layouts).values()) == answer.critical_path
+    assert promises_of(answer) == ((20, 2),)
+    first_s, last_s = text_times(answer)
+    assert answer.first_token_s is not None
+    assert first_s is not None
+    assert last_s is not None
+    assert answer.first_token_s < first_s < last_s <= answer.seconds
+
+
+def test_a_record_reads_back_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    failure = failed(question_of("How?"), "too long")
+    path.write_text(encode_line(to_line(WHOLE)) + encode_line(to_line(failure)) + '{"id": "cut')
+    assert read_records(path) == [WHOLE, failure]
+    assert failure.error == "too long"
+    assert failure.own_speedup == 1.0
+
+
+def test_there_are_no_records_without_a_file(tmp_path: Path) -> None:
+    assert read_records(tmp_path / "nowhere.jsonl") == []
+
+
+@pytest.mark.parametrize(
+    "change", [{"pace": 1}, {"widths": {"a": 1}}, {"promises": [3]}, {"widths": 3}, {"repeats": 1}]
+)
+def test_a_line_of_something_else_is_named(change: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text(encode_line(to_line(WHOLE)) + encode_line(to_line(WHOLE) | change))
+    with pytest.raises(PastaError) as caught:
+        read_records(path)
+    assert str(caught.value).startswith(f"{path}:2: not a record of an evaluation: ")
+
+
+def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text(encode_line(to_line(WHOLE)) + "{\n")
+    with pytest.raises(PastaError) as caught:
+        read_records(path)
+    assert str(caught.value).startswith(f"{path}:2: broken: ")
+
+
+def test_a_line_needs_an_id() -> None:
+    with pytest.raises(TypeError):
+        from_line({"instruction": "Why?"})

@@ -1,0 +1,287 @@
+"""Which tokens play the tags, and `pasta.json`: what it records, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from pasta_decoding.errors import PastaError
+from pasta_decoding.models.checkpoint import (
+    BUCKETS,
+    FILE_NAME,
+    Base,
+    Checkpoint,
+    ControlTokens,
+    add_missing_tokens,
+    bind,
+    check_match,
+    describe,
+    grow_vocabulary,
+    load,
+    save,
+)
+from tests.tiny import seeded, tiny_llama, tiny_qwen3
+
+PARTS = len(BUCKETS) + 4
+_JUPYTER = [f"<jupyter_{part}>" for part in ("start", "text", "code", "output", "script")]
+_REPOSITORY = ["<repo_name>", "<reponame>", "<file_sep>", "<filename>", "<gh_stars>"]
+_ISSUE = [f"<issue_{part}>" for part in ("start", "comment", "closed")]
+SMOLLM2 = [*_REPOSITORY, *_ISSUE, *_JUPYTER, "<empty_output>"]
+LLAMA3 = [f"<|reserved_special_token_{n}|>" for n in range(20)]
+GEMMA = [f"<unused{n}>" for n in range(99)]
+HINT = "Point --adapter at a folder that `pasta train sft` wrote, or train it again."
+CONTROL = ControlTokens(1, {20: 5, 50: 6}, 2, 3, 4)
+CHECKPOINT = Checkpoint(
+    Base("some/base", "llama", 32, 2, 100, "0123456789abcdef"),
+    CONTROL,
+    {token: f"<unused{token}>" for token in range(1, 7)},
+)
+
+
+def tiny_tokenizer(*special: str) -> PreTrainedTokenizerFast:
+    """One token a byte, two markers, and `special` ones."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={char: n for n, char in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    markers = ["<|im_start|>", "<|im_end|>", *special]
+    backend.add_special_tokens([AddedToken(text, special=True) for text in markers])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>")
+
+
+def texts_of(tokenizer: Any, control: ControlTokens) -> list[str]:
+    return [tokenizer.convert_ids_to_tokens(token) for token in sorted(control.ids)]
+
+
+def rows(model: Any) -> int:
+    """How many tokens the embeddings have room for."""
+    return len(model.get_input_embeddings().weight)
+
+
+# Buckets
+
+
+@pytest.mark.parametrize(
+    ("tokens", "bucket"), [(0, 20), (1, 20), (20, 20), (21, 50), (50, 50), (51, 50), (9999, 50)]
+)
+def test_a_length_goes_to_the_next_larger_bucket_or_the_largest(tokens: int, bucket: int) -> None:
+    assert CONTROL.bucket(tokens) == bucket
+
+
+def test_a_closing_token_carries_its_bucket() -> None:
+    assert [CONTROL.promised(token) for token in (5, 6)] == [20, 50]
+
+
+# Choosing tokens
+
+
+@pytest.mark.parametrize("spare", [SMOLLM2, LLAMA3, GEMMA])
+def test_spare_tokens_of_the_vocabulary_are_used(spare: list[str]) -> None:
+    tokenizer = tiny_tokenizer(*spare)
+    size = len(tokenizer)
+    control = bind(tokenizer)
+    assert len(tokenizer) == size
+    assert texts_of(tokenizer, control) == spare[:PARTS]
+    assert tuple(control.promise_close) == BUCKETS
+    assert len(control.ids) == PARTS
+
+
+def test_the_embedded_vocabulary_has_tokens_to_spare(embedded_tokenizer: Any) -> None:
+    assert set(texts_of(embedded_tokenizer, bind(embedded_tokenizer))) <= set(SMOLLM2)
+
+
+def test_with_too_few_to_spare_tokens_are_added_and_nothing_else_changes() -> None:
+    tokenizer = tiny_tokenizer(*GEMMA[: PARTS - 1])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<mine>"]})
+    size = len(tokenizer)
+    control = bind(tokenizer)
+    assert sorted(control.ids) == list(range(size, size + PARTS))
+    assert texts_of(tokenizer, control) == [f"<|pasta_{n}|>" for n in range(PARTS)]
+    assert "<mine>" in tokenizer.all_special_tokens
+    assert bind(tokenizer) == control
+
+
+def test_added_tokens_are_given_to_a_fresh_tokenizer_and_a_model_without_room() -> None:
+    trained = tiny_tokenizer()
+    model = tiny_llama(vocabulary=len(trained))
+    checkpoint = describe(model, trained, bind(trained), name="some/base")
+    fresh = tiny_tokenizer()
+    with pytest.raises(PastaError, match=r"^control token 258 is '<\|pasta_0\|>' in the adapter"):
+        check_match(checkpoint, model, fresh)
+    add_missing_tokens(fresh, checkpoint)
+    check_match(checkpoint, model, fresh)
+    grow_vocabulary(model, checkpoint.control)
+    assert rows(model) == len(fresh)
+    assert model(torch.tensor([[max(checkpoint.control.ids)]])).logits.shape[-1] == len(fresh)
+
+
+def test_nothing_is_added_where_nothing_of_ours_is_missing() -> None:
+    tokenizer = tiny_tokenizer()
+    size = len(tokenizer)
+    add_missing_tokens(tokenizer, CHECKPOINT)
+    assert len(tokenizer) == size
+
+
+def test_a_vocabulary_with_room_does_not_grow() -> None:
+    model = tiny_llama(vocabulary=100)
+    grow_vocabulary(model, CONTROL)
+    assert rows(model) == 100
+
+
+# pasta.json
+
+
+@pytest.mark.parametrize("topic", ["required", "none"])
+def test_a_record_comes_back_as_it_was_saved(topic: str, tmp_path: Path) -> None:
+    checkpoint = replace(CHECKPOINT, topic=topic, joins=("kv", "text"))
+    save(checkpoint, tmp_path)
+    assert load(tmp_path) == checkpoint
+    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
+
+
+def test_buckets_come_back_in_ascending_order(tmp_path: Path) -> None:
+    control = replace(CONTROL, promise_close={100: 6, 20: 5})
+    save(replace(CHECKPOINT, control=control), tmp_path)
+    assert load(tmp_path).control.bucket(10) == 20
+
+
+def refusal(folder: Path) -> PastaError:
+    with pytest.raises(PastaError) as caught:
+        load(folder)
+    return caught.value
+
+
+def test_a_folder_without_a_record_is_no_adapter(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "missing"):
+        error = refusal(folder)
+        assert str(error) == f"{folder} holds no pasta.json: not a Pasta adapter"
+        assert error.hint == HINT
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000], ids=len)
+def test_a_broken_file_cannot_be_read(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(content)
+    error = refusal(tmp_path)
+    assert str(error).startswith(f"{tmp_path / FILE_NAME} cannot be read: ")
+    assert error.hint == HINT
+
+
+@pytest.mark.parametrize(
+    ("content", "version"), [("[]", "None"), ("{}", "None"), ('{"format_version": 2}', "2")]
+)
+def test_another_format_is_refused_with_its_version(
+    content: str, version: str, tmp_path: Path
+) -> None:
+    (tmp_path / FILE_NAME).write_text(content, encoding="utf-8")
+    error = refusal(tmp_path)
+    assert str(error) == (
+        f"{tmp_path / FILE_NAME} has format version {version}; this Pasta reads 1"
+    )
+    assert error.hint == "Install the Pasta version that wrote it."
+
+
+Change = Callable[[dict[str, Any]], object]
+BREAKS: dict[str, tuple[Change, str]] = {
+    "no binding": (lambda r: r.pop("binding"), "KeyError('binding')"),
+    "no base": (lambda r: r.pop("base"), "KeyError('base')"),
+    "no scheme": (lambda r: r.pop("scheme"), "KeyError('scheme')"),
+    "no closings": (lambda r: r["binding"].pop("promise_close"), "KeyError('promise_close')"),
+    "no buckets": (lambda r: r["binding"].update(promise_close={}), "the length buckets are []"),
+    "bad bucket": (lambda r: r["binding"].update(promise_close={"-5": 5}), "buckets are [-5]"),
+    "word as bucket": (lambda r: r["binding"].update(promise_close={"x": 5}), "ValueError"),
+    "closings as list": (lambda r: r["binding"].update(promise_close=[5, 6]), "AttributeError"),
+    "binding as list": (lambda r: r.update(binding=[1, 2]), "TypeError"),
+    "token twice": (lambda r: r["binding"].update(sync=1), "two parts of a tag share one control"),
+    "token as text": (lambda r: r["binding"].update(sync="4"), "'4' is not a token id"),
+    "token as fraction": (lambda r: r["binding"].update(sync=4.5), "4.5 is not a token id"),
+    "endless token": (lambda r: r["binding"].update(sync=float("inf")), "inf is not a token id"),
+    "negative token": (lambda r: r["binding"].update(sync=-4), "-4 is not a token id"),
+    "part unknown": (lambda r: r["binding"].update(join=9), "TypeError"),
+    "part missing": (lambda r: r["binding"].pop("sync"), "TypeError"),
+    "base incomplete": (lambda r: r["base"].pop("layers"), "TypeError"),
+    "topic unknown": (lambda r: r.update(topic="maybe"), "topic is 'maybe', not 'required' or"),
+    "scheme no text": (lambda r: r.update(scheme=[]), "[] is not a text"),
+    "joins no list": (lambda r: r.update(joins="kv"), "'kv' is not a list"),
+    "text missing": (lambda r: r["token_texts"].pop("1"), "token_texts does not tell the texts"),
+    "text no text": (lambda r: r["token_texts"].update({"1": None}), "None is not a text"),
+    "key unknown": (lambda r: r.update(colour="red"), "unknown keys ['colour']"),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_a_malformed_record_is_refused_and_says_why(name: str, tmp_path: Path) -> None:
+    change, reason = BREAKS[name]
+    save(CHECKPOINT, tmp_path)
+    path = tmp_path / FILE_NAME
+    record = json.loads(path.read_text(encoding="utf-8"))
+    change(record)
+    path.write_text(json.dumps(record), encoding="utf-8")
+    error = refusal(tmp_path)
+    assert str(error).startswith(f"{path} is incomplete or malformed: ")
+    assert reason in str(error)
+    assert error.hint == HINT
+
+
+# Another model than the one it was trained on
+
+
+def mismatch(model: Any, tokenizer: Any) -> PastaError:
+    """What is said about `model` where the adapter was trained on the plain tiny Llama."""
+    ours = tiny_tokenizer(*GEMMA)
+    checkpoint = describe(tiny_llama(vocabulary=400), ours, bind(ours), name="some/base")
+    check_match(checkpoint, tiny_llama(vocabulary=400), ours)
+    with pytest.raises(PastaError) as caught:
+        check_match(checkpoint, model, tokenizer)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        (tiny_qwen3(vocabulary=400), ("model_type llama", "model_type qwen3")),
+        (tiny_llama(vocabulary=400, hidden_size=64), ("hidden_size 32", "hidden_size 64")),
+        (tiny_llama(vocabulary=400, num_hidden_layers=1), ("layers 2", "layers 1")),
+        (tiny_llama(vocabulary=401), ("vocabulary_size 400", "vocabulary_size 401")),
+    ],
+    ids=lambda value: value[0].split()[0] if isinstance(value, tuple) else "",
+)
+def test_another_base_model_is_refused_by_what_differs(
+    other: Any, difference: tuple[str, str]
+) -> None:
+    error = mismatch(other, tiny_tokenizer(*GEMMA))
+    assert str(error) == (
+        f"the adapter was trained on some/base ({difference[0]}), "
+        f"but this model has {difference[1]}"
+    )
+    assert error.hint == "Use it with some/base, or train an adapter for this model."
+
+
+def test_a_sibling_of_the_same_shape_is_told_by_its_norms() -> None:
+    sibling = tiny_llama(vocabulary=400)
+    with torch.no_grad(), seeded(1):
+        sibling.model.norm.weight.mul_(1.1)
+    error = mismatch(sibling, tiny_tokenizer(*GEMMA))
+    assert str(error).startswith("the adapter was trained on some/base (norms_sha256 ")
+
+
+def test_a_copy_in_lower_precision_is_the_same_base() -> None:
+    tokenizer = tiny_tokenizer(*GEMMA)
+    model: Any = tiny_llama(vocabulary=400)
+    checkpoint = describe(model, tokenizer, bind(tokenizer), name="some/base")
+    check_match(checkpoint, model.to(torch.bfloat16), tokenizer)
+
+
+def test_a_foreign_vocabulary_is_refused_by_the_first_token_that_differs() -> None:
+    error = mismatch(tiny_llama(vocabulary=400), tiny_tokenizer("<other>", *GEMMA))
+    assert str(error) == (
+        "control token 258 is '<unused0>' in the adapter, '<other>' in the tokenizer"
+    )
+    assert error.hint == "Use the tokenizer of the model that the adapter was trained on."

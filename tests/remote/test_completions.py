@@ -1,0 +1,153 @@
+"""The wire: what is asked for, and a reader that believes nothing of what comes back."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pasta_decoding.remote.completions import MAX_LINE_BYTES, Completion, Reader, RemoteError
+from tests.remote.fake import event, sent, usage
+
+STOP, OTHER_STOP, END = 7, 8, 9
+ASKED = Completion(prompt=(1, 2, 3), max_tokens=4, stops=(STOP, OTHER_STOP, END), end=END)
+DONE = b"data: [DONE]\n\n"
+GOOD = (
+    event(4, prompt_token_ids=[1, 2, 3])
+    + b": a comment\n\n"
+    + event(5, 6)
+    + event(STOP, finish_reason="stop", stop_reason=STOP)
+    + usage(3, 4, cached=2)
+    + DONE
+)
+
+
+def reader(asked: Completion = ASKED) -> Reader:
+    return Reader(asked, vocabulary_size=20)
+
+
+def read(data: bytes, asked: Completion = ASKED) -> list[int]:
+    one = reader(asked)
+    return [*one.feed(data), *one.end()]
+
+
+@given(st.lists(st.integers(0, len(GOOD)), max_size=8))
+def test_how_the_stream_was_cut_never_matters(cuts: list[int]) -> None:
+    one = reader()
+    places = [0, *sorted(cuts), len(GOOD)]
+    ids = [token for start, end in pairwise(places) for token in one.feed(GOOD[start:end])]
+    assert [*ids, *one.end()] == [4, 5, 6, STOP]
+    assert one.cached_tokens == 2
+
+
+def test_a_stop_token_comes_out_only_when_the_stream_has_ended_well() -> None:
+    one = reader()
+    assert one.feed(event(4) + event(STOP, finish_reason="stop")) == [4]
+    with pytest.raises(RemoteError, match="counts 3"):
+        one.feed(usage(3, 3))
+    assert reader().feed(GOOD) == [4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("about", "expected"),
+    [
+        ({"stop_reason": None}, END),
+        ({"stop_reason": OTHER_STOP}, OTHER_STOP),
+        ({"stop_reason": 5}, END),
+        ({"stop_reason": "###"}, END),
+    ],
+)
+def test_an_end_that_was_not_streamed_is_told_all_the_same(
+    about: dict[str, object], expected: int
+) -> None:
+    for counted in (1, 2):  # with the end, or without
+        ending = event(finish_reason="stop", **about) + usage(3, counted) + DONE
+        assert read(event(4) + ending) == [4, expected]
+
+
+def test_a_reply_may_come_to_its_length_and_need_not_say_done() -> None:
+    assert read(event(4, 5, 6, 4, finish_reason="length") + usage(3, 4)) == [4, 5, 6, 4]
+
+
+def test_a_server_that_counts_as_it_goes_is_understood() -> None:
+    counting = event(4) + sent({"choices": [], "usage": {"completion_tokens": 1}})
+    assert read(counting + event(5, finish_reason="length") + usage(3, 2)) == [4, 5]
+
+
+FINISHED = event(4, finish_reason="length")
+BAD: dict[str, tuple[bytes, str]] = {
+    "a page": (b"<html>Hello</html>\n", "it sent no completion: b'<html>Hello</html>'"),
+    "no JSON": (b"data: {nonsense\n\n", "it sent no completion: b'{nonsense'"),
+    "no object": (b"data: [1]\n\n", "it sent no completion: b'[1]'"),
+    "deep nesting": (b"data: " + b"[" * 100_000 + b"\n", "it sent no completion: b'[[[["),
+    "no choices": (sent({"text": "hello"}), "it sent no completion: choices None"),
+    "two choices": (sent({"choices": [{}, {}]}), "it sent no completion: choices"),
+    "choices of numbers": (sent({"choices": [1]}), "it sent no completion: choices"),
+    "text alone": (sent({"choices": [{"text": "hi"}]}), "it streams no token ids"),
+    "an id that is text": (event().replace(b"[]", b'["4"]', 1), "it sent '4' for a token id"),
+    "an id that is true": (event().replace(b"[]", b"[true]", 1), "it sent True for a token id"),
+    "a negative id": (event().replace(b"[]", b"[-1]", 1), "it sent -1 for a token id"),
+    "an id past the vocabulary": (event().replace(b"[]", b"[20]", 1), "it sent 20 for a token id"),
+    "an error": (sent({"error": {"message": "out of memory"}}), "it failed: out of memory"),
+    "an abort": (event(4, finish_reason="abort"), "it gave up: abort"),
+    "an early end": (event(4), "it ended its reply early"),
+    "nothing at all": (b"", "it ended its reply early"),
+    "done too soon": (event(4) + DONE, "it ended its reply early"),
+    "too many tokens": (event(4, 5, 6, 4, 5), "it sent more than the 4 tokens"),
+    "more behind a stop": (event(STOP) + event(4), "it went on behind a stop token"),
+    "more behind a stop, at once": (event(STOP, 4), "it went on behind a stop token"),
+    "more behind its end": (FINISHED + event(5), "it went on behind a stop token"),
+    "repeated tokens": (
+        event(4) + event(4) + event(5, finish_reason="length") + usage(3, 2),
+        "it streamed 3 token ids and counts 2: some were lost or came twice",
+    ),
+    "no count": (FINISHED + DONE, "it did not say how many tokens it sent"),
+    "a count of nothing": (
+        FINISHED + sent({"choices": [], "usage": {"prompt_tokens": 3}}),
+        "it streamed 1 token ids and counts None",
+    ),
+    "lost tokens": (FINISHED + usage(3, 3), "it streamed 1 token ids and counts 3"),
+    "another prompt": (
+        event(4, prompt_token_ids=[0, 1, 2, 3]),
+        "it changed the prompt",
+    ),
+    "a longer prompt": (FINISHED + usage(4, 1), "it read a prompt of 4 tokens where 3 were sent"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_good_stream_is_refused(name: str) -> None:
+    data, message = BAD[name]
+    with pytest.raises(RemoteError) as caught:
+        read(data)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_line_without_an_end_is_not_kept_for_ever() -> None:
+    one = reader()
+    one.feed(b"x" * MAX_LINE_BYTES)
+    with pytest.raises(RemoteError, match="a line without an end"):
+        one.feed(b"x")
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_raise_anything_else(data: bytes) -> None:
+    try:
+        read(b"data: " + data)
+        read(data)
+    except RemoteError:
+        pass
+
+
+def test_the_body_says_all_of_sampling_and_names_ids_as_openai_does() -> None:
+    asked = Completion((1,), 2, (STOP,), END, {3: -100.0}, temperature=0.5, top_p=0.9, seed=11)
+    body = asked.body("tiny")
+    assert body["logit_bias"] == {"3": -100.0}
+    assert body["top_k"] == -1
+    assert body["repetition_penalty"] == 1.0
+    assert (body["temperature"], body["top_p"], body["seed"]) == (0.5, 0.9, 11)
+    assert body["stop_token_ids"] == [STOP]
+    assert body["return_token_ids"] is True
+    assert Completion((1,), 2, (), END).body("tiny")["logit_bias"] is None

@@ -1,0 +1,79 @@
+"""Run by two processes: LoRA and control-token rows under FSDP 2 against the same without it.
+
+accelerate takes FSDP for GPUs only, so its own preparation is called here on the CPU, over gloo.
+Arguments: the folder of a base model, a folder to write to.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from accelerate import FullyShardedDataParallelPlugin
+from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+from torch.distributed import destroy_process_group, get_rank, init_process_group
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+from pasta_decoding.models import checkpoint as checkpoints
+from pasta_decoding.models.loading import load_base
+from pasta_decoding.training.launch import recompute_activations
+from pasta_decoding.training.lora import add_lora, save_adapter, shard_tied_together
+
+
+def main(base: Path, out: Path) -> None:
+    init_process_group("gloo")
+    model, tokenizer = load_base(base, dtype="float32")
+    control = checkpoints.bind(tokenizer)
+    checkpoint = checkpoints.describe(model, tokenizer, control, name="tiny")
+    ids = torch.tensor([[*sorted(control.ids), 1, 2, 3]])
+    alone = add_lora(model, control, rank=4, seed=0)
+    expected = steps(alone, ids)
+    model, _ = load_base(base, dtype="float32")
+    recompute_activations(model)
+    sharded = add_lora(model, control, rank=4, seed=0)
+    shard_tied_together(sharded)
+    sharded = prepared(sharded)
+    found = steps(sharded, ids)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    # As Accelerator.get_state_dict does.
+    whole = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, cpu_offload=True)
+    weights: dict[str, Any] = get_model_state_dict(sharded, options=whole)
+    if get_rank() == 0:
+        save_adapter(sharded, checkpoint, out / "sharded", weights=weights)
+        save_adapter(alone, checkpoint, out / "alone")
+    destroy_process_group()
+
+
+def steps(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Return the losses of five steps; both processes see the same, so nothing is averaged away."""
+    trained = [one for one in model.parameters() if one.requires_grad]
+    optimiser = torch.optim.AdamW(trained, lr=1e-2)
+    losses = []
+    for _ in range(5):
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+def prepared(model: Any) -> Any:
+    """Shard `model` as the launcher's config file has it done."""
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", cpu_ram_efficient_loading=False
+    )
+    accelerator = SimpleNamespace(
+        state=SimpleNamespace(fsdp_plugin=plugin),
+        device=torch.device("cpu"),
+        mixed_precision="no",
+        is_main_process=get_rank() == 0,
+    )
+    return fsdp2_prepare_model(accelerator, model)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

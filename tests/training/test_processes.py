@@ -1,0 +1,150 @@
+"""The same command under `accelerate launch`: two processes do what one does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import PartialState
+from safetensors.torch import load_file
+
+from pasta_decoding.models import checkpoint as checkpoints
+from pasta_decoding.training.metrics import read_metrics
+from pasta_decoding.training.sft import SftConfig, compile_rows, plan_packs, share_out, train_sft
+from tests.checkpoint import BASE_NAME, TinyCheckpoint, byte_tokenizer
+from tests.training.test_sft import ROWS
+
+LAUNCH = Path(__file__).parents[2] / "configs" / "accelerate" / "cpu.yaml"
+CONFIG = SftConfig(
+    data=("rows.jsonl",),
+    base_name=BASE_NAME,
+    epochs=21,
+    learning_rate=2e-2,
+    warmup_steps=2,
+    lora_rank=8,
+    max_tokens=256,
+    pack_tokens=110,
+    packs_per_step=4,
+    save_every_steps=10,
+    bf16=False,
+)
+
+
+def flags(config: SftConfig) -> list[str]:
+    """Return the command line that means `config`."""
+    named = {
+        "base-name": config.base_name,
+        "epochs": config.epochs,
+        "learning-rate": config.learning_rate,
+        "warmup-steps": config.warmup_steps,
+        "lora-rank": config.lora_rank,
+        "max-length": config.max_tokens,
+        "pack-tokens": config.pack_tokens,
+        "packs-per-step": config.packs_per_step,
+        "save-every-steps": config.save_every_steps,
+    }
+    return [part for name, value in named.items() for part in (f"--{name}", str(value))]
+
+
+def launch(folder: Path, base: Path, config: SftConfig) -> subprocess.CompletedProcess[str]:
+    """Run `pasta train sft` in two processes; the run folder is `folder / "run"`."""
+    rows = [{key: getattr(row, key) for key in ("id", "instruction", "response")} for row in ROWS]
+    data = folder / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(LAUNCH)]
+    command = [*launcher, "--main_process_port", "0", "-m", "pasta_decoding", "train", "sft"]
+    where = ["--data", "rows.jsonl", "--model", str(base), "--out", "run", "--no-bf16"]
+    return subprocess.run(
+        [*command, *where, *flags(config)], cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+def curve(out: Path) -> list[tuple[float, float, float]]:
+    lines = read_metrics(out / "metrics.jsonl")
+    return [(line["loss"], line["text_loss"], line["control_loss"]) for line in lines]
+
+
+def adapter_of(out: Path) -> dict[str, torch.Tensor]:
+    return load_file(out / "adapter" / "adapter_model.safetensors")
+
+
+def test_packs_are_shared_out_evenly_and_what_fills_the_last_turn_teaches_nothing() -> None:
+    tokenizer = byte_tokenizer()
+    layouts = compile_rows(ROWS, tokenizer, checkpoints.bind(tokenizer), CONFIG, lambda _line: None)
+    packs = plan_packs(layouts, CONFIG)
+    assert len(packs) % 4 == 3
+    alone, shared = share_out(packs, 1), share_out(packs, 4)
+    assert len(alone) == len(packs)
+    assert len(shared) == len(packs) + 1
+    for ours, theirs in zip(alone, shared, strict=False):
+        assert torch.equal(ours["view"].tokens_T, theirs["view"].tokens_T)
+    assert len(shared[-1]["view"].label_L) == len(shared[-1]["view"].source_L) == 0
+
+
+@pytest.mark.timeout(300)
+def test_two_processes_give_the_curve_and_the_adapter_of_one(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    alone = tmp_path / "alone"
+    train_sft(CONFIG, ROWS, base=tiny_checkpoint.base, out=alone, say=lambda _line: None)
+    found = launch(tmp_path, tiny_checkpoint.base, CONFIG)
+    assert found.returncode == 0, found.stderr
+    together = tmp_path / "run"
+    assert len(curve(alone)) == 3
+    for ours, theirs in zip(curve(alone), curve(together), strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-5)
+    torch.testing.assert_close(adapter_of(alone), adapter_of(together), atol=1e-2, rtol=2e-2)
+    # Two worked, one wrote and spoke.
+    (last, *_) = sorted(together.glob("checkpoint-*"), reverse=True)
+    assert {path.name for path in last.glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}
+    assert found.stdout.splitlines().count("run/adapter") == 1
+    assert found.stderr.count("attention: ") == 1
+    steps = [line["step"] for line in read_metrics(together / "metrics.jsonl")]
+    assert steps == sorted(set(steps))
+
+
+def test_no_process_goes_before_the_adapter_is_written(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one ends badly the launcher ends all."""
+    adapter = tmp_path / "adapter" / "adapter_model.safetensors"
+    written = []
+    meet = "wait_for_everyone"
+    monkeypatch.setattr(PartialState, meet, lambda _state: written.append(adapter.exists()))
+    config = replace(CONFIG, max_steps=1)
+    train_sft(config, ROWS, base=tiny_checkpoint.base, out=tmp_path, say=lambda _line: None)
+    assert written[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_processes_go_on_from_a_checkpoint_of_their_own(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """All steps after the checkpoint are forgotten, as a kill would do, and done again."""
+    assert launch(tmp_path, tiny_checkpoint.base, CONFIG).returncode == 0
+    out = tmp_path / "run"
+    whole, weights = curve(out), adapter_of(out)
+    last = max(out.glob("checkpoint-*"), key=lambda folder: int(folder.name.split("-")[1]))
+    (last / "trainer_state.json").write_text('{"global_step": ', encoding="utf-8")
+    found = launch(tmp_path, tiny_checkpoint.base, CONFIG)
+    assert found.returncode == 0, found.stderr
+    assert curve(out) == whole
+    torch.testing.assert_close(adapter_of(out), weights, atol=0, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_packs_that_do_not_divide_over_the_processes_are_refused(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    found = launch(tmp_path, tiny_checkpoint.base, replace(CONFIG, packs_per_step=3))
+    assert found.returncode != 0
+    assert "pasta: 3 packs a step cannot be shared by 2 processes\n" in found.stderr
+    assert "Give --packs-per-step a multiple of 2.\n" in found.stderr
+    assert not (tmp_path / "run").exists()
