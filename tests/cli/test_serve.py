@@ -76,10 +76,10 @@ REMOTE = ("--base-url", "http://127.0.0.1:9/v1", "--join", "text")
 @pytest.mark.parametrize(
     ("engine", "where", "kind"), [("torch", (), LocalBackend), ("remote", REMOTE, RemoteBackend)]
 )
-def test_two_answers_may_be_parallel_unless_told_otherwise(
+def test_load_turns_no_answer_sequential_unless_told_so(
     engine: str, where: tuple[str, ...], kind: type, serve: Serve
 ) -> None:
-    for told, expected in (((), 2), (("--parallel-up-to", 0), 0), (("--parallel-up-to", 5), 5)):
+    for told, expected in (((), None), (("--parallel-up-to", 0), 0), (("--parallel-up-to", 5), 5)):
         backend, _ = serve(*where, *told, engine=engine)
         assert isinstance(backend, kind)
         assert backend.saturation.parallel_up_to == expected

@@ -35,13 +35,13 @@ def serve(
     max_requests: Annotated[int, typer.Option(min=1, help="Answers written at a time.")] = 16,
     max_queue: Annotated[int, typer.Option(min=0, help="Answers that may wait; then 429.")] = 64,
     parallel_up_to: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=0,
             help="Answers under way, up to which one that begins may write in parallel. Beyond "
-            "that it does only if it insists.",
+            "that it does only if it insists. No limit if left out.",
         ),
-    ] = 2,
+    ] = None,
     max_body: Annotated[int, typer.Option(min=1024, help="Bytes of a request.")] = 2**20,
     *,
     loading: Loading,
