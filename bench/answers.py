@@ -21,7 +21,7 @@ from pasta_decoding.evaluation.bare import BareTimes, StepTime, bare_call
 from pasta_decoding.evaluation.timing import Timing, time_answer
 from pasta_decoding.lang.layout import ChunkRun
 from pasta_decoding.lang.measures import geometric_mean
-from pasta_decoding.lang.tree import read, strip
+from pasta_decoding.lang.tree import has_chunk, read, strip
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.training.view import segments_of
 
@@ -51,7 +51,7 @@ def main() -> None:
 
 def chosen_rows(path: Path, limit: int | None) -> list[Row]:
     """Return the answers with a promise, or a sample of them."""
-    rows = [row for row in read_rows(path) if "<promise" in row.response]
+    rows = [row for row in read_rows(path) if has_chunk(read(row.response))]
     rows.sort(key=lambda row: hashlib.sha256(row.id.encode()).digest())
     return rows[:limit]
 

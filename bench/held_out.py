@@ -22,7 +22,7 @@ from pasta_decoding.data.dataset import Row, is_held_out, read_rows
 from pasta_decoding.evaluation.bootstrap import Drawn, FloatArray, drawn
 from pasta_decoding.lang.layout import MAIN, Layout
 from pasta_decoding.lang.positions import scheme_named
-from pasta_decoding.lang.tree import read, without_topics
+from pasta_decoding.lang.tree import has_chunk, read, without_topics
 from pasta_decoding.models.checkpoint import ControlTokens
 from pasta_decoding.models.loading import find_adapter, load_model
 from pasta_decoding.models.prompt import Message, PromptEncoder
@@ -93,7 +93,9 @@ def main() -> None:
     parser.add_argument("--limit", type=int)
     options = parser.parse_args()
     rows = [
-        row for row in read_rows(options.rows) if is_held_out(row.id) and "<promise" in row.response
+        row
+        for row in read_rows(options.rows)
+        if is_held_out(row.id) and has_chunk(read(row.response))
     ][: options.limit]
 
     first: dict[str, Drawn] = {}

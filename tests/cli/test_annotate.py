@@ -391,17 +391,6 @@ def test_a_model_that_reads_annotates_and_its_price_is_reported(
     assert [line.split()[0] for line in lines][-1] == "hiding_nats"
 
 
-def test_a_checkpoint_annotates_what_it_is_given(
-    mixed: Path, pasta: Pasta, tiny_checkpoint: TinyCheckpoint
-) -> None:
-    out = mixed.with_name("out.jsonl")
-    who = ["--with", "model", "--model", tiny_checkpoint.base, "--adapter", tiny_checkpoint.adapter]
-    report = pasta("annotate", mixed, out, *who, "--json").object
-    assert report["rows"] == 6
-    assert report["cost"]["model_tokens"] > 0
-    assert [strip(read(text)) for text in responses(out)] == responses(mixed)
-
-
 def test_a_head_is_trained_and_read_with_and_is_for_its_own_base_alone(
     gold: Path, pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:

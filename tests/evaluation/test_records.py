@@ -10,6 +10,8 @@ import pytest
 from pasta_decoding.data.lines import encode_line
 from pasta_decoding.engines.scripted import follow
 from pasta_decoding.errors import PastaError
+from pasta_decoding.evaluation.asking import ask_all
+from pasta_decoding.evaluation.methods.own import Own
 from pasta_decoding.evaluation.questions import question_of
 from pasta_decoding.evaluation.records import (
     Record,
@@ -21,6 +23,7 @@ from pasta_decoding.evaluation.records import (
     to_line,
     widths_of,
 )
+from tests.evaluation.puppet import puppet
 from tests.runtime.machine import LINES, FakeClock, finish, greedy, machine
 from tests.runtime.play import SIZE
 
@@ -51,6 +54,15 @@ def test_widths_promises_and_times_of_a_worked_example() -> None:
     assert first_s is not None
     assert last_s is not None
     assert answer.first_token_s < first_s < last_s <= answer.seconds
+
+
+def test_an_answer_that_talks_about_a_sync_has_none() -> None:
+    decoder = puppet(lambda _question: "Write <sync/> to wait.")
+    method = Own(decoder, 100, parallel=True)
+    [ended] = ask_all(decoder, method.ask, [question_of("How?")], max_concurrency=1)
+    assert isinstance(ended.outcome, Record)
+    assert ended.outcome.annotated == "Write \\<sync/> to wait."
+    assert ended.outcome.syncs == 0
 
 
 def test_a_record_reads_back_as_it_was(tmp_path: Path) -> None:

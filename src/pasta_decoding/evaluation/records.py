@@ -18,6 +18,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.questions import Question
 from pasta_decoding.lang.layout import ChunkRun, Layout, PromiseRun
 from pasta_decoding.lang.measures import own_speedup, repeated_chunks
+from pasta_decoding.lang.tree import Sync
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Ordered
 from pasta_decoding.runtime.local import LocalDecoder
@@ -97,7 +98,7 @@ def record_of(decoder: LocalDecoder, question: Question, answer: Answer) -> Reco
         fed_tokens=answer.fed_tokens,
         prompt_tokens=answer.trace.prefilled_tokens,
         chunks=answer.chunks,
-        syncs=answer.annotated.count("<sync/>"),
+        syncs=sum(isinstance(node, Sync) for node in answer.tree),
         widths=widths_of(answer.layouts),
         interventions=answer.interventions,
         repeated_chunks=repeated_chunks(answer.tree),

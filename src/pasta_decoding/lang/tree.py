@@ -68,6 +68,11 @@ def strip(tree: Tree) -> str:
     return "".join(node.text for node in tree if not isinstance(node, Sync))
 
 
+def has_chunk(tree: Tree) -> bool:
+    """Does another thread write any part of it?"""
+    return any(isinstance(node, Chunk) for node in tree)
+
+
 def without_topics(tree: Tree) -> Tree:
     """Return the same with no topic in any promise."""
     return tuple(replace(node, topic=None) if isinstance(node, Chunk) else node for node in tree)

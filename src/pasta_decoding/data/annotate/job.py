@@ -18,7 +18,7 @@ from pasta_decoding.data.annotate.base import Annotated, Annotator, reject
 from pasta_decoding.data.dataset import Row, write_rows
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.measures import geometric_mean, ideal_speedup
-from pasta_decoding.lang.tree import Chunk, read
+from pasta_decoding.lang.tree import has_chunk, read
 
 Settings = Mapping[str, Any]
 """What the outcome depends on, as JSON holds it."""
@@ -170,7 +170,7 @@ def report(done: Sequence[Annotated], count_tokens: Callable[[str], int]) -> dic
     """
     trees = [read(one.row.response) for one in done]
     speedups = [ideal_speedup(tree, count_tokens) for tree in trees]
-    promised = [any(isinstance(node, Chunk) for node in tree) for tree in trees]
+    promised = [has_chunk(tree) for tree in trees]
     cost: defaultdict[str, float] = defaultdict(float)
     for one in done:
         for name, amount in one.cost.items():
