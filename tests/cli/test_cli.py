@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import subprocess
 import sys
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Pasta, interrupted
+from tests.cli.conftest import Outcome, Pasta, interrupted
 
 COMMANDS = [
     "",
@@ -29,6 +31,8 @@ COMMANDS = [
     "eval rate",
     "eval report",
 ]
+ROOT = Path(__file__).parents[2]
+SHIPPED = [ROOT / "examples" / "annotated.jsonl", ROOT / "data" / "annotated_clean.jsonl.gz"]
 GOOD = 'One: <promise topic="a" tokens="20"/><async>b</async>\n'
 BAD = "One\n<async>b</async> <sync/>\n"
 
@@ -79,11 +83,53 @@ def test_lint_names_file_line_column_and_rule(tmp_path: Path, pasta: Pasta) -> N
     )
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
+def test_lint_reads_rows_and_names_the_line_and_the_column_in_the_response(
+    name: str, tmp_path: Path, pasta: Pasta
+) -> None:
+    path = tmp_path / name
+    lines = [
+        json.dumps({"id": "1", "instruction": "i", "response": GOOD}),
+        "{",
+        json.dumps({"messages": [{"role": "user", "content": "i"}, said(BAD)]}),
+        '{"id": "4"}',
+    ]
+    contents = "\n".join(lines).encode()
+    path.write_bytes(gzip.compress(contents) if path.suffix == ".gz" else contents)
+    found = pasta("lint", path)
+    assert (found.status, found.err) == (1, "")
+    assert found.out == (
+        f"{path}:2: not JSON: Expecting property name enclosed in double quotes (column 2)\n"
+        f"{path}:3:5: async-without-promise: <async> keeps no promise\n"
+        f"{path}:3:13: stray-close: </async> closes nothing\n"
+        f"{path}:3:22: idle-sync: <sync/> with no chunk to wait for\n"
+        f"{path}:4: no 'instruction'\n"
+    )
+
+
+def said(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+@pytest.mark.parametrize("path", SHIPPED)
+def test_lint_finds_nothing_in_the_files_that_ship(path: Path, pasta: Pasta) -> None:
+    assert pasta("lint", path) == Outcome(0, "", "")
+
+
+def test_lint_names_a_file_of_rows_that_cannot_be_unpacked(tmp_path: Path, pasta: Pasta) -> None:
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(b"plain")
+    found = pasta("lint", path)
+    assert (found.status, found.out) == (2, "")
+    assert found.err.startswith(f"pasta: cannot read {path}: Not a gzipped file")
+
+
 def test_lint_can_do_without_topics(tmp_path: Path, pasta: Pasta) -> None:
     path = tmp_path / "no_topic.txt"
     path.write_text('<promise tokens="20"/><async>b</async>')
     assert pasta("lint", path).status == 1
     assert pasta("lint", path, "--no-topic").status == 0
+    assert "--no-no-topic" not in pasta("lint", "--help").out
 
 
 def test_lint_cannot_run_on_a_file_that_is_missing_or_not_text(

@@ -70,6 +70,14 @@ def test_an_id_may_be_used_once_in_all_files(pasta: Pasta, source: Path, tmp_pat
     )
 
 
+def test_a_row_without_an_id_in_two_files_is_a_duplicate(pasta: Pasta, tmp_path: Path) -> None:
+    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    for path in (first, second):
+        path.write_text('{"prompt": "How?", "completion": "So."}\n')
+    build = ("data", "build", first, second, "-o", tmp_path / "train.jsonl", "--json")
+    assert pasta(*build).object["dropped"] == {"duplicate": 1}
+
+
 def test_broken_lines_are_named_and_the_rest_kept(
     pasta: Pasta, source: Path, tmp_path: Path
 ) -> None:

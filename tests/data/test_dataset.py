@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,16 +59,77 @@ def test_a_missing_source_is_empty_and_blank_lines_are_skipped(tmp_path: Path) -
     assert list(read_rows(path)) == [Row("a", "", "i", "r")]
 
 
+ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "i"}]
+ANSWER = [{"role": "assistant", "content": "r"}]
+FORMS: dict[str, dict[str, object]] = {
+    "texts": {"prompt": "i", "completion": "r"},
+    "one turn": {"messages": [*ASKED[1:], *ANSWER]},
+    "a system message": {"messages": [*ASKED, *ANSWER]},
+    "two sides": {"prompt": ASKED, "completion": ANSWER},
+    "several turns": {"messages": [*ASKED[1:], *ANSWER, *ASKED[1:], *ANSWER]},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_forms_of_other_projects_are_read_and_written_as_our_own(
+    form: str, tmp_path: Path
+) -> None:
+    path = lines(tmp_path, json.dumps(FORMS[form] | {"score": 3}))
+    [row] = read_rows(path)
+    assert (row.source, row.instruction, row.response, row.extra) == ("", "i", "r", {"score": 3})
+    turns = {"a system message": 2, "two sides": 2, "several turns": 3}.get(form, 1)
+    assert [turn.role for turn in row.conversation] == (
+        ["user", "assistant", "user"] if turns == 3 else ["system", "user"][-turns:]
+    )
+    write_rows(path, [row])
+    assert json.loads(path.read_text())["instruction"] == "i"
+    assert list(read_rows(path)) == [row]
+
+
+def test_rows_without_an_id_get_one_of_what_they_say_and_each_its_own(tmp_path: Path) -> None:
+    row, other = '{"prompt": "i", "completion": "r"}', '{"prompt": "j", "completion": "r"}'
+    first = [row.id for row in read_rows(lines(tmp_path, row, other, row))]
+    assert first[2] == f"{first[0]}-2"
+    assert len(set(first)) == 3
+    assert [row.id for row in read_rows(lines(tmp_path, other, row))] == [first[1], first[0]]
+    ours = '{"instruction": "i", "response": "r"}'
+    assert [row.id for row in read_rows(lines(tmp_path, ours))] == first[:1]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_prompt_is_one_question_in_any_form(form: str, tmp_path: Path) -> None:
+    path = lines(tmp_path, json.dumps(FORMS[form]))
+    if form in {"texts", "one turn"}:
+        assert read_prompts(path) == ["i"]
+        return
+    with pytest.raises(PastaError, match=r"rows\.jsonl:1: the prompt is a conversation"):
+        read_prompts(path)
+
+
 BROKEN: dict[str, tuple[str | bytes, str]] = {
     "not JSON": ("{", "not JSON: Expecting property name enclosed in double quotes (column 2)"),
     "a list": ("[]", "not a JSON object"),
-    "no id": ('{"instruction": "i", "response": "r"}', "no 'id'"),
     "empty id": ('{"id": "", "instruction": "i", "response": "r"}', "the id is empty"),
     "numeric id": ('{"id": 7, "instruction": "i", "response": "r"}', "'id' is not a string"),
     "no response": ('{"id": "b", "instruction": "i"}', "no 'response'"),
     "null response": (
         '{"id": "b", "instruction": "i", "response": null}',
         "'response' is not a string",
+    ),
+    "no completion": ('{"prompt": "i"}', "no 'completion'"),
+    "no list": ('{"messages": "i"}', "'messages' is not a list of messages"),
+    "no content": ('{"messages": [{"role": "user"}]}', "no 'content'"),
+    "parts of a content": (
+        '{"messages": [{"role": "user", "content": [{"type": "text", "text": "i"}]}]}',
+        "'content' is not a string",
+    ),
+    "a tool's turn": (
+        '{"messages": [{"role": "tool", "content": "r"}]}',
+        "unknown role 'tool'",
+    ),
+    "no answer": (
+        '{"messages": [{"role": "user", "content": "i"}]}',
+        "the conversation does not end with a user's message and its answer",
     ),
     "same id": (GOOD, "id 'a' was used before"),
     "half a pair": (

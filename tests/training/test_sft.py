@@ -19,6 +19,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining, Layout
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.loading import load_base, load_model
+from pasta_decoding.models.prompt import Message
 from pasta_decoding.runtime.local import torch_decoder
 from pasta_decoding.training.launch import set_attention
 from pasta_decoding.training.metrics import read_metrics
@@ -241,6 +242,17 @@ def test_without_topics_the_same_rows_teach_promises_that_are_closed_at_once() -
     assert behind == [control.promise_close[20]] * 6
     told = "3 rows left out, the first is 1: broken tags (missing-topic)"
     assert compiled(bare)[1] == [told]
+
+
+def test_earlier_turns_are_part_of_the_prompt_and_carry_no_loss() -> None:
+    tokenizer = byte_tokenizer()
+    history = (Message("system", "Be brief."), Message("user", "Hi"), Message("assistant", "Ho."))
+    [alone], [behind] = compiled(ROWS[3:])[0], compiled([replace(ROWS[3], history=history)])[0]
+    shown = tokenizer.decode(list(behind.tokens))
+    assert "<|im_start|>system\nBe brief.<|im_end|>" in shown
+    assert shown.index("Ho.<|im_end|>") < shown.index("Hello?")
+    labels = [[label for label in one.label if label is not None] for one in (alone, behind)]
+    assert labels[0] == labels[1]
 
 
 def test_the_scheme_places_the_tokens_and_nothing_else() -> None:

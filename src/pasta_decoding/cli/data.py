@@ -149,15 +149,18 @@ def language_detector() -> Callable[[str], str]:
 
 
 def read_all(sources: Sequence[Path], *, keep_going: bool) -> list[Row]:
-    """Return the rows of all files; an id may be used once."""
-    from pasta_decoding.data.dataset import read_rows
+    """Return the rows of all files; an id may be used once, unless it only says what the row says.
+
+    Where two files have the same row without an id, it is a duplicate like any other.
+    """
+    from pasta_decoding.data.dataset import derived_id, read_rows
 
     on_problem = (lambda problem: say(f"skipped {problem}")) if keep_going else None
     found: dict[str, Path] = {}
     rows = []
     for path in sources:
         for row in read_rows(path, on_problem=on_problem):
-            if row.id in found:
+            if row.id in found and row.id != derived_id(row):
                 raise PastaError(
                     f"id {row.id!r} is in {found[row.id]} and in {path}",
                     hint="Give every row its own id, or leave one of the files out.",

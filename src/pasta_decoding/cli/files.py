@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -47,18 +47,52 @@ def say(line: str) -> None:
 
 
 def lint(
-    files: Annotated[list[Path], typer.Argument(help="Annotated responses to check.")],
-    no_topic: Annotated[bool, typer.Option(help="Promises need no topic.")] = False,
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="JSONL (.gz) with annotated rows, or text files, a response each."),
+    ],
+    no_topic: Annotated[bool, typer.Option("--no-topic", help="Promises need no topic.")] = False,
 ) -> None:
-    """Report every broken annotation as `file:line:column: rule: message`, as a compiler does."""
-    from pasta_decoding.lang.check import check
+    """Report every broken annotation as `file:line:column: rule: message`, as a compiler does.
 
+    Of a row the line is its own in the file, and the column counts the characters of its response.
+    """
     found = 0
     for path in files:
-        for problem in check(read_text(path), topic_required=not no_topic):
+        problems = row_problems if ".jsonl" in path.suffixes[-2:] else text_problems
+        for line in problems(path, topic_required=not no_topic):
             found += 1
-            typer.echo(f"{path}:{problem.line}:{problem.column}: {problem.rule}: {problem.message}")
+            typer.echo(f"{path}:{line}")
     raise typer.Exit(1 if found else 0)
+
+
+def text_problems(path: Path, *, topic_required: bool) -> Iterator[str]:
+    """Yield what is wrong with the one response that a text file is, from the line's number on."""
+    from pasta_decoding.lang.check import check
+
+    for one in check(read_text(path), topic_required=topic_required):
+        yield f"{one.line}:{one.column}: {one.rule}: {one.message}"
+
+
+def row_problems(path: Path, *, topic_required: bool) -> Iterator[str]:
+    """Yield the same of the rows of a JSONL file; lines that are no rows are problems, too."""
+    from pasta_decoding.data.dataset import numbered_rows
+    from pasta_decoding.lang.check import check
+
+    broken: list[str] = []
+    rows = numbered_rows(path, on_problem=lambda error: broken.append(str(error)))
+    for number, row in rows:
+        yield from _without_path(broken, path)
+        lines = row.response.split("\n")
+        for one in check(row.response, topic_required=topic_required):
+            column = sum(len(line) + 1 for line in lines[: one.line - 1]) + one.column
+            yield f"{number}:{column}: {one.rule}: {one.message}"
+    yield from _without_path(broken, path)
+
+
+def _without_path(broken: list[str], path: Path) -> Iterator[str]:
+    while broken:
+        yield broken.pop(0).removeprefix(f"{path}:")
 
 
 def read_text(path: Path) -> str:

@@ -87,7 +87,7 @@ class Builder:
                 self.dropped["over the limit"] += 1
                 continue
             tree = self._shortened(row)
-            prompt = normalised(row.instruction)
+            prompt = normalised(row.asked)
             key = (prompt, normalised(strip(tree)))
             reason = self._against(row, tree) or self._repeats(key, seen, of_prompt)
             if reason:
@@ -127,7 +127,7 @@ class Builder:
             ("in an evaluation set", lambda: row.instruction in self.excluded),
             ("few chunks", lambda: not self._has_chunks(tree)),
             ("topics not named", lambda: named_topics(tree) < wanted.named_topics),
-            ("length", lambda: not self._fits(row.instruction, plain)),
+            ("length", lambda: not self._fits(row.asked, plain)),
             ("language", lambda: not self._speaks(f"{row.instruction}\n{plain}")),
         )
         return next((reason for reason, holds in reasons if holds()), None)
@@ -137,9 +137,9 @@ class Builder:
         enough = [chunk for chunk in long if chunk.tokens >= self.wanted.min_chunk_tokens]
         return len(enough) >= self.wanted.min_chunks
 
-    def _fits(self, instruction: str, plain: str) -> bool:
+    def _fits(self, prompt: str, plain: str) -> bool:
         wanted = self.wanted
-        asked, said = self.count_tokens(instruction), self.count_tokens(plain)
+        asked, said = self.count_tokens(prompt), self.count_tokens(plain)
         return (
             wanted.min_tokens <= said
             and _within(said, wanted.max_tokens)

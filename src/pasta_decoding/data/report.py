@@ -30,7 +30,7 @@ def measure(row: Row, count_tokens: Callable[[str], int]) -> Measured:
     tree = read(row.response)
     return Measured(
         source=row.source,
-        prompt_tokens=count_tokens(row.instruction),
+        prompt_tokens=count_tokens(row.asked),
         plain_tokens=count_tokens(strip(tree)),
         chunk_tokens=tuple(count_tokens(node.text) for node in tree if isinstance(node, Chunk)),
         syncs=sum(isinstance(node, Sync) for node in tree),

@@ -28,7 +28,7 @@ from pasta_decoding.lang.tree import Span, read, strip, without_topics
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.checkpoint import ControlTokens
 from pasta_decoding.models.loading import load_base
-from pasta_decoding.models.prompt import Message, PromptEncoder
+from pasta_decoding.models.prompt import PromptEncoder
 from pasta_decoding.training.guard import FiniteGuard
 from pasta_decoding.training.launch import recompute_activations, set_attention, training_arguments
 from pasta_decoding.training.lora import add_lora, save_adapter, save_whole, shard_tied_together
@@ -197,7 +197,7 @@ def compile_row(
     if not text.strip():
         raise PastaError("empty response")
     layouts = compile_answer(
-        encoder.encode([Message("user", row.instruction)]),
+        encoder.encode(row.conversation),
         (Span(text),) if config.plain else tree,
         control=control,
         encode=encoder.encode_text,
