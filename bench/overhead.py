@@ -2,16 +2,17 @@
 
     python bench/overhead.py
 
-A scripted engine stands below, and its time is taken off. All tokens are forced; what a greedy
-choice among the logits costs comes on a line of its own.
+A scripted engine stands below, and its time is taken off. All tokens are forced; what a choice
+among the logits costs, greedy or sampled, comes on lines of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 
 import numpy as np
 from common import emit, interleaved, seconds_of, spread
@@ -31,6 +32,12 @@ CONTROL = ControlTokens(3, {size: 10 + n for n, size in enumerate(BUCKETS)}, 4, 
 TEXTS = tuple("" if n < FIRST_WORD else f" w{n}" for n in range(SIZE))
 WIDTHS = (1, 2, 4, 8, 16, 32)
 CHUNK_TOKENS = 200
+SIZES = (SIZE, 128_256)
+SAMPLINGS = (
+    ("greedy", Sampling()),
+    ("temperature 1", Sampling(temperature=1)),
+    ("temperature 0.7, top-p 0.9", Sampling(temperature=0.7, top_p=0.9)),
+)
 
 
 class ClockedEngine(ScriptedEngine):
@@ -60,11 +67,16 @@ def main() -> None:
     calls = {width: partial(microseconds, width, words) for width in WIDTHS}
     for width, values in interleaved(calls, options.repeats).items():
         emit("overhead", threads=width, microseconds_per_thread_and_step=spread(values, 2))
-    sampler, allowed = Sampler(Sampling()), Constraint(NOTHING)
-    logits_V = np.random.default_rng(0).standard_normal(SIZE, dtype=np.float32)
-    choices = {"greedy": lambda: seconds_of(lambda: sampler.choose(0, 0, logits_V, allowed)) * 1e6}
-    for name, values in interleaved(choices, 100 * options.repeats).items():
-        emit("overhead", choice=name, vocabulary=SIZE, microseconds=spread(values, 2))
+    choices = {(name, size): chooser(one, size) for name, one in SAMPLINGS for size in SIZES}
+    for (name, size), values in interleaved(choices, 100 * options.repeats).items():
+        emit("overhead", choice=name, vocabulary=size, microseconds=spread(values, 2))
+
+
+def chooser(sampling: Sampling, size: int) -> Callable[[], float]:
+    """Return what chooses from a row of `size` logits, and says how many microseconds it took."""
+    sampler, allowed, indices = Sampler(sampling), Constraint(NOTHING), count()
+    logits_V = np.random.default_rng(0).standard_normal(size, dtype=np.float32)
+    return lambda: seconds_of(lambda: sampler.choose(0, next(indices), logits_V, allowed)) * 1e6
 
 
 def microseconds(width: int, words: Vocabulary) -> float:

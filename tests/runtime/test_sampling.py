@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from statistics import median
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +21,7 @@ from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SYNC
 FREE = Constraint(NOTHING)
 LOGITS: Logits = np.log(np.array([0.5, 0.25, 0.15, 0.1], dtype=np.float32))
 DRAWS = 800
+Doubles = npt.NDArray[np.float64]
 
 
 def ban(*ids: int) -> Constraint:
@@ -109,6 +113,74 @@ def test_ties_at_the_border_stay_in() -> None:
 def test_a_constraint_finds_its_token_among_those_that_top_k_cut() -> None:
     sampler = Sampler(Sampling(temperature=1, top_k=1))
     assert sampler.choose(0, 0, LOGITS, ban(0)) == Choice(1, intervened=True)
+
+
+CHI_SQUARED_7 = 24.3
+"""Of seven degrees of freedom, which a thousandth of all samples exceed."""
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=1),
+        Sampling(temperature=0.7, top_p=0.9),
+        Sampling(temperature=1.3, top_k=5),
+        Sampling(temperature=0.7, top_p=0.8, top_k=6, seed=3),
+    ],
+)
+@pytest.mark.parametrize("allowed", [FREE, ban(0), ban(1, 5), only(1, 2, 3, 7)])
+def test_draws_follow_the_distribution_by_chi_squared(
+    sampling: Sampling, allowed: Constraint
+) -> None:
+    logits_V = np.array([1.4, -0.3, 0.8, 0.1, -1.2, 0.6, -0.4, 0.2], dtype=np.float32)
+    expected_V = distribution(sampling, allowed, logits_V)
+    got_V = np.array(shares(sampling, allowed, logits_V))
+    kept_V = expected_V > 0
+    assert got_V[~kept_V].sum() == 0
+    distance_V = (got_V[kept_V] - expected_V[kept_V]) ** 2 / expected_V[kept_V]
+    assert DRAWS * distance_V.sum() < CHI_SQUARED_7
+
+
+def distribution(sampling: Sampling, allowed: Constraint, logits_V: Logits) -> Doubles:
+    """What each token's share should be, the slow way: everything sorted."""
+    scaled_V = logits_V.astype(np.float64) / sampling.temperature
+    order_V = np.argsort(-scaled_V)[: sampling.top_k]
+    mass_V = np.exp(scaled_V[order_V])
+    before_V = np.cumsum(mass_V) - mass_V
+    kept_V = order_V[before_V < sampling.top_p * mass_V.sum()]
+    share_V = np.zeros(len(logits_V))
+    share_V[[token for token in kept_V if allowed.admits(token)]] = 1
+    share_V *= np.exp(scaled_V)
+    return share_V / share_V.sum()
+
+
+@pytest.mark.parametrize("size", [49_152, 128_256])
+def test_a_draw_takes_a_small_part_of_what_sorting_the_vocabulary_would_take(size: int) -> None:
+    sampler = Sampler(Sampling(temperature=0.7, top_p=0.9))
+    row_V = np.random.default_rng(0).standard_normal(size, dtype=np.float32)
+    draws_s, sorts_s = [], []
+    for index in range(25):
+        began_s = time.perf_counter()
+        sampler.choose(0, index, row_V, FREE)
+        drawn_s = time.perf_counter()
+        np.argsort(row_V, kind="stable")
+        sorts_s.append(time.perf_counter() - drawn_s)
+        draws_s.append(drawn_s - began_s)
+    assert median(draws_s) < 0.25 * median(sorts_s)
+
+
+@pytest.mark.parametrize("size", [1, 255, 256, 257, 1000])
+def test_every_place_of_a_row_can_be_drawn(size: int) -> None:
+    for place in {0, size // 2, size - 1}:
+        row_V = np.full(size, -1e9, dtype=np.float32)
+        row_V[place] = 0
+        assert Sampler(Sampling(temperature=1)).choose(0, 0, row_V, FREE).token == place
+
+
+def test_rows_that_are_no_numbers_give_some_token() -> None:
+    row_V = np.full(1000, np.nan, dtype=np.float32)
+    token = Sampler(Sampling(temperature=1, top_p=0.9)).choose(0, 0, row_V, FREE).token
+    assert 0 <= token < 1000
 
 
 # Constraints

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NewType, Protocol
+from typing import TYPE_CHECKING, NewType, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -135,4 +138,18 @@ class Engine(Protocol):
 
         Closing twice is an assertion: it hides a leak.
         """
+        ...
+
+
+@runtime_checkable
+class KeepsLogits(Protocol):
+    """An engine that can leave logits where it computed them, for tokens to be drawn there."""
+
+    @property
+    def keeps_logits(self) -> bool:
+        """Whether that is worth while: moving them costs more than drawing."""
+        ...
+
+    def step_kept(self, feeds: Sequence[Feed]) -> Tensor:
+        """Do as `step` of `Engine`, and return logits_FV, float32, on the engine's device."""
         ...

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
+import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from pasta_decoding.engines.attention import POOLED
@@ -31,6 +32,7 @@ class TorchEngine:
     cells:        tokens that the cache holds, those of all requests together.
     fixed_shapes: pad every step to one of a few shapes, which a GPU replays as CUDA graphs; None
                   does so on a GPU only.
+    keeps_logits: see `KeepsLogits`; None: on a GPU only.
     """
 
     def __init__(
@@ -39,13 +41,16 @@ class TorchEngine:
         *,
         cells: int = DEFAULT_CELLS,
         fixed_shapes: bool | None = None,
+        keeps_logits: bool | None = None,
     ) -> None:
         refuse_unsupported(model)
         model.eval()
         model.set_attn_implementation(POOLED)
         config = model.config.get_text_config()
         self._model, self._forward = model, Forward(model, cells)
-        self._fixed = model.device.type == "cuda" if fixed_shapes is None else fixed_shapes
+        on_gpu = model.device.type == "cuda"
+        self._fixed = on_gpu if fixed_shapes is None else fixed_shapes
+        self.keeps_logits = on_gpu if keeps_logits is None else keeps_logits
         self._allocator = CellAllocator(cells)
         self._table: RequestTable[int] = RequestTable(
             Limits(int(config.vocab_size), int(config.max_position_embeddings))
@@ -105,13 +110,19 @@ class TorchEngine:
 
     def step(self, feeds: Sequence[Feed]) -> FloatArray:
         """See `Engine`. One forward pass."""
+        logits_FV: FloatArray = self.step_kept(feeds).cpu().numpy()
+        return logits_FV
+
+    def step_kept(self, feeds: Sequence[Feed]) -> Tensor:
+        """See `KeepsLogits`."""
         works = self._table.plan(feeds)
         rows = [row for work in works for row in work.rows]
-        logits_FV: FloatArray = np.empty((len(rows), self.vocabulary_size), dtype=np.float32)
+        device = self._model.device
+        logits_FV = torch.empty(len(rows), self.vocabulary_size, device=device)
         if works:
             found = self._forward.fixed(works) if self._fixed else None
             logits = self._forward.free(works) if found is None else found
-            logits_FV[rows] = logits.float().cpu().numpy()
+            logits_FV[torch.tensor(rows, device=device, dtype=torch.long)] = logits.float()
         return logits_FV
 
     def fixed_pass(self, width: int, cells: int) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from pasta_decoding.runtime.answer import Answer, conclude
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.request import Request
+from pasta_decoding.runtime.sampling import Choice, Draw, Sampler
 from pasta_decoding.runtime.trace import Trace
 
 
@@ -137,7 +138,21 @@ class Generation:
         """Choose the next token of `thread`, and do what follows from it."""
         index = self.account.chosen.get(thread, 0)
         allowed = self.interpreter.constraint(thread)
-        choice = self.request.chooser.choose(thread, index, logits_V, allowed)
+        self._take(thread, self.request.chooser.choose(thread, index, logits_V, allowed))
+
+    def draw(self, thread: int) -> Draw:
+        """Return what draws the next token of `thread`, for a sampler's request."""
+        assert isinstance(self.request.chooser, Sampler), "others want the logits"
+        return self.request.chooser.draw(thread, self.account.chosen.get(thread, 0))
+
+    def settle(self, thread: int, wanted: int, logits: Callable[[], FloatArray]) -> None:
+        """Choose the next token where `draw` drew `wanted`; `logits` fetches the row."""
+        assert isinstance(self.request.chooser, Sampler), "others draw nothing"
+        index = self.account.chosen.get(thread, 0)
+        allowed = self.interpreter.constraint(thread)
+        self._take(thread, self.request.chooser.settle(thread, index, wanted, logits, allowed))
+
+    def _take(self, thread: int, choice: Choice) -> None:
         self.account.note(thread, choice)
         self._apply(self.interpreter.on_token(thread, choice.token))
 

@@ -6,7 +6,7 @@ scheduling nor on who else is being decoded. Shapes: V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +15,8 @@ import numpy.typing as npt
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import MAIN, ChunkRun, PromiseRun, Run, Segment
+from pasta_decoding.runtime import drawing
+from pasta_decoding.runtime.drawing import Cut, uniforms, weights
 from pasta_decoding.runtime.rules import Constraint
 
 Logits = npt.NDArray[np.float32]
@@ -66,6 +68,23 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Draw:
+    """What settles a thread's next token before anybody looks at the logits.
+
+    key: what the noise follows from.
+    """
+
+    temperature: float
+    cut: Cut
+    key: tuple[int, ...]
+
+    @property
+    def greedy(self) -> bool:
+        """Is there nothing to draw?"""
+        return self.temperature < GREEDY_BELOW
+
+
+@dataclass(frozen=True, slots=True)
 class Sampler:
     """Chooses by `sampling`; `request` tells answers with the same seed apart."""
 
@@ -73,37 +92,63 @@ class Sampler:
     request: int = 0
 
     def choose(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
-        """See `Chooser`. Overruled is the choice among all tokens, same noise."""
-        score_V = logits_V if self.sampling.greedy else self._scores(thread, index, logits_V)
-        wanted = int(score_V.argmax())
-        token = best_allowed(score_V, allowed)
-        return Choice(token, intervened=token != wanted and not allowed.forced)
+        """See `Chooser`. Overruled is the choice among all tokens."""
+        wanted = drawn(logits_V, self.draw(thread, index))
+        return self.settle(thread, index, wanted, lambda: logits_V, allowed)
 
-    def _scores(self, thread: int, index: int, logits_V: Logits) -> npt.NDArray[Any]:
-        """Scaled logits plus Gumbel noise: the largest is a sample of the softmax (Gumbel-max)."""
-        scaled_V = logits_V.astype(np.float64) / self.sampling.temperature
-        key = (self.sampling.seed, self.request, thread, index)
-        noise = np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
-        # numpy's own gumbel() draws the same, one number at a time: it takes three times as long.
-        gumbel_V = -np.log(-np.log1p(-noise.random(size=len(logits_V))))
-        if self.sampling.top_k is None and self.sampling.top_p == 1:
-            return scaled_V + gumbel_V
-        kept_V = self._nucleus(scaled_V)
-        # Cut tokens stay below all others, so that a constraint finds one even among them.
-        return np.where(kept_V, scaled_V + gumbel_V, scaled_V - 1e9)
+    def draw(self, thread: int, index: int) -> Draw:
+        """Return what draws a token among all."""
+        sampling = self.sampling
+        cut = Cut(sampling.top_p, sampling.top_k)
+        return Draw(sampling.temperature, cut, (sampling.seed, self.request, thread, index))
 
-    def _nucleus(self, scaled_V: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-        """Mark the tokens that top-k and top-p keep; ties at the border stay in."""
-        kept_V = np.ones(len(scaled_V), dtype=bool)
-        if self.sampling.top_k is not None and self.sampling.top_k < len(scaled_V):
-            kept_V &= scaled_V >= np.partition(scaled_V, -self.sampling.top_k)[-self.sampling.top_k]
-        if self.sampling.top_p < 1:
-            order_V = np.argsort(-scaled_V, kind="stable")
-            mass_V = np.exp(scaled_V[order_V] - scaled_V[order_V[0]]) * kept_V[order_V]
-            before_V = np.cumsum(mass_V) - mass_V
-            inside_V = before_V < self.sampling.top_p * mass_V.sum()
-            kept_V &= scaled_V >= scaled_V[order_V[inside_V][-1]]
-        return kept_V
+    def settle(
+        self,
+        thread: int,
+        index: int,
+        wanted: int,
+        logits: Callable[[], Logits],
+        allowed: Constraint,
+    ) -> Choice:
+        """Choose where `wanted` was drawn among all tokens: another if it may not stand there.
+
+        That is drawn anew from the ones that may, which leaves their ratios as they are. `logits`
+        fetches the row, where it is needed.
+        """
+        if allowed.admits(wanted):
+            return Choice(wanted, intervened=False)
+        return Choice(
+            drawn_within(logits, self.draw(thread, index), allowed),
+            intervened=not allowed.forced,
+        )
+
+
+def drawn(logits_V: Logits, draw: Draw) -> int:
+    """Return the token that is drawn among all."""
+    if draw.greedy:
+        return int(logits_V.argmax())
+    weight_V = weights(logits_V, draw.temperature, draw.cut)
+    token = drawing.draw(weight_V, weight_V, draw.cut.top_p, uniforms(*draw.key))
+    return int(logits_V.argmax()) if token is None else token
+
+
+def drawn_within(logits: Callable[[], Logits], draw: Draw, allowed: Constraint) -> int:
+    """Return the token that is drawn among the allowed ones: the likeliest if all were cut."""
+    only = allowed.instead if allowed.only is None else allowed.only
+    if only is not None and len(only) == 1:
+        return int(only[0])
+    logits_V = logits()
+    if draw.greedy:
+        return best_allowed(logits_V, allowed)
+    weight_V = weights(logits_V, draw.temperature, draw.cut)
+    pool_V = weight_V.copy() if only is None else np.zeros_like(weight_V)
+    if only is None:
+        pool_V[allowed.banned] = 0
+    else:
+        pool_V[only] = weight_V[only]
+    again = uniforms(*draw.key, 1)
+    token = drawing.draw(weight_V, pool_V, draw.cut.top_p, again)
+    return best_allowed(logits_V, allowed) if token is None else token
 
 
 class Replay:

@@ -16,6 +16,7 @@ from pasta_decoding.engines.base import Engine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import Scheme
+from pasta_decoding.runtime import choosing
 from pasta_decoding.runtime.admission import (
     DEFAULT_MAX_PAIRS,
     Admission,
@@ -229,10 +230,7 @@ class Scheduler:
             return 0.0
         began_s = self._clock()
         try:
-            logits_FV = self._engine.step([row.feed for row in rows])
-            wanting = [row for row in rows if row.feed.wants_logits]
-            for row, logits_V in zip(wanting, logits_FV, strict=True):
-                row.generation.choose(row.thread, logits_V)
+            choosing.step(self._engine, rows)
         except BaseException as error:
             for generation in {row.generation for row in rows}:
                 generation.fail(error)
