@@ -73,7 +73,7 @@ def test_every_command_works_on_a_tiny_model_of_that_shape(
     Path("evaluation.jsonl").write_text('{"instruction": "Three good habits?"}\n')
     pull(tmp_path / "cache", fetch=lambda _folder: base)
     monkeypatch.setenv("PASTA_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("PASTA_API_KEY", "none")
+    monkeypatch.setenv("PASTA_ENDPOINT_KEY", "none")
     with chat_server(in_turn([ANNOTATED])) as endpoint:
         for command in commands():
             smaller = next((SMALLER[step] for step in SMALLER if command.startswith(step)), "")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pasta_decoding.cli.files import base_folder, say, token_counter
+from pasta_decoding.cli.keys import endpoint_key
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def annotate(
     """Annotate plain responses: independent parts become promised chunks.
 
     Finished rows are kept in OUT.partial, and the same command goes on behind them. The key of an
-    endpoint is taken from PASTA_API_KEY, else from OPENAI_API_KEY.
+    endpoint is taken from PASTA_ENDPOINT_KEY, else from OPENAI_API_KEY.
     """
     from pasta_decoding.data.annotate.job import Screened, report
 
@@ -150,6 +151,7 @@ def _llm(options: Options, count_tokens: CountTokens) -> tuple[base.Annotator, d
     endpoint = Endpoint(
         options.base_url,
         options.model,
+        api_key=endpoint_key(options.base_url),
         timeout_s=options.timeout_s,
         concurrency=options.concurrency,
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pasta_decoding.cli.files import say
+from pasta_decoding.cli.keys import endpoint_key
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
@@ -62,8 +63,9 @@ def ask_endpoint(
     from pasta_decoding.data.endpoint import Endpoint
     from pasta_decoding.evaluation.judge.llm import LlmJudge
 
+    endpoint = Endpoint(base_url, model, api_key=endpoint_key(base_url))
     with progress("asking", 2 * len(read)) as tick:
-        judge = LlmJudge(Endpoint(base_url, model), verdicts, logprobs=logprobs, tick=tick)
+        judge = LlmJudge(endpoint, verdicts, logprobs=logprobs, tick=tick)
         said = prefer(judge, read)
     for reason, times in judge.failures.most_common():
         say(f"no verdict ({times} times): {reason}")

@@ -13,6 +13,7 @@ import typer
 
 from pasta_decoding.cli.files import base_folder, say
 from pasta_decoding.cli.judge import progress
+from pasta_decoding.cli.keys import endpoint_key
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
@@ -81,8 +82,8 @@ def rate(
     """Rate answers against the baseline's: without a judge, and with one where you have one.
 
     Writes quality.jsonl and annotations.json into the run folders; the same command goes on where
-    it was stopped, and asks again where there was no verdict. Keys come from PASTA_API_KEY or
-    OPENAI_API_KEY; --annotator takes what alpaca_eval takes.
+    it was stopped, and asks again where there was no verdict. Keys come from
+    PASTA_ENDPOINT_KEY or OPENAI_API_KEY; --annotator takes what alpaca_eval takes.
     """
     from pasta_decoding.evaluation.rate import read_difficulties
     from pasta_decoding.evaluation.runs import baseline_of, find_runs, read_run, same_prompts
@@ -166,6 +167,7 @@ def open_judge(
         endpoint = Endpoint(
             asking.base_url,
             asking.model,
+            api_key=endpoint_key(asking.base_url),
             timeout_s=asking.timeout_s,
             max_retries=asking.retries,
             concurrency=asking.concurrency,

@@ -10,7 +10,6 @@ The official client does the transport: what may pass by itself (time-outs, lost
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -24,13 +23,10 @@ if TYPE_CHECKING:
 Message = Mapping[str, str]
 """A turn of a conversation: `role` and `content`."""
 
-KEY_VARIABLES = ("PASTA_API_KEY", "OPENAI_API_KEY")
+KEY_VARIABLES = ("PASTA_ENDPOINT_KEY", "OPENAI_API_KEY")
+"""Where a user puts the key of an endpoint; the first one that is set counts."""
+
 _EXCERPT_CHARS = 80
-
-
-def key_from_environment() -> str:
-    """Return the key of the first variable that is set; empty if none is: some need no key."""
-    return next((key for name in KEY_VARIABLES if (key := os.environ.get(name))), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +34,7 @@ class Endpoint:
     """Where to ask and how patiently.
 
     base_url:    what stands before `/chat/completions`, such as `http://localhost:8000/v1`.
-    api_key:     from $PASTA_API_KEY, else $OPENAI_API_KEY; never shown.
+    api_key:     never shown; empty for one that needs none.
     timeout_s:   of one try of one request.
     max_retries: of one request, after the first try.
     concurrency: requests under way at the same time.
@@ -46,7 +42,7 @@ class Endpoint:
 
     base_url: str
     model: str
-    api_key: str = field(default_factory=key_from_environment, repr=False)
+    api_key: str = field(default="", repr=False)
     timeout_s: float = 120.0
     max_retries: int = 5
     concurrency: int = 8
