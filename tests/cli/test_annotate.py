@@ -155,12 +155,43 @@ def test_apar_forks_the_details_of_a_list_without_topics(mixed: Path, pasta: Pas
 def test_stripping_takes_the_tags_out_first_so_that_annotating_twice_is_annotating_once(
     mixed: Path, pasta: Pasta
 ) -> None:
-    once, twice, escaped = (mixed.with_name(f"{n}.jsonl") for n in range(3))
+    once, twice = (mixed.with_name(f"{n}.jsonl") for n in range(2))
     assert pasta("annotate", mixed, once).status == 0
     assert pasta("annotate", once, twice, "--strip").status == 0
     assert responses(twice) == responses(once)
-    assert pasta("annotate", once, escaped).status == 0
-    assert strip(read(responses(escaped)[0])) == responses(once)[0]
+
+
+def test_what_is_annotated_already_is_refused_unless_it_is_said_what_to_do(
+    mixed: Path, pasta: Pasta
+) -> None:
+    once, twice = mixed.with_name("once.jsonl"), mixed.with_name("twice.jsonl")
+    assert pasta("annotate", mixed, once).status == 0
+    assert pasta("annotate", once, twice).complaint == (
+        2,
+        # The list, and the text that speaks of tags.
+        "pasta: 2 of 6 responses are annotated already, the first is that of '0'",
+        "--strip takes their tags out first; --keep leaves these rows as they are.",
+    )
+    assert not twice.exists()
+    assert pasta("annotate", once, twice, "--keep", "--strip").complaint == (
+        2,
+        "pasta: --keep and --strip contradict each other",
+        "Give one of them.",
+    )
+
+
+def test_with_keep_the_annotated_rows_stay_and_the_others_are_annotated(
+    mixed: Path, pasta: Pasta
+) -> None:
+    kept = 'My <promise topic="tea" tokens="20"/><async>own choice.</async>'
+    mixed.write_text(f"{mixed.read_text()}\n{row(9, kept)}")
+    out = mixed.with_name("out.jsonl")
+    report = pasta("annotate", mixed, out, "--keep", "--json").object
+    assert (report["rows"], report["promised"], report["kept"]) == (7, 2, 1)
+    assert responses(out)[6] == kept
+    assert strip(read(responses(out)[0])) == LIST
+    said = pasta("annotate", mixed, out, "--keep").err
+    assert "1 were annotated already and stay as they were" in said
 
 
 def test_only_the_first_rows_are_annotated_where_there_is_a_limit(

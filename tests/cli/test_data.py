@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pasta_decoding.lang.tree import Span, show
 from tests.cli.conftest import Pasta
 
 pytestmark = pytest.mark.usefixtures("tiny_cache")
@@ -40,6 +41,26 @@ def test_a_table_says_what_was_left_out(pasta: Pasta, source: Path, tmp_path: Pa
     outcome = pasta("data", "build", source, "-o", tmp_path / "train.jsonl", "--min-chunks", 1)
     assert "left out:      1 empty" in outcome.err
     assert "left out:      1 few chunks" in outcome.err
+
+
+def test_rows_annotated_twice_are_left_out_and_texts_about_tags_are_counted(
+    pasta: Pasta, source: Path, tmp_path: Path
+) -> None:
+    twice = show((Span(RESPONSES["a"]),))
+    lines = [
+        {"id": "d", "instruction": "About d?", "response": twice},
+        {"id": "e", "instruction": "About e?", "response": "Write \\<sync/> to wait."},
+        {"id": "f", "instruction": "About f?", "response": "Write <sync/> to wait."},
+    ]
+    source.write_text(source.read_text() + "\n".join(map(json.dumps, lines)))
+    out = tmp_path / "train.jsonl"
+    build = ("data", "build", source, "-o", out)
+    found = pasta(*build, "--json").object
+    assert found["dropped"] == {"empty": 1, "annotated twice": 1, "malformed": 1}
+    assert (found["rows"], found["literal_tags"]) == (3, 1)
+    said = pasta(*build).err
+    assert "left out:      1 annotated twice" in said
+    assert "kept, with tags that are text, escaped: 1" in said
 
 
 def test_evaluation_prompts_are_left_out(pasta: Pasta, source: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.lang.parser import parse
-from pasta_decoding.lang.tags import DEFAULT_TOKENS, Text
+from pasta_decoding.lang.tags import ATTEMPT, DEFAULT_TOKENS, Text
 from pasta_decoding.lang.tree import (
     MAX_TOKENS,
     Chunk,
@@ -19,6 +19,7 @@ from pasta_decoding.lang.tree import (
     Span,
     Sync,
     Tree,
+    in_text_form,
     read,
     read_events,
     show,
@@ -66,6 +67,18 @@ TREES = st.lists(
 @given(TREES)
 def test_print_then_read_gives_the_same_tree(tree: Tree) -> None:
     assert read(show(tree)) == tree
+
+
+@given(TREES)
+def test_what_was_printed_shows_it_where_there_is_a_chunk_or_a_tag_that_is_text(tree: Tree) -> None:
+    chunks = any(isinstance(node, Chunk) for node in tree)
+    literal = any(isinstance(node, Span) and ATTEMPT.search(node.text) for node in tree)
+    assert in_text_form(show(tree)) or not (chunks or literal)
+
+
+@pytest.mark.parametrize("text", ["", "Plain.", "A stray <sync/> or </async>.", "C:\\\\<sync/>"])
+def test_plain_text_is_not_taken_for_a_text_form(text: str) -> None:
+    assert not in_text_form(text)
 
 
 @given(SOURCE | st.text())

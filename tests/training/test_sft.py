@@ -17,6 +17,7 @@ from peft import PeftModel
 from pasta_decoding.data.dataset import Row
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining, Layout
+from pasta_decoding.lang.tree import Span, show
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.loading import load_base, load_model
 from pasta_decoding.models.prompt import Message
@@ -208,6 +209,7 @@ def test_rows_that_cannot_be_used_are_left_out_counted_and_told_why() -> None:
         Row("6", "", "Why?", "No <promise tokens='x'> and an <async>end"),
         Row("7", "", "Why?", "</async>"),
         Row("8", "", "Why?", " \n"),
+        Row("11", "", "Why?", show((Span(ROWS[0].response),))),
         Row("9", "", " ", "To what?"),
         Row("10", "", "y" * 300, "Too late."),
     ]
@@ -220,6 +222,7 @@ def test_rows_that_cannot_be_used_are_left_out_counted_and_told_why() -> None:
         "1 rows left out, the first is 6: broken tags (promise-without-async)",
         "1 rows left out, the first is 7: broken tags (stray-close)",
         "1 rows left out, the first is 8: empty response",
+        "1 rows left out, the first is 11: annotated twice: its tags are text",
         "1 rows left out, the first is 9: the prompt is empty",
     ]
 

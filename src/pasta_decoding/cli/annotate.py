@@ -57,6 +57,9 @@ def annotate(
     strip: Annotated[
         bool, typer.Option("--strip", help="The responses are annotated: take the tags out first.")
     ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Rows that are annotated already stay as they are.")
+    ] = False,
     max_tokens: Annotated[
         int, typer.Option(min=1, help="Longer responses stay plain and are counted.")
     ] = 4096,
@@ -101,13 +104,14 @@ def annotate(
         say(f"skipped {error}")
 
     rows = read_plain(source, strip=strip, on_problem=on_problem if keep_going else None)[:limit]
+    kept = already_annotated(rows, keep=keep, strip=strip)
     count_tokens = token_counter()
     options = Options(model, head, max_nats, sync_nats, base_url, concurrency, retries, timeout)
     annotator, settings = _BUILDERS[with_](options, count_tokens)
-    shared = {"with": with_.value, "input": digest(source), "strip": strip}
+    shared = {"with": with_.value, "input": digest(source), "strip": strip, "keep": keep}
     settings = shared | {"max_tokens": max_tokens} | settings
-    done = run(rows, Screened(annotator, count_tokens, max_tokens), out, settings)
-    figures = report(done, count_tokens) | {"skipped": len(broken)}
+    done = run(rows, Screened(annotator, count_tokens, max_tokens, keep=keep), out, settings)
+    figures = report(done, count_tokens) | {"skipped": len(broken), "kept": kept}
     if as_json:
         typer.echo(json.dumps(figures))
     else:
@@ -186,6 +190,25 @@ def read_plain(
     return [replace(row, response=tree.strip(tree.read(row.response))) for row in rows]
 
 
+def already_annotated(rows: list[Row], *, keep: bool, strip: bool) -> int:
+    """Return how many rows are annotated already; refuse them unless it is said what to do.
+
+    Annotated again, all their tags would be text, and training would learn to write them so.
+    """
+    from pasta_decoding.lang.tree import in_text_form
+
+    if keep and strip:
+        raise PastaError("--keep and --strip contradict each other", hint="Give one of them.")
+    annotated = [] if strip else [row.id for row in rows if in_text_form(row.response)]
+    if annotated and not keep:
+        raise PastaError(
+            f"{len(annotated)} of {len(rows)} responses are annotated already, "
+            f"the first is that of {annotated[0]!r}",
+            hint="--strip takes their tags out first; --keep leaves these rows as they are.",
+        )
+    return len(annotated)
+
+
 def run(
     rows: list[Row], annotator: base.Annotator, out: Path, settings: dict[str, Any]
 ) -> list[base.Annotated]:
@@ -210,6 +233,8 @@ def show(figures: dict[str, Any], out: Path) -> None:
     """Say what was done, what was not taken and why, and what it cost."""
     rows, promised, skipped = (figures[name] for name in ("rows", "promised", "skipped"))
     say(f"{rows} rows in {out}, {promised} with a promise, {skipped} skipped")
+    if figures["kept"]:
+        say(f"{figures['kept']} were annotated already and stay as they were")
     for reason, count in figures["rejected"].items():
         say(f"{count} rejected: {reason}")
     for name, amount in figures["cost"].items():

@@ -16,7 +16,7 @@ from pasta_decoding.data.contamination import Contamination, normalised
 from pasta_decoding.data.dataset import Row, is_held_out
 from pasta_decoding.data.shorten import shorten
 from pasta_decoding.lang.check import check
-from pasta_decoding.lang.tree import Chunk, Span, Tree, read, show, strip
+from pasta_decoding.lang.tree import Chunk, Span, Tree, has_chunk, read, show, strip
 
 Split = Literal["all", "train", "held-out"]
 
@@ -123,6 +123,7 @@ class Builder:
             ("of the other split", lambda: wanted.split == ("train" if held_out else "held-out")),
             ("empty", lambda: not row.instruction.strip() or not plain.strip()),
             ("malformed", lambda: any(check(row.response, topic_required=False))),
+            ("annotated twice", lambda: has_chunk(read(plain))),
             ("code", lambda: not wanted.code and holds_code(plain)),
             ("in an evaluation set", lambda: row.instruction in self.excluded),
             ("few chunks", lambda: not self._has_chunks(tree)),

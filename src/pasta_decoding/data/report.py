@@ -10,18 +10,23 @@ from typing import Any
 
 from pasta_decoding.data.dataset import Row
 from pasta_decoding.lang.measures import geometric_mean, ideal_speedup
+from pasta_decoding.lang.tags import has_escape
 from pasta_decoding.lang.tree import Chunk, Sync, read, strip
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One row in figures; lengths in tokens, `ideal_speedup` at unlimited width."""
+    """One row in figures; lengths in tokens, `ideal_speedup` at unlimited width.
+
+    literal_tags: whether its text speaks of tags, which the text form escapes.
+    """
 
     source: str
     prompt_tokens: int
     plain_tokens: int
     chunk_tokens: tuple[int, ...]
     syncs: int
+    literal_tags: bool
     ideal_speedup: float
 
 
@@ -34,6 +39,7 @@ def measure(row: Row, count_tokens: Callable[[str], int]) -> Measured:
         plain_tokens=count_tokens(strip(tree)),
         chunk_tokens=tuple(count_tokens(node.text) for node in tree if isinstance(node, Chunk)),
         syncs=sum(isinstance(node, Sync) for node in tree),
+        literal_tags=has_escape(row.response),
         ideal_speedup=ideal_speedup(tree, count_tokens),
     )
 
@@ -56,6 +62,7 @@ def _figures(rows: Sequence[Measured]) -> dict[str, Any]:
         "with_chunk": len(promising),
         "chunks": sum(len(row.chunk_tokens) for row in rows),
         "syncs": sum(row.syncs for row in rows),
+        "literal_tags": sum(row.literal_tags for row in rows),
         "prompt_tokens": _spread([row.prompt_tokens for row in rows]),
         "plain_tokens": _spread([row.plain_tokens for row in rows]),
         "chunk_tokens": _spread([tokens for row in rows for tokens in row.chunk_tokens]),

@@ -18,6 +18,7 @@ MAX_PROMISE_CHARS = 250
 ATTEMPT = re.compile(rf"<(?:promise [^<>]{{0,{MAX_PROMISE_CHARS}}}|async|/async|sync/)>")
 """An attempt at a tag. Two attempts never overlap: neither holds a `<` but its first."""
 
+_ESCAPED = re.compile(rf"(?<!\\)(?:\\\\)*\\{ATTEMPT.pattern}")
 _ATTRIBUTE = re.compile(r'([^\s="]+)="([^"]*)"')
 _NUMBER = re.compile(r"[0-9]+")
 
@@ -114,6 +115,11 @@ def escape(text: str, *, before_tag: bool) -> str:
         done = attempt.end()
     rest = text[done:]
     return "".join(pieces) + (_doubled_end(rest) if before_tag else rest)
+
+
+def has_escape(text: str) -> bool:
+    """Does a text form hold a tag that is text?"""
+    return _ESCAPED.search(text) is not None
 
 
 def _doubled_end(text: str) -> str:

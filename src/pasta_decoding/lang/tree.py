@@ -73,6 +73,11 @@ def has_chunk(tree: Tree) -> bool:
     return any(isinstance(node, Chunk) for node in tree)
 
 
+def in_text_form(text: str) -> bool:
+    """Is this a text form, not plain text? A chunk or an escaped tag gives it away."""
+    return has_chunk(read(text)) or tags.has_escape(text)
+
+
 def without_topics(tree: Tree) -> Tree:
     """Return the same with no topic in any promise."""
     return tuple(replace(node, topic=None) if isinstance(node, Chunk) else node for node in tree)

@@ -24,7 +24,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.layout import Joining, Layout
 from pasta_decoding.lang.positions import scheme_named
-from pasta_decoding.lang.tree import Span, read, strip, without_topics
+from pasta_decoding.lang.tree import Span, has_chunk, read, strip, without_topics
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.checkpoint import ControlTokens
 from pasta_decoding.models.loading import load_base
@@ -194,6 +194,8 @@ def compile_row(
     text = strip(tree)
     if problems := check(row.response, topic_required=has_topics):
         raise PastaError(f"broken tags ({problems[0].rule})")
+    if has_chunk(read(text)):
+        raise PastaError("annotated twice: its tags are text")
     if not text.strip():
         raise PastaError("empty response")
     layouts = compile_answer(

@@ -18,7 +18,7 @@ from pasta_decoding.data.annotate.base import Annotated, Annotator, reject
 from pasta_decoding.data.dataset import Row, write_rows
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.measures import geometric_mean, ideal_speedup
-from pasta_decoding.lang.tree import has_chunk, read
+from pasta_decoding.lang.tree import has_chunk, in_text_form, read
 
 Settings = Mapping[str, Any]
 """What the outcome depends on, as JSON holds it."""
@@ -29,17 +29,21 @@ class Screened:
     """Keeps from an annotator what it is not for: responses without text, and huge ones.
 
     max_tokens: of a response that is annotated.
+    keep:       what is annotated already stays as it is.
     """
 
     annotator: Annotator
     count_tokens: Callable[[str], int]
     max_tokens: int
+    keep: bool = False
 
     def annotate(self, rows: Iterable[Row]) -> Iterator[Annotated]:
         """Yield one result a row, those that are kept back first."""
         fit: list[Row] = []
         for row in rows:
-            if not row.response.strip():
+            if self.keep and in_text_form(row.response):
+                yield Annotated(row)
+            elif not row.response.strip():
                 yield reject(row, "empty response")
             elif self.count_tokens(row.response) > self.max_tokens:
                 yield reject(row, f"more than {self.max_tokens} tokens")
