@@ -209,3 +209,13 @@ def test_one_of_several_processes_leaves_without_taking_the_interpreter_down(
     assert found.returncode == 1
     assert found.stdout.startswith("a.txt:2:")
     assert found.stdout.endswith("torn down\n") is torn_down
+
+
+@pytest.mark.parametrize("statement", ["import pasta_decoding", "import pasta_decoding.cli.app"])
+def test_what_answers_load_is_not_loaded_before(statement: str) -> None:
+    slow = "{'torch', 'transformers', 'peft', 'matplotlib', 'numpy', 'gguf', 'tokenizers'}"
+    script = f"import sys; {statement}; print(sorted({slow} & sys.modules.keys()))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import read, strip
+from pasta_decoding.models.loading import may_have_gpu
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Pasta
 
@@ -167,3 +170,23 @@ def test_a_device_that_is_not_there_is_refused(pasta: Pasta, where: list[object]
     status, message, hint = pasta(*PROMPT, *TORCH, *where, "--device", "cuda:7").complaint
     assert (status, hint) == (2, "Use --device cpu.")
     assert "pasta: cannot put the model on the device 'cuda:7'" in message
+
+
+@pytest.mark.llama
+def test_an_answer_of_llama_needs_neither_torch_nor_transformers(
+    pasta: Pasta, where: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PASTA_CACHE", str(tmp_path))
+    first = pasta(*PROMPT, *where, "--engine", "llama")  # makes the file
+    device = ("--device", "cpu") if may_have_gpu() else ()  # else torch is asked for it
+    arguments = [str(argument) for argument in (*PROMPT, *where, *device)]
+    script = (
+        "import sys; from pasta_decoding.cli import main; status = main(sys.argv[1:]); "
+        "print(status, sorted({'torch', 'transformers', 'peft'} & sys.modules.keys()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True
+    )
+    answer, modules = done.stdout.splitlines()
+    assert modules == "0 []"
+    assert json.loads(answer)["annotated"] == first.object["annotated"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.export import cached_name, export_gguf, export_hf
-from pasta_decoding.models.gguf import read_metadata, write_gguf
+from pasta_decoding.models.gguf import has_translation, read_metadata, write_gguf
 from pasta_decoding.models.loading import Loaded, load_model
 from tests.checkpoint import TinyCheckpoint, make_adapter
 from tests.engines.subjects import speaking
@@ -152,3 +154,33 @@ def test_the_cache_tells_checkpoints_and_types_apart(
     names = {cached_name(base, a, t) for a in (adapter, other) for t in ("F16", "Q4_0")}
     assert len(names) == 4
     assert cached_name(base, adapter, "F16") in names
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "known"),
+    [
+        ("config.json", {}, True),
+        ("config.json", {"model_type": "gemma3_text"}, False),
+        ("config.json", {"rope_parameters": {"rope_type": "yarn"}}, False),
+        ("config.json", {"rope_parameters": None, "rope_scaling": {"type": "yarn"}}, False),
+        ("config.json", {"rope_parameters": None, "rope_scaling": {"type": "linear"}}, True),
+        ("config.json", {"rope_parameters": None}, True),
+        ("tokenizer.json", {"model": {"type": "Unigram"}}, False),
+        ("tokenizer.json", {"model": {"type": "BPE", "byte_fallback": True}}, False),
+        ("tokenizer.json", None, False),
+    ],
+)
+def test_a_folders_settings_tell_whether_there_is_a_translation(
+    file: str,
+    change: dict[str, object] | None,
+    known: bool,
+    tiny_checkpoint: TinyCheckpoint,
+    tmp_path: Path,
+) -> None:
+    base = shutil.copytree(tiny_checkpoint.base, tmp_path / "base")
+    if change is None:
+        (base / file).unlink()
+    else:
+        found = json.loads((base / file).read_text())
+        (base / file).write_text(json.dumps(found | change))
+    assert has_translation(base) is known

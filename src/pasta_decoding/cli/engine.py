@@ -246,19 +246,16 @@ def refuse_beside_gguf(adapter: str, engine: EngineName) -> None:
 
 def llama_can_run(weights: Path, adapter: Path | None) -> bool:
     """Is llama.cpp installed, has it a translation of the model, and the adapter's positions?"""
-    from transformers import AutoConfig, AutoTokenizer
-
     from pasta_decoding.engines.llamacpp import library
     from pasta_decoding.lang.positions import scheme_named
     from pasta_decoding.models import checkpoint as checkpoints
-    from pasta_decoding.models.gguf import check_translation
+    from pasta_decoding.models.gguf import has_translation
 
     try:
         library()
-        config = AutoConfig.from_pretrained(weights)
-        check_translation(config, AutoTokenizer.from_pretrained(weights))
-        return adapter is None or scheme_named(checkpoints.load(adapter).scheme).consecutive
-    except (PastaError, OSError, ValueError):  # a broken model is told by whoever loads it
+        known = adapter is None or scheme_named(checkpoints.load(adapter).scheme).consecutive
+        return known and has_translation(weights)
+    except PastaError:  # a broken checkpoint is told by whoever loads it
         return False
 
 

@@ -54,6 +54,9 @@ def load_model(path: Path) -> Any:
     except OSError as error:
         raise PastaError(f"cannot read {path}: {error}", hint="`pasta export` makes it.") from error
     parameters = llama.llama_model_default_params()
+    # Its kernels for AMX end in a segmentation fault on some machines (ggml-org/llama.cpp#20824),
+    # and want a copy of the weights beside the file.
+    parameters.use_extra_bufts = b"AMX_INT8 = 1" not in llama.llama_print_system_info()
     model = magic == b"GGUF" and llama.llama_model_load_from_file(str(path).encode(), parameters)
     if not model:
         said = "; ".join(errors) or "it does not begin like one"

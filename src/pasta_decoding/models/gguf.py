@@ -10,7 +10,7 @@ import json
 import math
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ import numpy as np
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.loading import Loaded
+from pasta_decoding.models.tokenizer import FileTokenizer
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -72,18 +73,42 @@ def write_gguf(
 
 def check_translation(config: Any, tokenizer: Any) -> None:
     """Raise PastaError for an architecture, rotary positions or tokenizer unknown here."""
-    if config.model_type not in ARCHITECTURES:
+    _check_model(config.model_type, getattr(config, "rope_parameters", None) or {})
+    _check_tokenizer(tokenizer.backend_tokenizer.to_str())
+
+
+def has_translation(folder: Path) -> bool:
+    """Could `write_gguf` take the model in this folder? Told from its settings alone.
+
+    transformers is not imported: it takes longer than a short answer. A folder without a
+    `tokenizer.json` counts as one without a translation.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        _check_model(config["model_type"], {"rope_type": rope.get("type")} | rope)
+        _check_tokenizer((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    except (PastaError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False  # a broken model is told by whoever loads it
+    return True
+
+
+def _check_model(model_type: str, rope: Mapping[str, Any]) -> None:
+    if model_type not in ARCHITECTURES:
         raise PastaError(
-            f"cannot export {config.model_type} models to GGUF",
+            f"cannot export {model_type} models to GGUF",
             hint=f"Known architectures: {', '.join(ARCHITECTURES)}. `--to hf` works for any.",
         )
-    kind = config.rope_parameters.get("rope_type", "default")
+    kind = rope.get("rope_type") or "default"
     if kind not in ROPE_TYPES:
         raise PastaError(
             f"cannot export rotary positions of type {kind!r} to GGUF",
             hint=f"Known types: {', '.join(ROPE_TYPES)}. `--to hf` works for any.",
         )
-    model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+
+
+def _check_tokenizer(description: str) -> None:
+    model = json.loads(description)["model"]
     bytes_alone = model["type"] == "BPE" and not model.get("byte_fallback")
     if not bytes_alone:
         raise PastaError(
@@ -218,8 +243,6 @@ def read_metadata(value: Callable[[str], str | None], source: Path) -> Loaded:
 
     `value` tells the metadata of a key. Raises PastaError where Pasta's is missing.
     """
-    from transformers import AutoTokenizer
-
     texts = {key: value(key) for key in (CHECKPOINT, ENDS, TOKENIZER)}
     for key, text in texts.items():
         if text is None:
@@ -228,9 +251,5 @@ def read_metadata(value: Callable[[str], str | None], source: Path) -> Loaded:
                 hint="Export an adapter: pasta export ADAPTER --to gguf -o FILE",
             )
     checkpoint = checkpoints.from_json(str(texts[CHECKPOINT]), str(source))
-    with tempfile.TemporaryDirectory() as folder:
-        for name, text in json.loads(str(texts[TOKENIZER])).items():
-            if _TOKENIZER_FILES.fullmatch(name):
-                (Path(folder) / name).write_text(text, encoding="utf-8")
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = FileTokenizer(json.loads(str(texts[TOKENIZER])), str(source))
     return Loaded(None, tokenizer, checkpoint, frozenset(json.loads(str(texts[ENDS]))))

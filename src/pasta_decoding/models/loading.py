@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,9 +49,28 @@ def find_adapter(name: str) -> Path:
 
 def default_device() -> str:
     """Return the first GPU, or "cpu" if there is none."""
+    if not may_have_gpu():
+        return "cpu"
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def may_have_gpu() -> bool:
+    """Is there a driver that torch could compute with? Where there is none, torch is not asked.
+
+    Its import takes longer than a short answer of the embedded model.
+    """
+    drivers = ("libcuda.so.1", "nvcuda.dll", "libamdhip64.so")
+    return Path("/dev/kfd").exists() or any(map(_is_library, drivers))
+
+
+def _is_library(name: str) -> bool:
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
 
 
 def native_dtype(device: str) -> str:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
+    from pasta_decoding.models.tokenizer import FileTokenizer
+
 ROLES = ("system", "user", "assistant")
 
 # Letters and digits only: nothing that a template would escape, trim or split at.
@@ -46,7 +48,10 @@ class PromptEncoder:
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, *, forbidden_ids: Collection[int] = ()
+        self,
+        tokenizer: PreTrainedTokenizerBase | FileTokenizer,
+        *,
+        forbidden_ids: Collection[int] = (),
     ) -> None:
         """`forbidden_ids`: control tokens that are ordinary entries of the vocabulary."""
         self._tokenizer = tokenizer
@@ -156,7 +161,9 @@ class PromptEncoder:
         return self._tokenizer.name_or_path or "this tokenizer"
 
 
-def _without_added_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[Tokenizer, frozenset[int]]:
+def _without_added_tokens(
+    tokenizer: PreTrainedTokenizerBase | FileTokenizer,
+) -> tuple[Tokenizer, frozenset[int]]:
     """Return a copy that knows no added token, and the ids that it must never produce.
 
     `split_special_tokens=True` alone would not do: it lets added tokens through that are not
