@@ -114,7 +114,7 @@ def test_positions_that_llama_cannot_take_are_left_to_torch_unless_llama_is_aske
     status, message, hint = pasta(*PROMPT, *where, "--engine", "llama").complaint
     assert status == 2
     assert message.endswith(
-        "pasta: the engine 'llama Q4_0' cannot take the positions of the scheme 'reserve'"
+        "pasta: the engine 'llama F16' cannot take the positions of the scheme 'reserve'"
     )
     assert hint == "Use --engine torch, or another adapter."
 

@@ -184,3 +184,27 @@ def test_a_folders_settings_tell_whether_there_is_a_translation(
         found = json.loads((base / file).read_text())
         (base / file).write_text(json.dumps(found | change))
     assert has_translation(base) is known
+
+
+@pytest.mark.llama
+@pytest.mark.parametrize(("file_type", "name"), [("Q4_K_M", "Q4_K_M"), ("Q6_K", "Q6_K")])
+def test_k_quants_are_written_where_the_rows_allow_them(
+    file_type: str, name: str, tmp_path: Path
+) -> None:
+    from pasta_decoding.engines.llama import LlamaEngine
+    from pasta_decoding.engines.llamacpp import quantize
+
+    wide = tiny_llama(hidden_size=256, intermediate_size=512, head_dim=64)
+    export_gguf(speaking(wide), tmp_path / "x.gguf", file_type, quantize=quantize)
+    assert LlamaEngine(tmp_path / "x.gguf", cells=256).name == f"llama {name}"
+
+
+@pytest.mark.parametrize("file_type", ["Q4_K_M", "Q5_K_M", "Q6_K"])
+def test_k_quants_are_refused_where_llama_cpp_would_take_another_format(
+    file_type: str, loaded: Loaded, tmp_path: Path
+) -> None:
+    with pytest.raises(PastaError, match=f"{file_type} wants rows of a multiple of 256") as caught:
+        export_gguf(loaded, tmp_path / "x.gguf", file_type, quantize=no_quantiser)
+    assert "have 32" in str(caught.value)
+    assert "F16" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []

@@ -51,6 +51,9 @@ class FileType(StrEnum):
     F16 = "F16"
     BF16 = "BF16"
     Q8_0 = "Q8_0"
+    Q6_K = "Q6_K"
+    Q5_K_M = "Q5_K_M"
+    Q4_K_M = "Q4_K_M"
     Q4_0 = "Q4_0"
 
 
@@ -101,7 +104,13 @@ Precision = Annotated[
     Dtype,
     typer.Option(help="torch: of weights and cache; auto takes bfloat16 where it is native."),
 ]
-Quant = Annotated[FileType, typer.Option(help="llama: number format of the weights.")]
+Quant = Annotated[
+    FileType,
+    typer.Option(
+        help="llama: number format of the weights. Fewer bits are faster, and small models lose "
+        "the thread with them; those with a K are for larger models."
+    ),
+]
 Device = Annotated[
     str | None,
     typer.Option(help="torch: cpu, cuda, cuda:1, ...; a GPU is taken where there is one."),
@@ -121,7 +130,7 @@ class Loading:
     engine: Engine = EngineName.auto
     join: Join = None
     dtype: Precision = Dtype.auto
-    quant: Quant = FileType.Q4_0
+    quant: Quant = FileType.F16
     context: Context = 8192
     threads: Threads = None
     device: Device = None

@@ -125,10 +125,11 @@ class LlamaEngine:
         return sum(request.used for request in self._requests())
 
     def _file_type(self) -> str:
-        """Return what most matrices are: the description reads like "llama 135M Q4_0"."""
+        """Return what most matrices are: the description reads like "llama 1B Q4_K - Medium"."""
         buffer = ctypes.create_string_buffer(128)
         self.library.llama_model_desc(self._model, buffer, 128)
-        return buffer.value.decode().split()[-1]
+        form = buffer.value.decode().split(maxsplit=2)[-1]
+        return form.replace(" - Medium", "_M")
 
     def metadata(self, key: str) -> str | None:
         """Return a text from the file's metadata; None if it holds no such key."""

@@ -99,13 +99,10 @@ def usable_cores() -> int:
 
 
 def quantize(source: Path, target: Path, file_type: str) -> None:
-    """Write the GGUF `source` to `target` as Q8_0 or Q4_0, with llama.cpp's own quantiser."""
+    """Write the GGUF `source` to `target` as Q8_0, Q4_K_M, ..., with llama.cpp's own quantiser."""
     llama = library()
     parameters = llama.llama_model_quantize_default_params()
-    parameters.ftype = {
-        "Q8_0": llama.LLAMA_FTYPE_MOSTLY_Q8_0,
-        "Q4_0": llama.LLAMA_FTYPE_MOSTLY_Q4_0,
-    }[file_type]
+    parameters.ftype = getattr(llama, f"LLAMA_FTYPE_MOSTLY_{file_type}")
     errors.clear()
     if llama.llama_model_quantize(
         str(source).encode(), str(target).encode(), ctypes.byref(parameters)

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models import checkpoint as checkpoints
@@ -18,6 +19,9 @@ from pasta_decoding.models.loading import Loaded
 # Raised when the same checkpoint gives another file, so that older ones in the cache are not used.
 FORMAT = 1
 
+ROW_BLOCKS = {"Q8_0": 32, "Q4_0": 32, "Q6_K": 256, "Q5_K_M": 256, "Q4_K_M": 256}
+"""Numbers that share a scale: a row of a matrix is a multiple of them."""
+
 Quantize = Callable[[Path, Path, str], None]
 """(GGUF in F32, GGUF to write, file type): llama.cpp's own quantiser."""
 
@@ -25,7 +29,12 @@ Quantize = Callable[[Path, Path, str], None]
 def export_gguf(
     loaded: Loaded, target: Path, file_type: str, *, quantize: Quantize, progress: bool = False
 ) -> None:
-    """Write a merged checkpoint as one GGUF file, whole or not at all."""
+    """Write a merged checkpoint as one GGUF file, whole or not at all.
+
+    Raises PastaError for a number format that the model's shapes do not allow: llama.cpp would
+    take another one for these matrices, and not say so.
+    """
+    _check_rows(loaded.model, file_type)
     with _written_whole(target) as partial:
         if file_type in FLOAT_TYPES:
             write_gguf(loaded, partial, float_type=file_type, progress=progress)
@@ -33,6 +42,17 @@ def export_gguf(
         plain = partial.with_name(f"{partial.name}.f32")
         write_gguf(loaded, plain, float_type="F32", progress=progress)
         quantize(plain, partial, file_type)
+
+
+def _check_rows(model: Any, file_type: str) -> None:
+    block = ROW_BLOCKS.get(file_type, 1)
+    for name, weight in model.named_parameters():
+        if weight.ndim > 1 and weight.shape[-1] % block:
+            raise PastaError(
+                f"{file_type} wants rows of a multiple of {block} numbers, but those of {name} "
+                f"have {weight.shape[-1]}",
+                hint="Choose F16 or BF16, or Q8_0 where rows are a multiple of 32.",
+            )
 
 
 def export_hf(loaded: Loaded, target: Path) -> None:
