@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class PastaError(Exception):
     """Something the user can mend: what is wrong and where, and in `hint` what to do next."""
@@ -9,3 +11,14 @@ class PastaError(Exception):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+
+
+def install_command(extra: str, module: Path = Path(__file__)) -> str:
+    """Return the command that installs an extra: as a checkout has it, or as an index has it.
+
+    module: this file, which tells the one from the other.
+    """
+    root = module.parents[2]
+    if (root / "pyproject.toml").is_file():
+        return f'pip install -e "{root}[{extra}]"'
+    return f'pip install "pasta-decoding[{extra}]"'

@@ -7,10 +7,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from pasta_decoding import __version__
+from pasta_decoding.cli.app import app
 from tests.cli.conftest import Outcome, Pasta, interrupted
 
 COMMANDS = [
@@ -30,6 +35,9 @@ COMMANDS = [
     "eval generate",
     "eval rate",
     "eval report",
+    "cache",
+    "cache list",
+    "cache clean",
 ]
 ROOT = Path(__file__).parents[2]
 SHIPPED = [ROOT / "examples" / "annotated.jsonl", ROOT / "data" / "annotated_clean.jsonl.gz"]
@@ -219,3 +227,25 @@ def test_what_answers_load_is_not_loaded_before(statement: str) -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout == "[]\n"
+
+
+def test_the_version_is_told(pasta: Pasta) -> None:
+    assert pasta("--version").out == f"pasta {__version__}\n"
+
+
+def commands_of(command: Any, name: str = "pasta") -> Iterator[tuple[str, Any]]:
+    for word, inner in getattr(command, "commands", {}).items():
+        yield from commands_of(inner, f"{name} {word}")
+    if not hasattr(command, "commands"):
+        yield name, command
+
+
+def test_no_flag_denies_a_denial() -> None:
+    options = [
+        text
+        for _, command in commands_of(get_command(app))
+        for option in command.params
+        for text in (*option.opts, *option.secondary_opts)
+    ]
+    assert len(options) > 100
+    assert [text for text in options if text.startswith("--no-no")] == []

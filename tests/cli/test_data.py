@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pasta_decoding.errors import install_command
 from pasta_decoding.lang.tree import Span, show
 from tests.cli.conftest import Pasta
 
@@ -130,5 +131,5 @@ def test_a_missing_language_detector_is_told(
     assert outcome.complaint == (
         2,
         "pasta: --language needs py3langid",
-        'Install it: pip install -e ".[data]"',
+        f"Install it: {install_command('data')}",
     )

@@ -14,7 +14,6 @@ import pytest
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.positions import SCHEMES
 from pasta_decoding.lang.tree import read, strip
-from pasta_decoding.models.loading import DEFAULT_ADAPTER
 from tests.checkpoint import TinyCheckpoint, make_base
 from tests.cli.conftest import Outcome, Pasta, interrupted
 
@@ -190,10 +189,13 @@ def test_a_prompt_full_of_tags_gets_a_well_formed_answer(prompt: str, ask: Ask) 
     assert check(outcome.object["annotated"]) == []
 
 
-def test_an_unknown_adapter_is_refused_with_the_shipped_ones_name(ask: Ask) -> None:
+def test_an_unknown_adapter_is_refused_with_the_names_of_those_that_ship(ask: Ask) -> None:
     status, message, hint = ask(PROMPT, adapter="nope").complaint
     assert (status, message) == (2, "pasta: no adapter 'nope'")
-    assert DEFAULT_ADAPTER in hint
+    assert hint == (
+        "These ship: balanced, apar, balanced-text, fast, quality, sequential. "
+        "Or give a folder that `pasta train sft` wrote."
+    )
 
 
 def test_an_adapter_for_another_base_is_refused(ask: Ask, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import openai
 import pytest
 
+from pasta_decoding.errors import install_command
 from pasta_decoding.server.local_backend import LocalBackend
 from pasta_decoding.server.remote_backend import RemoteBackend
 from tests.checkpoint import TinyCheckpoint
@@ -123,5 +124,5 @@ def test_without_the_extra_the_user_is_told_what_to_install(
     assert pasta("serve").complaint == (
         2,
         "pasta: the server needs fastapi, uvicorn, prometheus_client",
-        'Install the extra: pip install "pasta-decoding[serve]"',
+        f"Install the extra: {install_command('serve')}",
     )

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from pasta_decoding.data.endpoint import Endpoint, EndpointError, Reply, connect
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import PastaError, install_command
 from tests.chatserver import Act, ChatServer, Raw, chat_server, completion, failure, in_turn
 
 QUESTION = [{"role": "user", "content": "Hello"}]
@@ -163,4 +163,4 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(PastaError, match="asking an endpoint needs the package openai") as found:
         asyncio.run(ask(Endpoint("http://127.0.0.1:9/v1", "m")))
-    assert found.value.hint == 'pip install "pasta-decoding[endpoint]"'
+    assert found.value.hint == install_command("endpoint")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from pasta_decoding import __version__
 from pasta_decoding.cli import (
     annotate,
     bench,
+    cache,
     data,
     decode,
     engine,
@@ -31,6 +35,27 @@ data_app = typer.Typer(help="Make a training set, and look into one.", no_args_i
 bench_app = typer.Typer(help="Measure what parallel decoding buys.", no_args_is_help=True)
 eval_app = typer.Typer(help="Compare methods by speed and quality.", no_args_is_help=True)
 judge_app = typer.Typer(help="Say which of two answers is better.", no_args_is_help=True)
+cache_app = typer.Typer(help="See what the cache holds, and make room.", no_args_is_help=True)
+
+
+def print_version(asked: bool) -> None:
+    """Print name and version, and end there."""
+    if asked:
+        typer.echo(f"pasta {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=print_version, is_eager=True, help="Print the version and end."
+        ),
+    ] = False,
+) -> None:
+    """Options of `pasta` itself."""
+
 
 app.command()(decode.run)
 app.command()(decode.compare)
@@ -51,8 +76,11 @@ eval_app.command("generate")(eval.generate)
 eval_app.command("rate")(rate.rate)
 eval_app.command("report")(report.report)
 app.add_typer(data_app, name="data")
+cache_app.command("list")(cache.show)
+cache_app.command("clean")(cache.clean)
 judge_app.command("eval")(judge.evaluate)
 app.add_typer(train_app, name="train")
 app.add_typer(bench_app, name="bench")
 app.add_typer(eval_app, name="eval")
 app.add_typer(judge_app, name="judge")
+app.add_typer(cache_app, name="cache")

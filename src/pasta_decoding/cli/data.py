@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pasta_decoding.cli.files import say, token_counter
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import PastaError, install_command
 
 if TYPE_CHECKING:
     from pasta_decoding.data.dataset import Row
@@ -143,7 +143,7 @@ def language_detector() -> Callable[[str], str]:
         import py3langid
     except ImportError as error:
         raise PastaError(
-            "--language needs py3langid", hint='Install it: pip install -e ".[data]"'
+            "--language needs py3langid", hint=f"Install it: {install_command('data')}"
         ) from error
     return lambda text: str(py3langid.classify(text)[0])
 

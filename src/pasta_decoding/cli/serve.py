@@ -10,7 +10,7 @@ import typer
 
 from pasta_decoding.cli.engine import Loading, with_loading
 from pasta_decoding.cli.files import say
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import PastaError, install_command
 
 
 @with_loading
@@ -86,7 +86,7 @@ def refuse_without_extra() -> None:
     if missing:
         raise PastaError(
             f"the server needs {', '.join(missing)}",
-            hint='Install the extra: pip install "pasta-decoding[serve]"',
+            hint=f"Install the extra: {install_command('serve')}",
         )
 
 

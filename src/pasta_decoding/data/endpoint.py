@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import PastaError, install_command
 
 if TYPE_CHECKING:
     from openai import APIError, APIStatusError, AsyncOpenAI
@@ -86,7 +86,7 @@ async def connect(endpoint: Endpoint) -> AsyncIterator[Chat]:
         from openai import AsyncOpenAI
     except ImportError as error:
         message = "asking an endpoint needs the package openai"
-        raise PastaError(message, hint='pip install "pasta-decoding[endpoint]"') from error
+        raise PastaError(message, hint=install_command("endpoint")) from error
     client = AsyncOpenAI(
         base_url=endpoint.base_url,
         api_key=endpoint.api_key or "none",  # the client insists on one, local servers do not

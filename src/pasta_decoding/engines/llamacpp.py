@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import PastaError, install_command
 
 LOG_LEVEL_ERROR = 4  # of ggml
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ, compiled into llama.cpp
@@ -31,7 +31,7 @@ def library() -> ModuleType:
     except ImportError as error:
         raise PastaError(
             f"the llama engine needs llama-cpp-python, which cannot be imported: {error}",
-            hint="pip install 'pasta-decoding[llama]' (it compiles llama.cpp, about ten minutes)",
+            hint=f"{install_command('llama')} (it compiles llama.cpp, about ten minutes)",
         ) from error
 
     def note(level: int, text: bytes, _: object) -> None:

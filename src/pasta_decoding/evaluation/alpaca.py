@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pasta_decoding.data.lines import encode_line, resume_lines
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import PastaError, install_command
 
 # The package loses all that it was asked at once when a request fails for good, so it gets little.
 _AT_ONCE = 8
@@ -117,7 +117,7 @@ def _load(config: str) -> Any:
             from alpaca_eval.annotators import PairwiseAnnotator
     except ImportError as error:
         message = "this annotator needs the package alpaca_eval"
-        raise PastaError(message, hint='pip install "pasta-decoding[eval]"') from error
+        raise PastaError(message, hint=install_command("eval")) from error
     try:
         with _quiet():
             # Its own cache never asks again where a verdict was missing.

@@ -16,6 +16,8 @@ from pasta_decoding.models.download import sha256
 DEFAULT_ADAPTER = "balanced"
 NO_ADAPTER = "none"
 """The base model as it is, in place of an adapter's name."""
+_PACKAGE = Path(__file__).parents[1]
+_SHIPPED = (_PACKAGE / "adapters", _PACKAGE.parents[1] / "adapters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +39,22 @@ def find_adapter(name: str) -> Path:
     path = Path(name)
     if path.is_dir():
         return path
-    package = Path(__file__).parents[1]
-    for shipped in (package / "adapters", package.parents[1] / "adapters"):
+    for shipped in _SHIPPED:
         if (shipped / name / checkpoints.FILE_NAME).is_file():
             return shipped / name
+    known = ", ".join(shipped_adapters())
     raise PastaError(
         f"no adapter {name!r}",
-        hint=f"Give a folder that `pasta train sft` wrote, or leave it out for {DEFAULT_ADAPTER}.",
+        hint=f"These ship: {known}. Or give a folder that `pasta train sft` wrote.",
     )
+
+
+def shipped_adapters() -> list[str]:
+    """Return the names of the adapters that come with the package, the default one first."""
+    found = {
+        path.parent.name for place in _SHIPPED for path in place.glob(f"*/{checkpoints.FILE_NAME}")
+    }
+    return sorted(found, key=lambda name: (name != DEFAULT_ADAPTER, name))
 
 
 def default_device() -> str:

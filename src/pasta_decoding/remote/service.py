@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import PastaError, install_command
 from pasta_decoding.remote.completions import RemoteError, excerpt
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def http_library() -> Any:
         import httpx2
     except ImportError as error:
         message = "the remote engine needs the package httpx2"
-        raise PastaError(message, hint='pip install "pasta-decoding[remote]"') from error
+        raise PastaError(message, hint=install_command("remote")) from error
     return httpx2
 
 
