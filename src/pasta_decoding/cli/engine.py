@@ -294,6 +294,13 @@ def write_export(base: Path, adapter: Path | None, path: Path, file_type: FileTy
     export_gguf(loaded, path, file_type.value, quantize=quantize, progress=True)
 
 
+GGUF_WARNING = (
+    "Programs other than Pasta must never sample the control tokens, or parts of answers are "
+    "missing. llama.cpp's own commands obey the file in that since July 2026; for others see its "
+    "general.description."
+)
+
+
 class Target(StrEnum):
     """What `pasta export` writes."""
 
@@ -328,4 +335,5 @@ def export(
         raise PastaError(f"{out} is a folder", hint="Give -o the name of a file.")
     else:
         write_export(base, folder, out, file_type)
+        say(GGUF_WARNING)
     typer.echo(out)

@@ -15,6 +15,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.gguf import FLOAT_TYPES, write_gguf
 from pasta_decoding.models.loading import Loaded
+from pasta_decoding.models.plain_tools import write_beside_weights
 
 # Raised when the same checkpoint gives another file, so that older ones in the cache are not used.
 FORMAT = 1
@@ -56,12 +57,17 @@ def _check_rows(model: Any, file_type: str) -> None:
 
 
 def export_hf(loaded: Loaded, target: Path) -> None:
-    """Write a merged checkpoint as a Hugging Face folder, `pasta.json` included."""
+    """Write a merged checkpoint as a Hugging Face folder, `pasta.json` and model card included.
+
+    Its `generation_config.json` keeps plain tools from writing control tokens.
+    """
     if target.exists():
         raise PastaError(f"{target} exists", hint="Choose another -o, or remove it.")
     with _written_whole(target) as partial:
         loaded.model.save_pretrained(partial)
         loaded.tokenizer.save_pretrained(partial)
+        settings = loaded.model.generation_config
+        write_beside_weights(partial, loaded.checkpoint, settings, loaded.eos_ids)
         checkpoints.save(loaded.checkpoint, partial)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.loading import Loaded
+from pasta_decoding.models.plain_tools import SUPPRESS_TOKENS, banned_ids, gguf_description
 from pasta_decoding.models.tokenizer import FileTokenizer
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ def write_gguf(
         )
     writer = GGUFWriter(path, arch=config.model_type)
     writer.add_name(loaded.checkpoint.base.name)
+    writer.add_description(gguf_description(loaded.checkpoint))
+    writer.add_array(SUPPRESS_TOKENS, banned_ids(loaded.checkpoint))
     writer.add_file_type(FLOAT_TYPES[float_type])
     _add_shape(writer, config)
     _add_vocabulary(writer, loaded)

@@ -119,7 +119,7 @@ def load_model(base: Path, adapter: Path | None, *, dtype: str = "float32") -> L
     checkpoints.check_match(checkpoint, model, tokenizer)
     checkpoints.grow_vocabulary(model, checkpoint.control)
     merged = model if holds_weights(adapter) else _merge(model, adapter)
-    return Loaded(merged, tokenizer, checkpoint, _eos_ids(model, tokenizer))
+    return Loaded(merged, tokenizer, checkpoint, eos_ids_of(model, tokenizer))
 
 
 def load_metadata(base: Path, adapter: Path | None) -> tuple[Loaded, int, int]:
@@ -170,7 +170,7 @@ def _untrained(base: Path, dtype: str) -> Loaded:
     control = checkpoints.bind(tokenizer)
     checkpoint = checkpoints.describe(model, tokenizer, control, name=base.name)
     checkpoints.grow_vocabulary(model, control)
-    return Loaded(model, tokenizer, replace(checkpoint, joins=()), _eos_ids(model, tokenizer))
+    return Loaded(model, tokenizer, replace(checkpoint, joins=()), eos_ids_of(model, tokenizer))
 
 
 def holds_weights(adapter: Path) -> bool:
@@ -178,7 +178,8 @@ def holds_weights(adapter: Path) -> bool:
     return not (adapter / "adapter_config.json").exists() and (adapter / "config.json").exists()
 
 
-def _eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+def eos_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Return the ids that end an answer of a loaded model."""
     return _listed_eos_ids(model.generation_config, tokenizer)
 
 

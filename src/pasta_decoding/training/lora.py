@@ -13,6 +13,8 @@ from torch import Tensor
 
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.checkpoint import Checkpoint, ControlTokens
+from pasta_decoding.models.loading import eos_ids_of
+from pasta_decoding.models.plain_tools import write_beside_weights
 
 
 def add_lora(
@@ -97,6 +99,7 @@ def save_whole(
         weights = {name: one.to(torch.bfloat16) for name, one in weights.items()}
     model.save_pretrained(partial, state_dict=weights)
     tokenizer.save_pretrained(partial)
+    write_beside_weights(partial, checkpoint, model.generation_config, eos_ids_of(model, tokenizer))
     base = checkpoints.describe_base(model, checkpoint.base.name, weights)
     return _finish(partial, replace(checkpoint, base=base), folder)
 

@@ -1,0 +1,127 @@
+"""Exports under tools that do not know the language: they write sequentially, and are told why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGUFReader
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from pasta_decoding.models.export import export_hf
+from pasta_decoding.models.gguf import write_gguf
+from pasta_decoding.models.loading import find_adapter, load_model
+from pasta_decoding.runtime.local import decoder_over, torch_decoder
+from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.sampling import Sampling
+from tests.checkpoint import TinyCheckpoint
+
+QUESTION = "What are three good habits?"
+
+
+@pytest.fixture(scope="module")
+def merged(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export") / "merged"
+    export_hf(load_model(tiny_checkpoint.base, tiny_checkpoint.adapter), folder)
+    return folder
+
+
+def plainly(folder: Path, question: str, tokens: int, **settings: Any) -> list[int]:
+    """Generate with transformers alone, as its documentation tells to."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt"
+    )
+    out = model.generate(**prompt, max_new_tokens=tokens, do_sample=False, **settings)
+    return [int(token) for token in out[0, prompt["input_ids"].shape[1] :]]
+
+
+def test_plain_generate_on_an_export_writes_what_pasta_writes_sequentially(merged: Path) -> None:
+    decoder = torch_decoder(merged, merged)
+    control = decoder.vocabulary.control.ids
+    unbanned = plainly(merged, QUESTION, 200, suppress_tokens=None)
+    assert control & set(unbanned), "this model would write tags if it could"
+    ids = plainly(merged, QUESTION, 200)
+    rules = Rules(max_tokens=200, parallel=False)
+    answer = decoder.answer(decoder.request(QUESTION, rules, Sampling()))
+    assert not control & set(ids)
+    assert tuple(ids[: len(answer.segments[0].ids)]) == answer.segments[0].ids  # type: ignore[union-attr]
+
+
+def test_pasta_reads_an_export_as_if_nothing_were_banned(
+    merged: Path, tiny_checkpoint: TinyCheckpoint
+) -> None:
+    decoders = [
+        torch_decoder(tiny_checkpoint.base, tiny_checkpoint.adapter),
+        torch_decoder(merged, merged),
+    ]
+    ours, theirs = (
+        decoder.answer(decoder.request(QUESTION, Rules(max_tokens=200), Sampling()))
+        for decoder in decoders
+    )
+    assert ours.segments == theirs.segments
+    assert ours.chunks > 0
+
+
+def test_every_end_of_an_answer_ends_it_in_plain_tools_too(merged: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(merged)
+    assert GenerationConfig.from_pretrained(merged).eos_token_id == [tokenizer.eos_token_id]
+
+
+def test_the_model_card_says_what_the_checkpoint_needs(merged: Path) -> None:
+    card = (merged / "README.md").read_text(encoding="utf-8")
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    assert "base_model: tests/tiny-llama\n" in card
+    assert "| joins | `kv` |" in card
+    assert "must never sample a control token" in card
+    control = load_model(merged, merged).checkpoint.control
+    assert ", ".join(map(str, sorted(control.ids))) in card
+
+
+def test_a_gguf_names_what_must_not_be_sampled(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    loaded = load_model(tiny_checkpoint.base, tiny_checkpoint.adapter)
+    write_gguf(loaded, tmp_path / "tiny.gguf")
+    fields = GGUFReader(tmp_path / "tiny.gguf").fields
+    ids = sorted(loaded.checkpoint.control.ids)
+    assert fields["tokenizer.ggml.suppress_tokens"].contents() == ids
+    description = fields["general.description"].contents()
+    assert f"must never sample the control tokens ({','.join(map(str, ids))})" in description
+
+
+@pytest.mark.llama
+def test_llama_cpp_reads_what_must_not_be_sampled_and_pasta_samples_it_all_the_same(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    import ctypes
+
+    import llama_cpp
+
+    from pasta_decoding.engines.llama import LlamaEngine
+
+    loaded = load_model(tiny_checkpoint.base, tiny_checkpoint.adapter)
+    write_gguf(loaded, tmp_path / "tiny.gguf", float_type="F32")
+    engine = LlamaEngine(tmp_path / "tiny.gguf", cells=2048, threads=1, cache_type="F32")
+    vocabulary = llama_cpp.llama_model_get_vocab(engine._model)
+    read = llama_cpp.llama_cpp._lib.llama_vocab_get_suppress_tokens
+    read.restype, count = ctypes.POINTER(ctypes.c_int32), ctypes.c_int32()
+    ids = read(ctypes.c_void_p(vocabulary), ctypes.byref(count))
+    assert ids[: count.value] == sorted(loaded.checkpoint.control.ids)
+    decoder = decoder_over(engine, loaded)
+    answer = decoder.answer(decoder.request(QUESTION, Rules(max_tokens=200), Sampling()))
+    assert answer.chunks > 0
+
+
+def test_the_embedded_model_answers_a_plain_tool_without_tags(
+    embedded_dir: Path, tmp_path: Path
+) -> None:
+    loaded = load_model(embedded_dir, find_adapter("balanced"))
+    export_hf(loaded, tmp_path / "merged")
+    unbanned = plainly(tmp_path / "merged", QUESTION, 24, suppress_tokens=None)
+    ids = plainly(tmp_path / "merged", QUESTION, 24)
+    assert loaded.checkpoint.control.ids & set(unbanned)
+    assert not loaded.checkpoint.control.ids & set(ids)
