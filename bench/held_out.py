@@ -68,7 +68,7 @@ def read_costs(folder: Path, rows: Sequence[Row], model: Path | None) -> FloatAr
             control=checkpoint.control,
             encode=encoder.encode_text,
             scheme=scheme_named(checkpoint.scheme),
-            end=min(loaded.eos_ids),
+            end=loaded.end,
             max_tokens=loaded.model.config.max_position_embeddings,
         )
     costs_PF = np.zeros((len(rows), 2 * len(PARTS)))

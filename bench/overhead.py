@@ -117,7 +117,9 @@ def answer(width: int) -> list[Segment]:
 
 def vocabulary() -> Vocabulary:
     """Return words w100, w101, ... and the control tokens below them."""
-    return Vocabulary(TEXTS, lambda ids: "".join(TEXTS[i] for i in ids), CONTROL, frozenset({END}))
+    return Vocabulary(
+        TEXTS, lambda ids: "".join(TEXTS[i] for i in ids), CONTROL, frozenset({END}), END
+    )
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from tests.tiny import seeded, tiny_llama
 
 BASE_NAME = "tests/tiny-llama"
 END = "<|im_end|>"
+END_ID = 257
 TAG_BIAS = 2.0
 SPARE = [f"<unused{n}>" for n in range(len(checkpoints.BUCKETS) + 4)]
 CHATML = (

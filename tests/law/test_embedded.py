@@ -61,7 +61,7 @@ def test_sequential_decoding_equals_generate_on_twenty_prompts(embedded_dir: Pat
 
     engine = TorchEngine(model)
     ends = frozenset({tokenizer.eos_token_id})
-    vocabulary = vocabulary_of(tokenizer, control, engine.vocabulary_size, ends)
+    vocabulary = vocabulary_of(tokenizer, control, engine.vocabulary_size, ends, min(ends))
     rules = Rules(max_tokens=TOKENS, parallel=False)
     compared = 0
     for prompt, tokens in zip(prompts, expected, strict=True):

@@ -78,9 +78,10 @@ def decode(
     segments: Sequence[Segment],
     scheme: Scheme = world.SCHEME,
     joining: Joining = Joining.kv,
+    end: int = world.END,
 ) -> tuple[Answer, Watched]:
     """Decode a given answer with the real interpreter, scheduler and engine."""
-    recorder = Watched(Replay(segments, async_close=world.CLOSE, end=world.END))
+    recorder = Watched(Replay(segments, async_close=world.CLOSE, end=end))
     scheduler = Scheduler(engine, world.VOCABULARY, scheme, joining=joining)
     request = Request(tuple(prompt), recorder, Rules(max_tokens=256))
     answer = answer_of(scheduler, request)
@@ -89,9 +90,12 @@ def decode(
 
 
 def compiled(
-    prompt: Sequence[int], segments: Sequence[Segment], scheme: Scheme = world.SCHEME
+    prompt: Sequence[int],
+    segments: Sequence[Segment],
+    scheme: Scheme = world.SCHEME,
+    end: int = world.END,
 ) -> Layout:
-    return lay_out(prompt, segments, scheme, async_close=world.CLOSE, end=world.END)
+    return lay_out(prompt, segments, scheme, async_close=world.CLOSE, end=end)
 
 
 def training_logits(model: PreTrainedModel, layouts: Sequence[Layout]) -> torch.Tensor:
@@ -112,20 +116,27 @@ def additive(mask_QK: torch.Tensor) -> torch.Tensor:
 
 
 def assert_the_law(
-    name: str, scheme: Scheme, prompt: Sequence[int], segments: Sequence[Segment]
+    name: str,
+    scheme: Scheme,
+    prompt: Sequence[int],
+    segments: Sequence[Segment],
+    end: int = world.END,
 ) -> None:
-    answer, recorder = decode(engine_named(name), prompt, segments, scheme)
-    layout = compiled(prompt, segments, scheme)
+    answer, recorder = decode(engine_named(name), prompt, segments, scheme, end=end)
+    layout = compiled(prompt, segments, scheme, end)
     assert list(answer.segments) == list(segments)
+    assert answer.end == end
     assert answer.layout == layout
     assert_same_integers(answer, [layout])
     assert_same_logits(name, [layout], recorder)
 
 
-def assert_the_law_of_text(name: str, prompt: Sequence[int], segments: Sequence[Segment]) -> Answer:
+def assert_the_law_of_text(
+    name: str, prompt: Sequence[int], segments: Sequence[Segment], end: int = world.END
+) -> Answer:
     engine = engine_named(name)
-    answer, recorder = decode(engine, prompt, segments, joining=Joining.text)
-    rows = lay_out_rows(prompt, segments, async_close=world.CLOSE, end=world.END)
+    answer, recorder = decode(engine, prompt, segments, joining=Joining.text, end=end)
+    rows = lay_out_rows(prompt, segments, async_close=world.CLOSE, end=end)
     assert list(answer.segments) == list(segments)
     assert answer.layouts == rows
     assert_same_integers(answer, rows)
@@ -185,11 +196,11 @@ def test_training_sees_what_decoding_saw_even_behind_a_sync(name: str, scheme: s
 
 @pytest.mark.parametrize(("name", "scheme"), CASES)
 @settings(max_examples=25)
-@given(prompt=world.PROMPTS, segments=world.answers())
+@given(prompt=world.PROMPTS, segments=world.answers(), end=st.sampled_from(world.ENDS))
 def test_training_sees_what_decoding_saw_in_any_answer(
-    name: str, scheme: str, prompt: tuple[int, ...], segments: list[Segment]
+    name: str, scheme: str, prompt: tuple[int, ...], segments: list[Segment], end: int
 ) -> None:
-    assert_the_law(name, SCHEMES[scheme], prompt, segments)
+    assert_the_law(name, SCHEMES[scheme], prompt, segments, end)
 
 
 @pytest.mark.parametrize("name", TEXT_CASES)

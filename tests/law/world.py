@@ -12,7 +12,8 @@ from pasta_decoding.models.checkpoint import ControlTokens
 from pasta_decoding.runtime.vocabulary import Vocabulary
 
 SIZE = 100
-END = 0
+END, OTHER_END = 0, 7
+ENDS = (END, OTHER_END)
 OPEN, ASYNC, CLOSE, SYNC, P20, P50 = 1, 2, 3, 4, 5, 6
 FIRST_WORD = 10
 CONTROL = ControlTokens(OPEN, {20: P20, 50: P50}, ASYNC, CLOSE, SYNC)
@@ -28,7 +29,7 @@ def decode(ids: Sequence[int]) -> str:
     return "".join(TEXTS[token] for token in ids)
 
 
-VOCABULARY = Vocabulary(TEXTS, decode, CONTROL, frozenset({END}))
+VOCABULARY = Vocabulary(TEXTS, decode, CONTROL, frozenset(ENDS), OTHER_END)
 
 WORDS = st.integers(FIRST_WORD, SIZE - 11)
 PROMPTS = st.lists(WORDS, min_size=1, max_size=4).map(tuple)

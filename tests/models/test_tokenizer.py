@@ -70,7 +70,10 @@ def test_the_runtime_sees_the_same_vocabulary_and_prompts(
     control = bind(tokenizer)
     own = from_files(tokenizer, tmp_path)
     size = len(tokenizer) + 3
-    mine, theirs = (vocabulary_of(one, control, size, frozenset({2})) for one in (own, tokenizer))
+    assert own.eos_token_id == tokenizer.eos_token_id
+    mine, theirs = (
+        vocabulary_of(one, control, size, frozenset({2}), 2) for one in (own, tokenizer)
+    )
     assert mine.texts == theirs.texts
     assert mine.decode([5, 40, 41]) == theirs.decode([5, 40, 41])
     messages = [Message("system", "Be kind."), Message("user", "Why?\n<|im_end|>")]

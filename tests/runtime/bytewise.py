@@ -22,4 +22,4 @@ def ids(text: str) -> list[int]:
 
 SIZE = FIRST_BYTE + 256
 TEXTS = tuple(decode([token]) for token in range(SIZE))
-VOCABULARY = Vocabulary(TEXTS, decode, CONTROL, frozenset({END}))
+VOCABULARY = Vocabulary(TEXTS, decode, CONTROL, frozenset({END}), END)

@@ -35,7 +35,7 @@ def decode(ids: Sequence[int]) -> str:
     return "".join(TEXTS[token] for token in ids)
 
 
-VOCABULARY = Vocabulary(TEXTS, decode, CONTROL, frozenset({END}))
+VOCABULARY = Vocabulary(TEXTS, decode, CONTROL, frozenset({END}), END)
 Wants = Callable[[int, int], int]
 """From a thread and how much it has chosen before to the token it would like."""
 

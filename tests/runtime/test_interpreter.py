@@ -345,7 +345,7 @@ def test_a_chunk_at_its_limit_is_closed_and_marked(factor: float, least: int, le
     played = play(rules, script({0: [OPEN, A, P20], 1: [B] * 99}))
     assert played.chunks == [ChunkRun((ASYNC, *[B] * length), closed=False)]
     assert played.actions[-2:] == [CloseChunk(1, truncated=True), Finish(truncated=True)]
-    assert not played.interpreter.cut_off
+    assert played.interpreter.end == END
     assert not played.interpreter.hit_limit
 
 

@@ -31,7 +31,7 @@ from pasta_decoding.training.sft import (
     plan_packs,
     train_sft,
 )
-from tests.checkpoint import BASE_NAME, TinyCheckpoint, byte_tokenizer
+from tests.checkpoint import BASE_NAME, END_ID, TinyCheckpoint, byte_tokenizer
 
 CONFIG = SftConfig(
     data=("four.jsonl",),
@@ -214,7 +214,12 @@ def test_rows_that_cannot_be_used_are_left_out_counted_and_told_why() -> None:
         Row("10", "", "y" * 300, "Too late."),
     ]
     layouts = compile_rows(
-        [*ROWS, *unusable], tokenizer, checkpoints.bind(tokenizer), CONFIG, said.append
+        [*ROWS, *unusable],
+        tokenizer,
+        checkpoints.bind(tokenizer),
+        CONFIG,
+        said.append,
+        end=END_ID,
     )
     assert len(layouts) == 4
     assert said == [
@@ -231,7 +236,9 @@ def compiled(rows: list[Row], config: SftConfig = CONFIG) -> tuple[list[Layout],
     """Return the layouts of rows and what was said about others."""
     tokenizer = byte_tokenizer()
     said: list[str] = []
-    return compile_rows(rows, tokenizer, checkpoints.bind(tokenizer), config, said.append), said
+    return compile_rows(
+        rows, tokenizer, checkpoints.bind(tokenizer), config, said.append, end=END_ID
+    ), said
 
 
 def test_without_topics_the_same_rows_teach_promises_that_are_closed_at_once() -> None:
@@ -281,14 +288,14 @@ def test_an_unknown_scheme_is_refused_before_anything_is_trained(
 def test_with_nothing_to_train_on_training_is_refused(rows: list[Row]) -> None:
     tokenizer = byte_tokenizer()
     with pytest.raises(PastaError, match=r"^no row to train on$") as caught:
-        compile_rows(rows, tokenizer, checkpoints.bind(tokenizer), CONFIG, lambda _line: None)
+        compile_rows(rows, tokenizer, checkpoints.bind(tokenizer), CONFIG, print, end=END_ID)
     assert caught.value.hint == "Raise --max-length or give other --data."
 
 
 def test_packs_of_all_epochs_are_fixed_in_advance_and_each_epoch_shows_every_row() -> None:
     tokenizer = byte_tokenizer()
     control = checkpoints.bind(tokenizer)
-    layouts = compile_rows(ROWS, tokenizer, control, CONFIG, lambda _line: None)
+    layouts = compile_rows(ROWS, tokenizer, control, CONFIG, print, end=END_ID)
     all_epochs = replace(CONFIG, max_steps=None)
     packs = plan_packs(layouts, all_epochs)
     assert packs == plan_packs(layouts, all_epochs)

@@ -83,7 +83,9 @@ class Bench:
     def _time(self, answer: Answer) -> Timing:
         """Time a replay; the engine is warm, it has just answered."""
         prompt = answer.layouts[0].tokens[: answer.trace.prompt_tokens]
-        return time_answer(self.decoder, prompt, answer.segments, answer.text, self.bare)
+        return time_answer(
+            self.decoder, prompt, answer.segments, answer.text, self.bare, end=answer.end
+        )
 
 
 def examine(decoder: LocalDecoder, question: Question, answer: Answer) -> Examined:

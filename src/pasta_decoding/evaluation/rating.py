@@ -42,7 +42,7 @@ def load_nll(base: Path, adapter: Path, score: Score, *, dtype: str, device: str
     control = loaded.checkpoint.control
     encoder = PromptEncoder(loaded.tokenizer, forbidden_ids=control.ids)
     scheme = scheme_named(loaded.checkpoint.scheme)
-    end = min(loaded.eos_ids)
+    end = loaded.end
 
     def plain_layout(prompt: Sequence[int], text: str) -> Layout:
         run = Run(tuple(encoder.encode_text(text))) if text else Run(())

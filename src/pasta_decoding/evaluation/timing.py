@@ -50,17 +50,20 @@ def time_answer(
     text: str,
     bare: StepTime,
     *,
+    end: int | None = None,
     repeats: int = 1,
 ) -> Timing:
     """Replay an answer in parallel and its plain `text` sequentially, and time the bare calls.
+
+    Both end with the token `end`, if the answer did.
 
     With `repeats` the two take turns in going first, and each one's median counts. Replay
     something before the first timing: a cold engine is slow.
     """
     plain = [Run(tuple(decoder.encoder.encode_text(text)))]
     requests = {
-        "sequential": decoder.replay(prompt, plain),
-        "parallel": decoder.replay(prompt, segments),
+        "sequential": decoder.replay(prompt, plain, end=end),
+        "parallel": decoder.replay(prompt, segments, end=end),
     }
     answers: dict[str, list[Answer]] = {name: [] for name in requests}
     for turn in range(repeats):

@@ -52,11 +52,7 @@ def write_gguf(
     config = loaded.model.config
     check_translation(config, loaded.tokenizer)
     name = ARCHITECTURES[config.model_type]
-    if not loaded.eos_ids:
-        raise PastaError(
-            "the model names no token that ends an answer",
-            hint="Set eos_token_id in its generation_config.json.",
-        )
+    ends = [loaded.end, *sorted(loaded.eos_ids - {loaded.end})]
     writer = GGUFWriter(path, arch=config.model_type)
     writer.add_name(loaded.checkpoint.base.name)
     writer.add_description(gguf_description(loaded.checkpoint))
@@ -64,6 +60,8 @@ def write_gguf(
     writer.add_file_type(FLOAT_TYPES[float_type])
     _add_shape(writer, config)
     _add_vocabulary(writer, loaded)
+    for add, end in zip(_end_writers(writer), ends, strict=False):
+        add(end)
     _add_own_metadata(writer, loaded)
     for tensor_name, weight in _tensors(loaded.model, name):
         kind = GGMLQuantizationType[float_type if weight.ndim > 1 else "F32"]
@@ -165,12 +163,16 @@ def _add_vocabulary(writer: GGUFWriter, loaded: Loaded) -> None:
     merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
     # llama.cpp wants one at least; one without a product in the vocabulary changes nothing.
     writer.add_token_merges(merges or [" ".join(texts[:2])])
-    writer.add_eos_token_id(min(loaded.eos_ids))
     if tokenizer.bos_token_id is not None:
         writer.add_bos_token_id(tokenizer.bos_token_id)
     writer.add_add_bos_token(False)
     if tokenizer.chat_template:
         writer.add_chat_template(tokenizer.chat_template)
+
+
+def _end_writers(writer: GGUFWriter) -> tuple[Callable[[int], None], ...]:
+    """Return what names tokens at which llama.cpp stops; it has places for three."""
+    return writer.add_eos_token_id, writer.add_eot_token_id, writer.add_eom_token_id
 
 
 def _pre_tokenizer(description: dict[str, Any]) -> str:

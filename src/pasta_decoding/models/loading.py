@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,25 @@ class Loaded:
     tokenizer: Any
     checkpoint: Checkpoint
     eos_ids: frozenset[int]
+
+    @property
+    def end(self) -> int:
+        """The id behind an answer whose end nobody chose. Raises PastaError if there is none."""
+        return answer_end(self.tokenizer, self.eos_ids)
+
+
+def answer_end(tokenizer: Any, eos_ids: Collection[int]) -> int:
+    """Return the one of `eos_ids` behind an answer that training shows: the tokenizer's own.
+
+    Raises PastaError if there is none.
+    """
+    if not eos_ids:
+        raise PastaError(
+            "the model names no token that ends an answer",
+            hint="Set eos_token_id in its generation_config.json.",
+        )
+    own: int | None = tokenizer.eos_token_id
+    return own if own in eos_ids and own is not None else min(eos_ids)
 
 
 def find_adapter(name: str) -> Path:

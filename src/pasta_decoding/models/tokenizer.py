@@ -52,6 +52,12 @@ class FileTokenizer:
             key: text for key in _NAMED if (text := _token_text(settings.get(key))) is not None
         }
 
+    @property
+    def eos_token_id(self) -> int | None:
+        """The id of the token that it calls its end; None if it names none."""
+        text = self._named_tokens.get("eos_token")
+        return None if text is None else self.backend_tokenizer.token_to_id(text)
+
     def __len__(self) -> int:
         """Return the size of the vocabulary, added tokens included."""
         return self.backend_tokenizer.get_vocab_size(with_added_tokens=True)

@@ -230,7 +230,7 @@ class _ThreadStream:
             prompt=tuple(context),
             max_tokens=max(1, min(most, service.max_positions - len(context))),
             stops=(closing, *sorted(vocabulary.eos_ids)),
-            end=min(vocabulary.eos_ids),
+            end=vocabulary.end,
             bias={token: by for token, by in bias.items() if token < service.vocabulary_size},
             temperature=0.0 if sampler.sampling.greedy else sampler.sampling.temperature,
             top_p=sampler.sampling.top_p,

@@ -20,7 +20,8 @@ class Answer:
     segments:         its token ids, in reading order, as training would see them.
     layouts:          thread, position and visibility of every token, prompt included; several
                       rows under the `text` join, else one.
-    interventions:        how often a constraint overruled the model.
+    end:              the token that ended it, of those that may; None if a limit did.
+    interventions:    how often a constraint overruled the model.
     truncated_chunks: chunks that a limit closed.
     truncated:        whether any limit ended a chunk or the answer.
     hit_limit:        whether the answer's own token budget ended something.
@@ -32,6 +33,7 @@ class Answer:
 
     segments: tuple[Segment, ...]
     layouts: tuple[Layout, ...]
+    end: int | None
     tree: Tree
     trace: Trace
     events: tuple[Event, ...]
@@ -78,10 +80,10 @@ def conclude(
     """Make the answer of a finished interpreter."""
     interpreter = account.interpreter
     vocabulary, segments = interpreter.vocabulary, tuple(interpreter.segments)
-    end = None if interpreter.cut_off else min(vocabulary.eos_ids)
     return Answer(
         segments=segments,
-        layouts=_layouts(prompt, segments, interpreter, end),
+        layouts=_layouts(prompt, segments, interpreter),
+        end=interpreter.end,
         tree=tree_of(segments, vocabulary),
         trace=trace,
         events=tuple(account.events),
@@ -98,12 +100,9 @@ def conclude(
 
 
 def _layouts(
-    prompt: tuple[int, ...],
-    segments: tuple[Segment, ...],
-    interpreter: Interpreter,
-    end: int | None,
+    prompt: tuple[int, ...], segments: tuple[Segment, ...], interpreter: Interpreter
 ) -> tuple[Layout, ...]:
-    close = interpreter.vocabulary.control.async_close
+    close, end = interpreter.vocabulary.control.async_close, interpreter.end
     if interpreter.joining is Joining.text:
         return lay_out_rows(prompt, segments, async_close=close, end=end)
     return (lay_out(prompt, segments, interpreter.scheme, async_close=close, end=end),)

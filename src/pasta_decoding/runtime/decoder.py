@@ -83,16 +83,15 @@ class Decoder:
 
 
 def decoder_fields(loaded: Loaded, vocabulary_size: int, joining: Joining) -> dict[str, Any]:
-    """Return the fields of a `Decoder` for a loaded checkpoint."""
-    if not loaded.eos_ids:
-        raise PastaError(
-            "the model names no token that ends an answer",
-            hint="Set eos_token_id in its generation_config.json.",
-        )
+    """Return the fields of a `Decoder` for a loaded checkpoint.
+
+    Raises PastaError if no token ends its answers.
+    """
     checkpoint, tokenizer = loaded.checkpoint, loaded.tokenizer
+    ends = (loaded.eos_ids, loaded.end)
     return {
         "encoder": PromptEncoder(tokenizer, forbidden_ids=checkpoint.control.ids),
-        "vocabulary": vocabulary_of(tokenizer, checkpoint.control, vocabulary_size, loaded.eos_ids),
+        "vocabulary": vocabulary_of(tokenizer, checkpoint.control, vocabulary_size, *ends),
         "topic": checkpoint.topic == "required",
         "parallel": bool(checkpoint.joins),
         "trained": not checkpoint.joins or joining in checkpoint.joins,

@@ -59,6 +59,8 @@ class Interpreter:
                    a scheme may leave positions out, and the `text` join feeds the closings of
                    chunks, too: no promise is made that could use them up.
     joining:       how main comes to see chunks. `text` goes with the scheme `shared-max`.
+    end:           the token with which main ended the answer; None while it has not, and if a
+                   limit did.
     """
 
     vocabulary: Vocabulary
@@ -71,7 +73,7 @@ class Interpreter:
     fed_tokens: int = 0
     topics: list[str] = field(default_factory=list)
     truncated: bool = False
-    cut_off: bool = False
+    end: int | None = None
     hit_limit: bool = False
     _state: _Main = _Main.WRITING
     _position: int = 0
@@ -230,7 +232,7 @@ class Interpreter:
     def _on_main_token(self, token: int) -> list[Action]:
         control = self.vocabulary.control
         if token in self.vocabulary.eos_ids:
-            return self._end_main(truncated=self._remaining <= 0)
+            return self._end_main(None if self._remaining <= 0 else token)
         if token == control.sync:
             self._end_run()
             self._state = _Main.WAITING
@@ -245,7 +247,7 @@ class Interpreter:
 
     def _on_topic_token(self, token: int) -> list[Action]:
         if token in self.vocabulary.eos_ids:
-            return self._end_main(truncated=True)  # the half-written promise keeps nothing
+            return self._end_main(None)  # the half-written promise keeps nothing
         if token in self.vocabulary.promise_close_ids:
             return [self._fork(token)]
         self._topic.append(token)
@@ -314,10 +316,10 @@ class Interpreter:
         joined = tuple(chunk.thread for chunk in chunks)
         return [Rewrite(joined, first.thread, ids, position)]
 
-    def _end_main(self, *, truncated: bool) -> list[Action]:
+    def _end_main(self, end: int | None) -> list[Action]:
         self._end_run()
         self._state = _Main.ENDED
-        self.cut_off = truncated
+        self.end, truncated = end, end is None
         self.truncated |= truncated
         self.hit_limit |= truncated
         return self._finish_if_done()
@@ -333,7 +335,7 @@ class Interpreter:
             chunk.running = False
             self._store(chunk)
         self._state = _Main.ENDED
-        self.cut_off = self.truncated = True
+        self.truncated = True
         closings = [CloseChunk(chunk.thread, truncated=True) for chunk in running]
         return [*closings, *self._finish_if_done()]
 

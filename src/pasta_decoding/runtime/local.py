@@ -39,8 +39,13 @@ class LocalDecoder(Decoder):
         """See `Decoder`."""
         return self.engine.max_positions
 
-    def replay(self, prompt: Sequence[int], segments: Sequence[Segment]) -> Request:
-        """Return the request that writes a given answer again, every token forced."""
+    def replay(
+        self, prompt: Sequence[int], segments: Sequence[Segment], *, end: int | None = None
+    ) -> Request:
+        """Return the request that writes a given answer again, every token forced.
+
+        end: the token that ended it; if None did, any.
+        """
         tokens = sum(len(getattr(segment, "ids", (0,))) for segment in segments)
         chunks = sum(isinstance(segment, ChunkRun) for segment in segments)
         rules = Rules(
@@ -50,8 +55,8 @@ class LocalDecoder(Decoder):
             min_chunk_tokens=tokens,
         )
         control = self.vocabulary.control
-        end = min(self.vocabulary.eos_ids)
-        chooser = Replay(segments, async_close=control.async_close, end=end)
+        last = self.vocabulary.end if end is None else end
+        chooser = Replay(segments, async_close=control.async_close, end=last)
         return Request(tuple(prompt), chooser, rules)
 
     def scheduler(self, *, clock: Callable[[], float] = time.perf_counter) -> Scheduler:

@@ -31,13 +31,15 @@ class Vocabulary:
 
     texts:  for every id, the text that it adds behind other text ("" for special tokens).
     decode: ids to text, behind other text; special tokens give nothing.
-    eos_ids: ids that end an answer.
+    eos_ids: ids that end an answer, of which
+    end:     is the one behind an answer whose end nobody chose.
     """
 
     texts: tuple[str, ...]
     decode: Decode
     control: ControlTokens
     eos_ids: frozenset[int]
+    end: int
 
     def ids_where(self, holds: Callable[[str], bool], *, also: Collection[int] = ()) -> Ids:
         """Return the ids whose text satisfies `holds`, and `also`, ascending."""
@@ -95,7 +97,7 @@ class Vocabulary:
 
 
 def vocabulary_of(
-    tokenizer: Any, control: ControlTokens, size: int, eos_ids: frozenset[int]
+    tokenizer: Any, control: ControlTokens, size: int, eos_ids: frozenset[int], end: int
 ) -> Vocabulary:
     """Read a Hugging Face tokenizer; `size` is the number of logits, which may exceed it."""
     known = min(len(tokenizer), size)
@@ -109,7 +111,7 @@ def vocabulary_of(
 
     rows = [[*anchor, token] for token in range(known)]
     texts = [text[lead:] for text in tokenizer.batch_decode(rows, skip_special_tokens=True)]
-    return Vocabulary((*texts, *[""] * (size - known)), decode, control, eos_ids)
+    return Vocabulary((*texts, *[""] * (size - known)), decode, control, eos_ids, end)
 
 
 def fold_topic(topic: str) -> str:

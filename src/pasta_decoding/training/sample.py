@@ -15,7 +15,6 @@ from typing import Any, Protocol, TypeVar
 
 from pasta_decoding.data.lines import encode_line, resume_lines
 from pasta_decoding.lang.layout import (
-    MAIN,
     ChunkRun,
     Layout,
     PromiseRun,
@@ -57,7 +56,7 @@ class Sample:
 
     prompt:     id of the prompt, of whose answers this is the `number`-th, from 0.
     prompt_ids: the prompt as the model saw it.
-    end:        label of the main thread's last token; None if a limit cut it off.
+    end:        the token that ended it; None if a limit cut it off.
     annotated:  the text form, for people and for measures; training takes the segments.
     plain_tokens: tokens of the tag-free text, tokenised alone.
     truncated:  whether any limit ended a chunk or the answer, of which
@@ -179,15 +178,13 @@ def _sampled(
 def _sample(
     answer: Answer, decoder: LocalDecoder, prompt: Prompt, number: int, sampler: Sampler
 ) -> Sample:
-    layout, prompt_tokens = answer.layout, answer.trace.prompt_tokens
-    last = max(row for row, thread in enumerate(layout.thread) if thread == MAIN)
     return Sample(
         prompt=prompt.id,
         number=number,
         seed=sampler.seed_of(prompt, number),
-        prompt_ids=layout.tokens[:prompt_tokens],
+        prompt_ids=answer.layout.tokens[: answer.trace.prompt_tokens],
         segments=answer.segments,
-        end=layout.label[last],
+        end=answer.end,
         annotated=answer.annotated,
         plain_tokens=decoder.plain_tokens(answer.text),
         critical_path=answer.critical_path,

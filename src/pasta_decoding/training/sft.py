@@ -27,7 +27,7 @@ from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.lang.tree import Span, has_chunk, read, strip, without_topics
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.checkpoint import ControlTokens
-from pasta_decoding.models.loading import load_base
+from pasta_decoding.models.loading import answer_end, eos_ids_of, load_base
 from pasta_decoding.models.prompt import PromptEncoder
 from pasta_decoding.training.guard import FiniteGuard
 from pasta_decoding.training.launch import recompute_activations, set_attention, training_arguments
@@ -124,7 +124,8 @@ def train_sft(
         joins=tuple(join.value for join in config.joins),
     )
     model = prepare_model(model, control, config, on_gpu=arguments.device.type == "cuda", say=say)
-    layouts = compile_rows(rows, tokenizer, control, config, say)
+    end = answer_end(tokenizer, eos_ids_of(model, tokenizer))
+    layouts = compile_rows(rows, tokenizer, control, config, say, end=end)
     packs = plan_packs(layouts, config)
     what = "rows" if Joining.text in config.joins else "answers"
     say(f"{len(layouts)} {what}, {_tokens(packs)} tokens in {len(packs)} packs")
@@ -165,14 +166,16 @@ def compile_rows(
     control: ControlTokens,
     config: SftConfig,
     say: Callable[[str], None],
+    *,
+    end: int,
 ) -> list[Layout]:
-    """Lay every row out behind its prompt; rows that cannot be used are counted and left out."""
+    """Lay every row out between its prompt and `end`; rows that cannot be used are left out."""
     encoder = PromptEncoder(tokenizer, forbidden_ids=control.ids)
     layouts: list[Layout] = []
     left_out: dict[str, list[str]] = {}
     for row in rows:
         try:
-            layouts += compile_row(row, encoder, control, config, end=tokenizer.eos_token_id)
+            layouts += compile_row(row, encoder, control, config, end=end)
         except PastaError as reason:
             left_out.setdefault(str(reason), []).append(row.id)
     for why, ids in left_out.items():

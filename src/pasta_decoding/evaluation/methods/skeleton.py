@@ -158,7 +158,7 @@ class Skeleton:
         prompt = decoder.prompt_ids(text, max_tokens + len(started))
         rules = Rules(max_tokens=max_tokens, parallel=False)
         vocabulary = decoder.vocabulary
-        chooser = Stopping(is_over, vocabulary.decode, min(vocabulary.eos_ids))
+        chooser = Stopping(is_over, vocabulary.decode, vocabulary.end)
         return Request(prompt + started, chooser, rules)
 
     def _record(

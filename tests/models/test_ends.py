@@ -1,0 +1,143 @@
+"""A model with several tokens that end an answer, as Llama 3 has: the one that was written counts.
+
+Texts that bring no end with them get the tokenizer's own, in training and in rating alike.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGUFReader
+
+from pasta_decoding.errors import PastaError
+from pasta_decoding.evaluation.methods.skeleton import Skeleton
+from pasta_decoding.evaluation.questions import Question
+from pasta_decoding.evaluation.rating import load_nll
+from pasta_decoding.lang.layout import MAIN, Layout
+from pasta_decoding.models.gguf import read_metadata, write_gguf
+from pasta_decoding.models.loading import load_model
+from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
+from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.sampling import Sampling
+from pasta_decoding.training.sample import (
+    Sampler,
+    decode_sample,
+    encode_sample,
+    prompt_of,
+    sample_answers,
+)
+from pasta_decoding.training.score import score_layouts
+from tests.checkpoint import END_ID, TinyCheckpoint, make_adapter
+
+OTHER_END = 256
+"""Below the tokenizer's own end, so that taking the smallest would be a mistake."""
+RULES = Rules(max_tokens=400)
+
+
+@pytest.fixture(scope="module")
+def two_ends(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return the tiny checkpoint, as a model that ends its answers with either of two tokens."""
+    folder = tmp_path_factory.mktemp("ends")
+    base = Path(shutil.copytree(tiny_checkpoint.base, folder / "base"))
+    settings = json.loads((base / "generation_config.json").read_text())
+    settings["eos_token_id"] = [OTHER_END, END_ID]
+    (base / "generation_config.json").write_text(json.dumps(settings))
+    return TinyCheckpoint(base, make_adapter(base, folder / "adapter"))
+
+
+@pytest.fixture(scope="module")
+def decoder(two_ends: TinyCheckpoint) -> LocalDecoder:
+    return torch_decoder(two_ends.base, two_ends.adapter)
+
+
+def label_of_end(layout: Layout) -> int | None:
+    last = max(row for row, thread in enumerate(layout.thread) if thread == MAIN)
+    return layout.label[last]
+
+
+def test_answers_their_layouts_and_samples_keep_the_end_that_was_chosen(
+    decoder: LocalDecoder, tmp_path: Path
+) -> None:
+    sampler = Sampler("ends", 12, RULES, seed=0)
+    prompts = [prompt_of("Why?")]
+    path = tmp_path / "samples.jsonl"
+    samples = sample_answers(lambda: decoder, prompts, sampler, path, lambda items, *_: items)
+    assert {sample.end for sample in samples} >= {OTHER_END, END_ID}
+    for sample in samples:
+        assert decode_sample(json.loads(json.dumps(encode_sample(sample)))).end == sample.end
+        layout = sample.layout(decoder.scheme, decoder.vocabulary.control)
+        assert label_of_end(layout) == sample.end
+
+
+def test_a_replay_scores_the_same_as_the_answer_whatever_ended_it(decoder: LocalDecoder) -> None:
+    ends = set()
+    for seed in range(12):
+        request = decoder.request("Why?", RULES, Sampling(1.0, seed=seed))
+        answer = decoder.answer(request)
+        again = decoder.answer(decoder.replay(request.prompt, answer.segments, end=answer.end))
+        assert answer.truncated or again.layouts == answer.layouts
+        ends.add(answer.end)
+    assert ends >= {OTHER_END, END_ID}
+
+
+def test_a_plain_text_is_rated_with_the_end_that_training_shows(two_ends: TinyCheckpoint) -> None:
+    seen: list[Layout] = []
+
+    def score(model: Any, layouts: Sequence[Layout]) -> Iterable[torch.Tensor]:
+        seen.extend(layouts)
+        return score_layouts(model, layouts)
+
+    nll = load_nll(two_ends.base, two_ends.adapter, score, dtype="float32")
+    assert nll("Why?", ["Because."])[0] > 0
+    assert label_of_end(seen[0]) == END_ID
+
+
+def test_a_rival_that_stops_itself_stops_with_that_end(decoder: LocalDecoder) -> None:
+    asking = Skeleton(decoder, 60).ask(Question("1", "Why?", None))
+    [request] = next(asking)
+    request.chooser.is_over = lambda _text: True  # type: ignore[attr-defined]
+    assert decoder.answer(request).end == END_ID
+
+
+def test_a_gguf_names_every_end_first_the_one_that_training_shows(
+    two_ends: TinyCheckpoint, tmp_path: Path
+) -> None:
+    loaded = load_model(two_ends.base, two_ends.adapter)
+    path = tmp_path / "tiny.gguf"
+    write_gguf(loaded, path)
+    fields = GGUFReader(path).fields
+    assert fields["tokenizer.ggml.eos_token_id"].contents() == END_ID
+    assert fields["tokenizer.ggml.eot_token_id"].contents() == OTHER_END
+    texts = {key: fields[key].contents() for key in fields if key.startswith("pasta.")}
+    back = read_metadata(texts.get, path)
+    assert (back.eos_ids, back.end) == (frozenset({OTHER_END, END_ID}), END_ID)
+
+
+@pytest.mark.llama
+def test_llama_cpp_stops_at_every_end(two_ends: TinyCheckpoint, tmp_path: Path) -> None:
+    import llama_cpp
+
+    from pasta_decoding.engines.llama import LlamaEngine
+
+    write_gguf(load_model(two_ends.base, two_ends.adapter), tmp_path / "tiny.gguf")
+    engine = LlamaEngine(tmp_path / "tiny.gguf", cells=512, threads=1)
+    vocabulary = llama_cpp.llama_model_get_vocab(engine._model)
+    ends = {token for token in range(260) if llama_cpp.llama_vocab_is_eog(vocabulary, token)}
+    assert ends == {OTHER_END, END_ID}
+
+
+def test_a_model_without_an_end_is_refused(two_ends: TinyCheckpoint, tmp_path: Path) -> None:
+    base = Path(shutil.copytree(two_ends.base, tmp_path / "base"))
+    for name in ("generation_config.json", "config.json", "tokenizer_config.json"):
+        record = json.loads((base / name).read_text())
+        record.pop("eos_token_id", None)
+        record.pop("eos_token", None)
+        (base / name).write_text(json.dumps(record))
+    with pytest.raises(PastaError, match=r"^the model names no token that ends an answer$"):
+        torch_decoder(base, None)
