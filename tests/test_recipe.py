@@ -56,7 +56,6 @@ def test_the_page_names_configurations_that_ship_and_takes_every_step() -> None:
     assert len(commands()) == sum(one.startswith(tuple(taken)) for one in commands())
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("shape", HUB_SHAPES)
 def test_every_command_works_on_a_tiny_model_of_that_shape(
     shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 BENCH = Path(__file__).parents[2] / "bench"
 
 
@@ -36,7 +34,6 @@ def test_overhead_has_a_line_for_each_width_and_one_for_the_choice() -> None:
     assert choice["microseconds"]["min"] > 0
 
 
-@pytest.mark.timeout(240)
 def test_the_gpu_replay_runs_anywhere_on_a_tiny_shape(embedded_dir: Path) -> None:
     where = ("--model", embedded_dir, "--shapes", "tiny", "--device", "cpu")
     found = lines_of("gpu_replay.py", *where, "--limit", 1, "--repeats", 1)

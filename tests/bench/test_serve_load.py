@@ -95,7 +95,6 @@ def test_a_server_that_does_not_start_ends_the_run_with_its_own_words() -> None:
     assert "/nowhere" in done.stderr
 
 
-@pytest.mark.timeout(240)
 def test_the_overhead_is_of_answers_that_are_the_engines_own(
     tiny_checkpoint: TinyCheckpoint,
 ) -> None:

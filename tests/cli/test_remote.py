@@ -184,7 +184,6 @@ def test_a_checkpoint_of_another_tokenizer_is_refused(
     assert "in the tokenizer" in ask(adapter=foreign).complaint[1]
 
 
-@pytest.mark.timeout(240)
 def test_serve_answers_by_way_of_another_server(merged: Path, fake: Fake) -> None:
     where = ["--adapter", str(merged), "--engine", "remote", "--base-url", fake.url]
     command = [sys.executable, "-m", "pasta_decoding", "serve", "--port", "0", *where]
@@ -199,7 +198,7 @@ def test_serve_answers_by_way_of_another_server(merged: Path, fake: Fake) -> Non
         assert got.usage is not None
         assert got.usage.completion_tokens <= 5
         server.send_signal(signal.SIGINT)
-        assert server.wait(60) == 0
+        assert server.wait(120) == 0
     until(lambda: fake.live == 0)
 
 

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.data.dataset import Row, read_prompts, read_rows, write_rows
 from pasta_decoding.errors import PastaError
+from tests.examples import few
 
 GOOD = '{"id": "a", "source": "s", "instruction": "i", "response": "r"}'
 ROWS = [Row("a", "s", "i", "r"), Row("b", "", "é", "<async>", {"verdict": "kept", "ids": [1, 2]})]
@@ -27,7 +28,7 @@ def lines(tmp_path: Path, *found: str | bytes) -> Path:
     return path
 
 
-@settings(max_examples=25)  # each writes files
+@few(25)  # each writes files
 @given(
     st.lists(
         st.builds(Row, TEXT.filter(bool), TEXT, TEXT, TEXT, EXTRA),

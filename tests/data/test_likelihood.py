@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.data.annotate.draft import LENGTHS
@@ -13,6 +13,7 @@ from pasta_decoding.data.dataset import Row
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import Chunk, Sync, read, strip
 from tests.data.reader import tiny_reader
+from tests.examples import few
 
 TIPS = """Here are some tips for a good night:
 
@@ -65,7 +66,7 @@ def test_parts_of_a_list_are_promised_and_the_text_stays_as_it_is() -> None:
     assert cost["prompt_tokens"] % len("Say something.\n") == 0
 
 
-@settings(max_examples=25)
+@few(25)
 @given(st.lists(WORDS, max_size=120).map(" ".join))
 def test_whatever_the_response_it_stays_and_costs_three_lengths_at_most(response: str) -> None:
     text, cost = annotate(response, EAGER)

@@ -158,7 +158,7 @@ def rows(count: int, response: str = PLAIN) -> list[Row]:
 
 
 def patient(server: ChatServer, **settings: float) -> Endpoint:
-    endpoint = Endpoint(server.base_url, "m", api_key="", max_retries=0, timeout_s=20)
+    endpoint = Endpoint(server.base_url, "m", api_key="", max_retries=0, timeout_s=120)
     return replace(endpoint, **settings)  # type: ignore[arg-type]
 
 
@@ -235,7 +235,7 @@ def test_a_row_that_the_endpoint_fails_on_stays_plain_and_the_others_do_not(kind
         hard = "Question 1?" in body["messages"][-1]["content"]
         return ENDPOINT_FAILS[kind] if hard else GOOD
 
-    found, _ = results(script, rows(4), timeout_s=2 if kind == "timeout" else 20)
+    found, _ = results(script, rows(4), timeout_s=2 if kind == "timeout" else 120)
     reasons = {name: one.rejected for name, one in found.items()}
     assert reasons == {"0": None, "1": f"endpoint: {kind}", "2": None, "3": None}
     assert found["1"].row.response == PLAIN
@@ -250,7 +250,7 @@ def test_no_more_rows_are_asked_about_at_once_than_allowed() -> None:
     together = threading.Barrier(3)
 
     def script(_number: int, _body: Body) -> Act:
-        together.wait(timeout=20)  # nobody is answered before three have asked
+        together.wait(timeout=120)  # nobody is answered before three have asked
         return GOOD
 
     with chat_server(script) as server:

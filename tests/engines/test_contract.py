@@ -12,13 +12,14 @@ from itertools import chain
 import numpy as np
 import pytest
 from _pytest.mark import ParameterSet
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pasta_decoding.engines.base import Branch, Feed, FloatArray
 from pasta_decoding.errors import PastaError
 from tests.engines.oracle import TOLERANCE, Recorder, assert_equals_recompute
 from tests.engines.subjects import SUBJECTS, Subject
+from tests.examples import few
 from tests.tiny import VOCABULARY
 
 PROMPT = (5, 17, 42, 8)
@@ -170,7 +171,7 @@ DEED = st.tuples(st.integers(0, 5), st.integers(0, VOCABULARY - 1), st.integers(
 @given(program=st.lists(DEED, max_size=16))
 @example([(3, 54, 1), (3, 14, 0), (1, 66, 0), (1, 72, 1)])  # main is joined into its child
 @example([(3, 0, 3)])  # positions further apart than there are tokens
-@settings(max_examples=25, deadline=None)
+@few(25)
 @pytest.mark.parametrize(
     "name",
     subjects(

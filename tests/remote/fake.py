@@ -65,6 +65,7 @@ class Fake:
     most_live: int = 0
     looked_up_tokens: int = 0
     hit_tokens: int = 0
+    written_tokens: int = 0
     mischief: Mischief | None = None
     port: int = 0
     _blocks: set[tuple[int, ...]] = field(default_factory=set)
@@ -140,6 +141,7 @@ class Fake:
                 token = self._choose(body, tuple(seen), n)
                 self._keep(seen)
                 seen.append(token)
+                self.written_tokens += 1
                 stopped = token in (*body["stop_token_ids"], self.end)
                 reason = "stop" if stopped else "length" if n + 1 == most else None
                 named = token if stopped and token != self.end else None
@@ -222,8 +224,8 @@ def serving(fake: Fake, *, port: int = 0) -> Iterator[Fake]:
         listener.close()
 
 
-def until(holds: Callable[[], bool], *, seconds: float = 20.0) -> None:
-    """Wait for something that is about to happen."""
+def until(holds: Callable[[], bool], *, seconds: float = 120.0) -> None:
+    """Wait for something that is about to happen. The limit is for what never comes."""
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "it never came"

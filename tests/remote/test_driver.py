@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import numpy as np
 import pytest
@@ -181,11 +180,10 @@ def test_a_vanishing_temperature_is_sent_as_greedy() -> None:
 
 def test_time_that_is_up_leaves_what_there_is() -> None:
     with serving(Fake(ENDLESS, SIZE, END, token_s=0.01)) as fake:
-        began_s = time.monotonic()
-        request = asked(PROMPTS[0], max_seconds=0.3, rules=Rules(max_tokens=4000))
+        request = asked(PROMPTS[0], max_seconds=1, rules=Rules(max_tokens=4000))
         [answer] = write(service_of(fake), [request])
-        assert time.monotonic() - began_s < 5
         until(lambda: fake.live == 0)
+        assert fake.written_tokens < 4000
     assert answer.truncated
     assert answer.text.startswith("ab")
     assert isinstance(answer.events[-1], Finished)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.engines.scripted import ScriptedEngine, follow
@@ -16,6 +16,7 @@ from pasta_decoding.runtime.events import Finished
 from pasta_decoding.runtime.local import answer_of
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.scheduler import Request, Scheduler
+from tests.examples import few
 from tests.law.world import SCHEME
 from tests.runtime.machine import LINES, A, B, FakeClock, finish, greedy, leaning, machine
 from tests.runtime.play import SIZE, VOCABULARY
@@ -107,7 +108,7 @@ def test_nobody_overtakes_the_one_who_waits_for_room() -> None:
 SIZES = st.tuples(st.integers(1, 30), st.integers(1, 30), st.integers(1, 6), st.integers(0, 3))
 
 
-@settings(max_examples=20)
+@few(20)
 @given(sizes=st.lists(SIZES, min_size=2, max_size=12))
 def test_everyone_gets_in_and_in_order_however_narrow_it_is(
     sizes: list[tuple[int, int, int, int]],

@@ -9,7 +9,7 @@ from random import Random
 from typing import TypeVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.engines.base import Engine
@@ -21,6 +21,7 @@ from pasta_decoding.runtime.local import answer_of
 from pasta_decoding.runtime.rules import Constraint
 from pasta_decoding.runtime.sampling import Choice, Logits, Sampler, Sampling
 from pasta_decoding.runtime.scheduler import Request, Scheduler
+from tests.examples import few
 from tests.law.world import ASYNC, CLOSE, END, FIRST_WORD, OPEN, P20, SCHEME, SYNC
 from tests.runtime.machine import (
     LEANING_V,
@@ -131,7 +132,7 @@ def run(
 
 
 @pytest.mark.parametrize("make", [scripted, llama])
-@settings(max_examples=10)
+@few(10)
 @given(deeds=st.lists(DEED, min_size=4, max_size=20))
 def test_an_answer_does_not_depend_on_who_comes_and_goes(
     make: Make, deeds: list[tuple[str, int]]
@@ -143,7 +144,6 @@ def test_an_answer_does_not_depend_on_who_comes_and_goes(
     assert engine.cells_in_use == 0
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("make", [scripted_for_all, llama_for_all])
 def test_64_requests_at_once_get_the_answers_that_they_get_alone(make: Make) -> None:
     engine, scheduler = make()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.lang.check import check
@@ -24,6 +24,7 @@ from pasta_decoding.runtime.actions import Append, CloseChunk, Finish, Fork, Joi
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.vocabulary import fold_topic
+from tests.examples import few
 from tests.law.world import ASYNC, CLOSE, CONTROL, END, OPEN, P20, P50, SCHEME, SYNC
 from tests.runtime.play import (
     ID,
@@ -88,7 +89,7 @@ def assert_within_budget(played: Played) -> None:
     assert all(len(chunk.ids) - 1 <= longest for chunk in played.chunks)
 
 
-@settings(max_examples=150)
+@few(150)
 @given(RULES, WANTED)
 def test_any_wishes_give_a_well_formed_answer_within_the_budget(
     rules: Rules, wanted: list[int]
@@ -110,7 +111,7 @@ def fed_by(played: Played) -> list[Append]:
     return fed
 
 
-@settings(max_examples=60)
+@few(60)
 @given(RULES, WANTED, ANY_SCHEME)
 def test_the_layout_holds_every_token_that_was_fed_where_it_was_fed(
     rules: Rules, wanted: list[int], scheme: Scheme
@@ -126,7 +127,7 @@ def test_the_layout_holds_every_token_that_was_fed_where_it_was_fed(
     assert not dropped or (0, OPEN, min(position for _, _, position in dropped)) in dropped
 
 
-@settings(max_examples=60)
+@few(60)
 @given(RULES, WANTED, ANY_SCHEME, st.integers(0, 120))
 def test_no_token_is_fed_past_the_models_last_position(
     rules: Rules, wanted: list[int], scheme: Scheme, spare: int
@@ -147,7 +148,7 @@ def test_a_promise_needs_positions_for_the_longest_bucket_and_for_the_rest_of_th
         assert allowed(interpreter) & {OPEN} == promises
 
 
-@settings(max_examples=60)
+@few(60)
 @given(RULES, WANTED, st.integers(0, 30))
 def test_stopping_anywhere_keeps_what_was_written(
     rules: Rules, wanted: list[int], steps: int
@@ -197,7 +198,7 @@ def test_a_text_join_goes_on_from_the_first_chunk_with_the_rest_in_reading_order
     assert played.actions[-2:] == [Append(0, C, 13 + len(rest)), Finish(truncated=False)]
 
 
-@settings(max_examples=100)
+@few(100)
 @given(RULES, WANTED, st.integers(0, 120))
 def test_a_text_join_puts_every_token_where_the_reading_order_has_it(
     rules: Rules, wanted: list[int], spare: int

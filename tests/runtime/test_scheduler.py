@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.engines.base import FloatArray
@@ -25,6 +25,7 @@ from pasta_decoding.runtime.events import (
     ordered,
 )
 from pasta_decoding.runtime.local import answer_of
+from tests.examples import few
 from tests.law.world import ASYNC, END, OPEN, P20
 from tests.runtime.machine import (
     LINES,
@@ -48,7 +49,7 @@ def answer(seed: int) -> Answer:
 # Records
 
 
-@settings(max_examples=30)
+@few(30)
 @given(st.integers(0, 10_000))
 def test_every_token_is_fed_once_at_its_place(seed: int) -> None:
     """All but those of a promise that the budget cut off, which the answer does not hold."""
@@ -64,7 +65,7 @@ def test_every_token_is_fed_once_at_its_place(seed: int) -> None:
     assert len(got.trace.steps) >= got.critical_path
 
 
-@settings(max_examples=30)
+@few(30)
 @given(st.integers(0, 10_000))
 def test_events_fold_to_the_text_and_never_take_any_back(seed: int) -> None:
     got = answer(seed)

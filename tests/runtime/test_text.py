@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.engines.scripted import Script, ScriptedEngine, follow, shuffled
@@ -19,6 +19,7 @@ from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampler, Sampling
 from pasta_decoding.runtime.scheduler import Request, Scheduler
 from pasta_decoding.runtime.text import MAX_HELD_TOKENS, ThreadText, stretch_text, tree_of
+from tests.examples import few
 from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SCHEME, SYNC
 from tests.runtime.bytewise import FIRST_BYTE, SIZE, VOCABULARY, decode, ids
 
@@ -133,7 +134,7 @@ def decoded(script: Script, sampling: Sampling, *, steps: int = 40) -> Answer:
     return answer
 
 
-@settings(max_examples=30)
+@few(30)
 @given(st.integers(0, 10_000), st.integers(1, 40))
 def test_what_was_streamed_is_the_text_wherever_it_is_cut(seed: int, steps: int) -> None:
     plain = shuffled(SIZE, seed)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.engines.scripted import ScriptedEngine, follow, shuffled
@@ -17,6 +17,7 @@ from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.local import answer_of
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.scheduler import Request, Scheduler
+from tests.examples import few
 from tests.law.world import SCHEME
 from tests.runtime.machine import LINES, A, B, C, FakeClock, finish, greedy, machine, request
 from tests.runtime.play import SIZE, VOCABULARY
@@ -48,7 +49,7 @@ DEED = st.tuples(
 
 
 @pytest.mark.parametrize("make", [scripted, llama])
-@settings(max_examples=15)
+@few(15)
 @given(deeds=st.lists(DEED, min_size=4, max_size=16))
 def test_answers_are_those_that_each_request_gets_alone_whoever_comes_and_goes(
     make: Make, deeds: list[tuple[str, int]]

@@ -67,7 +67,7 @@ class Running:
 
     def ask(self, path: str, body: Any = None, *, method: str = "", **headers: str) -> Reply:
         """Send one request; a body that is not bytes is sent as JSON."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=50)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=120)
         raw = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         try:
@@ -94,8 +94,8 @@ class Running:
         wait_for(lambda: self.decoder.engine.cells_in_use == 0)
 
 
-def wait_for(holds: Callable[[], bool], *, seconds: float = 20.0) -> None:
-    """Wait for something that is about to happen."""
+def wait_for(holds: Callable[[], bool], *, seconds: float = 120.0) -> None:
+    """Wait for something that is about to happen. The limit is for what never comes."""
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "it never came"

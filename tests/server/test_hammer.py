@@ -17,7 +17,7 @@ from tests.server.scripts import Forgetful, with_engine
 
 TOKENS = 24
 PROMPTS = ["Hello", "What now?", "Count.", "And then?"]
-FEW_AND_MANY = [150, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+FEW_AND_MANY = [150, pytest.param(1000, marks=pytest.mark.slow)]
 
 
 def right_answers(decoder: LocalDecoder, prompts: Sequence[str], tokens: int) -> dict[str, str]:
@@ -28,7 +28,6 @@ def right_answers(decoder: LocalDecoder, prompts: Sequence[str], tokens: int) ->
 
 
 @pytest.mark.parametrize("requests", FEW_AND_MANY)
-@pytest.mark.timeout(200)
 def test_random_disconnects_and_timeouts_leave_nothing_behind(
     requests: int, decoder: LocalDecoder
 ) -> None:
@@ -43,7 +42,6 @@ def test_random_disconnects_and_timeouts_leave_nothing_behind(
 
 
 @pytest.mark.parametrize("requests", FEW_AND_MANY)
-@pytest.mark.timeout(200)
 def test_a_model_under_the_hammer_answers_as_it_does_alone(
     requests: int, decoder: LocalDecoder
 ) -> None:

@@ -90,7 +90,7 @@ def test_a_body_that_does_not_come_is_408_and_then_the_connection_is_closed(
 ) -> None:
     monkeypatch.setattr(transport, "PATIENCE_S", 0.3)
     with running(with_engine(decoder, endless(decoder)), body_s=0.2) as server:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=120) as client:
             client.sendall(head(100) + b"{")
             got = client.recv(4096)
             client.sendall(b" ")
@@ -121,7 +121,7 @@ def test_a_body_that_goes_on_behind_its_reply_is_not_read_for_ever(
     monkeypatch.setattr(transport, "PATIENCE_S", 0.3)
     settings: dict[str, Any] = {"api_key": "sesame", "max_body_bytes": 1024}
     with running(with_engine(decoder, endless(decoder)), **settings) as server:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=120) as client:
             client.sendall(head(10**9, method, path, key) + b" " * 2000)
             assert client.recv(4096).startswith(b"HTTP/1.1 %d " % status)
             with pytest.raises(ConnectionError):
@@ -131,7 +131,7 @@ def test_a_body_that_goes_on_behind_its_reply_is_not_read_for_ever(
 
 def test_whoever_sends_far_too_much_still_reads_why_it_was_refused(decoder: LocalDecoder) -> None:
     with running(with_engine(decoder, endless(decoder)), max_body_bytes=1024) as server:
-        connection = HTTPConnection("127.0.0.1", server.port, timeout=20)
+        connection = HTTPConnection("127.0.0.1", server.port, timeout=120)
         for _ in range(2):  # the connection is as good as before
             connection.request("POST", CHAT, b" " * 2**24, {"Content-Type": "application/json"})
             reply = connection.getresponse()
@@ -145,7 +145,7 @@ def test_a_head_that_does_not_come_closes_the_connection(
 ) -> None:
     monkeypatch.setattr(transport, "PATIENCE_S", 0.3)
     with running(with_engine(decoder, endless(decoder))) as server:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=120) as client:
             client.sendall(b"POST / HTTP/1.1\r\n")
             assert client.recv(100) == b""
         assert server.ask(CHAT, SHORT).status == 200
@@ -158,7 +158,7 @@ def test_who_asks_and_never_reads_loses_the_connection_and_who_reads_late_does_n
     asked = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 500
 
     def replies_after(seconds: float) -> int:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=120) as client:
             client.sendall(asked + b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
             time.sleep(seconds)
             return b"".join(iter(lambda: client.recv(2**16), b"")).count(b"HTTP/1.1 200 ")
@@ -171,7 +171,7 @@ def test_who_asks_and_never_reads_loses_the_connection_and_who_reads_late_does_n
 
 def test_what_is_not_http_is_refused_and_the_server_lives_on(decoder: LocalDecoder) -> None:
     with running(with_engine(decoder, endless(decoder))) as server:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=120) as client:
             client.sendall(b"\x00\xff\x00 hello\r\n\r\n")
             assert client.recv(100).startswith(b"HTTP/1.1 400 ")
         assert server.ask(CHAT, SHORT).status == 200
@@ -208,7 +208,7 @@ def trickle(client: socket.socket) -> NoReturn:
 
 def chunked(port: int, pieces: list[bytes]) -> bytes:
     start = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=120) as client:
         client.sendall(f"{start}Transfer-Encoding: chunked\r\n\r\n".encode())
         for piece in pieces:
             client.sendall(b"%x\r\n%s\r\n" % (len(piece), piece))

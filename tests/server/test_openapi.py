@@ -58,7 +58,6 @@ def hold(operation: Any, server: Running, mode: GenerationMode, checks: list[Any
     every_reply_is_as_the_page_says()
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("path", [*GETS, *POSTS])
 def test_what_the_page_allows_gets_a_reply_as_it_says(path: str, endless_server: Running) -> None:
     few = {"type": "integer", "minimum": 1, "maximum": 8}
@@ -67,7 +66,6 @@ def test_what_the_page_allows_gets_a_reply_as_it_says(path: str, endless_server:
     hold(operation, endless_server, GenerationMode.POSITIVE, ANY_REPLY)
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("path", POSTS)
 def test_what_the_page_forbids_is_refused_as_it_says(path: str, endless_server: Running) -> None:
     checks = [*ANY_REPLY, negative_data_rejection]

@@ -16,7 +16,7 @@ from tests.server.scripts import Slow, endless, saying, with_engine
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.browser]
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 HOSTILE = '<script>document.title="stolen"</script><img src=x onerror="document.title=1">'

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
@@ -17,6 +17,7 @@ from pasta_decoding.engines.windows import attention_windows
 from pasta_decoding.lang.layout import Layout, lay_out
 from pasta_decoding.training.score import label_logprobs, score_layouts, takes_blocks
 from pasta_decoding.training.view import attention_masks, block_mask, view, visibility
+from tests.examples import few
 from tests.law.world import CHUNK_AFTER_SYNC, CLOSE, END, SCHEME, answers
 from tests.tiny import TINY_MODELS, tiny_gemma3
 
@@ -46,7 +47,7 @@ def cells(mask: BlockMask, size: int) -> Tensor:
     return mask_QK[:size, :size]
 
 
-@settings(max_examples=10)
+@few(10)
 @given(st.lists(answers().filter(bool), min_size=1, max_size=3), st.sampled_from([None, 3, 40]))
 def test_both_masks_show_the_same_cells(responses: list[Any], window: int | None) -> None:
     layouts = [lay_out((11,), r, SCHEME, async_close=CLOSE, end=END) for r in responses]
@@ -110,7 +111,6 @@ def scores_and_gradient(model: PreTrainedModel, layouts: list[Layout]) -> tuple[
 
 
 @pytest.mark.gpu
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("make", TINY_MODELS.values(), ids=TINY_MODELS)
 def test_the_compiled_kernel_computes_the_same_on_a_gpu(
     make: Callable[..., PreTrainedModel],

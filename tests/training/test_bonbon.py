@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
@@ -27,6 +27,7 @@ from pasta_decoding.training.pairs import (
     pair_inputs,
     reference_sums,
 )
+from tests.examples import few
 from tests.law import world
 from tests.law.watched import Watched
 from tests.tiny import tiny_llama
@@ -176,7 +177,7 @@ def test_a_sequences_log_probability_is_the_sum_over_its_teacher_forced_threads(
     assert found.worst == pytest.approx(decoded_log_probability(sibling), abs=1e-3)
 
 
-@settings(max_examples=10)
+@few(10)
 @given(world.answers().filter(bool))
 def test_that_holds_for_any_answer(segments: list[Segment]) -> None:
     example = PairExample(layout(WORST), layout(segments), candidates=2)

@@ -86,7 +86,6 @@ def test_packs_are_shared_out_evenly_and_what_fills_the_last_turn_teaches_nothin
     assert len(shared[-1]["view"].label_L) == len(shared[-1]["view"].source_L) == 0
 
 
-@pytest.mark.timeout(300)
 def test_two_processes_give_the_curve_and_the_adapter_of_one(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
@@ -122,7 +121,6 @@ def test_no_process_goes_before_the_adapter_is_written(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_two_processes_go_on_from_a_checkpoint_of_their_own(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
@@ -139,7 +137,6 @@ def test_two_processes_go_on_from_a_checkpoint_of_their_own(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_packs_that_do_not_divide_over_the_processes_are_refused(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:

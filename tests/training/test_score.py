@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.lang.layout import Layout, lay_out
 from pasta_decoding.training.score import label_logprobs, score_layouts
 from pasta_decoding.training.view import view, visibility
+from tests.examples import few
 from tests.law.world import CHUNK_AFTER_SYNC, CLOSE, END, SCHEME, answers
 from tests.tiny import tiny_gemma3, tiny_llama
 
@@ -26,7 +27,7 @@ def alone(model: torch.nn.Module, layout: Layout) -> torch.Tensor:
     return torch.stack([logprobs_TV[n, label] for n, label in pairs])
 
 
-@settings(max_examples=10)
+@few(10)
 @given(st.lists(answers().filter(bool), min_size=1, max_size=4))
 def test_packing_changes_no_score(responses: list) -> None:  # type: ignore[type-arg]
     model = tiny_llama()
