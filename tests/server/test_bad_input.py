@@ -67,8 +67,6 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "stream": ({"stream": "yes"}, "stream: Input should be a valid boolean"),
     "options": ({"stream_options": {}}, "stream_options is only allowed when stream is true"),
     "tools": ({"tools": [{"type": "function"}]}, "tools is not supported"),
-    "penalty": ({"repetition_penalty": 1.1}, "repetition_penalty is not supported"),
-    "min_p": ({"min_p": 0.1}, "min_p is not supported"),
     "format": ({"response_format": {"type": "json_object"}}, "response_format is not supported"),
 }
 
@@ -132,12 +130,6 @@ def test_a_prompt_that_is_none_is_refused(
     assert got.status == 400
     assert got.error["param"] == param
     assert got.error["message"]
-
-
-def test_log_probabilities_are_refused_where_0_asks_for_them(server: Running) -> None:
-    body = {"model": MODEL, "prompt": "x", "max_tokens": 2, "logprobs": 0}
-    assert server.ask("/v1/completions", body).error["message"] == "logprobs is not supported"
-    assert server.ask("/v1/completions", body | {"logprobs": None}).status == 200
 
 
 def test_an_unknown_model_is_404_and_the_right_one_is_named(server: Running) -> None:

@@ -286,3 +286,31 @@ def test_under_load_a_remote_answer_is_sequential_and_says_so(setup: Setup) -> N
     again: Any = setup.server.client().chat.completions.create(**insisted)
     assert again.choices[0].message.content == "First: the only chunk Then the end."
     assert again.usage.model_extra["sequential_choices"] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"frequency_penalty": 1}, "servers of completions cannot count what an answer repeats"),
+        ({"repetition_penalty": 1.2}, "servers of completions cannot count what an answer"),
+        ({"logprobs": True}, "the model's own server tells ids alone, and no logprobs"),
+    ],
+)
+def test_what_servers_cannot_do_is_refused(
+    change: dict[str, Any], reason: str, setup: Setup
+) -> None:
+    got = setup.server.ask("/v1/chat/completions", setup.body(**change))
+    assert (got.status, got.error["type"]) == (400, "invalid_request_error")
+    assert got.error["message"].startswith(reason)
+    assert not setup.fake.bodies
+
+
+def test_what_servers_can_do_is_passed_on(setup: Setup) -> None:
+    control = setup.remote.vocabulary.control
+    bias = {"20": 1.5, str(control.async_open): 50}
+    got = setup.server.ask("/v1/chat/completions", setup.body(min_p=0.05, logit_bias=bias))
+    assert got.status == 200
+    assert {body["min_p"] for body in setup.fake.bodies} == {0.05}
+    assert {body["logit_bias"]["20"] for body in setup.fake.bodies} == {1.5}
+    banned = [body["logit_bias"].get(str(control.async_open)) for body in setup.fake.bodies]
+    assert set(banned) == {-100}, "what may never come is forbidden all the same"

@@ -46,6 +46,18 @@ def run(
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
     top_k: Annotated[int | None, typer.Option(help="Keep this many likeliest tokens.")] = None,
+    min_p: Annotated[
+        float, typer.Option(help="Keep tokens with this share of the likeliest's probability.")
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1: what was said, or asked, comes again less easily.")
+    ] = 1.0,
+    presence_penalty: Annotated[
+        float, typer.Option(help="Above 0: what was said comes again less easily.")
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float, typer.Option(help="Above 0: the more often it was said, the less easily.")
+    ] = 0.0,
     seed: Seed = 0,
     trace: Annotated[
         Path | None, typer.Option(help="Write Chrome trace events here; opens in Perfetto.")
@@ -59,7 +71,16 @@ def run(
     from pasta_decoding.runtime.sampling import Sampling
 
     rules = Rules(max_tokens=max_tokens, max_threads=max_threads, parallel=not sequential)
-    sampling = Sampling(temperature, top_p, top_k, seed)
+    sampling = Sampling(
+        temperature,
+        top_p,
+        top_k,
+        seed,
+        min_p,
+        repetition_penalty,
+        presence_penalty,
+        frequency_penalty,
+    )
     question = read_prompt(prompt)
     if trace is not None and loading.engine is EngineName.remote:
         raise PastaError("servers do not say when they computed what", hint="Leave out --trace.")

@@ -71,6 +71,7 @@ class Completion:
     top_p: float = 1.0
     top_k: int | None = None
     seed: int = 0
+    min_p: float = 0.0
 
     def body(self, model: str) -> dict[str, Any]:
         """Return what is sent. All of sampling is said: some servers have a model's defaults."""
@@ -81,7 +82,7 @@ class Completion:
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": -1 if self.top_k is None else self.top_k,
-            "min_p": 0.0,
+            "min_p": self.min_p,
             "repetition_penalty": 1.0,
             "seed": self.seed,
             "logit_bias": {str(token): bias for token, bias in self.bias.items()} or None,

@@ -22,7 +22,9 @@ from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder, decoder_fields, joining_for
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.interpreter import Interpreter
+from pasta_decoding.runtime.penalties import Penalties
 from pasta_decoding.runtime.request import Request
+from pasta_decoding.runtime.sampling import Sampler, Sampling
 
 REMOTE_JOINS = (Joining.text,)
 
@@ -41,6 +43,20 @@ class RemoteDecoder(Decoder):
     def check(self, request: Request) -> None:
         """Raise PastaError if `request` could never be answered."""
         check_fits(request, Limits(self.service.vocabulary_size, self.service.max_positions))
+
+    def sampler(self, prompt: Sequence[int], sampling: Sampling, choice: int = 0) -> Sampler:
+        """See `Decoder`. Servers do not know which of what they are sent is an answer's text."""
+        if sampling.penalties != Penalties():
+            raise PastaError(
+                "servers of completions cannot count what an answer repeats across its threads",
+                hint="Leave penalties out, or decode on an engine here.",
+            )
+        if sampling.logprobs is not None:
+            raise PastaError(
+                "the model's own server tells ids alone, and no logprobs",
+                hint="Leave logprobs out, or decode on an engine here.",
+            )
+        return Decoder.sampler(self, prompt, sampling, choice)
 
     def writer(
         self, request: Request, pool: ReplicaPool, on_news: OnNews, *, queue_s: float = 0.0

@@ -210,7 +210,7 @@ class _ThreadStream:
     async def _instead(self, allowed: Constraint, refused: Collection[int]) -> int:
         """Return what the model would write in place of `refused`."""
         self._writer.lease.sent.corrections += 1
-        asked = self._ask(1, _bias(allowed, refused), tries=len(refused))
+        asked = self._ask(1, self._bias(allowed, refused), tries=len(refused))
         async with aclosing(asked) as tokens:
             if found := [token async for token in tokens]:
                 return found[0]
@@ -226,16 +226,18 @@ class _ThreadStream:
         closing = control.sync if self._thread == MAIN else control.async_close
         sampler = writer.request.chooser
         assert isinstance(sampler, Sampler), "a server chooses by itself"
+        all_bias = {**sampler.sampling.logit_bias, **bias}
         asked = Completion(
             prompt=tuple(context),
             max_tokens=max(1, min(most, service.max_positions - len(context))),
             stops=(closing, *sorted(vocabulary.eos_ids)),
             end=vocabulary.end,
-            bias={token: by for token, by in bias.items() if token < service.vocabulary_size},
+            bias={token: by for token, by in all_bias.items() if token < service.vocabulary_size},
             temperature=0.0 if sampler.sampling.greedy else sampler.sampling.temperature,
             top_p=sampler.sampling.top_p,
             top_k=sampler.sampling.top_k,
             seed=self._seed(sampler, tries),
+            min_p=sampler.sampling.min_p,
         )
         return writer.pool.stream(writer.lease, asked)
 
@@ -245,6 +247,21 @@ class _ThreadStream:
         key = (sampler.sampling.seed, sampler.request, self._thread, index, tries)
         return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> 1)
 
+    def _bias(self, allowed: Constraint, refused: Collection[int]) -> dict[int, float]:
+        """Return a bias under which nothing of `refused` comes, and little that is forbidden.
+
+        Where all that is forbidden is too much for a request, what is forbidden anywhere is left
+        out: it hardly ever comes.
+        """
+        sampler = self._writer.request.chooser
+        own = sampler.sampling.logit_bias if isinstance(sampler, Sampler) else {}
+        bans = dict.fromkeys(refused, BAN)
+        only = allowed.instead if allowed.only is None else allowed.only
+        if only is not None:
+            return dict.fromkeys(only.tolist(), -BAN) | bans
+        left_out = max(0, len(allowed.banned) + len(refused) + len(own) - MAX_BIASES)
+        return dict.fromkeys(allowed.banned[left_out:].tolist(), BAN) | bans
+
     def _lasting_bans(self) -> dict[int, float]:
         """Forbid what the thread may never write, whatever the others do."""
         interpreter = self._writer.interpreter
@@ -253,20 +270,6 @@ class _ThreadStream:
         if self._thread == MAIN and interpreter.rules.parallel:
             may_come = {control.promise_open, control.sync, *control.promise_close.values()}
         return dict.fromkeys(control.ids - may_come, BAN)
-
-
-def _bias(allowed: Constraint, refused: Collection[int]) -> dict[int, float]:
-    """Return a bias under which nothing of `refused` comes, and little else that is forbidden.
-
-    Where all that is forbidden is too much for a request, what is forbidden anywhere is left out:
-    it hardly ever comes.
-    """
-    bans = dict.fromkeys(refused, BAN)
-    only = allowed.instead if allowed.only is None else allowed.only
-    if only is not None:
-        return dict.fromkeys(only.tolist(), -BAN) | bans
-    left_out = max(0, len(allowed.banned) + len(refused) - MAX_BIASES)
-    return dict.fromkeys(allowed.banned[left_out:].tolist(), BAN) | bans
 
 
 def _current_task() -> asyncio.Task[None] | None:

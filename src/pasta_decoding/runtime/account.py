@@ -16,7 +16,7 @@ from pasta_decoding.runtime.actions import (
 )
 from pasta_decoding.runtime.events import Closed, Delta, Event, Finished, Opened, Synced
 from pasta_decoding.runtime.interpreter import Interpreter
-from pasta_decoding.runtime.sampling import Choice
+from pasta_decoding.runtime.sampling import Choice, TokenLogprobs
 from pasta_decoding.runtime.text import ThreadText
 
 
@@ -26,6 +26,8 @@ class Account:
 
     began_s: when it was asked for, by the clock of whoever stamps.
     chosen:  how many tokens each thread has chosen.
+    _told:   what was told of each thread's last token,
+    _untold: and of those whose text waits for more.
     """
 
     interpreter: Interpreter
@@ -37,6 +39,8 @@ class Account:
     first_token_s: float | None = None
     drained_events: int = 0
     texts: dict[int, ThreadText] = field(default_factory=dict)
+    _told: dict[int, TokenLogprobs | None] = field(default_factory=dict)
+    _untold: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.texts[MAIN] = ThreadText(self.interpreter.vocabulary.decode)
@@ -44,6 +48,7 @@ class Account:
     def note(self, thread: int, choice: Choice) -> None:
         """Count a token that was chosen. A chunk that ends the whole answer means its own end."""
         self.chosen[thread] = self.chosen.get(thread, 0) + 1
+        self._told[thread] = choice.logprobs
         ends_answer = thread != MAIN and choice.token in self.interpreter.vocabulary.eos_ids
         self.interventions += choice.intervened or ends_answer
 
@@ -80,9 +85,14 @@ class Account:
         control = self.interpreter.vocabulary.control.ids
         if token in control or self.interpreter.in_topic(thread):
             return
+        if told := self._told.get(thread):
+            self._untold.setdefault(thread, []).append(told)
         if text := self.texts[thread].add(token):
-            self.events.append(Delta(thread, text))
+            self.events.append(self._delta(thread, text))
 
     def _rest(self, thread: int) -> list[Event]:
         text = self.texts[thread].end()
-        return [Delta(thread, text)] if text else []
+        return [self._delta(thread, text)] if text else []
+
+    def _delta(self, thread: int, text: str) -> Delta:
+        return Delta(thread, text, tuple(self._untold.pop(thread, ())))

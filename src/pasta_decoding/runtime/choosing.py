@@ -37,5 +37,5 @@ def _step_on_device(engine: KeepsLogits, feeds: Sequence[Feed], wanting: Sequenc
 
     draws = [row.generation.draw(row.thread) for row in wanting]
     tokens = draw_rows(logits_FV, draws) if draws else []
-    for number, (row, token) in enumerate(zip(wanting, tokens, strict=True)):
-        row.generation.settle(row.thread, token, partial(fetch, number))
+    for number, (row, draw, token) in enumerate(zip(wanting, draws, tokens, strict=True)):
+        row.generation.settle(row.thread, draw, token, partial(fetch, number))

@@ -14,6 +14,7 @@ from pasta_decoding.models.loading import Loaded
 from pasta_decoding.models.prompt import Message, PromptEncoder
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Event
+from pasta_decoding.runtime.penalties import History, Penalties
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Chooser, Sampler, Sampling
@@ -63,7 +64,23 @@ class Decoder:
     ) -> Request:
         """Return the request that answers `prompt`."""
         ids = self.prompt_ids(prompt, rules.max_tokens)
-        return self.request_of(ids, rules, Sampler(sampling), max_seconds=max_seconds)
+        return self.request_of(ids, rules, self.sampler(ids, sampling), max_seconds=max_seconds)
+
+    def sampler(self, prompt: Sequence[int], sampling: Sampling, choice: int = 0) -> Sampler:
+        """Return what chooses the tokens of one answer; `choice` tells those of a request apart.
+
+        Raises PastaError for a bias of ids that the model does not have.
+        """
+        known = len(self.vocabulary.texts)
+        if unknown := [token for token in sampling.logit_bias if not 0 <= token < known]:
+            raise PastaError(
+                f"logit_bias names the id {unknown[0]}, and the model has those below {known}"
+            )
+        if sampling.penalties == Penalties():
+            return Sampler(sampling, choice)
+        control = self.vocabulary.control
+        exempt = control.ids | self.vocabulary.eos_ids
+        return Sampler(sampling, choice, History(prompt, control, exempt))
 
     def request_of(
         self,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -24,6 +25,7 @@ TURNS = 4
 @torch.inference_mode()
 def draw_rows(logits_FV: Tensor, draws: Sequence[Draw]) -> list[int]:
     """Return the token that each draw takes from its row."""
+    logits_FV = _adjusted(logits_FV, draws)
     tokens_F = logits_FV.argmax(1)
     sampled = [row for row, draw in enumerate(draws) if not draw.greedy]
     if sampled:
@@ -33,6 +35,24 @@ def draw_rows(logits_FV: Tensor, draws: Sequence[Draw]) -> list[int]:
         # A row without a number in it has no draw: it keeps what argmax makes of it.
         tokens_F[rows] = torch.where(found_F < 0, tokens_F[rows], found_F)
     return [int(token) for token in tokens_F.tolist()]
+
+
+def _adjusted(logits_FV: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """See `Adjustment.apply`; what is given stays as it is."""
+    changed = [(row, draw.adjustment) for row, draw in enumerate(draws) if draw.adjustment]
+    if not changed:
+        return logits_FV
+    device = logits_FV.device
+    rows = np.concatenate([np.full(len(one.ids), row) for row, one in changed])
+    place = tuple(
+        torch.from_numpy(ids).to(device)
+        for ids in (rows, np.concatenate([one.ids for _, one in changed]))
+    )
+    factors = torch.from_numpy(np.concatenate([one.factors for _, one in changed])).to(device)
+    added = torch.from_numpy(np.concatenate([one.added for _, one in changed])).to(device)
+    found = logits_FV[place]
+    scaled = torch.where(found > 0, found / factors, found * factors)
+    return logits_FV.index_put(place, scaled + added)
 
 
 def _weights(logits_FV: Tensor, draws: Sequence[Draw]) -> Tensor:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pasta_decoding.lang.layout import MAIN
+from pasta_decoding.runtime.sampling import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +24,11 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """More text of a thread."""
+    """More text of a thread, and what the model made of its tokens, if that was asked for."""
 
     thread: int
     text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +60,20 @@ class Ordered:
     """Turns live events into text in reading order, as early as that order allows."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[int, list[str]]] = [(MAIN, [])]
+        self._waiting: list[tuple[int, list[Delta]]] = [(MAIN, [])]
         self._closed: set[int] = set()
 
     def feed(self, event: Event) -> str:
         """Return the text that can be shown after `event`."""
+        return "".join(delta.text for delta in self.deltas(event))
+
+    def deltas(self, event: Event) -> list[Delta]:
+        """Return what can be shown after `event`."""
         match event:
             case Opened(thread):
                 self._waiting += [(thread, []), (MAIN, [])]
-            case Delta(thread, text):
-                self._place(thread).append(text)
+            case Delta(thread):
+                self._place(thread).append(event)
             case Closed(thread):
                 self._closed.add(thread)
             case Finished():
@@ -76,11 +82,11 @@ class Ordered:
                 pass
         return self._release()
 
-    def _place(self, thread: int) -> list[str]:
+    def _place(self, thread: int) -> list[Delta]:
         return next(held for owner, held in reversed(self._waiting) if owner == thread)
 
-    def _release(self) -> str:
-        shown: list[str] = []
+    def _release(self) -> list[Delta]:
+        shown: list[Delta] = []
         while self._waiting:
             thread, held = self._waiting[0]
             shown += held
@@ -89,7 +95,7 @@ class Ordered:
             if len(self._waiting) == 1 or (thread != MAIN and thread not in self._closed):
                 break
             self._waiting.pop(0)
-        return "".join(shown)
+        return shown
 
 
 def ordered(events: Iterable[Event]) -> Iterator[str]:

@@ -145,12 +145,13 @@ class Generation:
         assert isinstance(self.request.chooser, Sampler), "others want the logits"
         return self.request.chooser.draw(thread, self.account.chosen.get(thread, 0))
 
-    def settle(self, thread: int, wanted: int, logits: Callable[[], FloatArray]) -> None:
-        """Choose the next token where `draw` drew `wanted`; `logits` fetches the row."""
+    def settle(
+        self, thread: int, draw: Draw, wanted: int, logits: Callable[[], FloatArray]
+    ) -> None:
+        """Choose the next token where `draw` took `wanted`; `logits` fetches the row."""
         assert isinstance(self.request.chooser, Sampler), "others draw nothing"
-        index = self.account.chosen.get(thread, 0)
         allowed = self.interpreter.constraint(thread)
-        self._take(thread, self.request.chooser.settle(thread, index, wanted, logits, allowed))
+        self._take(thread, self.request.chooser.settle(thread, draw, wanted, logits, allowed))
 
     def _take(self, thread: int, choice: Choice) -> None:
         self.account.note(thread, choice)

@@ -6,8 +6,9 @@ scheduling nor on who else is being decoded. Shapes: V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,10 +17,23 @@ import numpy.typing as npt
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import MAIN, ChunkRun, PromiseRun, Run, Segment
 from pasta_decoding.runtime import drawing
-from pasta_decoding.runtime.drawing import Cut, uniforms, weights
+from pasta_decoding.runtime.drawing import Adjustment, Cut, uniforms, weights
+from pasta_decoding.runtime.penalties import History, Penalties, biased
 from pasta_decoding.runtime.rules import Constraint
 
 Logits = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """What the model made of a token: natural logarithms, before anything that sampling does.
+
+    top: the likeliest ids of all, where they were asked for, the likeliest first.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +42,7 @@ class Choice:
 
     token: int
     intervened: bool
+    logprobs: TokenLogprobs | None = None
 
 
 class Chooser(Protocol):
@@ -38,28 +53,51 @@ class Chooser(Protocol):
         ...
 
 
+MAX_REPETITION = 2
 GREEDY_BELOW = 1e-5
 """A temperature under this is taken as 0: logits divided by it would leave what floats hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to choose. `temperature` 0 is greedy; `top_k` None and `top_p` 1 keep every token."""
+    """How to choose. `temperature` 0 is greedy; the other defaults change nothing.
+
+    logit_bias: what is added to the logits of some ids. What may not stand stays out all the same.
+    logprobs:   how many alternatives to each token are told, beside its own; None: nothing is.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int | None = None
     seed: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature <= 100:
-            raise PastaError(f"temperature {self.temperature} is not between 0 and 100")
+        _check("temperature", self.temperature, 0, 100)
+        _check("min-p", self.min_p, 0, 1)
+        _check("presence penalty", self.presence_penalty, -2, 2)
+        _check("frequency penalty", self.frequency_penalty, -2, 2)
+        for bias in self.logit_bias.values():
+            _check("logit bias", bias, -100, 100)
         if not 0 < self.top_p <= 1:
             raise PastaError(f"top-p {self.top_p} is not above 0 and at most 1")
+        if not 0 < self.repetition_penalty <= MAX_REPETITION:
+            most, given = MAX_REPETITION, self.repetition_penalty
+            raise PastaError(f"repetition penalty {given} is not above 0 and at most {most}")
         if self.top_k is not None and self.top_k < 1:
             raise PastaError(f"top-k {self.top_k} is not at least 1")
         if self.seed < 0:
             raise PastaError(f"seed {self.seed} is not at least 0")
+
+    @property
+    def penalties(self) -> Penalties:
+        """What repeated tokens lose."""
+        return Penalties(self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
 
     @property
     def greedy(self) -> bool:
@@ -71,60 +109,101 @@ class Sampling:
 class Draw:
     """What settles a thread's next token before anybody looks at the logits.
 
-    key: what the noise follows from.
+    key:        what the noise follows from.
+    adjustment: what comes before anything else, if there is any.
     """
 
     temperature: float
     cut: Cut
     key: tuple[int, ...]
+    adjustment: Adjustment | None = None
 
     @property
     def greedy(self) -> bool:
         """Is there nothing to draw?"""
         return self.temperature < GREEDY_BELOW
 
+    def adjusted(self, logits_V: Logits) -> Logits:
+        """Return the logits among which it chooses."""
+        return logits_V if self.adjustment is None else self.adjustment.apply(logits_V)
+
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Chooses by `sampling`; `request` tells answers with the same seed apart."""
+    """Chooses by `sampling`; `request` tells answers with the same seed apart.
+
+    history: of the one answer that it chooses for at a time; penalties need it.
+    """
 
     sampling: Sampling
     request: int = 0
+    history: History | None = None
 
     def choose(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
         """See `Chooser`. Overruled is the choice among all tokens."""
-        wanted = drawn(logits_V, self.draw(thread, index))
-        return self.settle(thread, index, wanted, lambda: logits_V, allowed)
+        draw = self.draw(thread, index)
+        return self.settle(thread, draw, drawn(logits_V, draw), lambda: logits_V, allowed)
 
     def draw(self, thread: int, index: int) -> Draw:
-        """Return what draws a token among all."""
+        """Return what draws the `index`-th token of `thread` among all."""
         sampling = self.sampling
-        cut = Cut(sampling.top_p, sampling.top_k)
-        return Draw(sampling.temperature, cut, (sampling.seed, self.request, thread, index))
+        cut = Cut(sampling.top_p, sampling.top_k, sampling.min_p)
+        key = (sampling.seed, self.request, thread, index)
+        return Draw(sampling.temperature, cut, key, self._adjustment(thread, index))
 
     def settle(
         self,
         thread: int,
-        index: int,
+        draw: Draw,
         wanted: int,
         logits: Callable[[], Logits],
         allowed: Constraint,
     ) -> Choice:
-        """Choose where `wanted` was drawn among all tokens: another if it may not stand there.
+        """Choose where `draw` took `wanted` of all tokens: another if it may not stand there.
 
         That is drawn anew from the ones that may, which leaves their ratios as they are. `logits`
         fetches the row, where it is needed.
         """
-        if allowed.admits(wanted):
-            return Choice(wanted, intervened=False)
-        return Choice(
-            drawn_within(logits, self.draw(thread, index), allowed),
-            intervened=not allowed.forced,
-        )
+        admitted = allowed.admits(wanted)
+        token = wanted if admitted else drawn_within(logits, draw, allowed)
+        if self.history is not None:
+            self.history.note(thread, token)
+        top = self.sampling.logprobs
+        told = None if top is None else logprobs_of(logits(), token, top)
+        return Choice(token, not admitted and not allowed.forced, told)
+
+    def _adjustment(self, thread: int, index: int) -> Adjustment | None:
+        sampling = self.sampling
+        if self.history is None:
+            return biased(sampling.logit_bias) if sampling.logit_bias else None
+        if (thread, index) == (MAIN, 0):
+            self.history.begin()
+        return self.history.adjustment(thread, sampling.penalties, sampling.logit_bias)
+
+
+def logprobs_of(logits_V: Logits, token: int, top: int) -> TokenLogprobs:
+    """Return the logarithm of a token's probability, and those of the `top` likeliest."""
+    most = float(logits_V.max())
+    total = most + math.log(float(np.exp(logits_V - most).sum(dtype=np.float64)))
+    top = min(top, len(logits_V))
+    ids = np.argpartition(logits_V, -top)[-top:] if top else np.array([], dtype=np.int64)
+    ranked = sorted(((one, float(logits_V[one]) - total) for one in ids.tolist()), key=_by_logprob)
+    return TokenLogprobs(token, float(logits_V[token]) - total, tuple(ranked))
+
+
+def _by_logprob(one: tuple[int, float]) -> tuple[float, int]:
+    token, logprob = one
+    return -logprob, token
+
+
+def _check(name: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise PastaError(f"{name} {value} is not between {least} and {most}")
 
 
 def drawn(logits_V: Logits, draw: Draw) -> int:
     """Return the token that is drawn among all."""
+    logits_V = draw.adjusted(logits_V)
     if draw.greedy:
         return int(logits_V.argmax())
     weight_V = weights(logits_V, draw.temperature, draw.cut)
@@ -137,7 +216,7 @@ def drawn_within(logits: Callable[[], Logits], draw: Draw, allowed: Constraint) 
     only = allowed.instead if allowed.only is None else allowed.only
     if only is not None and len(only) == 1:
         return int(only[0])
-    logits_V = logits()
+    logits_V = draw.adjusted(logits())
     if draw.greedy:
         return best_allowed(logits_V, allowed)
     weight_V = weights(logits_V, draw.temperature, draw.cut)

@@ -7,7 +7,7 @@ import hashlib
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.resources import files
@@ -20,13 +20,15 @@ from pasta_decoding import __version__
 from pasta_decoding.models.prompt import Message
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
-from pasta_decoding.server import schema
+from pasta_decoding.server import requests, schema
 from pasta_decoding.server.backend import Ask, Backend
 from pasta_decoding.server.errors import ApiError, install
 from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.replies import ChatForm, Form, Reply, TextForm
 from pasta_decoding.server.transport import Guard, StreamedReply, WholeReply
 
+TAGS_AMONG = 16
+"""Alternatives that are looked at beside those that are told: some may be tags, which are not."""
 OPEN_PATHS = frozenset({"/", "/health"})
 """What is shown without the API key: nothing that tells what others ask."""
 
@@ -95,15 +97,15 @@ def openai_routes(backend: Backend, settings: Settings) -> APIRouter:
     )
 
     @router.post("/chat/completions", responses=_replies(schema.ChatCompletion, schema.ChatChunk))
-    async def chat(body: schema.ChatRequest) -> Response:
+    async def chat(body: requests.ChatRequest) -> Response:
         """Answer a conversation."""
         desk.check(body, prompts=1)
         limit = body.limit or settings.answer_tokens
         messages = [Message(_role(message.role), message.text) for message in body.messages]
-        return desk.answer(body, ChatForm(), [backend.intake.chat_prompt(messages, limit)], limit)
+        return desk.answer(body, ChatForm, [backend.intake.chat_prompt(messages, limit)], limit)
 
     @router.post("/completions", responses=_replies(schema.TextCompletion, schema.TextChunk))
-    async def complete(body: schema.CompletionRequest) -> Response:
+    async def complete(body: requests.CompletionRequest) -> Response:
         """Go on from a text, without the chat template."""
         desk.check(body, prompts=len(body.prompts))
         limit = body.limit or settings.answer_tokens
@@ -111,7 +113,7 @@ def openai_routes(backend: Backend, settings: Settings) -> APIRouter:
             backend.intake.text_prompt(prompt, limit) if isinstance(prompt, str) else tuple(prompt)
             for prompt in body.prompts
         ]
-        return desk.answer(body, TextForm(), prompts, limit)
+        return desk.answer(body, TextForm, prompts, limit)
 
     @router.get("/models", response_model=schema.ModelList)
     async def models() -> schema.ModelList:
@@ -139,23 +141,23 @@ class _Desk:
             message = f"there is no model {name!r} here, but {self.settings.model!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
-    def check(self, body: schema.AnswerRequest, prompts: int) -> None:
+    def check(self, body: requests.AnswerRequest, prompts: int) -> None:
         """Refuse what would be refused later, before time goes into reading its prompts."""
         self.check_model(body.model)
         self.backend.intake.check_room(prompts * (body.n or 1))
 
     def answer(
         self,
-        body: schema.AnswerRequest,
-        form: Form,
+        body: requests.Body,
+        form_of: Callable[[int | None, Sequence[str]], Form],
         prompts: Sequence[tuple[int, ...]],
         limit: int,
     ) -> Response:
         asks = _asks(body, prompts, limit)
         prompt_tokens = sum(map(len, prompts))
-        reply = Reply(
-            form, self.settings.model, len(asks), prompt_tokens, self.backend.intake.plain_tokens
-        )
+        decoder = self.backend.intake.decoder
+        form = form_of(body.alternatives, decoder.vocabulary.texts)
+        reply = Reply(form, self.settings.model, len(asks), prompt_tokens, decoder.plain_tokens)
         answers = self.backend.submit(asks)
         if body.stream:
             return StreamedReply(answers, reply.stream(answers, body.options))
@@ -208,7 +210,7 @@ def _digests(page: str, tag: str) -> str:
     return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
 
 
-def _asks(body: schema.AnswerRequest, prompts: Sequence[tuple[int, ...]], limit: int) -> list[Ask]:
+def _asks(body: requests.Body, prompts: Sequence[tuple[int, ...]], limit: int) -> list[Ask]:
     """Return one ask a choice: the choices of the first prompt, then those of the second, ..."""
     rules = Rules(max_tokens=limit, parallel=body.pasta_parallel is not False)
     sampling = Sampling(
@@ -216,6 +218,12 @@ def _asks(body: schema.AnswerRequest, prompts: Sequence[tuple[int, ...]], limit:
         top_p=1.0 if body.top_p is None else body.top_p,
         top_k=body.top_k if body.top_k and body.top_k > 0 else None,
         seed=secrets.randbits(63) if body.seed is None else body.seed,
+        min_p=body.min_p or 0.0,
+        repetition_penalty=body.repetition_penalty or 1.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
+        logprobs=None if body.alternatives is None else body.alternatives + TAGS_AMONG,
     )
     each = [prompt for prompt in prompts for _ in range(body.n or 1)]
     stops = tuple(body.stop)

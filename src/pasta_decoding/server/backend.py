@@ -15,6 +15,7 @@ from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
+from pasta_decoding.server.stop_filter import Placed
 
 if TYPE_CHECKING:
     from pasta_decoding.server.intake import Intake
@@ -42,12 +43,14 @@ class Piece:
     """What a step brought: events as they happened, and the text that can be shown now.
 
     step: forward steps that the answer had behind its prefill when they happened.
+    tokens: those of the text, if they were asked for.
     """
 
     choice: int
     step: int
     events: tuple[Event, ...]
     text: str
+    tokens: tuple[Placed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

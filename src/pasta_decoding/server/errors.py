@@ -13,7 +13,8 @@ from starlette.exceptions import HTTPException
 from pasta_decoding.errors import PastaError
 from pasta_decoding.remote.completions import RemoteError
 from pasta_decoding.server.backend import BusyError, StoppedError
-from pasta_decoding.server.schema import FIELDS, ErrorDetail, ErrorReply
+from pasta_decoding.server.requests import FIELDS
+from pasta_decoding.server.schema import ErrorDetail, ErrorReply
 
 INVALID = "invalid_request_error"
 
@@ -110,6 +111,8 @@ def invalid(problems: Sequence[Mapping[str, Any]]) -> ApiError:
     if isinstance(problem["input"], bytes):
         message = "the body has to be sent as JSON, with the header Content-Type: application/json"
         return ApiError(415, message, code="unsupported_media_type")
+    if named := problem.get("ctx", {}).get("param"):
+        return ApiError(400, str(problem["msg"]), param=named, code="unsupported_parameter")
     where = _field(_place(problem))
     what = str(problem["msg"]).removeprefix("Value error, ")
     return ApiError(400, f"{where}: {what}" if where else what, param=where or None)

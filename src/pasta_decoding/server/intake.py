@@ -11,7 +11,6 @@ from pasta_decoding.models.prompt import Message
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.sampling import Sampler
 from pasta_decoding.server.backend import Ask, BusyError, Load
 
 FIRST_GUESS_S = 5.0
@@ -57,7 +56,8 @@ class Intake:
 
     def request(self, ask: Ask) -> Request:
         """Return what the runtime is asked."""
-        return self.decoder.request_of(ask.prompt, ask.rules, Sampler(ask.sampling, ask.choice))
+        sampler = self.decoder.sampler(ask.prompt, ask.sampling, ask.choice)
+        return self.decoder.request_of(ask.prompt, ask.rules, sampler)
 
     def check_room(self, answers: int) -> None:
         """Raise BusyError if there is no room for all answers of a request.

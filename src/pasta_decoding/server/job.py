@@ -70,4 +70,4 @@ class Job:
         if text and not self._shown:
             self._shown = True
             self._metrics.first_text(self.age_s)
-        return Piece(self._ask.choice, step, events, text)
+        return Piece(self._ask.choice, step, events, text, self._filter.take_tokens())

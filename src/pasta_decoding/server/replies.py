@@ -11,9 +11,15 @@ from uuid import uuid4
 from pasta_decoding import __version__
 from pasta_decoding.runtime import events as live
 from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.sampling import TokenLogprobs
+from pasta_decoding.runtime.vocabulary import FRAGMENT
 from pasta_decoding.server import schema
 from pasta_decoding.server.backend import Answers, Ended, Piece
+from pasta_decoding.server.requests import StreamOptions
+from pasta_decoding.server.stop_filter import Placed
 
+LEAST_LOGPROB = -9999.0
+"""What is told of a token that could not have come; JSON knows no infinity."""
 FINGERPRINT = f"pasta-{__version__}"
 
 
@@ -24,6 +30,7 @@ class Part:
     choice: int
     text: str
     events: tuple[schema.Event, ...] = ()
+    tokens: tuple[Placed, ...] = ()
     reason: schema.FinishReason | None = None
 
 
@@ -64,9 +71,16 @@ class Form(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class ChatForm:
-    """`/v1/chat/completions`."""
+    """`/v1/chat/completions`.
 
+    alternatives: how many to tell beside each token; None: nothing about tokens.
+    texts:        of each token.
+    """
+
+    alternatives: int | None
+    texts: Sequence[str]
     prefix = "chatcmpl"
 
     def begin(self, head: Head, choices: int) -> list[schema.Wire]:
@@ -80,6 +94,7 @@ class ChatForm:
         piece = schema.ChatChunkChoice(
             index=part.choice,
             delta=schema.ChatDelta(content=part.text or None),
+            logprobs=self._logprobs(part) if part.tokens else None,
             finish_reason=part.reason,
             pasta_events=events,
         )
@@ -95,11 +110,23 @@ class ChatForm:
             schema.ChatChoice(
                 index=part.choice,
                 message=schema.AssistantMessage(content=part.text),
+                logprobs=self._logprobs(part),
                 finish_reason=_reason(part),
             )
             for part in parts
         ]
         return schema.ChatCompletion(**_fields(head), choices=choices, usage=usage)
+
+    def _logprobs(self, part: Part) -> schema.ChatLogprobs | None:
+        if self.alternatives is None:
+            return None
+        return schema.ChatLogprobs(content=[self._token(one.logprobs) for one in part.tokens])
+
+    def _token(self, found: TokenLogprobs) -> schema.TokenLogprob:
+        top = alternatives(found, self.alternatives or 0, self.texts)
+        ranked = [schema.TopLogprob(**_told(self.texts[one], logprob)) for one, logprob in top]
+        own = _told(self.texts[found.token], found.logprob)
+        return schema.TokenLogprob(**own, top_logprobs=ranked)
 
     def _chunk(
         self, head: Head, choices: list[schema.ChatChunkChoice], usage: schema.Usage | None = None
@@ -107,9 +134,12 @@ class ChatForm:
         return schema.ChatChunk(**_fields(head), choices=choices, usage=usage)
 
 
+@dataclass(frozen=True, slots=True)
 class TextForm:
-    """`/v1/completions`."""
+    """`/v1/completions`. Its fields are those of `ChatForm`."""
 
+    alternatives: int | None
+    texts: Sequence[str]
     prefix = "cmpl"
 
     def begin(self, head: Head, choices: int) -> list[schema.Wire]:  # noqa: ARG002
@@ -118,7 +148,7 @@ class TextForm:
 
     def chunk(self, head: Head, part: Part, events: list[schema.Event] | None) -> schema.Wire:
         """See `Form`."""
-        return schema.TextChunk(**_fields(head), choices=[_text_choice(part, events)])
+        return schema.TextChunk(**_fields(head), choices=[self._choice(part, events)])
 
     def last(self, head: Head, usage: schema.Usage) -> schema.Wire:
         """See `Form`."""
@@ -126,8 +156,33 @@ class TextForm:
 
     def whole(self, head: Head, parts: Sequence[Part], usage: schema.Usage) -> schema.Wire:
         """See `Form`."""
-        choices = [_text_choice(part) for part in parts]
+        choices = [self._choice(part) for part in parts]
         return schema.TextCompletion(**_fields(head), choices=choices, usage=usage)
+
+    def _choice(self, part: Part, events: list[schema.Event] | None = None) -> schema.TextChoice:
+        return schema.TextChoice(
+            index=part.choice,
+            text=part.text,
+            logprobs=self._logprobs(part) if part.text or part.tokens else None,
+            finish_reason=part.reason,
+            pasta_events=events,
+        )
+
+    def _logprobs(self, part: Part) -> schema.TextLogprobs | None:
+        if self.alternatives is None:
+            return None
+        found = [one.logprobs for one in part.tokens]
+        return schema.TextLogprobs(
+            tokens=[self.texts[one.token] for one in found],
+            token_logprobs=[max(one.logprob, LEAST_LOGPROB) for one in found],
+            top_logprobs=[self._ranked(one) for one in found],
+            text_offset=[one.start for one in part.tokens],
+        )
+
+    def _ranked(self, found: TokenLogprobs) -> dict[str, float]:
+        top = alternatives(found, self.alternatives or 0, self.texts)
+        ranked = [*top, (found.token, found.logprob)]
+        return {self.texts[token]: max(logprob, LEAST_LOGPROB) for token, logprob in ranked}
 
 
 @dataclass
@@ -147,14 +202,14 @@ class Reply:
     _answers: list[Answer] = field(default_factory=list)
     _sequential: int = 0
     _texts: list[list[str]] = field(init=False)
+    _tokens: list[list[Placed]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._head = Head.new(self.form.prefix, self.model)
         self._texts = [[] for _ in range(self.choices)]
+        self._tokens = [[] for _ in range(self.choices)]
 
-    async def stream(
-        self, answers: Answers, options: schema.StreamOptions
-    ) -> AsyncIterator[schema.Wire]:
+    async def stream(self, answers: Answers, options: StreamOptions) -> AsyncIterator[schema.Wire]:
         """Yield the pieces of the stream as they come."""
         for piece in self.form.begin(self._head, self.choices):
             yield piece
@@ -169,7 +224,12 @@ class Reply:
         """Wait for the end and return everything at once."""
         reasons = {part.choice: part.reason async for part in self._parts(answers)}
         parts = [
-            Part(choice, "".join(self._texts[choice]), reason=reasons[choice])
+            Part(
+                choice,
+                "".join(self._texts[choice]),
+                tokens=tuple(self._tokens[choice]),
+                reason=reasons[choice],
+            )
             for choice in range(self.choices)
         ]
         return self.form.whole(self._head, parts, self._usage())
@@ -177,9 +237,10 @@ class Reply:
     async def _parts(self, answers: Answers) -> AsyncIterator[Part]:
         async for item in answers:
             match item:
-                case Piece(choice, step, events, text):
+                case Piece(choice, step, events, text, tokens):
                     self._texts[choice].append(text)
-                    yield Part(choice, text, tuple(wired(event, step) for event in events))
+                    self._tokens[choice] += tokens
+                    yield Part(choice, text, tuple(wired(event, step) for event in events), tokens)
                 case Ended(choice, answer, stopped, sequential):
                     self._answers.append(answer)
                     self._sequential += sequential
@@ -219,10 +280,14 @@ def server_sent(pieces: Iterable[schema.Wire]) -> bytes:
     return b"".join(b"data: " + piece.model_dump_json().encode() + b"\n\n" for piece in pieces)
 
 
-def _text_choice(part: Part, events: list[schema.Event] | None = None) -> schema.TextChoice:
-    return schema.TextChoice(
-        index=part.choice, text=part.text, finish_reason=part.reason, pasta_events=events
-    )
+def alternatives(found: TokenLogprobs, most: int, texts: Sequence[str]) -> list[tuple[int, float]]:
+    """Return the likeliest tokens that are text: a reader knows nothing of tags and ends."""
+    return [(token, logprob) for token, logprob in found.top if texts[token]][:most]
+
+
+def _told(text: str, logprob: float) -> dict[str, Any]:
+    whole = None if FRAGMENT in text else list(text.encode())
+    return {"token": text, "logprob": max(logprob, LEAST_LOGPROB), "bytes": whole}
 
 
 def _reason(part: Part) -> schema.FinishReason:

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from pasta_decoding.runtime.events import Event, Ordered
+from pasta_decoding.runtime.events import Delta, Event, Ordered
+from pasta_decoding.runtime.sampling import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A token of the text that is shown. `start`: characters before it, or before its piece."""
+
+    start: int
+    logprobs: TokenLogprobs
 
 
 class StopFilter:
@@ -20,18 +30,31 @@ class StopFilter:
         self._ordered = Ordered()
         self._stops = tuple(stops)
         self._held = ""
+        self._shown_chars = 0
+        self._tokens: list[Placed] = []
 
     def feed(self, events: Iterable[Event]) -> str:
         """Return the text that can be shown after `events`."""
-        coming = "".join(map(self._ordered.feed, events))
+        coming = "".join(self._take(delta) for one in events for delta in self._ordered.deltas(one))
         if self.stopped or not coming:
             return ""
-        self._held += coming
         places = [(self._held.find(stop), len(stop)) for stop in self._stops]
         found = [(place + chars, place) for place, chars in places if place >= 0]
         self.stopped = bool(found)
         _, shown = min(found, default=(0, len(self._held) - self._growing_chars()))
         return self._release(shown)
+
+    def take_tokens(self) -> tuple[Placed, ...]:
+        """Return the tokens of which something has been shown since the last call."""
+        shown = [one for one in self._tokens if one.start < self._shown_chars]
+        del self._tokens[: len(shown)]
+        return tuple(shown)
+
+    def _take(self, delta: Delta) -> str:
+        start = self._shown_chars + len(self._held)
+        self._tokens += [Placed(start, token) for token in delta.logprobs]
+        self._held += delta.text
+        return delta.text
 
     def finish(self) -> str:
         """Return what was held back, at the end of the answer."""
@@ -48,4 +71,5 @@ class StopFilter:
 
     def _release(self, chars: int) -> str:
         shown, self._held = self._held[:chars], self._held[chars:]
+        self._shown_chars += chars
         return shown

@@ -1,0 +1,135 @@
+"""Penalties count what a thread sees: the same however its fellows are scheduled."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from pasta_decoding.engines.scripted import ScriptedEngine, shuffled
+from pasta_decoding.engines.torch import TorchEngine
+from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.layout import MAIN
+from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.local import answer_of
+from pasta_decoding.runtime.penalties import History, Penalties
+from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.sampling import Sampler, Sampling, logprobs_of
+from pasta_decoding.runtime.scheduler import Request, Scheduler
+from tests.law.world import CLOSE, CONTROL, END, OPEN, P20, SCHEME, SYNC
+from tests.runtime.machine import RULES, A, B, C, leaning
+from tests.runtime.play import ID, SIZE, VOCABULARY
+from tests.tiny import tiny_llama
+
+EXEMPT = CONTROL.ids | {END}
+MAIN_IDS = (A, B, OPEN, C, P20, B, OPEN, A, P20, A, SYNC, C)
+CHUNKS = {1: (C, C, CLOSE), 2: (A, CLOSE)}
+
+
+def history() -> History:
+    found = History((B, B, END), CONTROL, EXEMPT)
+    found.begin()
+    return found
+
+
+def test_a_thread_counts_what_it_sees_and_no_tags_or_topics() -> None:
+    seen = history()
+    for token in MAIN_IDS[:5]:
+        seen.note(MAIN, token)
+    assert seen.counts(1) == Counter({A: 1, B: 1})
+    seen.note(1, C)
+    assert seen.counts(1) == Counter({A: 1, B: 1, C: 1})
+    assert seen.counts(MAIN) == Counter({A: 1, B: 1})
+
+
+@pytest.mark.parametrize("order", list(permutations([MAIN, 1, 2])))
+def test_main_sees_chunks_behind_their_sync_whoever_was_first(order: tuple[int, ...]) -> None:
+    seen = history()
+    lines = {MAIN: list(MAIN_IDS[9:11]), **{thread: list(ids) for thread, ids in CHUNKS.items()}}
+    for token in MAIN_IDS[:9]:
+        seen.note(MAIN, token)
+    for thread in order:
+        for token in lines[thread]:
+            seen.note(thread, token)
+    assert seen.counts(MAIN) == Counter({A: 3, B: 2, C: 2})
+    assert seen.counts(1) == Counter({A: 1, B: 1, C: 2})
+    assert seen.counts(2) == Counter({A: 2, B: 2})
+
+
+def test_each_penalty_does_what_its_name_says() -> None:
+    seen = history()
+    for token in (A, A, C):
+        seen.note(MAIN, token)
+    logits_V = np.zeros(SIZE, dtype=np.float32)
+    logits_V[[A, B, C]] = 4, -4, 1
+    got_V = seen.adjustment(MAIN, Penalties(2, 0.5, 0.25), {C: 3.0, END: -1.0}).apply(logits_V)
+    assert got_V[[A, B, C, END]].tolist() == [2 - 0.5 - 0.5, -8, 0.5 - 0.75 + 3, -1]
+    assert np.count_nonzero(got_V) == 4
+    assert logits_V[A] == 4
+
+
+def answer(sampling: Sampling, *, seed: int = 3) -> Answer:
+    sampler = Sampler(sampling, 0, History((A, B), CONTROL, EXEMPT))
+    engine = ScriptedEngine(leaning(seed), SIZE)
+    return answer_of(Scheduler(engine, VOCABULARY, SCHEME), Request((A, B), sampler, RULES))
+
+
+def test_a_strong_penalty_keeps_words_from_coming_back() -> None:
+    def most_repeated(sampling: Sampling) -> int:
+        found = [token for segment in answer(sampling).segments for token in _ids(segment)]
+        return max(Counter(token for token in found if token not in EXEMPT).values())
+
+    def _ids(segment: object) -> tuple[int, ...]:
+        return tuple(getattr(segment, "ids", ()))
+
+    plain, strong = Sampling(1), Sampling(1, presence_penalty=2, frequency_penalty=2)
+    assert most_repeated(plain) > most_repeated(strong)
+
+
+def test_a_request_can_be_answered_twice_with_the_same_sampler() -> None:
+    sampler = Sampler(Sampling(1, frequency_penalty=1), 0, History((A, B), CONTROL, EXEMPT))
+    request = Request((A, B), sampler, RULES)
+    engine = ScriptedEngine(shuffled(SIZE), SIZE)
+    first, again = (answer_of(Scheduler(engine, VOCABULARY, SCHEME), request) for _ in range(2))
+    assert first.segments == again.segments
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_penalties_and_bias_are_the_same_on_a_device(temperature: float) -> None:
+    model = tiny_llama(vocabulary=SIZE)
+    bias = {ID["a"]: 1.0, OPEN: 2.0}
+    sampling = Sampling(temperature, repetition_penalty=1.3, frequency_penalty=1, logit_bias=bias)
+    answers = [
+        answer_of(
+            Scheduler(TorchEngine(model, keeps_logits=there), VOCABULARY, SCHEME),
+            Request((A, B), Sampler(sampling, 0, History((A, B), CONTROL, EXEMPT)), Rules(80)),
+        )
+        for there in (True, False)
+    ]
+    assert answers[0].layout == answers[1].layout
+
+
+def test_logprobs_are_the_models_own() -> None:
+    probabilities = np.array([0.5, 0.25, 0.15, 0.1])
+    found = logprobs_of(np.log(probabilities).astype(np.float32) + 3, 2, 2)
+    assert (found.token, [token for token, _ in found.top]) == (2, [0, 1])
+    expected = np.log([0.15, 0.5, 0.25])
+    assert [found.logprob, *(one for _, one in found.top)] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"min_p": 1.5}, "min-p 1.5 is not between 0 and 1"),
+        ({"repetition_penalty": 0}, "repetition penalty 0 is not above 0 and at most 2"),
+        ({"presence_penalty": 3}, "presence penalty 3 is not between -2 and 2"),
+        ({"frequency_penalty": float("nan")}, "frequency penalty nan is not between -2 and 2"),
+        ({"logit_bias": {3: 200}}, "logit bias 200 is not between -100 and 100"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(PastaError) as caught:
+        Sampling(**settings)  # type: ignore[arg-type]
+    assert str(caught.value) == message
