@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from pasta_decoding.lang.tree import read, strip
+from pasta_decoding.lang.tree import Chunk, read, strip
 from tests.chatserver import Act, Body, ChatServer, Raw, chat_server, completion, failure, in_turn
 from tests.checkpoint import TinyCheckpoint, make_base
 from tests.cli.conftest import Outcome, Pasta, interrupted
+from tests.shapes import make_llama3
 
 pytestmark = pytest.mark.usefixtures("tiny_cache")
 
@@ -192,6 +193,32 @@ def test_with_keep_the_annotated_rows_stay_and_the_others_are_annotated(
     assert strip(read(responses(out)[0])) == LIST
     said = pasta("annotate", mixed, out, "--keep").err
     assert "1 were annotated already and stay as they were" in said
+
+
+def lengths(path: Path) -> list[int]:
+    tree = read(responses(path)[0])
+    return [node.tokens for node in tree if isinstance(node, Chunk)]
+
+
+def test_lengths_are_counted_in_the_tokens_of_the_model_that_will_be_trained(
+    tmp_path: Path, pasta: Pasta
+) -> None:
+    base, path, out = make_llama3(tmp_path / "llama3"), tmp_path / "rows.jsonl", tmp_path / "out"
+    items = (f"{n}. Roles: {', '.join(['user1assistant'] * 15)}." for n in range(3))
+    response = "Three:\n\n" + "\n".join(items)
+    path.write_text(row(0, response))
+    assert pasta("annotate", path, out).status == 0
+    in_bytes = lengths(out)
+    for option in ("--model", "--tokenizer"):
+        assert pasta("annotate", path, out, option, base).status == 0
+        # One takes `assistant` whole.
+        assert (lengths(out), in_bytes) == ([130] * 3, [250] * 3)
+    with chat_server(in_turn([responses(out)[0]])) as server:
+        who = ["--with", "llm", "--base-url", server.base_url, "--model", "m", "--json"]
+        assert pasta("annotate", path, out, *who).object["rejected"] == {}
+        assert lengths(out) == in_bytes
+        assert pasta("annotate", path, out, *who, "--tokenizer", base).status == 0
+        assert lengths(out) == [130] * 3
 
 
 def test_only_the_first_rows_are_annotated_where_there_is_a_limit(

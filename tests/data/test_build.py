@@ -49,6 +49,7 @@ TWO = f"Two: {chunk('apples', 'Apples are red.')} {chunk('pears', 'Pears are gre
         ({"code": False}, "Why?", "So:\n```\nx\n```", "code"),
         ({"min_chunks": 3}, "Why?", TWO, "few chunks"),
         ({"min_chunks": 1, "min_chunk_tokens": 30}, "Why?", TWO, "few chunks"),
+        ({"min_chunks": 1, "min_chunk_tokens": 20}, "Why?", chunk("a", "b", 300), "few chunks"),
         ({"named_topics": 0.6}, "Why?", TWO.replace('"pears"', '"plums"'), "topics not named"),
         ({"min_tokens": 8}, "Why?", TWO, "length"),
         ({"max_tokens": 6}, "Why?", TWO, "length"),

@@ -19,7 +19,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining, Layout
 from pasta_decoding.lang.tree import Span, show
 from pasta_decoding.models import checkpoint as checkpoints
-from pasta_decoding.models.loading import load_base, load_model
+from pasta_decoding.models.loading import load_base, load_model, load_tokenizer
 from pasta_decoding.models.prompt import Message
 from pasta_decoding.runtime.local import torch_decoder
 from pasta_decoding.training.launch import set_attention
@@ -31,7 +31,8 @@ from pasta_decoding.training.sft import (
     plan_packs,
     train_sft,
 )
-from tests.checkpoint import BASE_NAME, END_ID, TinyCheckpoint, byte_tokenizer
+from tests.checkpoint import BASE_NAME, END_ID, TinyCheckpoint, byte_tokenizer, make_base
+from tests.shapes import make_llama3
 
 CONFIG = SftConfig(
     data=("four.jsonl",),
@@ -263,6 +264,25 @@ def test_earlier_turns_are_part_of_the_prompt_and_carry_no_loss() -> None:
     assert shown.index("Ho.<|im_end|>") < shown.index("Hello?")
     labels = [[label for label in one.label if label is not None] for one in (alone, behind)]
     assert labels[0] == labels[1]
+
+
+def test_the_same_rows_teach_each_tokenizer_its_own_lengths(tmp_path: Path) -> None:
+    """One takes these words whole, as large vocabularies do; the other writes them in bytes."""
+    text = "user1assistant2system3user4assistant5system6user"
+    rows = [replace(ROWS[0], response=chunk("Roles", text))]  # which says 20 tokens
+    bases = {13: make_llama3(tmp_path / "llama3"), 48: make_base(tmp_path / "bytes")}
+    for tokens, base in bases.items():
+        tokenizer = load_tokenizer(base)
+        control = checkpoints.bind(tokenizer)
+        end = tokenizer.eos_token_id
+        [layout] = compile_rows(rows, tokenizer, control, CONFIG, print, end=end)
+        begin = layout.tokens.index(control.async_open)
+        assert sum(thread == 1 for thread in layout.thread) - 1 == tokens
+        assert layout.tokens[begin - 1] == control.promise_close[control.bucket(tokens)]
+        out = tmp_path / f"run-{tokens}"
+        config = replace(CONFIG, max_steps=1)
+        adapter = train_sft(config, rows, base=base, out=out, say=lambda _line: None)
+        assert checkpoints.load(adapter).control == control
 
 
 def test_the_scheme_places_the_tokens_and_nothing_else() -> None:

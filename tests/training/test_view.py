@@ -68,6 +68,15 @@ def test_a_promised_length_becomes_the_next_larger_bucket(
     assert promise == PromiseRun((OPEN, 97, close), bucket)
 
 
+def test_for_training_lengths_are_counted_again_and_for_a_replay_they_are_as_given() -> None:
+    tree = read(f'<promise topic="a" tokens="20"/><async>{"b" * 21}</async>')
+    [layout] = compile_answer(
+        (80,), tree, control=CONTROL, encode=encode, scheme=SCHEME, end=END, max_tokens=99
+    )
+    assert layout.tokens[:4] == (80, OPEN, 97, P50)
+    assert segments_of(tree, CONTROL, encode)[0] == PromiseRun((OPEN, 97, P20), 20)
+
+
 def test_a_promise_without_a_topic_has_nothing_between_its_tokens() -> None:
     tree = read('<promise tokens="20"/><async>b</async>')
     assert segments_of(tree, CONTROL, encode)[0] == PromiseRun((OPEN, P20), 20)

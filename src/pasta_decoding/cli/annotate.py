@@ -68,7 +68,14 @@ def annotate(
     ] = False,
     model: Annotated[
         str | None,
-        typer.Option(help="likelihood: folder of the base model. llm: the endpoint's name."),
+        typer.Option(
+            help="The model that will be trained, a folder or a name on the hub: its tokens are "
+            "counted, and likelihood asks it. llm: what the endpoint calls its model."
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="Whose tokens are counted, where that is not --model, as with llm."),
     ] = None,
     head: Annotated[
         Path | None,
@@ -105,10 +112,17 @@ def annotate(
 
     rows = read_plain(source, strip=strip, on_problem=on_problem if keep_going else None)[:limit]
     kept = already_annotated(rows, keep=keep, strip=strip)
-    count_tokens = token_counter()
+    counted_by = tokenizer or (None if with_ is Name.llm else model)
+    count_tokens = token_counter(Path(counted_by) if counted_by else None)
     options = Options(model, head, max_nats, sync_nats, base_url, concurrency, retries, timeout)
     annotator, settings = _BUILDERS[with_](options, count_tokens)
-    shared = {"with": with_.value, "input": digest(source), "strip": strip, "keep": keep}
+    shared = {
+        "with": with_.value,
+        "input": digest(source),
+        "strip": strip,
+        "keep": keep,
+        "tokens_of": counted_by,
+    }
     settings = shared | {"max_tokens": max_tokens} | settings
     done = run(rows, Screened(annotator, count_tokens, max_tokens, keep=keep), out, settings)
     figures = report(done, count_tokens) | {"skipped": len(broken), "kept": kept}

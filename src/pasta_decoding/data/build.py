@@ -16,7 +16,7 @@ from pasta_decoding.data.contamination import Contamination, normalised
 from pasta_decoding.data.dataset import Row, is_held_out
 from pasta_decoding.data.shorten import shorten
 from pasta_decoding.lang.check import check
-from pasta_decoding.lang.tree import Chunk, Span, Tree, has_chunk, read, show, strip
+from pasta_decoding.lang.tree import Chunk, Span, Tree, has_chunk, read, show, strip, valid_tokens
 
 Split = Literal["all", "train", "held-out"]
 
@@ -134,8 +134,10 @@ class Builder:
         return next((reason for reason, holds in reasons if holds()), None)
 
     def _has_chunks(self, tree: Tree) -> bool:
-        long = [node for node in tree if isinstance(node, Chunk)]
-        enough = [chunk for chunk in long if chunk.tokens >= self.wanted.min_chunk_tokens]
+        least = self.wanted.min_chunk_tokens
+        chunks = [node for node in tree if isinstance(node, Chunk)]
+        # Counted here: the number in the text form may be that of another model's tokens.
+        enough = [one for one in chunks if valid_tokens(self.count_tokens(one.text)) >= least]
         return len(enough) >= self.wanted.min_chunks
 
     def _fits(self, prompt: str, plain: str) -> bool:

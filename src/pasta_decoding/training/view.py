@@ -58,19 +58,26 @@ class View:
         return View(*(getattr(self, field.name).to(device) for field in fields(View)))
 
 
-def segments_of(tree: Tree, control: ControlTokens, encode: EncodeText) -> list[Segment]:
-    """Encode an annotated response piece by piece; no token ever spans a tag."""
+def segments_of(
+    tree: Tree, control: ControlTokens, encode: EncodeText, *, recount: bool = False
+) -> list[Segment]:
+    """Encode an annotated response piece by piece; no token ever spans a tag.
+
+    Promises say the lengths that stand in the tree, so that a given answer is replayed as it was
+    written; with `recount` they say what the chunks have under this tokenizer.
+    """
     segments: list[Segment] = []
     for node in tree:
         match node:
             case Span(text):
                 segments.append(Run(tuple(encode(text))))
             case Chunk(topic, tokens, text):
-                bucket = control.bucket(tokens)
+                body = tuple(encode(text))
+                bucket = control.bucket(len(body) if recount else tokens)
                 words = tuple(encode(topic)) if topic else ()
                 promise = (control.promise_open, *words, control.promise_close[bucket])
                 segments.append(PromiseRun(promise, bucket))
-                segments.append(ChunkRun((control.async_open, *encode(text))))
+                segments.append(ChunkRun((control.async_open, *body)))
             case Sync():
                 segments.append(SyncRun(control.sync))
     return segments
@@ -106,11 +113,16 @@ def compile_answer(
 ) -> list[Layout]:
     """Lay an annotated answer out behind its prompt; nothing if not even a part of it fits.
 
+    Its promises say the lengths that its chunks have in these tokens, whoever annotated it and with
+    which tokenizer: the numbers of the text form are advice.
+
     For each of `joinings`: one layout for `kv`, a row for each stretch between syncs for `text`.
     A row is left out that teaches nothing new: the first where it is how the `kv` layout begins,
     the last where the answer was cut behind its sync.
     """
-    segments, whole = crop(segments_of(tree, control, encode), max_tokens - len(prompt))
+    segments, whole = crop(
+        segments_of(tree, control, encode, recount=True), max_tokens - len(prompt)
+    )
     if not segments:
         return []
     closing, close = end if whole else None, control.async_close
