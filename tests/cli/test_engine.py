@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from pasta_decoding.errors import install_command
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import read, strip
-from pasta_decoding.models.loading import may_have_gpu
+from pasta_decoding.models.loading import load_base, may_have_gpu
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Pasta
 
@@ -38,6 +39,24 @@ def test_a_merged_export_answers_as_base_and_adapter_do(
     again = pasta(*export, "-o", merged)
     assert again.status == 2
     assert f"{merged} exists" in again.err
+
+
+def test_an_adapter_on_a_copy_rounded_otherwise_answers_with_a_warning(
+    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    model, tokenizer = load_base(tiny_checkpoint.base, dtype="float32")
+    with torch.no_grad():
+        model.model.embed_tokens.weight.copy_((model.model.embed_tokens.weight * 8).round() / 8)
+    model.save_pretrained(tmp_path / "rounded")
+    tokenizer.save_pretrained(tmp_path / "rounded")
+    adapter = ["--adapter", tiny_checkpoint.adapter]
+    found = pasta(*PROMPT, *TORCH, *adapter, "--model", tmp_path / "rounded")
+    assert found.status == 0
+    assert "trained on a copy of tests/tiny-llama that is rounded otherwise" in found.err
+    assert (
+        "rounded otherwise"
+        not in pasta(*PROMPT, *TORCH, *adapter, "--model", tiny_checkpoint.base).err
+    )
 
 
 def test_exporting_over_a_folder_is_refused(

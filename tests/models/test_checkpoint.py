@@ -17,6 +17,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.models.checkpoint import (
     BUCKETS,
     FILE_NAME,
+    KNOWN_WEIGHTS,
     Base,
     Checkpoint,
     ControlTokens,
@@ -24,10 +25,12 @@ from pasta_decoding.models.checkpoint import (
     bind,
     check_match,
     describe,
+    describe_base,
     grow_vocabulary,
     load,
     save,
 )
+from pasta_decoding.models.loading import load_base
 from tests.tiny import seeded, tiny_llama, tiny_qwen3
 
 PARTS = len(BUCKETS) + 4
@@ -277,6 +280,43 @@ def test_a_copy_in_lower_precision_is_the_same_base() -> None:
     model: Any = tiny_llama(vocabulary=400)
     checkpoint = describe(model, tokenizer, bind(tokenizer), name="some/base")
     check_match(checkpoint, model.to(torch.bfloat16), tokenizer)
+
+
+def rounded(model: Any) -> Any:
+    """Round all matrices to a sixteenth, as a quantiser would; vectors stay as they are."""
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.copy_((weight * 16).round() / 16)
+    return model
+
+
+def test_an_adapter_on_a_copy_that_is_rounded_otherwise_is_a_warning() -> None:
+    tokenizer = tiny_tokenizer(*GEMMA)
+    checkpoint = describe(tiny_llama(vocabulary=400), tokenizer, bind(tokenizer), name="some/base")
+    assert check_match(checkpoint, tiny_llama(vocabulary=400), tokenizer) is None
+    warning = check_match(checkpoint, rounded(tiny_llama(vocabulary=400)), tokenizer)
+    digest = checkpoint.base.embeddings_sha256
+    assert warning is not None
+    assert warning.startswith(
+        f"the adapter was trained on a copy of some/base that is rounded otherwise: on {digest},"
+    )
+
+
+def test_a_record_from_before_roundings_were_told_apart_still_loads(tmp_path: Path) -> None:
+    save(CHECKPOINT, tmp_path)
+    record = json.loads((tmp_path / FILE_NAME).read_text())
+    del record["base"]["embeddings_sha256"]
+    (tmp_path / FILE_NAME).write_text(json.dumps(record))
+    assert load(tmp_path) == CHECKPOINT
+
+
+def test_shipped_adapters_say_that_their_base_was_rounded(embedded_dir: Path) -> None:
+    model, _ = load_base(embedded_dir, dtype="bfloat16")
+    digest = describe_base(model, "").embeddings_sha256
+    assert KNOWN_WEIGHTS[digest].startswith("dequantised Q4_1")
+    for shipped in sorted((Path(__file__).parents[2] / "adapters").iterdir()):
+        assert load(shipped).base.embeddings_sha256 == digest
 
 
 def test_a_foreign_vocabulary_is_refused_by_the_first_token_that_differs() -> None:

@@ -214,6 +214,8 @@ def _told(decoder: Told, joining: Joining) -> Told:
     """Return the same, after a warning where a checkpoint is used as it was not trained to be."""
     if not decoder.trained:
         say(f"the checkpoint was not trained for the join {joining}: expect worse text")
+    if decoder.warning is not None:
+        say(decoder.warning)
     return decoder
 
 
@@ -291,6 +293,8 @@ def write_export(base: Path, adapter: Path | None, path: Path, file_type: FileTy
     if file_type.value not in FLOAT_TYPES:
         library()  # its absence is told before the work
     loaded = load_model(base, adapter)
+    if loaded.warning is not None:
+        say(loaded.warning)
     export_gguf(loaded, path, file_type.value, quantize=quantize, progress=True)
 
 
@@ -330,7 +334,10 @@ def export(
 
     folder, base = find_adapter(adapter), base_folder(model)
     if to is Target.hf:
-        export_hf(load_model(base, folder), out)
+        loaded = load_model(base, folder)
+        if loaded.warning is not None:
+            say(loaded.warning)
+        export_hf(loaded, out)
     elif out.is_dir():
         raise PastaError(f"{out} is a folder", hint="Give -o the name of a file.")
     else:

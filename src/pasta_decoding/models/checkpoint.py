@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,11 @@ from pasta_decoding.errors import PastaError
 FORMAT_VERSION = 1
 BUCKETS = (20, 30, 40, 50, 60, 80, 100, 150, 200, 300)
 FILE_NAME = "pasta.json"
+KNOWN_WEIGHTS: Mapping[str | None, str] = {
+    "475211d76f6e15ca": "dequantised Q4_1, as `pasta pull` fetches it",
+}
+"""What copies of models are, by the digest of their embeddings."""
+_EMBEDDING_STRIDE = 64
 _KEYS = {"control": "binding"}
 """Fields that the file knows under another name."""
 
@@ -89,6 +94,8 @@ class Base:
 
     norms_sha256: digest of all norm weights in bfloat16. Quantisers leave norms alone, so every
         copy of a model has the same digest, and a finetuned sibling another.
+    embeddings_sha256: digest of some embeddings in bfloat16, which quantisers do round: it tells
+        rounded copies from the full-precision one. None in records of before it was kept.
     """
 
     name: str
@@ -97,6 +104,7 @@ class Base:
     layers: int
     vocabulary_size: int
     norms_sha256: str
+    embeddings_sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +148,8 @@ def describe_base(model: Any, name: str, weights: Mapping[str, Any] | None = Non
     weights: its parameters, where `model` itself holds only a shard of them.
     """
     parameters = weights or dict(model.named_parameters())
-    return describe_config(model.config, name, _norm_digest(parameters.items()))
+    described = describe_config(model.config, name, _norm_digest(parameters.items()))
+    return replace(described, embeddings_sha256=_embedding_digest(parameters))
 
 
 def describe_config(config: Any, name: str, norms_sha256: str) -> Base:
@@ -218,16 +227,34 @@ def from_json(text: str, source: str) -> Checkpoint:
         raise PastaError(message, hint=_BROKEN_HINT) from error
 
 
-def check_match(checkpoint: Checkpoint, model: Any, tokenizer: Any) -> None:
-    """Raise PastaError, naming the difference, unless `checkpoint` was trained on this model."""
-    check_base(checkpoint, describe_base(model, checkpoint.base.name))
+def check_match(checkpoint: Checkpoint, model: Any, tokenizer: Any) -> str | None:
+    """Return a warning if `checkpoint` was trained on this model, but on other weights of it.
+
+    Raises PastaError, naming the difference, unless it was trained on this model at all.
+    """
+    theirs = describe_base(model, checkpoint.base.name)
+    check_base(checkpoint, theirs)
     check_tokens(checkpoint, tokenizer)
+    return _other_weights(checkpoint.base, theirs)
+
+
+def _other_weights(ours: Base, theirs: Base) -> str | None:
+    trained, loaded = ours.embeddings_sha256, theirs.embeddings_sha256
+    if None in (trained, loaded) or trained == loaded:
+        return None
+    return (
+        f"the adapter was trained on a copy of {ours.name} that is rounded otherwise: on "
+        f"{KNOWN_WEIGHTS.get(trained, trained)}, not {KNOWN_WEIGHTS.get(loaded, loaded)}; "
+        "its answers may differ from those that were measured"
+    )
 
 
 def check_base(checkpoint: Checkpoint, theirs: Base) -> None:
     """Raise PastaError unless `checkpoint` was trained on the base model `theirs`."""
     ours = checkpoint.base
     for field in fields(Base):
+        if field.name == "embeddings_sha256":
+            continue
         want, have = getattr(ours, field.name), getattr(theirs, field.name)
         if want != have:
             raise PastaError(
@@ -316,6 +343,19 @@ def _list(value: object) -> list[object]:
     if not isinstance(value, list):
         raise ValueError(f"{value!r} is not a list")
     return value
+
+
+def _embedding_digest(parameters: Mapping[str, Any]) -> str | None:
+    """Hash some rows of the table's second quarter, where no control token is, in bfloat16."""
+    import torch
+
+    tables = [one for name, one in parameters.items() if name.endswith("embed_tokens.weight")]
+    if not tables:
+        return None
+    size = tables[0].shape[0]
+    rows = tables[0].detach()[size // 4 : size // 2 : _EMBEDDING_STRIDE]
+    raw = rows.to("cpu", torch.bfloat16).contiguous().view(torch.uint8)
+    return hashlib.sha256(raw.numpy().tobytes()).hexdigest()[:16]
 
 
 def _norm_digest(parameters: Iterable[tuple[str, Any]]) -> str:

@@ -27,12 +27,14 @@ class Loaded:
 
     model: None where an engine loads the weights itself.
     eos_ids: ids that end an answer.
+    warning: what a user should know of this pair of model and adapter; None if there is nothing.
     """
 
     model: Any
     tokenizer: Any
     checkpoint: Checkpoint
     eos_ids: frozenset[int]
+    warning: str | None = None
 
     @property
     def end(self) -> int:
@@ -136,10 +138,10 @@ def load_model(base: Path, adapter: Path | None, *, dtype: str = "float32") -> L
     checkpoint = checkpoints.load(adapter)
     model, tokenizer = load_base(adapter if holds_weights(adapter) else base, dtype=dtype)
     checkpoints.add_missing_tokens(tokenizer, checkpoint)
-    checkpoints.check_match(checkpoint, model, tokenizer)
+    warning = checkpoints.check_match(checkpoint, model, tokenizer)
     checkpoints.grow_vocabulary(model, checkpoint.control)
     merged = model if holds_weights(adapter) else _merge(model, adapter)
-    return Loaded(merged, tokenizer, checkpoint, eos_ids_of(model, tokenizer))
+    return Loaded(merged, tokenizer, checkpoint, eos_ids_of(model, tokenizer), warning)
 
 
 def load_metadata(base: Path, adapter: Path | None) -> tuple[Loaded, int, int]:

@@ -30,6 +30,7 @@ class Decoder:
     topic:    whether its promises carry one.
     parallel: whether the checkpoint knows the language; else all decoding is sequential.
     trained:  whether it was trained for the way in which main comes to see chunks here.
+    warning:  see `Loaded`.
     """
 
     encoder: PromptEncoder
@@ -37,6 +38,7 @@ class Decoder:
     topic: bool
     parallel: bool = True
     trained: bool = True
+    warning: str | None = None
 
     @property
     @abstractmethod
@@ -112,6 +114,7 @@ def decoder_fields(loaded: Loaded, vocabulary_size: int, joining: Joining) -> di
         "topic": checkpoint.topic == "required",
         "parallel": bool(checkpoint.joins),
         "trained": not checkpoint.joins or joining in checkpoint.joins,
+        "warning": loaded.warning,
     }
 
 
