@@ -14,7 +14,8 @@ from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
-from pasta_decoding.cli.engine import Dtype, EngineName, FileType, Loading
+from pasta_decoding.api.settings import Dtype, EngineName, FileType
+from pasta_decoding.cli.engine import Loading
 from pasta_decoding.evaluation.machine import commit, machine
 from pasta_decoding.models.loading import DEFAULT_ADAPTER
 from pasta_decoding.runtime.local import LocalDecoder
@@ -93,5 +94,5 @@ def decoder_named(name: str, options: argparse.Namespace) -> LocalDecoder:
         device=options.device,
     )
     if engine == "torch":
-        return replace(loading, dtype=Dtype(form)).decoder()
-    return replace(loading, quant=FileType(form)).decoder()
+        return replace(loading, dtype=Dtype(form)).local_decoder()
+    return replace(loading, quant=FileType(form)).local_decoder()

@@ -24,7 +24,8 @@ from urllib.request import urlopen
 from answers import SAMPLE
 from common import emit, spread
 
-from pasta_decoding.cli.engine import EngineName, Loading
+from pasta_decoding.api.settings import EngineName
+from pasta_decoding.cli.engine import Loading
 from pasta_decoding.data.dataset import read_rows
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models.checkpoint import ControlTokens

@@ -25,6 +25,7 @@ from statistics import quantiles
 
 from answers import SAMPLE
 from common import arguments, decoder_named, emit, spread
+from pasta_decoding.server.stop_filter import StopFilter
 from rich.console import Console
 from rich.progress import track
 
@@ -36,7 +37,6 @@ from pasta_decoding.server.app import Settings, create_app
 from pasta_decoding.server.listen import http_server, open_socket
 from pasta_decoding.server.local_backend import LocalBackend
 from pasta_decoding.server.metrics import Metrics
-from pasta_decoding.server.stop_filter import StopFilter
 
 NAME = "model"
 

@@ -1,3 +1,78 @@
-"""Parallel decoding that a language model plans itself: PASTA-LANG, interpreter, training."""
+"""Parallel decoding that a language model plans itself.
+
+    import pasta_decoding as pasta
+
+    model = pasta.load("balanced")
+    answer = model.answer("What are three good ways to learn a new language?")
+    print(answer.text, answer.own_speedup)
+
+The names below are the stable ones; docs/python.md explains them. They are imported when they are
+first used, so that importing the package takes no time.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pasta_decoding.api.load import load
+    from pasta_decoding.api.model import Model
+    from pasta_decoding.api.result import Result, Thread, Usage
+    from pasta_decoding.api.streams import AsyncStream, Stream
+    from pasta_decoding.errors import PastaError
+    from pasta_decoding.lang.tree import Chunk, Span, Sync
+    from pasta_decoding.runtime.events import Closed, Delta, Event, Finished, Opened, Synced
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "AsyncStream",
+    "Chunk",
+    "Closed",
+    "Delta",
+    "Event",
+    "Finished",
+    "Model",
+    "Opened",
+    "PastaError",
+    "Result",
+    "Span",
+    "Stream",
+    "Sync",
+    "Synced",
+    "Thread",
+    "Usage",
+    "__version__",
+    "load",
+]
+
+_HOMES = {
+    "pasta_decoding.api.load": ("load",),
+    "pasta_decoding.api.model": ("Model",),
+    "pasta_decoding.api.result": ("Result", "Thread", "Usage"),
+    "pasta_decoding.api.streams": ("AsyncStream", "Stream"),
+    "pasta_decoding.errors": ("PastaError",),
+    "pasta_decoding.lang.tree": ("Chunk", "Span", "Sync"),
+    "pasta_decoding.runtime.events": (
+        "Closed",
+        "Delta",
+        "Event",
+        "Finished",
+        "Opened",
+        "Synced",
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from where it lives."""
+    if name in _HOME_OF:
+        return getattr(import_module(_HOME_OF[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """List the public names, those not imported yet included."""
+    return sorted(__all__)

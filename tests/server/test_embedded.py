@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from pasta_decoding.cli.engine import EngineName, FileType, Loading
+from pasta_decoding.api.settings import EngineName, FileType
+from pasta_decoding.cli.engine import Loading
 from pasta_decoding.data.dataset import read_rows
 from pasta_decoding.runtime.local import LocalDecoder
 from tests.server.hammering import hammer

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Generator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pasta_decoding.cli.engine import EngineName, Loading, with_loading
+from pasta_decoding.cli.engine import Loading, with_loading
 from pasta_decoding.cli.files import say
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
+    from pasta_decoding.api.model import Model
+    from pasta_decoding.api.options import Options
+    from pasta_decoding.api.result import Result
+    from pasta_decoding.api.streams import Stream
     from pasta_decoding.runtime.answer import Answer
-    from pasta_decoding.runtime.decoder import Decoder
-    from pasta_decoding.runtime.events import Event
-    from pasta_decoding.runtime.scheduler import Request
+    from pasta_decoding.runtime.vocabulary import Vocabulary
 
 
 Prompt = Annotated[str, typer.Argument(help="The question; `-` reads it from standard input.")]
@@ -67,33 +68,37 @@ def run(
     loading: Loading,
 ) -> None:
     """Answer a question; independent parts of the answer are written side by side."""
-    from pasta_decoding.runtime.rules import Rules
-    from pasta_decoding.runtime.sampling import Sampling
+    from pasta_decoding.api.options import Options, check_options
 
-    rules = Rules(max_tokens=max_tokens, max_threads=max_threads, parallel=not sequential)
-    sampling = Sampling(
-        temperature,
-        top_p,
-        top_k,
-        seed,
-        min_p,
-        repetition_penalty,
-        presence_penalty,
-        frequency_penalty,
+    options = Options(
+        max_tokens=max_tokens,
+        max_threads=max_threads,
+        max_seconds=max_seconds,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        seed=seed,
+        parallel=not sequential,
     )
+    check_options(options)
     question = read_prompt(prompt)
-    if trace is not None and loading.engine is EngineName.remote:
+    if trace is not None and loading.settings.is_remote:
         raise PastaError("servers do not say when they computed what", hint="Leave out --trace.")
-    decoder = loading.decoder()
-    request = decoder.request(question, rules, sampling, max_seconds=max_seconds)
-    if as_json:
-        answer = decoder.answer(request)
-        typer.echo(json.dumps(figures(decoder, answer), ensure_ascii=False))
-    else:
-        answer = draw(decoder, request) if show else stream(decoder, request)
-        say(summary(decoder, answer))
-    if trace is not None:
-        write_trace(trace, decoder, answer)
+    with loading.open() as model:
+        if as_json:
+            stream = model.stream(question, **options)
+            typer.echo(json.dumps(figures(read_on(stream)), ensure_ascii=False))
+            answer = stream.answer
+        else:
+            shown = draw if show else show_text
+            result, answer = shown(model, question, options)
+            say(summary(result))
+        if trace is not None:
+            write_trace(trace, answer, model.decoder.vocabulary)
 
 
 @with_loading
@@ -107,21 +112,16 @@ def compare(
     loading: Loading,
 ) -> None:
     """Answer a question sequentially and in parallel, with the same weights, side by side."""
-    from pasta_decoding.runtime.rules import Rules
-    from pasta_decoding.runtime.sampling import Sampling
+    from pasta_decoding.api.options import Options, check_options
 
-    sampling = Sampling(temperature, seed=seed)
+    options = Options(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    check_options(options)
     question = read_prompt(prompt)
-    decoder = loading.decoder()
-    warm = decoder.request(question, Rules(max_tokens=8), Sampling())
-    decoder.answer(warm)
-    answers = {
-        name: decoder.answer(
-            decoder.request(question, Rules(max_tokens=max_tokens, parallel=parallel), sampling)
-        )
-        for name, parallel in (("sequential", False), ("parallel", True))
-    }
-    results = {name: figures(decoder, answer) for name, answer in answers.items()}
+    with loading.open() as model:
+        model.answer(question, max_tokens=8)  # warms up
+        sequential = model.answer(question, **options | {"parallel": False})
+        results = {"sequential": figures(sequential)}
+        results["parallel"] = figures(model.answer(question, **options))
     if as_json:
         typer.echo(json.dumps(results, ensure_ascii=False))
     else:
@@ -141,13 +141,13 @@ def read_prompt(prompt: str) -> str:
     return prompt
 
 
-def write_trace(path: Path, decoder: Decoder, answer: Answer) -> None:
+def write_trace(path: Path, answer: Answer, vocabulary: Vocabulary) -> None:
     """Write what each thread did when, whole or not at all."""
     from pasta_decoding.runtime.chrome import chrome_trace
 
     partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_text(json.dumps(chrome_trace(answer, decoder.vocabulary)), encoding="utf-8")
+        partial.write_text(json.dumps(chrome_trace(answer, vocabulary)), encoding="utf-8")
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)
@@ -155,20 +155,25 @@ def write_trace(path: Path, decoder: Decoder, answer: Answer) -> None:
         raise PastaError(message, hint="Choose a place that you may write.") from error
 
 
-def stream(decoder: Decoder, request: Request) -> Answer:
+def read_on(stream: Stream[str]) -> Result:
+    """Read a stream to its end, and return what came of it."""
+    with stream:
+        for _ in stream:
+            pass
+    return stream.result
+
+
+def show_text(model: Model, prompt: str, options: Options) -> tuple[Result, Answer]:
     """Print the answer in reading order as it comes."""
-    from pasta_decoding.runtime.events import Ordered
-
-    fold = Ordered()
-    events = Pull(decoder.decode(request))
-    for event in events:
-        sys.stdout.write(fold.feed(event))
-        sys.stdout.flush()
+    with model.stream(prompt, **options) as stream:
+        for text in stream:
+            sys.stdout.write(text)
+            sys.stdout.flush()
     sys.stdout.write("\n")
-    return events.answer
+    return stream.result, stream.answer
 
 
-def draw(decoder: Decoder, request: Request) -> Answer:
+def draw(model: Model, prompt: str, options: Options) -> tuple[Result, Answer]:
     """Draw the threads as live lanes, then print the answer."""
     from rich.console import Console
     from rich.live import Live
@@ -176,54 +181,42 @@ def draw(decoder: Decoder, request: Request) -> Answer:
     from pasta_decoding.cli.lanes import Lanes
 
     lanes = Lanes()
-    events = Pull(decoder.decode(request))
     console = Console(stderr=True)
-    with Live(lanes, console=console, refresh_per_second=12, transient=False):
-        for event in events:
+    with (
+        model.events(prompt, **options) as stream,
+        Live(lanes, console=console, refresh_per_second=12, transient=False),
+    ):
+        for event in stream:
             lanes.feed(event)
     if not console.is_terminal:
         console.line()  # on a terminal, rich ends the last line itself
-    typer.echo(events.answer.text)
-    return events.answer
+    typer.echo(stream.result.text)
+    return stream.result, stream.answer
 
 
-@dataclass
-class Pull:
-    """Iterates over the events of a decode and keeps the answer that it returns."""
-
-    source: Generator[Event, None, Answer]
-
-    def __iter__(self) -> Generator[Event]:
-        """Yield the events."""
-        self.answer = yield from self.source
-
-
-def figures(decoder: Decoder, answer: Answer) -> dict[str, Any]:
+def figures(result: Result) -> dict[str, Any]:
     """Return what `--json` prints of one answer."""
-    from pasta_decoding.lang.measures import own_speedup
-
-    plain_tokens = decoder.plain_tokens(answer.text)
     return {
-        "text": answer.text,
-        "annotated": answer.annotated,
-        "plain_tokens": plain_tokens,
-        "critical_path": answer.critical_path,
-        "own_speedup": round(own_speedup(plain_tokens, answer.critical_path), 3),
-        "threads": 1 + answer.chunks,
-        "interventions": answer.interventions,
-        "truncated": answer.truncated,
-        "wall_s": round(answer.seconds, 3),
-        **({} if answer.trace.sent is None else {"sent": asdict(answer.trace.sent)}),
+        "text": result.text,
+        "annotated": result.annotated,
+        "plain_tokens": result.usage.plain_tokens,
+        "critical_path": result.critical_path,
+        "own_speedup": round(result.own_speedup, 3),
+        "threads": 1 + len(result.threads),
+        "interventions": result.interventions,
+        "truncated": result.truncated,
+        "wall_s": round(result.seconds, 3),
+        **({} if result.sent is None else {"sent": asdict(result.sent)}),
     }
 
 
-def summary(decoder: Decoder, answer: Answer) -> str:
+def summary(result: Result) -> str:
     """Return one line of figures for a person."""
-    found = figures(decoder, answer)
-    cut = ", cut off at a limit" if found["truncated"] else ""
+    cut = ", cut off at a limit" if result.truncated else ""
     return (
-        f"{found['plain_tokens']} tokens in {found['critical_path']} steps "
-        f"({found['own_speedup']:.2f}x), {found['threads']} threads, {found['wall_s']:.1f} s{cut}"
+        f"{result.usage.plain_tokens} tokens in {result.critical_path} steps "
+        f"({result.own_speedup:.2f}x), {1 + len(result.threads)} threads, "
+        f"{result.seconds:.1f} s{cut}"
     )
 
 

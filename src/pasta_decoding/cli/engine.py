@@ -4,57 +4,33 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pasta_decoding.cli.files import base_folder, cache_folder, say
+from pasta_decoding.api.opening import (
+    choose_engine,
+    folders,
+    open_decoder,
+    open_local,
+    write_export,
+)
+from pasta_decoding.api.settings import Dtype, EngineName, FileType, LoadSettings
+from pasta_decoding.cli.files import base_folder, place, say
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.models.loading import DEFAULT_ADAPTER
 
 if TYPE_CHECKING:
+    from pasta_decoding.api.model import Model as LoadedModel
     from pasta_decoding.remote.decoder import RemoteDecoder
-    from pasta_decoding.runtime.decoder import Decoder
     from pasta_decoding.runtime.local import LocalDecoder
 
-Told = TypeVar("Told", bound="Decoder")
 REMOTE_OPTIONS = frozenset({"base_url", "remote_key"})
 """Of no use to commands that need an engine in this process."""
-
-
-class EngineName(StrEnum):
-    """What computes the model."""
-
-    auto = "auto"
-    torch = "torch"
-    llama = "llama"
-    remote = "remote"
-
-
-class Dtype(StrEnum):
-    """Number formats of the torch engine; float32 is the reference."""
-
-    auto = "auto"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-
-
-class FileType(StrEnum):
-    """Number formats of a GGUF file."""
-
-    F32 = "F32"
-    F16 = "F16"
-    BF16 = "BF16"
-    Q8_0 = "Q8_0"
-    Q6_K = "Q6_K"
-    Q5_K_M = "Q5_K_M"
-    Q4_K_M = "Q4_K_M"
-    Q4_0 = "Q4_0"
 
 
 Adapter = Annotated[
@@ -121,102 +97,52 @@ Threads = Annotated[
 ]
 
 
+_DEFAULT = LoadSettings()
+
+
 @dataclass(frozen=True, slots=True)
 class Loading:
     """Which checkpoint, on which engine: the options of every command that loads a model."""
 
-    adapter: Adapter = DEFAULT_ADAPTER
-    model: Model = None
-    engine: Engine = EngineName.auto
-    join: Join = None
-    dtype: Precision = Dtype.auto
-    quant: Quant = FileType.F16
-    context: Context = 8192
-    threads: Threads = None
-    device: Device = None
+    adapter: Adapter = _DEFAULT.adapter
+    model: Model = _DEFAULT.model
+    engine: Engine = _DEFAULT.engine
+    join: Join = _DEFAULT.join
+    dtype: Precision = _DEFAULT.dtype
+    quant: Quant = _DEFAULT.quant
+    context: Context = _DEFAULT.context
+    threads: Threads = _DEFAULT.threads
+    device: Device = _DEFAULT.device
     base_url: BaseUrls = None
-    remote_key: RemoteKey = None
+    remote_key: RemoteKey = _DEFAULT.remote_key
+
+    @property
+    def settings(self) -> LoadSettings:
+        """The same for the front door."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return LoadSettings(**values | {"base_url": tuple(self.base_url or ())})
+
+    def open(self) -> LoadedModel:
+        """Load the checkpoint onto the engine, or find the servers that have it."""
+        from pasta_decoding.api.model import Model
+
+        return Model(self.decoder())
 
     def decoder(self) -> LocalDecoder | RemoteDecoder:
-        """Load the checkpoint onto the engine, or find the servers that have it."""
-        if self.engine is not EngineName.remote:
-            if self.base_url:
-                raise PastaError("--base-url is for servers", hint="Give --engine remote, too.")
-            return self.local_decoder()
-        return _told(self._remote(), Joining.text)
+        """Return what is underneath a model, for who measures steps."""
+        return open_decoder(self.settings, place())
 
     def local_decoder(self) -> LocalDecoder:
-        """Load base model and adapter onto the engine."""
-        decoder = self._load()
-        return _told(decoder, decoder.joining)
-
-    def _remote(self) -> RemoteDecoder:
-        from pasta_decoding.remote.decoder import remote_decoder
-
-        if self.model is not None and self.model.suffix == ".gguf":
-            raise PastaError(
-                "the remote engine needs the tokenizer's files",
-                hint="Give --model the folder that is served, or leave it out.",
-            )
-        base, folder = self.folders()
-        named = [self.adapter, *([] if self.model is None else [str(self.model)])]
-        return remote_decoder(
-            base,
-            folder,
-            self.base_url or [],
-            names=[*named, *(Path(name).name for name in named)],
-            api_key=self.remote_key,
-            joining=self.join,
-        )
-
-    def _load(self) -> LocalDecoder:
-        if self.engine is EngineName.remote:
-            raise PastaError(
-                "this command decodes in this process, not on servers",
-                hint="Leave out --engine remote.",
-            )
-        from pasta_decoding.models.loading import default_device
-        from pasta_decoding.runtime.local import llama_decoder, torch_decoder
-
-        size: Any = {"cells": self.context, "threads": self.threads, "joining": self.join}
-        if self.model is not None and self.model.suffix == ".gguf":
-            refuse_beside_gguf(self.adapter, self.engine)
-            return llama_decoder(self.model, **size)
-        base, folder = self.folders()
-        engine, number_format = self.computing(base, folder)
-        if engine is EngineName.llama:
-            return llama_decoder(exported(base, folder, self.quant), **size)
-        device = self.device or default_device()
-        return torch_decoder(base, folder, dtype=number_format, device=device, **size)
+        """Return the same on an engine in this process; PastaError for servers."""
+        return open_local(self.settings, place())
 
     def folders(self) -> tuple[Path, Path | None]:
         """Return where the weights of the model are, and the adapter's folder if there is one."""
-        from pasta_decoding.models.loading import NO_ADAPTER, find_adapter, holds_weights
-
-        if self.adapter == NO_ADAPTER:
-            return base_folder(self.model), None
-        folder = find_adapter(self.adapter)
-        return folder if holds_weights(folder) else base_folder(self.model), folder
+        return folders(self.settings, place())
 
     def computing(self, weights: Path, adapter: Path | None) -> tuple[EngineName, str]:
         """Return the engine that will be taken for these weights, and its number format."""
-        from pasta_decoding.models.loading import default_device, native_dtype
-
-        device = self.device or default_device()
-        may_be_llama = self.engine is EngineName.auto and device == "cpu"
-        if self.engine is EngineName.llama or (may_be_llama and llama_can_run(weights, adapter)):
-            return EngineName.llama, self.quant.value
-        dtype = native_dtype(device) if self.dtype is Dtype.auto else self.dtype.value
-        return EngineName.torch, dtype
-
-
-def _told(decoder: Told, joining: Joining) -> Told:
-    """Return the same, after a warning where a checkpoint is used as it was not trained to be."""
-    if not decoder.trained:
-        say(f"the checkpoint was not trained for the join {joining}: expect worse text")
-    if decoder.warning is not None:
-        say(decoder.warning)
-    return decoder
+        return choose_engine(self.settings, weights, adapter)
 
 
 def with_loading(
@@ -240,62 +166,6 @@ def with_loading(
     call.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
     return call
-
-
-def refuse_beside_gguf(adapter: str, engine: EngineName) -> None:
-    """Refuse what a GGUF file, adapter and all, leaves no choice about."""
-    if engine is EngineName.torch:
-        raise PastaError(
-            "the torch engine does not read GGUF files",
-            hint="Leave --engine out, or give --model a Hugging Face folder.",
-        )
-    if adapter != DEFAULT_ADAPTER:
-        raise PastaError(
-            "a GGUF file holds its adapter already", hint="Leave out --adapter, or the GGUF file."
-        )
-
-
-def llama_can_run(weights: Path, adapter: Path | None) -> bool:
-    """Is llama.cpp installed, has it a translation of the model, and the adapter's positions?"""
-    from pasta_decoding.engines.llamacpp import library
-    from pasta_decoding.lang.positions import scheme_named
-    from pasta_decoding.models import checkpoint as checkpoints
-    from pasta_decoding.models.gguf import has_translation
-
-    try:
-        library()
-        known = adapter is None or scheme_named(checkpoints.load(adapter).scheme).consecutive
-        return known and has_translation(weights)
-    except PastaError:  # a broken checkpoint is told by whoever loads it
-        return False
-
-
-def exported(base: Path, adapter: Path | None, file_type: FileType) -> Path:
-    """Return the checkpoint as a GGUF in the user's cache, made now if it is not there."""
-    from pasta_decoding.engines.llamacpp import library
-    from pasta_decoding.models.export import cached_name
-
-    library()  # its absence is told before the work
-    path = cache_folder() / "gguf" / cached_name(base, adapter, file_type.value)
-    if not path.exists():
-        say(f"writing {path} (once)")
-        write_export(base, adapter, path, file_type)
-    return path
-
-
-def write_export(base: Path, adapter: Path | None, path: Path, file_type: FileType) -> None:
-    """Write a checkpoint as one GGUF file."""
-    from pasta_decoding.engines.llamacpp import library, quantize
-    from pasta_decoding.models.export import export_gguf
-    from pasta_decoding.models.gguf import FLOAT_TYPES
-    from pasta_decoding.models.loading import load_model
-
-    if file_type.value not in FLOAT_TYPES:
-        library()  # its absence is told before the work
-    loaded = load_model(base, adapter)
-    if loaded.warning is not None:
-        say(loaded.warning)
-    export_gguf(loaded, path, file_type.value, quantize=quantize, progress=True)
 
 
 GGUF_WARNING = (
@@ -341,6 +211,6 @@ def export(
     elif out.is_dir():
         raise PastaError(f"{out} is a folder", hint="Give -o the name of a file.")
     else:
-        write_export(base, folder, out, file_type)
+        write_export(base, folder, out, file_type, say)
         say(GGUF_WARNING)
     typer.echo(out)

@@ -6,11 +6,14 @@ import os
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pasta_decoding.errors import PastaError
+
+if TYPE_CHECKING:
+    from pasta_decoding.api.opening import Place
 
 
 class Source(StrEnum):
@@ -27,12 +30,18 @@ def cache_folder() -> Path:
     return default_cache(os.environ)
 
 
+def place() -> Place:
+    """Return where files are kept, and who is told how it goes."""
+    from pasta_decoding.api.opening import Place
+
+    return Place(cache_folder(), say)
+
+
 def base_folder(model: Path | None) -> Path:
     """Return the folder of the base model of --model: a folder, a name on the hub, or left out."""
-    from pasta_decoding.models.download import model_folder
-    from pasta_decoding.models.embedded import model_dir
+    from pasta_decoding.api import opening
 
-    return model_dir(cache_folder()) if model is None else model_folder(model, tell=say)
+    return opening.base_folder(model, place())
 
 
 def is_main() -> bool:

@@ -14,18 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from pasta_decoding.cli.engine import (
-    Context,
-    Device,
-    Dtype,
-    Engine,
-    EngineName,
-    FileType,
-    Loading,
-    Precision,
-    Quant,
-    Threads,
-)
+from pasta_decoding.api.settings import Dtype, EngineName, FileType
+from pasta_decoding.cli.engine import Context, Device, Engine, Loading, Precision, Quant, Threads
 from pasta_decoding.cli.files import base_folder, say
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
@@ -169,7 +159,7 @@ def refuse_several_processes() -> None:
 
 def engine_words(loading: Loading, policy: Path) -> str:
     """Name the engine that `loading` would take for the policy, without loading anything."""
-    from pasta_decoding.cli.engine import llama_can_run
+    from pasta_decoding.api.opening import llama_can_run
     from pasta_decoding.engines.llamacpp import library
     from pasta_decoding.models.loading import default_device
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.request import Request
+from pasta_decoding.runtime.stop_filter import StopFilter
 from pasta_decoding.server.backend import Answers, Ask, Ended, Failed, Load, Piece
 from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.saturation import Saturation
-from pasta_decoding.server.stop_filter import StopFilter
 
 
 class Job:

@@ -1,0 +1,102 @@
+"""`load`: from a name to a model that answers."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+from pasta_decoding.api.model import Model
+from pasta_decoding.api.opening import Place, Tell, open_decoder
+from pasta_decoding.api.settings import Dtype, EngineName, FileType, LoadSettings
+from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.layout import Joining
+from pasta_decoding.models.download import model_folder
+from pasta_decoding.models.embedded import NAME, default_cache, pull
+from pasta_decoding.models.loading import (
+    DEFAULT_ADAPTER,
+    NO_ADAPTER,
+    find_adapter,
+    holds_weights,
+)
+
+_DEFAULT = LoadSettings()
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
+
+def load(
+    name: str | Path = _DEFAULT.adapter,
+    *,
+    model: str | Path | None = None,
+    engine: str = _DEFAULT.engine,
+    base_url: str | Sequence[str] = (),
+    api_key: str | None = None,
+    join: str | None = None,
+    dtype: str = _DEFAULT.dtype,
+    quant: str = _DEFAULT.quant,
+    context: int = _DEFAULT.context,
+    threads: int | None = None,
+    device: str | None = None,
+    cache: str | Path | None = None,
+    tell: Tell | None = None,
+) -> Model:
+    """Load a checkpoint onto the best engine of this machine, or find the servers that have it.
+
+    name:     a shipped adapter ("balanced", "fast", "quality", "sequential", ...), the folder of
+              an adapter or of a whole model, the name of a whole model on the hub, a GGUF file, or
+              "none" for the base model alone.
+    model:    the base model of an adapter: a folder or a name on the hub; the embedded one if left
+              out, which is downloaded once (98 MB).
+    engine:   "auto", "torch", "llama" or "remote".
+    base_url: servers of OpenAI-style completions that hold the merged checkpoint, such as
+              "http://localhost:8000/v1"; several are replicas. `api_key` is what they ask for.
+    join, dtype, quant, context, threads, device: see `pasta run --help`.
+    cache:    folder of downloads and exports; PASTA_CACHE or the user's cache if left out.
+    tell:     called with a line on what takes time; else the logger "pasta_decoding" is.
+
+    Raises PastaError for an unknown adapter (with those that ship), a model of another base, an
+    engine that is not installed (with the command that installs it), and broken files.
+    """
+    settings = LoadSettings(
+        adapter=str(name),
+        model=None if model is None else Path(model),
+        engine=_one_of(EngineName, engine, "engine"),
+        join=None if join is None else _one_of(Joining, join, "join"),
+        dtype=_one_of(Dtype, dtype, "dtype"),
+        quant=_one_of(FileType, quant, "quant"),
+        context=context,
+        threads=threads,
+        device=device,
+        base_url=(base_url,) if isinstance(base_url, str) else tuple(base_url),
+        remote_key=api_key,
+    )
+    folder = default_cache(os.environ) if cache is None else Path(cache)
+    place = Place(folder, tell or logging.getLogger("pasta_decoding").info)
+    return Model(open_decoder(_located(settings, place), place))
+
+
+def _one_of(kind: type[_Choice], value: str, what: str) -> _Choice:
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(kind)
+        raise PastaError(f"no {what} {value!r}", hint=f"Known are: {known}.") from None
+
+
+def _located(settings: LoadSettings, place: Place) -> LoadSettings:
+    """Return the settings with files and folders in the place of names; fetch what is missing."""
+    named = Path(settings.adapter)
+    if named.suffix == ".gguf":
+        if settings.model is not None:
+            raise PastaError(f"{named} is a whole model", hint="Leave out `model`.")
+        return replace(settings, adapter=DEFAULT_ADAPTER, model=named)
+    if len(named.parts) == 2 and not named.is_dir():
+        settings = replace(settings, adapter=str(model_folder(named, tell=place.tell)))
+    needs_base = settings.adapter == NO_ADAPTER or not holds_weights(find_adapter(settings.adapter))
+    if needs_base and settings.model is None and not (place.cache / NAME).exists():
+        pull(place.cache, progress=place.tell)
+    return settings

@@ -1,0 +1,226 @@
+"""A loaded model that answers: the front door of Pasta for Python."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Self, Unpack
+
+from pasta_decoding.api.options import (
+    Options,
+    Prompt,
+    check_options,
+    messages_of,
+    rules_of,
+    sampling_of,
+    stops_of,
+)
+from pasta_decoding.api.result import Result
+from pasta_decoding.api.streams import AsyncStream, Reading, Start, Stream, events_of, text_of
+from pasta_decoding.errors import PastaError
+from pasta_decoding.runtime.engine_thread import EngineThread, News, Ticket, Worker, closed_error
+from pasta_decoding.runtime.events import Event
+from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.request import Request
+
+if TYPE_CHECKING:
+    from pasta_decoding.remote.decoder import RemoteDecoder
+
+DEFAULT_CONCURRENCY = 16
+
+
+class Model:
+    """A checkpoint on an engine, or on servers. Any thread may ask; answers are written together.
+
+    Every method that answers takes a question or a conversation, and the `Options`. Each raises
+    PastaError for an empty prompt, for roles that no model knows or that come in the wrong order,
+    for a prompt that leaves no room for `max_tokens`, for options that are unknown or out of
+    range, and after `close`.
+
+    decoder: what is underneath, for whoever measures steps; not while this answers.
+    """
+
+    def __init__(self, decoder: LocalDecoder | RemoteDecoder) -> None:
+        self.decoder = decoder
+        self._worker: Worker | None = None
+        self._closed = False
+
+    def answer(self, prompt: Prompt, **options: Unpack[Options]) -> Result:
+        """Return the whole answer."""
+        with self.stream(prompt, **options) as stream:
+            for _ in stream:
+                pass
+        return stream.result
+
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream[str]:
+        """Return the plain text in reading order, piece by piece as it becomes certain."""
+        return Stream(*self._asked(prompt, options), text_of)
+
+    def events(self, prompt: Prompt, **options: Unpack[Options]) -> Stream[Event]:
+        """Return what happens in every thread, as it happens."""
+        return Stream(*self._asked(prompt, options), events_of)
+
+    def batch(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_concurrency: int = DEFAULT_CONCURRENCY,
+        **options: Unpack[Options],
+    ) -> list[Result]:
+        """Return the answers to several prompts, in their order, written side by side.
+
+        Each has noise of its own under one seed. The first error cancels the others.
+        """
+        _check_concurrency(max_concurrency)
+        asked = [self._asked(one, options, number) for number, one in enumerate(prompts)]
+        return _Batch(asked, max_concurrency).run()
+
+    async def aanswer(self, prompt: Prompt, **options: Unpack[Options]) -> Result:
+        """See `answer`. Being cancelled cancels the answer."""
+        async with self.astream(prompt, **options) as stream:
+            async for _ in stream:
+                pass
+        return stream.result
+
+    def astream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncStream[str]:
+        """See `stream`."""
+        return AsyncStream(*self._asked(prompt, options), text_of)
+
+    def aevents(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncStream[Event]:
+        """See `events`."""
+        return AsyncStream(*self._asked(prompt, options), events_of)
+
+    async def abatch(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_concurrency: int = DEFAULT_CONCURRENCY,
+        **options: Unpack[Options],
+    ) -> list[Result]:
+        """See `batch`."""
+        _check_concurrency(max_concurrency)
+        places = asyncio.Semaphore(max_concurrency)
+        asked = [self._asked(one, options, number) for number, one in enumerate(prompts)]
+
+        async def write(start: Start, reading: Reading) -> Result:
+            async with places, AsyncStream(start, reading, text_of) as stream:
+                async for _ in stream:
+                    pass
+            return stream.result
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(write(*one)) for one in asked]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    def plain_tokens(self, text: str) -> int:
+        """Count the tokens of a tag-free text, tokenised alone."""
+        return self.decoder.plain_tokens(text)
+
+    def close(self) -> None:
+        """Cancel everything and free the engine's thread. Again, it does nothing."""
+        self._closed = True
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+    def __enter__(self) -> Self:
+        """Close at the end of the block."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """See `__enter__`."""
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        """Close at the end of the block."""
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        """See `__aenter__`."""
+        await asyncio.to_thread(self.close)
+
+    def _asked(self, prompt: Prompt, options: Options, number: int = 0) -> tuple[Start, Reading]:
+        """Return what hands the request in, and what reads its answer."""
+        check_options(options)
+        reading = Reading(stops_of(options), self.plain_tokens)
+        request = self._request(prompt, options, number)
+        return partial(self._working().submit, request), reading
+
+    def _request(self, prompt: Prompt, options: Options, number: int) -> Request:
+        rules, sampling = rules_of(options), sampling_of(options)
+        room = self.decoder.max_positions - rules.max_tokens
+        if room < 1:
+            raise PastaError(
+                f"an answer of up to {rules.max_tokens} tokens leaves no room for a prompt: the "
+                f"model holds {self.decoder.max_positions} of both",
+                hint="Allow fewer tokens.",
+            )
+        ids = tuple(self.decoder.encoder.encode(messages_of(prompt), max_tokens=room))
+        sampler = self.decoder.sampler(ids, sampling, number)
+        seconds = options.get("max_seconds")
+        return self.decoder.request_of(ids, rules, sampler, max_seconds=seconds)
+
+    def _working(self) -> Worker:
+        if self._closed:
+            raise closed_error()
+        if self._worker is None:
+            self._worker = _worker(self.decoder)
+        return self._worker
+
+
+def _worker(decoder: LocalDecoder | RemoteDecoder) -> Worker:
+    if isinstance(decoder, LocalDecoder):
+        return EngineThread(decoder.scheduler())
+    from pasta_decoding.remote.loop_thread import LoopThread
+
+    return LoopThread(decoder)
+
+
+def _check_concurrency(max_concurrency: int) -> None:
+    if max_concurrency < 1:
+        raise PastaError(f"max_concurrency is {max_concurrency}", hint="It is at least 1.")
+
+
+class _Batch:
+    """Several answers under way, no more than so many at a time."""
+
+    def __init__(self, asked: Sequence[tuple[Start, Reading]], max_concurrency: int) -> None:
+        self._asked = asked
+        self._waiting = deque(range(len(asked)))
+        self._places = max_concurrency
+        self._inbox: SimpleQueue[tuple[int, News]] = SimpleQueue()
+        self._running: dict[int, Ticket] = {}
+
+    def run(self) -> list[Result]:
+        try:
+            self._fill()
+            while self._running:
+                self._take(*self._inbox.get())
+                self._fill()
+        finally:
+            for ticket in self._running.values():
+                ticket.cancel()
+        return [reading.result for _, reading in self._asked if reading.result is not None]
+
+    def _fill(self) -> None:
+        while self._waiting and len(self._running) < self._places:
+            number = self._waiting.popleft()
+            start, _ = self._asked[number]
+            self._running[number] = start(
+                lambda news, number=number: self._inbox.put((number, news))  # type: ignore[misc]
+            )
+
+    def _take(self, number: int, news: News) -> None:
+        reading = self._asked[number][1]
+        was_stopped = reading.stopped
+        reading.take(news)
+        if reading.result is not None:
+            del self._running[number]
+        elif reading.stopped and not was_stopped:
+            self._running[number].stop()

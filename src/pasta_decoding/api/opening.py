@@ -1,0 +1,196 @@
+"""From settings to a decoder: which engine is taken, and what is made for it on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pasta_decoding.api.settings import Dtype, EngineName, FileType, LoadSettings
+from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.layout import Joining
+from pasta_decoding.models.loading import DEFAULT_ADAPTER
+
+if TYPE_CHECKING:
+    from pasta_decoding.remote.decoder import RemoteDecoder
+    from pasta_decoding.runtime.decoder import Decoder
+    from pasta_decoding.runtime.local import LocalDecoder
+
+Tell = Callable[[str], None]
+"""Is told, in a line each, what takes time and what is worse than it could be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where files are kept, and who is told how it goes."""
+
+    cache: Path
+    tell: Tell
+
+
+def open_decoder(settings: LoadSettings, place: Place) -> LocalDecoder | RemoteDecoder:
+    """Load the checkpoint onto the engine, or find the servers that have it. Raises PastaError."""
+    if settings.is_remote:
+        return open_remote(settings, place)
+    return open_local(settings, place)
+
+
+def open_local(settings: LoadSettings, place: Place) -> LocalDecoder:
+    """Load base model and adapter onto an engine in this process. Raises PastaError."""
+    if settings.is_remote:
+        raise PastaError(
+            "servers are no engine of this process",
+            hint="Leave out base_url and the engine remote: this decodes here.",
+        )
+    if settings.base_url:
+        raise PastaError(
+            f"base_url names servers, and the engine {settings.engine} runs here",
+            hint="Leave one of them out.",
+        )
+    decoder = _load(settings, place)
+    _warn(decoder, decoder.joining, place)
+    return decoder
+
+
+def open_remote(settings: LoadSettings, place: Place) -> RemoteDecoder:
+    """Find the servers that have the checkpoint. Raises PastaError."""
+    from pasta_decoding.remote.decoder import remote_decoder
+
+    if settings.is_gguf:
+        raise PastaError(
+            "the remote engine needs the tokenizer's files",
+            hint="Give --model the folder that is served, or leave it out.",
+        )
+    base, folder = folders(settings, place)
+    model = [] if settings.model is None else [str(settings.model)]
+    named = [settings.adapter, *model]
+    decoder = remote_decoder(
+        base,
+        folder,
+        settings.base_url,
+        names=[*named, *(Path(name).name for name in named)],
+        api_key=settings.remote_key,
+        joining=settings.join,
+    )
+    _warn(decoder, Joining.text, place)
+    return decoder
+
+
+def _warn(decoder: Decoder, joining: Joining, place: Place) -> None:
+    """Tell where a checkpoint is used as it was not trained to be."""
+    if decoder.warning is not None:
+        place.tell(decoder.warning)
+    if not decoder.trained:
+        place.tell(f"the checkpoint was not trained for the join {joining}: expect worse text")
+
+
+def _load(settings: LoadSettings, place: Place) -> LocalDecoder:
+    from pasta_decoding.models.loading import default_device
+    from pasta_decoding.runtime.local import llama_decoder, torch_decoder
+
+    size: Any = {
+        "cells": settings.context,
+        "threads": settings.threads,
+        "joining": settings.join,
+    }
+    if settings.is_gguf:
+        _refuse_beside_gguf(settings)
+        assert settings.model is not None, "it is a GGUF"
+        return llama_decoder(settings.model, **size)
+    base, folder = folders(settings, place)
+    engine, number_format = choose_engine(settings, base, folder)
+    if engine is EngineName.llama:
+        return llama_decoder(exported(base, folder, settings.quant, place), **size)
+    device = settings.device or default_device()
+    return torch_decoder(base, folder, dtype=number_format, device=device, **size)
+
+
+def folders(settings: LoadSettings, place: Place) -> tuple[Path, Path | None]:
+    """Return where the weights of the model are, and the adapter's folder if there is one."""
+    from pasta_decoding.models.loading import NO_ADAPTER, find_adapter, holds_weights
+
+    if settings.adapter == NO_ADAPTER:
+        return base_folder(settings.model, place), None
+    folder = find_adapter(settings.adapter)
+    return folder if holds_weights(folder) else base_folder(settings.model, place), folder
+
+
+def base_folder(model: Path | None, place: Place) -> Path:
+    """Return the folder of a base model: a folder, a name on the hub, or None: the embedded one."""
+    from pasta_decoding.models.download import model_folder
+    from pasta_decoding.models.embedded import model_dir
+
+    return model_dir(place.cache) if model is None else model_folder(model, tell=place.tell)
+
+
+def choose_engine(
+    settings: LoadSettings, weights: Path, adapter: Path | None
+) -> tuple[EngineName, str]:
+    """Return the engine that will be taken for these weights, and its number format."""
+    from pasta_decoding.models.loading import default_device, native_dtype
+
+    device = settings.device or default_device()
+    may_be_llama = settings.engine is EngineName.auto and device == "cpu"
+    if settings.engine is EngineName.llama or (may_be_llama and llama_can_run(weights, adapter)):
+        return EngineName.llama, settings.quant.value
+    dtype = native_dtype(device) if settings.dtype is Dtype.auto else settings.dtype.value
+    return EngineName.torch, dtype
+
+
+def _refuse_beside_gguf(settings: LoadSettings) -> None:
+    """Refuse what a GGUF file, adapter and all, leaves no choice about."""
+    if settings.engine is EngineName.torch:
+        raise PastaError(
+            "the torch engine does not read GGUF files",
+            hint="Leave --engine out, or give --model a Hugging Face folder.",
+        )
+    if settings.adapter != DEFAULT_ADAPTER:
+        raise PastaError(
+            "a GGUF file holds its adapter already", hint="Leave out --adapter, or the GGUF file."
+        )
+
+
+def llama_can_run(weights: Path, adapter: Path | None) -> bool:
+    """Is llama.cpp installed, has it a translation of the model, and the adapter's positions?"""
+    from pasta_decoding.engines.llamacpp import library
+    from pasta_decoding.lang.positions import scheme_named
+    from pasta_decoding.models import checkpoint as checkpoints
+    from pasta_decoding.models.gguf import has_translation
+
+    try:
+        library()
+        known = adapter is None or scheme_named(checkpoints.load(adapter).scheme).consecutive
+        return known and has_translation(weights)
+    except PastaError:  # a broken checkpoint is told by whoever loads it
+        return False
+
+
+def exported(base: Path, adapter: Path | None, file_type: FileType, place: Place) -> Path:
+    """Return the checkpoint as a GGUF in the user's cache, made now if it is not there."""
+    from pasta_decoding.engines.llamacpp import library
+    from pasta_decoding.models.export import cached_name
+
+    library()  # its absence is told before the work
+    path = place.cache / "gguf" / cached_name(base, adapter, file_type.value)
+    if not path.exists():
+        place.tell(f"writing {path} (once)")
+        write_export(base, adapter, path, file_type, place.tell)
+    return path
+
+
+def write_export(
+    base: Path, adapter: Path | None, path: Path, file_type: FileType, tell: Tell
+) -> None:
+    """Write a checkpoint as one GGUF file."""
+    from pasta_decoding.engines.llamacpp import library, quantize
+    from pasta_decoding.models.export import export_gguf
+    from pasta_decoding.models.gguf import FLOAT_TYPES
+    from pasta_decoding.models.loading import load_model
+
+    if file_type.value not in FLOAT_TYPES:
+        library()  # its absence is told before the work
+    loaded = load_model(base, adapter)
+    if loaded.warning is not None:
+        tell(loaded.warning)
+    export_gguf(loaded, path, file_type.value, quantize=quantize, progress=True)

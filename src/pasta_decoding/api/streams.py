@@ -1,0 +1,197 @@
+"""An answer while it is written, for plain code and for coroutines: pieces, then a result."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from queue import SimpleQueue
+from typing import Generic, Self, TypeVar
+
+from pasta_decoding.api.result import Result, result_of
+from pasta_decoding.errors import PastaError
+from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.engine_thread import Failure, Listener, News, Progress, Ticket
+from pasta_decoding.runtime.events import Event
+from pasta_decoding.runtime.stop_filter import StopFilter
+
+Item = TypeVar("Item")
+
+Start = Callable[[Listener], Ticket]
+"""Hands a request in; its news go to the listener."""
+
+Pick = Callable[[tuple[Event, ...], str], Iterable[Item]]
+"""(new events, new text in reading order) -> what a stream yields of them."""
+
+
+class Reading:
+    """What a reader has seen of one answer so far.
+
+    answer: as decoding left it, once it is complete,
+    result: and as the front door hands it out.
+    """
+
+    def __init__(self, stops: tuple[str, ...], count_tokens: Callable[[str], int]) -> None:
+        self.answer: Answer | None = None
+        self.result: Result | None = None
+        self._filter = StopFilter(stops)
+        self._count_tokens = count_tokens
+        self._shown: list[str] = []
+
+    @property
+    def stopped(self) -> bool:
+        """Has a stop string come? Then nothing more is shown."""
+        return self._filter.stopped
+
+    def take(self, news: News) -> tuple[tuple[Event, ...], str]:
+        """Return the events and the text that `news` brings. Raises the error of a failure."""
+        match news:
+            case Failure(error):
+                raise error
+            case Progress(events):
+                return events, self._show(self._filter.feed(events))
+            case _:
+                rest = self._show(self._filter.finish())
+                self._conclude(news)
+                return (), rest
+
+    def _show(self, text: str) -> str:
+        self._shown.append(text)
+        return text
+
+    def _conclude(self, answer: Answer) -> None:
+        text = "".join(self._shown)
+        tokens = self._count_tokens(text)
+        self.answer = answer
+        self.result = result_of(answer, text=text, stopped=self.stopped, plain_tokens=tokens)
+
+
+def text_of(_events: tuple[Event, ...], text: str) -> Iterable[str]:
+    """Pick the text in reading order."""
+    return (text,) if text else ()
+
+
+def events_of(events: tuple[Event, ...], _text: str) -> Iterable[Event]:
+    """Pick the events as they happen."""
+    return events
+
+
+class _Pulled(Generic[Item]):
+    """What both kinds of stream share: news in, items out, and a way to give up."""
+
+    def __init__(self, reading: Reading, pick: Pick[Item]) -> None:
+        self._reading, self._pick = reading, pick
+        self._ready: deque[Item] = deque()
+        self._ticket: Ticket | None = None
+        self._over = False
+
+    @property
+    def result(self) -> Result:
+        """The finished answer. Raises PastaError before the stream has ended."""
+        if self._reading.result is None:
+            raise PastaError("the answer is not complete", hint="Read the stream to its end.")
+        return self._reading.result
+
+    @property
+    def answer(self) -> Answer:
+        """The answer as decoding left it: token ids, layouts, trace. Raises as `result` does."""
+        assert self.result is not None
+        assert self._reading.answer is not None, "it comes with the result"
+        return self._reading.answer
+
+    def _feed(self, news: News) -> None:
+        was_stopped = self._reading.stopped
+        events, text = self._reading.take(news)
+        self._ready.extend(self._pick(events, text))
+        self._over = self._reading.result is not None
+        if self._reading.stopped and not was_stopped and self._ticket is not None:
+            self._ticket.stop()
+
+    def _give_up(self) -> None:
+        if not self._over and self._ticket is not None:
+            self._ticket.cancel()
+        self._over = True
+
+
+class Stream(_Pulled[Item], Iterator[Item]):
+    """Iterate to get an answer piece by piece; `result` is there at the end.
+
+    Closing it early, or dropping it, cancels the answer and frees what it holds. One thread at a
+    time may read it; any number of streams of one model may be read side by side.
+    """
+
+    def __init__(self, start: Start, reading: Reading, pick: Pick[Item]) -> None:
+        super().__init__(reading, pick)
+        self._inbox: SimpleQueue[News] = SimpleQueue()
+        self._ticket = start(self._inbox.put)
+
+    def __next__(self) -> Item:
+        """Wait for the next piece. Raises what the engine raised, if the answer failed."""
+        while not self._ready:
+            if self._over:
+                raise StopIteration
+            try:
+                self._feed(self._inbox.get())
+            except BaseException:
+                self.close()
+                raise
+        return self._ready.popleft()
+
+    def close(self) -> None:
+        """Cancel the answer unless it is complete."""
+        self._give_up()
+
+    def __enter__(self) -> Self:
+        """Close at the end of the block."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """See `__enter__`."""
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class AsyncStream(_Pulled[Item], AsyncIterator[Item]):
+    """As `Stream`, for one event loop."""
+
+    def __init__(self, start: Start, reading: Reading, pick: Pick[Item]) -> None:
+        super().__init__(reading, pick)
+        self._start = start
+        self._inbox: asyncio.Queue[News] = asyncio.Queue()
+
+    async def __anext__(self) -> Item:
+        """Wait for the next piece; errors as of `Stream`. Being cancelled cancels the answer."""
+        while not self._ready:
+            if self._over:
+                raise StopAsyncIteration
+            try:
+                self._begin()
+                self._feed(await self._inbox.get())
+            except BaseException:
+                self._give_up()
+                raise
+        return self._ready.popleft()
+
+    async def aclose(self) -> None:
+        """Cancel the answer unless it is complete."""
+        self._give_up()
+
+    async def __aenter__(self) -> Self:
+        """Close at the end of the block."""
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        """See `__aenter__`."""
+        self._give_up()
+
+    def _begin(self) -> None:
+        if self._ticket is None:
+            loop = asyncio.get_running_loop()
+            self._ticket = self._start(lambda news: _hand_over(loop, self._inbox, news))
+
+
+def _hand_over(loop: asyncio.AbstractEventLoop, inbox: asyncio.Queue[News], news: News) -> None:
+    if not loop.is_closed():  # whose loop has ended has given up
+        loop.call_soon_threadsafe(inbox.put_nowait, news)
