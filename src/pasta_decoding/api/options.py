@@ -73,8 +73,8 @@ def rules_of(options: Options) -> Rules:
         if value < 1:
             raise PastaError(f"{name} is {value}", hint="It is at least 1.")
     seconds = options.get("max_seconds")
-    if seconds is not None and seconds <= 0:
-        raise PastaError(f"max_seconds is {seconds}", hint="It is more than 0.")
+    if seconds is not None and seconds < 0:
+        raise PastaError(f"max_seconds is {seconds}", hint="It is at least 0.")
     parallel = options.get("parallel", True)
     return Rules(max_tokens=max_tokens, max_threads=max_threads, parallel=parallel)
 

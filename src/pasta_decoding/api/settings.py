@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from pasta_decoding.engines.base import DEFAULT_CELLS
+from pasta_decoding.engines import DEFAULT_CELLS
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models.loading import DEFAULT_ADAPTER
 

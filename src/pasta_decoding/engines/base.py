@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FloatArray = npt.NDArray[np.float32]
-
-DEFAULT_CELLS = 8192
 """Tokens that an engine's cache holds unless it is told otherwise."""
 
 Branch = NewType("Branch", int)

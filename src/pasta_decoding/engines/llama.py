@@ -19,7 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pasta_decoding.engines.base import DEFAULT_CELLS, Branch, Feed, FloatArray
+from pasta_decoding.engines import DEFAULT_CELLS
+from pasta_decoding.engines.base import Branch, Feed, FloatArray
 from pasta_decoding.engines.llamacpp import (
     MAX_SEQUENCES,
     CacheType,

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from pasta_decoding.engines import DEFAULT_CELLS
 from pasta_decoding.engines.attention import POOLED
-from pasta_decoding.engines.base import DEFAULT_CELLS, Branch, Feed, FloatArray
+from pasta_decoding.engines.base import Branch, Feed, FloatArray
 from pasta_decoding.engines.cell_allocator import CellAllocator
 from pasta_decoding.engines.forward import Forward
 from pasta_decoding.engines.pool import Limits

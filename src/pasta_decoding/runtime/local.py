@@ -7,7 +7,8 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pasta_decoding.engines.base import DEFAULT_CELLS, Engine
+from pasta_decoding.engines import DEFAULT_CELLS
+from pasta_decoding.engines.base import Engine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import ChunkRun, Joining, Segment
 from pasta_decoding.lang.positions import Scheme, SharedMax, scheme_named

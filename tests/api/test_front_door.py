@@ -1,0 +1,222 @@
+"""The front door, on a tiny checkpoint: what it answers, what it refuses, and what it frees."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pasta_decoding as pasta
+from pasta_decoding.lang.tree import Chunk, strip
+from pasta_decoding.runtime.events import ordered
+from pasta_decoding.runtime.local import LocalDecoder
+from tests.checkpoint import TinyCheckpoint
+
+PROMPT = "Name three colours."
+TOKENS = 48
+LONG = 400
+
+
+@pytest.fixture(scope="module")
+def model(tiny_checkpoint: TinyCheckpoint) -> Iterator[pasta.Model]:
+    with load(tiny_checkpoint) as loaded:
+        yield loaded
+
+
+def load(tiny: TinyCheckpoint) -> pasta.Model:
+    return pasta.load(tiny.adapter, model=tiny.base, engine="torch", dtype="float32")
+
+
+def cells(model: pasta.Model) -> int:
+    assert isinstance(model.decoder, LocalDecoder)
+    return model.decoder.engine.cells_in_use
+
+
+def test_an_answer_says_what_it_is_and_what_it_took(model: pasta.Model) -> None:
+    found = model.answer(PROMPT, max_tokens=TOKENS)
+    assert found.text == strip(found.tree) != ""
+    chunks = [node for node in found.tree if isinstance(node, Chunk)]
+    assert [thread.text for thread in found.threads] == [chunk.text for chunk in chunks]
+    assert found.usage.plain_tokens == model.plain_tokens(found.text)
+    assert found.own_speedup == found.usage.plain_tokens / found.critical_path
+    assert found.usage.fed_tokens <= TOKENS
+    assert (found.finish_reason == "length") == found.truncated
+
+
+def test_text_events_batches_and_their_async_twins_bring_the_same_answer(
+    model: pasta.Model,
+) -> None:
+    whole = model.answer(PROMPT, max_tokens=TOKENS)
+    assert whole.threads, "or this shows little"
+    assert "".join(model.stream(PROMPT, max_tokens=TOKENS)) == whole.text
+    assert "".join(ordered(model.events(PROMPT, max_tokens=TOKENS))) == whole.text
+    several = model.batch([PROMPT, "Why?", PROMPT], max_tokens=TOKENS, max_concurrency=2)
+    assert [one.annotated for one in several[::2]] == [whole.annotated] * 2
+
+    async def twins() -> list[str]:
+        text = "".join([piece async for piece in model.astream(PROMPT, max_tokens=TOKENS)])
+        events = [event async for event in model.aevents(PROMPT, max_tokens=TOKENS)]
+        answer = await model.aanswer(PROMPT, max_tokens=TOKENS)
+        batch = await model.abatch([PROMPT, PROMPT], max_tokens=TOKENS, max_concurrency=1)
+        return [text, "".join(ordered(events)), answer.text, *(one.text for one in batch)]
+
+    assert asyncio.run(twins()) == [whole.text] * 5
+
+
+def test_a_conversation_may_be_given_as_openai_has_it(model: pasta.Model) -> None:
+    question = [{"role": "user", "content": PROMPT}]
+    assert (
+        model.answer(question, max_tokens=TOKENS).annotated
+        == model.answer(PROMPT, max_tokens=TOKENS).annotated
+    )
+    turns = [*question, {"role": "assistant", "content": "Red."}, {"role": "user", "content": "?"}]
+    assert model.answer(turns, max_tokens=8).usage.prompt_tokens > len(PROMPT)
+
+
+def test_the_same_seed_gives_the_same_answer_whoever_else_is_there(model: pasta.Model) -> None:
+    alone = model.answer(PROMPT, max_tokens=TOKENS, temperature=1.0, seed=7)
+    others = [model.stream("Why?", max_tokens=TOKENS, temperature=1.0, seed=n) for n in range(3)]
+    beside = model.answer(PROMPT, max_tokens=TOKENS, temperature=1.0, seed=7)
+    assert beside.annotated == alone.annotated
+    for other in others:
+        other.close()
+    different = model.answer(PROMPT, max_tokens=TOKENS, temperature=1.0, seed=8)
+    assert different.annotated != alone.annotated
+
+
+def test_a_stop_string_ends_the_text_before_it(model: pasta.Model) -> None:
+    whole = model.answer(PROMPT, max_tokens=TOKENS).text
+    stop = whole[len(whole) // 2]
+    found = model.answer(PROMPT, max_tokens=TOKENS, stop=["\0never", stop])
+    assert found.text == whole[: whole.index(stop)]
+    assert (found.finish_reason, found.truncated) == ("stop", False)
+    assert found.usage.plain_tokens == model.plain_tokens(found.text)
+
+
+def test_sequential_decoding_promises_nothing(model: pasta.Model) -> None:
+    assert not model.answer(PROMPT, max_tokens=TOKENS, parallel=False).threads
+
+
+def test_a_stream_that_is_left_early_frees_what_it_holds(model: pasta.Model) -> None:
+    with model.stream(PROMPT, max_tokens=LONG) as stream:
+        next(stream)
+    with pytest.raises(pasta.PastaError, match="not complete"):
+        _ = stream.result
+    assert list(stream) == []
+
+    async def leave() -> None:
+        async with model.astream(PROMPT, max_tokens=LONG) as left:
+            await anext(left)
+
+    asyncio.run(leave())
+    model.answer("x", max_tokens=1)  # a step behind it
+    assert cells(model) == 0
+
+
+def test_a_cancelled_coroutine_frees_what_it_holds(model: pasta.Model) -> None:
+    async def cancelled() -> None:
+        task = asyncio.create_task(model.aanswer(PROMPT, max_tokens=LONG))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    model.answer("x", max_tokens=1)
+    assert cells(model) == 0
+
+
+def test_any_number_of_threads_may_ask(model: pasta.Model) -> None:
+    found: list[str] = []
+
+    def ask() -> None:
+        found.append(model.answer(PROMPT, max_tokens=TOKENS).annotated)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [model.answer(PROMPT, max_tokens=TOKENS).annotated] * 4
+
+
+def test_a_closed_model_answers_nobody_and_tells_those_who_wait(
+    tiny_checkpoint: TinyCheckpoint,
+) -> None:
+    model = load(tiny_checkpoint)
+    waiting = model.stream(PROMPT, max_tokens=LONG)
+    next(waiting)
+    model.close()
+    model.close()
+    with pytest.raises(pasta.PastaError, match="the model is closed"):
+        list(waiting)
+    with pytest.raises(pasta.PastaError, match="the model is closed") as caught:
+        model.answer(PROMPT)
+    assert caught.value.hint == "Load it again: pasta.load(...)"
+    assert cells(model) == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        ("", {}, "the prompt is empty"),
+        ([], {}, "the prompt is empty"),
+        ([{"role": "robot", "content": "x"}], {}, "unknown role 'robot'"),
+        ([{"role": "assistant", "content": "x"}], {}, "ends with the assistant's words"),
+        ([{"content": "x"}], {}, "is no message"),
+        ([{"role": "user", "content": None}], {}, "is no message"),
+        ("x", {"max_tokens": 0}, "max_tokens is 0"),
+        ("x", {"max_tokens": 10_000}, "leaves no room"),
+        ("x", {"max_threads": 0}, "max_threads is 0"),
+        ("x", {"temperature": -1.0}, "temperature -1.0"),
+        ("x", {"top_p": 0.0}, "top-p 0.0"),
+        ("x", {"stop": ""}, "a stop string is empty"),
+        ("x", {"max_seconds": -1.0}, "max_seconds is -1.0"),
+        ("x", {"max_token": 3}, "no option 'max_token'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    model: pasta.Model, prompt: object, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(pasta.PastaError, match=message):
+        model.answer(prompt, **options)  # type: ignore[arg-type]
+
+
+def test_a_wrong_option_is_told_the_nearest_one(model: pasta.Model) -> None:
+    with pytest.raises(pasta.PastaError) as caught:
+        model.answer("x", temprature=1.0)  # type: ignore[call-arg]
+    assert caught.value.hint == "Did you mean temperature?"
+
+
+def test_a_batch_takes_at_least_one_at_a_time(model: pasta.Model) -> None:
+    with pytest.raises(pasta.PastaError, match="max_concurrency is 0"):
+        model.batch([PROMPT], max_concurrency=0)
+
+
+def test_an_unknown_engine_is_told_those_that_are_known() -> None:
+    with pytest.raises(pasta.PastaError, match="no engine 'tourch'") as caught:
+        pasta.load(engine="tourch")
+    assert caught.value.hint == "Known are: auto, torch, llama, remote."
+
+
+def test_an_unknown_adapter_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(pasta.PastaError, match="no adapter 'balanzed'"):
+        pasta.load("balanzed", cache=tmp_path)
+
+
+def test_every_public_name_is_there_and_importing_them_takes_nothing() -> None:
+    script = (
+        "import sys, pasta_decoding as p; "
+        "heavy = {'torch', 'numpy', 'transformers', 'tokenizers'} & sys.modules.keys(); "
+        "assert not heavy, heavy; "
+        "assert all(hasattr(p, name) for name in p.__all__); "
+        "assert set(p.__all__) <= set(dir(p))"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = pasta.nothing
