@@ -15,7 +15,7 @@ from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
-from pasta_decoding.server.stop_filter import Placed
+from pasta_decoding.runtime.stop_filter import Placed
 
 if TYPE_CHECKING:
     from pasta_decoding.server.intake import Intake

@@ -12,11 +12,11 @@ from pasta_decoding import __version__
 from pasta_decoding.runtime import events as live
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.sampling import TokenLogprobs
+from pasta_decoding.runtime.stop_filter import Placed
 from pasta_decoding.runtime.vocabulary import FRAGMENT
 from pasta_decoding.server import schema
 from pasta_decoding.server.backend import Answers, Ended, Piece
 from pasta_decoding.server.requests import StreamOptions
-from pasta_decoding.server.stop_filter import Placed
 
 LEAST_LOGPROB = -9999.0
 """What is told of a token that could not have come; JSON knows no infinity."""
