@@ -1,0 +1,74 @@
+"""Every script of examples/ runs, on a tiny checkpoint in the place of the embedded model."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import pasta_decoding as pasta
+from pasta_decoding.runtime.local import torch_decoder
+from tests.checkpoint import TinyCheckpoint
+from tests.server.running import running
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(
+    tiny_checkpoint: TinyCheckpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Run:
+    """Return what runs a script with arguments; what it loads is the tiny checkpoint."""
+    load = pasta.load
+
+    def load_tiny(name: str, *, model: str | None = None, engine: str = "torch") -> pasta.Model:
+        assert name
+        return load(tiny_checkpoint.adapter, model=model or tiny_checkpoint.base, engine=engine)
+
+    monkeypatch.setattr(pasta, "load", load_tiny, raising=False)
+
+    def script(name: str, *arguments: object) -> str:
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("answer.py", "steps"),
+        ("stream_threads.py", "] promised: "),
+        ("batch_measures.py", "Who wrote Hamlet?"),
+    ],
+)
+def test_an_example_shows_what_it_is_about(name: str, shown: str, run: Run) -> None:
+    assert shown in run(name)
+
+
+def test_a_checkpoint_of_ones_own_is_compared_with_itself(
+    run: Run, tiny_checkpoint: TinyCheckpoint
+) -> None:
+    found = run("own_checkpoint.py", tiny_checkpoint.adapter, "--model", tiny_checkpoint.base)
+    assert found.index("parallel: ") < found.index("promises banned: ")
+
+
+def test_openai_s_client_talks_to_a_server(run: Run, tiny_checkpoint: TinyCheckpoint) -> None:
+    decoder = torch_decoder(tiny_checkpoint.base, tiny_checkpoint.adapter)
+    with running(decoder) as server:
+        assert run("openai_client.py", f"http://127.0.0.1:{server.port}/v1").strip()
+
+
+def test_every_example_is_listed_and_run() -> None:
+    listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    here = Path(__file__).read_text(encoding="utf-8")
+    for script in EXAMPLES.glob("*.py"):
+        assert f"`{script.name}`" in listed
+        assert f'"{script.name}"' in here
