@@ -50,25 +50,28 @@ PROMPTS = [
 ]
 
 
-def test_sequential_decoding_equals_generate_on_twenty_prompts(embedded_dir: Path) -> None:
+@pytest.mark.parametrize(
+    "prompts", [PROMPTS[:3], pytest.param(PROMPTS, marks=pytest.mark.slow)], ids=["three", "twenty"]
+)
+def test_sequential_decoding_equals_generate(prompts: list[str], embedded_dir: Path) -> None:
     model, tokenizer = load_base(embedded_dir, dtype="float32")
     control = bind(tokenizer)
     encoder = PromptEncoder(tokenizer, forbidden_ids=control.ids)
-    prompts = [encoder.encode([Message("user", text)]) for text in PROMPTS]
+    asked = [encoder.encode([Message("user", text)]) for text in prompts]
     # The engine takes the model over, so `generate` goes first, with transformers' own attention.
-    expected = [_generate(model, prompt, sorted(control.ids)) for prompt in prompts]
+    expected = [_generate(model, prompt, sorted(control.ids)) for prompt in asked]
 
     engine = TorchEngine(model)
     ends = frozenset({tokenizer.eos_token_id})
     vocabulary = vocabulary_of(tokenizer, control, engine.vocabulary_size, ends, min(ends))
     rules = Rules(max_tokens=TOKENS, parallel=False)
     compared = 0
-    for prompt, tokens in zip(prompts, expected, strict=True):
+    for prompt, tokens in zip(asked, expected, strict=True):
         scheduler = Scheduler(engine, vocabulary, SharedMax())
         answer = answer_of(scheduler, Request(tuple(prompt), Sampler(Sampling()), rules))
         ours = [token for segment in answer.segments for token in _run(segment)]
         compared += _assert_equal_but_for_near_ties(model, prompt, ours, tokens)
-    assert compared > 10 * len(PROMPTS)
+    assert compared > 10 * len(prompts)
 
 
 @pytest.mark.llama

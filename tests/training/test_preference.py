@@ -213,9 +213,11 @@ PLACES = {
     "before the adapter is written": (preference, "save_adapter", 1),
     "before the last copy": (preference, "copy_whole", 1),
 }
+QUICK = ["in sampling", "in training", "before the last copy"]
+SLOW = [pytest.param(place, marks=pytest.mark.slow) for place in PLACES if place not in QUICK]
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", [*QUICK, *SLOW])
 def test_a_round_killed_anywhere_goes_on_to_the_same_result(
     place: str,
     tiny: World,

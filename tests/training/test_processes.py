@@ -86,6 +86,7 @@ def test_packs_are_shared_out_evenly_and_what_fills_the_last_turn_teaches_nothin
     assert len(shared[-1]["view"].label_L) == len(shared[-1]["view"].source_L) == 0
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_curve_and_the_adapter_of_one(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
