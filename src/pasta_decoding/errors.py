@@ -6,11 +6,22 @@ from pathlib import Path
 
 
 class PastaError(Exception):
-    """Something the user can mend: what is wrong and where, and in `hint` what to do next."""
+    """Something the user can mend: what is wrong and where, and in `hint` what to do next.
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
+    For programs there are the kind of mistake in `code`, and in `field` the setting to blame.
+    """
+
+    def __init__(
+        self, message: str, *, hint: str = "", code: str | None = None, field: str | None = None
+    ) -> None:
         super().__init__(message)
         self.hint = hint
+        self.code = code
+        self.field = field
+
+
+TOO_LONG = "context_length_exceeded"
+"""The code of what does not fit a model or an engine."""
 
 
 def install_command(extra: str, module: Path = Path(__file__)) -> str:

@@ -9,11 +9,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import openai
 import pytest
 
 from pasta_decoding.errors import install_command
+from pasta_decoding.server.app import Settings
 from pasta_decoding.server.local_backend import LocalBackend
 from pasta_decoding.server.remote_backend import RemoteBackend
 from tests.checkpoint import TinyCheckpoint
@@ -47,7 +49,18 @@ def test_serve_says_where_it_is_answers_and_ends_on_ctrl_c(
 
 
 @pytest.fixture
-def serve(pasta: Pasta, tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch) -> Serve:
+def seen() -> list[Settings]:
+    """Return what the application was told, once it was made."""
+    return []
+
+
+@pytest.fixture
+def serve(
+    pasta: Pasta,
+    tiny_checkpoint: TinyCheckpoint,
+    seen: list[Settings],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Serve:
     """Return a function that serves up to the first request; tells the backend, and what it said.
 
     No server of completions is asked what it has.
@@ -60,8 +73,11 @@ def serve(pasta: Pasta, tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.Mon
         assert outcome.status == 0, outcome.err
         return backends.pop(), outcome.err
 
-    def create_app(backend: LocalBackend | RemoteBackend, *_rest: object) -> None:
+    def create_app(
+        backend: LocalBackend | RemoteBackend, _metrics: object, settings: Settings
+    ) -> None:
         backends.append(backend)
+        seen.append(settings)
 
     monkeypatch.delenv("PASTA_API_KEY", raising=False)
     monkeypatch.setattr("pasta_decoding.remote.decoder.find_model", lambda *_, **__: ("tiny", None))
@@ -100,6 +116,56 @@ def test_whoever_opens_the_server_to_everybody_is_warned(
     warning = "anybody who reaches this address may ask: --api-key keeps them out\n"
     assert (warning in said) == warned
     assert f"pasta-adapter at http://{host}:" in said
+
+
+def test_only_a_server_without_a_key_minds_what_it_is_called(
+    serve: Serve, seen: list[Settings]
+) -> None:
+    for told, hosts in (
+        ((), frozenset({"127.0.0.1"})),
+        (("--host", "localhost"), frozenset({"localhost"})),
+        (("--api-key", "sesame"), None),
+        (("--host", "0.0.0.0"), None),
+    ):
+        serve(*told)
+        assert seen.pop().hosts == hosts
+
+
+def test_edges_are_as_the_options_say(serve: Serve, seen: list[Settings], tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("sesame\n")
+    origins = "https://a.example", "https://b.example"
+    allowed = [part for origin in origins for part in ("--allow-origin", origin)]
+    serve("--api-key-file", file, *allowed, "--max-per-client", 3, "--drain-seconds", 0.5)
+    [settings] = seen
+    assert (settings.api_key, settings.origins, settings.client_answers) == ("sesame", origins, 3)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff", b"a b"])
+def test_a_key_file_without_a_key_is_refused(
+    content: bytes | None, pasta: Pasta, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PASTA_API_KEY", raising=False)
+    file = tmp_path / "key"
+    if content is not None:
+        file.write_bytes(content)
+    status, message, hint = pasta("serve", "--api-key-file", file).complaint
+    assert status == 2
+    assert "API key" in message
+    assert hint
+    assert pasta("serve", "--api-key-file", file, "--api-key", "x").complaint[1] == (
+        "pasta: two API keys are given"
+    )
+
+
+def test_a_context_that_cannot_fit_is_refused_at_once(
+    pasta: Pasta, tiny_checkpoint: TinyCheckpoint
+) -> None:
+    where = ["--model", tiny_checkpoint.base, "--adapter", tiny_checkpoint.adapter, "--port", 0]
+    status, message, hint = pasta("serve", *where, "--engine", "torch", "--ctx", 10**12).complaint
+    assert status == 2
+    assert "pasta: a cache of 1000000000000 tokens takes " in message
+    assert hint.startswith("Give --ctx at most ")
 
 
 def test_a_port_that_is_taken_is_told(pasta: Pasta) -> None:

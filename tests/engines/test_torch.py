@@ -84,7 +84,7 @@ def test_the_pool_is_taken_once_and_written_in_place() -> None:
 
 
 def test_a_cache_that_does_not_fit_into_memory_is_refused() -> None:
-    with pytest.raises(PastaError, match=rf"no memory on cpu for a cache of {10**13 + 1} tokens"):
+    with pytest.raises(PastaError, match=rf"a cache of {10**13} tokens takes"):
         TorchEngine(tiny_llama(), cells=10**13)
 
 

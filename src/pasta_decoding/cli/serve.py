@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
+from dataclasses import replace
+from enum import StrEnum
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,6 +15,15 @@ import typer
 from pasta_decoding.cli.engine import Loading, with_loading
 from pasta_decoding.cli.files import say
 from pasta_decoding.errors import PastaError, install_command
+
+
+class LogLevel(StrEnum):
+    """What is worth a line on standard error."""
+
+    debug = "debug"
+    info = "info"
+    warning = "warning"
+    error = "error"
 
 
 @with_loading
@@ -25,6 +38,13 @@ def serve(
     api_key: Annotated[
         str | None,
         typer.Option(envvar="PASTA_API_KEY", help="Ask clients for this key.", show_envvar=True),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="Read the key from this file's first line instead.")
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="Let pages from here ask, such as https://example.org; * for any."),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="What clients call the model; pasta-ADAPTER if left out.")
@@ -42,6 +62,18 @@ def serve(
             "that it does only if it insists. No limit if left out.",
         ),
     ] = None,
+    max_per_client: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Answers under way for one address; then 429. No limit if left out."
+        ),
+    ] = None,
+    drain_seconds: Annotated[
+        float, typer.Option(min=0, help="How long answers may go on once the server is to stop.")
+    ] = 5.0,
+    log_level: Annotated[
+        LogLevel, typer.Option(help="`info` writes a line for each request, to standard error.")
+    ] = LogLevel.warning,
     max_body: Annotated[int, typer.Option(min=1024, help="Bytes of a request.")] = 2**20,
     *,
     loading: Loading,
@@ -49,22 +81,33 @@ def serve(
     """Answer OpenAI's clients, and show a page where one watches the threads write."""
     refuse_without_extra()
     from pasta_decoding.remote.decoder import RemoteDecoder
-    from pasta_decoding.remote.service import checked_key
     from pasta_decoding.server.app import Settings, create_app
     from pasta_decoding.server.backend import Backend
-    from pasta_decoding.server.listen import address, http_server, is_loopback, open_socket
+    from pasta_decoding.server.listen import (
+        address,
+        http_server,
+        is_loopback,
+        open_socket,
+        own_names,
+    )
     from pasta_decoding.server.local_backend import LocalBackend
     from pasta_decoding.server.metrics import Metrics
     from pasta_decoding.server.remote_backend import RemoteBackend
     from pasta_decoding.server.saturation import Saturation
 
+    key = key_of(api_key, api_key_file)
     settings = Settings(
         model=name or model_name(loading),
-        api_key=checked_key(api_key),
+        api_key=key,
         answer_tokens=max_tokens,
         max_body_bytes=max_body,
+        origins=tuple(allow_origin or ()),
+        client_answers=max_per_client,
     )
+    log_to_stderr(log_level)
     with open_socket(host, port) as listener:
+        if key is None:
+            settings = replace(settings, hosts=own_names(listener, host))
         metrics = Metrics()
         decoder = loading.decoder()
         limits = max_requests, max_queue, Saturation(parallel_up_to)
@@ -73,11 +116,46 @@ def serve(
             if isinstance(decoder, RemoteDecoder)
             else LocalBackend(decoder, metrics, *limits)
         )
-        if api_key is None and not is_loopback(listener):
+        if key is None and not is_loopback(listener):
             say("anybody who reaches this address may ask: --api-key keeps them out")
         say(f"{settings.model} at {address(listener)}")
         with suppress(KeyboardInterrupt):  # uvicorn has stopped in good order; that is all
-            http_server(create_app(backend, metrics, settings), backend).run(sockets=[listener])
+            app = create_app(backend, metrics, settings)
+            http_server(app, backend, last_words_s=drain_seconds).run(sockets=[listener])
+
+
+def key_of(key: str | None, file: Path | None) -> str | None:
+    """Return the key that clients need, from wherever it is; None if there is none."""
+    from pasta_decoding.remote.service import checked_key
+
+    if file is None:
+        return checked_key(key)
+    if key is not None:
+        raise PastaError(
+            "two API keys are given", hint="Leave out --api-key and PASTA_API_KEY, or the file."
+        )
+    try:
+        return checked_key(file.read_text(encoding="utf-8").partition("\n")[0].strip())
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise PastaError(
+            f"cannot read the API key from {file}: {reason}",
+            hint="Write the key into the file's first line.",
+        ) from error
+
+
+def log_to_stderr(level: LogLevel) -> None:
+    """Write what the server tells about itself to standard error, a line each."""
+    handler = _Teller()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log = logging.getLogger("pasta_decoding")
+    log.handlers[:] = [handler]
+    log.setLevel(level.upper())
+
+
+class _Teller(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        say(self.format(record))
 
 
 def refuse_without_extra() -> None:

@@ -20,6 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 from transformers.masking_utils import sdpa_mask
 
+from pasta_decoding.engines.memory import refuse_what_cannot_fit
 from pasta_decoding.errors import PastaError
 
 POOLED = "pasta_pooled"
@@ -113,7 +114,10 @@ def learn_shapes(model: PreTrainedModel) -> list[KeyShape]:
 
 
 def pooled_cache(shapes: Sequence[KeyShape], cells: int) -> tuple[Cache, Plan]:
-    """Return a cache of so many cells in each layer, and what steers it."""
+    """Return a cache of so many cells in each layer, one to spare, and what steers it."""
+    held = [one for shape in shapes for one in (shape.key_G1D, shape.value_G1D)]
+    if all(one.device.type == "cpu" for one in held):  # others say themselves what does not fit
+        refuse_what_cannot_fit(cells - 1, sum(one.numel() * one.element_size() for one in held))
     plan = Plan()
     return Cache(layers=[PooledLayer(plan, shape, cells) for shape in shapes]), plan
 

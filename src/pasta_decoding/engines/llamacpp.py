@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from pasta_decoding.engines.memory import refuse_what_cannot_fit
 from pasta_decoding.errors import PastaError, install_command
 
 LOG_LEVEL_ERROR = 4  # of ggml
@@ -73,6 +74,7 @@ def make_context(model: Any, cells: int, threads: int | None, cache_type: CacheT
     threads: None takes all cores that the process may use.
     """
     llama = library()
+    refuse_what_cannot_fit(cells, _cell_bytes(llama, model, cache_type))
     parameters = llama.llama_context_default_params()
     parameters.n_ctx = -(-cells // CELLS_STEP) * CELLS_STEP
     parameters.n_batch = parameters.n_ubatch = BATCH_TOKENS
@@ -89,6 +91,13 @@ def make_context(model: Any, cells: int, threads: int | None, cache_type: CacheT
             f"no memory for a context of {cells} tokens", hint="Give --ctx a smaller number."
         )
     return context
+
+
+def _cell_bytes(llama: ModuleType, model: Any, cache_type: CacheType) -> int:
+    """Return what a token's keys and values take, unless heads are wider than usual."""
+    width = llama.llama_model_n_embd(model) // llama.llama_model_n_head(model)
+    numbers = 2 * llama.llama_model_n_layer(model) * llama.llama_model_n_head_kv(model) * width
+    return int(numbers) * {"F32": 4, "F16": 2}[cache_type]
 
 
 def usable_cores() -> int:

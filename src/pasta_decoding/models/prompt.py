@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import TOO_LONG, PastaError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -229,4 +229,5 @@ def _too_long(size: str, max_tokens: int) -> PastaError:
     return PastaError(
         f"the prompt is too long: {size}, at most {max_tokens} tokens fit",
         hint="shorten the prompt, or leave less room for the answer",
+        code=TOO_LONG,
     )

@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from pasta_decoding.engines.base import Engine
 from pasta_decoding.engines.pool import Limits
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import TOO_LONG, PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.runtime.request import Request
 
@@ -147,6 +147,7 @@ def _check_tokens(request: Request, tokens: int, most: int | None, whose: str, w
             f"a prompt of {len(request.prompt)} tokens and {answer} do not fit {whose} {most} "
             f"{what}",
             hint="Use a shorter prompt, or allow fewer tokens for the answer.",
+            code=TOO_LONG,
         )
 
 

@@ -76,7 +76,8 @@ class Decoder:
         known = len(self.vocabulary.texts)
         if unknown := [token for token in sampling.logit_bias if not 0 <= token < known]:
             raise PastaError(
-                f"logit_bias names the id {unknown[0]}, and the model has those below {known}"
+                f"logit_bias names the id {unknown[0]}, and the model has those below {known}",
+                field="logit_bias",
             )
         if sampling.penalties == Penalties():
             return Sampler(sampling, choice)

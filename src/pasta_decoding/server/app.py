@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Response
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse
 
 from pasta_decoding import __version__
@@ -22,10 +23,11 @@ from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
 from pasta_decoding.server import requests, schema
 from pasta_decoding.server.backend import Ask, Backend
-from pasta_decoding.server.errors import ApiError, install
+from pasta_decoding.server.errors import ApiError, excerpt, install
+from pasta_decoding.server.guard import Entry, Guard, Places
 from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.replies import ChatForm, Form, Reply, TextForm
-from pasta_decoding.server.transport import Guard, StreamedReply, WholeReply
+from pasta_decoding.server.transport import StreamedReply, WholeReply
 
 TAGS_AMONG = 16
 """Alternatives that are looked at beside those that are told: some may be tags, which are not."""
@@ -46,6 +48,9 @@ class Settings:
     api_key:       None asks for no key.
     answer_tokens: most tokens of an answer whose request does not say.
     max_body_bytes, body_s: how large a request's body may be, and how long it may take.
+    hosts:         what the server may be called beside localhost; None: anything.
+    origins:       where pages may come from that ask it (CORS), `*` for anywhere.
+    client_answers: how many answers a client, by its address, may have under way; None: any number.
     """
 
     model: str
@@ -53,6 +58,9 @@ class Settings:
     answer_tokens: int = 512
     max_body_bytes: int = 2**20
     body_s: float = 30.0
+    hosts: frozenset[str] | None = None
+    origins: tuple[str, ...] = ()
+    client_answers: int | None = None
 
 
 def create_app(backend: Backend, metrics: Metrics, settings: Settings) -> FastAPI:
@@ -70,15 +78,23 @@ def create_app(backend: Backend, metrics: Metrics, settings: Settings) -> FastAP
         lifespan=lifespan,
         docs_url=None,  # they would load scripts from elsewhere
         redoc_url=None,
+        redirect_slashes=False,  # they would lead to whatever `Host` says
     )
     app.add_middleware(
         Guard,
         metrics=metrics,
-        api_key=settings.api_key,
-        open_paths=OPEN_PATHS,
+        entry=Entry(settings.api_key, settings.hosts, OPEN_PATHS),
         max_body_bytes=settings.max_body_bytes,
         body_s=settings.body_s,
     )
+    if settings.origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
     app.include_router(openai_routes(backend, settings))
     app.include_router(other_routes(backend, metrics))
     install(app)
@@ -88,7 +104,7 @@ def create_app(backend: Backend, metrics: Metrics, settings: Settings) -> FastAP
 def openai_routes(backend: Backend, settings: Settings) -> APIRouter:
     """Return the routes that OpenAI's clients know."""
     router = APIRouter(prefix="/v1", responses=ERRORS)
-    desk = _Desk(backend, settings)
+    desk = _Desk(backend, settings, Places(settings.client_answers))
     model = schema.Model(
         id=settings.model,
         created=int(time.time()),
@@ -97,15 +113,16 @@ def openai_routes(backend: Backend, settings: Settings) -> APIRouter:
     )
 
     @router.post("/chat/completions", responses=_replies(schema.ChatCompletion, schema.ChatChunk))
-    async def chat(body: requests.ChatRequest) -> Response:
+    async def chat(body: requests.ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
         desk.check(body, prompts=1)
         limit = body.limit or settings.answer_tokens
         messages = [Message(_role(message.role), message.text) for message in body.messages]
-        return desk.answer(body, ChatForm, [backend.intake.chat_prompt(messages, limit)], limit)
+        prompt = backend.intake.chat_prompt(messages, limit)
+        return desk.answer(body, request, ChatForm, [prompt], limit)
 
     @router.post("/completions", responses=_replies(schema.TextCompletion, schema.TextChunk))
-    async def complete(body: requests.CompletionRequest) -> Response:
+    async def complete(body: requests.CompletionRequest, request: Request) -> Response:
         """Go on from a text, without the chat template."""
         desk.check(body, prompts=len(body.prompts))
         limit = body.limit or settings.answer_tokens
@@ -113,7 +130,7 @@ def openai_routes(backend: Backend, settings: Settings) -> APIRouter:
             backend.intake.text_prompt(prompt, limit) if isinstance(prompt, str) else tuple(prompt)
             for prompt in body.prompts
         ]
-        return desk.answer(body, TextForm, prompts, limit)
+        return desk.answer(body, request, TextForm, prompts, limit)
 
     @router.get("/models", response_model=schema.ModelList)
     async def models() -> schema.ModelList:
@@ -135,10 +152,11 @@ class _Desk:
 
     backend: Backend
     settings: Settings
+    places: Places
 
     def check_model(self, name: str) -> None:
         if name != self.settings.model:
-            message = f"there is no model {name!r} here, but {self.settings.model!r}"
+            message = f"there is no model {excerpt(name)!r} here, but {self.settings.model!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def check(self, body: requests.AnswerRequest, prompts: int) -> None:
@@ -149,6 +167,7 @@ class _Desk:
     def answer(
         self,
         body: requests.Body,
+        request: Request,
         form_of: Callable[[int | None, Sequence[str]], Form],
         prompts: Sequence[tuple[int, ...]],
         limit: int,
@@ -158,10 +177,15 @@ class _Desk:
         decoder = self.backend.intake.decoder
         form = form_of(body.alternatives, decoder.vocabulary.texts)
         reply = Reply(form, self.settings.model, len(asks), prompt_tokens, decoder.plain_tokens)
-        answers = self.backend.submit(asks)
+        leave = self.places.take(request.client.host if request.client else "", len(asks))
+        try:
+            answers = self.backend.submit(asks)
+        except BaseException:
+            leave()
+            raise
         if body.stream:
-            return StreamedReply(answers, reply.stream(answers, body.options))
-        return WholeReply(answers, reply.whole)
+            return StreamedReply(answers, leave, reply.stream(answers, body.options))
+        return WholeReply(answers, leave, reply.whole)
 
 
 def other_routes(backend: Backend, metrics: Metrics) -> APIRouter:

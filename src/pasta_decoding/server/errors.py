@@ -10,12 +10,13 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import TOO_LONG, PastaError
 from pasta_decoding.remote.completions import RemoteError
 from pasta_decoding.server.backend import BusyError, StoppedError
 from pasta_decoding.server.requests import FIELDS
 from pasta_decoding.server.schema import ErrorDetail, ErrorReply
 
+MAX_EXCERPT_CHARS = 200
 INVALID = "invalid_request_error"
 
 
@@ -57,9 +58,11 @@ def busy(retry_after_s: int) -> ApiError:
     )
 
 
-def mistake(error: PastaError) -> ApiError:
-    """Return the error for a request that the decoder refuses."""
-    return ApiError(400, f"{error}. {_sentence(error.hint)}" if error.hint else str(error))
+def mistake(error: PastaError, prompt: str | None = None) -> ApiError:
+    """Return the error for a request that the decoder refuses. `prompt`: the field that has it."""
+    message = f"{error}. {_sentence(error.hint)}" if error.hint else str(error)
+    param = prompt if error.code == TOO_LONG and error.field is None else error.field
+    return ApiError(400, message, param=param, code=error.code)
 
 
 def failure(reason: BaseException | None) -> ApiError:
@@ -81,6 +84,11 @@ def gone() -> ApiError:
 def install(app: FastAPI) -> None:
     """Give every error of the application OpenAI's shape."""
 
+    async def on_mistake(request: Request, error: Exception) -> Response:
+        assert isinstance(error, PastaError), "the handler is for this kind"
+        prompt = "messages" if request.url.path.endswith("/chat/completions") else "prompt"
+        return mistake(error, prompt).response()
+
     def handle(kind: type[Exception], reply: Callable[[Any], ApiError]) -> None:
         async def on_error(_request: Request, error: Exception) -> Response:
             return reply(error).response()
@@ -92,7 +100,7 @@ def install(app: FastAPI) -> None:
         return of_status(request, error).response()
 
     handle(ApiError, lambda error: error)
-    handle(PastaError, mistake)
+    app.add_exception_handler(PastaError, on_mistake)
     handle(BusyError, lambda error: busy(error.retry_after_s))
     handle(StoppedError, failure)
     handle(RequestValidationError, lambda error: invalid(error.errors()))
@@ -120,15 +128,31 @@ def invalid(problems: Sequence[Mapping[str, Any]]) -> ApiError:
 
 def of_status(request: Request, error: HTTPException) -> ApiError:
     """Return the error for what the framework refuses: an unknown path, a wrong method, a size."""
+    path = excerpt(request.url.path)
     about = {
-        400: "the body is not JSON in UTF-8",
-        404: f"there is nothing at {request.url.path}",
-        405: f"{request.method} is not allowed at {request.url.path}",
+        400: _unreadable(error.__cause__),
+        404: f"there is nothing at {path}",
+        405: f"{excerpt(request.method)} is not allowed at {path}",
         413: "the body is too large for this server",
     }
     message = about.get(error.status_code, str(error.detail))
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
     return ApiError(error.status_code, message, code=code, headers=error.headers)
+
+
+def excerpt(text: str) -> str:
+    """Return what a client sent so that it can be shown: no control characters, and not long."""
+    shown = text if text.isprintable() else ascii(text)[1:-1]
+    return shown if len(shown) <= MAX_EXCERPT_CHARS else shown[:MAX_EXCERPT_CHARS] + "..."
+
+
+def _unreadable(cause: BaseException | None) -> str:
+    """Say why a body could not be read as JSON at all."""
+    if isinstance(cause, RecursionError):
+        return "the body is nested too deeply"
+    if isinstance(cause, ValueError) and not isinstance(cause, UnicodeError):
+        return "the body has a number of too many digits"
+    return "the body is not JSON in UTF-8"
 
 
 def _place(problem: Mapping[str, Any]) -> list[str | int]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import TOO_LONG, PastaError
 from pasta_decoding.models.prompt import Message
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder
@@ -69,6 +69,7 @@ class Intake:
             raise PastaError(
                 f"these are {answers} answers, and this server takes {most} at a time",
                 hint="Ask for fewer choices or prompts.",
+                field="n",
             )
         if self._unended + answers > most:
             raise BusyError(self._retry_after_s())
@@ -93,6 +94,8 @@ class Intake:
                 f"an answer of up to {answer_tokens} tokens leaves no room for a prompt: the model "
                 f"holds {self.max_tokens} of both",
                 hint="Ask for fewer tokens.",
+                code=TOO_LONG,
+                field="max_tokens",
             )
         return room
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 from contextlib import suppress
@@ -14,7 +15,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.transport import PatientProtocol
 
-LAST_WORDS_S = 5
+LAST_WORDS_S = 5.0
 """How long answers may go on once the server is told to stop; then those left end with an error."""
 GRACE_S = 5
 """How long clients may then take to read it."""
@@ -39,6 +40,14 @@ def is_loopback(listener: socket.socket) -> bool:
     return host.startswith("127.") or host == "::1"
 
 
+def own_names(listener: socket.socket, host: str) -> frozenset[str] | None:
+    """Return what a server that asks for no key may be called beside localhost.
+
+    None, for anything, where others can reach it: whatever name they know it by is right.
+    """
+    return frozenset({host.lower()}) if is_loopback(listener) else None
+
+
 def address(listener: socket.socket) -> str:
     """Return the address to open in a browser."""
     host, port = listener.getsockname()[:2]
@@ -48,9 +57,10 @@ def address(listener: socket.socket) -> str:
 class Server(uvicorn.Server):
     """uvicorn, which would break its replies off, but for telling clients first that it stops."""
 
-    def __init__(self, config: uvicorn.Config, backend: Backend) -> None:
+    def __init__(self, config: uvicorn.Config, backend: Backend, last_words_s: float) -> None:
         super().__init__(config)
         self._backend = backend
+        self._last_words_s = last_words_s
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop the backend when answers have had their time; its replies end by themselves then."""
@@ -64,12 +74,16 @@ class Server(uvicorn.Server):
 
     async def _stop_backend(self, replied: asyncio.Event) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(replied.wait(), LAST_WORDS_S)
+            await asyncio.wait_for(replied.wait(), self._last_words_s)
         await self._backend.stop()
 
 
-def http_server(app: FastAPI, backend: Backend) -> Server:
-    """Return the server; it has no logs of its own but for what goes wrong."""
+def http_server(app: FastAPI, backend: Backend, *, last_words_s: float | None = None) -> Server:
+    """Return the server; it has no logs of its own but for what goes wrong.
+
+    last_words_s: how long answers may go on once it is told to stop.
+    """
+    last_words_s = LAST_WORDS_S if last_words_s is None else last_words_s
     return Server(
         uvicorn.Config(
             app,
@@ -79,7 +93,8 @@ def http_server(app: FastAPI, backend: Backend) -> Server:
             log_level="warning",
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=LAST_WORDS_S + GRACE_S,
+            timeout_graceful_shutdown=math.ceil(last_words_s + GRACE_S),
         ),
         backend,
+        last_words_s,
     )

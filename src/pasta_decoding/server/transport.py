@@ -1,27 +1,21 @@
-"""Between the socket and the application: replies that notice when their client leaves, and guards.
-
-Plain ASGI, since the framework's own middleware base would hide that a client has gone.
-"""
+"""Between the socket and the application: replies that notice when their client leaves."""
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
-from http import HTTPStatus
+from contextlib import ExitStack
 from typing import Any
 
 import anyio
 import h11
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pasta_decoding.server.backend import AnswerError, Answers
-from pasta_decoding.server.errors import ApiError, failure
-from pasta_decoding.server.metrics import Metrics
+from pasta_decoding.server.errors import failure
 from pasta_decoding.server.replies import server_sent
 from pasta_decoding.server.schema import Wire
 
@@ -38,13 +32,16 @@ MAX_AHEAD_BYTES = 2**16
 class CancellableReply(Response):
     """A reply that takes its time. When the client leaves, its answers are cancelled."""
 
-    def __init__(self, answers: Answers) -> None:
+    def __init__(self, answers: Answers, leave: Callable[[], None]) -> None:
         super().__init__()
         self._answers = answers
+        self._leave = leave
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Reply; every way out closes the answers."""
-        with self._answers:
+        """Reply; every way out closes the answers, and then calls `leave`."""
+        with ExitStack() as stack:
+            stack.callback(self._leave)
+            stack.enter_context(self._answers)
             async with anyio.create_task_group() as group:
                 group.start_soon(_cancel_when_gone, receive, group.cancel_scope)
                 await self._reply(scope, receive, send)
@@ -57,8 +54,13 @@ class CancellableReply(Response):
 class WholeReply(CancellableReply):
     """Everything at once, as JSON."""
 
-    def __init__(self, answers: Answers, whole: Callable[[Answers], Awaitable[Wire]]) -> None:
-        super().__init__(answers)
+    def __init__(
+        self,
+        answers: Answers,
+        leave: Callable[[], None],
+        whole: Callable[[Answers], Awaitable[Wire]],
+    ) -> None:
+        super().__init__(answers, leave)
         self._whole = whole
 
     async def _reply(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,8 +75,10 @@ class WholeReply(CancellableReply):
 class StreamedReply(CancellableReply):
     """Server-sent events, ended by `[DONE]`; an error on the way is one of them."""
 
-    def __init__(self, answers: Answers, pieces: AsyncIterator[Wire]) -> None:
-        super().__init__(answers)
+    def __init__(
+        self, answers: Answers, leave: Callable[[], None], pieces: AsyncIterator[Wire]
+    ) -> None:
+        super().__init__(answers, leave)
         self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         self.raw_headers = [
             (name, value) for name, value in self.raw_headers if name != b"content-length"
@@ -101,96 +105,6 @@ async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
 
 def _more(body: bytes) -> Message:
     return {"type": "http.response.body", "body": body, "more_body": True}
-
-
-class Guard:
-    """Counts requests, asks for the key, and gives a body only so much room, and time to arrive.
-
-    open_paths: what is shown without the key.
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        metrics: Metrics,
-        api_key: str | None,
-        open_paths: frozenset[str],
-        max_body_bytes: int,
-        body_s: float,
-    ) -> None:
-        self._app = app
-        self._metrics = metrics
-        self._api_key = api_key
-        self._open_paths = open_paths
-        self._max_body_bytes = max_body_bytes
-        self._body_s = body_s
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-        elif self._may_pass(scope):
-            await self._counted(self._app, scope, self._bounded(receive), send)
-        else:
-            await self._counted(_no_key().response(), scope, receive, send)
-
-    def _may_pass(self, scope: Scope) -> bool:
-        if self._api_key is None or scope["path"] in self._open_paths:
-            return True
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        # Constant time: how long it takes tells nothing about the key.
-        return secrets.compare_digest(given, f"Bearer {self._api_key}".encode())
-
-    async def _counted(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        replied = False
-
-        async def counting(message: Message) -> None:
-            nonlocal replied
-            if message["type"] == "http.response.start":
-                replied = True
-                self._metrics.replied(message["status"])
-            await send(message)
-
-        try:
-            await app(scope, receive, counting)
-        except Exception:
-            if not replied:  # the framework replies to what nobody expected, outside of all this
-                self._metrics.replied(HTTPStatus.INTERNAL_SERVER_ERROR)
-            raise
-
-    def _bounded(self, receive: Receive) -> Receive:
-        """Return a `receive` that gives up on a body that does not come, or does not end."""
-        deadline_s = asyncio.get_running_loop().time() + self._body_s
-        whole = False
-        received_bytes = 0
-
-        async def bounded() -> Message:
-            nonlocal whole, received_bytes
-            if whole:
-                return await receive()
-            try:
-                async with asyncio.timeout_at(deadline_s):
-                    message = await receive()
-            except TimeoutError:
-                late = f"the body did not arrive within {self._body_s:g} s"
-                raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, late) from None
-            whole = not message.get("more_body", False)
-            received_bytes += len(message.get("body", b""))
-            if received_bytes > self._max_body_bytes:
-                raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-            return message
-
-        return bounded
-
-
-def _no_key() -> ApiError:
-    return ApiError(
-        401,
-        "a valid API key is needed: Authorization: Bearer KEY",
-        code="invalid_api_key",
-        headers={"WWW-Authenticate": "Bearer"},
-    )
 
 
 class PatientProtocol(H11Protocol):
