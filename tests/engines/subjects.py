@@ -5,13 +5,16 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pasta_decoding.engines.base import Engine
+from pasta_decoding.engines.compiled import CompiledPass, compile_model
 from pasta_decoding.engines.scripted import ScriptedEngine, shuffled
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.models import checkpoint as checkpoints
@@ -44,6 +47,20 @@ def torch_subject(name: str, device: str = "cpu", *, fixed_shapes: bool | None =
     return Subject(TorchEngine(model, fixed_shapes=fixed_shapes), dense(TINY_MODELS[name]()))
 
 
+@cache
+def compiled_tiny(name: str) -> CompiledPass:
+    """Compile a tiny model; it takes half a minute, so all tests share it."""
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "tiny.pt2"
+        compile_model(TINY_MODELS[name](), target, Path(folder))
+        return CompiledPass(target)
+
+
+def compiled_subject(name: str) -> Subject:
+    engine = TorchEngine(TINY_MODELS[name](), compiled=compiled_tiny(name))
+    return Subject(engine, dense(TINY_MODELS[name]()))
+
+
 def llama_subject(name: str) -> Subject:
     from pasta_decoding.engines.llama import LlamaEngine
 
@@ -74,8 +91,24 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "torch-gemma3": lambda: torch_subject("gemma3"),
     "torch-llama-fixed": lambda: torch_subject("llama", fixed_shapes=True),
     "torch-gemma3-fixed": lambda: torch_subject("gemma3", fixed_shapes=True),
+    "compiled-llama": lambda: compiled_subject("llama"),
+    "compiled-qwen2": lambda: compiled_subject("qwen2"),
+    "compiled-qwen3": lambda: compiled_subject("qwen3"),
+    "compiled-gemma3": lambda: compiled_subject("gemma3"),
     "llama-llama": lambda: llama_subject("llama"),
     "llama-qwen2": lambda: llama_subject("qwen2"),
     "llama-qwen3": lambda: llama_subject("qwen3"),
     "torch-cuda": lambda: torch_subject("llama", "cuda"),
+}
+
+# Compiling takes long on a busy machine; one model of the four is enough for the default suite.
+MARKS: dict[str, list[pytest.MarkDecorator]] = {
+    "torch-cuda": [pytest.mark.gpu],
+    "compiled-llama": [pytest.mark.timeout(900)],
+    **{
+        f"compiled-{name}": [pytest.mark.timeout(900), pytest.mark.slow]
+        for name in TINY_MODELS
+        if name != "llama"
+    },
+    **{name: [pytest.mark.llama] for name in SUBJECTS if name.startswith("llama-")},
 }

@@ -18,18 +18,13 @@ from hypothesis import strategies as st
 from pasta_decoding.engines.base import Branch, Feed, FloatArray
 from pasta_decoding.errors import PastaError
 from tests.engines.oracle import TOLERANCE, Recorder, assert_equals_recompute
-from tests.engines.subjects import SUBJECTS, Subject
+from tests.engines.subjects import MARKS, SUBJECTS, Subject
 from tests.examples import few
 from tests.tiny import VOCABULARY
 
 PROMPT = (5, 17, 42, 8)
 # Stand-ins for control tokens: to an engine they are ids like any other.
 PROMISE_CLOSE, ASYNC_OPEN, SYNC = 90, 91, 92
-
-
-MARKS = {"torch-cuda": pytest.mark.gpu} | {
-    name: pytest.mark.llama for name in SUBJECTS if name.startswith("llama-")
-}
 
 
 def subjects(*names: str) -> list[ParameterSet]:

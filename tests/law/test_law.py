@@ -38,7 +38,7 @@ from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Replay
 from pasta_decoding.runtime.scheduler import Request, Scheduler
 from pasta_decoding.training.view import attention_masks, view, visibility
-from tests.engines.subjects import SUBJECTS
+from tests.engines.subjects import MARKS, SUBJECTS
 from tests.examples import few
 from tests.law import world
 from tests.law.watched import Watched
@@ -53,12 +53,22 @@ ENGINES = [
     "torch-llama-fixed",
     "torch-gemma3-fixed",
 ]
+COMPILED = [pytest.param(f"compiled-{model}", marks=MARKS[f"compiled-{model}"]) for model in MODELS]
 LLAMA = ["llama-llama", "llama-qwen3"]
 # The text join, which every engine can take.
-TEXT_CASES = [*ENGINES, *(pytest.param(engine, marks=pytest.mark.llama) for engine in LLAMA)]
+TEXT_CASES = [
+    *ENGINES,
+    *COMPILED,
+    *(pytest.param(engine, marks=pytest.mark.llama) for engine in LLAMA),
+]
 # Each engine under every scheme that it can take.
 CASES = [
     *((engine, scheme) for engine in ENGINES for scheme in SCHEMES),
+    *(
+        pytest.param(f"compiled-{model}", scheme, marks=MARKS[f"compiled-{model}"])
+        for model in MODELS
+        for scheme in SCHEMES
+    ),
     *(
         pytest.param(engine, name, marks=pytest.mark.llama)
         for engine in LLAMA

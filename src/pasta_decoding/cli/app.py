@@ -11,6 +11,7 @@ from pasta_decoding.cli import (
     annotate,
     bench,
     cache,
+    compile,
     data,
     decode,
     engine,
@@ -62,6 +63,7 @@ app.command()(decode.compare)
 app.command()(serve.serve)
 app.command()(files.lint)
 app.command()(files.pull)
+app.command("compile")(compile.compile_)
 app.command()(annotate.annotate)
 app.command()(engine.export)
 data_app.command("build")(data.build)

@@ -161,18 +161,30 @@ def pooled_attention(
     if plan is None:
         out = _attend(query_BHQD, key_BGKD, value_BGKD, attention_mask, scaling, dropout)
     else:
-        parts = [
-            _attend(
-                query_BHQD[:, :, one.queries],
-                key_BGKD[:, :, one.seen],
-                value_BGKD[:, :, one.seen],
-                one.masks[sliding_window],
-                scaling,
-            )
-            for one in plan.segments
-        ]
-        out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+        out = attend(plan, query_BHQD, key_BGKD, value_BGKD, scaling, sliding_window)
     return out.transpose(1, 2).contiguous(), None
+
+
+def attend(
+    plan: Plan,
+    query_BHQD: Tensor,
+    key_BGKD: Tensor,
+    value_BGKD: Tensor,
+    scaling: float | None,
+    window: int | None,
+) -> Tensor:
+    """Return out_BHQD: each segment of the plan attends to the cells that it sees."""
+    parts = [
+        _attend(
+            query_BHQD[:, :, one.queries],
+            key_BGKD[:, :, one.seen],
+            value_BGKD[:, :, one.seen],
+            one.masks[window],
+            scaling,
+        )
+        for one in plan.segments
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
 def _attend(

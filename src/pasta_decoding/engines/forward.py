@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pasta_decoding.engines.attention import PooledLayer, Segment, learn_shapes, pooled_cache
+from pasta_decoding.engines.compiled import MAX_TOKENS, Cells, CompiledPass
 from pasta_decoding.engines.pool import BoolArray, Step
 from pasta_decoding.engines.request_table import Work
 from pasta_decoding.engines.windows import attention_windows
@@ -47,12 +48,15 @@ class Tokens:
 class Forward:
     """A model, its pool of cells, and passes over them. A work's store is its first cell.
 
-    cells: those of all requests; one more takes what fixed shapes write in vain.
+    cells:    those of all requests; one more takes what fixed shapes write in vain.
+    compiled: computes passes that it is wide enough for, in place of the model.
     """
 
-    def __init__(self, model: PreTrainedModel, cells: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, cells: int, compiled: CompiledPass | None = None
+    ) -> None:
         config = model.config.get_text_config()
-        self._model, self._cells = model, cells
+        self._model, self._cells, self._compiled = model, cells, compiled
         shapes = learn_shapes(model)
         self._cache, self._plan = pooled_cache(shapes, cells + 1)
         self._no_mask = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=model.device)
@@ -66,6 +70,9 @@ class Forward:
         """Run one pass in the shapes that it has; return logits_FV in the order of the works."""
         tokens, device = Tokens.of(works), self._model.device
         self._plan.segments = tuple(self._segments(works))
+        if self._compiled is not None and len(tokens.ids) <= MAX_TOKENS:
+            cells = Cells(self._cache, self._plan)
+            return self._compiled(tokens.ids, tokens.positions, tokens.wanted, cells)
         return self._call(
             torch.tensor([tokens.ids], device=device),
             torch.tensor([tokens.positions], device=device),
@@ -116,6 +123,24 @@ class Forward:
         assert frame is not None, "a width that some bucket holds"
         self._run(frame)
         return frame.shape
+
+    def compiled_alone(self, width: int, cells: int) -> Callable[[], Tensor]:
+        """Return the compiled pass of `width` tokens that see `cells` cells and each itself."""
+        compiled = self._compiled
+        assert compiled is not None, "only for an engine with a compiled pass"
+        mask_QK = np.ones((width, cells + width), dtype=np.bool_)
+        mask_QK[:, cells:] = np.eye(width, dtype=np.bool_)
+        masks = dict.fromkeys(self._windows, self._additive(mask_QK))
+        end = slice(cells, cells + width)
+        segment = Segment(slice(0, width), end, slice(0, end.stop), masks)
+        ids, positions, wanted = [0] * width, [cells] * width, list(range(width))
+
+        @torch.inference_mode()
+        def call() -> Tensor:
+            self._plan.segments = (segment,)
+            return compiled(ids, positions, wanted, Cells(self._cache, self._plan))
+
+        return call
 
     def _frame(self, tokens: int, end: int) -> Frame | None:
         """Return the frame of the bucket for so many tokens and cells; None if there is none."""

@@ -8,7 +8,7 @@ Shapes: F feeds that want logits, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from pasta_decoding.engines import DEFAULT_CELLS
 from pasta_decoding.engines.attention import POOLED
 from pasta_decoding.engines.base import Branch, Feed, FloatArray
 from pasta_decoding.engines.cell_allocator import CellAllocator
+from pasta_decoding.engines.compiled import CompiledPass
 from pasta_decoding.engines.forward import Forward
 from pasta_decoding.engines.pool import Limits
 from pasta_decoding.engines.refusal import refuse_unsupported
@@ -34,6 +35,7 @@ class TorchEngine:
     fixed_shapes: pad every step to one of a few shapes, which a GPU replays as CUDA graphs; None
                   does so on a GPU only.
     keeps_logits: see `KeepsLogits`; None: on a GPU only.
+    compiled:     the model's forward pass, compiled for this processor; it computes the same.
     """
 
     def __init__(
@@ -43,12 +45,14 @@ class TorchEngine:
         cells: int = DEFAULT_CELLS,
         fixed_shapes: bool | None = None,
         keeps_logits: bool | None = None,
+        compiled: CompiledPass | None = None,
     ) -> None:
         refuse_unsupported(model)
         model.eval()
         model.set_attn_implementation(POOLED)
         config = model.config.get_text_config()
-        self._model, self._forward = model, Forward(model, cells)
+        self._model, self._forward = model, Forward(model, cells, compiled)
+        self._compiled = compiled is not None
         on_gpu = model.device.type == "cuda"
         self._fixed = on_gpu if fixed_shapes is None else fixed_shapes
         self.keeps_logits = on_gpu if keeps_logits is None else keeps_logits
@@ -63,9 +67,15 @@ class TorchEngine:
         return self._model
 
     @property
+    def is_compiled(self) -> bool:
+        """Does a compiled program compute the steps?"""
+        return self._compiled
+
+    @property
     def name(self) -> str:
         """See `Engine`."""
-        return f"torch {str(self._model.dtype).removeprefix('torch.')}"
+        kind = "compiled" if self._compiled else "torch"
+        return f"{kind} {str(self._model.dtype).removeprefix('torch.')}"
 
     @property
     def vocabulary_size(self) -> int:
@@ -134,6 +144,14 @@ class TorchEngine:
         """
         assert self.cells_in_use == 0, "it writes cells"
         return self._forward.alone(width, cells)
+
+    def compiled_call(self, width: int, cells: int) -> Callable[[], object]:
+        """Return the compiled pass of a step, without anything around it: for timing.
+
+        It writes cells; nothing may be open when it is called.
+        """
+        assert self.cells_in_use == 0, "it writes cells"
+        return self._forward.compiled_alone(width, min(cells, self._allocator.cells - width))
 
     def close(self, branch: Branch) -> None:
         """See `Engine`."""

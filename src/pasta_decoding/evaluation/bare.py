@@ -80,7 +80,23 @@ def bare_call(engine: Engine) -> BareCall:
     if isinstance(engine, LlamaEngine):
         return llama_call(engine)
     assert isinstance(engine, TorchEngine), "the engines with a library below"
-    return transformers_call(engine.model)
+    return compiled_call(engine) if engine.is_compiled else transformers_call(engine.model)
+
+
+def compiled_call(engine: TorchEngine) -> BareCall:
+    """Return the call of the compiled program and of nothing else."""
+
+    def call(width: int, cells: int, repeats: int) -> list[float]:
+        run = engine.compiled_call(width, cells)
+        return [_seconds(run) for _ in range(repeats)]
+
+    return call
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    began_s = time.perf_counter()
+    run()
+    return time.perf_counter() - began_s
 
 
 def llama_call(engine: LlamaEngine) -> BareCall:

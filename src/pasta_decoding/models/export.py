@@ -71,17 +71,20 @@ def export_hf(loaded: Loaded, target: Path) -> None:
         checkpoints.save(loaded.checkpoint, partial)
 
 
-def cached_name(base: Path, adapter: Path | None, file_type: str) -> str:
-    """Return the name under which the cache keeps the GGUF of this very checkpoint."""
+def cached_name(base: Path, adapter: Path | None, form: str) -> str:
+    """Return the name under which the cache keeps this very checkpoint in another form.
+
+    It has no suffix yet. `form` is its number format and whatever else sets it apart.
+    """
     if adapter is not None:
         checkpoints.load(adapter)  # what is no checkpoint is told before
-    digest = hashlib.sha256(f"{FORMAT} {file_type}".encode())
+    digest = hashlib.sha256(f"{FORMAT} {form}".encode())
     for folder in (base,) if adapter is None else (adapter, base):
         for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")]):
             state = path.stat()
             digest.update(f"{path.resolve()} {state.st_size} {state.st_mtime_ns}".encode())
     name = base.resolve().name if adapter is None else adapter.resolve().name
-    return f"{name}-{digest.hexdigest()[:12]}-{file_type}.gguf"
+    return f"{name}-{digest.hexdigest()[:12]}-{form}"
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pasta_decoding.engines import DEFAULT_CELLS
 from pasta_decoding.engines.base import Engine
@@ -19,6 +20,9 @@ from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Replay
 from pasta_decoding.runtime.scheduler import Request, Scheduler
+
+if TYPE_CHECKING:
+    from pasta_decoding.engines.compiled import CompiledPass
 
 LOCAL_JOINS = (Joining.kv, Joining.text)
 """What an engine in this process can do; the first one a checkpoint was trained for is taken."""
@@ -106,8 +110,11 @@ def torch_decoder(
     cells: int = DEFAULT_CELLS,
     threads: int | None = None,
     joining: Joining | None = None,
+    compiled: CompiledPass | None = None,
 ) -> LocalDecoder:
     """Load a checkpoint onto the torch engine. `threads` holds for the whole process.
+
+    compiled: this very checkpoint's forward pass, in the same number format.
 
     Raises PastaError if `device` is not there or has no room for the model.
     """
@@ -124,7 +131,7 @@ def torch_decoder(
         raise PastaError(
             f"cannot put the model on the device {device!r}: {error}", hint="Use --device cpu."
         ) from error
-    return decoder_over(TorchEngine(loaded.model, cells=cells), loaded, joining)
+    return decoder_over(TorchEngine(loaded.model, cells=cells, compiled=compiled), loaded, joining)
 
 
 def llama_decoder(
