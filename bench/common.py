@@ -72,7 +72,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
         "--engines",
         nargs="+",
         default=["torch:auto"],
-        help="torch:auto, torch:float32, torch:bfloat16, llama:F16, llama:Q8_0, llama:Q4_0, ...",
+        help="compiled:bfloat16, torch:auto, torch:float32, llama:BF16, llama:Q4_0, ...",
     )
     parser.add_argument("--adapter", default=DEFAULT_ADAPTER)
     parser.add_argument("--model", type=Path)
@@ -93,6 +93,6 @@ def decoder_named(name: str, options: argparse.Namespace) -> LocalDecoder:
         threads=options.threads,
         device=options.device,
     )
-    if engine == "torch":
+    if engine in ("torch", "compiled"):
         return replace(loading, dtype=Dtype(form)).local_decoder()
     return replace(loading, quant=FileType(form)).local_decoder()

@@ -1,12 +1,14 @@
 """Step time with 1 to 32 live threads, beside the bare library call at the same width.
 
-    python bench/width_cost.py --engines torch:auto llama:F16 llama:Q4_0
+    python bench/width_cost.py --engines compiled:bfloat16 llama:BF16
 
-Cost is relative to one thread of the same engine. Cells: how long the cache is at the step.
+Cost is relative to one thread of the same engine; the engines take turns. Cells: how long the cache
+is at the step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from common import arguments, decoder_named, emit, interleaved, seconds_of, spread
@@ -22,14 +24,18 @@ def main() -> None:
     parser.add_argument("--cells", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=15)
     options = parser.parse_args()
-    for name in options.engines:
-        engine = decoder_named(name, options).engine
+    engines = {name: decoder_named(name, options).engine for name in options.engines}
+    calls: dict[tuple[str, str, int], Callable[[], float]] = {}
+    for name, engine in engines.items():
         bare = bare_call(engine)
-        calls = {("ours", w): partial(step, engine, w, options.cells) for w in WIDTHS}
-        calls |= {("bare", w): partial(bare_step, bare, w, options.cells) for w in WIDTHS}
-        values = interleaved(calls, options.repeats)
         for width in WIDTHS:
-            ours, library = spread(values["ours", width]), spread(values["bare", width])
+            calls["ours", name, width] = partial(step, engine, width, options.cells)
+            calls["bare", name, width] = partial(bare_step, bare, width, options.cells)
+    values = interleaved(calls, options.repeats)
+    for name, engine in engines.items():
+        one = spread(values["ours", name, 1])["median"]
+        for width in WIDTHS:
+            ours, library = (spread(values[what, name, width]) for what in ("ours", "bare"))
             emit(
                 "width_cost",
                 engine=engine.name,
@@ -37,7 +43,7 @@ def main() -> None:
                 cells=options.cells,
                 seconds=ours,
                 bare_seconds=library,
-                cost=round(ours["median"] / spread(values["ours", 1])["median"], 3),
+                cost=round(ours["median"] / one, 3),
                 of_bare=round(library["median"] / ours["median"], 3),
             )
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from pasta_decoding.api.model import Model
-from pasta_decoding.api.opening import Place, Tell, open_decoder
+from pasta_decoding.api.opening import open_decoder
+from pasta_decoding.api.place import Place, Tell
 from pasta_decoding.api.settings import Dtype, EngineName, FileType, LoadSettings
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
@@ -51,7 +52,7 @@ def load(
               "none" for the base model alone.
     model:    the base model of an adapter: a folder or a name on the hub; the embedded one if left
               out, which is downloaded once (98 MB).
-    engine:   "auto", "torch", "llama" or "remote".
+    engine:   "auto", "compiled", "torch", "llama" or "remote".
     base_url: servers of OpenAI-style completions that hold the merged checkpoint, such as
               "http://localhost:8000/v1"; several are replicas. `api_key` is what they ask for.
     join, dtype, quant, context, threads, device: see `pasta run --help`.

@@ -15,6 +15,7 @@ class EngineName(StrEnum):
     """What computes the model."""
 
     auto = "auto"
+    compiled = "compiled"
     torch = "torch"
     llama = "llama"
     remote = "remote"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import typer
 
-from pasta_decoding.cli.compiled import compile_checkpoint
-from pasta_decoding.cli.engine import Adapter, Dtype, EngineName, Loading, Model, Precision, Threads
+from pasta_decoding.api.settings import Dtype, EngineName
+from pasta_decoding.cli.engine import Adapter, Loading, Model, Precision, Threads
+from pasta_decoding.cli.files import place
 from pasta_decoding.models.loading import DEFAULT_ADAPTER
 
 
@@ -16,7 +20,23 @@ def compile_(
     threads: Threads = None,
 ) -> None:
     """Compile a checkpoint for this machine's processor, once: its answers take less time then."""
+    from pasta_decoding.api.compiled import Compiled, compile_checkpoint
+
     loading = Loading(adapter, model, EngineName.compiled, dtype=dtype, threads=threads)
     base, folder = loading.folders()
     _, number_format = loading.computing(base, folder)
-    typer.echo(compile_checkpoint(base, folder, number_format, threads))
+    with ticking("compiling"):
+        path = compile_checkpoint(Compiled(base, folder, number_format, threads), place())
+    typer.echo(path)
+
+
+@contextmanager
+def ticking(what: str) -> Iterator[None]:
+    """Show on a terminal that something goes on, and for how long it has."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        progress.add_task(what, total=None)
+        yield

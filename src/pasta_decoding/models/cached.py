@@ -1,4 +1,4 @@
-"""What Pasta keeps in the user's cache: the embedded model, exported files, what broke off."""
+"""What Pasta keeps in the user's cache: the model, exported and compiled files, what broke off."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Kept:
     """One thing in the cache.
 
     name:     its path there.
-    what:     "model", "export" or "scratch".
+    what:     "model", "export", "compiled" or "scratch".
     used_s:   when it was last read, where the file system tells, else written (epoch).
     """
 
@@ -32,11 +32,17 @@ class Kept:
 def kept(cache: Path) -> list[Kept]:
     """Return what is there and ours, the largest first; other files in the folder are not named."""
     scratch = [*cache.glob(".pull-*"), *cache.glob("gguf/.export-*")]
+    scratch += [path for path in cache.glob("compiled/.*") if path.is_dir()]
     exports = cache.glob("gguf/*.gguf")
     model = [cache / NAME] if (cache / NAME / MANIFEST).is_file() else []
     found = [
         _kept(cache, path, what)
-        for what, paths in (("model", model), ("export", exports), ("scratch", scratch))
+        for what, paths in (
+            ("model", model),
+            ("export", exports),
+            ("compiled", cache.glob("compiled/*.pt2")),
+            ("scratch", scratch),
+        )
         for path in paths
     ]
     return sorted(found, key=lambda one: (-one.size_bytes, one.name))
