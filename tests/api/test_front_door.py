@@ -201,7 +201,7 @@ def test_a_batch_takes_at_least_one_at_a_time(model: pasta.Model) -> None:
 def test_an_unknown_engine_is_told_those_that_are_known() -> None:
     with pytest.raises(pasta.PastaError, match="no engine 'tourch'") as caught:
         pasta.load(engine="tourch")
-    assert caught.value.hint == "Known are: auto, torch, llama, remote."
+    assert caught.value.hint == "Known are: auto, compiled, torch, llama, remote."
 
 
 def test_an_unknown_adapter_is_refused(tmp_path: Path) -> None:
