@@ -23,6 +23,7 @@ from pasta_decoding.cli.files import cache_folder
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.evaluation.bare import BareCall, BareTimes
 from pasta_decoding.models import checkpoint as checkpoints
+from pasta_decoding.models.control_tokens import add_missing_tokens
 from pasta_decoding.models.embedded import model_dir
 from pasta_decoding.models.loading import DEFAULT_ADAPTER, Loaded, find_adapter
 from pasta_decoding.runtime.local import decoder_over
@@ -101,7 +102,7 @@ def measure(shape: str, options: argparse.Namespace) -> None:
     base = options.model or model_dir(cache_folder())
     tokenizer = AutoTokenizer.from_pretrained(base)
     checkpoint = checkpoints.load(find_adapter(options.adapter))
-    checkpoints.add_missing_tokens(tokenizer, checkpoint)
+    add_missing_tokens(tokenizer, checkpoint.token_texts)
     ends = frozenset({tokenizer.eos_token_id})
     decoder = decoder_over(engine, Loaded(None, tokenizer, checkpoint, ends))
     rows = chosen_rows(options.answers, options.limit)

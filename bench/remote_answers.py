@@ -28,7 +28,7 @@ from pasta_decoding.api.settings import EngineName
 from pasta_decoding.cli.engine import Loading
 from pasta_decoding.data.dataset import read_rows
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.models.checkpoint import ControlTokens
+from pasta_decoding.models.control_tokens import ControlTokens
 from pasta_decoding.remote.completions import Completion
 from pasta_decoding.remote.decoder import RemoteDecoder
 from pasta_decoding.remote.replicas import Lease, ReplicaPool

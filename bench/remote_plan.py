@@ -20,7 +20,7 @@ from pasta_decoding.cli.files import base_folder
 from pasta_decoding.data.dataset import Row, read_rows
 from pasta_decoding.lang.layout import ChunkRun, Layout, lay_out_rows
 from pasta_decoding.lang.tree import read
-from pasta_decoding.models.checkpoint import ControlTokens, bind
+from pasta_decoding.models.control_tokens import ControlTokens, choose_tokens
 from pasta_decoding.models.loading import load_tokenizer
 from pasta_decoding.models.prompt import Message, PromptEncoder
 from pasta_decoding.training.view import segments_of
@@ -82,7 +82,7 @@ def main() -> None:
     rows = list(read_rows(options.rows))
     random.Random(0).shuffle(rows)
     tokenizer = load_tokenizer(base_folder(options.model))
-    control = bind(tokenizer)
+    control = choose_tokens(tokenizer)
     encoder = PromptEncoder(tokenizer, forbidden_ids=control.ids)
     print(json.dumps(figures(rows[: options.limit], encoder, control, options.block)))
 

@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 from transformers.masking_utils import sdpa_mask
 
-from pasta_decoding.models.checkpoint import BUCKETS, ControlTokens
+from pasta_decoding.models.control_tokens import BUCKETS, ControlTokens
 from pasta_decoding.training.lora import add_lora
 
 KERNEL = "pasta_counted"

@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pasta_decoding.models import checkpoint as checkpoints
+from pasta_decoding.models.control_tokens import BUCKETS, choose_tokens
 from pasta_decoding.models.loading import load_base
 from pasta_decoding.training.lora import add_lora, save_adapter
 from tests.tiny import seeded, tiny_llama
@@ -22,7 +23,7 @@ BASE_NAME = "tests/tiny-llama"
 END = "<|im_end|>"
 END_ID = 257
 TAG_BIAS = 2.0
-SPARE = [f"<unused{n}>" for n in range(len(checkpoints.BUCKETS) + 4)]
+SPARE = [f"<unused{n}>" for n in range(len(BUCKETS) + 4)]
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -77,7 +78,7 @@ def make_base(folder: Path, *, seed: int = 0) -> Path:
 def make_adapter(base: Path, folder: Path, *, name: str = BASE_NAME, seed: int = 0) -> Path:
     """Save an adapter with random weights for the model in `base`, and its `pasta.json`."""
     model, tokenizer = load_base(base, dtype="float32")
-    control = checkpoints.bind(tokenizer)
+    control = choose_tokens(tokenizer)
     checkpoint = checkpoints.describe(model, tokenizer, control, name=name)
     with seeded(seed):
         lora = add_lora(model, control, rank=2, seed=0)

@@ -18,6 +18,7 @@ from pasta_decoding.engines.compiled import CompiledPass, compile_model
 from pasta_decoding.engines.scripted import ScriptedEngine, shuffled
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.models import checkpoint as checkpoints
+from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.models.gguf import write_gguf
 from pasta_decoding.models.loading import Loaded
 from tests.engines.oracle import Oracle, Recorder, by_script, dense
@@ -78,7 +79,7 @@ def speaking(model: PreTrainedModel) -> Loaded:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.add_special_tokens([f"<unused{n}>" for n in range(14)])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
-    control = checkpoints.bind(tokenizer)
+    control = choose_tokens(tokenizer)
     checkpoint = checkpoints.describe(model, tokenizer, control, name="tests/tiny")
     return Loaded(model, tokenizer, checkpoint, frozenset({0}))
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from pasta_decoding.engines.base import FloatArray
 from pasta_decoding.engines.scripted import ScriptedEngine
-from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.checkpoint import Base, Checkpoint
+from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.models.loading import Loaded
 from pasta_decoding.runtime.local import LocalDecoder, decoder_over
 from tests.checkpoint import END, byte_tokenizer
@@ -25,7 +25,7 @@ def puppet(
 ) -> LocalDecoder:
     """Return a decoder whose model says what `reply` wants, one token a character."""
     tokenizer: Any = byte_tokenizer()  # its types are those of one text and of many
-    control = checkpoints.bind(tokenizer)
+    control = choose_tokens(tokenizer)
     end = tokenizer.convert_tokens_to_ids(END)
     size = len(tokenizer)
 

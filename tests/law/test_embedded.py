@@ -13,7 +13,7 @@ import torch
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import Run
 from pasta_decoding.lang.positions import SharedMax
-from pasta_decoding.models.checkpoint import bind
+from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.models.loading import DEFAULT_ADAPTER, find_adapter, load_base, load_model
 from pasta_decoding.models.prompt import Message, PromptEncoder
 from pasta_decoding.runtime.local import answer_of, decoder_over, llama_decoder
@@ -55,7 +55,7 @@ PROMPTS = [
 )
 def test_sequential_decoding_equals_generate(prompts: list[str], embedded_dir: Path) -> None:
     model, tokenizer = load_base(embedded_dir, dtype="float32")
-    control = bind(tokenizer)
+    control = choose_tokens(tokenizer)
     encoder = PromptEncoder(tokenizer, forbidden_ids=control.ids)
     asked = [encoder.encode([Message("user", text)]) for text in prompts]
     # The engine takes the model over, so `generate` goes first, with transformers' own attention.

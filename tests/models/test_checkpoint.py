@@ -15,20 +15,22 @@ from transformers import PreTrainedTokenizerFast
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.checkpoint import (
-    BUCKETS,
     FILE_NAME,
     KNOWN_WEIGHTS,
     Base,
     Checkpoint,
-    ControlTokens,
-    add_missing_tokens,
-    bind,
     check_match,
     describe,
     describe_base,
-    grow_vocabulary,
     load,
     save,
+)
+from pasta_decoding.models.control_tokens import (
+    BUCKETS,
+    ControlTokens,
+    add_missing_tokens,
+    choose_tokens,
+    grow_vocabulary,
 )
 from pasta_decoding.models.loading import load_base
 from tests.tiny import seeded, tiny_llama, tiny_qwen3
@@ -90,7 +92,7 @@ def test_a_closing_token_carries_its_bucket() -> None:
 def test_spare_tokens_of_the_vocabulary_are_used(spare: list[str]) -> None:
     tokenizer = tiny_tokenizer(*spare)
     size = len(tokenizer)
-    control = bind(tokenizer)
+    control = choose_tokens(tokenizer)
     assert len(tokenizer) == size
     assert texts_of(tokenizer, control) == spare[:PARTS]
     assert tuple(control.promise_close) == BUCKETS
@@ -98,28 +100,28 @@ def test_spare_tokens_of_the_vocabulary_are_used(spare: list[str]) -> None:
 
 
 def test_the_embedded_vocabulary_has_tokens_to_spare(embedded_tokenizer: Any) -> None:
-    assert set(texts_of(embedded_tokenizer, bind(embedded_tokenizer))) <= set(SMOLLM2)
+    assert set(texts_of(embedded_tokenizer, choose_tokens(embedded_tokenizer))) <= set(SMOLLM2)
 
 
 def test_with_too_few_to_spare_tokens_are_added_and_nothing_else_changes() -> None:
     tokenizer = tiny_tokenizer(*GEMMA[: PARTS - 1])
     tokenizer.add_special_tokens({"additional_special_tokens": ["<mine>"]})
     size = len(tokenizer)
-    control = bind(tokenizer)
+    control = choose_tokens(tokenizer)
     assert sorted(control.ids) == list(range(size, size + PARTS))
     assert texts_of(tokenizer, control) == [f"<|pasta_{n}|>" for n in range(PARTS)]
     assert "<mine>" in tokenizer.all_special_tokens
-    assert bind(tokenizer) == control
+    assert choose_tokens(tokenizer) == control
 
 
 def test_added_tokens_are_given_to_a_fresh_tokenizer_and_a_model_without_room() -> None:
     trained = tiny_tokenizer()
     model = tiny_llama(vocabulary=len(trained))
-    checkpoint = describe(model, trained, bind(trained), name="some/base")
+    checkpoint = describe(model, trained, choose_tokens(trained), name="some/base")
     fresh = tiny_tokenizer()
     with pytest.raises(PastaError, match=r"^control token 258 is '<\|pasta_0\|>' in the adapter"):
         check_match(checkpoint, model, fresh)
-    add_missing_tokens(fresh, checkpoint)
+    add_missing_tokens(fresh, checkpoint.token_texts)
     check_match(checkpoint, model, fresh)
     grow_vocabulary(model, checkpoint.control)
     assert rows(model) == len(fresh)
@@ -129,7 +131,7 @@ def test_added_tokens_are_given_to_a_fresh_tokenizer_and_a_model_without_room() 
 def test_nothing_is_added_where_nothing_of_ours_is_missing() -> None:
     tokenizer = tiny_tokenizer()
     size = len(tokenizer)
-    add_missing_tokens(tokenizer, CHECKPOINT)
+    add_missing_tokens(tokenizer, CHECKPOINT.token_texts)
     assert len(tokenizer) == size
 
 
@@ -239,7 +241,7 @@ def test_a_malformed_record_is_refused_and_says_why(name: str, tmp_path: Path) -
 def mismatch(model: Any, tokenizer: Any) -> PastaError:
     """What is said about `model` where the adapter was trained on the plain tiny Llama."""
     ours = tiny_tokenizer(*GEMMA)
-    checkpoint = describe(tiny_llama(vocabulary=400), ours, bind(ours), name="some/base")
+    checkpoint = describe(tiny_llama(vocabulary=400), ours, choose_tokens(ours), name="some/base")
     check_match(checkpoint, tiny_llama(vocabulary=400), ours)
     with pytest.raises(PastaError) as caught:
         check_match(checkpoint, model, tokenizer)
@@ -278,7 +280,7 @@ def test_a_sibling_of_the_same_shape_is_told_by_its_norms() -> None:
 def test_a_copy_in_lower_precision_is_the_same_base() -> None:
     tokenizer = tiny_tokenizer(*GEMMA)
     model: Any = tiny_llama(vocabulary=400)
-    checkpoint = describe(model, tokenizer, bind(tokenizer), name="some/base")
+    checkpoint = describe(model, tokenizer, choose_tokens(tokenizer), name="some/base")
     check_match(checkpoint, model.to(torch.bfloat16), tokenizer)
 
 
@@ -293,7 +295,9 @@ def rounded(model: Any) -> Any:
 
 def test_an_adapter_on_a_copy_that_is_rounded_otherwise_is_a_warning() -> None:
     tokenizer = tiny_tokenizer(*GEMMA)
-    checkpoint = describe(tiny_llama(vocabulary=400), tokenizer, bind(tokenizer), name="some/base")
+    checkpoint = describe(
+        tiny_llama(vocabulary=400), tokenizer, choose_tokens(tokenizer), name="some/base"
+    )
     assert check_match(checkpoint, tiny_llama(vocabulary=400), tokenizer) is None
     warning = check_match(checkpoint, rounded(tiny_llama(vocabulary=400)), tokenizer)
     digest = checkpoint.base.embeddings_sha256

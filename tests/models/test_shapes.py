@@ -6,7 +6,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.models.checkpoint import BUCKETS, bind
+from pasta_decoding.models.control_tokens import BUCKETS, choose_tokens
 from pasta_decoding.models.prompt import Message, PromptEncoder
 from tests.models.test_prompt import HARMLESS, PLACEMENTS, ROLE_MARKERS, TAGS
 from tests.shapes import gemma_tokenizer, llama3_tokenizer
@@ -16,7 +16,7 @@ TALK = [Message("user", "a"), Message("assistant", "b"), Message("user", "c")]
 
 
 def encoder_of(tokenizer: PreTrainedTokenizerFast) -> PromptEncoder:
-    return PromptEncoder(tokenizer, forbidden_ids=bind(tokenizer).ids)
+    return PromptEncoder(tokenizer, forbidden_ids=choose_tokens(tokenizer).ids)
 
 
 def acting(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[int]:
@@ -31,7 +31,7 @@ def acting(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[int]:
 def test_control_tokens_are_spare_ones_and_nothing_is_added(name: str) -> None:
     tokenizer = TOKENIZERS[name]
     size = len(tokenizer)
-    control = bind(tokenizer)
+    control = choose_tokens(tokenizer)
     assert len(tokenizer) == size
     texts = tokenizer.convert_ids_to_tokens(sorted(control.ids))
     spare = {"llama3": "<|reserved_special_token_{}|>", "gemma": "<unused{}>"}[name]

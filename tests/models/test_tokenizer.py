@@ -10,7 +10,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.models.checkpoint import bind
+from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.models.prompt import Message, PromptEncoder
 from pasta_decoding.models.tokenizer import FileTokenizer
 from pasta_decoding.runtime.vocabulary import vocabulary_of
@@ -67,7 +67,7 @@ def test_texts_become_the_same_ids_and_ids_the_same_texts(
 def test_the_runtime_sees_the_same_vocabulary_and_prompts(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
-    control = bind(tokenizer)
+    control = choose_tokens(tokenizer)
     own = from_files(tokenizer, tmp_path)
     size = len(tokenizer) + 3
     assert own.eos_token_id == tokenizer.eos_token_id

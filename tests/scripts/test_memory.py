@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
-from pasta_decoding.models import checkpoint as checkpoints
+from pasta_decoding.models.control_tokens import BUCKETS, choose_tokens
 from pasta_decoding.training.lora import add_lora
 from scripts.memory import KERNEL, count_model, estimate, measure, saved_bytes
 from scripts.memory_table import SHAPES
@@ -38,9 +38,9 @@ def test_weights_gradients_and_optimiser_state_are_the_bytes_that_a_step_makes(r
     dtype = torch.bfloat16 if rank else torch.float32
     model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
     if rank:
-        control = replace(checkpoints.bind(byte_tokenizer()), sync=1)
+        control = replace(choose_tokens(byte_tokenizer()), sync=1)
         control = replace(control, promise_open=2, async_open=3, async_close=4)
-        closes = dict(zip(checkpoints.BUCKETS, range(5, 99), strict=False))
+        closes = dict(zip(BUCKETS, range(5, 99), strict=False))
         model = add_lora(model, replace(control, promise_close=closes), rank=rank, seed=0)
     trained = [one for one in model.parameters() if one.requires_grad]
     optimiser = torch.optim.AdamW(trained)

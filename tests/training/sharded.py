@@ -18,6 +18,7 @@ from torch.distributed import destroy_process_group, get_rank, init_process_grou
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from pasta_decoding.models import checkpoint as checkpoints
+from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.models.loading import load_base
 from pasta_decoding.training.launch import recompute_activations
 from pasta_decoding.training.lora import add_lora, save_adapter, shard_tied_together
@@ -26,7 +27,7 @@ from pasta_decoding.training.lora import add_lora, save_adapter, shard_tied_toge
 def main(base: Path, out: Path) -> None:
     init_process_group("gloo")
     model, tokenizer = load_base(base, dtype="float32")
-    control = checkpoints.bind(tokenizer)
+    control = choose_tokens(tokenizer)
     checkpoint = checkpoints.describe(model, tokenizer, control, name="tiny")
     ids = torch.tensor([[*sorted(control.ids), 1, 2, 3]])
     alone = add_lora(model, control, rank=4, seed=0)

@@ -13,7 +13,7 @@ import torch
 from accelerate import PartialState
 from safetensors.torch import load_file
 
-from pasta_decoding.models import checkpoint as checkpoints
+from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.training.metrics import read_metrics
 from pasta_decoding.training.sft import SftConfig, compile_rows, plan_packs, share_out, train_sft
 from tests.checkpoint import BASE_NAME, END_ID, TinyCheckpoint, byte_tokenizer
@@ -75,7 +75,7 @@ def adapter_of(out: Path) -> dict[str, torch.Tensor]:
 
 def test_packs_are_shared_out_evenly_and_what_fills_the_last_turn_teaches_nothing() -> None:
     tokenizer = byte_tokenizer()
-    layouts = compile_rows(ROWS, tokenizer, checkpoints.bind(tokenizer), CONFIG, print, end=END_ID)
+    layouts = compile_rows(ROWS, tokenizer, choose_tokens(tokenizer), CONFIG, print, end=END_ID)
     packs = plan_packs(layouts, CONFIG)
     assert len(packs) % 4 == 3
     alone, shared = share_out(packs, 1), share_out(packs, 4)

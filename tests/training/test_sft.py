@@ -19,6 +19,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining, Layout
 from pasta_decoding.lang.tree import Span, show
 from pasta_decoding.models import checkpoint as checkpoints
+from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.models.loading import load_base, load_model, load_tokenizer
 from pasta_decoding.models.prompt import Message
 from pasta_decoding.runtime.local import torch_decoder
@@ -217,7 +218,7 @@ def test_rows_that_cannot_be_used_are_left_out_counted_and_told_why() -> None:
     layouts = compile_rows(
         [*ROWS, *unusable],
         tokenizer,
-        checkpoints.bind(tokenizer),
+        choose_tokens(tokenizer),
         CONFIG,
         said.append,
         end=END_ID,
@@ -238,7 +239,7 @@ def compiled(rows: list[Row], config: SftConfig = CONFIG) -> tuple[list[Layout],
     tokenizer = byte_tokenizer()
     said: list[str] = []
     return compile_rows(
-        rows, tokenizer, checkpoints.bind(tokenizer), config, said.append, end=END_ID
+        rows, tokenizer, choose_tokens(tokenizer), config, said.append, end=END_ID
     ), said
 
 
@@ -247,7 +248,7 @@ def test_without_topics_the_same_rows_teach_promises_that_are_closed_at_once() -
     config = replace(CONFIG, topic="none")
     layouts, said = compiled(ROWS, config)
     assert (layouts, said) == compiled(bare, config)
-    control = checkpoints.bind(byte_tokenizer())
+    control = choose_tokens(byte_tokenizer())
     tokens = [token for layout in layouts for token in layout.tokens]
     behind = [tokens[place + 1] for place, id_ in enumerate(tokens) if id_ == control.promise_open]
     assert behind == [control.promise_close[20]] * 6
@@ -273,7 +274,7 @@ def test_the_same_rows_teach_each_tokenizer_its_own_lengths(tmp_path: Path) -> N
     bases = {13: make_llama3(tmp_path / "llama3"), 48: make_base(tmp_path / "bytes")}
     for tokens, base in bases.items():
         tokenizer = load_tokenizer(base)
-        control = checkpoints.bind(tokenizer)
+        control = choose_tokens(tokenizer)
         end = tokenizer.eos_token_id
         [layout] = compile_rows(rows, tokenizer, control, CONFIG, print, end=end)
         begin = layout.tokens.index(control.async_open)
@@ -308,13 +309,13 @@ def test_an_unknown_scheme_is_refused_before_anything_is_trained(
 def test_with_nothing_to_train_on_training_is_refused(rows: list[Row]) -> None:
     tokenizer = byte_tokenizer()
     with pytest.raises(PastaError, match=r"^no row to train on$") as caught:
-        compile_rows(rows, tokenizer, checkpoints.bind(tokenizer), CONFIG, print, end=END_ID)
+        compile_rows(rows, tokenizer, choose_tokens(tokenizer), CONFIG, print, end=END_ID)
     assert caught.value.hint == "Raise --max-length or give other --data."
 
 
 def test_packs_of_all_epochs_are_fixed_in_advance_and_each_epoch_shows_every_row() -> None:
     tokenizer = byte_tokenizer()
-    control = checkpoints.bind(tokenizer)
+    control = choose_tokens(tokenizer)
     layouts = compile_rows(ROWS, tokenizer, control, CONFIG, print, end=END_ID)
     all_epochs = replace(CONFIG, max_steps=None)
     packs = plan_packs(layouts, all_epochs)

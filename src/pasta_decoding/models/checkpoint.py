@@ -1,15 +1,10 @@
-"""Control tokens of one checkpoint, and `pasta.json`, which records all that decoding must match.
-
-A promise is PROMISE_OPEN, topic tokens, and one PROMISE_CLOSE per length bucket, so the closing
-token carries the length. The tokens are taken from those a vocabulary has to spare, or added.
-"""
+"""`pasta.json`: all of a checkpoint that decoding must match, and what tells base models apart."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -17,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from pasta_decoding.errors import PastaError
+from pasta_decoding.models.control_tokens import ControlTokens
 
 FORMAT_VERSION = 1
-BUCKETS = (20, 30, 40, 50, 60, 80, 100, 150, 200, 300)
 FILE_NAME = "pasta.json"
 KNOWN_WEIGHTS: Mapping[str | None, str] = {
     "475211d76f6e15ca": "dequantised Q4_1, as `pasta pull` fetches it",
@@ -29,63 +24,7 @@ _EMBEDDING_STRIDE = 64
 _KEYS = {"control": "binding"}
 """Fields that the file knows under another name."""
 
-# Vocabularies name their spare tokens by these patterns (Gemma, Llama 3) or these names (SmolLM2).
-_SPARE = re.compile(r"<unused\d+>|<\|reserved_special_token_\d+\|>")
-_ADDED_PREFIX = "<|pasta_"
 _BROKEN_HINT = "Point --adapter at a folder that `pasta train sft` wrote, or train it again."
-_SMOLLM2_SPARE = frozenset(
-    {
-        "<repo_name>",
-        "<reponame>",
-        "<file_sep>",
-        "<filename>",
-        "<gh_stars>",
-        "<issue_start>",
-        "<issue_comment>",
-        "<issue_closed>",
-        "<jupyter_start>",
-        "<jupyter_text>",
-        "<jupyter_code>",
-        "<jupyter_output>",
-        "<jupyter_script>",
-        "<empty_output>",
-    }
-)
-
-
-@dataclass(frozen=True, slots=True)
-class ControlTokens:
-    """Which token id plays which part of a tag; every id once.
-
-    promise_close: length bucket in tokens -> id, ascending.
-    """
-
-    promise_open: int
-    promise_close: Mapping[int, int]
-    async_open: int
-    async_close: int
-    sync: int
-
-    @property
-    def ids(self) -> frozenset[int]:
-        """All control-token ids."""
-        single = (self.promise_open, self.async_open, self.async_close, self.sync)
-        return frozenset((*single, *self.promise_close.values()))
-
-    def bucket(self, tokens: int) -> int:
-        """Return the next larger length bucket; beyond the largest, the largest."""
-        return next(
-            (size for size in self.promise_close if size >= tokens), max(self.promise_close)
-        )
-
-    def is_near(self, promised: int, tokens: int) -> bool:
-        """Does a chunk of `tokens` fall into the bucket `promised`, or into one next to it?"""
-        sizes = sorted(self.promise_close)
-        return abs(sizes.index(self.bucket(tokens)) - sizes.index(promised)) <= 1
-
-    def promised(self, close: int) -> int:
-        """Return the length that the closing token `close` carries."""
-        return next(size for size, token in self.promise_close.items() if token == close)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,23 +62,6 @@ class Checkpoint:
     joins: tuple[str, ...] = ("kv",)
     topic: str = "required"
     format_version: int = FORMAT_VERSION
-
-
-def bind(tokenizer: Any) -> ControlTokens:
-    """Choose control tokens: spare ones of the vocabulary, else tokens added to `tokenizer`."""
-    wanted = len(BUCKETS) + 4
-    spare = sorted(
-        token
-        for text, token in tokenizer.get_vocab().items()
-        if _SPARE.fullmatch(text) or text in _SMOLLM2_SPARE
-    )
-    if len(spare) < wanted:
-        names = [f"{_ADDED_PREFIX}{n}|>" for n in range(wanted)]
-        _add_tokens(tokenizer, names)
-        spare = tokenizer.convert_tokens_to_ids(names)
-    promise_open, async_open, async_close, sync, *closes = spare[:wanted]
-    buckets = dict(zip(BUCKETS, closes, strict=True))
-    return ControlTokens(promise_open, buckets, async_open, async_close, sync)
 
 
 def describe_base(model: Any, name: str, weights: Mapping[str, Any] | None = None) -> Base:
@@ -273,26 +195,6 @@ def check_tokens(checkpoint: Checkpoint, tokenizer: Any) -> None:
                 f"control token {token} is {text!r} in the adapter, {have_text!r} in the tokenizer",
                 hint="Use the tokenizer of the model that the adapter was trained on.",
             )
-
-
-def add_missing_tokens(tokenizer: Any, checkpoint: Checkpoint) -> None:
-    """Give `tokenizer` the control tokens that `bind` had to add when the adapter was trained."""
-    known = tokenizer.get_vocab()
-    missing = [text for _, text in sorted(checkpoint.token_texts.items()) if text not in known]
-    if missing and all(text.startswith(_ADDED_PREFIX) for text in missing):
-        _add_tokens(tokenizer, missing)
-
-
-def grow_vocabulary(model: Any, control: ControlTokens) -> None:
-    """Make room for added control tokens in the embeddings, if they have none to spare."""
-    wanted = max(control.ids) + 1
-    if wanted > model.get_input_embeddings().weight.shape[0]:
-        model.resize_token_embeddings(wanted)
-
-
-def _add_tokens(tokenizer: Any, texts: list[str]) -> None:
-    added = {"additional_special_tokens": texts}
-    tokenizer.add_special_tokens(added, replace_extra_special_tokens=False)
 
 
 def _checkpoint(record: dict[str, Any]) -> Checkpoint:

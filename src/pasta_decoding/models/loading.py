@@ -12,6 +12,11 @@ from typing import Any
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.checkpoint import Checkpoint
+from pasta_decoding.models.control_tokens import (
+    add_missing_tokens,
+    choose_tokens,
+    grow_vocabulary,
+)
 from pasta_decoding.models.download import sha256
 
 DEFAULT_ADAPTER = "balanced"
@@ -137,9 +142,9 @@ def load_model(base: Path, adapter: Path | None, *, dtype: str = "float32") -> L
         return _untrained(base, dtype)
     checkpoint = checkpoints.load(adapter)
     model, tokenizer = load_base(adapter if holds_weights(adapter) else base, dtype=dtype)
-    checkpoints.add_missing_tokens(tokenizer, checkpoint)
+    add_missing_tokens(tokenizer, checkpoint.token_texts)
     warning = checkpoints.check_match(checkpoint, model, tokenizer)
-    checkpoints.grow_vocabulary(model, checkpoint.control)
+    grow_vocabulary(model, checkpoint.control)
     merged = model if holds_weights(adapter) else _merge(model, adapter)
     return Loaded(merged, tokenizer, checkpoint, eos_ids_of(model, tokenizer), warning)
 
@@ -154,11 +159,11 @@ def load_metadata(base: Path, adapter: Path | None) -> tuple[Loaded, int, int]:
     source = adapter if adapter is not None and holds_weights(adapter) else base
     tokenizer, config, generation = _load_configs(source)
     if checkpoint is None:
-        control = checkpoints.bind(tokenizer)
+        control = choose_tokens(tokenizer)
         described = checkpoints.describe_config(config, base.name, norms_sha256="")
         checkpoint = replace(checkpoints.describe_on(described, tokenizer, control), joins=())
     else:
-        checkpoints.add_missing_tokens(tokenizer, checkpoint)
+        add_missing_tokens(tokenizer, checkpoint.token_texts)
         ours = checkpoint.base
         checkpoints.check_base(
             checkpoint, checkpoints.describe_config(config, ours.name, ours.norms_sha256)
@@ -189,9 +194,9 @@ def _load_configs(folder: Path) -> tuple[Any, Any, Any]:
 def _untrained(base: Path, dtype: str) -> Loaded:
     """Load the base model alone. Its control tokens are there to be banned."""
     model, tokenizer = load_base(base, dtype=dtype)
-    control = checkpoints.bind(tokenizer)
+    control = choose_tokens(tokenizer)
     checkpoint = checkpoints.describe(model, tokenizer, control, name=base.name)
-    checkpoints.grow_vocabulary(model, control)
+    grow_vocabulary(model, control)
     return Loaded(model, tokenizer, replace(checkpoint, joins=()), eos_ids_of(model, tokenizer))
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pasta_decoding.lang.layout import MAIN
-from pasta_decoding.models.checkpoint import ControlTokens
+from pasta_decoding.models.control_tokens import ControlTokens
 from pasta_decoding.runtime.drawing import Adjustment
 
 

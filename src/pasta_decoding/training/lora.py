@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from pasta_decoding.models import checkpoint as checkpoints
-from pasta_decoding.models.checkpoint import Checkpoint, ControlTokens
+from pasta_decoding.models.checkpoint import Checkpoint
+from pasta_decoding.models.control_tokens import ControlTokens
 from pasta_decoding.models.loading import eos_ids_of
 from pasta_decoding.models.plain_tools import write_beside_weights
 

@@ -39,6 +39,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.models import checkpoint as checkpoints
+from pasta_decoding.models.control_tokens import add_missing_tokens, grow_vocabulary
 from pasta_decoding.models.loading import default_device, load_base
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.training.checks import Checker
@@ -291,9 +292,9 @@ def load_policy(base: Path, policy: Path, config: PreferenceConfig) -> tuple[Any
     """Return the policy with its LoRA trainable, and its checkpoint's record."""
     checkpoint = checkpoints.load(policy)
     model, tokenizer = load_base(base, dtype="bfloat16" if config.bf16 else "float32")
-    checkpoints.add_missing_tokens(tokenizer, checkpoint)
+    add_missing_tokens(tokenizer, checkpoint.token_texts)
     checkpoints.check_match(checkpoint, model, tokenizer)
-    checkpoints.grow_vocabulary(model, checkpoint.control)
+    grow_vocabulary(model, checkpoint.control)
     # The rank is the policy's own.
     model = add_lora(model, checkpoint.control, rank=0, seed=config.seed, start=str(policy))
     return model.to(default_device()), checkpoint

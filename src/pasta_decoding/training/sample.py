@@ -25,7 +25,7 @@ from pasta_decoding.lang.layout import (
 )
 from pasta_decoding.lang.positions import Scheme
 from pasta_decoding.lang.tree import Tree, read, strip
-from pasta_decoding.models.checkpoint import ControlTokens
+from pasta_decoding.models.control_tokens import ControlTokens
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.rules import Rules

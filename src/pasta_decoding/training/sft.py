@@ -26,7 +26,11 @@ from pasta_decoding.lang.layout import Joining, Layout
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.lang.tree import Span, has_chunk, read, strip, without_topics
 from pasta_decoding.models import checkpoint as checkpoints
-from pasta_decoding.models.checkpoint import ControlTokens
+from pasta_decoding.models.control_tokens import (
+    ControlTokens,
+    choose_tokens,
+    grow_vocabulary,
+)
 from pasta_decoding.models.loading import answer_end, eos_ids_of, load_base
 from pasta_decoding.models.prompt import PromptEncoder
 from pasta_decoding.training.guard import FiniteGuard
@@ -116,7 +120,7 @@ def train_sft(
     resume = find_run(out, config)
     frozen_in_bf16 = config.bf16 and config.lora_rank > 0
     model, tokenizer = load_base(base, dtype="bfloat16" if frozen_in_bf16 else "float32")
-    control = checkpoints.bind(tokenizer)
+    control = choose_tokens(tokenizer)
     checkpoint = replace(
         checkpoints.describe(model, tokenizer, control, name=config.base_name),
         scheme=scheme_named(config.scheme).name,
@@ -151,7 +155,7 @@ def prepare_model(
     say: Callable[[str], None],
 ) -> Any:
     """Make room for the control tokens, choose attention, and put LoRA on it if that is trained."""
-    checkpoints.grow_vocabulary(model, control)
+    grow_vocabulary(model, control)
     say(f"attention: {set_attention(model, config.attention, on_gpu=on_gpu)}")
     if config.gradient_checkpointing:
         recompute_activations(model)

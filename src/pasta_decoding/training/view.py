@@ -25,7 +25,7 @@ from pasta_decoding.lang.layout import (
 )
 from pasta_decoding.lang.positions import Scheme
 from pasta_decoding.lang.tree import Chunk, Span, Sync, Tree
-from pasta_decoding.models.checkpoint import ControlTokens
+from pasta_decoding.models.control_tokens import ControlTokens
 
 EncodeText = Callable[[str], Sequence[int]]
 
