@@ -17,7 +17,7 @@ BODIES: dict[str, tuple[bytes, str]] = {
     "cut off": (b'{"model": ', "the body is not JSON: Expecting value at character 10"),
     "not UTF-8": (b'{"model": "\xff"}', "the body is not JSON in UTF-8"),
     "a list": (b"[]", "Input should be a valid dictionary or object to extract fields from"),
-    "deep": (DEEP, "the body is not JSON in UTF-8"),
+    "deep": (DEEP, "the body is nested too deeply"),
 }
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "messages": ({"messages": []}, "messages: List should have at least 1 item"),
