@@ -9,8 +9,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -21,7 +22,7 @@ from pasta_decoding.models.loading import load_model
 from tests.bench.test_benchmarks import lines_of
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Outcome, Pasta
-from tests.remote.fake import BLOCK, Fake, by_model, serving, until
+from tests.remote.fake import BLOCK, Fake, by_model, refusal, serving, until
 
 Ask = Callable[..., Outcome]
 
@@ -209,3 +210,121 @@ def test_the_benchmark_says_of_requests_what_the_server_does(fake: Fake, merged:
     assert line["looked_up_tokens"] == 2 * line["prompt_tokens"]
     assert line["hit_tokens"] >= line["shared_tokens"] > 0
     assert line["requests"] >= 1 + line["chunks"] + line["syncs"]
+
+
+# Evaluation
+
+HABITS = ["Name a habit.", "Name another one.", "And a third one?", "Why those?"]
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    lines = [json.dumps({"instruction": text}) + "\n" for text in HABITS]
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def served(fake: Fake) -> list[object]:
+    return ["--engine", "remote", "--base-url", fake.url, "--max-tokens", 40]
+
+
+def records_in(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+
+
+def test_methods_are_evaluated_over_servers_several_answers_at_a_time(
+    pasta: Pasta, merged: Path, fake: Fake, served: list[object], prompts: Path, tmp_path: Path
+) -> None:
+    generate = ["eval", "generate", "--prompts", prompts, "--method", f"sequential={merged}"]
+    here = ["--engine", "torch", "--dtype", "float32", "--max-tokens", 40]
+    assert pasta(*generate, "--out", tmp_path / "here", *here).status == 0
+    fake.most_live = 0
+    both = [*generate, "--method", f"pasta={merged}", "--out", tmp_path / "there", *served]
+    assert pasta(*both).status == 0
+    assert fake.most_live >= len(HABITS)
+    ours = records_in(tmp_path / "there" / f"sequential-{merged.name}")
+    theirs = records_in(tmp_path / "here" / f"sequential-{merged.name}")
+    told = ("id", "text", "plain_tokens", "critical_path", "error")
+    by_id = sorted(({key: one[key] for key in told} for one in ours), key=lambda one: one["id"])
+    expected = sorted(({key: one[key] for key in told} for one in theirs), key=lambda o: o["id"])
+    assert by_id == expected
+    assert all(one["prompt_tokens"] > 0 for one in ours)
+    asked = len(fake.bodies)
+    assert pasta(*both).status == 0  # it goes on, and nothing is left to do
+    assert len(fake.bodies) == asked
+
+
+def test_an_answer_that_servers_fail_in_is_a_record_of_that(
+    pasta: Pasta,
+    merged: Path,
+    fake: Fake,
+    served: list[object],
+    prompts: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(body: dict[str, Any], pieces: AsyncIterator[bytes]) -> Any:
+        unlucky = bytes(HABITS[1], "ascii")
+        text = bytes(token for token in body["prompt"] if token < 256)
+        return refusal(400, "not this one") if unlucky_ids(unlucky) in text else pieces
+
+    def unlucky_ids(text: bytes) -> bytes:
+        tokenizer = load_model(merged, merged).tokenizer
+        return bytes(tokenizer.encode(text.decode(), add_special_tokens=False))
+
+    monkeypatch.setattr(fake, "mischief", refuse)
+    generate = ["eval", "generate", "--prompts", prompts, "--method", f"pasta={merged}"]
+    found = pasta(*generate, "--out", tmp_path, *served)
+    assert "4 prompts, 1 failed" in found.out
+    [failed] = [one for one in records_in(tmp_path / f"pasta-{merged.name}") if one["error"]]
+    assert failed["instruction"] == HABITS[1]
+    assert "not this one" in failed["error"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--timing"], "--timing is for an engine in this process"),
+        (["--method", "sot"], "sot ends answers where their text says so, which servers cannot"),
+        (["--method", "pasta"], "the servers have one checkpoint, and methods differ in theirs"),
+    ],
+)
+def test_what_servers_cannot_do_in_an_evaluation_is_refused(
+    pasta: Pasta,
+    merged: Path,
+    served: list[object],
+    prompts: Path,
+    tmp_path: Path,
+    arguments: list[object],
+    message: str,
+) -> None:
+    generate = ["eval", "generate", "--prompts", prompts, "--method", f"sequential={merged}"]
+    found = pasta(*generate, "--out", tmp_path / "out", *served, *arguments)
+    assert found.status == 2
+    assert found.err.startswith(f"pasta: {message}")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_bench_over_servers_finds_what_it_finds_here(
+    pasta: Pasta, merged: Path, served: list[object], prompts: Path
+) -> None:
+    bench = ["bench", "answers", "--prompts", prompts, "--adapter", merged, "--sequential", 2]
+    there = pasta(*bench, *served, "--max-concurrency", 4, "--json").object
+    assert there["engine"] == "remote"
+    assert (there["answers"], there["failures"], there["malformed"]) == (4, 0, 0)
+    assert (there["compared"], there["timed"]) == (2, 0)
+    refused = pasta(*bench, *served, "--timed", 1)
+    assert refused.complaint == (
+        2,
+        "pasta: servers cannot replay an answer",
+        "Leave out --timed.",
+    )
+
+
+def test_a_command_that_samples_in_this_process_does_not_offer_servers(pasta: Pasta) -> None:
+    assert "remote" not in pasta("train", "preference", "--help").out
+    found = pasta("train", "preference", "--engine", "remote")
+    assert found.status == 2
+    assert "'remote' is not one of auto, torch, llama" in " ".join(found.err.split())

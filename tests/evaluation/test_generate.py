@@ -17,7 +17,7 @@ from pasta_decoding.evaluation.methods.own import Own
 from pasta_decoding.evaluation.questions import Question, question_of
 from pasta_decoding.evaluation.records import Record, read_records
 from pasta_decoding.evaluation.run_folder import RunFolder
-from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.decoder import Decoder
 from tests.cli.conftest import interrupted
 from tests.evaluation.puppet import puppet
 from tests.runtime.machine import FakeClock
@@ -39,7 +39,7 @@ class Watched:
     label: str
 
     @property
-    def decoder(self) -> LocalDecoder:
+    def decoder(self) -> Decoder:
         return self.inner.decoder
 
     def ask(self, question: Question) -> Asking[Record]:

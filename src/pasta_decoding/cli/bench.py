@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pasta_decoding.cli.decode import MaxTokens
-from pasta_decoding.cli.engine import REMOTE_OPTIONS, Loading, Model, with_loading
+from pasta_decoding.cli.engine import Loading, Model, with_loading
 from pasta_decoding.cli.files import base_folder, cache_folder, say
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
@@ -20,19 +20,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pasta_decoding.data.dataset import Row
+    from pasta_decoding.evaluation.bare import BareTimes
     from pasta_decoding.evaluation.bench_answers import Examined
     from pasta_decoding.evaluation.records import Record
     from pasta_decoding.lang.tree import Tree
+    from pasta_decoding.runtime.decoder import Decoder
 
 
-@partial(with_loading, without=REMOTE_OPTIONS)
+@with_loading
 def answers(
     prompts: Annotated[Path, typer.Option(help="JSONL (.gz) with an `instruction` a line.")],
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
     sequential: Annotated[
         int | None, typer.Option(min=0, help="Answer only the first so many sequentially, too.")
     ] = None,
-    timed: Annotated[int, typer.Option(min=0, help="Time a replay of the first so many.")] = 20,
+    timed: Annotated[
+        int | None,
+        typer.Option(min=0, help="Time a replay of the first so many: 20, of servers none."),
+    ] = None,
     max_tokens: MaxTokens = 400,
     max_concurrency: Annotated[
         int,
@@ -54,38 +59,56 @@ def answers(
     from rich.console import Console
     from rich.progress import Progress
 
-    from pasta_decoding.evaluation.bare import BareTimes, bare_call
     from pasta_decoding.evaluation.bench_answers import Bench, bench, summary
     from pasta_decoding.evaluation.questions import read_questions
 
-    if max_concurrency > 1 and timed:
-        raise PastaError(
-            "answers that are written together cannot be timed",
-            hint="Give --timed 0, or leave --max-concurrency out.",
-        )
+    number_timed = number_to_time(timed, loading, max_concurrency)
     questions = read_questions(prompts)[:limit]
-    decoder = loading.local_decoder()
-    if timed and decoder.joining is Joining.text:
-        raise PastaError(
-            "what a text join feeds again has no bare call to be compared with",
-            hint="Give --timed 0, or --join kv.",
-        )
+    decoder = loading.decoder()
     plan = Bench(
         decoder,
         max_tokens,
         compared=frozenset(question.id for question in questions[:sequential]),
-        timed=frozenset(question.id for question in questions[:timed]),
-        bare=BareTimes(bare_call(decoder.engine)),
+        timed=frozenset(question.id for question in questions[:number_timed]),
+        bare=bare_times(decoder) if number_timed else None,
     )
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("answering", total=len(questions))
         tick = partial(progress.advance, task)
         found = bench(plan, questions, out=records, tick=tick, max_concurrency=max_concurrency)
-    figures = summary(found) | {"engine": decoder.engine.name}
+    figures = summary(found) | {"engine": decoder.name}
     if as_json:
         typer.echo(json.dumps(figures))
     else:
         show_figures(figures, found)
+
+
+def number_to_time(timed: int | None, loading: Loading, max_concurrency: int) -> int:
+    """Return how many answers are replayed and timed. Raises PastaError where none can be."""
+    if loading.settings.is_remote:
+        if timed:
+            raise PastaError("servers cannot replay an answer", hint="Leave out --timed.")
+        return 0
+    if max_concurrency > 1 and timed != 0:
+        raise PastaError(
+            "answers that are written together cannot be timed",
+            hint="Give --timed 0, or leave --max-concurrency out.",
+        )
+    return 20 if timed is None else timed
+
+
+def bare_times(decoder: Decoder) -> BareTimes:
+    """Return what times the engine's bare calls. Raises PastaError where there is no such call."""
+    from pasta_decoding.evaluation.bare import BareTimes, bare_call
+    from pasta_decoding.runtime.local import LocalDecoder
+
+    assert isinstance(decoder, LocalDecoder), "answers of servers are not timed"
+    if decoder.joining is Joining.text:
+        raise PastaError(
+            "what a text join feeds again has no bare call to be compared with",
+            hint="Give --timed 0, or --join kv.",
+        )
+    return BareTimes(bare_call(decoder.engine))
 
 
 def show_figures(figures: dict[str, Any], examined: list[Examined]) -> None:

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from pasta_decoding.remote.decoder import RemoteDecoder
     from pasta_decoding.runtime.local import LocalDecoder
 
-REMOTE_OPTIONS = frozenset({"base_url", "remote_key"})
-"""Of no use to commands that need an engine in this process."""
-
 
 Adapter = Annotated[
     str,
@@ -53,6 +50,24 @@ Engine = Annotated[
         help="auto takes, on a CPU, compiled where `pasta compile` made it, else llama where it is "
         "installed and can run the model, else torch; on a GPU torch. remote asks the servers of "
         "--base-url, which hold the merged checkpoint."
+    ),
+]
+
+
+def local_engine(name: str) -> EngineName:
+    """Read the engine of a command that cannot decode on servers."""
+    if name not in LOCAL_ENGINES:
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(LOCAL_ENGINES)}.")
+    return EngineName(name)
+
+
+LOCAL_ENGINES = [name.value for name in EngineName if name is not EngineName.remote]
+LocalEngine = Annotated[
+    EngineName,
+    typer.Option(
+        parser=local_engine,
+        metavar=f"[{'|'.join(LOCAL_ENGINES)}]",
+        help="auto takes torch on a GPU and where llama is not installed or cannot run the model.",
     ),
 ]
 BaseUrls = Annotated[

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pasta_decoding.api.settings import EngineName
 from pasta_decoding.cli.decode import MaxTokens
-from pasta_decoding.cli.engine import REMOTE_OPTIONS, Loading, with_loading
+from pasta_decoding.cli.engine import Loading, with_loading
 from pasta_decoding.cli.files import say
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.loading import DEFAULT_ADAPTER, NO_ADAPTER
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from pasta_decoding.evaluation.generate import Entrant
     from pasta_decoding.evaluation.methods.base import Method
     from pasta_decoding.evaluation.records import Record
-    from pasta_decoding.runtime.local import LocalDecoder
+    from pasta_decoding.runtime.decoder import Decoder
 
 
 class Name(StrEnum):
@@ -52,7 +53,7 @@ class Chosen:
     label: str
 
 
-@partial(with_loading, without={"adapter"} | REMOTE_OPTIONS)
+@partial(with_loading, without={"adapter"})
 def generate(
     prompts: Annotated[
         Path,
@@ -111,6 +112,8 @@ def generate(
     check_flags(max_concurrency, repeats, timing=timing)
     chosen = [choose(text) for text in method]
     check_labels(chosen)
+    if loading.settings.is_remote:
+        check_servers(chosen, timing=timing)
     questions = read_questions(prompts)[:limit]
     plan = Plan(
         1 if timing else max_concurrency or 16,
@@ -147,6 +150,27 @@ def check_flags(max_concurrency: int | None, repeats: int | None, *, timing: boo
         )
     if repeats is not None and not timing:
         raise PastaError("--repeats is for --timing", hint="Leave it out, or add --timing.")
+
+
+def check_servers(chosen: Sequence[Chosen], *, timing: bool) -> None:
+    """Refuse what servers cannot do."""
+    if timing:
+        raise PastaError(
+            "--timing is for an engine in this process",
+            hint="Leave it out; bench/serve_load.py measures servers under load.",
+        )
+    if any(one.name is Name.sot for one in chosen):
+        raise PastaError(
+            "sot ends answers where their text says so, which servers cannot",
+            hint="Leave out --method sot, or --engine remote.",
+        )
+    adapters = sorted({one.adapter for one in chosen})
+    if len(adapters) > 1:
+        raise PastaError(
+            f"the servers have one checkpoint, and methods differ in theirs: {', '.join(adapters)}",
+            hint="Name what is served: --method pasta=FOLDER --method sequential=FOLDER. What "
+            "other servers have is for another run into the same --out.",
+        )
 
 
 def choose(text: str) -> Chosen:
@@ -191,8 +215,8 @@ def make_entrants(
         )
 
     @lru_cache(maxsize=None if all_in_memory else 1)
-    def decoder(adapter: str) -> LocalDecoder:
-        return replace(loading, adapter=adapter).local_decoder()
+    def decoder(adapter: str) -> Decoder:
+        return replace(loading, adapter=adapter).decoder()
 
     def entrant(one: Chosen) -> Entrant:
         own = {"method": one.name.value, **describe(replace(loading, adapter=one.adapter))}
@@ -209,7 +233,9 @@ def describe(loading: Loading) -> dict[str, Any]:
     from pasta_decoding.models.loading import adapter_digest
 
     base, folder = loading.folders()
-    engine, number_format = loading.computing(base, folder)
+    engine, number_format = EngineName.remote, None
+    if not loading.settings.is_remote:
+        engine, number_format = loading.computing(base, folder)
     adapter = folder and {"name": loading.adapter, "sha256": adapter_digest(folder)}
     return {
         "adapter": adapter,
@@ -224,13 +250,16 @@ def describe(loading: Loading) -> dict[str, Any]:
     }
 
 
-def make_method(one: Chosen, decoder: Callable[[str], LocalDecoder], max_tokens: int) -> Method:
+def make_method(one: Chosen, decoder: Callable[[str], Decoder], max_tokens: int) -> Method:
     """Load a method's model."""
     from pasta_decoding.evaluation.methods.own import Own
     from pasta_decoding.evaluation.methods.skeleton import Skeleton
+    from pasta_decoding.runtime.local import LocalDecoder
 
     if one.name is Name.sot:
-        return Skeleton(decoder(one.adapter), max_tokens)
+        local = decoder(one.adapter)
+        assert isinstance(local, LocalDecoder), "refused before"
+        return Skeleton(local, max_tokens)
     return Own(decoder(one.adapter), max_tokens, parallel=one.name in TRAINED)
 
 

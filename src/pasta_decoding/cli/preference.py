@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from pasta_decoding.api.settings import Dtype, EngineName, FileType
-from pasta_decoding.cli.engine import Context, Device, Engine, Loading, Precision, Quant, Threads
+from pasta_decoding.cli.engine import (
+    Context,
+    Device,
+    Loading,
+    LocalEngine,
+    Precision,
+    Quant,
+    Threads,
+)
 from pasta_decoding.cli.files import base_folder, say
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
@@ -88,7 +96,7 @@ def preference(
     save_every_steps: Annotated[int, typer.Option(min=1)] = 10,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     bf16: Annotated[bool, typer.Option(help="bfloat16 weights and activations.")] = True,
-    engine: Engine = EngineName.auto,
+    engine: LocalEngine = EngineName.auto,
     dtype: Precision = Dtype.auto,
     quant: Quant = FileType.F16,
     context: Context = 16384,

@@ -13,8 +13,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.methods.base import Asking, Outcome
 from pasta_decoding.evaluation.questions import Question
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.local import LocalDecoder
-from pasta_decoding.runtime.scheduler import Scheduler
+from pasta_decoding.runtime.decoder import Decoder, RequestScheduler
 
 Clock = Callable[[], float]
 
@@ -32,7 +31,7 @@ class Ended(Generic[Outcome]):
 
 
 def ask_all(
-    decoder: LocalDecoder,
+    decoder: Decoder,
     ask: Callable[[Question], Asking[Outcome]],
     questions: Iterable[Question],
     *,
@@ -72,7 +71,7 @@ class _Talk(Generic[Outcome]):
 
     question: Question
     asking: Asking[Outcome]
-    scheduler: Scheduler
+    scheduler: RequestScheduler
     max_seconds: float | None
     clock: Clock
     numbers: list[int] = field(default_factory=list)

@@ -21,6 +21,7 @@ from pasta_decoding.lang.check import check
 from pasta_decoding.lang.measures import geometric_mean
 from pasta_decoding.lang.tree import read, show, strip
 from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.events import ordered
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.request import Request
@@ -51,14 +52,14 @@ class Bench:
     """What is to be measured of every prompt.
 
     compared: questions that are answered sequentially, too.
-    timed:    questions whose answer's replay is timed, by `bare` calls.
+    timed:    questions whose answer's replay is timed, by `bare` calls; none of a server's.
     """
 
-    decoder: LocalDecoder
+    decoder: Decoder
     max_tokens: int
     compared: frozenset[str]
     timed: frozenset[str]
-    bare: StepTime
+    bare: StepTime | None
 
     def ask(self, question: Question) -> Asking[Examined]:
         """Answer one question and examine the answer."""
@@ -83,12 +84,14 @@ class Bench:
     def _time(self, answer: Answer) -> Timing:
         """Time a replay; the engine is warm, it has just answered."""
         prompt = answer.layouts[0].tokens[: answer.trace.prompt_tokens]
+        assert isinstance(self.decoder, LocalDecoder), "servers replay nothing"
+        assert self.bare is not None, "who times has something to compare with"
         return time_answer(
             self.decoder, prompt, answer.segments, answer.text, self.bare, end=answer.end
         )
 
 
-def examine(decoder: LocalDecoder, question: Question, answer: Answer) -> Examined:
+def examine(decoder: Decoder, question: Question, answer: Answer) -> Examined:
     """Return the record of an answer, and whether its text forms agree."""
     annotated, text = answer.annotated, answer.text
     problems = check(annotated, topic_required=decoder.topic)

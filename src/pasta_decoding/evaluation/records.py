@@ -20,8 +20,9 @@ from pasta_decoding.lang.layout import ChunkRun, Layout, PromiseRun
 from pasta_decoding.lang.measures import own_speedup, repeated_chunks
 from pasta_decoding.lang.tree import Sync
 from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.events import Ordered
-from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Record:
         return own_speedup(self.plain_tokens, self.critical_path)
 
 
-def record_of(decoder: LocalDecoder, question: Question, answer: Answer) -> Record:
+def record_of(decoder: Decoder, question: Question, answer: Answer) -> Record:
     """Return the record of an answer that one request wrote."""
     promises = promises_of(answer)
     is_near = decoder.vocabulary.control.is_near
@@ -96,7 +97,7 @@ def record_of(decoder: LocalDecoder, question: Question, answer: Answer) -> Reco
         plain_tokens=decoder.plain_tokens(answer.text),
         critical_path=answer.critical_path,
         fed_tokens=answer.fed_tokens,
-        prompt_tokens=answer.trace.prefilled_tokens,
+        prompt_tokens=prompt_tokens_of(answer.trace),
         chunks=answer.chunks,
         syncs=sum(isinstance(node, Sync) for node in answer.tree),
         widths=widths_of(answer.layouts),
@@ -111,6 +112,11 @@ def record_of(decoder: LocalDecoder, question: Question, answer: Answer) -> Reco
         first_text_s=first_text_s,
         last_text_s=last_text_s,
     )
+
+
+def prompt_tokens_of(trace: Trace) -> int:
+    """Return the tokens of all prefills; of servers, whose caches are theirs, the prompt's own."""
+    return trace.prefilled_tokens if trace.sent is None else trace.prompt_tokens
 
 
 def failed(question: Question, error: str) -> Record:

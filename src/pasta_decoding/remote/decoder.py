@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from pasta_decoding.models.loading import load_metadata
 from pasta_decoding.remote.completions import RemoteError
 from pasta_decoding.remote.driver import OnNews, Writer
 from pasta_decoding.remote.replicas import ReplicaPool
+from pasta_decoding.remote.scheduler import RemoteScheduler
 from pasta_decoding.remote.service import RetryPolicy, Service, checked_url, find_model
 from pasta_decoding.runtime.admission import check_fits
 from pasta_decoding.runtime.answer import Answer
@@ -39,6 +41,15 @@ class RemoteDecoder(Decoder):
     def max_positions(self) -> int:
         """See `Decoder`."""
         return self.service.max_positions
+
+    @property
+    def name(self) -> str:
+        """See `Decoder`."""
+        return "remote"
+
+    def scheduler(self, *, clock: Callable[[], float] = time.perf_counter) -> RemoteScheduler:  # noqa: ARG002
+        """See `Decoder`. Not for use where an event loop runs already."""
+        return RemoteScheduler(self)
 
     def check(self, request: Request) -> None:
         """Raise PastaError if `request` could never be answered."""

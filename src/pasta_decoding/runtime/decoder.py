@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
@@ -19,6 +20,37 @@ from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Chooser, Sampler, Sampling
 from pasta_decoding.runtime.vocabulary import Vocabulary, vocabulary_of
+
+
+class RequestScheduler(Protocol):
+    """Answers requests together: a `Scheduler` over an engine, or its like over servers.
+
+    Whoever adds a request forgets it in the end.
+    """
+
+    def add(self, request: Request) -> int:
+        """Queue a request; return its number. Raises PastaError if it could never be answered."""
+        ...
+
+    def add_together(self, requests: Sequence[Request]) -> list[int]:
+        """Queue requests that begin alike; return their numbers, or raise as `add` does."""
+        ...
+
+    def step(self) -> None:
+        """Go on with all answers. What it raises ended some of them; `result` says so, too."""
+        ...
+
+    def result(self, number: int) -> Answer | None:
+        """Return a finished answer, None while there is none, or raise what it failed with."""
+        ...
+
+    def forget(self, number: int) -> None:
+        """Cancel a request and drop its result."""
+        ...
+
+    def close(self) -> None:
+        """Cancel everything."""
+        ...
 
 
 # A base class, since its two kinds are this and one thing more; a third object to hold it would
@@ -44,6 +76,15 @@ class Decoder:
     @abstractmethod
     def max_positions(self) -> int:
         """Tokens of prompt and answer together."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What computes the answers, in one word."""
+
+    @abstractmethod
+    def scheduler(self, *, clock: Callable[[], float] = time.perf_counter) -> RequestScheduler:
+        """Return what answers requests together. `clock` is for engines in this process."""
 
     @abstractmethod
     def decode(self, request: Request) -> Generator[Event, None, Answer]:

@@ -64,6 +64,11 @@ class LocalDecoder(Decoder):
         chooser = Replay(segments, async_close=control.async_close, end=last)
         return Request(tuple(prompt), chooser, rules)
 
+    @property
+    def name(self) -> str:
+        """See `Decoder`."""
+        return self.engine.name
+
     def scheduler(self, *, clock: Callable[[], float] = time.perf_counter) -> Scheduler:
         """Return a new scheduler over the engine."""
         return Scheduler(

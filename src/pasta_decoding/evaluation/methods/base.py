@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 from pasta_decoding.evaluation.questions import Question
 from pasta_decoding.evaluation.records import Record
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.request import Request
 
 Outcome = TypeVar("Outcome")
@@ -29,7 +29,7 @@ class Method(Protocol):
     """A way of answering with a model. Its record has no `seconds`: it cannot know the time."""
 
     @property
-    def decoder(self) -> LocalDecoder:
+    def decoder(self) -> Decoder:
         """The model that it asks."""
         ...
 

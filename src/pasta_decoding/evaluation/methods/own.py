@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pasta_decoding.evaluation.methods.base import Asking
 from pasta_decoding.evaluation.questions import Question
 from pasta_decoding.evaluation.records import Record, record_of
-from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
 
@@ -20,7 +20,7 @@ class Own:
     parallel:   False bans promises, whatever the weights have learnt.
     """
 
-    decoder: LocalDecoder
+    decoder: Decoder
     max_tokens: int
     parallel: bool
 
