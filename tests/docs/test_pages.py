@@ -1,0 +1,136 @@
+"""The code of the pages runs, and every command line in them is one that `pasta` takes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pasta_decoding as pasta
+from pasta_decoding.runtime import events
+from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
+from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.sampling import Sampling
+from tests.checkpoint import TinyCheckpoint
+from tests.docs.pages import blocks, calls, leaves, options, parse, pasta_arguments, spans, text_of
+from tests.server.running import running
+
+PAGES = [
+    "README.md",
+    *(f"docs/{name}.md" for name in ("python", "serving", "training", "scaling", "recipe")),
+    *(f"docs/{name}.md" for name in ("results", "language", "testing", "architecture")),
+]
+WITH_COMMANDS = [page for page in PAGES if blocks(page, "sh")]
+OF_OTHERS = {
+    # vLLM's
+    *("--block-size", "--data-parallel-size", "--enable-prompt-tokens-details", "--max-num-seqs"),
+    *("--num_machines", "--machine_rank", "--main_process_ip"),  # the launcher's
+    "--engines",  # a benchmark's
+    *("--help", "--durations"),
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_says_what_it_is(page: str) -> None:
+    assert {block.language for block in blocks(page)} <= {"sh", "python", "json", "text"}
+    assert text_of(page).count("```") == 2 * len(blocks(page))
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS)
+def test_every_command_line_is_taken_by_the_parser(page: str, tmp_path: Path) -> None:
+    """A shell reads the page's blocks; what it calls pasta with is parsed."""
+    found = calls(page, tmp_path)
+    for arguments in pasta_arguments(found):
+        parse(arguments)
+    wanted = sum(len(re.findall(r"^pasta ", one.text, re.M)) for one in blocks(page, "sh"))
+    assert sum(call[0] == "pasta" for call in found) >= wanted
+
+
+def test_a_command_line_that_pasta_does_not_take_is_found() -> None:
+    for wrong in (["run"], ["run", "Hi", "--fast"], ["fly"], ["serve", "--port", "x", "..."]):
+        with pytest.raises(Exception, match=r"(?i)missing|no such|a valid"):
+            parse(wrong)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_prose_names_commands_and_flags_that_exist(page: str) -> None:
+    known = options() | OF_OTHERS
+    starts = {words[:count] for words in leaves() for count in range(1, len(words) + 1)}
+    for span in spans(page):
+        named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", span))
+        assert named <= known, span
+        if command := re.match(r"pasta ([a-z]+)", span):
+            assert (command[1],) in starts, span
+
+
+@pytest.fixture
+def tiny_front_door(tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `pasta.load` give the tiny checkpoint under any name."""
+    load = pasta.load
+
+    def load_tiny(_name: str) -> pasta.Model:
+        return load(tiny_checkpoint.adapter, model=tiny_checkpoint.base, engine="torch")
+
+    monkeypatch.setattr(pasta, "load", load_tiny, raising=False)
+
+
+def execute(page: str, **replaced: str) -> dict[str, Any]:
+    """Run a page's Python blocks one after the other; return the names that they leave."""
+    names: dict[str, Any] = {}
+    for block in blocks(page, "python"):
+        source = "\n" * (block.line - 1) + block.text
+        for old, new in replaced.items():
+            assert old in source
+            source = source.replace(old, new)
+        exec(compile(source, page, "exec"), names)
+    return names
+
+
+@pytest.mark.usefixtures("tiny_front_door")
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+def test_the_front_door_works_as_the_page_has_it(
+    page: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = execute(page)
+    assert f"{names['answer'].own_speedup:.2f} tokens a step\n" in capsys.readouterr().out
+    names["model"].close()
+
+
+@pytest.mark.slow
+def test_the_four_lines_of_the_readme_work_on_the_embedded_model(
+    embedded_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert embedded_dir.is_dir()
+    answer = execute("README.md")["answer"]
+    assert capsys.readouterr().out.startswith(answer.text)
+    assert answer.threads
+    assert answer.own_speedup > 1
+
+
+def test_openai_s_client_works_as_the_page_has_it(
+    tiny_checkpoint: TinyCheckpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decoder = torch_decoder(tiny_checkpoint.base, tiny_checkpoint.adapter)
+    with running(decoder, model="pasta-balanced", answer_tokens=24) as server:
+        execute("docs/serving.md", **{"http://127.0.0.1:8000": server.url})
+    [question] = re.findall(r'"content": "(.*?)"', blocks("docs/serving.md", "python")[0].text)
+    assert capsys.readouterr().out == answer_to(question, decoder)
+
+
+def answer_to(question: str, decoder: LocalDecoder) -> str:
+
+    request = decoder.request(question, Rules(max_tokens=24), Sampling())
+    return decoder.answer(request).text
+
+
+def test_the_events_of_the_page_are_those_of_the_server() -> None:
+    kinds = {"opened", "delta", "closed", "synced", "finished"}
+    [block] = blocks("docs/serving.md", "json")
+    shown = [json.loads(line) for line in block.text.splitlines()]
+    assert {event["type"] for event in shown} == kinds
+    for event in shown:
+        fields = set(getattr(events, event["type"].capitalize()).__dataclass_fields__)
+        assert event.keys() - {"type", "step"} <= fields, event
