@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,6 +54,11 @@ def test_a_round_prints_the_folder_of_the_adapter_and_runs_again_to_the_same(
     assert (tmp_path / "run" / "adapter" / "pasta.json").is_file()
     kept = (tmp_path / "run" / "prompts.jsonl").read_text().splitlines()
     assert len(kept) == 5, "the long prompt is left out"
+    assert re.search(
+        r"training round 1: step (\d+)/\1, loss \S+, \d+ tokens/s, 0:00:00 left", found.err
+    )
+    assert re.search(r"^finished: 1 rounds, \d+ pairs, \d+ s in all$", found.err, re.M)
+    assert re.search(r"^check after round 1: own speedup \d", found.err, re.M)
     figures = train("--json", check=prompts, check_limit=2).object
     assert figures["adapter"] == str(tmp_path / "run" / "adapter")
     assert figures["rounds"][0]["all"]["answers"] == 5 * 6
@@ -79,6 +85,7 @@ def test_an_interrupted_round_can_be_gone_on_with(
         context.setattr("torch.optim.AdamW.step", interrupted)
         found = train()
     assert found.status == 130
+    assert found.err.endswith("\npasta: interrupted: the same command goes on\n")
     assert not (tmp_path / "run" / "adapter").exists()
     assert (tmp_path / "run" / "round-1" / "reference.jsonl").is_file()
     assert train().status == 0

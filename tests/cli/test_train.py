@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -87,9 +88,68 @@ def test_interrupted_training_leaves_no_adapter_and_can_be_resumed(
         context.setattr("torch.optim.AdamW.step", interrupted)
         found = train()
     assert found.status == 130
-    assert found.err.endswith("\npasta: interrupted\n")
+    assert found.err.endswith("\npasta: interrupted: the same command goes on\n")
     assert not (tmp_path / "run" / "adapter").exists()
     assert train().status == 0
+
+
+def test_a_run_tells_how_far_it_is_and_what_it_came_to(
+    train: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = train()
+    assert re.search(r"training: step 2/2, loss \d\.\d{3}, \d+ tokens/s, 0:00:00 left\n", found.err)
+    assert re.search(r"finished: 2 steps, \d+ tokens, \d+ s; last losses: text \d\.", found.err)
+    again = train()
+    assert again.out == found.out
+    assert "this run is finished: 2 steps, " in again.err
+    # The folder of the run will do where its adapter is asked for.
+    assert train("--start", str(tmp_path / "run"), out=tmp_path / "second").status == 0
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "tokens/s" in train(out=tmp_path / "drawn").err
+
+
+def test_rows_are_held_out_by_share_or_by_file(
+    train: Callable[..., Outcome], rows: Path, tmp_path: Path
+) -> None:
+    row = json.loads(rows.read_text())
+    rows.write_text("\n".join(json.dumps(row | {"id": str(n)}) for n in range(20)))
+    found = train("--eval-share", "0.3")
+    (trained, held_out) = (int(n) for n in re.findall(r"^(\d+) answers, ", found.err, re.M))
+    assert trained + held_out == 20
+    assert 2 <= held_out <= 10
+    assert "held-out text" in found.err
+    given = train("--eval-data", str(rows), out=tmp_path / "given")
+    assert "20 of 20 held-out prompts are trained on, too" in given.err
+    assert "held-out text" in given.err
+    both = train("--eval-data", str(rows), "--eval-share", "0.1", out=tmp_path / "both")
+    assert both.complaint[1:] == (
+        "pasta: --eval-data and --eval-share are two ways",
+        "Give one of them.",
+    )
+    none = train("--eval-share", "0.0001", out=tmp_path / "none")
+    assert none.complaint[1:] == (
+        "pasta: a share of 0.0001 leaves 20 rows and holds out 0",
+        "Give another --eval-share, or --eval-data.",
+    )
+
+
+def test_a_tracker_that_is_not_installed_is_told_with_its_remedy(
+    train: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pasta_decoding.cli.training_bar.find_spec", lambda _name: None)
+    found = train("--report-to", "wandb")
+    assert found.complaint == (2, "pasta: wandb is not installed", "pip install wandb")
+    assert train("--report-to", "none").status == 0
+
+
+def test_a_run_goes_on_from_a_checkpoint_of_another(
+    train: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    assert train("--topic", "none").status == 0
+    checkpoint = str(tmp_path / "run" / "checkpoint-1")
+    assert train("--start", checkpoint, out=tmp_path / "second").status == 0
+    assert load(tmp_path / "second" / "adapter").topic == "none"
 
 
 @pytest.mark.parametrize("name", ["data", "out", "model"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,8 +15,9 @@ from accelerate import PartialState
 from safetensors.torch import load_file
 
 from pasta_decoding.models.control_tokens import choose_tokens
+from pasta_decoding.training.loop import share_out
 from pasta_decoding.training.metrics import read_metrics
-from pasta_decoding.training.sft import SftConfig, compile_rows, plan_packs, share_out, train_sft
+from pasta_decoding.training.sft import SftConfig, compile_rows, plan_packs, train_sft
 from tests.checkpoint import BASE_NAME, END_ID, TinyCheckpoint, byte_tokenizer
 from tests.training.test_sft import ROWS
 
@@ -131,6 +133,7 @@ def test_two_processes_go_on_from_a_checkpoint_of_their_own(
     whole, weights = curve(out), adapter_of(out)
     last = max(out.glob("checkpoint-*"), key=lambda folder: int(folder.name.split("-")[1]))
     (last / "trainer_state.json").write_text('{"global_step": ', encoding="utf-8")
+    shutil.rmtree(out / "adapter")
     found = launch(tmp_path, tiny_checkpoint.base, CONFIG)
     assert found.returncode == 0, found.stderr
     assert curve(out) == whole

@@ -40,13 +40,14 @@ def test_every_setting_that_differs_is_named_with_both_values(tmp_path: Path) ->
     )
 
 
-def test_a_setting_that_the_run_did_not_know_is_named_too(tmp_path: Path) -> None:
+def test_a_setting_that_the_run_did_not_know_had_its_default(tmp_path: Path) -> None:
     begin_run(tmp_path, Config())
     settings = json.loads((tmp_path / "config.json").read_text())
     del settings["learning_rate"]
     (tmp_path / "config.json").write_text(json.dumps(settings | {"old": 1}))
-    assert str(refusal(tmp_path, Config())).endswith(
-        ": learning_rate is None there, 0.001 here; old is 1 there, None here"
+    assert str(refusal(tmp_path, Config())).endswith("settings: old is 1 there, None here")
+    assert str(refusal(tmp_path, Config(learning_rate=0.5))).endswith(
+        ": learning_rate is 0.001 there, 0.5 here; old is 1 there, None here"
     )
 
 

@@ -32,8 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         where = f"{error.filename}: " if error.filename else ""
         print(f"pasta: {where}{error.strerror or error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("\npasta: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as stopped:  # which may say what becomes of the work
+        print("\npasta: interrupted" + f": {stopped}" * bool(str(stopped)), file=sys.stderr)
         return 130
 
 

@@ -25,6 +25,7 @@ from pasta_decoding.cli.engine import (
     Threads,
 )
 from pasta_decoding.cli.files import base_folder, say
+from pasta_decoding.cli.training_bar import ReportTo, drawn_progress, goes_on, trackers
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 
@@ -96,6 +97,7 @@ def preference(
     save_every_steps: Annotated[int, typer.Option(min=1)] = 10,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     bf16: Annotated[bool, typer.Option(help="bfloat16 weights and activations.")] = True,
+    report_to: ReportTo = None,
     engine: LocalEngine = EngineName.auto,
     dtype: Precision = Dtype.auto,
     quant: Quant = FileType.F16,
@@ -153,7 +155,9 @@ def preference(
     )
     if samples_from is not None:
         share_samples(samples_from, out, config)
-    found = train(config, prompts, check, out, loading)
+    with goes_on():
+        found = train(config, prompts, check, out, loading, trackers(report_to))
+    show(found)
     typer.echo(json.dumps(found) if as_json else found["adapter"])
 
 
@@ -182,8 +186,25 @@ def engine_words(loading: Loading, policy: Path) -> str:
     return f"torch {loading.dtype}"
 
 
+def show(found: dict[str, Any]) -> None:
+    """Say what a run came to: what it took, and the check prompts after each round."""
+    pairs = sum(one["pairs"] for one in found["rounds"])
+    seconds = sum(one["seconds"] for one in found["spent"])
+    say(f"finished: {len(found['rounds'])} rounds, {pairs} pairs, {seconds:.0f} s in all")
+    for point in found["check"]:
+        say(
+            f"check after round {point['round']}: own speedup {point['own_speedup']:.2f}, "
+            f"text quality {point['quality']:.3f}, {point['hit_limit']:.0%} hit the limit"
+        )
+
+
 def train(
-    config: PreferenceConfig, prompts: list[Path], check: Path | None, out: Path, loading: Loading
+    config: PreferenceConfig,
+    prompts: list[Path],
+    check: Path | None,
+    out: Path,
+    loading: Loading,
+    report_to: list[str],
 ) -> dict[str, Any]:
     """Read the prompts and run the rounds."""
     from pasta_decoding.data.dataset import read_prompts
@@ -196,7 +217,7 @@ def train(
         config.seed,
     )
     checked = read_prompts(check)[: config.check_limit] if check else []
-    return train_preference(config, chosen, checked, surroundings(config, out, loading))
+    return train_preference(config, chosen, checked, surroundings(config, out, loading, report_to))
 
 
 def choose(instructions: Sequence[str], limit: int | None, max_chars: int, seed: int) -> list[str]:
@@ -206,7 +227,9 @@ def choose(instructions: Sequence[str], limit: int | None, max_chars: int, seed:
     return kept[:limit]
 
 
-def surroundings(config: PreferenceConfig, out: Path, loading: Loading) -> Surroundings:
+def surroundings(
+    config: PreferenceConfig, out: Path, loading: Loading, report_to: list[str]
+) -> Surroundings:
     """Wire up what training takes from outside: engines, the quality, progress."""
     from dataclasses import replace
 
@@ -229,7 +252,9 @@ def surroundings(config: PreferenceConfig, out: Path, loading: Loading) -> Surro
         nll = load_nll(base, baseline, score_layouts, dtype=native_dtype(device), device=device)
         return Quality("nats", likelihood_rate(nll), repeat_cost=2.0)
 
-    return Surroundings(base, out, load_decoder, load_quality, say, Bars())
+    return Surroundings(
+        base, out, load_decoder, load_quality, say, Bars(), drawn_progress, report_to
+    )
 
 
 class Bars:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pasta_decoding.cli.files import base_folder, is_main, say
+from pasta_decoding.cli.training_bar import ReportTo, drawn_progress, goes_on, trackers
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 
 if TYPE_CHECKING:
+    from pasta_decoding.data.dataset import Row
     from pasta_decoding.training.sft import SftConfig
 
 Base = Annotated[
@@ -50,7 +52,9 @@ def sft(
     out: Annotated[Path, typer.Option(help="Run folder; the same command resumes it.")],
     model: Base = None,
     base_name: Annotated[str | None, typer.Option(help="What the adapter calls its base.")] = None,
-    start: Annotated[Path | None, typer.Option(help="Adapter to go on from.")] = None,
+    start: Annotated[
+        str | None, typer.Option(help="Adapter to go on from, or the run folder that holds it.")
+    ] = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="Take the tags out: trains the sequential baseline.")
     ] = False,
@@ -77,6 +81,14 @@ def sft(
     pack_tokens: Annotated[int, typer.Option(min=8, help="Tokens of one forward pass.")] = 320,
     packs_per_step: Annotated[int, typer.Option(min=1, help="Packs of one optimiser step.")] = 6,
     save_every_steps: Annotated[int, typer.Option(min=1)] = 50,
+    eval_data: Annotated[
+        list[Path] | None,
+        typer.Option(help="Held-out JSONL (.gz), whose loss is measured at every checkpoint."),
+    ] = None,
+    eval_share: Annotated[
+        float, typer.Option(min=0, max=0.5, help="Share of --data to hold out for that instead.")
+    ] = 0.0,
+    report_to: ReportTo = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     bf16: Annotated[bool, typer.Option(help="bfloat16 weights and activations.")] = True,
     gradient_checkpointing: Annotated[
@@ -89,13 +101,15 @@ def sft(
 ) -> None:
     """Stage 1: finetune on annotated responses (LoRA and the control-token rows, or everything)."""
     from pasta_decoding.models.checkpoint import load
+    from pasta_decoding.models.loading import find_adapter
     from pasta_decoding.training.sft import SftConfig
 
-    begun = load(start) if start else None
+    begun_at = find_adapter(start) if start else None
+    begun = load(begun_at) if begun_at else None
     config = SftConfig(
         data=tuple(str(path) for path in data),
         base_name=base_name or called(model),
-        start=str(start) if start else None,
+        start=str(begun_at) if begun_at else None,
         plain=plain,
         scheme=scheme or (begun.scheme if begun else Scheme.shared_max.value),
         topic=topic or (begun.topic if begun else Topic.required.value),
@@ -113,8 +127,10 @@ def sft(
         bf16=bf16,
         gradient_checkpointing=gradient_checkpointing,
         attention=attention.value,
+        eval_data=tuple(str(path) for path in eval_data or []),
+        eval_share=eval_share,
     )
-    adapter = train(config, data, model, out)
+    adapter = train(config, model, out, trackers(report_to))
     if is_main():
         typer.echo(adapter)
 
@@ -128,13 +144,38 @@ def called(model: Path | None) -> str:
     return model.name if model.exists() else model.as_posix()
 
 
-def train(config: SftConfig, data: list[Path], model: Path | None, out: Path) -> Path:
+def train(config: SftConfig, model: Path | None, out: Path, report_to: list[str]) -> Path:
     """Read the rows, find the base model, and train."""
-    from pasta_decoding.data.dataset import read_rows
     from pasta_decoding.training.sft import train_sft
 
-    rows = [row for path in data for row in read_rows(path)]
-    return train_sft(config, rows, base=base_folder(model), out=out, say=say)
+    with goes_on(), drawn_progress("training") as show:
+        rows, held_out = rows_of(config)
+        return train_sft(
+            config,
+            rows,
+            base=base_folder(model),
+            out=out,
+            say=say,
+            held_out=held_out,
+            show=show,
+            report_to=report_to,
+        )
+
+
+def rows_of(config: SftConfig) -> tuple[list[Row], list[Row]]:
+    """Return the rows to train on and those that are held out; say how many are both."""
+    from pasta_decoding.data.dataset import hold_out, read_rows
+
+    if config.eval_data and config.eval_share:
+        raise PastaError("--eval-data and --eval-share are two ways", hint="Give one of them.")
+    rows = [row for path in config.data for row in read_rows(Path(path))]
+    if config.eval_share:
+        return hold_out(rows, config.eval_share)
+    held_out = [row for path in config.eval_data for row in read_rows(Path(path))]
+    known = {row.asked for row in rows}
+    if both := sum(row.asked in known for row in held_out):
+        say(f"{both} of {len(held_out)} held-out prompts are trained on, too")
+    return rows, held_out
 
 
 def head(

@@ -62,10 +62,10 @@ def answer_end(tokenizer: Any, eos_ids: Collection[int]) -> int:
 
 
 def find_adapter(name: str) -> Path:
-    """Return the folder of an adapter, given as a path or as the name of one that ships."""
+    """Return the folder of an adapter, given as its folder, its training run's, or by name."""
     path = Path(name)
     if path.is_dir():
-        return path
+        return _adapter_in(path)
     for shipped in _SHIPPED:
         if (shipped / name / checkpoints.FILE_NAME).is_file():
             return shipped / name
@@ -74,6 +74,20 @@ def find_adapter(name: str) -> Path:
         f"no adapter {name!r}",
         hint=f"These ship: {known}. Or give a folder that `pasta train sft` wrote.",
     )
+
+
+def _adapter_in(folder: Path) -> Path:
+    """Return the folder, or what it holds if it is that of a training run."""
+    if (folder / checkpoints.FILE_NAME).is_file():
+        return folder
+    if (folder / "adapter" / checkpoints.FILE_NAME).is_file():
+        return folder / "adapter"
+    if any((folder / left).is_file() for left in ("metrics.jsonl", "prompts.jsonl")):
+        raise PastaError(
+            f"the training run in {folder} is not finished: it holds no adapter yet",
+            hint="Repeat its command, which goes on, or give one of its checkpoint folders.",
+        )
+    return folder
 
 
 def shipped_adapters() -> list[str]:

@@ -46,7 +46,9 @@ def training_arguments(
         logging_nan_inf_filter=False,  # `FiniteGuard` stops instead
         save_total_limit=2,
         seed=seed,
-        report_to=[],
+        disable_tqdm=True,  # `ProgressReport` tells more
+        per_device_eval_batch_size=1,
+        prediction_loss_only=True,
         **settings,
     )
     if arguments.n_gpu > 1:

@@ -21,6 +21,7 @@ class LossMeter:
     """Cross entropy in nats per labelled token, with the control tokens' share kept apart.
 
     finite: whether every loss so far was a number.
+    last:   mean over the labels of the last pack that had any, of this process.
     """
 
     def __init__(self, control_ids: Collection[int]) -> None:
@@ -28,6 +29,7 @@ class LossMeter:
         # Sums of nats and numbers of labels, of text and of control tokens.
         self._totals = torch.zeros(2, 2, dtype=torch.float64)
         self.finite = True
+        self.last: float | None = None
 
     def loss(
         self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None
@@ -45,11 +47,16 @@ class LossMeter:
 
         The means are over all processes, which must read together; they talk through `device`.
         """
-        totals = reduce(self._totals.to(device), "sum").tolist()
+        return {name: mean for name, mean in self.read_all(device).items() if name != "loss"}
+
+    def read_all(self, device: torch.device | str = "cpu") -> dict[str, float]:
+        """Return the same, and the mean over all labels as `loss`."""
+        totals = reduce(self._totals.to(device), "sum")
         self._totals.zero_()
-        names = ("text_loss", "control_loss")
+        sums = torch.cat([totals, totals.sum(dim=0, keepdim=True)]).tolist()
+        names = ("text_loss", "control_loss", "loss")
         return {
-            name: total / count for name, (total, count) in zip(names, totals, strict=True) if count
+            name: nats / labels for name, (nats, labels) in zip(names, sums, strict=True) if labels
         }
 
     def _count(self, nats_L: Tensor, label_L: Tensor) -> None:
@@ -58,3 +65,5 @@ class LossMeter:
             self._totals[part, 0] += nats_L[chosen_L].double().sum().cpu()
             self._totals[part, 1] += int(chosen_L.sum())
         self.finite = self.finite and bool(self._totals.isfinite().all())
+        if len(label_L):
+            self.last = float(nats_L.mean())

@@ -8,15 +8,40 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 
 class Meter(Protocol):
-    """Collects figures of its own between two log steps."""
+    """Collects figures of its own between two log steps. `last`: the loss of the last batch."""
+
+    last: float | None
 
     def read(self, device: torch.device | str = "cpu") -> dict[str, float]:
         """Return what was collected, and start anew; processes talk through `device`."""
         ...
+
+
+class MeteredTrainer(Trainer):
+    """The Trainer, which logs what a meter collected, too: to files and to whom it reports."""
+
+    def __init__(self, meter: Meter, **settings: Any) -> None:
+        super().__init__(**settings)
+        # Its own would print each line of logs to standard output.
+        self.remove_callback(PrinterCallback)
+        self.meter = meter
+
+    def log(self, logs: dict[str, float], *arguments: Any) -> None:
+        """Add the meter's figures to a line of losses. Takes all processes."""
+        if "loss" in logs:
+            logs |= self.meter.read(self.args.device)
+        super().log(logs, *arguments)
 
 
 class MetricsFile(TrainerCallback):
@@ -25,9 +50,8 @@ class MetricsFile(TrainerCallback):
     Only the main process writes.
     """
 
-    def __init__(self, path: Path, meter: Meter) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._meter = meter
         self._began_s = time.monotonic()
 
     def on_train_begin(
@@ -46,18 +70,23 @@ class MetricsFile(TrainerCallback):
 
     def on_log(
         self,
-        args: TrainingArguments,
+        args: TrainingArguments,  # noqa: ARG002 (the Trainer's signature)
         state: TrainerState,
         control: TrainerControl,  # noqa: ARG002
         logs: dict[str, Any] | None = None,
         **kwargs: Any,  # noqa: ARG002
     ) -> None:
-        """Append one line: step, losses in nats per labelled token, learning rate, seconds."""
-        if logs is None or "loss" not in logs:
+        """Append one line: step, losses in nats per labelled token, learning rate, seconds.
+
+        Of an evaluation on held-out rows only its losses are kept.
+        """
+        found = logs or {}
+        if "eval_loss" in found:
+            found = {name: one for name, one in found.items() if name.endswith("_loss")}
+        elif "loss" not in found:
             return
         seconds = round(time.monotonic() - self._began_s, 1)
-        means = self._meter.read(args.device)  # takes all processes, though only one writes
-        line = {"step": state.global_step, **logs, **means, "seconds": seconds}
+        line = {"step": state.global_step, **found, "seconds": seconds}
         if not state.is_world_process_zero:
             return
         with self._path.open("a", encoding="utf-8") as metrics:
@@ -75,13 +104,18 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def plot_losses(metrics: Path, picture: Path) -> None:
-    """Draw text and control loss over the steps."""
+    """Draw text and control loss over the steps, and of held-out rows if there are any."""
     from matplotlib.figure import Figure
 
     lines = read_metrics(metrics)
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot(xlabel="optimiser step", ylabel="nats per labelled token")
-    for name, label in (("text_loss", "text"), ("control_loss", "control tokens")):
+    for name, label in (
+        ("text_loss", "text"),
+        ("control_loss", "control tokens"),
+        ("eval_text_loss", "text, held out"),
+        ("eval_control_loss", "control tokens, held out"),
+    ):
         points = [(line["step"], line[name]) for line in lines if name in line]
         if points:
             axes.plot(*zip(*points, strict=True), label=label)

@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PrinterCallback, ProgressCallback, Trainer
 
 from pasta_decoding.engines.windows import attention_windows
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Layout
 from pasta_decoding.training.bonbon import PairLoss, bonbon_loss, target_gap
 from pasta_decoding.training.launch import training_arguments
-from pasta_decoding.training.metrics import MetricsFile
+from pasta_decoding.training.metrics import MeteredTrainer, MetricsFile
+from pasta_decoding.training.progress import ProgressReport, StopBehindStep, Watching
 from pasta_decoding.training.score import logprobs_of, model_inputs
 from pasta_decoding.training.view import View, view
 
@@ -50,6 +50,11 @@ class PairExample:
     best: Layout
     worst: Layout
     candidates: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of both, prompts included."""
+        return len(self.best.tokens) + len(self.worst.tokens)
 
     def view(self) -> View:
         """Both in one pack."""
@@ -88,6 +93,8 @@ def train_pairs(
     config: PairConfig,
     out: Path,
     resume: Path | None,
+    watching: Watching,
+    report_to: Sequence[str] = (),
 ) -> None:
     """Let the Trainer step over all pairs, each epoch in an order of its own."""
     arguments = training_arguments(
@@ -99,20 +106,26 @@ def train_pairs(
         warmup_steps=config.warmup_steps,
         logging_steps=1,
         save_steps=config.save_every_steps,
-        disable_tqdm=True,
+        report_to=list(report_to),
     )
     meter = PairMeter()
+    plan = _plan(examples, references, config)
+    stop = StopBehindStep(watching.say, processes=arguments.world_size)
     trainer = PairTrainer(
         meter,
         config.alpha,
         model=model,
         args=arguments,
-        train_dataset=_plan(examples, references, config),
+        train_dataset=plan,
         data_collator=partial(_collate, attention_windows(model.config.get_text_config())),
-        callbacks=[MetricsFile(out / "metrics.jsonl", meter), StepsBar()],
+        callbacks=[
+            MetricsFile(out / "metrics.jsonl"),
+            stop,
+            ProgressReport(meter, [one["example"].tokens for one in plan], watching.show),
+        ],
     )
-    trainer.remove_callback(PrinterCallback)
-    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    with stop:
+        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
 
 
 def _plan(
@@ -128,19 +141,13 @@ def _plan(
     return [items[int(place)] for order in orders for place in order]
 
 
-class StepsBar(ProgressCallback):
-    """The Trainer's bar of steps on standard error; its log lines would go to standard output."""
-
-    def on_log(self, *_arguments: Any, **_state: Any) -> None:
-        """Print nothing: what is logged is in the metrics file."""
-
-
-class PairTrainer(Trainer):
+class PairTrainer(MeteredTrainer):
     """The Trainer with the loss of a pair; its batches are single pairs."""
 
+    meter: PairMeter
+
     def __init__(self, meter: PairMeter, alpha: float, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._meter = meter
+        super().__init__(meter, **settings)
         self._alpha = alpha
         # The loss is that of one pair: the Trainer makes the mean over the pairs of a step.
         self.model_accepts_loss_kwargs = False
@@ -162,7 +169,7 @@ class PairTrainer(Trainer):
                 f"the loss is {float(found.total.detach())} after step {self.state.global_step}",
                 hint="What was saved before stays as it was. Lower --learning-rate.",
             )
-        self._meter.add(found, float(target))
+        self.meter.add(found, float(target))
         return found.total
 
 
@@ -203,10 +210,12 @@ class PairMeter:
 
     def __init__(self) -> None:
         self._rows: list[dict[str, float]] = []
+        self.last: float | None = None
 
     def add(self, loss: PairLoss, target: float) -> None:
         """Take note of one pair."""
         gap = float(loss.gap.detach())
+        self.last = float(loss.total.detach())
         self._rows.append(
             {
                 "sft": float(loss.sft.detach()),

@@ -50,6 +50,7 @@ from pasta_decoding.training.pairs import (
     reference_sums,
     train_pairs,
 )
+from pasta_decoding.training.progress import Draw, Watching, undrawn
 from pasta_decoding.training.rounds import summarise, worst_repeats
 from pasta_decoding.training.run import begin_run, disk_errors, find_run
 from pasta_decoding.training.sample import Prompt, Sample, Sampler, Track, prompt_of, sample_answers
@@ -72,6 +73,8 @@ class Surroundings:
 
     load_decoder: adapter folder -> a decoder for it on the engine; held as long as it is needed.
     load_quality: the measure of quality, loaded when it is first needed.
+    draw:         opens what shows the training of a round.
+    report_to:    trackers that the Trainer logs to, by its names.
     """
 
     base: Path
@@ -80,6 +83,8 @@ class Surroundings:
     load_quality: Callable[[], Quality]
     say: Callable[[str], None]
     track: Track
+    draw: Draw = undrawn
+    report_to: Sequence[str] = ()
 
 
 def train_preference(
@@ -222,9 +227,17 @@ class Run:
         references = self.references(number, model, examples)
         with self.spending(number, "train") as spent:
             begin_run(folder / "train", self.config.pair_config)
-            train_pairs(
-                model, examples, references, self.config.pair_config, folder / "train", resume
-            )
+            with self.around.draw(f"training round {number}") as show:
+                train_pairs(
+                    model,
+                    examples,
+                    references,
+                    self.config.pair_config,
+                    folder / "train",
+                    resume,
+                    Watching(self.around.say, show),
+                    self.around.report_to,
+                )
             spent["tokens"] = tokens * self.config.epochs
         # What a policy knew of other joins, this round has not kept up.
         record = replace(checkpoint, joins=(Joining.kv.value,))

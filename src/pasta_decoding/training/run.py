@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import MISSING, asdict, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pasta_decoding.data.lines import write_text
 from pasta_decoding.errors import PastaError
+from pasta_decoding.models.checkpoint import FILE_NAME
+from pasta_decoding.training.metrics import read_metrics
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+SUMMARY = "summary.json"
 
 
 def find_run(out: Path, config: DataclassInstance) -> Path | None:
     """Return the last whole checkpoint of this run in `out`. Refuses a folder of another run."""
     path = out / "config.json"
     if path.exists():
-        _check_same(path, json.loads(_resolved(config)))
+        _check_same(path, json.loads(_resolved(config)), _defaults(config))
     return last_checkpoint(out)
 
 
@@ -31,10 +36,13 @@ def last_checkpoint(out: Path) -> Path | None:
     return max(whole, key=lambda folder: int(folder.name.split("-")[1]), default=None)
 
 
-def _check_same(path: Path, wanted: dict[str, Any]) -> None:
-    """Raise PastaError, naming what differs, unless the run of `path` has the settings `wanted`."""
+def _check_same(path: Path, wanted: dict[str, Any], defaults: dict[str, Any]) -> None:
+    """Raise PastaError, naming what differs, unless the run of `path` has the settings `wanted`.
+
+    A setting that an older version did not know has its default there.
+    """
     try:
-        found = dict(json.loads(path.read_text(encoding="utf-8")))
+        found = defaults | dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         message = f"the settings of the run in {path} cannot be read: {error}"
         raise PastaError(message, hint="Choose another --out.") from error
@@ -50,6 +58,56 @@ def _check_same(path: Path, wanted: dict[str, Any]) -> None:
         )
 
 
+def _defaults(config: DataclassInstance) -> dict[str, Any]:
+    """Return the settings' defaults, as JSON holds them."""
+    known = {one.name: one.default for one in fields(config) if one.default is not MISSING}
+    return dict(json.loads(json.dumps(known)))
+
+
+def finish_run(out: Path, tokens: int, say: Callable[[str], None]) -> None:
+    """Keep the figures of a run whose adapter is written, and say them.
+
+    tokens: that it was shown, prompts included.
+    """
+    lines = read_metrics(out / "metrics.jsonl")
+    figures: dict[str, Any] = {"steps": 0, "tokens": tokens, "seconds": _seconds(lines)}
+    for line in lines:
+        figures["steps"] = line["step"]
+        figures |= {name: one for name, one in line.items() if name.endswith("loss")}
+    write_text(out / SUMMARY, json.dumps(figures, indent=2) + "\n")
+    say(f"finished: {described(figures)}")
+
+
+def finished_run(out: Path, say: Callable[[str], None]) -> bool:
+    """Is the run in `out` finished? Say so, with its figures."""
+    if not (out / "adapter" / FILE_NAME).is_file():
+        return False
+    figures: dict[str, Any] = {}
+    with suppress(OSError, ValueError):  # an older version kept none
+        figures = json.loads((out / SUMMARY).read_text(encoding="utf-8"))
+    say(f"this run is finished: {described(figures)}" if figures else "this run is finished")
+    return True
+
+
+def described(figures: dict[str, Any]) -> str:
+    """Return the figures of a run for people."""
+    names = {
+        "text_loss": "text",
+        "control_loss": "control tokens",
+        "eval_text_loss": "held-out text",
+        "eval_control_loss": "held-out control tokens",
+    }
+    losses = [f"{label} {figures[name]:.3f}" for name, label in names.items() if name in figures]
+    work = f"{figures['steps']} steps, {figures['tokens']} tokens, {figures['seconds']:.0f} s"
+    return f"{work}; last losses: {', '.join(losses)}" if losses else work
+
+
+def _seconds(lines: Sequence[dict[str, Any]]) -> float:
+    """Return how long training took in all; each time that it went on the clock began anew."""
+    seconds = [line["seconds"] for line in lines]
+    return sum(now for now, later in pairwise([*seconds, 0.0]) if later < now)
+
+
 def _reads(path: Path) -> bool:
     try:
         json.loads(path.read_text(encoding="utf-8"))
@@ -60,10 +118,7 @@ def _reads(path: Path) -> bool:
 
 def begin_run(out: Path, config: DataclassInstance) -> None:
     """Create the run folder with the resolved settings in it, whole or not at all."""
-    out.mkdir(parents=True, exist_ok=True)
-    partial = out / "config.json.partial"
-    partial.write_text(_resolved(config), encoding="utf-8")
-    os.replace(partial, out / "config.json")
+    write_text(out / "config.json", _resolved(config))
 
 
 def _resolved(config: DataclassInstance) -> str:

@@ -1,8 +1,6 @@
 """Stage 1: supervised finetuning on annotated responses.
 
-LoRA plus the control-token rows, or all weights.
-
-Shapes: T tokens of a pack, L labelled tokens, V vocabulary.
+LoRA plus the control-token rows, or all weights. `loop.py` steps through what is planned here.
 """
 
 from __future__ import annotations
@@ -12,14 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import Tensor
-from torch.nn.functional import pad
+from typing import Any
 
 from pasta_decoding.data.dataset import Row
-from pasta_decoding.engines.windows import attention_windows
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.layout import Joining, Layout
@@ -33,17 +26,13 @@ from pasta_decoding.models.control_tokens import (
 )
 from pasta_decoding.models.loading import answer_end, eos_ids_of, load_base
 from pasta_decoding.models.prompt import PromptEncoder
-from pasta_decoding.training.guard import FiniteGuard
 from pasta_decoding.training.launch import recompute_activations, set_attention, training_arguments
-from pasta_decoding.training.lora import add_lora, save_adapter, save_whole, shard_tied_together
-from pasta_decoding.training.loss import IGNORED, LossMeter
-from pasta_decoding.training.metrics import MetricsFile, plot_losses
-from pasta_decoding.training.run import begin_run, disk_errors, find_run
-from pasta_decoding.training.score import model_inputs, takes_blocks
-from pasta_decoding.training.view import View, compile_answer, pack, view
-
-if TYPE_CHECKING:
-    from transformers import TrainingArguments
+from pasta_decoding.training.loop import run_trainer
+from pasta_decoding.training.lora import add_lora, save_adapter, save_whole
+from pasta_decoding.training.metrics import plot_losses
+from pasta_decoding.training.progress import Show, Watching
+from pasta_decoding.training.run import begin_run, disk_errors, find_run, finish_run, finished_run
+from pasta_decoding.training.view import compile_answer, pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +44,8 @@ class SftConfig:
     scheme:         the position scheme, by name.
     topic:          "none" leaves the topics out of all promises; "required" refuses rows without.
     joins:          those that it is trained for.
+    eval_data:      files of held-out rows, whose loss is measured whenever a checkpoint is saved.
+    eval_share:     share of the rows of `data` that are held out instead, chosen by their ids.
     lora_rank:      0 trains all weights instead; `adapter` is then a whole model.
     max_tokens:     tokens of one answer with its prompt; a longer one is cut between parts.
     pack_tokens:    tokens of one pack, the unit of a forward pass.
@@ -85,6 +76,8 @@ class SftConfig:
     bf16: bool = True
     gradient_checkpointing: bool = False
     attention: str = "auto"
+    eval_data: tuple[str, ...] = ()
+    eval_share: float = 0.0
 
 
 def train_sft(
@@ -94,8 +87,16 @@ def train_sft(
     base: Path,
     out: Path,
     say: Callable[[str], None],
+    held_out: Sequence[Row] = (),
+    show: Show = lambda _progress: None,
+    report_to: Sequence[str] = (),
 ) -> Path:
     """Train, resuming if `out` holds this run, and return the folder of the finished adapter.
+
+    A run that is finished is left as it is, and its figures are said again.
+    held_out:  rows whose loss is measured on the way; those of `eval_share` are found here.
+    show:      hears how far it is, forward pass by forward pass.
+    report_to: trackers that the Trainer logs to, by its names.
 
     Under `accelerate launch` every process calls this, and all must see `out`; the main one writes,
     and none returns before it has.
@@ -116,8 +117,13 @@ def train_sft(
         warmup_steps=config.warmup_steps,
         logging_steps=5,
         save_steps=config.save_every_steps,
+        eval_strategy="steps" if held_out else "no",
+        eval_steps=config.save_every_steps,
+        report_to=list(report_to),
     )
     resume = find_run(out, config)
+    if finished_run(out, say):
+        return out / "adapter"
     frozen_in_bf16 = config.bf16 and config.lora_rank > 0
     model, tokenizer = load_base(base, dtype="bfloat16" if frozen_in_bf16 else "float32")
     control = choose_tokens(tokenizer)
@@ -130,17 +136,29 @@ def train_sft(
     model = prepare_model(model, control, config, on_gpu=arguments.device.type == "cuda", say=say)
     end = answer_end(tokenizer, eos_ids_of(model, tokenizer))
     layouts = compile_rows(rows, tokenizer, control, config, say, end=end)
+    evaluated = compile_rows(held_out, tokenizer, control, config, say, end=end) if held_out else []
     packs = plan_packs(layouts, config)
     what = "rows" if Joining.text in config.joins else "answers"
     say(f"{len(layouts)} {what}, {_tokens(packs)} tokens in {len(packs)} packs")
+    if evaluated:
+        say(f"{len(evaluated)} {what}, {_tokens([evaluated])} tokens are held out")
     with disk_errors(out):
         if arguments.should_save:
             begin_run(out, config)
-        weights = run_trainer(model, packs, control, arguments, resume)
+        weights = run_trainer(
+            model,
+            packs,
+            pack(evaluated, config.pack_tokens),
+            checkpoint,
+            arguments,
+            resume,
+            Watching(say, show),
+        )
         if arguments.should_save:
             plot_losses(out / "metrics.jsonl", out / "loss.png")
             save = save_adapter if config.lora_rank else partial(save_whole, tokenizer=tokenizer)
             save(model, checkpoint=checkpoint, folder=out / "adapter", weights=weights)
+            finish_run(out, _tokens(packs), say)
     # Where one process ends badly the launcher ends all: not while the main one writes.
     PartialState().wait_for_everyone()
     return out / "adapter"
@@ -230,75 +248,6 @@ def plan_packs(layouts: Sequence[Layout], config: SftConfig) -> list[list[Layout
         packs += pack(order, config.pack_tokens)
     limit = None if config.max_steps is None else config.max_steps * config.packs_per_step
     return packs[:limit]
-
-
-def run_trainer(
-    model: Any,
-    packs: Sequence[Sequence[Layout]],
-    control: ControlTokens,
-    arguments: TrainingArguments,
-    resume: Path | None,
-) -> dict[str, Tensor] | None:
-    """Let transformers' Trainer do the loop: accumulation, schedule, checkpoints, progress.
-
-    Return the state of the whole model where each process only holds a shard of it.
-    """
-    from transformers import Trainer
-
-    out = Path(str(arguments.output_dir))
-    meter = LossMeter(control.ids)
-    collate = partial(
-        _collate,
-        windows=attention_windows(model.config.get_text_config()),
-        device=arguments.device if takes_blocks(model) else None,
-    )
-    trainer = Trainer(
-        model=model,
-        args=arguments,
-        train_dataset=share_out(packs, arguments.world_size),
-        data_collator=collate,
-        compute_loss_func=meter.loss,
-        callbacks=[FiniteGuard(meter, out), MetricsFile(out / "metrics.jsonl", meter)],
-    )
-    if trainer.is_fsdp_enabled:
-        shard_tied_together(model)
-    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-    sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
-    return trainer.accelerator.get_state_dict(trainer.model_wrapped) if sharded else None
-
-
-def share_out(packs: Sequence[Sequence[Layout]], processes: int) -> list[dict[str, View]]:
-    """Return the packs in an order that the processes take in turns, each the same number.
-
-    So a step has the same packs however many processes share them. Left to itself the sampler
-    would show the first packs again to fill the last turn; a pack without labels teaches nothing.
-    """
-    views = [view(layouts) for layouts in packs]
-    empty = torch.empty(0, dtype=torch.long)
-    filler = replace(views[-1], source_L=empty, label_L=empty)
-    views += [filler] * (-len(views) % processes)
-    return [{"view": pack_view} for pack_view in views]
-
-
-def _collate(
-    examples: list[dict[str, View]],
-    *,
-    windows: dict[str, int | None],
-    device: torch.device | None,
-) -> dict[str, Any]:
-    """Collate a batch of one pack; its masks are made here, so that they live for a step.
-
-    device: where to make block masks; None for dense ones.
-    """
-    (example,) = examples
-    pack_view = example["view"] if device is None else example["view"].to(device)
-    # The Trainer counts the labels of a step for the loss. Some of its versions leave out the first
-    # of each batch, which the models' own loss would shift away.
-    labels = pad(pack_view.label_L, (1, 0), value=IGNORED)
-    return {
-        **model_inputs(pack_view, windows, blocks=device is not None),
-        "labels": labels[None],
-    }
 
 
 def _tokens(packs: Sequence[Sequence[Layout]]) -> int:
