@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -41,7 +42,7 @@ class Links(HTMLParser):
         self.found += [
             value or "" for name, value in attrs if name in {"src", "href", "xlink:href"}
         ]
-        self.found += [tag] if tag in {"script", "link", "iframe"} else []
+        self.found += [tag] if tag in {"link", "iframe", "object", "base"} else []
 
 
 def test_a_report_is_a_page_tables_and_pictures(pasta: Pasta, runs: Path, tmp_path: Path) -> None:
@@ -86,7 +87,53 @@ def test_what_a_record_says_is_text_and_no_part_of_the_page(
     # Not timed, either: the others' wall-clock speedups stay.
     write_run(runs / "sot", "sot", [parallel(n) for n in range(12)], machine="<script>x</script>")
     assert pasta("eval", "report", runs, "-o", tmp_path).status == 0
-    assert "<script>" not in (tmp_path / "index.html").read_text()
+    assert "<script>x" not in (tmp_path / "index.html").read_text()
+
+
+HOSTILE = "</details></script><script>document.title='stolen'</script><img src=x onerror=alert(1)>"
+
+
+def test_answers_stand_side_by_side_with_their_threads_coloured_and_nothing_in_them_acts(
+    pasta: Pasta, runs: Path, tmp_path: Path
+) -> None:
+    chunk = f'<promise topic="diet" tokens="20"/><async>{HOSTILE}</async><sync/>'
+    hostile = [
+        parallel(n, annotated=f"Two & {chunk} end", text=f"Two & {HOSTILE} end") for n in range(12)
+    ]
+    write_run(runs / "sot", "sot", hostile)
+    for rated in ("quality.jsonl", "annotations.json"):
+        (runs / "sot" / rated).unlink()
+    asked = f"What?{HOSTILE}"
+    for label in ("sequential", "pasta", "sot"):
+        path = runs / label / "records.jsonl"
+        path.write_text(path.read_text().replace("What about 3?", json.dumps(asked)[1:-1]))
+    assert pasta("eval", "report", runs, "-o", tmp_path).status == 0
+    page = (tmp_path / "index.html").read_text()
+    assert page.count("<article>") == 3 * 12
+    assert page.count("<script>") == 1
+    assert "<img" not in page
+    assert (
+        'Two &amp; <span class="chunk c0" title="thread 1: diet, 20 tokens promised">'
+        f'{escape(HOSTILE)}</span><span class="sync">sync</span> end'
+    ) in page
+    assert f"<summary>{escape(asked)}</summary>" in page
+    assert "failed: no answer" in page
+
+
+def test_a_picture_of_promises_says_when_there_is_too_little(pasta: Pasta, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    write_run(runs / "sequential", "sequential", [record(n) for n in range(6)])
+    few = [(20, 15)] * 2
+    write_run(runs / "pasta", "pasta", [parallel(n, promises=few[:1]) for n in range(6)])
+    write_run(runs / "new", "pasta", [parallel(n, promises=few * (n == 0)) for n in range(6)])
+    pasta("eval", "report", runs, "-o", tmp_path / "some")
+    page = (tmp_path / "some" / "index.html").read_text()
+    assert "Too few chunks to say, fewer than 5 of a length: new 2 of 2." in page
+    assert "pasta, 6 chunks" in page
+    write_run(runs / "pasta", "pasta", [parallel(n, promises=()) for n in range(6)])
+    pasta("eval", "report", runs, "-o", tmp_path / "none")
+    assert not (tmp_path / "none" / "promises.png").exists()
+    assert "new 2 of 2" in (tmp_path / "none" / "index.html").read_text()
 
 
 def test_runs_that_were_not_rated_give_a_report_all_the_same(pasta: Pasta, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 from pasta_decoding.evaluation.report.build import Report
 
+MARKERS = "osD^vPX*"
 _WIDTH_INCHES = 5.4  # narrow enough that its text can be read on a phone
 
 

@@ -11,10 +11,12 @@ from importlib.resources import files
 from pasta_decoding.evaluation.figures import OWN, WALL_CLOCK
 from pasta_decoding.evaluation.machine import commit
 from pasta_decoding.evaluation.quality import LC_WIN_RATE, WIN_RATE
+from pasta_decoding.evaluation.report.answers import answers, policy, script
 from pasta_decoding.evaluation.report.build import PAPER, Line, Report
 from pasta_decoding.evaluation.report.dominance import Dominance
 from pasta_decoding.evaluation.report.drawing import DARK, LIGHT, Palette, as_svg
 from pasta_decoding.evaluation.report.plots import QUALITY_NAMES, SHOWN_SPEEDUPS, SPEED_NAMES, plots
+from pasta_decoding.evaluation.report.promises import too_few
 from pasta_decoding.evaluation.report.tables import Cell, Value, interval_html, percent, table
 
 _CAPTIONS = {
@@ -67,8 +69,9 @@ def render(report: Report) -> str:
         _section("By length of the answer", drawn.get("lengths", "")),
         _section("By dataset", _datasets(report)),
         _section("Threads", drawn.get("widths", "") + drawn.get("timelines", "")),
-        _section("Promises", drawn.get("promises", "")),
+        _section("Promises", drawn.get("promises", "") + _little(report)),
         _section("What happens in the answers", _details(report)),
+        _section("The answers", answers(report)),
         _section("The paper", _paper()),
         _section("Definitions", _definitions()),
         _section("How the runs were made", _provenance(report)),
@@ -86,9 +89,10 @@ def _document(body: str) -> str:
     )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy()}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>Pasta: evaluation</title><style>{colours}\n{style}</style></head>\n"
-        f"<body>{body}</body></html>\n"
+        f"<body>{body}<script>{script()}</script></body></html>\n"
     )
 
 
@@ -221,6 +225,11 @@ def _detail_row(line: Line) -> Sequence[Value]:
         found.first_text_s,
         found.last_text_s,
     ]
+
+
+def _little(report: Report) -> str:
+    said = too_few(report)
+    return f'<p class="note">{escape(said)}</p>' if said else ""
 
 
 def _paper() -> str:

@@ -13,7 +13,8 @@ from pasta_decoding.evaluation.figures import OWN, PER_TOKEN, THEORETICAL, WALL_
 from pasta_decoding.evaluation.quality import EQUAL, LC_WIN_RATE, LIKELIHOOD, TEXT_QUALITY, WIN_RATE
 from pasta_decoding.evaluation.report.build import PAPER, Line, Report
 from pasta_decoding.evaluation.report.dominance import OURS
-from pasta_decoding.evaluation.report.drawing import Palette, Plot, legend, new_figure
+from pasta_decoding.evaluation.report.drawing import MARKERS, Palette, Plot, legend, new_figure
+from pasta_decoding.evaluation.report.promises import promises
 from pasta_decoding.evaluation.report.timeline import Bar, telling_sample, timeline
 
 SPEED_NAMES = {
@@ -28,9 +29,7 @@ QUALITY_NAMES = {
     TEXT_QUALITY: "text quality gained, nats a token",
     LIKELIHOOD: "likelihood gained, nats a token",
 }
-_MARKERS = "osD^vPX*"
 _WIDTHS = (("1", 1, 1), ("2", 2, 2), ("3-4", 3, 4), ("5-8", 5, 8), ("9 or more", 9, 10**9))
-_TICKS = (1, 2, 5, 10, 20, 30, 40, 50, 60, 80, 100, 150, 200, 300, 500, 1000)
 SHOWN_SPEEDUPS = (0.25, 16.0)
 """Speedups of prompts beyond these are drawn at the edge."""
 
@@ -161,7 +160,7 @@ def lengths(report: Report, colours: Palette) -> Figure | None:
             places,
             [one.value or np.nan for one in intervals],
             yerr=reach,
-            fmt=_MARKERS[number % len(_MARKERS)] + "-",
+            fmt=MARKERS[number % len(MARKERS)] + "-",
             color=colours.of(line.run.method),
             ms=5,
             lw=1.1,
@@ -262,51 +261,6 @@ def _draw_threads(axes: Axes, bars: Sequence[Bar], colour: str, colours: Palette
     axes.set_yticks([0], ["main"])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-
-
-def promises(report: Report, colours: Palette) -> Figure | None:
-    """Draw what was written against what was promised: medians and middle halves."""
-    made = [
-        (line, some)
-        for line in report.lines
-        if (some := [one for record in line.run.records.values() for one in record.promises])
-    ]
-    if not made:
-        return None
-    figure, [axes] = new_figure(colours, 3.8)
-    buckets = sorted({promised for _, some in made for promised, _ in some})
-    for number, (line, some) in enumerate(made):
-        quartiles = {
-            bucket: np.percentile(real, [25, 50, 75])
-            for bucket in buckets
-            if len(real := [tokens for promised, tokens in some if promised == bucket]) > 2
-        }
-        places = np.array(list(quartiles)) * 1.035 ** (number - (len(made) - 1) / 2)
-        low, middle, high = np.array(list(quartiles.values())).reshape(-1, 3).T
-        axes.errorbar(
-            places,
-            middle,
-            yerr=[middle - low, high - middle],
-            fmt=_MARKERS[number % len(_MARKERS)],
-            ms=5,
-            lw=1.4,
-            color=colours.of(line.run.method),
-            label=line.run.label,
-            alpha=0.9,
-        )
-    edge = [buckets[0], buckets[-1]]
-    axes.plot(edge, edge, color=colours.muted, lw=0.9, ls=(0, (4, 3)))
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xticks(buckets, [str(bucket) for bucket in buckets])
-    least, most = axes.get_ylim()
-    ticks = [tokens for tokens in _TICKS if least <= tokens <= most]
-    axes.set_yticks(ticks, [str(tokens) for tokens in ticks])
-    axes.minorticks_off()
-    axes.set_xlabel("tokens promised")
-    axes.set_ylabel("tokens written")
-    legend(axes, colours)
-    return figure
 
 
 def _without_baseline(report: Report) -> list[Line]:
