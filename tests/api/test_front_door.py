@@ -121,7 +121,8 @@ def test_a_stream_that_is_left_early_frees_what_it_holds(model: pasta.Model) -> 
 def test_a_cancelled_coroutine_frees_what_it_holds(model: pasta.Model) -> None:
     async def cancelled() -> None:
         task = asyncio.create_task(model.aanswer(PROMPT, max_tokens=LONG))
-        await asyncio.sleep(0.05)
+        while not cells(model):
+            await asyncio.sleep(0.001)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

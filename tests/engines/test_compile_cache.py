@@ -162,7 +162,7 @@ def test_two_that_compile_at_once_make_it_once(folder: Path) -> None:
 
     def slowly(target: Path, scratch: Path) -> None:
         began.set()
-        assert go_on.wait(60)
+        assert go_on.wait(120)
         write(target, scratch)
 
     def tell(line: str) -> None:
@@ -171,7 +171,7 @@ def test_two_that_compile_at_once_make_it_once(folder: Path) -> None:
 
     first = threading.Thread(target=make_here, args=(folder, slowly))
     first.start()
-    assert began.wait(60)
+    assert began.wait(120)
     second = make_here(folder, interrupted, tell=tell)
     first.join()
     assert second.read_bytes() == CODE
