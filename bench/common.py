@@ -17,7 +17,6 @@ from typing import TypeVar
 from pasta_decoding.api.settings import Dtype, EngineName, FileType
 from pasta_decoding.cli.engine import Loading
 from pasta_decoding.evaluation.machine import commit, machine
-from pasta_decoding.models.loading import DEFAULT_ADAPTER
 from pasta_decoding.runtime.local import LocalDecoder
 
 Name = TypeVar("Name")
@@ -74,7 +73,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
         default=["torch:auto"],
         help="compiled:bfloat16, torch:auto, torch:float32, llama:BF16, llama:Q4_0, ...",
     )
-    parser.add_argument("--adapter", default=DEFAULT_ADAPTER)
+    parser.add_argument("--adapter")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--ctx", type=int, default=8192)
     parser.add_argument("--threads", type=int)

@@ -18,19 +18,14 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models.download import model_folder
 from pasta_decoding.models.embedded import NAME, default_cache, pull
-from pasta_decoding.models.loading import (
-    DEFAULT_ADAPTER,
-    NO_ADAPTER,
-    find_adapter,
-    holds_weights,
-)
+from pasta_decoding.models.loading import NO_ADAPTER, find_adapter, holds_weights
 
 _DEFAULT = LoadSettings()
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 def load(
-    name: str | Path = _DEFAULT.adapter,
+    name: str | Path | None = None,
     *,
     model: str | Path | None = None,
     engine: str = _DEFAULT.engine,
@@ -49,7 +44,7 @@ def load(
 
     name:     a shipped adapter ("balanced", "fast", "quality", "sequential", ...), the folder of
               an adapter or of a whole model, the name of a whole model on the hub, a GGUF file, or
-              "none" for the base model alone.
+              "none" for the base model alone. None: "balanced", or "balanced-text" on servers.
     model:    the base model of an adapter: a folder or a name on the hub; the embedded one if left
               out, which is downloaded once (98 MB).
     engine:   "auto", "compiled", "torch", "llama" or "remote".
@@ -63,7 +58,7 @@ def load(
     engine that is not installed (with the command that installs it), and broken files.
     """
     settings = LoadSettings(
-        adapter=str(name),
+        adapter=None if name is None else str(name),
         model=None if model is None else Path(model),
         engine=_one_of(EngineName, engine, "engine"),
         join=None if join is None else _one_of(Joining, join, "join"),
@@ -90,14 +85,13 @@ def _one_of(kind: type[_Choice], value: str, what: str) -> _Choice:
 
 def _located(settings: LoadSettings, place: Place) -> LoadSettings:
     """Return the settings with files and folders in the place of names; fetch what is missing."""
-    named = Path(settings.adapter)
-    if named.suffix == ".gguf":
-        if settings.model is not None:
-            raise PastaError(f"{named} is a whole model", hint="Leave out `model`.")
-        return replace(settings, adapter=DEFAULT_ADAPTER, model=named)
+    if settings.whole is not None:
+        return settings
+    named = Path(settings.adapter_name)
     if len(named.parts) == 2 and not named.is_dir():
         settings = replace(settings, adapter=str(model_folder(named, tell=place.tell)))
-    needs_base = settings.adapter == NO_ADAPTER or not holds_weights(find_adapter(settings.adapter))
+    name = settings.adapter_name
+    needs_base = name == NO_ADAPTER or not holds_weights(find_adapter(name))
     if needs_base and settings.model is None and not (place.cache / NAME).exists():
         pull(place.cache, progress=place.tell)
     return settings

@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from pasta_decoding.api.compiled import Compiled, anything_compiled, compiled_pass, ready
 from pasta_decoding.api.place import Place, Tell
-from pasta_decoding.api.settings import Dtype, EngineName, FileType, LoadSettings
+from pasta_decoding.api.settings import (
+    Dtype,
+    EngineName,
+    FileType,
+    LoadSettings,
+    beside_whole,
+)
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.models.loading import DEFAULT_ADAPTER
 
 if TYPE_CHECKING:
     from pasta_decoding.remote.decoder import RemoteDecoder
@@ -56,14 +61,14 @@ def open_remote(settings: LoadSettings, place: Place) -> RemoteDecoder:
     """Find the servers that have the checkpoint. Raises PastaError."""
     from pasta_decoding.remote.decoder import remote_decoder
 
-    if settings.is_gguf:
+    if settings.whole is not None and settings.whole.suffix == ".gguf":
         raise PastaError(
             "the remote engine needs the tokenizer's files",
             hint="Give --model the folder that is served, or leave it out.",
         )
     base, folder = folders(settings, place)
     model = [] if settings.model is None else [str(settings.model)]
-    named = [settings.adapter, *model]
+    named = [settings.adapter_name, *model]
     decoder = remote_decoder(
         base,
         folder,
@@ -93,10 +98,9 @@ def _load(settings: LoadSettings, place: Place) -> LocalDecoder:
         "threads": settings.threads,
         "joining": settings.join,
     }
-    if settings.is_gguf:
-        _refuse_beside_gguf(settings)
-        assert settings.model is not None, "it is a GGUF"
-        return llama_decoder(settings.model, **size)
+    if settings.whole is not None and settings.whole.suffix == ".gguf":
+        _refuse_torch(settings)
+        return llama_decoder(settings.whole, **size)
     base, folder = folders(settings, place)
     engine, number_format = choose_engine(settings, base, folder, place)
     if engine is EngineName.llama:
@@ -109,13 +113,23 @@ def _load(settings: LoadSettings, place: Place) -> LocalDecoder:
 
 
 def folders(settings: LoadSettings, place: Place) -> tuple[Path, Path | None]:
-    """Return where the weights of the model are, and the adapter's folder if there is one."""
-    from pasta_decoding.models.loading import NO_ADAPTER, find_adapter, holds_weights
+    """Return where the weights of the model are, and the adapter's folder if there is one.
 
-    if settings.adapter == NO_ADAPTER:
-        return base_folder(settings.model, place), None
-    folder = find_adapter(settings.adapter)
-    return folder if holds_weights(folder) else base_folder(settings.model, place), folder
+    Of a whole model they are the same. Raises PastaError if more is named beside one.
+    """
+    from pasta_decoding.models.loading import NO_ADAPTER, find_adapter, holds_weights, is_whole
+
+    if settings.whole is not None:
+        return settings.whole, settings.whole
+    folder = None if settings.adapter_name == NO_ADAPTER else find_adapter(settings.adapter_name)
+    if folder is not None and holds_weights(folder):  # without its `pasta.json`: told on loading
+        return folder, folder
+    base = base_folder(settings.model, place)
+    if settings.model is None or not is_whole(base):
+        return base, folder
+    if settings.adapter is not None:
+        raise beside_whole(settings.model)
+    return base, base
 
 
 def base_folder(model: Path | None, place: Place) -> Path:
@@ -147,16 +161,11 @@ def choose_engine(
     return EngineName.compiled if compiled else EngineName.torch, dtype
 
 
-def _refuse_beside_gguf(settings: LoadSettings) -> None:
-    """Refuse what a GGUF file, adapter and all, leaves no choice about."""
+def _refuse_torch(settings: LoadSettings) -> None:
     if settings.engine in (EngineName.torch, EngineName.compiled):
         raise PastaError(
             "the torch engine does not read GGUF files",
             hint="Leave --engine out, or give --model a Hugging Face folder.",
-        )
-    if settings.adapter != DEFAULT_ADAPTER:
-        raise PastaError(
-            "a GGUF file holds its adapter already", hint="Leave out --adapter, or the GGUF file."
         )
 
 

@@ -7,8 +7,9 @@ from enum import StrEnum
 from pathlib import Path
 
 from pasta_decoding.engines import DEFAULT_CELLS
+from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.models.loading import DEFAULT_ADAPTER
+from pasta_decoding.models.loading import DEFAULT_ADAPTER, TEXT_ADAPTER, is_whole
 
 
 class EngineName(StrEnum):
@@ -46,8 +47,11 @@ class FileType(StrEnum):
 class LoadSettings:
     """Which checkpoint, on which engine. Its defaults are everybody's.
 
-    adapter:  folder of an adapter, or a shipped one's name; "none" for the base model alone.
-    model:    folder of the base model, its name on the hub, or a GGUF; None: the embedded one.
+    adapter:  folder of an adapter, or a shipped one's name; "none" for the base model alone. None
+              takes the default one, or that for text joins where servers decode.
+    model:    folder of the base model, or its name on the hub; None: the embedded one.
+              Either may name a whole model in its place: a GGUF that `pasta export` wrote, or a
+              folder with weights and `pasta.json`. The other is None, then.
     engine:   auto takes servers where `base_url` names some, else the best of this machine.
     join:     None: as the checkpoint was trained.
     dtype:    of the torch engine's weights and cache.
@@ -59,7 +63,7 @@ class LoadSettings:
     remote_key: the key that these ask for.
     """
 
-    adapter: str = DEFAULT_ADAPTER
+    adapter: str | None = None
     model: Path | None = None
     engine: EngineName = EngineName.auto
     join: Joining | None = None
@@ -78,6 +82,28 @@ class LoadSettings:
         return named or self.engine is EngineName.remote
 
     @property
-    def is_gguf(self) -> bool:
-        """Is the model one file, adapter and all?"""
-        return self.model is not None and self.model.suffix == ".gguf"
+    def adapter_name(self) -> str:
+        """The adapter that is meant, where no whole model is named."""
+        if self.adapter is not None:
+            return self.adapter
+        return TEXT_ADAPTER if self.is_remote else DEFAULT_ADAPTER
+
+    @property
+    def whole(self) -> Path | None:
+        """The whole model that is named, if one is. Raises PastaError if more is named beside it.
+
+        A name on the hub is not looked into.
+        """
+        named = [Path(name) for name in (self.model, self.adapter) if name is not None]
+        found = next(filter(is_whole, named), None)
+        if found is not None and len(named) > 1:
+            raise beside_whole(found)
+        return found
+
+
+def beside_whole(whole: Path) -> PastaError:
+    """Return the error for an adapter or a base model named beside a whole model."""
+    return PastaError(
+        f"{whole} is a whole model, adapter and all",
+        hint="Name it as --model or as --adapter, and leave the other out.",
+    )

@@ -11,6 +11,7 @@ from pasta_decoding.cli import (
     annotate,
     bench,
     cache,
+    chat,
     compile,
     data,
     decode,
@@ -59,6 +60,7 @@ def common(
 
 
 app.command()(decode.run)
+app.command()(chat.chat)
 app.command()(decode.compare)
 app.command()(serve.serve)
 app.command()(files.lint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,44 +12,71 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pasta_decoding.cli.engine import Loading, with_loading
-from pasta_decoding.cli.files import say
+from pasta_decoding.cli.files import place, say
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
     from pasta_decoding.api.model import Model
     from pasta_decoding.api.options import Options
+    from pasta_decoding.api.options import Prompt as Conversation
     from pasta_decoding.api.result import Result
+    from pasta_decoding.api.settings import LoadSettings
     from pasta_decoding.api.streams import Stream
+    from pasta_decoding.models.prompt import Message
     from pasta_decoding.runtime.answer import Answer
     from pasta_decoding.runtime.vocabulary import Vocabulary
 
 
 Prompt = Annotated[str, typer.Argument(help="The question; `-` reads it from standard input.")]
-MaxTokens = Annotated[int, typer.Option(min=1, help="Tokens of the answer, tags included.")]
-Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
-TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens that make up this mass.")]
-Seed = Annotated[int, typer.Option(min=0, help="Same seed, same answer.")]
+MaxTokens = Annotated[
+    int, typer.Option(min=1, help="End the answer after so many tokens, tags included.")
+]
+Temperature = Annotated[
+    float, typer.Option(help="How freely tokens are drawn; 0 takes the likeliest.")
+]
+TopP = Annotated[
+    float, typer.Option(help="Draw from the likeliest tokens that make up this probability.")
+]
+Seed = Annotated[int, typer.Option(min=0, help="The same seed gives the same answer.")]
+System = Annotated[
+    str | None,
+    typer.Option(help="What the model is told before; else what its chat template says by itself."),
+]
+
+
+BaselineName = Annotated[
+    str | None,
+    typer.Option(
+        "--baseline",
+        help="Adapter or whole model to compare with; else `sequential` for adapters that ship, "
+        "and the base model for others.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 
 
 @with_loading
 def run(
     prompt: Prompt,
+    system: System = None,
     show: Annotated[
         bool, typer.Option("--show", help="Draw the threads while they write.")
     ] = False,
     sequential: Annotated[
-        bool, typer.Option("--sequential", help="Same weights, one thread: no promises.")
+        bool, typer.Option("--sequential", help="Ban promises: the same weights, one thread.")
     ] = False,
     max_tokens: MaxTokens = 512,
-    max_threads: Annotated[int, typer.Option(min=1, help="Live threads at most.")] = 32,
+    max_threads: Annotated[
+        int, typer.Option(min=1, help="Let so many threads write at a time, at most.")
+    ] = 32,
     max_seconds: Annotated[
-        float | None, typer.Option(min=0, help="Stop there, what is written stays.")
+        float | None, typer.Option(min=0, help="Stop after so long; what is written stays.")
     ] = None,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
-    top_k: Annotated[int | None, typer.Option(help="Keep this many likeliest tokens.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Draw from so many likeliest tokens.")] = None,
     min_p: Annotated[
-        float, typer.Option(help="Keep tokens with this share of the likeliest's probability.")
+        float, typer.Option(help="Draw from tokens with this share of the likeliest's probability.")
     ] = 0.0,
     repetition_penalty: Annotated[
         float, typer.Option(help="Above 1: what was said, or asked, comes again less easily.")
@@ -61,9 +89,9 @@ def run(
     ] = 0.0,
     seed: Seed = 0,
     trace: Annotated[
-        Path | None, typer.Option(help="Write Chrome trace events here; opens in Perfetto.")
+        Path | None, typer.Option(help="Write a timeline of the threads here; Perfetto opens it.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
+    as_json: AsJson = False,
     *,
     loading: Loading,
 ) -> None:
@@ -85,7 +113,11 @@ def run(
         parallel=not sequential,
     )
     check_options(options)
-    question = read_prompt(prompt)
+    question = conversation(system, read_prompt(prompt))
+    if show and as_json:
+        raise PastaError(
+            "--show draws for a person, --json prints for a program", hint="Leave one of them out."
+        )
     if trace is not None and loading.settings.is_remote:
         raise PastaError("servers do not say when they computed what", hint="Leave out --trace.")
     with loading.open() as model:
@@ -94,9 +126,7 @@ def run(
             typer.echo(json.dumps(figures(read_on(stream)), ensure_ascii=False))
             answer = stream.answer
         else:
-            shown = draw if show else show_text
-            result, answer = shown(model, question, options)
-            say(summary(result))
+            _, answer = answer_shown(model, question, options, show=show)
         if trace is not None:
             write_trace(trace, answer, model.decoder.vocabulary)
 
@@ -104,28 +134,63 @@ def run(
 @with_loading
 def compare(
     prompt: Prompt,
-    max_tokens: MaxTokens = 400,
+    baseline: BaselineName = None,
+    system: System = None,
+    max_tokens: MaxTokens = 512,
     temperature: Temperature = 0.0,
     seed: Seed = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
+    as_json: AsJson = False,
     *,
     loading: Loading,
 ) -> None:
-    """Answer a question sequentially and in parallel, with the same weights, side by side."""
+    """Answer a question in parallel and by a sequential baseline, side by side.
+
+    The baseline of the shipped adapters was trained on the same responses with the tags taken out.
+    """
+    from pasta_decoding.api.baseline import baseline_of, checkpoint_name
     from pasta_decoding.api.options import Options, check_options
 
     options = Options(max_tokens=max_tokens, temperature=temperature, seed=seed)
     check_options(options)
-    question = read_prompt(prompt)
-    with loading.open() as model:
-        model.answer(question, max_tokens=8)  # warms up
-        sequential = model.answer(question, **options | {"parallel": False})
-        results = {"sequential": figures(sequential)}
-        results["parallel"] = figures(model.answer(question, **options))
+    question = conversation(system, read_prompt(prompt))
+    rival = baseline_of(loading.settings, baseline)
+    alone = Options(**options, parallel=False)
+    results = {
+        "sequential": {"checkpoint": rival.name} | answered(rival.settings, question, alone),
+        "parallel": {"checkpoint": checkpoint_name(loading.settings)}
+        | answered(loading.settings, question, options),
+    }
     if as_json:
         typer.echo(json.dumps(results, ensure_ascii=False))
     else:
-        show_side_by_side(results)
+        show_side_by_side(results, about=f"{rival.name} is {rival.about}.")
+
+
+def answered(settings: LoadSettings, question: Conversation, options: Options) -> dict[str, Any]:
+    """Load a model, answer with it once it is warm, and return the figures."""
+    from pasta_decoding.api.model import Model
+    from pasta_decoding.api.opening import open_decoder
+
+    with Model(open_decoder(settings, place())) as model:
+        model.answer(question, max_tokens=8)
+        return figures(model.answer(question, **options))
+
+
+def conversation(system: str | None, question: str) -> list[Message]:
+    """Return a question as a conversation, after what the model is told before it."""
+    from pasta_decoding.models.prompt import Message
+
+    opening = [] if system is None else [Message("system", system)]
+    return [*opening, Message("user", question)]
+
+
+def answer_shown(
+    model: Model, prompt: Conversation, options: Options, *, show: bool
+) -> tuple[Result, Answer]:
+    """Print an answer while it is written, as lanes or in reading order, and a line of figures."""
+    result, answer = (draw if show else show_text)(model, prompt, options)
+    say(summary(result))
+    return result, answer
 
 
 def read_prompt(prompt: str) -> str:
@@ -163,7 +228,7 @@ def read_on(stream: Stream[str]) -> Result:
     return stream.result
 
 
-def show_text(model: Model, prompt: str, options: Options) -> tuple[Result, Answer]:
+def show_text(model: Model, prompt: Conversation, options: Options) -> tuple[Result, Answer]:
     """Print the answer in reading order as it comes."""
     with model.stream(prompt, **options) as stream:
         for text in stream:
@@ -173,7 +238,7 @@ def show_text(model: Model, prompt: str, options: Options) -> tuple[Result, Answ
     return stream.result, stream.answer
 
 
-def draw(model: Model, prompt: str, options: Options) -> tuple[Result, Answer]:
+def draw(model: Model, prompt: Conversation, options: Options) -> tuple[Result, Answer]:
     """Draw the threads as live lanes, then print the answer."""
     from rich.console import Console
     from rich.live import Live
@@ -220,16 +285,19 @@ def summary(result: Result) -> str:
     )
 
 
-def show_side_by_side(results: dict[str, dict[str, Any]]) -> None:
-    """Print both answers next to each other, and what the parallel one bought."""
+def show_side_by_side(results: dict[str, dict[str, Any]], *, about: str) -> None:
+    """Print both answers next to each other, and what parallel decoding bought.
+
+    about: what the sequential side is.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(expand=True, show_lines=True)
     table.add_column("")
-    for name in results:
-        table.add_column(name, ratio=1)
+    for name, result in results.items():
+        table.add_column(f"{name}: {result['checkpoint']}", ratio=1)
     rows = {
         "text": "text",
         "tokens": "plain_tokens",
@@ -240,8 +308,19 @@ def show_side_by_side(results: dict[str, dict[str, Any]]) -> None:
     }
     for label, key in rows.items():
         table.add_row(label, *(Text(str(result[key])) for result in results.values()))
-    Console().print(table)
-    sequential, parallel = (
-        result["wall_s"] / max(1, result["plain_tokens"]) for result in results.values()
+    console = Console()
+    console.print(table)
+    for line in (about, *verdict(results["sequential"], results["parallel"])):
+        console.print(line, markup=False, highlight=False)
+
+
+def verdict(sequential: dict[str, Any], parallel: dict[str, Any]) -> Iterator[str]:
+    """Yield what parallel decoding bought, and what spoils the comparison."""
+    pace = [result["wall_s"] / max(1, result["plain_tokens"]) for result in (sequential, parallel)]
+    yield (
+        f"parallel: {parallel['own_speedup']:.2f} tokens a step, "
+        f"{pace[0] / pace[1]:.2f}x the baseline's tokens a second"
     )
-    Console().print(f"parallel: {sequential / parallel:.2f}x as many tokens a second")
+    for name, result in (("sequential", sequential), ("parallel", parallel)):
+        if result["truncated"]:
+            yield f"The {name} answer was cut off at a limit: its tokens and seconds say little."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
@@ -31,17 +31,18 @@ if TYPE_CHECKING:
 
 
 Adapter = Annotated[
-    str,
+    str | None,
     typer.Option(
-        help="Folder of an adapter, or the name of a shipped one; `none` for the base model alone, "
-        "which writes sequentially."
+        help="Folder of an adapter, or the name of a shipped one; balanced if left out, and "
+        "balanced-text on servers. `none` takes the base model alone, which writes sequentially.",
+        show_default=False,
     ),
 ]
 Model = Annotated[
     Path | None,
     typer.Option(
         help="Folder of the base model, or its name on the hub; the embedded one if left out. Or a "
-        "GGUF file that `pasta export` wrote, adapter and all."
+        "whole model, adapter and all: a GGUF or a merged folder that `pasta export` wrote."
     ),
 ]
 Engine = Annotated[
@@ -151,6 +152,13 @@ class Loading:
     def local_decoder(self) -> LocalDecoder:
         """Return the same on an engine in this process; PastaError for servers."""
         return open_local(self.settings, place())
+
+    def of(self, adapter: str) -> Loading:
+        """Return the same for another adapter, or for a whole model in its place."""
+        from pasta_decoding.models.loading import is_whole
+
+        model = None if is_whole(Path(adapter)) else self.model
+        return replace(self, adapter=adapter, model=model)
 
     def folders(self) -> tuple[Path, Path | None]:
         """Return where the weights of the model are, and the adapter's folder if there is one."""

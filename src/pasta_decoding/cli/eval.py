@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache, partial
 from pathlib import Path
@@ -216,10 +216,10 @@ def make_entrants(
 
     @lru_cache(maxsize=None if all_in_memory else 1)
     def decoder(adapter: str) -> Decoder:
-        return replace(loading, adapter=adapter).decoder()
+        return loading.of(adapter).decoder()
 
     def entrant(one: Chosen) -> Entrant:
-        own = {"method": one.name.value, **describe(replace(loading, adapter=one.adapter))}
+        own = {"method": one.name.value, **describe(loading.of(one.adapter))}
         max_tokens: int = settings["max_tokens"]
         load = partial(make_method, one, decoder, max_tokens)
         return Entrant(one.label, own | settings, load)

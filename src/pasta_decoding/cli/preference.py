@@ -231,8 +231,6 @@ def surroundings(
     config: PreferenceConfig, out: Path, loading: Loading, report_to: list[str]
 ) -> Surroundings:
     """Wire up what training takes from outside: engines, the quality, progress."""
-    from dataclasses import replace
-
     from pasta_decoding.evaluation.rating import likelihood_rate, load_nll
     from pasta_decoding.models.loading import default_device, native_dtype
     from pasta_decoding.training.preference import Surroundings
@@ -244,7 +242,7 @@ def surroundings(
     device = loading.device or default_device()
 
     def load_decoder(adapter: Path) -> LocalDecoder:
-        return replace(loading, adapter=str(adapter)).local_decoder()
+        return loading.of(str(adapter)).local_decoder()
 
     @cache
     def load_quality() -> Quality:

@@ -170,6 +170,7 @@ def refuse_without_extra() -> None:
 
 def model_name(loading: Loading) -> str:
     """Return what clients call the model unless told otherwise."""
-    if loading.model is not None and loading.model.suffix == ".gguf":
-        return loading.model.stem
-    return f"pasta-{loading.adapter.rstrip('/').rpartition('/')[2]}"
+    whole = loading.settings.whole
+    if whole is not None:
+        return whole.stem if whole.suffix == ".gguf" else whole.resolve().name
+    return f"pasta-{loading.settings.adapter_name.rstrip('/').rpartition('/')[2]}"

@@ -129,7 +129,7 @@ class LlamaEngine:
         """Return what most matrices are: the description reads like "llama 1B Q4_K - Medium"."""
         buffer = ctypes.create_string_buffer(128)
         self.library.llama_model_desc(self._model, buffer, 128)
-        form = buffer.value.decode().split(maxsplit=2)[-1]
+        form = buffer.value.decode().split(maxsplit=2)[-1].removeprefix("all ")
         return form.replace(" - Medium", "_M")
 
     def metadata(self, key: str) -> str | None:

@@ -20,6 +20,10 @@ from pasta_decoding.models.control_tokens import (
 from pasta_decoding.models.download import sha256
 
 DEFAULT_ADAPTER = "balanced"
+TEXT_ADAPTER = "balanced-text"
+"""Trained for text joins, too, which is what servers can do."""
+SEQUENTIAL = "sequential"
+"""The baseline of the shipped adapters: trained on the same responses, tags taken out."""
 NO_ADAPTER = "none"
 """The base model as it is, in place of an adapter's name."""
 _PACKAGE = Path(__file__).parents[1]
@@ -214,8 +218,15 @@ def _untrained(base: Path, dtype: str) -> Loaded:
     return Loaded(model, tokenizer, replace(checkpoint, joins=()), eos_ids_of(model, tokenizer))
 
 
+def is_whole(path: Path) -> bool:
+    """Is it a base model and an adapter in one: a GGUF, or a folder as `export --to hf` writes?"""
+    return path.suffix == ".gguf" or (
+        (path / checkpoints.FILE_NAME).is_file() and holds_weights(path)
+    )
+
+
 def holds_weights(adapter: Path) -> bool:
-    """Does the folder hold a whole model, as `pasta export --to hf` writes it?"""
+    """Does the folder hold a whole model, and not only what an adapter changes?"""
     return not (adapter / "adapter_config.json").exists() and (adapter / "config.json").exists()
 
 

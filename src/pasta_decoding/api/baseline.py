@@ -1,0 +1,62 @@
+"""What a parallel answer is compared with: a model that was taught to answer, but sequentially.
+
+The same weights with promises banned are no such thing: they were trained to promise, and loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pasta_decoding.api.settings import LoadSettings
+from pasta_decoding.errors import PastaError
+from pasta_decoding.models.loading import NO_ADAPTER, SEQUENTIAL, is_whole, shipped_adapters
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A sequential rival. It decodes with promises banned, whatever it is.
+
+    settings: load it.
+    name:     for a column's head.
+    about:    what it is, for a reader.
+    """
+
+    settings: LoadSettings
+    name: str
+    about: str
+
+
+def baseline_of(settings: LoadSettings, named: str | None) -> Baseline:
+    """Return what to compare a checkpoint with: what is named, else the baseline that ships for it.
+
+    A checkpoint that does not ship is compared with its base model. Raises PastaError where that
+    is not known: of a whole model, and on servers.
+    """
+    if named is not None:
+        return _named(settings, named)
+    if settings.is_remote or settings.whole is not None:
+        raise PastaError(
+            f"nothing tells what {settings.whole or 'a model on servers'} is to be compared with",
+            hint="Name it: --baseline takes an adapter or a whole model; the model itself, too, "
+            "which then answers with promises banned.",
+        )
+    if settings.model is None and settings.adapter_name in shipped_adapters():
+        about = "trained on the same responses with the tags taken out"
+        return Baseline(replace(settings, adapter=SEQUENTIAL), SEQUENTIAL, about)
+    base = "the embedded model" if settings.model is None else settings.model.name
+    about = "the base model as it is, which was not trained on these responses"
+    return Baseline(replace(settings, adapter=NO_ADAPTER), base, about)
+
+
+def _named(settings: LoadSettings, named: str) -> Baseline:
+    whole = is_whole(Path(named)) or settings.whole is not None
+    there = replace(settings, adapter=named, model=None if whole else settings.model)
+    if named in (settings.adapter_name, str(settings.whole)):
+        return Baseline(there, Path(named).name, "the same weights with promises banned")
+    return Baseline(there, Path(named).name, f"{named}, with promises banned")
+
+
+def checkpoint_name(settings: LoadSettings) -> str:
+    """Return what a checkpoint is called where there is little room."""
+    return settings.whole.name if settings.whole else Path(settings.adapter_name).name

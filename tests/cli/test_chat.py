@@ -1,0 +1,112 @@
+"""`pasta chat`: turns see what was said before, and nothing that was stopped or refused."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from pasta_decoding.cli.chat import HELP, Chat
+from pasta_decoding.cli.decode import answer_shown
+from tests.checkpoint import TinyCheckpoint
+from tests.cli.conftest import Outcome, Pasta
+
+Talk = Callable[..., Outcome]
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, str]]]:
+    """Return what the model is shown, turn by turn."""
+    turns: list[list[tuple[str, str]]] = []
+
+    def listen(model: Any, asked: Sequence[Any], options: Any, *, show: bool) -> Any:
+        turns.append([(one["role"], one["content"]) for one in asked])
+        if asked[-1]["content"] == "stop me":
+            raise KeyboardInterrupt
+        return answer_shown(model, asked, options, show=show)
+
+    monkeypatch.setattr("pasta_decoding.cli.chat.answer_shown", listen)
+    return turns
+
+
+@pytest.fixture
+def talk(pasta: Pasta, tiny_checkpoint: TinyCheckpoint, typed: Callable[[bytes], None]) -> Talk:
+    """Return a function that types lines into a chat with the tiny model."""
+
+    def run(*lines: str, flags: Sequence[str] = ()) -> Outcome:
+        typed("".join(f"{line}\n" for line in lines).encode())
+        where = ["--model", tiny_checkpoint.base, "--adapter", tiny_checkpoint.adapter]
+        return pasta("chat", *where, "--max-tokens", "24", *flags)
+
+    return run
+
+
+def test_a_turn_sees_the_clean_text_of_those_before(
+    talk: Talk, heard: list[list[tuple[str, str]]]
+) -> None:
+    found = talk("Hello", "", "And now?", flags=["--system", "Be kind."])
+    assert found.status == 0
+    first, second = heard
+    assert first == [("system", "Be kind."), ("user", "Hello")]
+    assert second[:2] == first
+    assert [role for role, _ in second[2:]] == ["assistant", "user"]
+    answers = found.out.splitlines(keepends=True)
+    assert found.out.startswith(second[2][1])
+    assert "<promise" not in "".join(answers)
+    assert found.err.count(" tokens in ") == 2
+
+
+def test_a_stopped_turn_is_forgotten_and_the_chat_goes_on(
+    talk: Talk, heard: list[list[tuple[str, str]]]
+) -> None:
+    found = talk("stop me", "Hello")
+    assert found.status == 0
+    assert heard[1] == [("user", "Hello")]
+    assert "stopped; that turn is forgotten" in found.err
+
+
+def test_what_does_not_fit_is_refused_with_a_way_out(
+    talk: Talk, heard: list[list[tuple[str, str]]]
+) -> None:
+    found = talk("x" * 5000, "Hello")
+    assert found.status == 0
+    assert "pasta: the prompt is too long" in found.err
+    assert "/new begins anew." in found.err
+    assert heard[1] == [("user", "Hello")]
+
+
+def test_commands_forget_draw_explain_and_leave(
+    talk: Talk, heard: list[list[tuple[str, str]]]
+) -> None:
+    found = talk("Hello", "/new", "/what", "/show", "Again", "/quit", "Never asked")
+    assert [turn[-1][1] for turn in heard] == ["Hello", "Again"]
+    assert heard[1] == [("user", "Again")]
+    assert HELP in found.err
+    assert "main" in found.err  # the lanes
+
+
+def test_a_line_that_is_not_utf8_is_told_and_skipped(
+    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, typed: Callable[[bytes], None]
+) -> None:
+    typed(b"caf\xe9\n")
+    where = ["--model", tiny_checkpoint.base, "--adapter", tiny_checkpoint.adapter]
+    found = pasta("chat", *where, "--max-tokens", "8")
+    assert found.status == 0
+    assert "not UTF-8" in found.err or "not valid UTF-8" in found.err
+
+
+def test_ctrl_c_at_the_prompt_clears_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = iter([KeyboardInterrupt(), "/quit"])
+
+    def type_one(_prompt: str) -> str:
+        found = next(lines)
+        if isinstance(found, KeyboardInterrupt):
+            raise found
+        return str(found)
+
+    monkeypatch.setattr("builtins.input", type_one)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    Chat(None, {}, system=None, show=False).run()  # type: ignore[arg-type]
+    assert next(lines, None) is None
