@@ -3,8 +3,9 @@
     python bench/formats.py --engines llama:F32 llama:F16 llama:BF16 llama:Q8_0 llama:Q4_0
     python bench/formats.py --engines llama:F32 llama:F16 --prompts FILE.jsonl.gz --limit 60
 
-Greedy. An answer loops if more than a fifth of its runs of four words came before (rep-4). The
-first engine is the reference: `loops_alone` are those of prompts whose reference answer does not.
+Greedy. An answer loops if it is cut off at a limit and more than a fifth of its runs of four words
+came before (rep-4). The first engine is the reference: `loops_alone` are those of prompts whose
+reference answer does not.
 `equal` answers are the reference's, character by character; `seconds_of_reference` is a ratio, per
 token, of the same prompt in the same round, so that other work on the machine cancels out.
 """
@@ -22,6 +23,7 @@ from rich.progress import track
 
 from pasta_decoding.evaluation.questions import question_of, read_questions
 from pasta_decoding.lang.measures import geometric_mean, own_speedup, rep_4
+from pasta_decoding.models.loading import DEFAULT_ADAPTER
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
@@ -51,6 +53,11 @@ class Written:
     repeated: float
     speedup: float
     cut_off: bool
+
+    @property
+    def loops(self) -> bool:
+        """Does it repeat itself without an end?"""
+        return self.cut_off and self.repeated > LOOP
 
 
 def main() -> None:
@@ -103,15 +110,16 @@ def report(
         "formats",
         engine=engine,
         requested=name,
-        adapter=options.adapter,
+        adapter=options.adapter or DEFAULT_ADAPTER,
         reference=options.engines[0],
         prompts=options.prompts.name if options.prompts else "ten questions",
         answers=len(own),
         max_tokens=options.max_tokens,
-        loops=sum(one.repeated > LOOP for one in own),
-        loops_alone=sum(one.repeated > LOOP >= other.repeated for one, other in both),
+        loops=sum(one.loops for one in own),
+        loops_alone=sum(one.loops and not other.loops for one, other in both),
         equal=sum(one.text == other.text for one, other in both),
         truncated=sum(one.cut_off for one in own),
+        most_rep_4=round(max(one.repeated for one in own), 4),
         mean_rep_4=round(mean(one.repeated for one in own), 4),
         own_speedup=round(geometric_mean(one.speedup for one in own) or 0, 3),
         seconds=spread([one.seconds for one in own], 3),

@@ -34,7 +34,7 @@ def test_a_merged_export_answers_as_base_and_adapter_do(
     merged = tmp_path / "merged"
     export = ["export", tiny_checkpoint.adapter, "--model", tiny_checkpoint.base, "--to", "hf"]
     assert pasta(*export, "-o", merged).out == f"{merged}\n"
-    alone = pasta(*PROMPT, *TORCH, "--adapter", merged, "--model", tmp_path / "none").object
+    alone = pasta(*PROMPT, *TORCH, "--adapter", merged).object
     together = pasta(*PROMPT, *TORCH, *where).object
     assert alone["annotated"] == together["annotated"]
     again = pasta(*export, "-o", merged)
@@ -175,14 +175,15 @@ def test_a_file_that_is_no_export_is_refused(name: str, pasta: Pasta, tmp_path: 
     ("flags", "message"),
     [
         (("--engine", "torch"), "pasta: the torch engine does not read GGUF files"),
-        (("--adapter", "other"), "pasta: a GGUF file holds its adapter already"),
+        (("--adapter", "other"), "pasta: {file} is a whole model, adapter and all"),
     ],
 )
 def test_what_contradicts_a_gguf_file_is_refused(
     flags: tuple[str, str], message: str, pasta: Pasta, tmp_path: Path
 ) -> None:
-    found = pasta(*PROMPT, "--model", tmp_path / "any.gguf", *flags)
-    assert found.complaint[:2] == (2, message)
+    file = tmp_path / "any.gguf"
+    found = pasta(*PROMPT, "--model", file, *flags)
+    assert found.complaint[:2] == (2, message.format(file=file))
 
 
 def test_a_device_that_is_not_there_is_refused(pasta: Pasta, where: list[object]) -> None:

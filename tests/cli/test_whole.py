@@ -11,8 +11,8 @@ from pasta_decoding.models.loading import load_model
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Outcome, Pasta
 
-PROMPT = ("run", "Hello", "--max-tokens", "48", "--json")
-PROMPT += ("--engine", "torch", "--dtype", "float32")
+FLOAT32 = ("--engine", "torch", "--dtype", "float32")
+PROMPT = ("run", "Hello", "--max-tokens", "48", "--json", *FLOAT32)
 
 
 @pytest.fixture(scope="module")

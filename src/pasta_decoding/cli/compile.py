@@ -10,11 +10,10 @@ import typer
 from pasta_decoding.api.settings import Dtype, EngineName
 from pasta_decoding.cli.engine import Adapter, Loading, Model, Precision, Threads
 from pasta_decoding.cli.files import place
-from pasta_decoding.models.loading import DEFAULT_ADAPTER
 
 
 def compile_(
-    adapter: Adapter = DEFAULT_ADAPTER,
+    adapter: Adapter = None,
     model: Model = None,
     dtype: Precision = Dtype.auto,
     threads: Threads = None,
