@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,6 +115,27 @@ def test_an_endpoint_compares_in_both_orders_and_a_failed_request_loses(
     assert (first["generator_1"], first["generator_2"]) == ("sequential", "pasta")
     assert (first["output_1"], first["annotator"]) == ("This about 0.", "m, both orders")
     assert found.err.endswith("pasta: 3 verdicts of m, both orders, 0 missing\n")
+
+
+def test_the_bars_of_rating_and_judging_reach_their_ends(
+    pasta: Pasta, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of three pairs has a failed answer, which nobody is asked about."""
+    moved: dict[str, list[int]] = {}
+
+    @contextmanager
+    def counted(what: str, total: int) -> Iterator[Callable[[], None]]:
+        moved[what] = [total, 0]
+
+        def tick() -> None:
+            moved[what][1] += 1
+
+        yield tick
+
+    monkeypatch.setattr("pasta_decoding.cli.rate.progress", counted)
+    with chat_server(lambda _number, body: prefers("Two things", body)) as server:
+        assert pasta("eval", "rate", runs, *JUDGED, server.base_url).status == 0
+    assert moved == {"judging pasta": [4, 4]}
 
 
 @pytest.mark.parametrize(

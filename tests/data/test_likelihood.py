@@ -88,6 +88,16 @@ def test_main_text_that_loses_too_much_waits() -> None:
     assert check(text) == []
 
 
+def test_what_is_read_within_a_row_is_heard_before_the_first_row_is_done() -> None:
+    heard: list[float] = []
+    annotator = Likelihood(tiny_reader(), EAGER, together=3, part=heard.append)
+    rows = annotator.annotate([replace(row(TIPS), id=str(n)) for n in range(3)])
+    next(rows)
+    # Three rows, three readings each: in order, under several topics, as annotated.
+    assert heard == [1 / 3] * 9
+    assert len(list(rows)) == 2
+
+
 def test_rows_read_together_are_annotated_as_they_are_alone() -> None:
     rows = [replace(row(TIPS[n:]), id=str(n)) for n in (0, 40, 140)]
     together = list(Likelihood(tiny_reader(), EAGER, together=3).annotate(rows))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pasta_decoding.cli.bars import RowsBar
 from pasta_decoding.cli.files import base_folder, say, token_counter
 from pasta_decoding.cli.keys import endpoint_key
 from pasta_decoding.errors import PastaError
@@ -47,6 +48,7 @@ class Options:
     concurrency: int
     retries: int
     timeout_s: float
+    part: Callable[[float], None]
 
 
 def annotate(
@@ -114,7 +116,10 @@ def annotate(
     kept = already_annotated(rows, keep=keep, strip=strip)
     counted_by = tokenizer or (None if with_ is Name.llm else model)
     count_tokens = token_counter(Path(counted_by) if counted_by else None)
-    options = Options(model, head, max_nats, sync_nats, base_url, concurrency, retries, timeout)
+    bar = RowsBar("annotating", len(rows))
+    options = Options(
+        model, head, max_nats, sync_nats, base_url, concurrency, retries, timeout, bar.part
+    )
     annotator, settings = _BUILDERS[with_](options, count_tokens)
     shared = {
         "with": with_.value,
@@ -124,7 +129,7 @@ def annotate(
         "tokens_of": counted_by,
     }
     settings = shared | {"max_tokens": max_tokens} | settings
-    done = run(rows, Screened(annotator, count_tokens, max_tokens, keep=keep), out, settings)
+    done = run(rows, Screened(annotator, count_tokens, max_tokens, keep=keep), out, settings, bar)
     figures = report(done, count_tokens) | {"skipped": len(broken), "kept": kept}
     if as_json:
         typer.echo(json.dumps(figures))
@@ -150,7 +155,7 @@ def _likelihood(
     limits = Limits(max_nats=options.max_nats, sync_nats=options.sync_nats)
     folder = Path(options.model) if options.model else None
     reader, settings = reader_with_head(base_folder(folder), options.head)
-    return Likelihood(reader, limits), settings | asdict(limits)
+    return Likelihood(reader, limits, part=options.part), settings | asdict(limits)
 
 
 def _apar(_options: Options, count_tokens: CountTokens) -> tuple[base.Annotator, dict[str, Any]]:
@@ -224,20 +229,14 @@ def already_annotated(rows: list[Row], *, keep: bool, strip: bool) -> int:
 
 
 def run(
-    rows: list[Row], annotator: base.Annotator, out: Path, settings: dict[str, Any]
+    rows: list[Row], annotator: base.Annotator, out: Path, settings: dict[str, Any], bar: RowsBar
 ) -> list[base.Annotated]:
     """Run the job with a progress bar; say where finished rows are if it is interrupted."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     from pasta_decoding.data.annotate.job import journal_path, run_job
 
     try:
-        with Progress(console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task("annotating", total=len(rows))
-            return run_job(
-                rows, annotator, out, settings, tick=lambda _done: progress.advance(task)
-            )
+        with bar:
+            return run_job(rows, annotator, out, settings, tick=lambda _done: bar.row())
     except KeyboardInterrupt:
         say(f"finished rows are in {journal_path(out)}; the same command goes on behind them")
         raise

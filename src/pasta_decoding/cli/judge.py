@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pasta_decoding.cli.bars import progress
 from pasta_decoding.cli.files import say
 from pasta_decoding.cli.keys import endpoint_key
 from pasta_decoding.errors import PastaError
@@ -133,14 +133,3 @@ def columns(figures: Figures | None) -> str:
         f"{figures.pairs:7}{figures.floor:8.3f}{figures.accuracy.value:7.3f} {gain:>22}".ljust(44)
         + "  "
     )
-
-
-@contextmanager
-def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """Show a progress bar on standard error, and hand out what moves it."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda: bar.advance(task)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pasta_decoding.cli.bars import progress
 from pasta_decoding.cli.files import base_folder, say
-from pasta_decoding.cli.judge import progress
 from pasta_decoding.cli.keys import endpoint_key
 from pasta_decoding.errors import PastaError
 
@@ -142,10 +142,10 @@ def load_likelihood(adapter: str, base: Path | None) -> tuple[Nll, str]:
 
 def compare(run: Run, baseline: Run, asking: Asking, difficulties: dict[str, float] | None) -> None:
     """Let whoever there is compare a run's answers with the baseline's."""
-    from pasta_decoding.evaluation.rate import annotate
+    from pasta_decoding.evaluation.rate import annotate, pairs_to_judge
 
     orders = 2 if asking.base_url else 1
-    with progress(f"judging {run.label}", orders * len(run.records)) as tick:
+    with progress(f"judging {run.label}", orders * len(pairs_to_judge(run, baseline))) as tick:
         found = open_judge(run, asking, tick)
         if found is None:
             return

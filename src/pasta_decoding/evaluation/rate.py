@@ -95,7 +95,7 @@ def annotate(
     difficulties: of instructions, for the length-controlled win rate.
     """
     pairs = [(record, baseline.records[key]) for key, record in run.records.items()]
-    asked = [(record, base) for record, base in pairs if _known(record, base) is None]
+    asked = pairs_to_judge(run, baseline)
     verdicts = judge.prefer(
         [record.instruction for record, _ in asked],
         [record.text for record, _ in asked],
@@ -110,6 +110,12 @@ def annotate(
     write_text(run.folder / ANNOTATIONS, json.dumps(rows, ensure_ascii=False, indent=1) + "\n")
     keep_rating(run, {"annotator": annotator})
     return sum(row["preference"] is None for row in rows)
+
+
+def pairs_to_judge(run: Run, baseline: Run) -> list[tuple[Record, Record]]:
+    """Return the answers that somebody must be asked about, each with the baseline's."""
+    pairs = [(record, baseline.records[key]) for key, record in run.records.items()]
+    return [(record, base) for record, base in pairs if _known(record, base) is None]
 
 
 def _known(record: Record, base: Record) -> float | None:

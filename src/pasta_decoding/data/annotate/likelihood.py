@@ -18,7 +18,7 @@ counted.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from statistics import fmean
@@ -43,6 +43,7 @@ from pasta_decoding.lang.tree import show
 
 HEAD_TOKENS = 12  # of a chunk, by which its topics are judged
 MAX_TOPICS = 3  # that are tried for a chunk
+READINGS = 3  # of a response, at most
 MIN_SYNC_TOKENS = 10  # main text with fewer is not worth a wait
 
 Result = TypeVar("Result")
@@ -65,11 +66,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Likelihood:
-    """The annotator `likelihood`; see `Annotator`. `together`: rows that are read side by side."""
+    """The annotator `likelihood`; see `Annotator`.
+
+    together: rows that are read side by side.
+    part:     hears what share of a row's work was done, whenever the model has read for one.
+    """
 
     reader: Reader
     limits: Limits = Limits()
     together: int = 8
+    part: Callable[[float], None] = lambda _share: None
 
     def annotate(self, rows: Iterable[Row]) -> Iterator[Annotated]:
         """Yield one result a row, in order.
@@ -80,7 +86,7 @@ class Likelihood:
         waiting = iter(rows)
         while batch := list(islice(waiting, self.together)):
             readings = [annotate_row(self.reader, row, self.limits) for row in batch]
-            yield from read_together(readings, self.reader.read)
+            yield from read_together(readings, self.reader.read, lambda: self.part(1 / READINGS))
 
 
 def annotate_row(reader: Reader, row: Row, limits: Limits) -> Asking[Annotated]:

@@ -159,9 +159,14 @@ class _Builder:
 
 
 def read_together(
-    readings: Sequence[Generator[Sequence[Laid], list[Reading], Result]], read: Read
+    readings: Sequence[Generator[Sequence[Laid], list[Reading], Result]],
+    read: Read,
+    note: Callable[[], None] = lambda: None,
 ) -> list[Result]:
-    """Run readings side by side; each asks for layouts and is sent what was paid for each."""
+    """Run readings side by side; each asks for layouts and is sent what was paid for each.
+
+    note: called whenever what one of them asked for was read.
+    """
     results: dict[int, Result] = {}
     asked: dict[int, Sequence[Laid]] = {}
 
@@ -178,7 +183,10 @@ def read_together(
     while asked:
         laid = [one for together in asked.values() for one in together]
         done = map(_reading, laid, read([one.layout for one in laid]))
-        answers = {number: list(islice(done, len(own))) for number, own in asked.items()}
+        answers: dict[int, list[Reading]] = {}
+        for number, laid_out in asked.items():
+            answers[number] = list(islice(done, len(laid_out)))
+            note()
         for number, own in answers.items():
             go_on(number, own)
     return [results[number] for number in range(len(readings))]

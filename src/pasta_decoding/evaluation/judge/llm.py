@@ -74,7 +74,10 @@ class LlmJudge:
         """
         orders = list(zip(prompts, a, b, strict=True))
         orders += [(p, y, x) for p, x, y in orders]
-        asyncio.run(self._ask_all(list(dict.fromkeys(orders))))
+        distinct = list(dict.fromkeys(orders))
+        for _ in range(len(orders) - len(distinct)):  # one question answers them all
+            self._tick()
+        asyncio.run(self._ask_all(distinct))
         known = [self._known.get(self._key(order)) for order in orders]
         forward, backward = known[: len(prompts)], known[len(prompts) :]
         return [
