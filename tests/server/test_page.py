@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -114,10 +116,108 @@ def test_the_page_asks_for_the_key_and_goes_on_with_it(page: Any, decoder: Local
     script = saying(decoder, "One: ", "fruit", "an apple", " Done.")
     with running(with_engine(decoder, script), api_key="sesame") as server:
         page.goto(server.url)
-        page.get_by_label("This server wants an API key:").fill("sesame")
-        page.get_by_label("Your question").fill("Hello")
+        key = page.get_by_label("This server wants an API key:")
+        key.fill("open")
+        page.keyboard.press("Enter")
+        page.get_by_role("status").filter(has_text="That is not the key").wait_for()
+        assert key.is_visible()
+        key.fill("sesame")
+        page.keyboard.press("Enter")
+        page.locator("#key-row").wait_for(state="hidden")
+        page.locator("#model").filter(has_text="tiny").wait_for()
+        page.wait_for_function("document.activeElement.id === 'question'")
+        assert page.get_by_role("status").inner_text() == ""
+        page.keyboard.type("Hello")  # the question has the focus
         page.keyboard.press("Enter")
         page.get_by_role("status").filter(has_text="Done in").wait_for()
+        server.wait_until_idle()
+
+
+def test_a_first_visit_says_what_to_do_until_somebody_has_asked(
+    page: Any, decoder: LocalDecoder
+) -> None:
+    script = saying(decoder, "One: ", "fruit", "an apple", " Done.")
+    with running(with_engine(decoder, script)) as server:
+        page.goto(server.url)
+        hello = page.get_by_text("Ask a question with several sides to it")
+        assert hello.is_visible()
+        assert page.locator("#stage").is_hidden()
+        ask(page, server.url)
+        assert hello.is_hidden()
+        server.wait_until_idle()
+
+
+def test_figures_explain_themselves_when_they_are_touched(page: Any, decoder: LocalDecoder) -> None:
+    script = saying(decoder, "One: ", "fruit", "an apple", " Done.")
+    with running(with_engine(decoder, script)) as server:
+        ask(page, server.url)
+        for name in ("critical path", "tokens a step"):
+            figure = page.locator("#parallel-counters").get_by_text(name)
+            assert len(figure.get_attribute("title")) > 40
+            figure.click()
+            assert page.locator("#parallel-tip").inner_text().startswith(f"{name}: ")
+            figure.click()
+            assert page.locator("#parallel-tip").is_hidden()
+        server.wait_until_idle()
+
+
+EVENT = {"type": "delta", "step": 1, "thread": 0, "text": "Half an ans"}
+PIECE = {"index": 0, "delta": {"content": EVENT["text"]}, "pasta_events": [EVENT]}
+FINISHED = {
+    "index": 0,
+    "delta": {},
+    "pasta_events": [{"type": "finished", "step": 2, "truncated": False}],
+}
+
+
+def stream_of(*choices: dict[str, Any], end: str = "\n") -> str:
+    """Return a stream as other servers write it, with comments; CR LF is as good as LF."""
+    data = (f"data: {json.dumps({'choices': [choice]})}" for choice in choices)
+    return "".join(f": keep-alive{end}{end}{line}{end}{end}" for line in data)
+
+
+def replied(body: str, route: Any) -> None:
+    route.fulfill(body=body, content_type="text/event-stream")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_stream_that_is_cut_off_is_not_done_and_comments_are_nothing(
+    end: str, page: Any, decoder: LocalDecoder
+) -> None:
+    cut = stream_of(PIECE, end=end)
+    whole = stream_of(PIECE, FINISHED, end=end) + f"data: [DONE]{end}{end}"
+    with running(with_engine(decoder, endless(decoder))) as server:
+        for body, said in ((cut, "The answer broke off"), (whole, "Done in")):
+            reply = partial(replied, body)
+            page.route("**/v1/chat/completions", reply)
+            page.goto(server.url)
+            page.get_by_label("Your question").fill("Hello")
+            page.keyboard.press("Enter")
+            page.get_by_role("status").filter(has_text=said).wait_for()
+            page.locator("#parallel").filter(has_text="Half an ans").wait_for()
+            page.unroute("**/v1/chat/completions")
+        assert "with 1 thread." in page.get_by_role("status").inner_text()
+
+
+def test_a_race_is_run_one_after_the_other(page: Any, decoder: LocalDecoder) -> None:
+    script = saying(decoder, "One: ", "fruit", "an apple", " Done.")
+    with running(with_engine(decoder, script, Slow)) as server:
+        ask(page, server.url, race=True)
+        page.get_by_role("status").filter(has_text="times as many").wait_for()
+        assert page.evaluate("runs[0].began + runs[0].ended <= runs[1].began")
+        server.wait_until_idle()
+
+
+def test_names_on_a_phone_are_whole(page: Any, decoder: LocalDecoder) -> None:
+    script = saying(decoder, "One: ", "fruit and vegetables here", "an apple", " Done.")
+    page.set_viewport_size({"width": 360, "height": 740})
+    with running(with_engine(decoder, script)) as server:
+        ask(page, server.url)
+        name = page.locator("#timeline .name").nth(1)
+        name.filter(has_text="fruit").wait_for()
+        assert "…" not in name.text_content()
+        right = name.evaluate("node => node.getBoundingClientRect().right")
+        assert right <= 360
         server.wait_until_idle()
 
 
