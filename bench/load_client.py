@@ -49,27 +49,44 @@ class Visit:
         return found
 
     @property
+    def fed_tokens(self) -> int:
+        """Tokens of the answer with its tags, and those that were written in vain."""
+        fed: int = self.usage.get("completion_tokens", 0) + self.usage.get("trimmed_tokens", 0)
+        return fed
+
+    @property
+    def seconds(self) -> float | None:
+        """From asking to the end; None if it has not come."""
+        return None if self.ended_s is None else self.ended_s - self.began_s
+
+    @property
     def sequential(self) -> bool:
-        """Does the server say that promises were banned?"""
-        return bool(self.usage.get("sequential_choices"))
+        """Did it have a single thread?"""
+        return self.usage.get("threads", 1) == 1
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where to ask, and how: `body` is all of a request but its messages."""
+    """Where to ask, and how: `body` is all of a request but its messages.
+
+    parallel_up_to: answers under way beyond which one that begins has its promises banned.
+    """
 
     client: httpx2.AsyncClient
     url: str
     body: dict[str, Any]
     timeout_s: float
+    parallel_up_to: int | None = None
 
-    async def visit(self, question: str, visit: Visit) -> None:
+    async def visit(self, question: str, visit: Visit, under_way: int) -> None:
         """Ask, and write down what comes. Only a cancellation is raised."""
-        messages = [{"role": "user", "content": question}]
+        messages: dict[str, Any] = {"messages": [{"role": "user", "content": question}]}
+        if self.parallel_up_to is not None and under_way > self.parallel_up_to:
+            messages["pasta_parallel"] = False
         limit = {"max_tokens": max(1, round(visit.share * self.body["max_tokens"]))}
         try:
             async with asyncio.timeout(self.timeout_s):
-                await self._read({"messages": messages, **self.body, **limit}, visit)
+                await self._read({**messages, **self.body, **limit}, visit)
         except TimeoutError:
             visit.error = "timed out"
         except httpx2.HTTPError as error:
@@ -160,7 +177,8 @@ class Crowd:
         question = self.questions[len(self.visits) % len(self.questions)]
         visit = Visit(time.perf_counter(), share)
         self.visits.append(visit)
-        await self.site.visit(question, visit)
+        under_way = sum(one.ended_s is None for one in self.visits)
+        await self.site.visit(question, visit, under_way)
         return visit
 
 

@@ -109,7 +109,7 @@ def serve_latency(axes: Axes, lines: list[Line]) -> None:
 def _by_clients(axes: Axes, lines: list[Line], value: Callable[[Line], float]) -> None:
     closed = [line for line in lines if "clients" in line]
     for server in names(closed, "server"):
-        for mode, style in (("sequential", "--"), ("parallel", "-"), ("auto", ":")):
+        for mode, style in (("sequential", "--"), ("ban", ":"), ("eager", "-."), ("governor", "-")):
             clients, values = series(closed, "clients", value, server=server, mode=mode)
             if clients:
                 axes.plot(clients, values, style, marker="o", label=f"{server}, {mode}")

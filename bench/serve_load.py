@@ -2,12 +2,18 @@
 
     python bench/serve_load.py -- --engine llama --quant Q4_0
     python bench/serve_load.py --rates 0.5 1 2 -- --engine llama
-    python bench/serve_load.py --base-url http://localhost:8000/v1 --modes auto
+    python bench/serve_load.py --base-url http://localhost:8000/v1 --modes governor
 
 What stands behind `--` goes to `pasta serve`, which is started for the run; `--base-url` asks a
-server that is there, also one of another kind. Modes: sequential and parallel insist on theirs
-(`pasta_parallel`), auto leaves it to the server. A cell is one mode at one load; the modes of a
-load take turns, so that a machine that slows down slows all of them. Tokens are those of plain
+server that is there, also one of another kind. Modes: governor leaves it to the server which
+threads write when; eager has every answer in a hurry (`pasta_priority`), so that all its threads
+write; sequential has one thread an answer, with the same weights (`pasta_parallel`); ban is
+sequential where more than two answers are under way when one begins. A cell is one mode at one
+load; the modes of a load take turns on the same arrivals, so that a machine that slows down slows
+all of them. Goodput: answers a second that end within the p95 of the sequential ones, or within
+`--within`. `of_bar` is the plain rate over what the sequential rate of all tokens would be worth at
+this mode's share of plain ones: 1 says that tags and vain tokens are all that parallelism costs.
+ Tokens are those of plain
 text: what came in the window, in characters, times tokens a character of the answers that ended.
 `warm` is false where the warm-up ran out: the first answers, which are cut short, may be in it.
 Processor time a token is told beside the clock's rates: it cares less what else the machine does.
@@ -38,7 +44,14 @@ from serving import Served, served
 
 from pasta_decoding.evaluation.questions import read_questions
 
-MODES = {"sequential": {"pasta_parallel": False}, "parallel": {"pasta_parallel": True}, "auto": {}}
+MODES: dict[str, dict[str, Any]] = {
+    "sequential": {"pasta_parallel": False},
+    "ban": {},
+    "eager": {"pasta_priority": "high"},
+    "governor": {},
+}
+BANNED_BEYOND = 2
+"""Answers that may be parallel at a time in the mode `ban`."""
 SHARES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 
 Load = tuple[str, float]
@@ -79,6 +92,7 @@ def parsed() -> argparse.Namespace:
     add("--timeout", type=float, default=120.0, help="seconds that a client waits for an answer")
     add("--prompts", type=Path, default=SAMPLE, help="JSONL with an `instruction` a line")
     add("--seed", type=int, default=0)
+    add("--within", type=float, help="seconds in which an answer is good; sequential's p95")
     add("--label", help="what the lines and the plot call the server")
     return parser.parse_args()
 
@@ -109,7 +123,8 @@ async def run(
             for mode in options.modes:
                 body = request_body(server.model, mode, options)
                 url = f"{server.base_url}/chat/completions"
-                crowd = Crowd(Site(client, url, body, options.timeout), questions)
+                banned_beyond = BANNED_BEYOND if mode == "ban" else None
+                crowd = Crowd(Site(client, url, body, options.timeout, banned_beyond), questions)
                 chance = random.Random(options.seed + repeat)
                 window = await cell(load, crowd, chance, options, lambda: server.cpu_s)
                 windows[mode].append(window)
@@ -156,6 +171,7 @@ def report(load: Load, options: argparse.Namespace, windows: dict[str, list[Wind
     rates = {mode: [tokens(one) / one.seconds for one in found] for mode, found in windows.items()}
     costs = {mode: cpu_per_token(found) for mode, found in windows.items()}
     base, base_cost = rates.get("sequential"), costs.get("sequential")
+    within_s = options.within or limit_s(windows.get("sequential", []))
     for mode, found in windows.items():
         emit(
             "serve_load",
@@ -168,12 +184,54 @@ def report(load: Load, options: argparse.Namespace, windows: dict[str, list[Wind
             warm=all(one.warm for one in found) if load[0] == "clients" else None,
             plain_tokens_per_s=spread(rates[mode], 2),
             of_sequential=quotients(rates[mode], base) if base else None,
+            of_bar=of_bar(found, windows.get("sequential")),
+            goodput=goodput(found, within_s),
             cpu_ms_per_token=spread([1e3 * cost for cost in costs[mode]], 3)
             if costs[mode]
             else None,
             cpu_of_sequential=quotients(costs[mode], base_cost) if base_cost else None,
             **figures(found),
         )
+
+
+def limit_s(windows: Sequence[Window]) -> float | None:
+    """Return the p95 of the seconds of some answers."""
+    found = percentiles(seconds_of(windows))
+    return found["p95"] if found else None
+
+
+def seconds_of(windows: Sequence[Window]) -> list[float]:
+    """Return what the answers of some windows took."""
+    answers = chain.from_iterable(one.answers for one in windows)
+    return [answer.seconds for answer in answers if answer.seconds is not None]
+
+
+def goodput(windows: Sequence[Window], within_s: float | None) -> dict[str, float] | None:
+    """Return how many answers a second came within a limit, and what share of all that is."""
+    found = seconds_of(windows)
+    if within_s is None or not found:
+        return None
+    good = sum(seconds <= within_s for seconds in found)
+    rate = good / sum(window.seconds for window in windows)
+    return {"within_s": within_s, "per_s": round(rate, 3), "share": round(good / len(found), 3)}
+
+
+def of_bar(
+    windows: Sequence[Window], sequential: Sequence[Window] | None
+) -> dict[str, float] | None:
+    """Return plain rates over the sequential rates of all tokens times this mode's plain share."""
+    shares = [plain_share(one) for one in windows]
+    if not sequential or not all(shares):
+        return None
+    base = [tokens(one) / one.seconds / (plain_share(one) or 1.0) for one in sequential]
+    wanted = [rate * (share or 0.0) for rate, share in zip(base, shares, strict=True)]
+    return quotients([tokens(one) / one.seconds for one in windows], wanted)
+
+
+def plain_share(window: Window) -> float | None:
+    """Return plain tokens over all that were fed; None where no answer ended, or says so."""
+    fed = sum(answer.fed_tokens for answer in window.answers)
+    return sum(answer.plain_tokens for answer in window.answers) / fed if fed else None
 
 
 def quotients(rates: Sequence[float], base: Sequence[float]) -> dict[str, float] | None:
@@ -200,12 +258,11 @@ def figures(windows: Sequence[Window]) -> dict[str, Any]:
     """Return what some windows of one cell tell together."""
     answers = list(chain.from_iterable(one.answers for one in windows))
     first_s = list(chain.from_iterable(one.first_text_s for one in windows))
-    latency_s = [a.ended_s - a.began_s for a in answers if a.ended_s is not None]
     share = partial(share_of, number=len(answers))
     return {
         "answers": len(answers),
         "answers_per_s": round(len(answers) / sum(one.seconds for one in windows), 3),
-        "latency_s": percentiles(latency_s),
+        "latency_s": percentiles(seconds_of(windows)),
         "first_text_s": percentiles(first_s),
         "plain_tokens_median": median(a.plain_tokens for a in answers) if answers else None,
         "at_limit": share(sum(a.finish == "length" for a in answers)),

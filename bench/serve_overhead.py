@@ -25,7 +25,6 @@ from statistics import quantiles
 
 from answers import SAMPLE
 from common import arguments, decoder_named, emit, spread
-from pasta_decoding.server.stop_filter import StopFilter
 from rich.console import Console
 from rich.progress import track
 
@@ -33,6 +32,7 @@ from pasta_decoding.evaluation.questions import read_questions
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
+from pasta_decoding.runtime.stop_filter import StopFilter
 from pasta_decoding.server.app import Settings, create_app
 from pasta_decoding.server.listen import http_server, open_socket
 from pasta_decoding.server.local_backend import LocalBackend

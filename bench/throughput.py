@@ -52,7 +52,7 @@ def main() -> None:
 def run(decoder: LocalDecoder, prompts: list[str], rules: Rules) -> dict[str, object]:
     """Answer all prompts at once and return what that took."""
     parts = decoder.engine, decoder.vocabulary, decoder.scheme
-    scheduler = Scheduler(*parts, max_pairs=None)
+    scheduler = Scheduler(*parts)
     requests = [decoder.request(prompt, rules, Sampling()) for prompt in prompts]
     began_s = time.perf_counter()
     numbers = [scheduler.add(request) for request in requests]

@@ -92,13 +92,20 @@ REMOTE = ("--base-url", "http://127.0.0.1:9/v1", "--join", "text")
 @pytest.mark.parametrize(
     ("engine", "where", "kind"), [("torch", (), LocalBackend), ("remote", REMOTE, RemoteBackend)]
 )
-def test_load_turns_no_answer_sequential_unless_told_so(
+def test_the_option_that_banned_promises_is_accepted_with_a_warning(
     engine: str, where: tuple[str, ...], kind: type, serve: Serve
 ) -> None:
-    for told, expected in (((), None), (("--parallel-up-to", 0), 0), (("--parallel-up-to", 5), 5)):
-        backend, _ = serve(*where, *told, engine=engine)
+    warning = "--parallel-up-to does nothing any more"
+    for told in ((), ("--parallel-up-to", 0)):
+        backend, said = serve(*where, *told, engine=engine)
         assert isinstance(backend, kind)
-        assert backend.saturation.parallel_up_to == expected
+        assert (warning in said) == bool(told)
+
+
+def test_a_latency_goal_reaches_the_governor(serve: Serve) -> None:
+    backend, _ = serve("--target-ms-per-token", 40)
+    assert isinstance(backend, LocalBackend)
+    assert backend.target_ms_per_token == 40
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import numpy as np
 from pasta_decoding.engines.base import FloatArray
 from pasta_decoding.engines.scripted import Script, ScriptedEngine, shuffled
 from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.governor import Governor
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampler, Sampling
 from pasta_decoding.runtime.scheduler import Request, Scheduler
@@ -47,10 +48,14 @@ class FakeClock:
 
 
 def machine(
-    script: Script, *, max_positions: int = 4096, clock: Callable[[], float] = time.perf_counter
+    script: Script,
+    *,
+    max_positions: int = 4096,
+    clock: Callable[[], float] = time.perf_counter,
+    governor: Governor | None = None,
 ) -> tuple[ScriptedEngine, Scheduler]:
     engine = ScriptedEngine(script, SIZE, max_positions)
-    return engine, Scheduler(engine, VOCABULARY, SCHEME, clock=clock)
+    return engine, Scheduler(engine, VOCABULARY, SCHEME, clock=clock, governor=governor)
 
 
 def request(prompt: Sequence[int] = (A, B), *, number: int = 0, seed: int = 0) -> Request:

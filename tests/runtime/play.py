@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from pasta_decoding.lang.layout import MAIN, ChunkRun, Joining, Layout, PromiseRun, lay_out
 from pasta_decoding.lang.positions import Scheme
 from pasta_decoding.lang.tree import Tree
-from pasta_decoding.runtime.actions import Action, Append, Finish, Fork, Rewrite
+from pasta_decoding.runtime.actions import Action, Append, Finish, Fork, Rewrite, Trim
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import best_allowed
@@ -85,10 +86,17 @@ class Played:
         return tree_of(self.interpreter.segments, self.interpreter.vocabulary)
 
     @property
+    def characters(self) -> int | None:
+        """How much of the text is kept; None for all of it."""
+        cuts = [action.characters for action in self.actions if isinstance(action, Trim)]
+        return cuts[0] if cuts else None
+
+    @property
     def text(self) -> str:
         """What a reader is owed, put together without the interpreter's segments."""
         pieces = [(thread, decode(ids)) for thread, ids in self.stretches]
-        return "".join(text if thread == MAIN else text.rstrip() for thread, text in pieces)
+        text = "".join(text if thread == MAIN else text.rstrip() for thread, text in pieces)
+        return text[: self.characters]
 
     @property
     def topics(self) -> list[tuple[int, ...]]:
@@ -124,11 +132,11 @@ def play(
     scheme: Scheme = SCHEME,
     max_positions: int | None = None,
     joining: Joining = Joining.kv,
+    stops: Sequence[str] = (),
 ) -> Played:
     """Play one answer to its end, or stop it after some steps."""
-    played = play_steps(
-        rules, wants, stop_after, scheme=scheme, max_positions=max_positions, joining=joining
-    )
+    about: Any = {"scheme": scheme, "max_positions": max_positions}
+    played = play_steps(rules, wants, stop_after, joining=joining, stops=stops, **about)
     if not played.interpreter.finished:
         played.steps.append([])
         played.do(played.interpreter.stop())
@@ -145,16 +153,20 @@ def play_steps(
     scheme: Scheme = SCHEME,
     max_positions: int | None = None,
     joining: Joining = Joining.kv,
+    stops: Sequence[str] = (),
 ) -> Played:
     """Play the first steps of an answer, or all of it."""
     prompt_tokens = len(PROMPT)
-    interpreter = Interpreter(VOCABULARY, scheme, rules, prompt_tokens, max_positions, joining)
+    interpreter = Interpreter(
+        VOCABULARY, scheme, rules, prompt_tokens, max_positions, joining, stops
+    )
     played = Played(interpreter)
     threads = [MAIN]
     while threads and (steps is None or len(played.steps) < steps):
         played.steps.append([])
         for thread in threads:
-            advance(played, thread, wants)
+            if thread in interpreter.writing:
+                advance(played, thread, wants)
         threads = fed_threads(played.steps[-1])
     return played
 

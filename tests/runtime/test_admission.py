@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from pasta_decoding.engines.scripted import ScriptedEngine, follow
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import MAIN, Joining
-from pasta_decoding.runtime.admission import DEFAULT_MAX_PAIRS, Admission, Demand, demand_of
+from pasta_decoding.runtime.admission import Admission, Demand, demand_of
 from pasta_decoding.runtime.events import Finished
 from pasta_decoding.runtime.local import answer_of
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.scheduler import Request, Scheduler
+from pasta_decoding.runtime.turns import NO_MORE, Allotment
 from tests.examples import few
 from tests.law.world import SCHEME
 from tests.runtime.machine import LINES, A, B, FakeClock, finish, greedy, leaning, machine
@@ -46,10 +47,21 @@ def narrow(max_cells: int, *, clock: FakeClock | None = None) -> tuple[ScriptedE
 
 def test_what_a_request_may_come_to() -> None:
     assert demand_of(sized(5, 30)) == Demand(cells=35, branches=1)
-    assert demand_of(sized(5, 30, max_threads=4)) == Demand(cells=35, branches=5)
-    few_chunks = replace(greedy(), rules=Rules(max_tokens=7, max_chunks=2))
-    assert demand_of(few_chunks) == Demand(cells=10, branches=3)
-    assert demand_of(few_chunks) + Demand(1, 2) == Demand(cells=11, branches=5)
+    assert demand_of(sized(5, 30, max_threads=4)) == Demand(cells=35, branches=3)
+    few_chunks = replace(greedy(), rules=Rules(max_tokens=7, max_chunks=1))
+    assert demand_of(few_chunks) == Demand(cells=10, branches=2)
+    assert demand_of(few_chunks) + Demand(1, 2) == Demand(cells=11, branches=4)
+
+
+def test_what_is_free_makes_answers_wider_and_lets_them_write_ahead() -> None:
+    engine = ScriptedEngine(ENDLESS, SIZE, max_cells=115, max_branches=23)
+    admission = Admission(engine)
+    wide = sized(5, 30, max_threads=9)
+    assert admission.allot(wide, Demand(35, 3)) == Allotment(ahead_tokens=10, threads=7)
+    assert admission.allot(wide, Demand(115, 23)) == NO_MORE
+    assert admission.allot(sized(5, 30), Demand(35, 3)) == NO_MORE
+    unlimited = Admission(ScriptedEngine(ENDLESS, SIZE))
+    assert unlimited.allot(wide, Demand(35, 3)) == Allotment(ahead_tokens=30, threads=9)
 
 
 def test_under_the_text_join_a_load_counts_what_is_fed_again() -> None:
@@ -57,31 +69,19 @@ def test_under_the_text_join_a_load_counts_what_is_fed_again() -> None:
     parallel = sized(5, 30, max_threads=4)
     parallel = replace(parallel, rules=replace(parallel.rules, max_chunks=8))
     twice = demand_of(parallel, joining=Joining.text)
-    assert twice == Demand(cells=5 + 30 + 30 + 8, branches=5)
-    admission = Admission(ScriptedEngine(ENDLESS, SIZE, max_cells=70), None, Joining.text)
+    assert twice == Demand(cells=5 + 30 + 30 + 8, branches=3)
+    admission = Admission(ScriptedEngine(ENDLESS, SIZE, max_cells=70), Joining.text)
     with pytest.raises(PastaError, match=r"fed again by text joins \(73 in all\), do not fit"):
         admission.check(parallel)
-    assert Demand(10, 3).pairs == 30
-
-
-def test_ten_short_prompts_are_answered_at_a_time_by_default() -> None:
-    admission = Admission(ScriptedEngine(ENDLESS, SIZE), DEFAULT_MAX_PAIRS)
-    one = replace(greedy(), prompt=(A,) * 100, rules=Rules())
-    assert admission.admits(demand_of(one), [demand_of(one)] * 9)
-    assert not admission.admits(demand_of(one), [demand_of(one)] * 10)
 
 
 @pytest.mark.parametrize(("room", "admitted"), [(120, True), (119, False)])
-def test_cells_branches_and_their_product_are_limits_of_all_together(
-    room: int, *, admitted: bool
-) -> None:
+def test_cells_and_branches_are_limits_of_all_together(room: int, *, admitted: bool) -> None:
     one, other = demand_of(sized(10, 30, max_threads=3)), demand_of(sized(20, 60))
     engine = ScriptedEngine(ENDLESS, SIZE, max_cells=room)
-    assert Admission(engine, None).admits(one, [other]) is admitted
-    engine = ScriptedEngine(ENDLESS, SIZE, max_branches=room - 115)
-    assert Admission(engine, None).admits(one, [other]) is admitted
-    engine = ScriptedEngine(ENDLESS, SIZE)
-    assert Admission(engine, room * 5).admits(one, [other]) is admitted
+    assert Admission(engine).admits(one, [other]) is admitted
+    engine = ScriptedEngine(ENDLESS, SIZE, max_branches=room - 116)
+    assert Admission(engine).admits(one, [other]) is admitted
 
 
 # First come, first served
@@ -115,7 +115,7 @@ def test_everyone_gets_in_and_in_order_however_narrow_it_is(
 ) -> None:
     """The engine refuses whatever is past its limits, so the scheduler never tries."""
     engine = ScriptedEngine(leaning(1), SIZE, max_cells=60, max_branches=7)
-    scheduler = Scheduler(engine, VOCABULARY, SCHEME, max_pairs=200)
+    scheduler = Scheduler(engine, VOCABULARY, SCHEME)
     numbers = []
     for prompt_tokens, max_tokens, max_threads, steps in sizes:
         numbers.append(scheduler.add(sized(prompt_tokens, max_tokens, max_threads=max_threads)))
@@ -124,13 +124,6 @@ def test_everyone_gets_in_and_in_order_however_narrow_it_is(
     assert len(finish(scheduler, numbers)) == len(sizes)
     assert first_fed(engine) == [prompt_tokens for prompt_tokens, *_ in sizes]
     assert engine.cells_in_use == 0
-
-
-def test_a_request_too_large_for_company_is_answered_alone() -> None:
-    engine = ScriptedEngine(ENDLESS, SIZE)
-    scheduler = Scheduler(engine, VOCABULARY, SCHEME, max_pairs=1)
-    finish(scheduler, [scheduler.add(cells(20)) for _ in range(3)])
-    assert {len(step) for step in engine.steps} == {1}
 
 
 # Refusals
@@ -146,16 +139,17 @@ def refused(engine: ScriptedEngine, request: Request) -> tuple[str, str]:
 
 
 def test_who_does_not_fit_even_alone_is_refused() -> None:
-    engine = ScriptedEngine(ENDLESS, SIZE, max_cells=50, max_branches=8)
+    engine = ScriptedEngine(ENDLESS, SIZE, max_cells=50, max_branches=2)
     assert refused(engine, sized(11, 40)) == (
         "a prompt of 11 tokens and an answer of up to 40 do not fit the engine's 50 cells",
         "Use a shorter prompt, or allow fewer tokens for the answer.",
     )
     assert refused(engine, sized(10, 40, max_threads=8)) == (
-        "an answer of up to 9 branches does not fit the engine's 8",
-        "Allow fewer threads or fewer chunks.",
+        "an answer of up to 3 branches does not fit the engine's 2",
+        "Allow fewer chunks.",
     )
-    scheduler = Scheduler(engine, VOCABULARY, SCHEME, max_pairs=1)
+    engine = ScriptedEngine(ENDLESS, SIZE, max_cells=50, max_branches=3)
+    scheduler = Scheduler(engine, VOCABULARY, SCHEME)
     assert answer_of(scheduler, sized(10, 40, max_threads=7)).hit_limit
 
 

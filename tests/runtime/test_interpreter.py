@@ -21,6 +21,7 @@ from pasta_decoding.lang.layout import (
 from pasta_decoding.lang.positions import SCHEMES, Reserve, Scheme
 from pasta_decoding.lang.tree import Chunk, Span, read, show, strip
 from pasta_decoding.runtime.actions import Append, CloseChunk, Finish, Fork, Join, Rewrite
+from pasta_decoding.runtime.cut import first_tokens, tokens_of
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.vocabulary import fold_topic
@@ -77,13 +78,17 @@ def assert_topics_differ(played: Played) -> None:
     limit = played.interpreter.rules.max_topic_tokens
     assert all(len(ids) <= limit for ids in played.topics)
     forks = [action.topic for action in played.actions if isinstance(action, Fork)]
-    assert forks == [node.topic for node in played.tree if isinstance(node, Chunk)]
+    told = [node.topic for node in played.tree if isinstance(node, Chunk)]
+    assert told == forks[: len(told)]
 
 
 def assert_within_budget(played: Played) -> None:
     rules = played.interpreter.rules
-    assert played.fed_tokens == played.interpreter.fed_tokens <= rules.max_tokens
-    assert len(played.steps) <= rules.max_tokens + 2
+    assert played.fed_tokens == played.interpreter.written_tokens
+    kept = tokens_of(played.interpreter.segments)
+    assert kept <= rules.max_tokens
+    assert played.interpreter.trimmed_tokens == played.fed_tokens - kept
+    assert len(played.steps) <= played.fed_tokens + 2
     assert len(played.chunks) <= rules.max_chunks
     longest = max(1, rules.min_chunk_tokens, int(50 * rules.chunk_factor))
     assert all(len(chunk.ids) - 1 <= longest for chunk in played.chunks)
@@ -116,15 +121,14 @@ def fed_by(played: Played) -> list[Append]:
 def test_the_layout_holds_every_token_that_was_fed_where_it_was_fed(
     rules: Rules, wanted: list[int], scheme: Scheme
 ) -> None:
-    """All but those of a promise that the budget cut off, which keeps nothing."""
+    """All but those beyond the budget."""
     played = play(rules, cycle(wanted), scheme=scheme)
     fed = fed_by(played)
     layout, size = played.layout, len(PROMPT)
     columns = (layout.thread[size:], layout.tokens[size:], layout.position[size:])
     kept = set(zip(*columns, strict=True))
-    dropped = {(f.thread, f.token, f.position) for f in fed} - kept
-    assert len(layout.tokens) == size + len(fed) - len(dropped)
-    assert not dropped or (0, OPEN, min(position for _, _, position in dropped)) in dropped
+    assert kept <= {(f.thread, f.token, f.position) for f in fed}
+    assert len(layout.tokens) == size + len(fed) - played.interpreter.trimmed_tokens
 
 
 @few(60)
@@ -158,8 +162,10 @@ def test_stopping_anywhere_keeps_what_was_written(
     assert {problem.rule for problem in problems} <= {"empty-chunk"}
     assert_texts_kept(played)
     assert len(played.layout.tokens) <= len(PROMPT) + played.fed_tokens
-    closed = [action for action in played.actions if isinstance(action, CloseChunk)]
-    assert sorted(action.thread for action in closed) == list(range(1, len(played.chunks) + 1))
+    closed = [action.thread for action in played.actions if isinstance(action, CloseChunk)]
+    forked = [action.thread for action in played.actions if isinstance(action, Fork)]
+    assert sorted(closed) == forked
+    assert len(played.chunks) <= len(forked)
 
 
 def test_the_actions_of_a_worked_example() -> None:
@@ -321,18 +327,16 @@ def test_a_checkpoint_without_topics_closes_a_promise_at_once() -> None:
 ENDLESS = script({0: [OPEN, A, P20, OPEN, B, P20, *[A] * 99], 1: [B] * 99, 2: [C] * 99})
 
 
-def test_at_the_thread_limit_promises_are_banned_until_a_chunk_closes() -> None:
-    rules = replace(SMALL, max_threads=2)
+def test_the_number_of_live_threads_bans_no_promise() -> None:
+    rules = replace(SMALL, max_threads=1)
     interpreter = play_steps(rules, script({0: [OPEN, A, P20]}), 3).interpreter
-    assert OPEN not in allowed(interpreter)
-    interpreter.on_token(1, B)
-    interpreter.on_token(1, CLOSE)
     assert OPEN in allowed(interpreter)
 
 
 def test_at_the_chunk_limit_promises_are_banned() -> None:
-    assert len(play(replace(SMALL, max_chunks=1), ENDLESS).chunks) == 1
-    assert len(play(replace(SMALL, max_chunks=2), ENDLESS).chunks) == 2
+    rules = replace(SMALL, max_tokens=200)
+    assert len(play(replace(rules, max_chunks=1), ENDLESS).chunks) == 1
+    assert len(play(replace(rules, max_chunks=2), ENDLESS).chunks) == 2
 
 
 def test_sequential_decoding_bans_promises_and_syncs() -> None:
@@ -350,32 +354,56 @@ def test_a_chunk_at_its_limit_is_closed_and_marked(factor: float, least: int, le
     assert not played.interpreter.hit_limit
 
 
-def test_at_the_answers_budget_everything_is_closed_and_marked() -> None:
-    played = play(replace(SMALL, max_tokens=30), ENDLESS)
-    assert played.fed_tokens == 30
-    assert [chunk.closed for chunk in played.chunks] == [False, False]
+def test_the_budget_keeps_the_first_tokens_in_reading_order() -> None:
+    """Main runs ahead of its chunks; what it wrote past the budget is trimmed."""
+    endless = {0: [OPEN, A, P20, OPEN, B, P20, *[A] * 99], 1: [B] * 20, 2: [C] * 99}
+    played = play(replace(SMALL, max_tokens=30), script(endless))
+    assert played.interpreter.segments == [
+        PromiseRun((OPEN, A, P20), 20),
+        ChunkRun((ASYNC, *[B] * 20)),
+        PromiseRun((OPEN, B, P20), 20),
+        ChunkRun((ASYNC, C, C), closed=False),
+    ]
+    assert played.interpreter.hit_limit
+    assert played.interpreter.trimmed_tokens == played.fed_tokens - 30 > 0
+    assert played.characters == len("b" * 20 + "cc")
+
+
+def test_an_answer_with_a_budget_begins_like_the_one_without() -> None:
+    main = [A, OPEN, A, P20, C, OPEN, B, P50, SYNC, *[B] * 9]
+    threads = {0: main, 1: [C] * 4, 2: [B] * 6}
+    whole = play(SMALL, script(threads)).interpreter.segments
+    for budget in range(tokens_of(whole)):
+        played = play(replace(SMALL, max_tokens=budget), script(threads))
+        assert played.interpreter.segments == first_tokens(whole, budget)
+        assert played.interpreter.hit_limit
+
+
+@pytest.mark.parametrize(("budget", "chunks"), [(5, 0), (6, 1)])
+def test_a_promise_is_kept_with_a_token_of_its_chunk_or_not_at_all(
+    budget: int, chunks: int
+) -> None:
+    played = play(replace(SMALL, max_tokens=budget), script({0: [C, OPEN, A, P20], 1: [C] * 99}))
+    assert [len(chunk.ids) - 1 for chunk in played.chunks] == [1] * chunks
+    assert played.tree[0] == Span("c")
     assert played.interpreter.hit_limit
 
 
-def test_a_budget_that_ends_within_a_topic_drops_the_promise_and_nothing_else() -> None:
-    main = [A, OPEN, A, P20, C, OPEN, B, SPACE_B, B, B]
-    rules = replace(SMALL, max_tokens=16)
-    played = play(rules, script({0: main, 1: [C] * 99}))
-    assert len(played.topics) == 1
-    assert played.tree[-1] == Span("c")
-    assert played.interpreter.hit_limit
-
-
-def test_a_promise_made_just_before_the_budget_ends_gets_a_token_for_its_chunk() -> None:
-    rules = Rules(max_tokens=11, max_topic_tokens=2)
-    main = [OPEN, A, P20, OPEN, B, P20, *[A] * 9]
-    played = play(rules, script({0: main, 1: [C] * 99, 2: [C] * 99}))
-    assert all(len(chunk.ids) > 1 for chunk in played.chunks)
-    assert played.fed_tokens == 11
-
-
-def test_a_sync_that_waits_finds_its_token_in_the_budget() -> None:
+def test_a_sync_past_the_budget_joins_nothing() -> None:
     rules = replace(SMALL, max_tokens=16)
     played = play(rules, script({0: [OPEN, A, P20, SYNC], 1: [C] * 99}))
-    assert played.interpreter.segments[-1] == SyncRun(SYNC)
+    assert played.interpreter.segments[-1] == ChunkRun((ASYNC, *[C] * 12), closed=False)
     assert played.fed_tokens == 16
+
+
+def test_a_stop_string_ends_the_answer_in_reading_order_and_not_before() -> None:
+    """Main writes it first, but behind a chunk that is still being written."""
+    threads = {0: [A, OPEN, A, P20, B, C, A], 1: [C, C, C, C, B]}
+    played = play(SMALL, script(threads), stops=("bc",))
+    assert played.interpreter.segments == [
+        Run((A,)),
+        PromiseRun((OPEN, A, P20), 20),
+        ChunkRun((ASYNC, C, C, C, C, B)),
+        Run((B, C)),
+    ]
+    assert (played.interpreter.stopped, played.interpreter.hit_limit) == (True, False)

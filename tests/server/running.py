@@ -20,7 +20,6 @@ from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.listen import http_server, open_socket
 from pasta_decoding.server.local_backend import LocalBackend
 from pasta_decoding.server.metrics import Metrics
-from pasta_decoding.server.saturation import Saturation
 
 MODEL = "tiny"
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -90,7 +89,7 @@ class Running:
 
     def wait_until_idle(self) -> None:
         """Wait until nothing is held and nobody is waiting; fails if that does not come."""
-        wait_for(lambda: self.backend.intake.load.running == 0)
+        wait_for(lambda: self.backend.capacity.load.running == 0)
         wait_for(lambda: self.decoder.engine.cells_in_use == 0)
 
 
@@ -108,12 +107,11 @@ def running(
     *,
     max_concurrency: int = 8,
     queue: int = 64,
-    parallel_up_to: int | None = None,
     **settings: Any,
 ) -> Iterator[Running]:
-    """Serve until the block ends; unless told otherwise, load does not change how answers read."""
+    """Serve until the block ends."""
     metrics = Metrics()
-    backend = LocalBackend(decoder, metrics, max_concurrency, queue, Saturation(parallel_up_to))
+    backend = LocalBackend(decoder, metrics, max_concurrency, queue)
     with running_over(backend, metrics, decoder, **settings) as server:
         yield server
 

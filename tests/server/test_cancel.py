@@ -47,7 +47,7 @@ def test_a_cancelled_answer_is_freed_within_one_step(decoder: LocalDecoder) -> N
         engine.permits.release(1)
         await asyncio.to_thread(wait_for, lambda: engine.cells_in_use == 0)
         assert engine.begun == len(engine.steps) == 7
-        assert backend.intake.load.waiting == 0
+        assert backend.capacity.load.waiting == 0
         await backend.stop()
 
     asyncio.run(leave_after_some_text())
@@ -80,12 +80,12 @@ def test_a_client_that_leaves_the_queue_is_never_let_in(decoder: LocalDecoder) -
         backend = LocalBackend(slow, Metrics(), max_concurrency=1)
         await backend.start()
         with backend.submit([ask(slow, 60)]) as first, backend.submit([ask(slow, 60)]) as second:
-            assert backend.intake.load.waiting == 1
+            assert backend.capacity.load.waiting == 1
             second.close()
             found = [item async for item in first]
             assert isinstance(found[-1], Ended)
         await asyncio.to_thread(wait_for, lambda: slow.engine.cells_in_use == 0)
-        assert backend.intake.load.running == 0
+        assert backend.capacity.load.running == 0
         await backend.stop()
 
     asyncio.run(leave_while_waiting())
@@ -151,7 +151,7 @@ def test_what_is_under_way_when_the_server_stops_ends_with_an_error(decoder: Loc
                 await drain(pieces)
             assert isinstance(broken.value.__cause__, StoppedError)
         assert slow.engine.cells_in_use == 0
-        assert backend.intake.load == Load(0, 0)
+        assert backend.capacity.load == Load(0, 0)
         assert b'pasta_answers_total{end="failed"} 1.0' in backend.metrics.render()
         assert not backend.alive
         with pytest.raises(StoppedError):

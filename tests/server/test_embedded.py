@@ -56,7 +56,7 @@ def test_stream_plain_reply_and_pasta_run_agree_to_the_byte_on_fifty_prompts(
 ) -> None:
     assert len(PROMPTS) == 50
     chunks = 0
-    with running(embedded, parallel_up_to=1) as server:
+    with running(embedded) as server:
         for prompt in PROMPTS:
             messages = [{"role": "user", "content": prompt}]
             body: dict[str, Any] = {"model": MODEL, "messages": messages, "max_tokens": TOKENS}

@@ -23,7 +23,6 @@ from pasta_decoding.runtime.sampling import Sampling
 from pasta_decoding.server.backend import AnswerError, Ask, Load, StoppedError
 from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.remote_backend import RemoteBackend
-from pasta_decoding.server.saturation import Saturation
 from tests.checkpoint import TinyCheckpoint
 from tests.remote.fake import Fake, refusal, serving, until
 from tests.server.running import HELLO, MODEL, Running, running_over
@@ -51,7 +50,7 @@ class Setup:
 
     def wait_until_idle(self) -> None:
         until(lambda: self.fake.live == 0)
-        until(lambda: self.backend.intake.load.running == 0)
+        until(lambda: self.backend.capacity.load.running == 0)
 
 
 @pytest.fixture
@@ -230,7 +229,7 @@ def test_an_answer_that_had_not_begun_when_the_server_stops_ends_with_an_error(
             with pytest.raises(AnswerError):
                 async for _piece in answers:
                     pass
-        assert backend.intake.load == Load(0, 0)
+        assert backend.capacity.load == Load(0, 0)
 
     asyncio.run(stop_at_once())
 
@@ -274,18 +273,6 @@ def test_many_clients_that_come_and_go_leave_nothing_behind(setup: Setup) -> Non
     for gauge in ("pasta_running", "pasta_queue", "pasta_live_threads"):
         assert setup.server.metric(gauge) == 0
     assert stream_text(setup).endswith("Then the end.")
-
-
-def test_under_load_a_remote_answer_is_sequential_and_says_so(setup: Setup) -> None:
-    setup.backend.saturation = Saturation(0)
-    got: Any = setup.server.client().chat.completions.create(**setup.body())
-    assert got.usage.model_extra["sequential_choices"] == 1
-    assert got.usage.model_extra["threads"] == 1
-    assert setup.server.metric("pasta_load_sequential_total") == 1
-    insisted = setup.body(extra_body={"pasta_parallel": True})
-    again: Any = setup.server.client().chat.completions.create(**insisted)
-    assert again.choices[0].message.content == "First: the only chunk Then the end."
-    assert again.usage.model_extra["sequential_choices"] == 0
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_penalties_and_min_p_change_the_answer_and_neutral_ones_do_not(server: R
 @pytest.mark.parametrize(
     ("change", "param", "reason"),
     [
-        ({"logit_bias": {"99999": 1}}, None, "logit_bias names the id 99999"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias", "logit_bias names the id 99999"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "logit_bias"),
         ({"logit_bias": {"1": 101}}, "logit_bias", "logit_bias"),
         ({"logit_bias": {str(n): 1 for n in range(301)}}, "logit_bias", "logit_bias"),

@@ -164,7 +164,8 @@ class Model:
         ids = tuple(self.decoder.encoder.encode(messages_of(prompt), max_tokens=room))
         sampler = self.decoder.sampler(ids, sampling, number)
         seconds = options.get("max_seconds")
-        return self.decoder.request_of(ids, rules, sampler, max_seconds=seconds)
+        stops = stops_of(options)
+        return self.decoder.request_of(ids, rules, sampler, max_seconds=seconds, stops=stops)
 
     def _working(self) -> Worker:
         if self._closed:

@@ -58,8 +58,16 @@ def serve(
         int | None,
         typer.Option(
             min=0,
-            help="Answers under way, up to which one that begins may write in parallel. Beyond "
-            "that it does only if it insists. No limit if left out.",
+            help="Without effect: load changes no answer any more.",
+            hidden=True,
+        ),
+    ] = None,
+    target_ms_per_token: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            help="Milliseconds that a step should take at most: fewer threads write at a time "
+            "where that makes it so. As is cheapest if left out.",
         ),
     ] = None,
     max_per_client: Annotated[
@@ -93,7 +101,6 @@ def serve(
     from pasta_decoding.server.local_backend import LocalBackend
     from pasta_decoding.server.metrics import Metrics
     from pasta_decoding.server.remote_backend import RemoteBackend
-    from pasta_decoding.server.saturation import Saturation
 
     key = key_of(api_key, api_key_file)
     settings = Settings(
@@ -110,12 +117,13 @@ def serve(
             settings = replace(settings, hosts=own_names(listener, host))
         metrics = Metrics()
         decoder = loading.decoder()
-        limits = max_requests, max_queue, Saturation(parallel_up_to)
         backend: Backend = (
-            RemoteBackend(decoder, metrics, *limits)
+            RemoteBackend(decoder, metrics, max_requests, max_queue)
             if isinstance(decoder, RemoteDecoder)
-            else LocalBackend(decoder, metrics, *limits)
+            else LocalBackend(decoder, metrics, max_requests, max_queue, target_ms_per_token)
         )
+        if parallel_up_to is not None:
+            say("--parallel-up-to does nothing any more: load delays threads, and bans no promise")
         if key is None and not is_loopback(listener):
             say("anybody who reaches this address may ask: --api-key keeps them out")
         say(f"{settings.model} at {address(listener)}")

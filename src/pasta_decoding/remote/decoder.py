@@ -80,6 +80,7 @@ class RemoteDecoder(Decoder):
             len(request.prompt),
             self.service.max_positions,
             Joining.text,
+            request.stops,
         )
         return Writer(request, interpreter, pool, on_news, queue_s)
 

@@ -53,7 +53,7 @@ class Writer:
     queue_s: float = 0.0
     contexts: dict[int, list[int]] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.contexts[MAIN] = list(self.request.prompt)
@@ -87,8 +87,7 @@ class Writer:
         if self.interpreter.finished:
             return
         self._apply(self.interpreter.stop())
-        for task in self._tasks - {_current_task()}:
-            task.cancel()
+        self._end_tasks()
         self._report()
 
     @property
@@ -106,9 +105,14 @@ class Writer:
         )
 
     def _start(self, thread: int) -> None:
-        task = self._group.create_task(self._write(thread))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[thread] = self._group.create_task(self._write(thread))
+
+    def _end_tasks(self) -> None:
+        """End what others wrote, of whom nothing more is wanted."""
+        for thread in self._tasks.keys() - set(self.interpreter.writing):
+            task = self._tasks.pop(thread)
+            if task is not _current_task():
+                task.cancel()
 
     async def _write(self, thread: int) -> None:
         """Let `thread` write until it ends; main, until it waits."""
@@ -119,7 +123,10 @@ class Writer:
                 choice = await stream.choose()
                 self.account.note(thread, choice)
                 self._apply(self.interpreter.on_token(thread, choice.token))
+                self._end_tasks()
                 self._report()
+                if self.account.has_met_a_stop():
+                    self.stop()
                 if thread == MAIN and choice.token == sync:
                     return  # it goes on behind the join, in a task of its own
         finally:

@@ -56,10 +56,17 @@ class Rewrite:
 
 
 @dataclass(frozen=True, slots=True)
+class Trim:
+    """The answer is what stands in the first `characters` of its text, in reading order."""
+
+    characters: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """Nothing more will be written; every branch ends."""
 
     truncated: bool
 
 
-Action = Append | Fork | CloseChunk | Join | Rewrite | Finish
+Action = Append | Fork | CloseChunk | Join | Rewrite | Trim | Finish

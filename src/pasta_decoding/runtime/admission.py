@@ -15,17 +15,21 @@ from pasta_decoding.engines.pool import Limits
 from pasta_decoding.errors import TOO_LONG, PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.runtime.request import Request
+from pasta_decoding.runtime.turns import NO_MORE, Allotment
 
-DEFAULT_MAX_PAIRS = 2**22
-"""Ten answers to short prompts under the default rules."""
+AHEAD_SHARE = 8
+"""An answer may write ahead in this part of the cells that are free when it is let in."""
+THREADS_SHARE = 4
+"""And has this part of the branches that are free then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a request may come to, or several together.
+    """What a request needs at least, or several together.
 
     cells:    tokens of prompt and answer.
-    branches: one a live thread, and one that keeps the finished chunks until main joins them.
+    branches: one a thread that has begun, and one that keeps the finished chunks until main joins
+              them.
     """
 
     cells: int
@@ -34,10 +38,8 @@ class Demand:
     def __add__(self, other: Demand) -> Demand:
         return Demand(self.cells + other.cells, self.branches + other.branches)
 
-    @property
-    def pairs(self) -> int:
-        """Cells times branches: what attention computes a step over a cache that all share."""
-        return self.cells * self.branches
+    def __sub__(self, other: Demand) -> Demand:
+        return Demand(self.cells - other.cells, self.branches - other.branches)
 
 
 def demand_of(request: Request, *, shared_tokens: int = 0, joining: Joining = Joining.kv) -> Demand:
@@ -51,7 +53,12 @@ def demand_of(request: Request, *, shared_tokens: int = 0, joining: Joining = Jo
         return Demand(cells, branches=1)
     if joining is Joining.text:
         cells += rules.max_tokens + rules.max_chunks
-    return Demand(cells, branches=1 + min(rules.max_chunks, rules.max_threads))
+    return Demand(cells, branches=branches_of(request, NO_MORE.threads))
+
+
+def branches_of(request: Request, threads: int) -> int:
+    """Return how many branches so many threads take: the finished chunks have one, too."""
+    return 1 + min(request.rules.max_chunks, threads)
 
 
 def shared_beginning(requests: Sequence[Request]) -> int:
@@ -80,14 +87,9 @@ def demands_of(requests: Sequence[Request], joining: Joining = Joining.kv) -> li
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The policy. Cells and branches are what the engine has; `max_pairs` keeps steps short.
-
-    Whoever does not fit the engine even alone is refused; `max_pairs` (None: no limit) only keeps
-    requests apart.
-    """
+    """The policy. Cells and branches are what the engine has."""
 
     engine: Engine
-    max_pairs: int | None
     joining: Joining = Joining.kv
 
     def demands_of(self, requests: Sequence[Request]) -> list[Demand]:
@@ -117,15 +119,29 @@ class Admission:
         return not beside or (
             _within(together.cells, self.engine.max_cells)
             and _within(together.branches, self.engine.max_branches)
-            and _within(together.pairs, self.max_pairs)
         )
+
+    def allot(self, request: Request, taken: Demand) -> Allotment:
+        """Return what `request` gets of what is free beside all that is `taken`, its own included.
+
+        It makes a step wider, never an answer different.
+        """
+        rules = request.rules
+        if not rules.parallel:
+            return NO_MORE
+        free = _left(self.engine.max_cells, taken.cells, AHEAD_SHARE)
+        more = _left(self.engine.max_branches, taken.branches, THREADS_SHARE)
+        ahead_tokens = rules.max_tokens if free is None else min(rules.max_tokens, free)
+        wanted = max(NO_MORE.threads, rules.max_threads)
+        threads = wanted if more is None else min(wanted, NO_MORE.threads + more)
+        return Allotment(ahead_tokens, threads)
 
     def _check_branches(self, demand: Demand) -> None:
         branches, most = demand.branches, self.engine.max_branches
         if not _within(branches, most):
             raise PastaError(
                 f"an answer of up to {branches} branches does not fit the engine's {most}",
-                hint="Allow fewer threads or fewer chunks.",
+                hint="Allow fewer chunks.",
             )
 
 
@@ -149,6 +165,10 @@ def _check_tokens(request: Request, tokens: int, most: int | None, whose: str, w
             hint="Use a shorter prompt, or allow fewer tokens for the answer.",
             code=TOO_LONG,
         )
+
+
+def _left(most: int | None, taken: int, share: int) -> int | None:
+    return None if most is None else max(0, most - taken) // share
 
 
 def _within(number: int, most: int | None) -> bool:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pasta_decoding.lang.layout import ChunkRun, Joining, Layout, Segment, lay_out, lay_out_rows
+from pasta_decoding.lang.layout import (
+    MAIN,
+    ChunkRun,
+    Joining,
+    Layout,
+    Segment,
+    lay_out,
+    lay_out_rows,
+)
 from pasta_decoding.lang.tree import Tree, show, strip
 from pasta_decoding.runtime.account import Account
+from pasta_decoding.runtime.cut import tokens_of
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.text import tree_of
@@ -21,10 +31,13 @@ class Answer:
     layouts:          thread, position and visibility of every token, prompt included; several
                       rows under the `text` join, else one.
     end:              the token that ended it, of those that may; None if a limit did.
-    interventions:    how often a constraint overruled the model.
+    interventions:    how often a constraint overruled the model, in what was kept.
     truncated_chunks: chunks that a limit closed.
     truncated:        whether any limit ended a chunk or the answer.
-    hit_limit:        whether the answer's own token budget ended something.
+    hit_limit:        whether the answer's own token budget ended it.
+    stopped:          whether a stop string ended it; its text still holds that.
+    fed_tokens:       tokens of the answer, tags included.
+    trimmed_tokens:   tokens that were written beyond its end, in reading order.
     event_s:          seconds from the request to each of the events.
     first_token_s:    seconds from the request to the first token; None if there was none.
     seconds:          from the request to the end, of which
@@ -43,7 +56,9 @@ class Answer:
     truncated_chunks: int
     truncated: bool
     hit_limit: bool
+    stopped: bool
     fed_tokens: int
+    trimmed_tokens: int
     seconds: float
     queue_s: float
 
@@ -84,19 +99,34 @@ def conclude(
         segments=segments,
         layouts=_layouts(prompt, segments, interpreter),
         end=interpreter.end,
-        tree=tree_of(segments, vocabulary),
+        tree=tree_of(segments, vocabulary, cut_off=interpreter.trimmed),
         trace=trace,
         events=tuple(account.events),
         event_s=tuple(account.event_s),
         first_token_s=account.first_token_s,
-        interventions=account.interventions,
+        interventions=_interventions(segments, account),
         truncated_chunks=sum(isinstance(s, ChunkRun) and not s.closed for s in segments),
         truncated=interpreter.truncated,
         hit_limit=interpreter.hit_limit,
-        fed_tokens=interpreter.fed_tokens,
+        stopped=interpreter.stopped,
+        fed_tokens=tokens_of(segments),
+        trimmed_tokens=interpreter.trimmed_tokens,
         seconds=seconds,
         queue_s=queue_s,
     )
+
+
+def _interventions(segments: Sequence[Segment], account: Account) -> int:
+    """Count them in what was kept; where nothing was trimmed, ends were chosen, too."""
+    kept, chunks = {MAIN: 0}, 0
+    for segment in segments:
+        if isinstance(segment, ChunkRun):
+            chunks += 1
+            kept[chunks] = len(segment.ids) - 1 + segment.closed
+        else:
+            kept[MAIN] += tokens_of([segment])
+    kept[MAIN] += account.interpreter.end is not None
+    return sum(place < kept.get(thread, 0) for thread, place in account.overruled)
 
 
 def _layouts(

@@ -15,6 +15,7 @@ from pasta_decoding.models.loading import Loaded
 from pasta_decoding.models.prompt import Message, PromptEncoder
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Event
+from pasta_decoding.runtime.governor import Priority
 from pasta_decoding.runtime.penalties import History, Penalties
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.rules import Rules
@@ -133,10 +134,12 @@ class Decoder:
         chooser: Chooser,
         *,
         max_seconds: float | None = None,
+        stops: tuple[str, ...] = (),
+        priority: Priority = Priority.normal,
     ) -> Request:
         """Return the request that answers an encoded prompt, as the checkpoint was trained to."""
         own = replace(rules, topic=self.topic, parallel=rules.parallel and self.parallel)
-        return Request(ids, chooser, own, max_seconds)
+        return Request(ids, chooser, own, max_seconds, priority, stops)
 
     def plain_tokens(self, text: str) -> int:
         """Tokens of a tag-free text, tokenised alone."""

@@ -7,7 +7,7 @@ a chunk behind an unfinished one waiting its turn.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.runtime.sampling import TokenLogprobs
@@ -47,13 +47,23 @@ class Synced:
 
 
 @dataclass(frozen=True, slots=True)
+class Trimmed:
+    """The text ends after so many characters, in reading order: a limit or a stop string ends it.
+
+    What was told of what stands behind, and what is still told, is no part of the answer.
+    """
+
+    characters: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The answer is complete, or was cut off."""
 
     truncated: bool
 
 
-Event = Opened | Delta | Closed | Synced | Finished
+Event = Opened | Delta | Closed | Synced | Trimmed | Finished
 
 
 class Ordered:
@@ -62,6 +72,8 @@ class Ordered:
     def __init__(self) -> None:
         self._waiting: list[tuple[int, list[Delta]]] = [(MAIN, [])]
         self._closed: set[int] = set()
+        self._shown = 0
+        self._ends_after: int | None = None
 
     def feed(self, event: Event) -> str:
         """Return the text that can be shown after `event`."""
@@ -78,12 +90,25 @@ class Ordered:
                 self._closed.add(thread)
             case Finished():
                 self._closed |= {thread for thread, _ in self._waiting}
+            case Trimmed(characters):
+                self._ends_after = characters
             case Synced():
                 pass
-        return self._release()
+        return self._within(self._release())
 
     def _place(self, thread: int) -> list[Delta]:
         return next(held for owner, held in reversed(self._waiting) if owner == thread)
+
+    def _within(self, released: list[Delta]) -> list[Delta]:
+        if self._ends_after is None:
+            self._shown += sum(len(delta.text) for delta in released)
+            return released
+        kept = []
+        for delta in released:
+            text = delta.text[: max(0, self._ends_after - self._shown)]
+            self._shown += len(text)
+            kept += [replace(delta, text=text)] if text else []
+        return kept
 
     def _release(self) -> list[Delta]:
         shown: list[Delta] = []

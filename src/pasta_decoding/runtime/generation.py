@@ -10,13 +10,14 @@ from pasta_decoding.engines.base import Branch, Engine, Feed, FloatArray
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.runtime.account import Account
 from pasta_decoding.runtime.actions import Action, Append, CloseChunk, Fork, Join, Rewrite
-from pasta_decoding.runtime.admission import Demand
+from pasta_decoding.runtime.admission import Demand, branches_of
 from pasta_decoding.runtime.answer import Answer, conclude
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.sampling import Choice, Draw, Sampler
 from pasta_decoding.runtime.trace import Trace
+from pasta_decoding.runtime.turns import NO_MORE, Allotment, Pending, Turns, turns_of
 
 
 class Row(NamedTuple):
@@ -31,7 +32,9 @@ class Row(NamedTuple):
 class Generation:
     """One answer: it waits, is opened, prefilled, decoded, and ends with an answer or an error.
 
-    demand:   the most that it may come to.
+    needs:    the least that it can be written with.
+    demand:   what it holds room for, once it is let in.
+    allotment: what it was given beyond its needs.
     family:   all that share the beginning of their prompts, itself included. The first feeds it;
               the others are forked off it there.
     shared_tokens: how long that beginning is.
@@ -40,6 +43,7 @@ class Generation:
     prefilled_tokens: and where that goes on.
     rewrite_s: what a text join took up to now; None while there is none.
     branches: those of the live threads; none before it is opened and after its end.
+    pending:  the token that each thread has chosen and not been fed yet.
     finished: the branch that sees what finished chunks wrote, until main joins it. One for all of
               them: an engine may have few branches.
     """
@@ -48,8 +52,9 @@ class Generation:
     engine: Engine
     interpreter: Interpreter
     trace: Trace
-    demand: Demand
+    needs: Demand
     added_s: float
+    allotment: Allotment = NO_MORE
     family: Sequence[Generation] = ()
     shared_tokens: int = 0
     opened_s: float | None = None
@@ -58,12 +63,14 @@ class Generation:
     rewrite_s: float | None = None
     branches: dict[int, Branch] = field(default_factory=dict)
     finished: Branch | None = None
-    feeds: list[Row] = field(default_factory=list)
+    pending: dict[int, Row] = field(default_factory=dict)
     answer: Answer | None = None
     error: BaseException | None = None
     account: Account = field(init=False)
+    demand: Demand = field(init=False)
 
     def __post_init__(self) -> None:
+        self.demand = self.needs
         self.unfed = self.request.prompt
         self.account = Account(self.interpreter, self.added_s)
 
@@ -85,6 +92,14 @@ class Generation:
         return len(self.unfed)
 
     # From the queue to the end
+
+    def allot(self, allotment: Allotment) -> None:
+        """Set what it is given beyond its needs, before it is opened."""
+        branches = branches_of(self.request, allotment.threads) - branches_of(
+            self.request, NO_MORE.threads
+        )
+        self.allotment = allotment
+        self.demand = self.needs + Demand(allotment.ahead_tokens, branches)
 
     def open(self, now_s: float) -> None:
         """Take room for all that the answer, and those of its family, may come to."""
@@ -127,18 +142,37 @@ class Generation:
                 one.prefilled_tokens = self.shared_tokens
                 one.unfed = one.unfed[self.shared_tokens :]
 
-    def take_feeds(self) -> list[Row]:
-        """Return what the coming step feeds, and put it on record."""
-        rows, self.feeds = self.feeds, []
+    def turns(self) -> Turns:
+        """Tell which threads could be fed in the coming step."""
+        pending = Pending(self.pending, self._opening)
+        return turns_of(self.interpreter, pending, self.allotment, len(self.branches))
+
+    def take(self, threads: Sequence[int]) -> list[Row]:
+        """Return what the coming step feeds for `threads`, and put it on record.
+
+        A chunk whose promise has not been fed yet, and is not now, is left out.
+        """
+        opening = self._opening
+        if opening in threads and MAIN not in threads:
+            threads = [thread for thread in threads if thread != opening]
+        order = sorted(threads, key=lambda thread: (thread != MAIN, thread))
+        rows = [self.pending.pop(thread) for thread in order]
         for _, thread, feed in rows:
             self.trace.feed(thread, feed.ids[0], feed.positions[0])
         return rows
 
+    @property
+    def _opening(self) -> int | None:
+        """The chunk that main's next feed opens, if it does: the last one, which waits for it."""
+        row = self.pending.get(MAIN)
+        return None if row is None or len(row.feed.branches) < 2 else max(self.pending)
+
     def choose(self, thread: int, logits_V: FloatArray) -> None:
         """Choose the next token of `thread`, and do what follows from it."""
         index = self.account.chosen.get(thread, 0)
-        allowed = self.interpreter.constraint(thread)
-        self._take(thread, self.request.chooser.choose(thread, index, logits_V, allowed))
+        if self.interpreter.writes(thread):  # or another row of the pass has ended it
+            allowed = self.interpreter.constraint(thread)
+            self._take(thread, self.request.chooser.choose(thread, index, logits_V, allowed))
 
     def draw(self, thread: int) -> Draw:
         """Return what draws the next token of `thread`, for a sampler's request."""
@@ -150,12 +184,15 @@ class Generation:
     ) -> None:
         """Choose the next token where `draw` took `wanted`; `logits` fetches the row."""
         assert isinstance(self.request.chooser, Sampler), "others draw nothing"
-        allowed = self.interpreter.constraint(thread)
-        self._take(thread, self.request.chooser.settle(thread, draw, wanted, logits, allowed))
+        if self.interpreter.writes(thread):
+            allowed = self.interpreter.constraint(thread)
+            self._take(thread, self.request.chooser.settle(thread, draw, wanted, logits, allowed))
 
     def _take(self, thread: int, choice: Choice) -> None:
         self.account.note(thread, choice)
         self._apply(self.interpreter.on_token(thread, choice.token))
+        if self.account.has_met_a_stop():
+            self.stop()
 
     def stamp(self, now_s: float) -> None:
         """Note when the events came that are new."""
@@ -198,6 +235,7 @@ class Generation:
         for branch in [*held, *self.branches.values()]:
             self.engine.close(branch)
         self.branches.clear()
+        self.pending.clear()
         self.finished = None
 
     # What the interpreter decided
@@ -212,17 +250,20 @@ class Generation:
                     self._feed(closing, (MAIN, thread))
                     self._feed(opening, (thread,))
                 case CloseChunk(thread, _, kept):
+                    self.pending.pop(thread, None)
                     self._end_branch(self.branches.pop(thread), kept=kept)
                 case Join():
                     self._join_finished()
                 case Rewrite(_, _, ids, position):
                     self._rewrite(ids, position)
             self.account.tell(action)
+        if not self.interpreter.writes(MAIN):
+            self.pending.pop(MAIN, None)  # beyond the budget, or in front of a stop string
 
     def _feed(self, append: Append, threads: tuple[int, ...]) -> None:
         branches = tuple(self.branches[thread] for thread in threads)
         feed = Feed(branches, (append.token,), (append.position,))
-        self.feeds.append(Row(self, append.thread, feed))
+        self.pending[append.thread] = Row(self, append.thread, feed)
 
     def _end_branch(self, branch: Branch, *, kept: bool) -> None:
         if not kept:

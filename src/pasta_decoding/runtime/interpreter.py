@@ -24,9 +24,20 @@ from pasta_decoding.lang.layout import (
     in_reading_order,
 )
 from pasta_decoding.lang.positions import Extent, Scheme
-from pasta_decoding.lang.tree import MAX_TOPIC_WORDS, valid_topic
-from pasta_decoding.runtime.actions import Action, Append, CloseChunk, Finish, Fork, Join, Rewrite
+from pasta_decoding.lang.tree import MAX_TOPIC_WORDS, strip, valid_topic
+from pasta_decoding.runtime.actions import (
+    Action,
+    Append,
+    CloseChunk,
+    Finish,
+    Fork,
+    Join,
+    Rewrite,
+    Trim,
+)
+from pasta_decoding.runtime.cut import first_tokens, tokens_of, tokens_to_stop
 from pasta_decoding.runtime.rules import NOTHING, Constraint, Rules
+from pasta_decoding.runtime.text import tree_of
 from pasta_decoding.runtime.vocabulary import FRAGMENT, Ids, Vocabulary, fold_topic
 
 
@@ -39,9 +50,12 @@ class _Main(Enum):
 
 @dataclass(slots=True)
 class _Chunk:
+    """One chunk. `main_tokens`: those of main that stand before it in reading order."""
+
     thread: int
     first: int
     promised: int
+    main_tokens: int
     ids: list[int]
     running: bool = True
     closed: bool = False
@@ -55,12 +69,17 @@ class _Chunk:
 class Interpreter:
     """One answer: `constraint` says what a thread may write, `on_token` what follows from it.
 
+    Threads may be asked in any order, at any pace: the answer is the same. Its budget and its stop
+    strings end it at a place in reading order, and what was written beyond is trimmed.
+
     max_positions: how many the model has; None for any number. They suffice for all tokens, but
                    a scheme may leave positions out, and the `text` join feeds the closings of
                    chunks, too: no promise is made that could use them up.
     joining:       how main comes to see chunks. `text` goes with the scheme `shared-max`.
     end:           the token with which main ended the answer; None while it has not, and if a
                    limit did.
+    stops:         strings of which the first one to be complete ends the answer.
+    written_tokens: tokens of all threads, those included that will be trimmed.
     """
 
     vocabulary: Vocabulary
@@ -69,14 +88,19 @@ class Interpreter:
     prompt_tokens: int
     max_positions: int | None = None
     joining: Joining = Joining.kv
+    stops: Sequence[str] = ()
     segments: list[Segment] = field(default_factory=list)
-    fed_tokens: int = 0
+    written_tokens: int = 0
     topics: list[str] = field(default_factory=list)
     truncated: bool = False
     end: int | None = None
     hit_limit: bool = False
+    stopped: bool = False
+    trimmed: bool = False
     _state: _Main = _Main.WRITING
     _position: int = 0
+    _main_tokens: int = 0
+    _joined_tokens: int = 0
     _run: list[int] = field(default_factory=list)
     _topic: list[int] = field(default_factory=list)
     _chunks: list[_Chunk] = field(default_factory=list)
@@ -89,8 +113,19 @@ class Interpreter:
     @property
     def writing(self) -> list[int]:
         """Threads that will write another token, main first."""
-        main = [MAIN] if self._state in (_Main.WRITING, _Main.IN_TOPIC) else []
+        main = [MAIN] if self.writes(MAIN) else []
         return main + [chunk.thread for chunk in self._unjoined if chunk.running]
+
+    def writes(self, thread: int) -> bool:
+        """Will `thread` write another token?"""
+        if thread != MAIN:
+            return self._chunks[thread - 1].running
+        return self._state in (_Main.WRITING, _Main.IN_TOPIC)
+
+    @property
+    def trimmed_tokens(self) -> int:
+        """Tokens that were written and are no part of the answer, once it has ended."""
+        return self.written_tokens - tokens_of(self.segments)
 
     @property
     def finished(self) -> bool:
@@ -103,11 +138,31 @@ class Interpreter:
 
     def most_tokens(self, thread: int) -> int:
         """Return how many tokens `thread` can write at most until a limit ends it; at least one."""
-        left = self._remaining
+        left = self.rules.max_tokens - self.place(thread)
         if thread != MAIN:
-            chunk = self._chunks[thread - 1]
-            left = min(left, self._chunk_limit(chunk) - len(chunk.ids) + 1)
+            left = min(left, self._left_of(self._chunks[thread - 1]))
         return max(1, left)
+
+    def place(self, thread: int) -> int:
+        """Return how many tokens stand up to the last one of `thread`, in reading order.
+
+        Those that have been written, that is: the number grows with the threads before it.
+        """
+        if thread == MAIN:
+            return self.written_tokens
+        chunk = self._chunks[thread - 1]
+        return chunk.main_tokens + sum(len(one.ids) for one in self._chunks[:thread])
+
+    def expected_place(self, thread: int = MAIN) -> int:
+        """Return what `place` is if the chunks before `thread` become as long as promised."""
+        before = [chunk for chunk in self._unjoined if chunk.running]
+        if thread != MAIN:
+            before = [chunk for chunk in before if chunk.thread < thread]
+        return self.place(thread) + sum(max(0, one.promised - len(one.ids)) for one in before)
+
+    def most_to_come(self) -> int:
+        """Return how many tokens the running chunks may still write, by their own limits."""
+        return sum(self._left_of(chunk) for chunk in self._unjoined if chunk.running)
 
     # What may come next
 
@@ -120,7 +175,7 @@ class Interpreter:
         return self._main_constraint()
 
     def _main_constraint(self) -> Constraint:
-        if self._remaining <= 0:
+        if self._exhausted:
             return Constraint.force(sorted(self.vocabulary.eos_ids))
         control = self.vocabulary.control
         banned = set(control.ids)
@@ -131,16 +186,15 @@ class Interpreter:
         return Constraint(np.array(sorted(banned)))
 
     def _chunk_constraint(self, chunk: _Chunk) -> Constraint:
-        written = len(chunk.ids) - 1
-        if written == 0:
+        if len(chunk.ids) == 1:
             return Constraint(self.vocabulary.not_chunk_start)
         close = self.vocabulary.control.async_close
-        if self._remaining <= 0 or written >= self._chunk_limit(chunk):
+        if self._left_of(chunk) <= 0 or self._ends(chunk):
             return Constraint.force([close])
         return Constraint(np.array(sorted(self.vocabulary.control.ids - {close})))
 
     def _topic_constraint(self) -> Constraint:
-        if self._remaining < 3:  # a closing, ASYNC_OPEN, and a first token of the chunk
+        if self._exhausted:
             return Constraint.force(sorted(self.vocabulary.eos_ids))
         closes = self.vocabulary.promise_close_ids
         if not self.rules.topic:
@@ -189,13 +243,7 @@ class Interpreter:
 
     def _may_promise(self) -> bool:
         rules = self.rules
-        return (
-            rules.parallel
-            and len(self._chunks) < rules.max_chunks
-            and len(self.writing) < rules.max_threads
-            and self._remaining >= rules.max_topic_tokens + 4
-            and self._positions_suffice()
-        )
+        return rules.parallel and len(self._chunks) < rules.max_chunks and self._positions_suffice()
 
     def _positions_suffice(self) -> bool:
         """Would every token of the budget still find a position behind the longest promise?"""
@@ -206,33 +254,48 @@ class Interpreter:
             return self.prompt_tokens + self.rules.max_tokens + closings <= self.max_positions
         longest = max(self.vocabulary.control.promise_close)
         skipped = self.scheme.main_next(self._position, longest) - (self._position + 1)
-        left = self.rules.max_tokens - self.fed_tokens
+        left = self.rules.max_tokens - self._main_tokens - self._joined_tokens
         return self._position + skipped + left <= self.max_positions
 
-    def _chunk_limit(self, chunk: _Chunk) -> int:
-        return max(self.rules.min_chunk_tokens, int(chunk.promised * self.rules.chunk_factor))
+    @property
+    def longest_chunk(self) -> int:
+        """How many tokens a chunk may have at most, its opening not among them."""
+        return self._limit_of(max(self.vocabulary.control.promise_close))
+
+    def _limit_of(self, promised: int) -> int:
+        return max(self.rules.min_chunk_tokens, int(promised * self.rules.chunk_factor))
+
+    def _left_of(self, chunk: _Chunk) -> int:
+        """Return how many tokens `chunk` may still have by its own limit."""
+        return self._limit_of(chunk.promised) + 1 - len(chunk.ids)
 
     @property
-    def _remaining(self) -> int:
-        """Tokens left of the budget, less one for each empty chunk and for a SYNC that waits."""
-        empty = sum(chunk.running and len(chunk.ids) == 1 for chunk in self._unjoined)
-        waiting = self._state is _Main.WAITING
-        return self.rules.max_tokens - self.fed_tokens - empty - waiting
+    def _exhausted(self) -> bool:
+        """Is the budget used up before main's next token?"""
+        return self.written_tokens >= self.rules.max_tokens
+
+    def _ends(self, chunk: _Chunk) -> bool:
+        """Is the budget used up before the chunk's next token?"""
+        return self._exhausted and self.place(chunk.thread) >= self.rules.max_tokens
 
     # What follows from a token
 
     def on_token(self, thread: int, token: int) -> list[Action]:
         """Return what must be done because `thread` wrote `token`, which its constraint allowed."""
         if thread != MAIN:
-            return self._on_chunk_token(self._chunks[thread - 1], token)
-        if self._state is _Main.IN_TOPIC:
-            return self._on_topic_token(token)
-        return self._on_main_token(token)
+            actions = self._on_chunk_token(self._chunks[thread - 1], token)
+        elif self._state is _Main.IN_TOPIC:
+            actions = self._on_topic_token(token)
+        else:
+            actions = self._on_main_token(token)
+        if self.written_tokens > self.rules.max_tokens:
+            actions += self._end_those_beyond()
+        return self._finished_with(actions)
 
     def _on_main_token(self, token: int) -> list[Action]:
         control = self.vocabulary.control
         if token in self.vocabulary.eos_ids:
-            return self._end_main(None if self._remaining <= 0 else token)
+            return self._end_main(token)
         if token == control.sync:
             self._end_run()
             self._state = _Main.WAITING
@@ -257,17 +320,28 @@ class Interpreter:
         control = self.vocabulary.control
         if token != control.async_close and token not in self.vocabulary.eos_ids:
             chunk.ids.append(token)
-            self.fed_tokens += 1
+            self.written_tokens += 1
             return [Append(chunk.thread, token, chunk.next_position - 1)]
-        chunk.running = False
-        chunk.closed = not self._chunk_constraint(chunk).forced
-        self.truncated |= not chunk.closed
-        self.hit_limit |= self._remaining <= 0
-        self._store(chunk)
+        closed = not self._chunk_constraint(chunk).forced
         # A text join goes on with the branch of the first chunk and needs no other.
         kept = self.joining is Joining.kv or chunk is self._unjoined[0]
-        closing = CloseChunk(chunk.thread, truncated=not chunk.closed, kept=kept)
-        return [closing, *self._sync_if_ready(), *self._finish_if_done()]
+        return [self._close(chunk, closed=closed, kept=kept), *self._sync_if_ready()]
+
+    def _close(self, chunk: _Chunk, *, closed: bool, kept: bool) -> CloseChunk:
+        chunk.running, chunk.closed = False, closed
+        self.segments[self._slots[chunk.thread - 1]] = ChunkRun(tuple(chunk.ids), closed)
+        return CloseChunk(chunk.thread, truncated=not closed, kept=kept)
+
+    def _end_those_beyond(self) -> list[Action]:
+        """End the threads whose last token is past the budget: nothing more of them is kept."""
+        if self._state is not _Main.ENDED:
+            self._end_main(None)
+        running = [chunk for chunk in self._unjoined if chunk.running]
+        return [
+            self._close(chunk, closed=False, kept=False)
+            for chunk in running
+            if self.place(chunk.thread) > self.rules.max_tokens
+        ]
 
     def _fork(self, close: int) -> Fork:
         control = self.vocabulary.control
@@ -279,13 +353,14 @@ class Interpreter:
         closing = self._feed_main(close)
         first = self.scheme.chunk_start(closing.position, promised)
         self._position = self.scheme.main_next(closing.position, promised)
-        chunk = _Chunk(len(self._chunks) + 1, first, promised, [control.async_open])
+        number = len(self._chunks) + 1
+        chunk = _Chunk(number, first, promised, self._main_tokens, [control.async_open])
         self._chunks.append(chunk)
         self._unjoined.append(chunk)
         self._slots.append(len(self.segments))
         self.segments.append(ChunkRun((control.async_open,), closed=False))
         self.topics.append(fold_topic(topic))
-        self.fed_tokens += 1
+        self.written_tokens += 1
         self._state = _Main.WRITING
         opening = Append(chunk.thread, control.async_open, first)
         return Fork(chunk.thread, closing, opening, topic, promised)
@@ -293,7 +368,10 @@ class Interpreter:
     def _sync_if_ready(self) -> list[Action]:
         if self._state is not _Main.WAITING or any(chunk.running for chunk in self._unjoined):
             return []
+        if self._exhausted:
+            return self._end_main(None)
         chunks, self._unjoined = self._unjoined, []
+        self._joined_tokens += sum(len(chunk.ids) for chunk in chunks)
         actions = self._join(chunks) if self.joining is Joining.kv else self._rewrite(chunks)
         self.segments.append(SyncRun(self.vocabulary.control.sync))
         self._state = _Main.WRITING
@@ -312,43 +390,56 @@ class Interpreter:
         ids = (control.async_close, *rest, control.sync)
         position = first.next_position
         self._position = position + len(ids)
-        self.fed_tokens += 1  # the others are counted where they were written
+        self._main_tokens += 1  # the others are counted where they were written
+        self.written_tokens += 1
         joined = tuple(chunk.thread for chunk in chunks)
         return [Rewrite(joined, first.thread, ids, position)]
 
     def _end_main(self, end: int | None) -> list[Action]:
         self._end_run()
         self._state = _Main.ENDED
-        self.end, truncated = end, end is None
-        self.truncated |= truncated
-        self.hit_limit |= truncated
-        return self._finish_if_done()
-
-    def _finish_if_done(self) -> list[Action]:
-        return [Finish(self.truncated)] if self.finished else []
+        self.end = end
+        return []
 
     def stop(self) -> list[Action]:
-        """End the answer where it stands (time is up): open chunks are closed and marked."""
-        self._end_run()
+        """End the answer where it stands: open chunks are closed and marked.
+
+        Time is up, or a stop string has been found; then nothing that was kept is still open.
+        """
+        if self._state is not _Main.ENDED:
+            self._end_main(None)
         running = [chunk for chunk in self._unjoined if chunk.running]
-        for chunk in running:
-            chunk.running = False
-            self._store(chunk)
-        self._state = _Main.ENDED
-        self.truncated = True
-        closings = [CloseChunk(chunk.thread, truncated=True) for chunk in running]
-        return [*closings, *self._finish_if_done()]
+        return self._finished_with([self._close(one, closed=False, kept=True) for one in running])
+
+    def _finished_with(self, actions: list[Action]) -> list[Action]:
+        """Return `actions`, and what ends the answer once nobody writes any more."""
+        if not self.finished:
+            return actions
+        trim = self._trim()
+        chunks = [segment for segment in self.segments if isinstance(segment, ChunkRun)]
+        self.truncated = self.end is None or not all(chunk.closed for chunk in chunks)
+        return [*trim, *actions, Finish(self.truncated)]
+
+    def _trim(self) -> list[Action]:
+        """Keep what is within the budget, and before a stop string's end."""
+        self.hit_limit = self._exhausted
+        kept = first_tokens(self.segments, self.rules.max_tokens)
+        stop = tokens_to_stop(kept, self.stops, self.vocabulary)
+        if stop is not None:
+            self.stopped, self.hit_limit, kept = True, False, first_tokens(kept, stop)
+        if stop is None and not self.hit_limit:
+            return []
+        self.segments[:], self.end, self.trimmed = kept, None, True
+        return [Trim(len(strip(tree_of(kept, self.vocabulary, cut_off=True))))]
 
     def _feed_main(self, token: int) -> Append:
         append = Append(MAIN, token, self._position)
         self._position += 1
-        self.fed_tokens += 1
+        self._main_tokens += 1
+        self.written_tokens += 1
         return append
 
     def _end_run(self) -> None:
         if self._run:
             self.segments.append(Run(tuple(self._run)))
             self._run.clear()
-
-    def _store(self, chunk: _Chunk) -> None:
-        self.segments[self._slots[chunk.thread - 1]] = ChunkRun(tuple(chunk.ids), chunk.closed)

@@ -17,6 +17,7 @@ from pasta_decoding.models.loading import Loaded, load_model
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder, decoder_fields, joining_for
 from pasta_decoding.runtime.events import Event
+from pasta_decoding.runtime.governor import Governor
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Replay
 from pasta_decoding.runtime.scheduler import Request, Scheduler
@@ -69,10 +70,20 @@ class LocalDecoder(Decoder):
         """See `Decoder`."""
         return self.engine.name
 
-    def scheduler(self, *, clock: Callable[[], float] = time.perf_counter) -> Scheduler:
+    def scheduler(
+        self,
+        *,
+        governor: Governor | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> Scheduler:
         """Return a new scheduler over the engine."""
         return Scheduler(
-            self.engine, self.vocabulary, self.scheme, joining=self.joining, clock=clock
+            self.engine,
+            self.vocabulary,
+            self.scheme,
+            joining=self.joining,
+            governor=governor,
+            clock=clock,
         )
 
     def decode(self, request: Request) -> Generator[Event, None, Answer]:

@@ -14,8 +14,9 @@ from pasta_decoding.runtime.vocabulary import Ids
 class Rules:
     """How far one answer may go.
 
-    max_tokens:       tokens fed behind the prompt, all threads together, tags included.
-    max_threads:      live threads, the main one included; at the limit promises are banned.
+    max_tokens:       tokens behind the prompt, tags included: the first so many in reading order.
+    max_threads:      threads that write at a time, the main one included. It says when they
+                      write, never what: a promise beyond it waits.
     max_chunks:       chunks of the whole answer.
     chunk_factor:     a chunk may be this many times as long as promised,
     min_chunk_tokens: but may always have this many tokens.

@@ -1,14 +1,15 @@
-"""The step scheduler: it owns an engine and advances all live threads of all answers together.
+"""The step scheduler: it owns an engine and advances the threads of all answers together.
 
-Continuous batching: requests come and go between any two steps. A step is one forward pass of all
-live threads, and then one of some prompt tokens, so that a long prompt holds nobody up. What an
-answer says does not depend on who else is there, up to rounding: how many rows a pass has may
-move a logit's last bits, and with them a near-tie.
+Continuous batching: requests come and go between any two steps. A step is one forward pass of the
+threads that its governor chooses, and then one of some prompt tokens, so that a long prompt holds
+nobody up. What an answer says depends neither on who else is there nor on when its threads write,
+up to rounding: how many rows a pass has may move a logit's last bits, and with them a near-tie.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import count
 
@@ -17,18 +18,15 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import Scheme
 from pasta_decoding.runtime import choosing
-from pasta_decoding.runtime.admission import (
-    DEFAULT_MAX_PAIRS,
-    Admission,
-    Demand,
-    shared_beginning,
-)
+from pasta_decoding.runtime.admission import Admission, Demand, shared_beginning
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.generation import Generation, Row
+from pasta_decoding.runtime.governor import CheapestStep, Governor, Standing
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.trace import Trace
+from pasta_decoding.runtime.turns import NO_MORE, Turns
 from pasta_decoding.runtime.vocabulary import Vocabulary
 
 __all__ = ["Request", "Scheduler"]
@@ -39,7 +37,7 @@ class Scheduler:
 
     prefill_tokens: most prompt tokens a step, and most of those that text joins rewrite.
     joining:        how answers join their chunks; see `Interpreter`.
-    max_pairs:      see `Admission`: cells times branches of the requests decoded together.
+    governor:       who writes in which step; `CheapestStep` unless told otherwise.
     """
 
     def __init__(
@@ -50,7 +48,7 @@ class Scheduler:
         *,
         prefill_tokens: int = 256,
         joining: Joining = Joining.kv,
-        max_pairs: int | None = DEFAULT_MAX_PAIRS,
+        governor: Governor | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         assert prefill_tokens > 0, "a prompt is fed by at least a token a step"
@@ -59,7 +57,10 @@ class Scheduler:
         self._scheme = scheme
         self._prefill_tokens = prefill_tokens
         self._joining = joining
-        self._admission = Admission(engine, max_pairs, joining)
+        self._admission = Admission(engine, joining)
+        self._governor = CheapestStep() if governor is None else governor
+        self.last_width = 0
+        self.delays: Counter[str] = Counter()
         self._clock = clock
         self._numbers = count()
         self._generations: dict[int, Generation] = {}
@@ -119,6 +120,7 @@ class Scheduler:
             prompt_tokens,
             self._engine.max_positions,
             self._joining,
+            request.stops,
         )
         return Generation(request, self._engine, interpreter, Trace(prompt_tokens), demand, now_s)
 
@@ -176,17 +178,26 @@ class Scheduler:
         for generation in self._generations.values():
             if generation.opened_s is not None or not generation.is_first:
                 continue
-            first, *others = [one.demand for one in generation.family]
-            if not self._admission.admits(sum(others, first), [one.demand for one in running]):
+            first, *others = [one.needs for one in generation.family]
+            beside = [one.demand for one in running]
+            if not self._admission.admits(sum(others, first), beside):
                 return
+            self._allot(generation.family, sum([*others, *beside], first))
             if not self._open(generation, alone=not running):
                 return
             running += generation.family
 
+    def _allot(self, family: Sequence[Generation], taken: Demand) -> None:
+        """Give those that are let in what may make their steps wider."""
+        for one in family:
+            taken -= one.needs
+            one.allot(self._admission.allot(one.request, taken + one.needs))
+            taken += one.demand
+
     def _open(self, generation: Generation, *, alone: bool) -> bool:
         """Open a request; return whether the engine had the memory for it now."""
         try:
-            generation.open(self._clock())
+            self._open_somehow(generation)
         except BaseException as error:
             if isinstance(error, PastaError) and not alone:
                 return False  # the others will give theirs back
@@ -194,13 +205,39 @@ class Scheduler:
             raise
         return True
 
+    def _open_somehow(self, generation: Generation) -> None:
+        """Open a request with what it was allotted, or with what it needs."""
+        try:
+            generation.open(self._clock())
+        except PastaError:
+            for one in generation.family:
+                one.allot(NO_MORE)
+            generation.open(self._clock())
+
     def _decode(self) -> None:
-        """Feed every live thread its last token, and choose the next one."""
-        live = [one for one in self._running() if not one.unfed]
+        """Feed the threads whose turn it is their last token, and choose the next one."""
+        live = [one for one in self._running() if not one.unfed and one.pending]
+        turns = [one.turns() for one in live]
+        standing = [
+            Standing(turn.ready, turn.likely, one.request.priority)
+            for one, turn in zip(live, turns, strict=True)
+        ]
+        chosen = self._governor.choose(standing)
+        rows = [row for one, threads in zip(live, chosen, strict=True) for row in one.take(threads)]
+        self._note_delays(turns, len(rows))
         cells = self._engine.cells_in_use
-        seconds = self._forward([row for generation in live for row in generation.take_feeds()])
-        for generation in live:
+        seconds = self._forward(rows)
+        if rows:
+            self._governor.learn(len(rows), seconds)
+        for generation in {row.generation: None for row in rows}:
             generation.trace.end_step(cells, seconds)
+
+    def _note_delays(self, turns: Sequence[Turns], width: int) -> None:
+        """Count the threads that wait in this step, by reason."""
+        self.last_width = width
+        self.delays["width"] += sum(len(turn.ready) for turn in turns) - width
+        self.delays["room"] += sum(turn.for_room for turn in turns)
+        self.delays["threads"] += sum(turn.for_thread for turn in turns)
 
     def _prefill(self) -> None:
         """Feed the oldest prompts, a piece of each, as many as `prefill_tokens` allow.

@@ -1,10 +1,11 @@
-"""What a reader sees of an answer: the events of its threads in reading order, cut at a stop."""
+"""What a reader sees of an answer: the text of its threads in reading order, cut at a stop."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.runtime.events import Delta, Event, Ordered
 from pasta_decoding.runtime.sampling import TokenLogprobs
 
@@ -36,6 +37,13 @@ class StopFilter:
     def feed(self, events: Iterable[Event]) -> str:
         """Return the text that can be shown after `events`."""
         coming = "".join(self._take(delta) for one in events for delta in self._ordered.deltas(one))
+        return self._advance(coming)
+
+    def add(self, text: str) -> str:
+        """Return the text that can be shown after more of it, in reading order already."""
+        return self._advance(self._take(Delta(MAIN, text)))
+
+    def _advance(self, coming: str) -> str:
         if self.stopped or not coming:
             return ""
         places = [(self._held.find(stop), len(stop)) for stop in self._stops]

@@ -49,28 +49,36 @@ class ThreadText:
         return visible
 
 
-def tree_of(segments: Sequence[Segment], vocabulary: Vocabulary) -> Tree:
-    """Return what decoded segments say. White space at a chunk's end is dropped."""
+def tree_of(segments: Sequence[Segment], vocabulary: Vocabulary, *, cut_off: bool = False) -> Tree:
+    """Return what decoded segments say. White space at a chunk's end is dropped.
+
+    cut_off: a character that their end cuts in two is no part of it.
+    """
     nodes: list[Node] = []
     promise = PromiseRun((), 0)
-    for segment in segments:
+    for place, segment in enumerate(segments, start=1):
+        whole = not cut_off or place < len(segments)
         match segment:
             case Run(ids):
-                text = stretch_text(ids, vocabulary.decode)
+                text = stretch_text(ids, vocabulary.decode, whole=whole)
                 if text:
                     nodes.append(Span(text))
             case PromiseRun():
                 promise = segment
             case ChunkRun(ids):
                 topic = valid_topic(vocabulary.decode(promise.ids[1:-1]))
-                text = stretch_text(ids[1:], vocabulary.decode).rstrip()
+                text = stretch_text(ids[1:], vocabulary.decode, whole=whole).rstrip()
                 nodes.append(Chunk(topic, valid_tokens(promise.promised), text))
             case SyncRun():
                 nodes.append(Sync())
     return tuple(nodes)
 
 
-def stretch_text(ids: Sequence[int], decode: Decode) -> str:
-    """Return the text of one stretch, by the same pieces that were streamed."""
+def stretch_text(ids: Sequence[int], decode: Decode, *, whole: bool = True) -> str:
+    """Return the text of one stretch, by the same pieces that were streamed.
+
+    whole: its end is an end; else what is not certain there is left out.
+    """
     thread = ThreadText(decode)
-    return "".join([*(thread.add(token) for token in ids), thread.end()])
+    pieces = [thread.add(token) for token in ids]
+    return "".join(pieces) + (thread.end() if whole else "")

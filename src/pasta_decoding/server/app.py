@@ -19,6 +19,7 @@ from fastapi.responses import HTMLResponse
 
 from pasta_decoding import __version__
 from pasta_decoding.models.prompt import Message
+from pasta_decoding.runtime.governor import Priority
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
 from pasta_decoding.server import requests, schema
@@ -109,7 +110,7 @@ def openai_routes(backend: Backend, settings: Settings) -> APIRouter:
         id=settings.model,
         created=int(time.time()),
         owned_by="pasta",
-        max_model_len=backend.intake.max_tokens,
+        max_model_len=backend.questions.max_tokens,
     )
 
     @router.post("/chat/completions", responses=_replies(schema.ChatCompletion, schema.ChatChunk))
@@ -118,7 +119,7 @@ def openai_routes(backend: Backend, settings: Settings) -> APIRouter:
         desk.check(body, prompts=1)
         limit = body.limit or settings.answer_tokens
         messages = [Message(_role(message.role), message.text) for message in body.messages]
-        prompt = backend.intake.chat_prompt(messages, limit)
+        prompt = backend.questions.chat_prompt(messages, limit)
         return desk.answer(body, request, ChatForm, [prompt], limit)
 
     @router.post("/completions", responses=_replies(schema.TextCompletion, schema.TextChunk))
@@ -127,7 +128,9 @@ def openai_routes(backend: Backend, settings: Settings) -> APIRouter:
         desk.check(body, prompts=len(body.prompts))
         limit = body.limit or settings.answer_tokens
         prompts = [
-            backend.intake.text_prompt(prompt, limit) if isinstance(prompt, str) else tuple(prompt)
+            backend.questions.text_prompt(prompt, limit)
+            if isinstance(prompt, str)
+            else tuple(prompt)
             for prompt in body.prompts
         ]
         return desk.answer(body, request, TextForm, prompts, limit)
@@ -162,7 +165,7 @@ class _Desk:
     def check(self, body: requests.AnswerRequest, prompts: int) -> None:
         """Refuse what would be refused later, before time goes into reading its prompts."""
         self.check_model(body.model)
-        self.backend.intake.check_room(prompts * (body.n or 1))
+        self.backend.capacity.check_room(prompts * (body.n or 1))
 
     def answer(
         self,
@@ -174,7 +177,7 @@ class _Desk:
     ) -> Response:
         asks = _asks(body, prompts, limit)
         prompt_tokens = sum(map(len, prompts))
-        decoder = self.backend.intake.decoder
+        decoder = self.backend.questions.decoder
         form = form_of(body.alternatives, decoder.vocabulary.texts)
         reply = Reply(form, self.settings.model, len(asks), prompt_tokens, decoder.plain_tokens)
         leave = self.places.take(request.client.host if request.client else "", len(asks))
@@ -202,7 +205,7 @@ def other_routes(backend: Backend, metrics: Metrics) -> APIRouter:
     @router.get("/health", response_model=schema.Health, responses={503: {"model": schema.Health}})
     async def health(response: Response) -> schema.Health:
         """Say whether the engine lives."""
-        load = backend.intake.load
+        load = backend.capacity.load
         response.status_code = 200 if backend.alive else 503
         return schema.Health(
             status="ok" if backend.alive else "failed", running=load.running, waiting=load.waiting
@@ -251,8 +254,8 @@ def _asks(body: requests.Body, prompts: Sequence[tuple[int, ...]], limit: int) -
     )
     each = [prompt for prompt in prompts for _ in range(body.n or 1)]
     stops = tuple(body.stop)
-    insists = body.pasta_parallel is True
-    return [Ask(ids, rules, sampling, choice, stops, insists) for choice, ids in enumerate(each)]
+    priority = Priority[body.pasta_priority or "normal"]
+    return [Ask(ids, rules, sampling, choice, stops, priority) for choice, ids in enumerate(each)]
 
 
 def _role(role: str) -> str:

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Event
+from pasta_decoding.runtime.governor import Priority
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
 from pasta_decoding.runtime.stop_filter import Placed
 
 if TYPE_CHECKING:
-    from pasta_decoding.server.intake import Intake
+    from pasta_decoding.server.capacity import Capacity
+    from pasta_decoding.server.questions import Questions
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class Ask:
 
     choice: its index among the request's; tells answers with the same seed apart.
     stops:  the text ends before the first of these, in reading order.
-    insists: promises are not banned, however much there is to do.
+    priority: how it stands to others that are written at the same time.
     """
 
     prompt: tuple[int, ...]
@@ -35,7 +37,7 @@ class Ask:
     sampling: Sampling
     choice: int = 0
     stops: tuple[str, ...] = ()
-    insists: bool = False
+    priority: Priority = Priority.normal
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +57,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An answer is complete.
-
-    stopped:    by a stop string, which its own text still holds.
-    sequential: its promises were banned, whoever wanted that.
-    """
+    """An answer is complete."""
 
     choice: int
     answer: Answer
-    stopped: bool
-    sequential: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +141,13 @@ class Backend(Protocol):
     """Writes answers. All methods are called from the event loop's thread and never block it."""
 
     @property
-    def intake(self) -> Intake:
-        """What turns questions into requests, and knows how many there are."""
+    def questions(self) -> Questions:
+        """What turns questions into requests."""
+        ...
+
+    @property
+    def capacity(self) -> Capacity:
+        """What decides how many are taken in."""
         ...
 
     @property

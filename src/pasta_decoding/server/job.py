@@ -9,16 +9,12 @@ from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.stop_filter import StopFilter
-from pasta_decoding.server.backend import Answers, Ask, Ended, Failed, Load, Piece
+from pasta_decoding.server.backend import Answers, Ask, Ended, Failed, Piece
 from pasta_decoding.server.metrics import Metrics
-from pasta_decoding.server.saturation import Saturation
 
 
 class Job:
-    """What is to be written, what a reader has seen of it, and what the metrics are told.
-
-    request: changes when the job begins, if the load has its promises banned.
-    """
+    """What is to be written, what a reader has seen of it, and what the metrics are told."""
 
     def __init__(self, ask: Ask, request: Request, answers: Answers, metrics: Metrics) -> None:
         self.request = request
@@ -30,19 +26,9 @@ class Job:
         self._shown = False
 
     @property
-    def stopped(self) -> bool:
-        """Has a stop string been found? Then nothing more will be shown."""
-        return self._filter.stopped
-
-    @property
     def age_s(self) -> float:
         """Seconds since it was submitted."""
         return time.perf_counter() - self._submitted_s
-
-    def begin(self, saturation: Saturation, load: Load) -> None:
-        """Leave the queue."""
-        wanted, self.request = self.request, saturation.request(self._ask, self.request, load)
-        self._metrics.let_in(banned=self.request is not wanted)
 
     def piece(self, events: Sequence[Event], step: int) -> Piece:
         """Return what a step brought."""
@@ -51,11 +37,10 @@ class Job:
     def complete(self, answer: Answer) -> list[Piece | Ended]:
         """Return what was held back for a stop string that did not come, and the end."""
         reason = "length" if answer.hit_limit else "stop"
-        self._metrics.answered(answer, "stop_string" if self.stopped else reason, self.age_s)
+        self._metrics.answered(answer, "stop_string" if answer.stopped else reason, self.age_s)
         rest = self._filter.finish()
         pieces = [self._piece((), answer.critical_path, rest)] if rest else []
-        sequential = not self.request.rules.parallel
-        return [*pieces, Ended(self._ask.choice, answer, self.stopped, sequential)]
+        return [*pieces, Ended(self._ask.choice, answer)]
 
     def fail(self, error: BaseException) -> Failed:
         """Return the end of an answer that will not come."""

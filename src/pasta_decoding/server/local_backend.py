@@ -17,20 +17,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 
+from pasta_decoding.runtime.governor import CheapestStep
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.server.backend import (
     Answers,
     Ask,
     Ended,
     Failed,
-    Load,
     Piece,
     StoppedError,
 )
-from pasta_decoding.server.intake import Intake
+from pasta_decoding.server.capacity import Capacity
 from pasta_decoding.server.job import Job
 from pasta_decoding.server.metrics import Metrics
-from pasta_decoding.server.saturation import Saturation
+from pasta_decoding.server.questions import Questions
 
 log = logging.getLogger(__name__)
 
@@ -55,14 +55,14 @@ class LocalBackend:
 
     max_concurrency:    answers that are written together,
     queue:      and how many more may wait.
-    saturation: which of them may write in parallel.
+    target_ms_per_token: see `CheapestStep`; None sets no goal.
     """
 
     decoder: LocalDecoder
     metrics: Metrics
     max_concurrency: int = 16
     queue: int = 64
-    saturation: Saturation = field(default_factory=Saturation)
+    target_ms_per_token: float | None = None
     # The engine's thread
     _inbox: SimpleQueue[Callable[[], None]] = field(default_factory=SimpleQueue)
     _waiting: deque[_LocalJob] = field(default_factory=deque)
@@ -73,8 +73,11 @@ class LocalBackend:
         engine = self.decoder.engine
         cells = engine.max_cells
         most = engine.max_positions if cells is None else min(cells, engine.max_positions)
-        self.intake = Intake(self.decoder, most, self.max_concurrency, self.queue)
-        self._scheduler = self.decoder.scheduler()
+        self.questions = Questions(self.decoder, most)
+        self.capacity = Capacity(self.max_concurrency, self.queue)
+        goal_ms = self.target_ms_per_token
+        governor = CheapestStep(None if goal_ms is None else goal_ms / 1e3)
+        self._scheduler = self.decoder.scheduler(governor=governor)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         if cells is not None:
             self.metrics.holds(cells)
@@ -90,10 +93,10 @@ class LocalBackend:
         """See `Backend`."""
         if not self.alive:
             raise StoppedError
-        requests = [self.intake.request(ask) for ask in asks]
+        requests = [self.questions.request(ask) for ask in asks]
         for request in requests:
             self._scheduler.check(request)
-        self.intake.enter(len(asks))
+        self.capacity.enter(len(asks))
         jobs: list[_LocalJob] = []
         answers = Answers(len(asks), cancel=partial(self._give_up, jobs))
         jobs += [
@@ -120,7 +123,7 @@ class LocalBackend:
     def _hand_out(self, deliveries: Sequence[_Delivery]) -> None:
         for delivery in deliveries:
             if isinstance(delivery.item, Ended):
-                self.intake.note(delivery.item.answer)
+                self.capacity.note(delivery.item.answer)
             delivery.answers.put(delivery.item)
 
     def _abandon(self) -> None:
@@ -128,7 +131,7 @@ class LocalBackend:
         self._halting = True
         self._make_calls()
         for job in (*self._running, *self._waiting):
-            self.intake.leave()
+            self.capacity.leave()
             job.answers.put(job.fail(StoppedError()))
         self._running.clear()
         self._waiting.clear()
@@ -161,19 +164,18 @@ class LocalBackend:
     def _let_in(self) -> None:
         while self._waiting and len(self._running) < self.max_concurrency:
             job = self._waiting.popleft()
-            job.begin(self.saturation, Load(len(self._running) + 1, len(self._waiting)))
             job.number = self._scheduler.add(job.request)
             self._running.append(job)
 
     def _step(self) -> None:
         if not self._running:
             return
-        self.metrics.stepped(self._scheduler.live_threads)
         try:
             self._scheduler.step()
         except Exception:
             # Whom it ended is told by `_news`; the others go on.
             log.exception("a step failed")
+        self.metrics.stepped(self._scheduler.last_width, self._scheduler.delays)
         self._tell_load()
 
     def _tell_load(self) -> None:
@@ -198,9 +200,6 @@ class LocalBackend:
         items: list[Piece | Ended | Failed] = []
         if events := scheduler.drain_events(number):
             items.append(job.piece(events, scheduler.steps(number)))
-        if job.stopped:
-            scheduler.cancel(number)
-            items.append(job.piece(scheduler.drain_events(number), scheduler.steps(number)))
         items += self._end(job, number)
         return [_Delivery(job.answers, item) for item in items]
 
@@ -220,7 +219,7 @@ class LocalBackend:
         assert job.number is not None, "it was let in"
         self._scheduler.forget(job.number)
         self._running.remove(job)
-        self._loop.call_soon_threadsafe(self.intake.leave)
+        self._loop.call_soon_threadsafe(self.capacity.leave)
 
     def _cancel(self, jobs: Sequence[_LocalJob]) -> None:
         for job in jobs:
@@ -230,7 +229,7 @@ class LocalBackend:
             elif job in self._waiting:
                 job.cancel()
                 self._waiting.remove(job)
-                self._loop.call_soon_threadsafe(self.intake.leave)
+                self._loop.call_soon_threadsafe(self.capacity.leave)
 
     def _halt(self) -> None:
         self._halting = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from pasta_decoding.runtime.answer import Answer
@@ -34,11 +36,19 @@ class Metrics:
         self._truncations = Counter(
             "pasta_truncations", "Chunks and answers that a limit cut off.", registry=registry
         )
-        self._banned = Counter(
-            "pasta_load_sequential",
-            "Answers whose promises were banned since there was much to do.",
+        self._trimmed = Counter(
+            "pasta_trimmed_tokens",
+            "Tokens that threads had written beyond a limit or a stop string, in vain.",
             registry=registry,
         )
+        self._delays = Counter(
+            "pasta_delayed_threads",
+            "Threads that could have written in a step and waited, by reason: width (others were "
+            "worth more), room (too far ahead) or threads (too many have begun).",
+            ["reason"],
+            registry=registry,
+        )
+        self._delayed: dict[str, int] = {}
         self._interventions = Counter(
             "pasta_interventions",
             "Tokens where the language forbade what the model wanted: malformed tags, prevented.",
@@ -49,7 +59,7 @@ class Metrics:
         )
         self._widths = Histogram(
             "pasta_step_width",
-            "Live threads of a step, all answers together.",
+            "Threads that wrote in a step, all answers together.",
             buckets=WIDTHS,
             registry=registry,
         )
@@ -65,7 +75,11 @@ class Metrics:
             buckets=SECONDS,
             registry=registry,
         )
-        self._live = Gauge("pasta_live_threads", "Threads that write now.", registry=registry)
+        self._live = Gauge(
+            "pasta_live_threads",
+            "Threads that write now or wait for their turn.",
+            registry=registry,
+        )
         self._running = Gauge("pasta_running", "Answers being written.", registry=registry)
         self._waiting = Gauge("pasta_queue", "Answers that wait for room.", registry=registry)
         self._cells = Gauge("pasta_cache_cells", "Cache cells in use.", registry=registry)
@@ -92,15 +106,14 @@ class Metrics:
         """Count an HTTP request."""
         self._requests.labels(str(status)).inc()
 
-    def let_in(self, *, banned: bool) -> None:
-        """Count an answer that begins; `banned`: its promises are, because of the load."""
-        self._banned.inc(banned)
-
-    def stepped(self, width: int) -> None:
-        """Count a decode step of `width` threads."""
+    def stepped(self, width: int, delays: Mapping[str, int]) -> None:
+        """Count a decode step of `width` threads. `delays`: of all steps together, by reason."""
         if width:
             self._steps.inc()
             self._widths.observe(width)
+        for reason, threads in delays.items():
+            self._delays.labels(reason).inc(threads - self._delayed.get(reason, 0))
+        self._delayed = dict(delays)
 
     def stands(self, *, live: int, running: int, waiting: int, cells: int) -> None:
         """Tell how much is under way."""
@@ -124,6 +137,7 @@ class Metrics:
         self._tokens.labels("prompt").inc(answer.trace.prompt_tokens)
         self._tokens.labels("answer").inc(answer.fed_tokens)
         self._chunks.inc(answer.chunks)
+        self._trimmed.inc(answer.trimmed_tokens)
         if end != "stop_string":  # which cuts chunks off, too
             self._truncations.inc(answer.truncated_chunks + answer.hit_limit)
         self._interventions.inc(answer.interventions)

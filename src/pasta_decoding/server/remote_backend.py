@@ -16,10 +16,10 @@ from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.server.backend import Answers, Ask, StoppedError
-from pasta_decoding.server.intake import Intake
+from pasta_decoding.server.capacity import Capacity
 from pasta_decoding.server.job import Job
 from pasta_decoding.server.metrics import Metrics
-from pasta_decoding.server.saturation import Saturation
+from pasta_decoding.server.questions import Questions
 
 log = logging.getLogger(__name__)
 
@@ -30,23 +30,20 @@ class RemoteBackend:
 
     max_concurrency:    answers that are written together,
     queue:      and how many more may wait.
-    saturation: which of them may write in parallel.
     """
 
     decoder: RemoteDecoder
     metrics: Metrics
     max_concurrency: int = 16
     queue: int = 64
-    saturation: Saturation = field(default_factory=Saturation)
     _pool: ReplicaPool | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _writers: set[Writer] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.intake = Intake(
-            self.decoder, self.decoder.max_positions, self.max_concurrency, self.queue
-        )
-        self._places = asyncio.Semaphore(self.max_concurrency)
+        self.questions = Questions(self.decoder, self.decoder.max_positions)
+        self.capacity = Capacity(self.max_concurrency, self.queue)
+        self._turnstile = asyncio.Semaphore(self.max_concurrency)
 
     @property
     def alive(self) -> bool:
@@ -57,15 +54,15 @@ class RemoteBackend:
         """See `Backend`."""
         if self._pool is None:
             raise StoppedError
-        requests = [self.intake.request(ask) for ask in asks]
+        requests = [self.questions.request(ask) for ask in asks]
         for request in requests:
             self.decoder.check(request)
-        self.intake.enter(len(asks))
+        self.capacity.enter(len(asks))
         tasks: list[asyncio.Task[None]] = []
         answers = Answers(len(asks), cancel=lambda: _cancel(tasks))
         for ask, request in zip(asks, requests, strict=True):
             job = _RemoteJob(self, ask, request, answers)
-            task = asyncio.create_task(job.run(self._pool, self._places))
+            task = asyncio.create_task(job.run(self._pool, self._turnstile))
             task.add_done_callback(job.over)
             task.add_done_callback(self._tasks.discard)
             tasks.append(task)
@@ -98,13 +95,13 @@ class RemoteBackend:
 
     def leave(self) -> None:
         """Give up the place of an answer, whatever became of it."""
-        self.intake.leave()
+        self.capacity.leave()
         self.tell_load()
 
     def tell_load(self) -> None:
         """Tell the metrics how much is under way."""
         live = sum(writer.live_threads for writer in self._writers)
-        load, running = self.intake.load, len(self._writers)
+        load, running = self.capacity.load, len(self._writers)
         waiting = load.running + load.waiting - running
         self.metrics.stands(live=live, running=running, waiting=waiting, cells=0)
 
@@ -123,7 +120,7 @@ class _RemoteJob(Job):
         try:
             async with places:
                 answer = await self._write(pool)
-            self._backend.intake.note(answer)
+            self._backend.capacity.note(answer)
             for item in self.complete(answer):
                 self.answers.put(item)
         except Exception as error:
@@ -142,7 +139,6 @@ class _RemoteJob(Job):
     async def _write(self, pool: ReplicaPool) -> Answer:
         backend = self._backend
         queue_s = self.age_s
-        self.begin(backend.saturation, backend.intake.load)
         self._writer = backend.decoder.writer(self.request, pool, self._tell, queue_s=queue_s)
         try:
             with backend.counted(self._writer):
@@ -153,8 +149,6 @@ class _RemoteJob(Job):
     def _tell(self, events: Sequence[Event], step: int) -> None:
         self.answers.put(self.piece(events, step))
         self._backend.tell_load()
-        if self.stopped:
-            self._writer.stop()
 
 
 def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:

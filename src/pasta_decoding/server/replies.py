@@ -200,7 +200,6 @@ class Reply:
     prompt_tokens: int
     plain_tokens: Callable[[str], int]
     _answers: list[Answer] = field(default_factory=list)
-    _sequential: int = 0
     _texts: list[list[str]] = field(init=False)
     _tokens: list[list[Placed]] = field(init=False)
 
@@ -241,11 +240,9 @@ class Reply:
                     self._texts[choice].append(text)
                     self._tokens[choice] += tokens
                     yield Part(choice, text, tuple(wired(event, step) for event in events), tokens)
-                case Ended(choice, answer, stopped, sequential):
+                case Ended(choice, answer):
                     self._answers.append(answer)
-                    self._sequential += sequential
-                    cut = answer.hit_limit and not stopped
-                    yield Part(choice, "", reason="length" if cut else "stop")
+                    yield Part(choice, "", reason="length" if answer.hit_limit else "stop")
 
     def _usage(self) -> schema.Usage:
         fed = sum(answer.fed_tokens for answer in self._answers)
@@ -256,7 +253,7 @@ class Reply:
             plain_tokens=sum(self.plain_tokens("".join(text)) for text in self._texts),
             critical_path=max(answer.critical_path for answer in self._answers),
             threads=max(1 + answer.chunks for answer in self._answers),
-            sequential_choices=self._sequential,
+            trimmed_tokens=sum(answer.trimmed_tokens for answer in self._answers),
         )
 
 
@@ -271,6 +268,8 @@ def wired(event: live.Event, step: int) -> schema.Event:
             return schema.Closed(step=step, thread=thread, truncated=truncated)
         case live.Synced(threads):
             return schema.Synced(step=step, threads=threads)
+        case live.Trimmed(characters):
+            return schema.Trimmed(step=step, characters=characters)
         case live.Finished(truncated):
             return schema.Finished(step=step, truncated=truncated)
 

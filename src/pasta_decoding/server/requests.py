@@ -72,8 +72,8 @@ class AnswerRequest(Wire):
     top_k is vLLM's: how many tokens are kept; 0 and -1 keep all. So are min_p, the share of the
         likeliest token's probability that others need, and repetition_penalty.
     logit_bias is by token ids, as text.
-    pasta_parallel: false has the same weights answer sequentially, true insists on threads;
-        left out, an answer that begins under load is sequential.
+    pasta_parallel: false has the same weights answer sequentially.
+    pasta_priority: high answers get all their threads under any load, low ones are in no hurry.
     """
 
     model: str
@@ -92,6 +92,7 @@ class AnswerRequest(Wire):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     pasta_parallel: bool | None = None
+    pasta_priority: Literal["low", "normal", "high"] | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -23,11 +23,11 @@ class Wire(BaseModel):
 class Usage(Wire):
     """What a request cost, all its choices together, and what parallel decoding made of it.
 
-    completion_tokens: all that was fed, tags included.
+    completion_tokens: of the answers, tags included.
+    trimmed_tokens:    tokens that threads had written beyond a limit or a stop string, in vain.
     plain_tokens:      of the text without tags, tokenised alone.
     critical_path:     forward steps after the prefill at unlimited width, of the longest choice.
     threads:           of the choice with the most.
-    sequential_choices: choices whose promises were banned, by the request or because of the load.
     """
 
     prompt_tokens: int
@@ -36,7 +36,7 @@ class Usage(Wire):
     plain_tokens: int
     critical_path: int
     threads: int
-    sequential_choices: int
+    trimmed_tokens: int
 
 
 FinishReason = Literal["stop", "length"]
@@ -78,6 +78,17 @@ class Synced(Wire):
     threads: tuple[int, ...]
 
 
+class Trimmed(Wire):
+    """The text ends after so many characters, in reading order. What stands behind is trimmed.
+
+    A limit or a stop string ends it there, and other threads had written beyond.
+    """
+
+    type: Literal["trimmed"] = "trimmed"
+    step: int
+    characters: int
+
+
 class Finished(Wire):
     """The answer is complete, or was cut off."""
 
@@ -86,7 +97,9 @@ class Finished(Wire):
     truncated: bool
 
 
-Event = Annotated[Opened | Delta | Closed | Synced | Finished, Field(discriminator="type")]
+Event = Annotated[
+    Opened | Delta | Closed | Synced | Trimmed | Finished, Field(discriminator="type")
+]
 
 
 class TopLogprob(Wire):

@@ -1,0 +1,67 @@
+"""How many answers are taken in at a time, and what the others are told."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pasta_decoding.errors import PastaError
+from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.server.backend import BusyError, Load
+
+FIRST_GUESS_S = 5.0
+"""What an answer is taken to last before one has been seen."""
+MAX_RETRY_S = 60
+
+
+@dataclass(slots=True)
+class Capacity:
+    """Decides who may come in. All of it belongs to the event loop's thread.
+
+    max_concurrency: answers that are written together,
+    queue:           and how many more may wait.
+    """
+
+    max_concurrency: int
+    queue: int
+    _unended: int = 0
+    _typical_s: float = FIRST_GUESS_S
+
+    @property
+    def load(self) -> Load:
+        """How much there is to do now."""
+        running = min(self._unended, self.max_concurrency)
+        return Load(running, self._unended - running)
+
+    def check_room(self, answers: int) -> None:
+        """Raise BusyError if there is no room for all answers of a request.
+
+        PastaError if there never will be.
+        """
+        most = self.max_concurrency + self.queue
+        if answers > most:
+            raise PastaError(
+                f"these are {answers} answers, and this server takes {most} at a time",
+                hint="Ask for fewer choices or prompts.",
+                field="n",
+            )
+        if self._unended + answers > most:
+            raise BusyError(self._retry_after_s())
+
+    def enter(self, answers: int) -> None:
+        """Take a request's answers in; errors as above."""
+        self.check_room(answers)
+        self._unended += answers
+
+    def leave(self) -> None:
+        """Give up the place of an answer, whatever became of it."""
+        self._unended -= 1
+
+    def note(self, answer: Answer) -> None:
+        """Learn what answers last, once they are let in."""
+        self._typical_s += 0.2 * (answer.seconds - answer.queue_s - self._typical_s)
+
+    def _retry_after_s(self) -> int:
+        """Guess when the first of the queue will have been let in."""
+        turns = self._unended / self.max_concurrency
+        return min(MAX_RETRY_S, max(1, math.ceil(self._typical_s * turns)))

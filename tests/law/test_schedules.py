@@ -1,0 +1,167 @@
+"""The law of time: when a thread writes changes nothing.
+
+Under any schedule an answer is the same, token by token: its segments, its layout, its text, and
+where a budget or a stop string ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pasta_decoding.engines.base import Engine
+from pasta_decoding.engines.scripted import ScriptedEngine, shuffled
+from pasta_decoding.engines.torch import TorchEngine
+from pasta_decoding.lang.layout import Joining, Segment
+from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.events import Ordered
+from pasta_decoding.runtime.governor import CheapestStep, Eager, Governor, InReadingOrder
+from pasta_decoding.runtime.local import answer_of
+from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.sampling import Replay
+from pasta_decoding.runtime.scheduler import Request, Scheduler
+from tests.law import world
+from tests.law.test_law import assert_same_logits, compiled, engine_named
+from tests.law.watched import Watched
+from tests.law.whim import Whim
+from tests.runtime.play import SIZE, VOCABULARY
+from tests.runtime.test_batching import LLAMA, asked, assert_same
+
+SPACIOUS = 10_000
+GOVERNORS: dict[str, Callable[[], Governor]] = {
+    "eager": Eager,
+    "in reading order": InReadingOrder,
+    "cheapest": CheapestStep,
+}
+LIMITS = st.fixed_dictionaries(
+    {
+        "max_tokens": st.integers(0, 70),
+        "max_threads": st.integers(1, 5),
+        "stops": st.sampled_from([(), (), ("b",), ("ab", "ca"), ("c a", "-")]),
+    }
+)
+
+
+def engine_of(kind: str, max_cells: int | None = None) -> Engine:
+    if kind == "scripted":
+        return ScriptedEngine(shuffled(SIZE), SIZE, max_cells=max_cells, max_branches=max_cells)
+    return TorchEngine(LLAMA)
+
+
+def limited(number: int, limits: dict[str, Any]) -> Request:
+    request = asked(number)
+    rules = replace(
+        request.rules, max_tokens=limits["max_tokens"], max_threads=limits["max_threads"]
+    )
+    return replace(request, rules=rules, stops=limits["stops"])
+
+
+def scheduler_of(engine: Engine, joining: Joining, governor: Governor) -> Scheduler:
+    return Scheduler(engine, VOCABULARY, world.SCHEME, joining=joining, governor=governor)
+
+
+def alone(kind: str, joining: Joining, request: Request) -> Answer:
+    """What the request gets where width costs nothing, and nobody else is there."""
+    return answer_of(scheduler_of(engine_of(kind), joining, Eager()), request)
+
+
+def shown(answer: Answer) -> str:
+    """Read its events as a reader would, and never take any text back."""
+    fold, text = Ordered(), ""
+    for event in answer.events:
+        text += fold.feed(event)
+        assert answer.text.startswith(text)
+    return text
+
+
+@pytest.mark.parametrize("joining", list(Joining))
+@pytest.mark.parametrize("kind", ["scripted", "torch"])
+@settings(max_examples=30)
+@given(
+    numbers=st.lists(st.integers(0, 30), min_size=1, max_size=3),
+    limits=LIMITS,
+    seed=st.integers(0, 10_000),
+    spare_cells=st.integers(0, 200),
+)
+def test_any_schedule_gives_the_same_answer(
+    kind: str,
+    joining: Joining,
+    numbers: list[int],
+    limits: dict[str, Any],
+    seed: int,
+    spare_cells: int,
+) -> None:
+    requests = [limited(number, limits) for number in numbers]
+    engine = engine_of(kind, 240 + spare_cells)
+    scheduler = scheduler_of(engine, joining, Whim(seed))
+    answers = finished(scheduler, requests)
+    assert engine.cells_in_use == 0
+    for request, answer in zip(requests, answers, strict=True):
+        assert_same(answer, alone(kind, joining, request))
+        if not request.stops:
+            assert shown(answer) == answer.text
+
+
+def finished(scheduler: Scheduler, requests: Sequence[Request]) -> list[Answer]:
+    numbers = [scheduler.add(request) for request in requests]
+    while scheduler.busy:
+        scheduler.step()
+    answers = [scheduler.result(number) for number in numbers]
+    return [answer for answer in answers if answer is not None]
+
+
+@pytest.mark.parametrize("name", GOVERNORS)
+@pytest.mark.parametrize("clients", [1, 4, 16])
+def test_the_governors_give_the_answers_that_the_requests_get_alone(
+    name: str, clients: int
+) -> None:
+    requests = [asked(number, max_tokens=25) for number in range(clients)]
+    scheduler = scheduler_of(engine_of("torch"), Joining.kv, GOVERNORS[name]())
+    for number, answer in enumerate(finished(scheduler, requests)):
+        assert_same(answer, alone_of(number))
+
+
+@cache
+def alone_of(number: int) -> Answer:
+    return alone("torch", Joining.kv, asked(number, max_tokens=25))
+
+
+@settings(max_examples=25)
+@given(prompt=world.PROMPTS, segments=world.answers(), seed=st.integers(0, 10_000))
+def test_training_sees_what_any_schedule_saw(
+    prompt: tuple[int, ...], segments: list[Segment], seed: int
+) -> None:
+    recorder = Watched(Replay(segments, async_close=world.CLOSE, end=world.END))
+    engine = engine_named("torch-llama")
+    scheduler = Scheduler(engine, world.VOCABULARY, world.SCHEME, governor=Whim(seed))
+    answer = answer_of(scheduler, Request(prompt, recorder, Rules(max_tokens=256)))
+    layout = compiled(prompt, segments)
+    assert answer.layout == layout
+    columns = zip(layout.thread, layout.tokens, layout.position, strict=True)
+    fed = sorted((one.thread, one.token, one.position) for one in answer.trace.fed)
+    assert fed == sorted(list(columns)[len(prompt) :])
+    assert_same_logits("torch-llama", [layout], recorder)
+
+
+def test_the_laws_above_are_about_cuts_of_every_kind() -> None:
+    """Budgets and stop strings, in chunks and in main, with something to trim."""
+    chance = Random(0)
+    found: set[str] = set()
+    for number in range(60):
+        limits = {"max_tokens": chance.randrange(8, 200), "max_threads": 3, "stops": ()}
+        if number % 2:
+            limits["stops"] = ("ab", "ca")
+        request = limited(number % 31, limits)
+        engine = engine_of("scripted", SPACIOUS)
+        [answer] = finished(scheduler_of(engine, Joining.kv, Whim(number)), [request])
+        found |= {"hit"} if answer.hit_limit else {"stopped"} if answer.stopped else {"ended"}
+        found |= {"trimmed"} if answer.trimmed_tokens else set()
+        found |= {"in a chunk"} if answer.truncated_chunks else set()
+    assert found == {"hit", "stopped", "ended", "trimmed", "in a chunk"}

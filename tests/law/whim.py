@@ -1,0 +1,30 @@
+"""A governor without reason: whoever is ready may advance in a step, or nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from pasta_decoding.runtime.governor import Standing
+
+MOST_IDLE = 5
+
+
+class Whim:
+    """Chooses by chance; after so many idle steps the first thread of each answer advances."""
+
+    def __init__(self, seed: int) -> None:
+        self._chance = Random(seed)
+        self._idle = 0
+
+    def choose(self, answers: Sequence[Standing]) -> list[Sequence[int]]:
+        eager = self._chance.random()
+        chosen: list[Sequence[int]] = [
+            [thread for thread in answer.ready if self._chance.random() < eager]
+            for answer in answers
+        ]
+        self._idle = 0 if any(chosen) else self._idle + 1
+        return chosen if self._idle < MOST_IDLE else [answer.ready[:1] for answer in answers]
+
+    def learn(self, width: int, seconds: float) -> None:
+        """It learns nothing."""

@@ -1,0 +1,133 @@
+"""Nobody starves and nothing leaks, whatever the others ask for and whenever they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from pasta_decoding.engines.base import FloatArray
+from pasta_decoding.engines.scripted import ScriptedEngine, follow, shuffled
+from pasta_decoding.lang.layout import MAIN
+from pasta_decoding.runtime.events import Delta
+from pasta_decoding.runtime.governor import CheapestStep, Eager, Governor, Priority
+from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.sampling import Sampler, Sampling
+from pasta_decoding.runtime.scheduler import Request, Scheduler
+from tests.law.whim import Whim
+from tests.law.world import ASYNC, OPEN, P20, SCHEME
+from tests.runtime.machine import A, B, C, FakeClock, greedy
+from tests.runtime.play import SIZE, VOCABULARY
+from tests.runtime.test_batching import asked
+
+# Promises without end, of which no two may begin alike, and chunks that never close.
+GREEDY_ONE = follow(
+    (A, OPEN), (P20, OPEN), (OPEN, B), (B, P20), (ASYNC, C), (C, C), vocabulary_size=SIZE
+)
+PLAIN = follow((B, A), (A, B), vocabulary_size=SIZE)
+PROMISES = Rules(max_tokens=4000, max_chunks=2000, max_threads=1000, topic=False)
+
+
+def both(seen: tuple[int, ...]) -> FloatArray:
+    return GREEDY_ONE(seen) if seen[0] == C else PLAIN(seen)
+
+
+def adversary(priority: Priority = Priority.normal) -> Request:
+    """Thousands of promises and a huge budget."""
+    return Request((C, A), Sampler(Sampling()), PROMISES, priority=priority)
+
+
+def victim(tokens: int, priority: Priority = Priority.normal) -> Request:
+    return replace(greedy(), prompt=(B,), rules=Rules(max_tokens=tokens), priority=priority)
+
+
+def steps_of_a_victim(request: Request, adversaries: int, **about: Priority) -> int:
+    engine = ScriptedEngine(both, SIZE, max_positions=8192)
+    clock = FakeClock()
+    scheduler = Scheduler(engine, VOCABULARY, SCHEME, governor=CheapestStep(), clock=clock)
+    for _ in range(adversaries):
+        scheduler.add(adversary(**about))
+    for _ in range(40):
+        scheduler.step()
+    number, steps = scheduler.add(request), 0
+    while scheduler.result(number) is None:
+        scheduler.step()
+        steps += 1
+    assert scheduler.live_threads >= 20 * adversaries
+    scheduler.close()
+    assert engine.cells_in_use == 0
+    return steps
+
+
+@pytest.mark.parametrize("adversaries", [1, 8])
+def test_whoever_promises_thousands_of_chunks_delays_nobody_else(adversaries: int) -> None:
+    alone = steps_of_a_victim(victim(30), 0)
+    assert steps_of_a_victim(victim(30), adversaries) == alone
+    assert steps_of_a_victim(victim(30), adversaries, priority=Priority.high) == alone
+
+
+def test_an_answer_that_is_in_no_hurry_waits_no_longer_than_it_must() -> None:
+    alone = steps_of_a_victim(victim(30), 0)
+    assert alone < steps_of_a_victim(victim(30, Priority.low), 4) <= 4 * alone
+
+
+def test_every_thread_of_the_adversary_has_its_turn_in_the_end() -> None:
+    """In reading order: the first chunk is written to its end while others only wait."""
+    engine = ScriptedEngine(both, SIZE, max_positions=8192)
+    scheduler = Scheduler(engine, VOCABULARY, SCHEME, governor=CheapestStep())
+    rules = replace(PROMISES, max_tokens=300, max_chunks=6)
+    numbers = [scheduler.add(replace(adversary(), rules=rules)) for _ in range(2)]
+    while scheduler.busy:
+        scheduler.step()
+    for number in numbers:
+        answer = scheduler.result(number)
+        assert answer is not None
+        told = {event.thread for event in answer.events if isinstance(event, Delta)}
+        assert {1, 2, 3, 4} <= told
+        assert MAIN not in told, "it has nothing to say but promises"
+
+
+def deeds(seed: int, governor: Governor) -> None:
+    """Add, step, cancel, run out of time and forget, at random; then everything is free."""
+    chance = Random(seed)
+    engine = ScriptedEngine(shuffled(SIZE, seed), SIZE, max_cells=300, max_branches=30)
+    clock = FakeClock()
+    scheduler = Scheduler(engine, VOCABULARY, SCHEME, governor=governor, clock=clock)
+    known: list[int] = []
+    for _ in range(chance.randrange(4, 12)):
+        limit = chance.choice([None, None, float(chance.randrange(5, 60))])
+        stops = chance.choice([(), ("b",)])
+        request = replace(asked(chance.randrange(30)), max_seconds=limit, stops=stops)
+        known.append(scheduler.add(request))
+        for _ in range(chance.randrange(8)):
+            scheduler.step()
+        if chance.random() < 0.4:
+            scheduler.cancel(chance.choice(known))
+        if chance.random() < 0.2:
+            scheduler.forget(known.pop(chance.randrange(len(known))))
+    while scheduler.busy:
+        scheduler.step()
+    assert all(scheduler.result(number) is not None for number in known)
+    assert engine.cells_in_use == 0
+
+
+GOVERNORS: dict[str, Callable[[int], Governor]] = {
+    "whim": Whim,
+    "eager": lambda _seed: Eager(),
+    "cheapest": lambda _seed: CheapestStep(),
+}
+
+
+@pytest.mark.parametrize("name", GOVERNORS)
+def test_random_schedules_with_cancels_and_time_outs_leave_nothing_behind(name: str) -> None:
+    for seed in range(30):
+        deeds(seed, GOVERNORS[name](seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GOVERNORS)
+def test_a_thousand_random_schedules_leave_nothing_behind(name: str) -> None:
+    for seed in range(30, 370):
+        deeds(seed, GOVERNORS[name](seed))

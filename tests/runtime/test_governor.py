@@ -1,0 +1,152 @@
+"""The governor's policy: what a step's width is bought with, and that everybody has a turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pasta_decoding.runtime.governor import (
+    BACKGROUND_STEPS,
+    CheapestStep,
+    InReadingOrder,
+    Priority,
+    Standing,
+    StepCosts,
+)
+
+Cost = Callable[[int], float]
+
+
+def flat(_width: int) -> float:
+    """Width costs nothing, as on a large GPU."""
+    return 0.030
+
+
+def linear(width: int) -> float:
+    """Width saves nothing."""
+    return 0.010 * width
+
+
+def stepped(width: int) -> float:
+    """Up to eight rows cost what one costs, then twice that, and so on."""
+    return 0.010 * (1 + (width - 1) // 8)
+
+
+def taught(cost: Cost, target_s: float | None = None) -> CheapestStep:
+    governor = CheapestStep(target_s)
+    for width in (*range(1, 17), 24, 32, 48, 64):
+        for _ in range(3):
+            governor.learn(width, cost(width))
+    return governor
+
+
+def widths(governor: CheapestStep, answers: Sequence[Standing]) -> list[int]:
+    return [len(threads) for threads in governor.choose(answers)]
+
+
+def standing(*threads: int) -> list[Standing]:
+    return [Standing(range(count)) for count in threads]
+
+
+def test_an_answer_alone_advances_all_its_threads() -> None:
+    for cost in (flat, linear, stepped):
+        assert widths(taught(cost), standing(7)) == [7]
+    assert widths(taught(linear), [Standing(range(7), likely=2)]) == [7]
+
+
+@pytest.mark.parametrize(
+    ("cost", "expected"),
+    [(flat, [5, 3, 1, 4]), (linear, [1, 1, 1, 1]), (stepped, [3, 2, 1, 2])],
+)
+def test_several_answers_get_the_width_at_which_a_token_is_cheapest(
+    cost: Cost, expected: list[int]
+) -> None:
+    assert widths(taught(cost), standing(5, 3, 1, 4)) == expected
+
+
+def test_the_first_threads_in_reading_order_go_first() -> None:
+    answers = [Standing((2, 5, 0)), Standing((1, 0))]
+    assert taught(linear).choose(answers) == [(2,), (1,)]
+    assert InReadingOrder().choose(answers) == [(2,), (1,)]
+
+
+def test_what_will_probably_be_trimmed_waits_where_others_are() -> None:
+    answers = [Standing(range(5), likely=2), Standing(range(1))]
+    assert widths(taught(flat), answers) == [2, 1]
+
+
+def test_a_goal_keeps_steps_short_where_fewer_threads_can() -> None:
+    assert widths(taught(linear, target_s=0.035), standing(8)) == [3]
+    assert widths(taught(stepped, target_s=0.015), standing(9, 9)) == [4, 4]
+    # Sixteen answers advance by a thread each, whatever the goal.
+    assert widths(taught(linear, target_s=0.001), standing(*[3] * 16)) == [1] * 16
+
+
+def test_widths_of_which_nothing_is_known_are_tried_and_then_left_alone() -> None:
+    governor = CheapestStep()
+    seen = []
+    for _ in range(60):
+        width = sum(widths(governor, standing(4, 4)))
+        governor.learn(width, linear(width))
+        seen.append(width)
+    assert set(seen) == {2, 3, 4, 6, 8}
+    assert seen[-40:] == [2] * 40
+
+
+def test_a_figure_that_is_old_is_taken_again() -> None:
+    costs = StepCosts(stale_steps=20)
+    for width in (1, 2):
+        for _ in range(3):
+            costs.add(width, 1.0)
+    assert costs.unsure([1, 2]) is None
+    for _ in range(18):
+        costs.add(2, 1.0)
+    assert costs.unsure([1, 2]) == 1
+
+
+def test_one_slow_step_changes_nothing() -> None:
+    costs = StepCosts()
+    for seconds in (9.0, 0.01, 0.01, 0.01, 5.0):
+        costs.add(4, seconds)
+    assert costs.seconds(4) == pytest.approx(0.01)
+
+
+def test_who_is_in_a_hurry_has_all_threads_and_who_is_not_waits_a_little() -> None:
+    governor = taught(linear)
+    answers = [
+        Standing(range(4), priority=Priority.low),
+        Standing(range(4)),
+        Standing(range(4), priority=Priority.high),
+    ]
+    found = [widths(governor, answers) for _ in range(BACKGROUND_STEPS)]
+    assert [one[1:] for one in found] == [[1, 4]] * BACKGROUND_STEPS
+    assert [one[0] for one in found] == [0, 0, 0, 1]
+    assert widths(taught(linear), answers[:1]) == [4], "alone it has nobody to wait for"
+
+
+ANSWERS = st.lists(
+    st.tuples(st.integers(0, 40), st.sampled_from(list(Priority))), min_size=1, max_size=30
+)
+
+
+@given(ANSWERS, st.sampled_from([flat, linear, stepped]), st.sampled_from([None, 0.001, 0.05]))
+def test_everybody_who_is_ready_advances_within_a_few_steps(
+    answers: list[tuple[int, Priority]], cost: Cost, target_s: float | None
+) -> None:
+    """However many threads the others have, and whatever their priority."""
+    governor = CheapestStep(target_s)
+    asking = [Standing(range(threads), priority=priority) for threads, priority in answers]
+    advanced = [0] * len(asking)
+    for _ in range(BACKGROUND_STEPS):
+        chosen = governor.choose(asking)
+        for place, (one, threads) in enumerate(zip(asking, chosen, strict=True)):
+            assert list(threads) == list(one.ready[: len(threads)])
+            advanced[place] += bool(threads)
+            assert threads or one.priority is Priority.low or not one.ready
+        width = sum(map(len, chosen))
+        if width:
+            governor.learn(width, cost(width))
+    assert all(advanced[n] for n, one in enumerate(asking) if one.ready)
