@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import threading
 import time
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ import pytest
 
 from pasta_decoding.data.endpoint import Endpoint, EndpointError, Reply, connect
 from pasta_decoding.errors import PastaError, install_command
-from tests.chatserver import Act, ChatServer, Raw, chat_server, completion, failure, in_turn
+from tests.chatserver import Act, Body, ChatServer, Raw, chat_server, completion, failure, in_turn
 
 QUESTION = [{"role": "user", "content": "Hello"}]
 
@@ -92,8 +93,8 @@ def test_a_request_that_takes_too_long_is_tried_again() -> None:
 def test_what_does_not_pass_is_named_after_the_last_try() -> None:
     late = Raw(completion("late"), wait_s=30)
     hint = "Give it more time, or ask for less at the same time."
-    message = "URL did not answer within 0.2 s (tries: 2)"
-    assert complaint([late], timeout_s=0.2, max_retries=1) == (message, hint, False, 2)
+    message = "URL did not answer within 1 s (tries: 2)"
+    assert complaint([late], timeout_s=1, max_retries=1) == (message, hint, False, 2)
     message, hint, fatal, requests = complaint([failure(500)], max_retries=1)
     assert message.startswith("URL failed with status 500: ")
     assert (hint, fatal, requests) == ("The same command tries again.", False, 2)
@@ -146,8 +147,14 @@ def test_nobody_at_the_door_is_fatal() -> None:
 
 
 def test_no_more_requests_are_under_way_than_allowed() -> None:
-    with chat_server(in_turn([Raw(completion("x"), wait_s=0.05)])) as server:
-        assert len(asyncio.run(ask(endpoint(server, concurrency=3), times=10))) == 10
+    together = threading.Barrier(3)
+
+    def script(_number: int, _body: Body) -> Act:
+        together.wait(timeout=120)  # nobody is answered before three have asked
+        return "x"
+
+    with chat_server(script) as server:
+        assert len(asyncio.run(ask(endpoint(server, concurrency=3), times=9))) == 9
     assert server.busiest == 3
 
 
