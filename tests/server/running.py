@@ -15,13 +15,14 @@ import openai
 import uvicorn
 
 from pasta_decoding.runtime.local import LocalDecoder
-from pasta_decoding.server.app import Settings, create_app
+from pasta_decoding.server.app import Rival, Settings, create_app
 from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.listen import http_server, open_socket
 from pasta_decoding.server.local_backend import LocalBackend
 from pasta_decoding.server.metrics import Metrics
 
 MODEL = "tiny"
+BASELINE = "taught"
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 
 
@@ -107,22 +108,29 @@ def running(
     *,
     max_concurrency: int = 8,
     queue: int = 64,
+    baseline: LocalDecoder | None = None,
     **settings: Any,
 ) -> Iterator[Running]:
     """Serve until the block ends."""
     metrics = Metrics()
     backend = LocalBackend(decoder, metrics, max_concurrency, queue)
-    with running_over(backend, metrics, decoder, **settings) as server:
+    rival = None if baseline is None else Rival(BASELINE, LocalBackend(baseline, Metrics(), 8, 64))
+    with running_over(backend, metrics, decoder, rival=rival, **settings) as server:
         yield server
 
 
 @contextmanager
 def running_over(
-    backend: Backend, metrics: Metrics, decoder: LocalDecoder, **settings: Any
+    backend: Backend,
+    metrics: Metrics,
+    decoder: LocalDecoder,
+    *,
+    rival: Rival | None = None,
+    **settings: Any,
 ) -> Iterator[Running]:
     """Serve any backend until the block ends. `decoder` is what its answers are compared with."""
     listener = open_socket("127.0.0.1", 0)
-    app = create_app(backend, metrics, Settings(**{"model": MODEL} | settings))
+    app = create_app(backend, metrics, Settings(**{"model": MODEL} | settings), rival)
     server = http_server(app, backend)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

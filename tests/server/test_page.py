@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -57,7 +58,7 @@ def page(browser: Any) -> Iterator[Any]:
 def ask(page: Any, url: str, question: str = "Hello", *, race: bool = False) -> None:
     page.goto(url)
     if race:
-        page.get_by_label("Race the sequential decoder").check()
+        page.get_by_label("Race the sequential baseline").check()
     page.get_by_label("Your question").fill(question)
     page.keyboard.press("Enter")
     page.get_by_role("status").filter(has_text=" s").wait_for()
@@ -91,13 +92,29 @@ def test_a_hostile_answer_is_shown_as_text(page: Any, decoder: LocalDecoder) -> 
 
 def test_a_race_shows_both_and_says_who_was_faster(page: Any, decoder: LocalDecoder) -> None:
     script = saying(decoder, "One: ", "fruit", "an apple", " Done.")
-    with running(with_engine(decoder, script, Slow)) as server:
+    with running(with_engine(decoder, script, Slow), baseline=taught(decoder)) as server:
         ask(page, server.url, race=True)
         assert page.locator("#parallel").inner_text() == "One: an apple Done."
         assert page.locator("#rival").is_visible()
-        assert page.locator("#sequential").inner_text().startswith("One: ")
+        assert page.locator("#t-sequential").text_content() == "The sequential baseline: taught"
+        assert page.locator("#sequential").inner_text().startswith("Two: ")
         assert "times as many tokens a second" in page.get_by_role("status").inner_text()
         server.wait_until_idle()
+
+
+def test_without_a_baseline_the_page_offers_no_race(page: Any, decoder: LocalDecoder) -> None:
+    with running(
+        with_engine(decoder, saying(decoder, "One: ", "fruit", "an apple", "."))
+    ) as server:
+        ask(page, server.url)
+        assert not page.get_by_label("Race the sequential baseline").is_visible()
+        server.wait_until_idle()
+
+
+def taught(decoder: LocalDecoder) -> LocalDecoder:
+    """Return the baseline of a race: another model, which may not promise."""
+    script = saying(decoder, "Two: ", "fruit", "a pear", " Done.")
+    return replace(with_engine(decoder, script, Slow), parallel=False)
 
 
 def test_escape_stops_the_answer_and_the_engine(page: Any, decoder: LocalDecoder) -> None:
@@ -231,7 +248,7 @@ def test_the_page_is_dark_for_whoever_wants_it_dark(browser: Any, decoder: Local
 def test_a_phone_scrolls_in_one_direction_only(page: Any, decoder: LocalDecoder) -> None:
     script = saying(decoder, "One: ", "fruit", "an apple", " Done.")
     page.set_viewport_size({"width": 360, "height": 740})
-    with running(with_engine(decoder, script)) as server:
+    with running(with_engine(decoder, script), baseline=taught(decoder)) as server:
         ask(page, server.url, race=True)
         widths = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
         assert widths[0] <= widths[1]

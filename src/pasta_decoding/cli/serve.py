@@ -8,13 +8,19 @@ from dataclasses import replace
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pasta_decoding.cli.engine import Loading, with_loading
-from pasta_decoding.cli.files import say
+from pasta_decoding.cli.files import place, say
 from pasta_decoding.errors import PastaError, install_command
+
+if TYPE_CHECKING:
+    from pasta_decoding.server.app import Rival
+
+RIVAL_REQUESTS, RIVAL_QUEUE = 4, 16
+"""Races at a time, and those that wait."""
 
 
 class LogLevel(StrEnum):
@@ -83,6 +89,13 @@ def serve(
         LogLevel, typer.Option(help="`info` writes a line for each request, to standard error.")
     ] = LogLevel.warning,
     max_body: Annotated[int, typer.Option(min=1024, help="Bytes of a request.")] = 2**20,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            help="Load a sequential baseline, too, for the page to race against: `sequential` for "
+            "adapters that ship, else an adapter or whole model. It takes as much memory again."
+        ),
+    ] = None,
     *,
     loading: Loading,
 ) -> None:
@@ -122,14 +135,30 @@ def serve(
             if isinstance(decoder, RemoteDecoder)
             else LocalBackend(decoder, metrics, max_requests, max_queue, target_ms_per_token)
         )
+        rival = None if baseline is None else load_rival(loading, baseline, settings.model)
         if parallel_up_to is not None:
             say("--parallel-up-to does nothing any more: load delays threads, and bans no promise")
         if key is None and not is_loopback(listener):
             say("anybody who reaches this address may ask: --api-key keeps them out")
         say(f"{settings.model} at {address(listener)}")
         with suppress(KeyboardInterrupt):  # uvicorn has stopped in good order; that is all
-            app = create_app(backend, metrics, settings)
+            app = create_app(backend, metrics, settings, rival)
             http_server(app, backend, last_words_s=drain_seconds).run(sockets=[listener])
+
+
+def load_rival(loading: Loading, baseline: str, model: str) -> Rival:
+    """Load the baseline onto an engine of its own. What it does is not in the metrics."""
+    from pasta_decoding.api.baseline import baseline_of
+    from pasta_decoding.api.opening import open_local
+    from pasta_decoding.server.app import Rival
+    from pasta_decoding.server.local_backend import LocalBackend
+    from pasta_decoding.server.metrics import Metrics
+
+    found = baseline_of(loading.settings, baseline)
+    decoder = replace(open_local(found.settings, place()), parallel=False)
+    name = f"{found.name}-baseline" if found.name == model else found.name
+    say(f"its baseline, {name}, has an engine and a cache of its own")
+    return Rival(name, LocalBackend(decoder, Metrics(), RIVAL_REQUESTS, RIVAL_QUEUE))
 
 
 def key_of(key: str | None, file: Path | None) -> str | None:

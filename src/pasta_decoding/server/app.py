@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any
 
@@ -64,14 +64,27 @@ class Settings:
     client_answers: int | None = None
 
 
-def create_app(backend: Backend, metrics: Metrics, settings: Settings) -> FastAPI:
-    """Return the application. It starts the backend when it starts, and stops it."""
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """A second model, the sequential baseline that the page's race is against."""
+
+    model: str
+    backend: Backend
+
+
+def create_app(
+    backend: Backend, metrics: Metrics, settings: Settings, rival: Rival | None = None
+) -> FastAPI:
+    """Return the application. It starts the backends when it starts, and stops them."""
+    backends = [backend] if rival is None else [backend, rival.backend]
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        await backend.start()
+        for one in backends:
+            await one.start()
         yield
-        await backend.stop()
+        for one in backends:
+            await one.stop()
 
     app = FastAPI(
         title="Pasta",
@@ -96,39 +109,52 @@ def create_app(backend: Backend, metrics: Metrics, settings: Settings) -> FastAP
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )
-    app.include_router(openai_routes(backend, settings))
+    app.include_router(openai_routes(backend, settings, rival))
     app.include_router(other_routes(backend, metrics))
     install(app)
     return app
 
 
-def openai_routes(backend: Backend, settings: Settings) -> APIRouter:
+def openai_routes(backend: Backend, settings: Settings, rival: Rival | None = None) -> APIRouter:
     """Return the routes that OpenAI's clients know."""
     router = APIRouter(prefix="/v1", responses=ERRORS)
-    desk = _Desk(backend, settings, Places(settings.client_answers))
-    model = schema.Model(
-        id=settings.model,
-        created=int(time.time()),
-        owned_by="pasta",
-        max_model_len=backend.questions.max_tokens,
-    )
+    places = Places(settings.client_answers)
+    listed = {settings.model: backend} | ({rival.model: rival.backend} if rival else {})
+    desks = {
+        name: _Desk(one, replace(settings, model=name), places) for name, one in listed.items()
+    }
+    began_s = int(time.time())
+    known = {
+        name: schema.Model(
+            id=name, created=began_s, owned_by="pasta", max_model_len=one.questions.max_tokens
+        )
+        for name, one in listed.items()
+    }
+
+    def desk_for(name: str) -> _Desk:
+        if name not in desks:
+            message = f"there is no model {excerpt(name)!r} here, but {settings.model!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return desks[name]
 
     @router.post("/chat/completions", responses=_replies(schema.ChatCompletion, schema.ChatChunk))
     async def chat(body: requests.ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
+        desk = desk_for(body.model)
         desk.check(body, prompts=1)
         limit = body.limit or settings.answer_tokens
         messages = [Message(_role(message.role), message.text) for message in body.messages]
-        prompt = backend.questions.chat_prompt(messages, limit)
+        prompt = desk.backend.questions.chat_prompt(messages, limit)
         return desk.answer(body, request, ChatForm, [prompt], limit)
 
     @router.post("/completions", responses=_replies(schema.TextCompletion, schema.TextChunk))
     async def complete(body: requests.CompletionRequest, request: Request) -> Response:
         """Go on from a text, without the chat template."""
+        desk = desk_for(body.model)
         desk.check(body, prompts=len(body.prompts))
         limit = body.limit or settings.answer_tokens
         prompts = [
-            backend.questions.text_prompt(prompt, limit)
+            desk.backend.questions.text_prompt(prompt, limit)
             if isinstance(prompt, str)
             else tuple(prompt)
             for prompt in body.prompts
@@ -137,14 +163,13 @@ def openai_routes(backend: Backend, settings: Settings) -> APIRouter:
 
     @router.get("/models", response_model=schema.ModelList)
     async def models() -> schema.ModelList:
-        """List the models: one."""
-        return schema.ModelList(data=[model])
+        """List the models: one, and its sequential baseline if there is one."""
+        return schema.ModelList(data=list(known.values()))
 
     @router.get("/models/{name:path}", response_model=schema.Model)
     async def one_model(name: str) -> schema.Model:
-        """Tell about the model."""
-        desk.check_model(name)
-        return model
+        """Tell about a model."""
+        return known[desk_for(name).settings.model]
 
     return router
 
@@ -157,14 +182,8 @@ class _Desk:
     settings: Settings
     places: Places
 
-    def check_model(self, name: str) -> None:
-        if name != self.settings.model:
-            message = f"there is no model {excerpt(name)!r} here, but {self.settings.model!r}"
-            raise ApiError(404, message, param="model", code="model_not_found")
-
     def check(self, body: requests.AnswerRequest, prompts: int) -> None:
         """Refuse what would be refused later, before time goes into reading its prompts."""
-        self.check_model(body.model)
         self.backend.capacity.check_room(prompts * (body.n or 1))
 
     def answer(
