@@ -218,7 +218,7 @@ def test_a_stream_that_is_cut_off_is_not_done_and_comments_are_nothing(
 
 def test_a_race_is_run_one_after_the_other(page: Any, decoder: LocalDecoder) -> None:
     script = saying(decoder, "One: ", "fruit", "an apple", " Done.")
-    with running(with_engine(decoder, script, Slow)) as server:
+    with running(with_engine(decoder, script, Slow), baseline=taught(decoder)) as server:
         ask(page, server.url, race=True)
         page.get_by_role("status").filter(has_text="times as many").wait_for()
         assert page.evaluate("runs[0].began + runs[0].ended <= runs[1].began")
