@@ -96,3 +96,17 @@ def saying(decoder: LocalDecoder, before: str, topic: str, chunk: str, after: st
         vocabulary_size=decoder.engine.vocabulary_size,
         otherwise=end,
     )
+
+
+def running_ahead(decoder: LocalDecoder, before: str, topic: str, chunk: str, after: str) -> Script:
+    """Write `before`, promise a chunk, write `after` without waiting for it."""
+    control = decoder.vocabulary.control
+    bucket = min(control.promise_close.values())
+    end = min(decoder.vocabulary.eos_ids)
+    promise = (control.promise_open, *ids(decoder, topic), bucket)
+    return follow(
+        (*ids(decoder, "assistant\n"), *ids(decoder, before), *promise, *ids(decoder, after), end),
+        (bucket, control.async_open, *ids(decoder, chunk), control.async_close),
+        vocabulary_size=decoder.engine.vocabulary_size,
+        otherwise=end,
+    )

@@ -15,7 +15,7 @@ import pytest
 
 from pasta_decoding.runtime.local import LocalDecoder
 from tests.server.running import running, wait_for
-from tests.server.scripts import Slow, endless, saying, with_engine
+from tests.server.scripts import Slow, endless, running_ahead, saying, with_engine
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 
@@ -64,6 +64,24 @@ def ask(page: Any, url: str, question: str = "Hello", *, race: bool = False) -> 
     page.get_by_role("status").filter(has_text=" s").wait_for()
 
 
+def test_what_a_limit_trims_is_not_shown(page: Any, decoder: LocalDecoder) -> None:
+    """Main writes its end while the chunk is still being written; the limit falls into that."""
+    script = running_ahead(decoder, "One: ", "one", "a chunk of some length", " And the end of it.")
+    with running(with_engine(decoder, script, Slow), answer_tokens=40) as server:
+        page.goto(server.url)
+        page.get_by_label("Longest answer").fill("40")
+        page.get_by_label("Your question").fill("Hello")
+        page.keyboard.press("Enter")
+        page.get_by_role("status").filter(has_text=" s").wait_for()
+        shown = page.locator("#parallel").inner_text()
+        body = {"messages": [{"role": "user", "content": "Hello"}], "model": "tiny"}
+        plain = server.ask("/v1/chat/completions", body | {"max_tokens": 40, "temperature": 0})
+        text = plain.json["choices"][0]["message"]["content"]
+        assert plain.json["usage"]["trimmed_tokens"] > 0
+        assert text in shown.replace("\n", " ")
+        assert "end of it" not in shown
+
+
 def test_an_answer_appears_with_its_threads_and_figures(page: Any, decoder: LocalDecoder) -> None:
     script = saying(decoder, MARKDOWN, "fruit", "an apple", "\n\nDone.")
     with running(with_engine(decoder, script, Slow)) as server:
@@ -74,6 +92,9 @@ def test_an_answer_appears_with_its_threads_and_figures(page: Any, decoder: Loca
         assert page.locator("#parallel .chunk").inner_text() == "an apple"
         assert page.locator(".lane h3").all_inner_texts() == ["main\ndone", "fruit\njoined"]
         assert page.locator("#timeline .sync").count() == 1
+        waits = [path.get_attribute("d") for path in page.locator("#timeline .wait").all()]
+        assert waits[0].startswith("M"), "main waits for the chunk"
+        assert waits[1] == ""
         counters = page.locator("#parallel-counters").inner_text()
         assert "tokens a step" in counters
         assert page.locator("#model").inner_text() == "tiny"
