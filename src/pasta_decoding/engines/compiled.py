@@ -80,8 +80,9 @@ def _attend_cells(
     assert isinstance(own, PooledLayer), "made by `pooled_cache`"
     keys, values = own.update(key_1GQD, value_1GQD)
     out_1HQD = attend(cells.plan, query_1HQD, keys, values, scaling, window)
-    padding = query_1HQD.shape[2] - out_1HQD.shape[2]
-    return pad(out_1HQD, (0, 0, 0, padding)).transpose(1, 2).contiguous()
+    if padding := query_1HQD.shape[2] - out_1HQD.shape[2]:
+        out_1HQD = pad(out_1HQD, (0, 0, 0, padding))
+    return out_1HQD.transpose(1, 2).contiguous()
 
 
 def _shape_only(query_1HQD: Tensor, _key: Tensor, value_1GQD: Tensor, *_rest: Any) -> Tensor:

@@ -129,12 +129,13 @@ class TorchEngine:
         works = self._table.plan(feeds)
         rows = [row for work in works for row in work.rows]
         device = self._model.device
-        logits_FV = torch.empty(len(rows), self.vocabulary_size, device=device)
-        if works:
-            found = self._forward.fixed(works) if self._fixed else None
-            logits = self._forward.free(works) if found is None else found
-            logits_FV[torch.tensor(rows, device=device, dtype=torch.long)] = logits.float()
-        return logits_FV
+        if not works:
+            return torch.empty(0, self.vocabulary_size, device=device)
+        found = self._forward.fixed(works) if self._fixed else None
+        logits_FV = (self._forward.free(works) if found is None else found).float()
+        if rows == sorted(rows):  # as they came, unless requests took turns: nothing to copy
+            return logits_FV
+        return logits_FV[torch.tensor(rows, device=device, dtype=torch.long).argsort()]
 
     def fixed_pass(self, width: int, cells: int) -> tuple[int, int]:
         """Run the forward pass of a step of fixed shapes, without anything around it: for timing.
