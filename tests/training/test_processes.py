@@ -49,7 +49,7 @@ def flags(config: SftConfig) -> list[str]:
         "pack-tokens": config.pack_tokens,
         "packs-per-step": config.packs_per_step,
         "save-every-steps": config.save_every_steps,
-    }
+    } | dict.fromkeys(["eval-data"] if config.eval_data else [], "rows.jsonl")
     return [part for name, value in named.items() for part in (f"--{name}", str(value))]
 
 
@@ -68,7 +68,8 @@ def launch(folder: Path, base: Path, config: SftConfig) -> subprocess.CompletedP
 
 def curve(out: Path) -> list[tuple[float, float, float]]:
     lines = read_metrics(out / "metrics.jsonl")
-    return [(line["loss"], line["text_loss"], line["control_loss"]) for line in lines]
+    trained = [line for line in lines if "loss" in line]
+    return [(line["loss"], line["text_loss"], line["control_loss"]) for line in trained]
 
 
 def adapter_of(out: Path) -> dict[str, torch.Tensor]:
@@ -97,7 +98,7 @@ def test_two_processes_give_the_curve_and_the_adapter_of_one(
     found = launch(tmp_path, tiny_checkpoint.base, CONFIG)
     assert found.returncode == 0, found.stderr
     together = tmp_path / "run"
-    assert len(curve(alone)) == 3
+    assert len(curve(alone)) == 4  # every fifth step, and the last one
     for ours, theirs in zip(curve(alone), curve(together), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-5)
     torch.testing.assert_close(adapter_of(alone), adapter_of(together), atol=1e-2, rtol=2e-2)
@@ -108,6 +109,24 @@ def test_two_processes_give_the_curve_and_the_adapter_of_one(
     assert found.stderr.count("attention: ") == 1
     steps = [line["step"] for line in read_metrics(together / "metrics.jsonl")]
     assert steps == sorted(set(steps))
+
+
+@pytest.mark.slow
+def test_two_processes_measure_the_held_out_loss_of_one(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """The rows make three packs, which two processes do not share evenly."""
+    config = replace(CONFIG, epochs=2, eval_data=("rows.jsonl",))
+    alone = tmp_path / "alone"
+    base = tiny_checkpoint.base
+    train_sft(config, ROWS, base=base, out=alone, say=print, held_out=ROWS)
+    found = launch(tmp_path, base, config)
+    assert found.returncode == 0, found.stderr
+    [ours], [theirs] = (
+        [line["eval_loss"] for line in read_metrics(out / "metrics.jsonl") if "eval_loss" in line]
+        for out in (alone, tmp_path / "run")
+    )
+    assert ours == pytest.approx(theirs, abs=1e-4)
 
 
 def test_no_process_goes_before_the_adapter_is_written(
