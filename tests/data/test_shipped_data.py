@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from pasta_decoding.data.contamination import normalised, runs_of_words
 from pasta_decoding.data.dataset import Row, is_held_out, read_rows
+from pasta_decoding.evaluation.asked import read_asked
 from pasta_decoding.lang.check import check
-from pasta_decoding.lang.tree import Chunk, Sync, read
+from pasta_decoding.lang.tree import Chunk, Sync, read, strip
 
 FOLDER = Path(__file__).parents[2] / "data"
 ROWS = {"annotated_clean": 1233, "annotated_written": 716, "training_sample": 200}
@@ -47,3 +49,27 @@ def test_each_part_of_the_written_rows_has_the_tags_that_its_source_says() -> No
         ("written/parts", True, 0): 295,
         ("written/plain", False, 0): 161,
     }
+
+
+def test_the_prompts_for_checking_can_all_be_checked() -> None:
+    asked = read_asked(FOLDER / "checked_prompts.jsonl")
+    assert (len(asked), sum(one.plain for one in asked)) == (200, 40)
+    assert all(one.checks for one in asked)
+    assert len({one.name for one in asked}) == 200
+
+
+def test_the_prompts_for_syncs_are_half_of_each_kind() -> None:
+    asked = read_asked(FOLDER / "sync_prompts.jsonl")
+    assert Counter(one.needs_sync for one in asked) == {True: 60, False: 60}
+    assert not any(one.behind for one in asked if not one.needs_sync)
+
+
+def test_no_prompt_of_an_evaluation_shares_eight_words_with_a_row() -> None:
+    rows = [row for name in ROWS for row in shipped(name)]
+    exact = {normalised(row.instruction) for row in rows}
+    texts = [text for row in rows for text in (row.asked, strip(read(row.response)))]
+    runs = {run for text in texts for run in runs_of_words(text)}
+    for name in ("checked_prompts", "sync_prompts"):
+        for one in read_asked(FOLDER / f"{name}.jsonl"):
+            assert normalised(one.instruction) not in exact, one.name
+            assert runs.isdisjoint(runs_of_words(one.instruction)), one.name

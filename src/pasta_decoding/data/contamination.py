@@ -26,7 +26,7 @@ class Contamination:
         self._holders: defaultdict[str, set[int]] = defaultdict(set)
         for number, prompt in enumerate(prompts):
             self._exact.add(normalised(prompt))
-            grams = _grams(prompt)
+            grams = runs_of_words(prompt)
             self._sizes.append(len(grams))
             for gram in grams:
                 self._holders[gram].add(number)
@@ -34,7 +34,7 @@ class Contamination:
     def __contains__(self, prompt: str) -> bool:
         if normalised(prompt) in self._exact:
             return True
-        ours = _grams(prompt)
+        ours = runs_of_words(prompt)
         shared: defaultdict[int, int] = defaultdict(int)
         for gram in ours:
             for number in self._holders.get(gram, ()):
@@ -50,7 +50,8 @@ def normalised(text: str) -> str:
     return " ".join(_WORD.findall(text.casefold()))
 
 
-def _grams(text: str) -> set[str]:
+def runs_of_words(text: str) -> set[str]:
+    """Return the runs of eight words that `text` holds, normalised."""
     words = normalised(text).split()
     return {
         " ".join(words[first : first + GRAM_WORDS]) for first in range(len(words) - GRAM_WORDS + 1)

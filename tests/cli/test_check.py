@@ -1,0 +1,63 @@
+"""`pasta eval check`, as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Pasta
+from tests.runfolders import failed, parallel, record, write_run
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    check = {"kind": "words", "arguments": {"at_most": 5}}
+    lines = [{"instruction": f"What about {n}?", "checks": [check]} for n in range(4)]
+    path = tmp_path / "asked.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs"
+    write_run(folder / "sequential", "sequential", [record(n) for n in range(4)])
+    write_run(folder / "pasta", "pasta", [record(0), record(1), parallel(2), failed(3)])
+    return folder
+
+
+def test_a_table_of_shares_and_the_failed_by_name(pasta: Pasta, runs: Path, prompts: Path) -> None:
+    found = pasta("eval", "check", runs, "--prompts", prompts)
+    assert found.status == 0
+    head, ours, *_ = found.out.splitlines()
+    assert head.split()[:3] == ["run", "figure", "prompts"]
+    assert ours.split()[:4] == ["pasta", "passed", "4", "50.0"]
+    assert "-50.0 [-100.0, 0.0]" in ours
+    assert found.err == "pasta: the prompt 4 failed: no answer\n"
+
+
+def test_json_holds_the_same(pasta: Pasta, runs: Path, prompts: Path) -> None:
+    found = pasta("eval", "check", runs, "--prompts", prompts, "--json").object
+    assert found["baseline"] == "sequential"
+    assert found["shares"]["pasta"]["passed"]["share"]["value"] == 0.5
+    assert found["kinds"]["sequential"]["words"]["difference"] is None
+    assert found["not_checked"] == [{"run": "pasta", "prompt": "4", "reason": "failed: no answer"}]
+
+
+def test_another_baseline_can_be_named(pasta: Pasta, runs: Path, prompts: Path) -> None:
+    found = pasta(
+        "eval", "check", runs, "--prompts", prompts, "--baseline", runs / "pasta", "--json"
+    ).object
+    assert found["shares"]["sequential"]["passed"]["difference"]["value"] == 0.5
+
+
+def test_an_unknown_check_is_refused_with_its_line(
+    pasta: Pasta, runs: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "odd.jsonl"
+    path.write_text('{"instruction": "What?", "checks": [{"kind": "word"}]}\n')
+    assert pasta("eval", "check", runs, "--prompts", path).complaint == (
+        2, f"pasta: {path}:1: no check is called 'word'", "Is it 'words'?",
+    )  # fmt: skip
