@@ -13,13 +13,15 @@ from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.events import Ordered
+from pasta_decoding.runtime.governor import Eager, Governor, InReadingOrder
 from pasta_decoding.runtime.local import answer_of
 from pasta_decoding.runtime.penalties import History, Penalties
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampler, Sampling, logprobs_of
 from pasta_decoding.runtime.scheduler import Request, Scheduler
 from tests.law.world import CLOSE, CONTROL, END, OPEN, P20, SCHEME, SYNC
-from tests.runtime.machine import RULES, A, B, C, leaning
+from tests.runtime.machine import RULES, A, B, C, leaning, machine
 from tests.runtime.play import ID, SIZE, VOCABULARY
 from tests.tiny import tiny_llama
 
@@ -133,3 +135,21 @@ def test_settings_without_a_meaning_are_refused(settings: dict[str, float], mess
     with pytest.raises(PastaError) as caught:
         Sampling(**settings)  # type: ignore[arg-type]
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_penalties_and_logprobs_do_not_depend_on_who_writes_when(seed: int) -> None:
+    sampling = Sampling(1, repetition_penalty=1.5, frequency_penalty=1, seed=seed, logprobs=2)
+    sampler = Sampler(sampling, 0, History((A, B), CONTROL, EXEMPT))
+    request = Request((A, B), sampler, RULES)
+
+    def told(governor: Governor) -> tuple[object, ...]:
+        _, scheduler = machine(leaning(seed), governor=governor)
+        found, fold = answer_of(scheduler, request), Ordered()
+        deltas = [delta for event in found.events for delta in fold.deltas(event)]
+        assert "".join(delta.text for delta in deltas) == found.text
+        # How a text is cut into pieces depends on when a chunk's end was known, its tokens do not.
+        return found.layout.tokens, [token for delta in deltas for token in delta.logprobs]
+
+    wide, narrow = told(Eager()), told(InReadingOrder())
+    assert wide == narrow
