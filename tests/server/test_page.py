@@ -246,16 +246,19 @@ def test_a_race_is_run_one_after_the_other(page: Any, decoder: LocalDecoder) -> 
         server.wait_until_idle()
 
 
-def test_names_on_a_phone_are_whole(page: Any, decoder: LocalDecoder) -> None:
+@pytest.mark.parametrize("width", [360, 700, 1200])
+def test_names_are_whole_on_a_phone_and_elsewhere(
+    width: int, page: Any, decoder: LocalDecoder
+) -> None:
     script = saying(decoder, "One: ", "fruit and vegetables here", "an apple", " Done.")
-    page.set_viewport_size({"width": 360, "height": 740})
+    page.set_viewport_size({"width": width, "height": 740})
     with running(with_engine(decoder, script)) as server:
         ask(page, server.url)
         name = page.locator("#timeline .name").nth(1)
         name.filter(has_text="fruit").wait_for()
         assert "…" not in name.text_content()
         right = name.evaluate("node => node.getBoundingClientRect().right")
-        assert right <= 360
+        assert right <= width
         server.wait_until_idle()
 
 
