@@ -118,6 +118,7 @@ def test_promises_are_compared_with_what_was_written() -> None:
     found = figures(pair([parallel(0), parallel(1)]))
     assert found.near_promises == 0.5
     assert found.promised_ratio == pytest.approx(60 / 50)
+    assert found.buckets == {20: 0.5, 30: 0.5}
     # 20 steps of one thread, 20 of two, 10 of three.
     assert found.threads == pytest.approx(90 / 50)
 
@@ -145,3 +146,11 @@ def test_the_baseline_against_itself_is_one() -> None:
     base = [record(0), record(1, plain_tokens=37, critical_path=37)]
     found = figures(pair([replace(one) for one in base], base))
     assert found.speedups["theoretical"].value == pytest.approx(1)
+
+
+def test_texts_are_looked_at_for_empty_items_and_repetition() -> None:
+    found = figures(
+        pair([record(0, text="1. 1. 1."), record(1, text="a b c d a b c d"), failed(2)])
+    )
+    assert found.empty_scaffolds.value == pytest.approx(1 / 3)
+    assert found.rep_4 == pytest.approx(0.1)

@@ -89,11 +89,12 @@ PARALLEL = Examined(
         promises=[(20, 18), (60, 20)],
         near_promises=1,
         hit_limit=True,
+        text="a b c d a b c d",
     ),
     sequential_tokens=80,
     timing=Timing(sequential_s=8.0, parallel_s=4.0, ideal_s=3.0),
 )
-PLAIN = Examined(Record("2", "q", plain_tokens=30, critical_path=30, fed_tokens=50))
+PLAIN = Examined(Record("2", "q", text="1. 1.", plain_tokens=30, critical_path=30, fed_tokens=50))
 FAILED = Examined(Record("3", "r", error="the prompt is empty"))
 
 
@@ -118,7 +119,11 @@ def test_a_summary_by_hand_of_one_answer_in_chunks_one_plain_one_and_a_failed_re
         "repeated_chunks": 0.25,
         "truncated_chunks": 0.5,
         "near_promises": 0.5,
+        "buckets": {20: 0.5, 60: 0.5},
+        "buckets_in_use": 2,
         "hit_limit": 0.5,
+        "empty_scaffolds": 0.5,
+        "rep_4": pytest.approx(0.1),
         "plain_tokens_mean": 60.0,
         "compared": 1,
         "compared_hit_limit": 1.0,

@@ -1,10 +1,16 @@
-"""Missing topics and text quality; the other measures are tested where they are used."""
+"""Missing topics, empty items, lengths in use and text quality; others are tested where used."""
 
 from __future__ import annotations
 
 import pytest
 
-from pasta_decoding.lang.measures import missing_topics, text_quality
+from pasta_decoding.lang.measures import (
+    bucket_shares,
+    buckets_in_use,
+    empty_items,
+    missing_topics,
+    text_quality,
+)
 from pasta_decoding.lang.tree import read
 
 
@@ -40,3 +46,37 @@ def test_every_chunk_is_asked_for_its_own_topic() -> None:
 def test_repetition_costs_a_text_more_than_it_saves() -> None:
     assert text_quality(2.0, 0.0) == -2
     assert text_quality(1.0, 0.5) == -3
+
+
+@pytest.mark.parametrize(
+    ("text", "empty"),
+    [
+        ("1. 1. 1.", 3),
+        ("- - -", 3),
+        ("Things: 1. 1. 1.", 3),
+        ("1. 1. Eat well.", 1),
+        ("1. Eat well.\n2.\n3. Sleep.", 1),
+        ("- Eat well.\n-", 1),
+        ("1.\n2.\n3.", 3),
+        ("1. -", 1),
+        ("1. - Eat well.", 0),  # an item of an item
+        ("1. Eat well.\n2.\nSleep.", 0),  # the text of its own line
+        ("1. Eat 3. Then sleep - or not.\n- a - b", 0),
+        ("The sum of both is\n13.", 0),
+        ("13.", 0),
+        ("It was the year 5.", 0),
+        ("---", 0),
+        ("| - | - |", 0),
+        ("", 0),
+    ],
+)
+def test_an_empty_item_is_a_marker_without_text(text: str, empty: int) -> None:
+    assert empty_items(text) == empty
+
+
+def test_a_length_is_in_use_if_more_than_a_twentieth_of_the_promises_give_it() -> None:
+    shares = bucket_shares([30] * 18 + [20] + [10])
+    assert shares == {10: 0.05, 20: 0.05, 30: 0.9}
+    assert buckets_in_use(shares) == 1
+    assert buckets_in_use(bucket_shares([30, 20])) == 2
+    assert bucket_shares([]) == {}

@@ -114,10 +114,17 @@ def bare_times(decoder: Decoder) -> BareTimes:
 def show_figures(figures: dict[str, Any], examined: list[Examined]) -> None:
     """Print the figures as lines, and name what failed."""
     for name, value in figures.items():
-        typer.echo(f"{name:26} {value:.3f}" if isinstance(value, float) else f"{name:26} {value}")
+        typer.echo(f"{name:26} {shown(value)}")
     for record in (one.record for one in examined):
         if record.error:
             say(f"failed: {record.instruction[:60]!r}: {record.error}")
+
+
+def shown(value: Any) -> str:
+    """Return a figure, or figures by name, with three decimals."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {shown(one)}" for key, one in value.items()) or "-"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def compare(

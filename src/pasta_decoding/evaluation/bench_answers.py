@@ -18,7 +18,13 @@ from pasta_decoding.evaluation.questions import Question
 from pasta_decoding.evaluation.records import Record, failed, from_line, record_of
 from pasta_decoding.evaluation.timing import Timing, time_answer
 from pasta_decoding.lang.check import check
-from pasta_decoding.lang.measures import geometric_mean
+from pasta_decoding.lang.measures import (
+    bucket_shares,
+    buckets_in_use,
+    empty_items,
+    geometric_mean,
+    rep_4,
+)
 from pasta_decoding.lang.tree import read, show, strip
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder
@@ -177,11 +183,10 @@ def summary(examined: Sequence[Examined]) -> dict[str, Any]:
         "syncs": sum(record.syncs for record in done),
         "repeated_chunks": _share(sum(record.repeated_chunks for record in done), chunks),
         "truncated_chunks": _share(sum(record.truncated_chunks for record in done), chunks),
-        "near_promises": _share(
-            sum(record.near_promises for record in done),
-            sum(len(record.promises) for record in done),
-        ),
+        **_lengths(done),
         "hit_limit": _share(sum(record.hit_limit for record in done), len(done)),
+        "empty_scaffolds": _share(sum(empty_items(r.text) > 0 for r in done), len(done)),
+        "rep_4": _mean([rep_4(record.text) for record in done]),
         "plain_tokens_mean": _mean([record.plain_tokens for record in done]),
         "compared": len(compared),
         "compared_hit_limit": _share(sum(r.record.hit_limit for r in compared), len(compared)),
@@ -194,9 +199,20 @@ def summary(examined: Sequence[Examined]) -> dict[str, Any]:
     }
 
 
+def _lengths(done: Sequence[Record]) -> dict[str, Any]:
+    """Return what is known of the lengths promised, of chunks that ended by themselves."""
+    promises = [promised for record in done for promised, _ in record.promises]
+    buckets = bucket_shares(promises)
+    return {
+        "near_promises": _share(sum(record.near_promises for record in done), len(promises)),
+        "buckets": buckets,
+        "buckets_in_use": buckets_in_use(buckets),
+    }
+
+
 def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
 
-def _mean(values: Sequence[int]) -> float | None:
+def _mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None

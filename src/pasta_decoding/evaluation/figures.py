@@ -28,7 +28,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.bootstrap import Drawn, FloatArray, Interval, drawn
 from pasta_decoding.evaluation.records import Record
 from pasta_decoding.evaluation.runs import Run
-from pasta_decoding.lang.measures import own_speedup
+from pasta_decoding.lang.measures import bucket_shares, empty_items, own_speedup, rep_4
 
 OWN, THEORETICAL, WALL_CLOCK, PER_TOKEN = "own", "theoretical", "wall_clock", "per_token"
 # Bins by the tokens of the baseline's answer, so that every run has the same prompts in a bin.
@@ -63,7 +63,10 @@ class Figures:
     no_baseline:   prompts whose baseline failed.
     speedups:      by the names above; the last two only where both runs were timed.
     threads:       live ones of a step, the mean over all steps of all answers.
-    promised_ratio: written / promised tokens of all chunks that ended by themselves.
+    empty_scaffolds: answers with an empty item.
+    near_promises, promised_ratio, buckets: of all chunks that ended by themselves, how many have
+                   about the promised length; written / promised tokens; the share of each length.
+    rep_4:         the mean over all answers.
     first_text_s, last_text_s: medians over the answers; None unless the run was timed.
     """
 
@@ -75,12 +78,15 @@ class Figures:
     by_dataset: Mapping[str, Bin]
     with_promise: Interval
     hit_limit: Interval
+    empty_scaffolds: Interval
     chunks_mean: float
     syncs_mean: float
     threads: float | None
     plain_tokens_mean: float
     near_promises: float | None
     promised_ratio: float | None
+    buckets: Mapping[int, float]
+    rep_4: float | None
     repeated_chunks: float | None
     truncated_chunks: float | None
     interventions_per_token: float | None
@@ -105,12 +111,15 @@ def figures(pair: Pair) -> Figures:
         by_dataset=_bins(pair, lambda record, _base: record.dataset),
         with_promise=share([record.chunks > 0 for record in records]),
         hit_limit=share([record.hit_limit for record in records]),
+        empty_scaffolds=share([empty_items(record.text) > 0 for record in records]),
         chunks_mean=chunks / len(records),
         syncs_mean=sum(record.syncs for record in answers) / len(records),
         threads=_ratio(sum(w * steps for w, steps in widths.items()), sum(widths.values())),
         plain_tokens_mean=sum(record.plain_tokens for record in answers) / len(records),
         near_promises=_ratio(sum(record.near_promises for record in answers), len(promises)),
         promised_ratio=_ratio(sum(b for _, b in promises), sum(a for a, _ in promises)),
+        buckets=bucket_shares(promised for promised, _ in promises),
+        rep_4=_ratio(sum(rep_4(record.text) for record in answers), len(answers)),
         repeated_chunks=_ratio(sum(record.repeated_chunks for record in answers), chunks),
         truncated_chunks=_ratio(sum(record.truncated_chunks for record in answers), chunks),
         interventions_per_token=_ratio(

@@ -7,6 +7,9 @@
   with the same number of tokens for every topic.
 - repeated chunk: one most of whose word pairs a sibling of the same answer has too.
 - rep-4: share of runs of four words that occurred before in the same text.
+- empty item: a marker of a list without text behind it, as in "1. 1. 1." and "- - -".
+- empty scaffold: an answer with an empty item.
+- bucket in use: a length that more than `IN_USE` of all promises give.
 - missing topic: a chunk that holds no word of its promise's topic, by the words' beginnings.
 - text quality: minus nats per token of a plain text under a sequential model, minus `REP_4_COST`
   times its rep-4.
@@ -16,7 +19,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from pasta_decoding.lang.tree import Chunk, Span, Sync, Tree, strip
@@ -32,7 +36,10 @@ A token of a repetition costs a model next to nothing instead of the two nats or
 so a share r of them saves 2 r. The penalty must be more than that.
 """
 
+IN_USE = 0.05
+
 _STEM_CHARS = 4
+_MARKERS = {"bullet": re.compile(r"[-*+\u2022]"), "number": re.compile(r"\d{1,3}[.)]")}
 
 
 def own_speedup(plain_tokens: int, critical_path: int) -> float:
@@ -89,6 +96,31 @@ def rep_4(text: str, n: int = 4) -> float:
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
+def empty_items(text: str) -> int:
+    """Count the markers of lists without text behind them, wherever they stand.
+
+    One that stands alone in its line is one of a list only beside another item's line, and its
+    text may stand in the next one.
+    """
+    kinds = [[_marker(word) for word in line.split()] for line in text.split("\n") if line.strip()]
+    around: list[list[str | None]] = [[None], *kinds, []]
+    return sum(
+        _empty_in_line(line, in_list=(behind or before)[0] is not None)
+        for before, line, behind in zip(around, kinds, around[2:], strict=False)
+    )
+
+
+def bucket_shares(promised: Iterable[int]) -> dict[int, float]:
+    """Return which share of all promises each promised length has, the shortest first."""
+    counts = Counter(promised)
+    return {bucket: counts[bucket] / counts.total() for bucket in sorted(counts)}
+
+
+def buckets_in_use(shares: Mapping[int, float]) -> int:
+    """Return how many lengths are in use."""
+    return sum(share > IN_USE for share in shares.values())
+
+
 def missing_topics(tree: Tree) -> int:
     """Count the chunks with a topic none of whose words begins as a word of the chunk does."""
     chunks = [node for node in tree if isinstance(node, Chunk) and node.topic]
@@ -100,6 +132,18 @@ def missing_topics(tree: Tree) -> int:
 def text_quality(nats: float, repeated: float) -> float:
     """Return the text quality of a text with these nats per token and rep-4."""
     return -nats - REP_4_COST * repeated
+
+
+def _marker(word: str) -> str | None:
+    return next((kind for kind, form in _MARKERS.items() if form.fullmatch(word)), None)
+
+
+def _empty_in_line(kinds: Sequence[str | None], *, in_list: bool) -> int:
+    """Count the empty items of a line whose words are these markers, None for other words."""
+    doubled = sum(one is not None and one == other for one, other in pairwise(kinds))
+    *others, last = kinds
+    ends_in_marker = last is not None and (others[-1:] == [last] or None not in others)
+    return doubled + int(ends_in_marker and (bool(others) or in_list))
 
 
 def _beginnings(text: str, *, telling: bool = False) -> set[str]:
