@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.training.sft import SftConfig, train_sft
+from pasta_decoding.training.config import SftConfig
+from pasta_decoding.training.sft import train_sft
 from tests.checkpoint import TinyCheckpoint
 from tests.training.test_sft import CONFIG, ROWS
 

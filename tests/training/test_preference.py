@@ -19,12 +19,13 @@ from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
 from pasta_decoding.training import pairs as pairs_module
 from pasta_decoding.training import preference
 from pasta_decoding.training import sample as sample_module
+from pasta_decoding.training.config import PreferenceConfig, Weights
 from pasta_decoding.training.metrics import read_metrics
 from pasta_decoding.training.pairs import Reference
 from pasta_decoding.training.preference import Surroundings, train_preference
 from pasta_decoding.training.score import score_layouts
-from pasta_decoding.training.scoring import Quality, Weights
-from pasta_decoding.training.settings import PreferenceConfig, share_samples
+from pasta_decoding.training.scoring import Quality
+from pasta_decoding.training.settings import share_samples
 from tests.checkpoint import TinyCheckpoint, make_adapter, make_base
 
 Item = TypeVar("Item")

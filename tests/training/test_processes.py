@@ -15,9 +15,10 @@ from accelerate import PartialState
 from safetensors.torch import load_file
 
 from pasta_decoding.models.control_tokens import choose_tokens
+from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.loop import share_out
 from pasta_decoding.training.metrics import read_metrics
-from pasta_decoding.training.sft import SftConfig, compile_rows, plan_packs, train_sft
+from pasta_decoding.training.sft import compile_rows, plan_packs, train_sft
 from tests.checkpoint import BASE_NAME, END_ID, TinyCheckpoint, byte_tokenizer
 from tests.training.test_sft import ROWS
 

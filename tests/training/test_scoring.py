@@ -10,13 +10,13 @@ import pytest
 from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Segment
 from pasta_decoding.lang.tree import show
 from pasta_decoding.runtime.text import tree_of
+from pasta_decoding.training.config import Weights
 from pasta_decoding.training.sample import Sample, decode_sample, encode_sample
 from pasta_decoding.training.scoring import (
     QUALITY_SPREAD,
     Part,
     Quality,
     Scores,
-    Weights,
     baseline_tokens,
     centre,
     choose_pairs,

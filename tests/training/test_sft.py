@@ -23,11 +23,11 @@ from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.models.loading import load_base, load_model, load_tokenizer
 from pasta_decoding.models.prompt import Message
 from pasta_decoding.runtime.local import torch_decoder
+from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.launch import set_attention
 from pasta_decoding.training.metrics import read_metrics
 from pasta_decoding.training.score import takes_blocks
 from pasta_decoding.training.sft import (
-    SftConfig,
     compile_rows,
     plan_packs,
     train_sft,

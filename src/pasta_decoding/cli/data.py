@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pasta_decoding.cli.files import say, token_counter
+from pasta_decoding.data.build import Wanted
 from pasta_decoding.errors import PastaError, install_command
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ class Part(StrEnum):
     held_out = "held-out"
 
 
+_DEFAULT = Wanted()
+_PART = Part(_DEFAULT.split)
+
 Tokenizer = Annotated[
     Path | None,
     typer.Option("--model", help="Folder of the base model; the embedded one if left out."),
@@ -38,33 +42,45 @@ def build(
     out: Annotated[Path, typer.Option("--out", "-o", help="JSONL (.gz) to write.")],
     split: Annotated[
         Part, typer.Option(help="train leaves out the quarter of ids that is for judging.")
-    ] = Part.all,
+    ] = _PART,
     question: Annotated[
         str | None,
         typer.Option(help="Pattern; where it is found, its group becomes the instruction."),
-    ] = None,
+    ] = _DEFAULT.question,
     shorten_to: Annotated[
         int | None, typer.Option(min=1, help="Shorten longer responses, part by part.")
-    ] = None,
-    min_tokens: Annotated[int, typer.Option(min=0, help="Of a response, tags out.")] = 1,
-    max_tokens: Annotated[int | None, typer.Option(min=1)] = None,
-    max_prompt_tokens: Annotated[int | None, typer.Option(min=1)] = None,
-    max_total_tokens: Annotated[int | None, typer.Option(min=1, help="Prompt, response.")] = None,
-    min_chunks: Annotated[int, typer.Option(min=0, help="Chunks a response must have.")] = 0,
-    min_chunk_tokens: Annotated[int, typer.Option(min=0, help="Shorter ones do not count.")] = 0,
+    ] = _DEFAULT.shorten_to,
+    min_tokens: Annotated[
+        int, typer.Option(min=0, help="Of a response, tags out.")
+    ] = _DEFAULT.min_tokens,
+    max_tokens: Annotated[int | None, typer.Option(min=1)] = _DEFAULT.max_tokens,
+    max_prompt_tokens: Annotated[int | None, typer.Option(min=1)] = _DEFAULT.max_prompt_tokens,
+    max_total_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Prompt, response.")
+    ] = _DEFAULT.max_total_tokens,
+    min_chunks: Annotated[
+        int, typer.Option(min=0, help="Chunks a response must have.")
+    ] = _DEFAULT.min_chunks,
+    min_chunk_tokens: Annotated[
+        int, typer.Option(min=0, help="Shorter ones do not count.")
+    ] = _DEFAULT.min_chunk_tokens,
     named_topics: Annotated[
         float, typer.Option(min=0, max=1, help="Share of chunks that begin with their topic.")
-    ] = 0.0,
-    language: Annotated[str | None, typer.Option(help="ISO 639-1 code, for example en.")] = None,
-    code: Annotated[bool, typer.Option(help="Keep responses with code in them.")] = True,
+    ] = _DEFAULT.named_topics,
+    language: Annotated[
+        str | None, typer.Option(help="ISO 639-1 code, for example en.")
+    ] = _DEFAULT.language,
+    code: Annotated[bool, typer.Option(help="Keep responses with code in them.")] = _DEFAULT.code,
     exclude: Annotated[
         list[Path] | None, typer.Option(help="JSONL of evaluation prompts to stay clear of.")
     ] = None,
-    per_prompt: Annotated[int | None, typer.Option(min=1, help="Responses of one prompt.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Rows in all.")] = None,
+    per_prompt: Annotated[
+        int | None, typer.Option(min=1, help="Responses of one prompt.")
+    ] = _DEFAULT.per_prompt,
+    limit: Annotated[int | None, typer.Option(min=1, help="Rows in all.")] = _DEFAULT.limit,
     seed: Annotated[
         int, typer.Option(min=0, help="Of the order, and so of what a limit keeps.")
-    ] = 0,
+    ] = _DEFAULT.seed,
     model: Tokenizer = None,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Name broken lines and keep the rest.")
@@ -72,7 +88,7 @@ def build(
     as_json: AsJson = False,
 ) -> None:
     """Choose rows for training: filter, shorten, drop duplicates and evaluation prompts."""
-    from pasta_decoding.data.build import Builder, Wanted
+    from pasta_decoding.data.build import Builder
     from pasta_decoding.data.contamination import Contamination
     from pasta_decoding.data.dataset import read_prompts, write_rows
     from pasta_decoding.data.report import measure_rows

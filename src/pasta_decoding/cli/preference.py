@@ -7,6 +7,7 @@ import math
 import os
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -28,12 +29,12 @@ from pasta_decoding.cli.files import base_folder, say
 from pasta_decoding.cli.training_bar import ReportTo, drawn_progress, goes_on, trackers
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
+from pasta_decoding.training.config import PreferenceConfig, Weights
 
 if TYPE_CHECKING:
     from pasta_decoding.runtime.local import LocalDecoder
     from pasta_decoding.training.preference import Surroundings
     from pasta_decoding.training.scoring import Quality
-    from pasta_decoding.training.settings import PreferenceConfig
 
 Item = TypeVar("Item")
 
@@ -43,6 +44,11 @@ class Efficiency(StrEnum):
 
     theoretical = "theoretical"
     own = "own"
+
+
+_DEFAULT = PreferenceConfig(prompts=(), policy="", baseline="")
+_WEIGHTS = _DEFAULT.weights
+_EFFICIENCY = Efficiency(_WEIGHTS.efficiency)
 
 
 def preference(
@@ -59,19 +65,23 @@ def preference(
     ] = None,
     lambda_: Annotated[
         float, typer.Option("--lambda", min=0, help="Weight of quality; `inf`: nothing else.")
-    ] = 1.0,
+    ] = _WEIGHTS.lambda_ or 0.0,
     efficiency: Annotated[
         Efficiency,
         typer.Option(help="Of the baseline's tokens a step, or of the answer's own."),
-    ] = Efficiency.theoretical,
+    ] = _EFFICIENCY,
     length_control: Annotated[
         bool, typer.Option(help="Take the slope over length out of the scores.")
-    ] = True,
-    rounds: Annotated[int, typer.Option(min=1, help="Each samples from the one before.")] = 1,
-    samples: Annotated[int, typer.Option(min=2, help="Annotated answers a prompt.")] = 8,
+    ] = _WEIGHTS.length_control,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Each samples from the one before.")
+    ] = _DEFAULT.rounds,
+    samples: Annotated[
+        int, typer.Option(min=2, help="Annotated answers a prompt.")
+    ] = _DEFAULT.samples,
     baseline_samples: Annotated[
         int, typer.Option(min=1, help="Sequential answers a prompt, of the baseline.")
-    ] = 4,
+    ] = _DEFAULT.baseline_samples,
     samples_from: Annotated[
         Path | None,
         typer.Option(help="Run folder whose first samples to use: same policy, another lambda."),
@@ -79,24 +89,38 @@ def preference(
     check: Annotated[
         Path | None, typer.Option(help="JSONL (.gz): prompts that show what each round did.")
     ] = None,
-    check_limit: Annotated[int, typer.Option(min=1, help="Only the first so many.")] = 50,
+    check_limit: Annotated[
+        int, typer.Option(min=1, help="Only the first so many.")
+    ] = _DEFAULT.check_limit,
     limit: Annotated[
         int | None, typer.Option(min=1, help="So many of the prompts, chosen by the seed.")
-    ] = None,
+    ] = _DEFAULT.limit,
     max_prompt_chars: Annotated[
         int, typer.Option(min=1, help="Longer prompts are left out.")
-    ] = 1000,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Of an answer, tags included.")] = 400,
-    max_threads: Annotated[int, typer.Option(min=1, help="Live threads of an answer.")] = 12,
-    max_chunks: Annotated[int, typer.Option(min=1, help="Chunks of an answer.")] = 16,
-    alpha: Annotated[float, typer.Option(min=0, max=1, help="Weight of the SFT term.")] = 0.005,
-    epochs: Annotated[int, typer.Option(min=1, help="Over the pairs of a round.")] = 1,
-    learning_rate: Annotated[float, typer.Option(min=0)] = 1e-4,
-    warmup_steps: Annotated[int, typer.Option(min=0)] = 5,
-    pairs_per_step: Annotated[int, typer.Option(min=1, help="Pairs of one optimiser step.")] = 4,
-    save_every_steps: Annotated[int, typer.Option(min=1)] = 10,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    bf16: Annotated[bool, typer.Option(help="bfloat16 weights and activations.")] = True,
+    ] = _DEFAULT.max_prompt_chars,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Of an answer, tags included.")
+    ] = _DEFAULT.max_tokens,
+    max_threads: Annotated[
+        int, typer.Option(min=1, help="Live threads of an answer.")
+    ] = _DEFAULT.max_threads,
+    max_chunks: Annotated[
+        int, typer.Option(min=1, help="Chunks of an answer.")
+    ] = _DEFAULT.max_chunks,
+    alpha: Annotated[
+        float, typer.Option(min=0, max=1, help="Weight of the SFT term.")
+    ] = _DEFAULT.alpha,
+    epochs: Annotated[
+        int, typer.Option(min=1, help="Over the pairs of a round.")
+    ] = _DEFAULT.epochs,
+    learning_rate: Annotated[float, typer.Option(min=0)] = _DEFAULT.learning_rate,
+    warmup_steps: Annotated[int, typer.Option(min=0)] = _DEFAULT.warmup_steps,
+    pairs_per_step: Annotated[
+        int, typer.Option(min=1, help="Pairs of one optimiser step.")
+    ] = _DEFAULT.pairs_per_step,
+    save_every_steps: Annotated[int, typer.Option(min=1)] = _DEFAULT.save_every_steps,
+    seed: Annotated[int, typer.Option(min=0)] = _DEFAULT.seed,
+    bf16: Annotated[bool, typer.Option(help="bfloat16 weights and activations.")] = _DEFAULT.bf16,
     report_to: ReportTo = None,
     engine: LocalEngine = EngineName.auto,
     dtype: Precision = Dtype.auto,
@@ -108,13 +132,12 @@ def preference(
 ) -> None:
     """Stage 2: prefer fast and good among sampled answers (BoNBoN), in rounds."""
     from pasta_decoding.models.loading import find_adapter
-    from pasta_decoding.training.scoring import Weights
-    from pasta_decoding.training.settings import PreferenceConfig, share_samples
+    from pasta_decoding.training.settings import share_samples
 
     refuse_several_processes()
     if model is not None and model.suffix == ".gguf":
         raise PastaError("training does not start from a GGUF file", hint="Give --model a folder.")
-    loading = Loading(
+    given = Loading(
         model=base_folder(model),
         engine=engine,
         join=Joining.kv,
@@ -124,6 +147,7 @@ def preference(
         threads=threads,
         device=device,
     )
+    loading, engine_name = settled(given, find_adapter(policy))
     config = PreferenceConfig(
         prompts=tuple(str(path) for path in prompts),
         policy=str(find_adapter(policy)),
@@ -132,7 +156,7 @@ def preference(
         check_limit=check_limit,
         limit=limit,
         max_prompt_chars=max_prompt_chars,
-        engine=engine_words(loading, find_adapter(policy)),
+        engine=engine_name,
         rounds=rounds,
         samples=samples,
         baseline_samples=baseline_samples,
@@ -169,21 +193,27 @@ def refuse_several_processes() -> None:
         )
 
 
-def engine_words(loading: Loading, policy: Path) -> str:
-    """Name the engine that `loading` would take for the policy, without loading anything."""
+def settled(loading: Loading, policy: Path) -> tuple[Loading, str]:
+    """Return the same with one engine and one number format, and their names, loading nothing.
+
+    They are kept with the run, so that none goes on with another. What is compiled is so for one
+    adapter, and each round makes a new one: `auto` does not take it.
+    """
     from pasta_decoding.api.opening import llama_can_run
     from pasta_decoding.engines.llamacpp import library
-    from pasta_decoding.models.loading import default_device
+    from pasta_decoding.models.loading import default_device, native_dtype
 
     assert loading.model is not None, "the base is known"
-    if loading.engine is EngineName.llama:
+    engine, device = loading.engine, loading.device or default_device()
+    if engine is EngineName.llama:
         library()  # its absence is told before the work
-        return f"llama {loading.quant}"
-    on_cpu = (loading.device or default_device()) == "cpu"
-    may_be_llama = loading.engine is EngineName.auto and on_cpu
-    if may_be_llama and llama_can_run(loading.model, policy):
-        return f"llama {loading.quant}"
-    return f"torch {loading.dtype}"
+    if engine is EngineName.auto:
+        by_llama = device == "cpu" and llama_can_run(loading.model, policy)
+        engine = EngineName.llama if by_llama else EngineName.torch
+    if engine is EngineName.llama:
+        return replace(loading, engine=engine), f"{engine} {loading.quant}"
+    dtype = Dtype(native_dtype(device)) if loading.dtype is Dtype.auto else loading.dtype
+    return replace(loading, engine=engine, dtype=dtype), f"{engine} {dtype}"
 
 
 def show(found: dict[str, Any]) -> None:

@@ -13,10 +13,10 @@ from pasta_decoding.cli.files import base_folder, is_main, say
 from pasta_decoding.cli.training_bar import ReportTo, drawn_progress, goes_on, trackers
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
+from pasta_decoding.training.config import SftConfig
 
 if TYPE_CHECKING:
     from pasta_decoding.data.dataset import Row
-    from pasta_decoding.training.sft import SftConfig
 
 Base = Annotated[
     Path | None,
@@ -30,6 +30,10 @@ class Attention(StrEnum):
     auto = "auto"
     flex = "flex"
     dense = "dense"
+
+
+_DEFAULT = SftConfig(data=(), base_name="")
+_ATTENTION = Attention(_DEFAULT.attention)
 
 
 class Scheme(StrEnum):
@@ -57,7 +61,7 @@ def sft(
     ] = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="Take the tags out: trains the sequential baseline.")
-    ] = False,
+    ] = _DEFAULT.plain,
     scheme: Annotated[
         Scheme | None, typer.Option(help="Positions; else those of --start, else shared-max.")
     ] = None,
@@ -72,37 +76,46 @@ def sft(
             "repeated: one adapter for both. Else as --start has it, else kv."
         ),
     ] = None,
-    epochs: Annotated[int, typer.Option(min=1)] = 3,
-    max_steps: Annotated[int | None, typer.Option(min=1, help="Optimiser steps at most.")] = None,
-    learning_rate: Annotated[float, typer.Option(min=0)] = 5e-4,
-    warmup_steps: Annotated[int, typer.Option(min=0)] = 20,
-    lora_rank: Annotated[int, typer.Option(min=0, help="0 trains all weights, not LoRA.")] = 16,
-    max_length: Annotated[int, typer.Option(min=8, help="Tokens of one answer and prompt.")] = 512,
-    pack_tokens: Annotated[int, typer.Option(min=8, help="Tokens of one forward pass.")] = 320,
-    packs_per_step: Annotated[int, typer.Option(min=1, help="Packs of one optimiser step.")] = 6,
-    save_every_steps: Annotated[int, typer.Option(min=1)] = 50,
+    epochs: Annotated[int, typer.Option(min=1)] = _DEFAULT.epochs,
+    max_steps: Annotated[
+        int | None, typer.Option(min=1, help="Optimiser steps at most.")
+    ] = _DEFAULT.max_steps,
+    learning_rate: Annotated[float, typer.Option(min=0)] = _DEFAULT.learning_rate,
+    warmup_steps: Annotated[int, typer.Option(min=0)] = _DEFAULT.warmup_steps,
+    lora_rank: Annotated[
+        int, typer.Option(min=0, help="0 trains all weights, not LoRA.")
+    ] = _DEFAULT.lora_rank,
+    max_length: Annotated[
+        int, typer.Option(min=8, help="Tokens of one answer and prompt.")
+    ] = _DEFAULT.max_tokens,
+    pack_tokens: Annotated[
+        int, typer.Option(min=8, help="Tokens of one forward pass.")
+    ] = _DEFAULT.pack_tokens,
+    packs_per_step: Annotated[
+        int, typer.Option(min=1, help="Packs of one optimiser step.")
+    ] = _DEFAULT.packs_per_step,
+    save_every_steps: Annotated[int, typer.Option(min=1)] = _DEFAULT.save_every_steps,
     eval_data: Annotated[
         list[Path] | None,
         typer.Option(help="Held-out JSONL (.gz), whose loss is measured at every checkpoint."),
     ] = None,
     eval_share: Annotated[
         float, typer.Option(min=0, max=0.5, help="Share of --data to hold out for that instead.")
-    ] = 0.0,
+    ] = _DEFAULT.eval_share,
     report_to: ReportTo = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    bf16: Annotated[bool, typer.Option(help="bfloat16 weights and activations.")] = True,
+    seed: Annotated[int, typer.Option(min=0)] = _DEFAULT.seed,
+    bf16: Annotated[bool, typer.Option(help="bfloat16 weights and activations.")] = _DEFAULT.bf16,
     gradient_checkpointing: Annotated[
         bool, typer.Option("--gradient-checkpointing", help="Less memory, a third more time.")
-    ] = False,
+    ] = _DEFAULT.gradient_checkpointing,
     attention: Annotated[
         Attention,
         typer.Option(help="auto: flex, with block masks, on a GPU; dense masks elsewhere."),
-    ] = Attention.auto,
+    ] = _ATTENTION,
 ) -> None:
     """Stage 1: finetune on annotated responses (LoRA and the control-token rows, or everything)."""
     from pasta_decoding.models.checkpoint import load
     from pasta_decoding.models.loading import find_adapter
-    from pasta_decoding.training.sft import SftConfig
 
     begun_at = find_adapter(start) if start else None
     begun = load(begun_at) if begun_at else None
@@ -111,9 +124,9 @@ def sft(
         base_name=base_name or called(model),
         start=str(begun_at) if begun_at else None,
         plain=plain,
-        scheme=scheme or (begun.scheme if begun else Scheme.shared_max.value),
-        topic=topic or (begun.topic if begun else Topic.required.value),
-        joins=tuple(map(Joining, join or (begun.joins if begun else [Joining.kv]))),
+        scheme=scheme or (begun.scheme if begun else _DEFAULT.scheme),
+        topic=topic or (begun.topic if begun else _DEFAULT.topic),
+        joins=tuple(map(Joining, join or (begun.joins if begun else _DEFAULT.joins))),
         epochs=epochs,
         max_steps=max_steps,
         learning_rate=learning_rate,

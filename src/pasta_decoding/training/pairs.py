@@ -18,29 +18,12 @@ from pasta_decoding.engines.windows import attention_windows
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Layout
 from pasta_decoding.training.bonbon import PairLoss, bonbon_loss, target_gap
+from pasta_decoding.training.config import PairConfig
 from pasta_decoding.training.launch import training_arguments
 from pasta_decoding.training.metrics import MeteredTrainer, MetricsFile
 from pasta_decoding.training.progress import ProgressReport, StopBehindStep, Watching
 from pasta_decoding.training.score import logprobs_of, model_inputs
 from pasta_decoding.training.view import View, view
-
-
-@dataclass(frozen=True, slots=True)
-class PairConfig:
-    """One training on pairs; kept as `config.json` beside its checkpoints.
-
-    pairs_per_step: pairs whose gradients make one optimiser step.
-    bf16:           bfloat16 weights and activations; LoRA and its optimiser stay float32.
-    """
-
-    alpha: float
-    epochs: int
-    learning_rate: float
-    warmup_steps: int
-    pairs_per_step: int
-    save_every_steps: int
-    seed: int
-    bf16: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ from pasta_decoding.models.control_tokens import add_missing_tokens, grow_vocabu
 from pasta_decoding.models.loading import default_device, load_base
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.training.checks import Checker
+from pasta_decoding.training.config import PreferenceConfig
 from pasta_decoding.training.lora import add_lora, save_adapter
 from pasta_decoding.training.pairs import (
     PairExample,
@@ -64,7 +65,7 @@ from pasta_decoding.training.scoring import (
     measure,
     score_parts,
 )
-from pasta_decoding.training.settings import PreferenceConfig, keep_prompts, refuse_misfits
+from pasta_decoding.training.settings import keep_prompts, refuse_misfits
 
 
 @dataclass(frozen=True, slots=True)

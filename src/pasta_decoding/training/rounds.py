@@ -10,13 +10,13 @@ from statistics import fmean
 from typing import Any
 
 from pasta_decoding.lang.measures import geometric_mean
+from pasta_decoding.training.config import Weights
 from pasta_decoding.training.sample import Sample
 from pasta_decoding.training.scoring import (
     Pair,
     Part,
     Scored,
     Scores,
-    Weights,
     centre,
     choose_pairs,
     score_parts,

@@ -38,6 +38,7 @@ from statistics import fmean, median
 
 from pasta_decoding.lang.layout import ChunkRun
 from pasta_decoding.lang.measures import own_speedup, rep_4, repetitions
+from pasta_decoding.training.config import Weights
 from pasta_decoding.training.sample import Sample
 
 QUALITY_SPREAD = 0.5
@@ -88,20 +89,6 @@ class Part:
     def own_speedup(self) -> float:
         """Plain tokens / critical path."""
         return own_speedup(self.plain_tokens, self.critical_path)
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """What a round's scores are made with, besides the parts.
-
-    efficiency:     "theoretical", or "own" for own tokens / critical path, whatever the baseline.
-    lambda_:        weight of quality; None is infinity: nothing but quality.
-    length_control: whether the slope over log length is subtracted.
-    """
-
-    efficiency: str = "theoretical"
-    lambda_: float | None = 1.0
-    length_control: bool = True
 
 
 @dataclass(frozen=True, slots=True)

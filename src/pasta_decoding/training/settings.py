@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from pasta_decoding.data.lines import read_lines, write_lines, write_text
@@ -12,73 +12,8 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.loading import holds_weights
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.training.pairs import PairConfig
+from pasta_decoding.training.config import PreferenceConfig
 from pasta_decoding.training.sample import Prompt, prompt_of
-from pasta_decoding.training.scoring import Weights
-
-
-@dataclass(frozen=True, slots=True)
-class PreferenceConfig:
-    """One run; its resolved form is `config.json` in the run folder.
-
-    policy:           adapter that the first round samples from and trains on.
-    baseline:         adapter of the sequential baseline.
-    check:            prompts whose greedy answers show each round's effect; None for no check.
-    limit:            prompts, chosen by the seed among those of at most `max_prompt_chars`.
-    engine:           what decodes, in words; answers of two engines differ in near-ties.
-    samples:          annotated answers a prompt, at temperature 1.
-    baseline_samples: sequential answers of the baseline a prompt.
-    weights:          how scores are made; `lambda_` None is infinity.
-    max_tokens:       tokens of one answer, tags included.
-    """
-
-    prompts: tuple[str, ...]
-    policy: str
-    baseline: str
-    check: str | None = None
-    check_limit: int = 50
-    limit: int | None = None
-    max_prompt_chars: int = 1000
-    engine: str = ""
-    rounds: int = 1
-    samples: int = 8
-    baseline_samples: int = 4
-    max_tokens: int = 400
-    max_threads: int = 12
-    max_chunks: int = 16
-    quality: str = "nats"
-    weights: Weights = field(default_factory=Weights)
-    alpha: float = 0.005
-    epochs: int = 1
-    learning_rate: float = 1e-4
-    warmup_steps: int = 5
-    pairs_per_step: int = 4
-    save_every_steps: int = 10
-    seed: int = 0
-    bf16: bool = True
-
-    @property
-    def rules(self) -> Rules:
-        """How far an annotated answer may go."""
-        return Rules(
-            max_tokens=self.max_tokens, max_threads=self.max_threads, max_chunks=self.max_chunks
-        )
-
-    @property
-    def pair_config(self) -> PairConfig:
-        """How a round is trained."""
-        return PairConfig(
-            alpha=self.alpha,
-            epochs=self.epochs,
-            learning_rate=self.learning_rate,
-            warmup_steps=self.warmup_steps,
-            pairs_per_step=self.pairs_per_step,
-            save_every_steps=self.save_every_steps,
-            seed=self.seed,
-            bf16=self.bf16,
-        )
-
 
 # Keys that neither samples nor what is measured of them depend on.
 _FREE_OF_SAMPLES = frozenset(

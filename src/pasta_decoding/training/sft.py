@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from pasta_decoding.models.control_tokens import (
 )
 from pasta_decoding.models.loading import answer_end, eos_ids_of, load_base
 from pasta_decoding.models.prompt import PromptEncoder
+from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.launch import recompute_activations, set_attention, training_arguments
 from pasta_decoding.training.loop import run_trainer
 from pasta_decoding.training.lora import add_lora, save_adapter, save_whole
@@ -33,51 +34,6 @@ from pasta_decoding.training.metrics import plot_losses
 from pasta_decoding.training.progress import Show, Watching
 from pasta_decoding.training.run import begin_run, disk_errors, find_run, finish_run, finished_run
 from pasta_decoding.training.view import compile_answer, pack
-
-
-@dataclass(frozen=True, slots=True)
-class SftConfig:
-    """One finetuning run; its resolved form is `config.json` in the run folder.
-
-    start:          folder of an adapter to go on from; None starts a new one.
-    plain:          take the tags out: the sequential baseline of the same responses.
-    scheme:         the position scheme, by name.
-    topic:          "none" leaves the topics out of all promises; "required" refuses rows without.
-    joins:          those that it is trained for.
-    eval_data:      files of held-out rows, whose loss is measured whenever a checkpoint is saved.
-    eval_share:     share of the rows of `data` that are held out instead, chosen by their ids.
-    lora_rank:      0 trains all weights instead; `adapter` is then a whole model.
-    max_tokens:     tokens of one answer with its prompt; a longer one is cut between parts.
-    pack_tokens:    tokens of one pack, the unit of a forward pass.
-    packs_per_step: packs whose gradients make one optimiser step, over all processes.
-    max_steps:      optimiser steps at most; None for all epochs. The schedule ends there.
-    bf16:           bfloat16 weights and activations; what is trained stays float32.
-    gradient_checkpointing: compute activations again on the way back instead of keeping them.
-    attention:      "flex" with block masks, "dense" masks, or "auto": flex on a GPU.
-    """
-
-    data: tuple[str, ...]
-    base_name: str
-    start: str | None = None
-    plain: bool = False
-    scheme: str = "shared-max"
-    topic: str = "required"
-    joins: tuple[Joining, ...] = (Joining.kv,)
-    epochs: int = 3
-    learning_rate: float = 4e-4
-    warmup_steps: int = 20
-    lora_rank: int = 16
-    max_tokens: int = 640
-    pack_tokens: int = 512
-    packs_per_step: int = 4
-    max_steps: int | None = None
-    save_every_steps: int = 50
-    seed: int = 0
-    bf16: bool = True
-    gradient_checkpointing: bool = False
-    attention: str = "auto"
-    eval_data: tuple[str, ...] = ()
-    eval_share: float = 0.0
 
 
 def train_sft(
