@@ -163,7 +163,7 @@ def test_the_page_asks_for_the_key_and_goes_on_with_it(page: Any, decoder: Local
         page.keyboard.press("Enter")
         page.locator("#key-row").wait_for(state="hidden")
         page.locator("#model").filter(has_text="tiny").wait_for()
-        page.wait_for_function("document.activeElement.id === 'question'")
+        page.locator("#question:focus").wait_for()
         assert page.get_by_role("status").inner_text() == ""
         page.keyboard.type("Hello")  # the question has the focus
         page.keyboard.press("Enter")
