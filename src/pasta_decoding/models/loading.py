@@ -18,6 +18,7 @@ from pasta_decoding.models.control_tokens import (
     grow_vocabulary,
 )
 from pasta_decoding.models.download import sha256
+from pasta_decoding.models.merging import merge_adapter
 
 DEFAULT_ADAPTER = "balanced"
 TEXT_ADAPTER = "balanced-text"
@@ -163,7 +164,7 @@ def load_model(base: Path, adapter: Path | None, *, dtype: str = "float32") -> L
     add_missing_tokens(tokenizer, checkpoint.token_texts)
     warning = checkpoints.check_match(checkpoint, model, tokenizer)
     grow_vocabulary(model, checkpoint.control)
-    merged = model if holds_weights(adapter) else _merge(model, adapter)
+    merged = model if holds_weights(adapter) else merge_adapter(model, adapter)
     return Loaded(merged, tokenizer, checkpoint, eos_ids_of(model, tokenizer), warning)
 
 
@@ -272,14 +273,3 @@ def load_tokenizer(base: Path) -> Any:
         return AutoTokenizer.from_pretrained(base)
     except (OSError, ValueError, KeyError) as error:
         raise PastaError(f"the tokenizer in {base} cannot be loaded: {error}") from error
-
-
-def _merge(model: Any, adapter: Path) -> Any:
-    from peft import PeftModel
-    from safetensors import SafetensorError
-
-    try:
-        return PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
-        message = f"the adapter in {adapter} cannot be loaded: {error}"
-        raise PastaError(message, hint="Train it again, or fetch it again.") from error
