@@ -63,7 +63,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 	$(MAKE) test-all COVERAGE=--cov
 
-bench: $(VENV)/.installed
+bench: $(VENV)/.installed-dev
 	$(BIN)/pasta pull
 	for name in $(BENCHMARKS); do $(BIN)/python bench/$$name.py $(BENCH_OPTIONS) || exit 1; done
 	$(BIN)/python bench/plot.py

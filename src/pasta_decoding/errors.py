@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 
@@ -22,6 +23,13 @@ class PastaError(Exception):
 
 TOO_LONG = "context_length_exceeded"
 """The code of what does not fit a model or an engine."""
+
+
+def require(package: str, *, extra: str, doing: str) -> None:
+    """Raise PastaError, with the command that installs it, unless `package` can be imported."""
+    if find_spec(package) is None:
+        message = f"{doing} needs the package {package}"
+        raise PastaError(message, hint=install_command(extra))
 
 
 def install_command(extra: str, module: Path = Path(__file__)) -> str:

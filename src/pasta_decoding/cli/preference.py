@@ -26,6 +26,7 @@ from pasta_decoding.cli.engine import (
     Threads,
 )
 from pasta_decoding.cli.files import base_folder, say
+from pasta_decoding.cli.train import require_training
 from pasta_decoding.cli.training_bar import ReportTo, drawn_progress, goes_on, trackers
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
@@ -134,6 +135,7 @@ def preference(
     from pasta_decoding.models.loading import find_adapter
     from pasta_decoding.training.settings import share_samples
 
+    require_training()
     refuse_several_processes()
     if model is not None and model.suffix == ".gguf":
         raise PastaError("training does not start from a GGUF file", hint="Give --model a folder.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pasta_decoding.cli.files import say
+from pasta_decoding.errors import require
 
 if TYPE_CHECKING:
     from pasta_decoding.evaluation.report.build import Report
@@ -32,6 +33,7 @@ def report(
     from pasta_decoding.evaluation.report.build import build
     from pasta_decoding.evaluation.runs import find_runs
 
+    require("matplotlib", extra="plot", doing="drawing a report")
     found = build(find_runs(runs), common=common)
     write(found, out)
     say(found.judge)

@@ -11,7 +11,7 @@ import typer
 
 from pasta_decoding.cli.files import base_folder, is_main, say
 from pasta_decoding.cli.training_bar import ReportTo, drawn_progress, goes_on, trackers
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import PastaError, require
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.training.config import SftConfig
 
@@ -117,6 +117,7 @@ def sft(
     from pasta_decoding.models.checkpoint import load
     from pasta_decoding.models.loading import find_adapter
 
+    require_training()
     begun_at = find_adapter(start) if start else None
     begun = load(begun_at) if begun_at else None
     config = SftConfig(
@@ -146,6 +147,12 @@ def sft(
     adapter = train(config, model, out, trackers(report_to))
     if is_main():
         typer.echo(adapter)
+
+
+def require_training() -> None:
+    """Refuse to train without what the extra `train` brings, and say how to get it."""
+    for package in ("accelerate", "peft", "matplotlib"):
+        require(package, extra="train", doing="training")
 
 
 def called(model: Path | None) -> str:

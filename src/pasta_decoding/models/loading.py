@@ -28,6 +28,7 @@ SEQUENTIAL = "sequential"
 NO_ADAPTER = "none"
 """The base model as it is, in place of an adapter's name."""
 _PACKAGE = Path(__file__).parents[1]
+_IN_REPOSITORY = ("apar", "fast", "quality")
 _SHIPPED = (_PACKAGE / "adapters", _PACKAGE.parents[1] / "adapters")
 
 
@@ -74,6 +75,11 @@ def find_adapter(name: str) -> Path:
     for shipped in _SHIPPED:
         if (shipped / name / checkpoints.FILE_NAME).is_file():
             return shipped / name
+    if name in _IN_REPOSITORY:
+        raise PastaError(
+            f"the adapter {name!r} is in Pasta's repository, not in the package",
+            hint="Give its folder there: --adapter REPOSITORY/adapters/" + name,
+        )
     known = ", ".join(shipped_adapters())
     raise PastaError(
         f"no adapter {name!r}",

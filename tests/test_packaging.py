@@ -1,0 +1,150 @@
+"""What an installation brings: every import is declared, and a wheel decodes without the extras."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+FOR_TYPES = {"_typeshed"}
+# Whoever only decodes, lints or serves does without these; pip brings them with `train`.
+NOT_NEEDED = ("peft", "accelerate", "matplotlib")
+
+
+def imported() -> set[str]:
+    """The top-level names that the package imports, wherever it does."""
+    found: set[str] = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(node.module.partition(".")[0])
+    return found - set(sys.stdlib_module_names) - FOR_TYPES - {"pasta_decoding"}
+
+
+def declared() -> dict[str, Requirement]:
+    """All requirements, extras and all, by their normal names."""
+    lists = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
+    every = [Requirement(line) for one in lists for line in one]
+    return {canonicalize_name(one.name): one for one in every}
+
+
+def test_every_imported_package_is_declared() -> None:
+    packages = importlib.metadata.packages_distributions()
+    ships = {"llama_cpp": ["llama-cpp-python"], "py3langid": ["py3langid"]}
+    # pydantic and pydantic_core come and go together.
+    ships["pydantic_core"] = ["pydantic"]
+    missing = {
+        name
+        for name in imported()
+        if not {canonicalize_name(d) for d in ships.get(name) or packages.get(name, [name])}
+        & declared().keys()
+    }
+    assert missing == set()
+
+
+@pytest.mark.parametrize("name", ["torch", "transformers", "llama-cpp-python", "peft", "gguf"])
+def test_interfaces_that_move_have_an_upper_bound(name: str) -> None:
+    assert any(one.operator == "<" for one in declared()[name].specifier)
+
+
+def test_decoding_does_not_ask_for_what_only_training_needs() -> None:
+    base = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
+    assert base.isdisjoint(NOT_NEEDED)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", str(ROOT), "--no-deps", "-w", str(folder)]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    if built.returncode and "hatchling" in built.stderr:
+        pytest.skip("pip cannot fetch hatchling, which builds the wheel")
+    assert built.returncode == 0, built.stderr
+    [found] = folder.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the wheel into a new environment; return its Python.
+
+    The dependencies are those of this environment, but for NOT_NEEDED, which cannot be imported
+    there: fetching torch anew would take longer than all other tests.
+    """
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    [site] = folder.glob("lib/python*/site-packages")
+    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (site / "sitecustomize.py").write_text(
+        f"import sys\nsys.modules.update(dict.fromkeys({NOT_NEEDED!r}))\n"
+    )
+    into = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", site]
+    subprocess.run([*map(str, into), str(wheel)], check=True, capture_output=True)
+    return folder / "bin" / "python"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_wheel_holds_the_default_adapters_and_their_licence(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    adapters = {name.split("/")[2] for name in names if name.startswith("pasta_decoding/adapters/")}
+    assert adapters == {"LICENSE.md", "balanced", "balanced-text", "sequential"}
+    [metadata] = [name for name in names if name.endswith(".dist-info/METADATA")]
+    text = zipfile.ZipFile(wheel).read(metadata).decode()
+    assert "License-Expression: Apache-2.0 AND CC-BY-SA-4.0" in text
+    assert {"pasta_decoding/server/page.html", "pasta_decoding/evaluation/report/answers.js"} <= {
+        *names
+    }
+
+
+def run(python: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    command = [str(python), "-m", "pasta_decoding", *arguments]
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("embedded_dir")
+def test_an_installed_wheel_answers_from_another_folder(installed: Path, tmp_path: Path) -> None:
+    options = ("--engine", "torch", "--max-tokens", "40", "--json")
+    found = run(installed, "run", "Name two good habits.", *options, cwd=tmp_path)
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout)["text"]
+    where = run(installed, "run", "Hello", "--adapter", "fast", cwd=tmp_path)
+    assert where.returncode == 2
+    assert "the adapter 'fast' is in Pasta's repository" in where.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_training_without_its_extra_says_how_to_install_it(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"instruction": "a", "response": "b"}) + "\n")
+    commands: Iterator[tuple[str, list[str]]] = iter(
+        [
+            ("train", ["train", "sft", "--data", "rows.jsonl", "--out", "out"]),
+            ("plot", ["eval", "report", "."]),
+        ]
+    )
+    for extra, arguments in commands:
+        found = run(installed, *arguments, cwd=tmp_path)
+        assert found.returncode == 2, found.stderr
+        assert f'pip install "pasta-decoding[{extra}]"' in found.stderr
