@@ -249,3 +249,15 @@ def test_no_flag_denies_a_denial() -> None:
     ]
     assert len(options) > 100
     assert [text for text in options if text.startswith("--no-no")] == []
+
+
+def test_every_option_is_explained_by_a_sentence() -> None:
+    unexplained = [
+        (name, option.opts[0])
+        for name, command in commands_of(get_command(app))
+        if not name.startswith("pasta train")
+        for option in command.params
+        for text in [getattr(option, "help", None) or ""]
+        if not text.endswith((".", ")")) or len(text.split()) < 3 or text.startswith("Of ")
+    ]
+    assert unexplained == []

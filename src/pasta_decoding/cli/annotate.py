@@ -54,7 +54,7 @@ class Options:
 def annotate(
     source: Annotated[Path, typer.Argument(help="JSONL (.gz) with plain responses.")],
     out: Annotated[Path, typer.Argument(help="JSONL (.gz) to write.")],
-    with_: Annotated[Name, typer.Option("--with", help="Who annotates.")] = Name.structure,
+    with_: Annotated[Name, typer.Option("--with", help="Which annotator to use.")] = Name.structure,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many rows.")] = None,
     strip: Annotated[
         bool, typer.Option("--strip", help="The responses are annotated: take the tags out first.")
@@ -84,20 +84,34 @@ def annotate(
         typer.Option(help="likelihood: from `train head`; else what ships for the model, if any."),
     ] = None,
     max_nats: Annotated[
-        float, typer.Option(help="likelihood: a token, that hiding a chunk's siblings may cost.")
+        float,
+        typer.Option(help="likelihood: what hiding a chunk's siblings may cost, in nats a token."),
     ] = 2.0,
     sync_nats: Annotated[
-        float, typer.Option(help="likelihood: a token, of main text's loss that asks for a sync.")
+        float,
+        typer.Option(
+            help="likelihood: what main text may lose before it asks for a sync, in nats a token."
+        ),
     ] = 0.5,
     base_url: Annotated[
-        str | None, typer.Option(help="llm: of an OpenAI-compatible endpoint, as http://host/v1.")
+        str | None,
+        typer.Option(help="llm: where the OpenAI-compatible endpoint is, as http://host/v1."),
     ] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="llm: rows asked about at once.")] = 8,
+    concurrency: Annotated[
+        int, typer.Option(min=1, help="llm: how many rows are asked about at once.")
+    ] = 8,
     retries: Annotated[
-        int, typer.Option(min=0, help="llm: of an answer that is not the response with tags.")
+        int,
+        typer.Option(
+            min=0, help="llm: how often to ask again where an answer is not the response with tags."
+        ),
     ] = 2,
-    timeout: Annotated[float, typer.Option(min=0.01, help="llm: seconds of one request.")] = 120.0,
-    as_json: Annotated[bool, typer.Option("--json", help="The report as one JSON object.")] = False,
+    timeout: Annotated[
+        float, typer.Option(min=0.01, help="llm: how many seconds a request may take.")
+    ] = 120.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the report as one JSON object.")
+    ] = False,
 ) -> None:
     """Annotate plain responses: independent parts become promised chunks.
 

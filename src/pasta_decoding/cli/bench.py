@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @with_loading
 def answers(
     prompts: Annotated[Path, typer.Option(help="JSONL (.gz) with an `instruction` a line.")],
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Take only the first so many.")] = None,
     sequential: Annotated[
         int | None, typer.Option(min=0, help="Answer only the first so many sequentially, too.")
     ] = None,
@@ -51,7 +51,7 @@ def answers(
     records: Annotated[
         Path | None, typer.Option(help="Keep a line a prompt here; the same command resumes.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
     *,
     loading: Loading,
 ) -> None:
@@ -136,7 +136,7 @@ def compare(
     model: Annotated[
         Path | None, typer.Option(help="Folder of the base model; the embedded one if left out.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Compare two checkpoints prompt by prompt, with paired bootstrap intervals.
 
@@ -202,7 +202,7 @@ def compare_annotations(
         bool, typer.Option("--nats", help="Also what hiding chunks costs the base model; slow.")
     ] = False,
     model: Model = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Measure how far annotations agree with others of the same responses, found by their id.
 

@@ -38,48 +38,59 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.
 
 
 def build(
-    sources: Annotated[list[Path], typer.Argument(help="JSONL (.gz), plain or annotated.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="JSONL (.gz) to write.")],
+    sources: Annotated[list[Path], typer.Argument(help="JSONL (.gz) files, plain or annotated.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The JSONL (.gz) to write.")],
     split: Annotated[
         Part, typer.Option(help="train leaves out the quarter of ids that is for judging.")
     ] = _PART,
     question: Annotated[
         str | None,
-        typer.Option(help="Pattern; where it is found, its group becomes the instruction."),
+        typer.Option(help="Pattern whose group becomes the instruction, wherever it is found."),
     ] = _DEFAULT.question,
     shorten_to: Annotated[
         int | None, typer.Option(min=1, help="Shorten longer responses, part by part.")
     ] = _DEFAULT.shorten_to,
     min_tokens: Annotated[
-        int, typer.Option(min=0, help="Of a response, tags out.")
+        int, typer.Option(min=0, help="Leave out shorter responses, counted without tags.")
     ] = _DEFAULT.min_tokens,
-    max_tokens: Annotated[int | None, typer.Option(min=1)] = _DEFAULT.max_tokens,
-    max_prompt_tokens: Annotated[int | None, typer.Option(min=1)] = _DEFAULT.max_prompt_tokens,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Leave out longer responses, counted without tags.")
+    ] = _DEFAULT.max_tokens,
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Leave out longer prompts.")
+    ] = _DEFAULT.max_prompt_tokens,
     max_total_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Prompt, response.")
+        int | None,
+        typer.Option(min=1, help="Leave out prompts that are longer together with their response."),
     ] = _DEFAULT.max_total_tokens,
     min_chunks: Annotated[
-        int, typer.Option(min=0, help="Chunks a response must have.")
+        int, typer.Option(min=0, help="Leave out responses with fewer chunks.")
     ] = _DEFAULT.min_chunks,
     min_chunk_tokens: Annotated[
-        int, typer.Option(min=0, help="Shorter ones do not count.")
+        int, typer.Option(min=0, help="Do not count shorter chunks.")
     ] = _DEFAULT.min_chunk_tokens,
     named_topics: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of chunks that begin with their topic.")
+        float,
+        typer.Option(
+            min=0, max=1, help="Let at least this share of chunks begin with their topic."
+        ),
     ] = _DEFAULT.named_topics,
     language: Annotated[
-        str | None, typer.Option(help="ISO 639-1 code, for example en.")
+        str | None, typer.Option(help="Keep one language only, by its ISO 639-1 code such as en.")
     ] = _DEFAULT.language,
     code: Annotated[bool, typer.Option(help="Keep responses with code in them.")] = _DEFAULT.code,
     exclude: Annotated[
-        list[Path] | None, typer.Option(help="JSONL of evaluation prompts to stay clear of.")
+        list[Path] | None,
+        typer.Option(help="Leave out what resembles the prompts of this JSONL (evaluation)."),
     ] = None,
     per_prompt: Annotated[
-        int | None, typer.Option(min=1, help="Responses of one prompt.")
+        int | None, typer.Option(min=1, help="Keep so many responses of one prompt.")
     ] = _DEFAULT.per_prompt,
-    limit: Annotated[int | None, typer.Option(min=1, help="Rows in all.")] = _DEFAULT.limit,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Keep so many rows in all.")
+    ] = _DEFAULT.limit,
     seed: Annotated[
-        int, typer.Option(min=0, help="Of the order, and so of what a limit keeps.")
+        int, typer.Option(min=0, help="Shuffles the rows, and so decides what a limit keeps.")
     ] = _DEFAULT.seed,
     model: Tokenizer = None,
     keep_going: Annotated[
@@ -128,7 +139,7 @@ def build(
 
 
 def report(
-    source: Annotated[Path, typer.Argument(help="JSONL (.gz), plain or annotated.")],
+    source: Annotated[Path, typer.Argument(help="JSONL (.gz) files, plain or annotated.")],
     model: Tokenizer = None,
     as_json: AsJson = False,
 ) -> None:

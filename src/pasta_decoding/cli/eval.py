@@ -91,7 +91,7 @@ def generate(
     max_seconds: Annotated[
         float, typer.Option(min=1, help="An answer that takes longer has failed.")
     ] = 600.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the order with --timing.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Shuffles the order that --timing takes.")] = 0,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Ask again where a request failed before.")
     ] = False,

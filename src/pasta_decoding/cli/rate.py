@@ -64,9 +64,12 @@ def rate(
     concurrency: Annotated[
         int, typer.Option(min=1, help="With --base-url: requests at the same time.")
     ] = 8,
-    retries: Annotated[int, typer.Option(min=0, help="Of a request, with growing pauses.")] = 5,
+    retries: Annotated[
+        int,
+        typer.Option(min=0, help="Send a request that failed so often again, with growing pauses."),
+    ] = 5,
     timeout: Annotated[
-        float, typer.Option(min=0.01, help="With --base-url: seconds of a request.")
+        float, typer.Option(min=0.01, help="With --base-url: how many seconds a request may take.")
     ] = 120.0,
     annotator: Annotated[
         str | None,

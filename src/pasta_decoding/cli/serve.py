@@ -56,10 +56,13 @@ def serve(
         str | None, typer.Option(help="What clients call the model; pasta-ADAPTER if left out.")
     ] = None,
     max_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens of an answer whose request does not say.")
+        int,
+        typer.Option(min=1, help="End answers after so many tokens where a request does not say."),
     ] = 512,
-    max_requests: Annotated[int, typer.Option(min=1, help="Answers written at a time.")] = 16,
-    max_queue: Annotated[int, typer.Option(min=0, help="Answers that may wait; then 429.")] = 64,
+    max_requests: Annotated[int, typer.Option(min=1, help="Write so many answers at a time.")] = 16,
+    max_queue: Annotated[
+        int, typer.Option(min=0, help="Let so many answers wait; others get a 429.")
+    ] = 64,
     parallel_up_to: Annotated[
         int | None,
         typer.Option(
@@ -88,7 +91,8 @@ def serve(
     log_level: Annotated[
         LogLevel, typer.Option(help="`info` writes a line for each request, to standard error.")
     ] = LogLevel.warning,
-    max_body: Annotated[int, typer.Option(min=1024, help="Bytes of a request.")] = 2**20,
+    max_body: Annotated[int, typer.Option(min=1024, help="Refuse requests with more bytes.")] = 2
+    ** 20,
     baseline: Annotated[
         str | None,
         typer.Option(
