@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
+from pasta_decoding.data.lines import read_lines
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.rating import likelihood_rate, load_nll
 from pasta_decoding.models.loading import load_base
@@ -20,7 +21,6 @@ from pasta_decoding.training import pairs as pairs_module
 from pasta_decoding.training import preference
 from pasta_decoding.training import sample as sample_module
 from pasta_decoding.training.config import PreferenceConfig, Weights
-from pasta_decoding.training.metrics import read_metrics
 from pasta_decoding.training.pairs import Reference
 from pasta_decoding.training.preference import Surroundings, train_preference
 from pasta_decoding.training.score import score_layouts
@@ -121,7 +121,7 @@ def outcome(out: Path) -> dict[str, Any]:
     found["summary"] = json.loads((folder / "summary.json").read_text())
     found["metrics"] = [
         {k: v for k, v in line.items() if k != "seconds"}
-        for line in read_metrics(folder / "train" / "metrics.jsonl")
+        for line in read_lines(folder / "train" / "metrics.jsonl")
     ]
     found["adapter"] = {path.name: path.read_bytes() for path in (out / "adapter").iterdir()}
     return found
@@ -167,7 +167,7 @@ def test_the_best_is_never_one_that_a_limit_cut_and_scores_more_than_a_finished_
 
 def test_at_the_first_step_nothing_has_moved_away_from_the_reference(finished: Path) -> None:
     """The gap is 0 there, exactly: reference and training compute the same forward."""
-    first = read_metrics(finished / "round-1" / "train" / "metrics.jsonl")[0]
+    first = read_lines(finished / "round-1" / "train" / "metrics.jsonl")[0]
     assert first["gap"] == 0
     assert first["drift"] == 0
     assert first["square"] == pytest.approx(first["target"] ** 2)
@@ -179,7 +179,7 @@ def test_training_brings_the_gap_towards_its_target(tiny: World, tmp_path: Path)
     longer = replace(tiny.config, epochs=12, save_every_steps=1000)
     share_samples(tiny_run(tiny, tmp_path / "first"), tmp_path / "out", longer)
     tiny.train(tmp_path / "out", longer)
-    metrics = read_metrics(tmp_path / "out" / "round-1" / "train" / "metrics.jsonl")
+    metrics = read_lines(tmp_path / "out" / "round-1" / "train" / "metrics.jsonl")
     assert metrics[-1]["gap"] > 0.5 * metrics[-1]["target"]
     assert metrics[-1]["accuracy"] == 1
 

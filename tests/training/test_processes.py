@@ -14,10 +14,10 @@ import torch
 from accelerate import PartialState
 from safetensors.torch import load_file
 
+from pasta_decoding.data.lines import read_lines
 from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.loop import share_out
-from pasta_decoding.training.metrics import read_metrics
 from pasta_decoding.training.sft import compile_rows, plan_packs, train_sft
 from tests.checkpoint import BASE_NAME, END_ID, TinyCheckpoint, byte_tokenizer
 from tests.training.test_sft import ROWS
@@ -68,7 +68,7 @@ def launch(folder: Path, base: Path, config: SftConfig) -> subprocess.CompletedP
 
 
 def curve(out: Path) -> list[tuple[float, float, float]]:
-    lines = read_metrics(out / "metrics.jsonl")
+    lines = read_lines(out / "metrics.jsonl")
     trained = [line for line in lines if "loss" in line]
     return [(line["loss"], line["text_loss"], line["control_loss"]) for line in trained]
 
@@ -108,7 +108,7 @@ def test_two_processes_give_the_curve_and_the_adapter_of_one(
     assert {path.name for path in last.glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}
     assert found.stdout.splitlines().count("run/adapter") == 1
     assert found.stderr.count("attention: ") == 1
-    steps = [line["step"] for line in read_metrics(together / "metrics.jsonl")]
+    steps = [line["step"] for line in read_lines(together / "metrics.jsonl")]
     assert steps == sorted(set(steps))
 
 
@@ -124,7 +124,7 @@ def test_two_processes_measure_the_held_out_loss_of_one(
     found = launch(tmp_path, base, config)
     assert found.returncode == 0, found.stderr
     [ours], [theirs] = (
-        [line["eval_loss"] for line in read_metrics(out / "metrics.jsonl") if "eval_loss" in line]
+        [line["eval_loss"] for line in read_lines(out / "metrics.jsonl") if "eval_loss" in line]
         for out in (alone, tmp_path / "run")
     )
     assert ours == pytest.approx(theirs, abs=1e-4)

@@ -14,12 +14,12 @@ import torch
 from transformers import TrainerCallback
 from transformers.integrations import integration_utils
 
+from pasta_decoding.data.lines import read_lines
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.models.loading import find_adapter, load_base, load_model
 from pasta_decoding.training import sft
-from pasta_decoding.training.metrics import read_metrics
 from pasta_decoding.training.progress import GOES_ON, Progress
 from pasta_decoding.training.score import score_layouts
 from pasta_decoding.training.sft import compile_rows, train_sft
@@ -54,7 +54,7 @@ def test_progress_is_told_behind_every_forward_pass(
     last = told[-1]
     assert (last.step, last.steps, last.tokens, last.left_s) == (7, 7, last.all_tokens, 0)
     assert last.tokens_per_s > 0
-    lines = read_metrics(tmp_path / "metrics.jsonl")
+    lines = read_lines(tmp_path / "metrics.jsonl")
     held_out = {line["step"]: line["eval_loss"] for line in lines if "eval_loss" in line}
     assert list(held_out) == [3, 6, 7]
     assert last.held_out == pytest.approx(held_out[7])
@@ -73,7 +73,7 @@ def test_the_held_out_loss_is_the_mean_over_the_labels_of_the_rows(
     layouts = compile_rows(HELD_OUT, tokenizer, control, still, print, end=END_ID)
     model, _ = load_base(tiny_checkpoint.base, dtype="float32")
     expected = -torch.cat(list(score_layouts(model, layouts)))
-    line = read_metrics(tmp_path / "metrics.jsonl")[-1]
+    line = read_lines(tmp_path / "metrics.jsonl")[-1]
     assert line["eval_loss"] == pytest.approx(float(expected.mean()), rel=1e-4)
     assert set(line) == {"step", "eval_loss", "eval_text_loss", "eval_control_loss", "seconds"}
 

@@ -15,6 +15,7 @@ import torch
 from peft import PeftModel
 
 from pasta_decoding.data.dataset import Row
+from pasta_decoding.data.lines import read_lines
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining, Layout
 from pasta_decoding.lang.tree import Span, show
@@ -25,7 +26,6 @@ from pasta_decoding.models.prompt import Message
 from pasta_decoding.runtime.local import torch_decoder
 from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.launch import set_attention
-from pasta_decoding.training.metrics import read_metrics
 from pasta_decoding.training.score import takes_blocks
 from pasta_decoding.training.sft import (
     compile_rows,
@@ -73,7 +73,7 @@ def finished(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathF
 
 def losses(out: Path) -> list[dict[str, Any]]:
     """What `metrics.jsonl` says, without the clock."""
-    lines = read_metrics(out / "metrics.jsonl")
+    lines = read_lines(out / "metrics.jsonl")
     return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
 
 

@@ -15,16 +15,15 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from pathlib import Path
 from typing import IO
 
 from pasta_decoding.errors import PastaError
+from pasta_decoding.files import written_whole
 from pasta_decoding.models.prompt import ROLES, Message
 
 _FIELDS = ("id", "source", "instruction", "response")
@@ -144,17 +143,11 @@ def read_prompts(path: Path) -> list[str]:
 
 def write_rows(path: Path, rows: Iterable[Row]) -> int:
     """Write `rows` to `path` and return their number; until all are written `path` is untouched."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("wb") as file:
-            count = _write(file, rows, compressed=path.suffix == ".gz")
-        partial.replace(path)
+        with written_whole(path) as partial, partial.open("wb") as file:
+            return _write(file, rows, compressed=path.suffix == ".gz")
     except OSError as error:
         raise _cannot("write", path, error) from error
-    finally:
-        with suppress(OSError):
-            partial.unlink()
-    return count
 
 
 def read_lines(path: Path) -> Iterator[bytes]:

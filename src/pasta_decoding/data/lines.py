@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from pasta_decoding.errors import PastaError
+from pasta_decoding.files import written_whole
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -40,9 +40,8 @@ def write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a text file whole or not at all; its folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    with written_whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def resume_lines(path: Path) -> list[dict[str, Any]]:

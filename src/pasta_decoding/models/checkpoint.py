@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pasta_decoding.errors import PastaError
+from pasta_decoding.files import written_whole
 from pasta_decoding.models.control_tokens import ControlTokens
 
 FORMAT_VERSION = 1
@@ -112,9 +112,8 @@ def save(checkpoint: Checkpoint, folder: Path) -> None:
     Safetensors 0.8 writes those for their owner only (safetensors/safetensors issue 782).
     """
     target = folder / FILE_NAME
-    partial = target.with_suffix(".json.partial")
-    partial.write_text(to_json(checkpoint), encoding="utf-8")
-    os.replace(partial, target)
+    with written_whole(target) as partial:
+        partial.write_text(to_json(checkpoint), encoding="utf-8")
     for weights in folder.glob("*.safetensors"):
         shutil.copymode(target, weights)
 

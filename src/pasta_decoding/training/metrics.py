@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +15,8 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+
+from pasta_decoding.data.lines import encode_line, read_lines, write_lines
 
 
 class Meter(Protocol):
@@ -64,9 +65,8 @@ class MetricsFile(TrainerCallback):
         """Cut the file back to the step from which training goes on."""
         if not state.is_world_process_zero:
             return
-        kept = [line for line in read_metrics(self._path) if line["step"] <= state.global_step]
-        text = "".join(json.dumps(line) + "\n" for line in kept)
-        self._path.write_text(text, encoding="utf-8")
+        kept = [line for line in read_lines(self._path) if line["step"] <= state.global_step]
+        write_lines(self._path, kept)
 
     def on_log(
         self,
@@ -90,24 +90,14 @@ class MetricsFile(TrainerCallback):
         if not state.is_world_process_zero:
             return
         with self._path.open("a", encoding="utf-8") as metrics:
-            metrics.write(json.dumps(line) + "\n")
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a metrics file; none if there is no file yet.
-
-    A last line without its line break was cut off by a kill or a full disk, and does not count.
-    """
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+            metrics.write(encode_line(line))
 
 
 def plot_losses(metrics: Path, picture: Path) -> None:
     """Draw text and control loss over the steps, and of held-out rows if there are any."""
     from matplotlib.figure import Figure
 
-    lines = read_metrics(metrics)
+    lines = read_lines(metrics)
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot(xlabel="optimiser step", ylabel="nats per labelled token")
     for name, label in (

@@ -10,10 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pasta_decoding.data.lines import write_text
+from pasta_decoding.data.lines import read_lines, write_text
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.checkpoint import FILE_NAME
-from pasta_decoding.training.metrics import read_metrics
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -69,7 +68,7 @@ def finish_run(out: Path, tokens: int, say: Callable[[str], None]) -> None:
 
     tokens: that it was shown, prompts included.
     """
-    lines = read_metrics(out / "metrics.jsonl")
+    lines = read_lines(out / "metrics.jsonl")
     figures: dict[str, Any] = {"steps": 0, "tokens": tokens, "seconds": _seconds(lines)}
     for line in lines:
         figures["steps"] = line["step"]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from pasta_decoding.data.annotate.prior import Facts, Seen
 from pasta_decoding.errors import PastaError
+from pasta_decoding.files import written_whole
 
 LABELS = ("main", "first", "further")
 FORMAT_VERSION = 1
@@ -83,9 +83,8 @@ def save_head(head: Head, path: Path) -> None:
         "layers": head.layers,
         "weights": asdict(head.weights),
     }
-    partial = path.with_name(f".{path.name}.partial")
-    save_file(tensors, partial, metadata={"pasta": json.dumps(about)})
-    os.replace(partial, path)
+    with written_whole(path) as partial:
+        save_file(tensors, partial, metadata={"pasta": json.dumps(about)})
 
 
 def load_head(path: Path) -> Head:
