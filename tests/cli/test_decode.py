@@ -124,6 +124,28 @@ def test_the_same_seed_gives_the_same_answer_and_another_seed_another(ask: Ask) 
     assert texts[0] != texts[2]
 
 
+@pytest.mark.parametrize(
+    ("option", "strong", "wrong"),
+    [
+        ("--min-p", 1, 1.5),
+        ("--repetition-penalty", 2, 0),
+        ("--presence-penalty", 2, 3),
+        ("--frequency-penalty", 2, -3),
+    ],
+)
+def test_what_shapes_sampling_does_and_is_refused_out_of_range(
+    option: str, strong: float, wrong: float, ask: Ask
+) -> None:
+    def text(*more: object) -> object:
+        return ask(PROMPT, "--json", "--temperature", 1, "--seed", 3, *more).object["text"]
+
+    assert text(option, strong) != text()
+    outcome = ask(PROMPT, option, wrong)
+    assert outcome.status == 2
+    named = option.removeprefix("--").replace("-pen", " pen")
+    assert f"pasta: {named} {float(wrong)} is not" in outcome.err
+
+
 def test_time_that_is_up_ends_an_answer_and_keeps_what_was_written(ask: Ask) -> None:
     found = ask(PROMPT, "--json", "--max-seconds", "0").object
     assert found["truncated"] is True
