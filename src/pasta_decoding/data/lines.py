@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.files import written_whole
+
+
+def differing(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """Return the settings of two runs that differ, or that only one of them has, in order."""
+    return [name for name in {**there, **here} if there.get(name) != here.get(name)]
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pasta_decoding.data.lines import read_lines, write_text
+from pasta_decoding.data.lines import differing, read_lines, write_text
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.checkpoint import FILE_NAME
 
@@ -46,9 +46,8 @@ def _check_same(path: Path, wanted: dict[str, Any], defaults: dict[str, Any]) ->
         message = f"the settings of the run in {path} cannot be read: {error}"
         raise PastaError(message, hint="Choose another --out.") from error
     different = [
-        f"{key} is {found.get(key)!r} there, {wanted.get(key)!r} here"
-        for key in wanted | found
-        if found.get(key) != wanted.get(key)
+        f"{name} is {found.get(name)!r} there, {wanted.get(name)!r} here"
+        for name in differing(found, wanted)
     ]
     if different:
         raise PastaError(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from pasta_decoding.data.lines import read_lines, write_lines, write_text
+from pasta_decoding.data.lines import differing, read_lines, write_lines, write_text
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models import checkpoint as checkpoints
@@ -90,14 +90,9 @@ def share_samples(source: Path, out: Path, config: PreferenceConfig) -> None:
     except (OSError, ValueError) as error:
         raise PastaError(f"{source} holds no run: {error}", hint="Check --samples-from.") from error
     ours = json.loads(json.dumps(asdict(config)))
-    differing = [
-        name
-        for name in sorted(ours.keys() | theirs.keys())
-        if name not in _FREE_OF_SAMPLES and ours.get(name) != theirs.get(name)
-    ]
-    if differing:
+    if others := sorted(set(differing(theirs, ours)) - _FREE_OF_SAMPLES):
         raise PastaError(
-            f"the samples of {source} were made with other {', '.join(differing)}",
+            f"the samples of {source} were made with other {', '.join(others)}",
             hint="Repeat these settings of its config.json, or leave --samples-from out.",
         )
     for name in ("prompts", "baseline", "check_baseline", "check_baseline_parts"):

@@ -16,6 +16,7 @@ from typing import Any
 
 from pasta_decoding.data.annotate.base import Annotated, Annotator, reject
 from pasta_decoding.data.dataset import Row, write_rows
+from pasta_decoding.data.lines import differing
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.measures import geometric_mean, ideal_speedup
 from pasta_decoding.lang.tree import has_chunk, in_text_form, read
@@ -143,8 +144,7 @@ class Journal:
         except (ValueError, TypeError, LookupError) as error:
             raise self._broken(1, error) from error
         now = json.loads(json.dumps(self._settings))
-        keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-        if keys:
+        if keys := differing(before, now):
             changes = ", ".join(f"{key} ({before.get(key)} -> {now.get(key)})" for key in keys)
             raise PastaError(
                 f"{self.path} was begun with other settings: {changes}",
