@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.progress import Progress
 
-from pasta_decoding.cli.bars import RowsBar, progress
+from pasta_decoding.cli.bars import RowsBar, counting, progress
 
 THIRD = 1 / 3
 
@@ -36,7 +38,16 @@ def test_it_never_moves_back_and_not_beyond_its_end(moves: list[str]) -> None:
         before = bar.completed
 
 
-def test_a_bar_is_moved_by_what_it_hands_out() -> None:
+def test_a_bar_is_moved_by_what_it_hands_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    bars: list[Progress] = []
+
+    def noted() -> Progress:
+        bars.append(counting())
+        return bars[0]
+
+    monkeypatch.setattr("pasta_decoding.cli.bars.counting", noted)
     with progress("rating", 2) as tick:
         tick()
+        assert bars[0].tasks[0].completed == 1
         tick()
+        assert bars[0].finished

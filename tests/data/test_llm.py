@@ -282,3 +282,4 @@ def test_a_consumer_may_leave_at_any_time() -> None:
         found = LlmAnnotator(patient(server), words).annotate(rows(5))
         next(found)
         found.close()  # type: ignore[attr-defined]
+        assert next(found, None) is None

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.engines.base import Engine
@@ -27,6 +27,7 @@ from pasta_decoding.runtime.local import answer_of
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Replay
 from pasta_decoding.runtime.scheduler import Request, Scheduler
+from tests.examples import few
 from tests.law import world
 from tests.law.test_law import assert_same_logits, compiled, engine_named
 from tests.law.watched import Watched
@@ -83,7 +84,7 @@ def shown(answer: Answer) -> str:
 
 @pytest.mark.parametrize("joining", list(Joining))
 @pytest.mark.parametrize("kind", ["scripted", "torch"])
-@settings(max_examples=30)
+@few(30)
 @given(
     numbers=st.lists(st.integers(0, 30), min_size=1, max_size=3),
     limits=LIMITS,
@@ -133,7 +134,7 @@ def alone_of(number: int) -> Answer:
     return alone("torch", Joining.kv, asked(number, max_tokens=25))
 
 
-@settings(max_examples=25)
+@few(25)
 @given(prompt=world.PROMPTS, segments=world.answers(), seed=st.integers(0, 10_000))
 def test_training_sees_what_any_schedule_saw(
     prompt: tuple[int, ...], segments: list[Segment], seed: int
