@@ -19,8 +19,6 @@ rest: `share_samples`.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +34,7 @@ from pasta_decoding.data.lines import (
     write_text,
 )
 from pasta_decoding.errors import PastaError
+from pasta_decoding.files import copy_whole
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.models import checkpoint as checkpoints
@@ -113,15 +112,6 @@ def train_preference(
         checker.report()
         copy_whole(policy, around.out / "adapter")
         return run.result(checker.points)
-
-
-def copy_whole(folder: Path, target: Path) -> None:
-    """Copy a folder to where it replaces an older one, whole or not at all."""
-    partial = target.with_name(target.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    shutil.copytree(folder, partial)
-    shutil.rmtree(target, ignore_errors=True)
-    os.replace(partial, target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,19 +216,12 @@ class Run:
         tokens = sum(len(one.best.tokens) + len(one.worst.tokens) for one in examples)
         self.around.say(f"round {number}: {len(pairs)} pairs, {tokens} tokens")
         references = self.references(number, model, examples)
-        with self.spending(number, "train") as spent:
-            begin_run(folder / "train", self.config.pair_config)
-            with self.around.draw(f"training round {number}") as show:
-                train_pairs(
-                    model,
-                    examples,
-                    references,
-                    self.config.pair_config,
-                    folder / "train",
-                    resume,
-                    Watching(self.around.say, show),
-                    self.around.report_to,
-                )
+        begin_run(folder / "train", self.config.pair_config)
+        drawn = self.around.draw(f"training round {number}")
+        with self.spending(number, "train") as spent, drawn as show:
+            watching, trackers = Watching(self.around.say, show), self.around.report_to
+            config, out = self.config.pair_config, folder / "train"
+            train_pairs(model, examples, references, config, out, resume, watching, trackers)
             spent["tokens"] = tokens * self.config.epochs
         # What a policy knew of other joins, this round has not kept up.
         record = replace(checkpoint, joins=(Joining.kv.value,))
