@@ -20,6 +20,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "smollm2-135m-instruct/model.safetensors": 3_000_000,
         "gguf/a-F16.gguf": 2_000_000,
         "gguf/b-Q4_0.gguf": 500_000,
+        "compiled/a-bfloat16-2.pt2": 400_000,
         "gguf/.export-old/a.f32": 100_000,
         ".pull-new/fetched": 200_000,
         "photos/cat.png": 10,
@@ -40,10 +41,11 @@ def test_the_list_names_what_is_ours_by_size(cache: Path, pasta: Pasta) -> None:
         ("3.0", "model", "smollm2-135m-instruct"),
         ("2.0", "export", "gguf/a-F16.gguf"),
         ("0.5", "export", "gguf/b-Q4_0.gguf"),
+        ("0.4", "compiled", "compiled/a-bfloat16-2.pt2"),
         ("0.2", "scratch", ".pull-new"),
         ("0.1", "scratch", "gguf/.export-old"),
     ]
-    assert found.err == f"5.8 MB in {cache}\n"
+    assert found.err == f"6.2 MB in {cache}\n"
 
 
 def test_cleaning_removes_exports_and_what_broke_off_long_ago(cache: Path, pasta: Pasta) -> None:
@@ -51,7 +53,14 @@ def test_cleaning_removes_exports_and_what_broke_off_long_ago(cache: Path, pasta
     assert found.out.split() == ["gguf/a-F16.gguf", "gguf/b-Q4_0.gguf", "gguf/.export-old"]
     assert found.err == "2.6 MB freed\n"
     left = {path.name for path in cache.rglob("*") if path.is_file()}
-    assert left == {"manifest.json", "model.safetensors", "fetched", "cat.png", "notes.txt"}
+    assert left == {
+        "manifest.json",
+        "model.safetensors",
+        "fetched",
+        "cat.png",
+        "notes.txt",
+        "a-bfloat16-2.pt2",
+    }
 
 
 def test_one_thing_may_be_named_and_all_of_ours_may_go(cache: Path, pasta: Pasta) -> None:

@@ -15,6 +15,7 @@ from pasta_decoding.engines.base import Branch, Feed
 from pasta_decoding.engines.compiled import MAX_TOKENS, CompiledPass, compile_model
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.errors import PastaError
+from pasta_decoding.evaluation.bare import bare_call
 from tests.engines.subjects import compiled_tiny
 from tests.tiny import tiny_llama
 
@@ -90,3 +91,20 @@ def test_what_is_no_program_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"nothing")
     with pytest.raises(PastaError, match="cannot be loaded"):
         CompiledPass(path)
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_the_bare_call_of_a_compiled_engine_is_its_program(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, asked = compiled_tiny("llama"), []
+    engine = TorchEngine(tiny_llama(), cells=40, compiled=program)
+    call = CompiledPass.__call__
+
+    def watched(self: CompiledPass, ids: list[int], *rest: Any) -> torch.Tensor:
+        asked.append(len(ids))
+        return call(self, ids, *rest)
+
+    monkeypatch.setattr(CompiledPass, "__call__", watched)
+    assert all(seconds > 0 for seconds in bare_call(engine)(width, 1000, 3))
+    assert asked == [width] * 3

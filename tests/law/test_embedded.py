@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from pasta_decoding.engines.compiled import CompiledPass, compile_model
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import Run
 from pasta_decoding.lang.positions import SharedMax
@@ -96,6 +97,39 @@ def test_the_exported_file_decodes_as_the_torch_engine_does(
         assert llama.answer(replace(again, chooser=second)).layout.tokens == answer.layout.tokens
         compared += _assert_close(first.logits, second.logits)
     assert compared > 2 * TOKENS * len(PROMPTS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_compiled_bfloat16_model_chooses_as_the_eager_one_does(
+    embedded_dir: Path, tmp_path: Path
+) -> None:
+    """The same answers step by step: where the best token differs, two were as good as equal."""
+    adapter = find_adapter(DEFAULT_ADAPTER)
+    loaded, again = (load_model(embedded_dir, adapter, dtype="bfloat16") for _ in range(2))
+    compile_model(again.model, tmp_path / "model.pt2", tmp_path)
+    eager = decoder_over(TorchEngine(loaded.model), loaded)
+    program = CompiledPass(tmp_path / "model.pt2")
+    compiled = decoder_over(TorchEngine(again.model, compiled=program), again)
+    compared = differ = 0
+    for text in PROMPTS[:3]:
+        request = eager.request(text, Rules(max_tokens=3 * TOKENS), Sampling())
+        answer = eager.answer(request)
+        seen = []
+        for decoder in (eager, compiled):
+            replay = decoder.replay(request.prompt, answer.segments)
+            seen.append(Watched(replay.chooser))
+            decoder.answer(replace(replay, chooser=seen[-1]))
+        ours, theirs = (one.logits for one in seen)
+        assert ours.keys() == theirs.keys()
+        compared += len(ours)
+        for key in ours:
+            if ours[key].argmax() != theirs[key].argmax():
+                differ += 1
+                gaps = [float(np.diff(np.sort(one[key])[-2:])[0]) for one in (ours, theirs)]
+                assert min(gaps) < 0.05, f"token {key} differs, gaps {gaps}"
+    assert compared > 2 * TOKENS
+    assert differ < compared / 20
 
 
 def _not_asked(*_: object) -> None:
