@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from pasta_decoding.lang.positions import SharedMax
 from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.models.loading import DEFAULT_ADAPTER, find_adapter, load_base, load_model
 from pasta_decoding.models.prompt import Message, PromptEncoder
-from pasta_decoding.runtime.local import answer_of, decoder_over, llama_decoder
+from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.local import LocalDecoder, answer_of, decoder_over, llama_decoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Logits, Sampler, Sampling
 from pasta_decoding.runtime.scheduler import Request, Scheduler
@@ -101,35 +103,40 @@ def test_the_exported_file_decodes_as_the_torch_engine_does(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_compiled_bfloat16_model_chooses_as_the_eager_one_does(
+def test_a_compiled_bfloat16_model_is_as_near_to_float32_as_the_eager_one(
     embedded_dir: Path, tmp_path: Path
 ) -> None:
-    """The same answers step by step: where the best token differs, two were as good as equal."""
+    """On real prompts, in parallel. A bfloat16 logit of 16 has neighbours 0.125 away."""
     adapter = find_adapter(DEFAULT_ADAPTER)
-    loaded, again = (load_model(embedded_dir, adapter, dtype="bfloat16") for _ in range(2))
-    compile_model(again.model, tmp_path / "model.pt2", tmp_path)
-    eager = decoder_over(TorchEngine(loaded.model), loaded)
+    exact = load_model(embedded_dir, adapter)
+    eager, compiled = (load_model(embedded_dir, adapter, dtype="bfloat16") for _ in range(2))
+    compile_model(compiled.model, tmp_path / "model.pt2", tmp_path)
     program = CompiledPass(tmp_path / "model.pt2")
-    compiled = decoder_over(TorchEngine(again.model, compiled=program), again)
-    compared = differ = 0
+    reference = decoder_over(TorchEngine(exact.model), exact)
+    rounded = (
+        decoder_over(TorchEngine(eager.model), eager),
+        decoder_over(TorchEngine(compiled.model, compiled=program), compiled),
+    )
+    errors: tuple[list[float], list[float]] = ([], [])
     for text in PROMPTS[:3]:
-        request = eager.request(text, Rules(max_tokens=3 * TOKENS), Sampling())
-        answer = eager.answer(request)
-        seen = []
-        for decoder in (eager, compiled):
-            replay = decoder.replay(request.prompt, answer.segments)
-            seen.append(Watched(replay.chooser))
-            decoder.answer(replace(replay, chooser=seen[-1]))
-        ours, theirs = (one.logits for one in seen)
-        assert ours.keys() == theirs.keys()
-        compared += len(ours)
-        for key in ours:
-            if ours[key].argmax() != theirs[key].argmax():
-                differ += 1
-                gaps = [float(np.diff(np.sort(one[key])[-2:])[0]) for one in (ours, theirs)]
-                assert min(gaps) < 0.05, f"token {key} differs, gaps {gaps}"
-    assert compared > 2 * TOKENS
-    assert differ < compared / 20
+        request = reference.request(text, Rules(max_tokens=3 * TOKENS), Sampling())
+        answer = reference.answer(request)
+        expected = _replayed(reference, request.prompt, answer)
+        for decoder, own in zip(rounded, errors, strict=True):
+            found = _replayed(decoder, request.prompt, answer)
+            assert found.keys() == expected.keys()
+            own += [float(np.abs(found[key] - expected[key]).mean()) for key in found]
+    assert np.mean(errors[1]) < 1.1 * np.mean(errors[0])
+
+
+def _replayed(
+    decoder: LocalDecoder, prompt: Sequence[int], answer: Answer
+) -> dict[tuple[int, int], Logits]:
+    """Return the logits from which each token of an answer is chosen, all of them forced."""
+    replay = decoder.replay(prompt, answer.segments)
+    watched = Watched(replay.chooser)
+    decoder.answer(replace(replay, chooser=watched))
+    return watched.logits
 
 
 def _not_asked(*_: object) -> None:
