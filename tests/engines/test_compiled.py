@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,24 @@ def test_what_cannot_be_compiled_is_told_in_a_line(
     with pytest.raises(PastaError) as error:
         compile_model(tiny_llama(), tmp_path / "x.pt2", tmp_path)
     assert str(error.value) == "this model cannot be compiled: first line"
+
+
+def test_a_loaded_program_leaves_nothing_in_the_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Path] = []
+
+    def load(_path: str) -> None:
+        seen.append(Path(os.environ["TMPDIR"]))
+        (seen[0] / "unpacked.so").write_bytes(b"code")
+
+    monkeypatch.setattr(torch._inductor, "aoti_load_package", load)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", "as before")
+    CompiledPass(tmp_path / "x.pt2")
+    assert seen[0].parent == tmp_path
+    assert list(tmp_path.iterdir()) == []
+    assert os.environ["TMPDIR"] == "as before"
 
 
 def test_what_is_no_program_is_refused(tmp_path: Path) -> None:

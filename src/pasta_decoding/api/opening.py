@@ -18,6 +18,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 
 if TYPE_CHECKING:
+    from pasta_decoding.engines.compiled import CompiledPass
     from pasta_decoding.remote.decoder import RemoteDecoder
     from pasta_decoding.runtime.decoder import Decoder
     from pasta_decoding.runtime.local import LocalDecoder
@@ -106,10 +107,21 @@ def _load(settings: LoadSettings, place: Place) -> LocalDecoder:
     if engine is EngineName.llama:
         return llama_decoder(exported(base, folder, settings.quant, place), **size)
     if engine is EngineName.compiled:
-        compiled = compiled_pass(Compiled(base, folder, number_format, settings.threads), place)
+        wanted = Compiled(base, folder, number_format, settings.threads)
+        compiled = _program(wanted, place, may_go_without=settings.engine is EngineName.auto)
         return torch_decoder(base, folder, dtype=number_format, compiled=compiled, **size)
     device = settings.device or default_device()
     return torch_decoder(base, folder, dtype=number_format, device=device, **size)
+
+
+def _program(wanted: Compiled, place: Place, *, may_go_without: bool) -> CompiledPass | None:
+    try:
+        return compiled_pass(wanted, place)
+    except PastaError as error:  # a full /tmp, say, where torch unpacks it
+        if not may_go_without:
+            raise
+        place.tell(f"{error}. {error.hint}")
+        return None
 
 
 def folders(settings: LoadSettings, place: Place) -> tuple[Path, Path | None]:
