@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,6 +31,14 @@ settings.register_profile("local", deadline=None)
 settings.register_profile("quick", derandomize=True, deadline=None, max_examples=100)
 settings.register_profile("thorough", derandomize=True, deadline=None, max_examples=400)
 settings.load_profile("local")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make a folder that all processes of this run share; the environment tells them."""
+    if "PASTA_TEST_RUN" not in os.environ:
+        folder = TemporaryDirectory(prefix="pasta-tests-")
+        os.environ["PASTA_TEST_RUN"] = folder.name
+        config.add_cleanup(folder.cleanup)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from pasta_decoding.engines import compile_cache
 from pasta_decoding.engines.base import Engine
-from pasta_decoding.engines.compiled import CompiledPass, compile_model
+from pasta_decoding.engines.compiled import FORMAT, CompiledPass, compile_model
 from pasta_decoding.engines.scripted import ScriptedEngine, shuffled
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.models import checkpoint as checkpoints
@@ -50,11 +52,11 @@ def torch_subject(name: str, device: str = "cpu", *, fixed_shapes: bool | None =
 
 @cache
 def compiled_tiny(name: str) -> CompiledPass:
-    """Compile a tiny model; it takes half a minute, so all tests share it."""
-    with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder) / "tiny.pt2"
-        compile_model(TINY_MODELS[name](), target, Path(folder))
-        return CompiledPass(target)
+    """Compile a tiny model; it takes half a minute, so all tests of all processes share it."""
+    folder = Path(os.environ["PASTA_TEST_RUN"]) / "compiled"
+    compile_to = partial(compile_model, TINY_MODELS[name]())
+    origin = compile_cache.this_origin(FORMAT)
+    return CompiledPass(compile_cache.make(folder, name, origin, compile_to, tell=print))
 
 
 def compiled_subject(name: str) -> Subject:
