@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 
 from pasta_decoding.engines.attention import PooledLayer, Segment, learn_shapes, pooled_cache
 from pasta_decoding.engines.compiled import MAX_TOKENS, Cells, CompiledPass
-from pasta_decoding.engines.pool import BoolArray, Step
+from pasta_decoding.engines.pool import BoolArray
 from pasta_decoding.engines.request_table import Work
-from pasta_decoding.engines.windows import attention_windows
+from pasta_decoding.engines.windows import attention_windows, visible
 
 QUERY_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CELL_BUCKET = 256
@@ -203,15 +203,6 @@ class Forward:
             first += rows
         mask_QK[first:] = True
         return additive(mask_QK, self._rows, self._model.dtype)
-
-
-def visible(step: Step, window: int | None) -> BoolArray:
-    """Return which cells each token sees in a layer with this window."""
-    if window is None:
-        return step.mask_QK
-    positions_Q = np.array(step.positions)
-    near_QK: BoolArray = positions_Q[:, None] - step.cell_positions_K[None, :] < window
-    return step.mask_QK & near_QK
 
 
 def additive(mask_QK: BoolArray, rows: int, dtype: torch.dtype) -> Tensor:

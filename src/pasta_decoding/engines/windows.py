@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from pasta_decoding.engines.pool import BoolArray, Step
+
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -16,3 +20,12 @@ def attention_windows(config: Any) -> dict[str, int | None]:
     window: int | None = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or [FULL if window is None else SLIDING]
     return {kind: window if kind == SLIDING else None for kind in sorted(set(kinds))}
+
+
+def visible(step: Step, window: int | None) -> BoolArray:
+    """Return which cells each token sees in a layer with this window."""
+    if window is None:
+        return step.mask_QK
+    positions_Q = np.array(step.positions)
+    near_QK: BoolArray = positions_Q[:, None] - step.cell_positions_K[None, :] < window
+    return step.mask_QK & near_QK
