@@ -39,7 +39,9 @@ def generate(
 def test_every_method_gets_a_folder_and_failures_are_records(
     generate: Callable[..., Outcome], tmp_path: Path
 ) -> None:
-    methods = ("pasta", "sequential", "apar", "sot", "sot=none", "sequential=none")
+    methods = (
+        "pasta", "sequential", "apar", "sot", "sot=none", "sequential=none", "lookup=none",
+    )  # fmt: skip
     found = generate(methods=methods)
     assert found.status == 0
     labels = [
@@ -49,6 +51,7 @@ def test_every_method_gets_a_folder_and_failures_are_records(
         "sot-adapter",
         "sot-none",
         "sequential-none",
+        "lookup-none",
     ]
     assert [line.split(":")[0] for line in found.out.splitlines()] == labels
     assert all(": 3 prompts, 1 failed, " in line for line in found.out.splitlines())
@@ -135,8 +138,8 @@ def test_timing_keeps_the_seconds_of_every_turn(
     [
         (["--timing", "--at-once", "4"], ("pasta",), "answers that are written together cannot be"),
         (["--repeats", "2"], ("pasta",), "--repeats is for --timing"),
-        ([], ("fast=a",), "--method 'fast=a' is none of sequential, pasta, sot, apar"),
-        ([], ("pasta=",), "--method 'pasta=' is none of sequential, pasta, sot, apar"),
+        ([], ("fast=a",), "--method 'fast=a' is none of sequential, pasta, sot, apar, "),
+        ([], ("pasta=",), "--method 'pasta=' is none of sequential, pasta, sot, apar, "),
         ([], ("pasta=none",), "pasta needs an adapter"),
         ([], ("pasta", "pasta"), "--method is given twice for the folder 'pasta-adapter'"),
         ([], ("pasta=nowhere",), "no adapter 'nowhere'"),
@@ -159,3 +162,21 @@ def test_without_an_adapter_the_base_model_answers_sequentially(
     assert found.status == 0
     assert found.object["critical_path"] == 40
     assert "<promise" not in found.object["annotated"]
+
+
+def test_lookup_is_timed_and_reported_against_transformers_own_generate(
+    generate: Callable[..., Outcome], pasta: Pasta, tmp_path: Path
+) -> None:
+    methods = ("transformers=none", "lookup=none")
+    assert generate("--timing", "--repeats", "1", "--limit", "2", methods=methods).status == 0
+    settings = [
+        json.loads((tmp_path / "out" / label / "run.json").read_text())
+        for label in ("transformers-none", "lookup-none")
+    ]
+    assert [(one["method"], one["engine"]) for one in settings] == [
+        ("sequential", "transformers"),
+        ("lookup", "transformers"),
+    ]
+    assert pasta("eval", "report", tmp_path / "out", "-o", tmp_path / "report").status == 0
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert report["runs"]["lookup-none"]["speedups"]["wall_clock"]["value"] > 0

@@ -287,6 +287,7 @@ def test_an_answer_that_servers_fail_in_is_a_record_of_that(
     ("arguments", "message"),
     [
         (["--timing"], "--timing is for an engine in this process"),
+        (["--method", "lookup"], "lookup computes in this process, not on servers"),
         (["--method", "sot"], "sot ends answers where their text says so, which servers cannot"),
         (["--method", "pasta"], "the servers have one checkpoint, and methods differ in theirs"),
     ],

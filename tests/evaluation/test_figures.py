@@ -148,6 +148,20 @@ def test_the_baseline_against_itself_is_one() -> None:
     assert found.speedups["theoretical"].value == pytest.approx(1)
 
 
+def test_speedups_are_told_apart_by_which_answers_ended() -> None:
+    ours = [parallel(0), parallel(1, hit_limit=True), parallel(2, critical_path=25), failed(3)]
+    base = [record(0), record(1), record(2, hit_limit=True), record(3, hit_limit=True)]
+    found = figures(pair(ours, base)).by_end
+    assert {name: one.prompts for name, one in found.items()} == {
+        "both ended": 1,
+        "none ended": 1,
+        "only the baseline's ended": 1,
+        "only the run's ended": 1,
+    }
+    assert found["both ended"].speedups["own"].value == pytest.approx(2)
+    assert found["only the run's ended"].speedups["own"].value == pytest.approx(4)
+
+
 def test_texts_are_looked_at_for_empty_items_and_repetition() -> None:
     found = figures(
         pair([record(0, text="1. 1. 1."), record(1, text="a b c d a b c d"), failed(2)])

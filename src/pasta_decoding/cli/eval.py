@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,41 +15,21 @@ from pasta_decoding.api.settings import EngineName
 from pasta_decoding.cli.decode import MaxTokens
 from pasta_decoding.cli.engine import Loading, with_loading
 from pasta_decoding.cli.files import say
+from pasta_decoding.cli.methods import (
+    THEIRS,
+    Chosen,
+    Name,
+    check_labels,
+    check_servers,
+    choose,
+    make_method,
+)
 from pasta_decoding.errors import PastaError
-from pasta_decoding.models.loading import DEFAULT_ADAPTER, NO_ADAPTER
 
 if TYPE_CHECKING:
     from pasta_decoding.evaluation.generate import Entrant
-    from pasta_decoding.evaluation.methods.base import Method
     from pasta_decoding.evaluation.records import Record
     from pasta_decoding.runtime.decoder import Decoder
-
-
-class Name(StrEnum):
-    """The methods."""
-
-    sequential = "sequential"
-    pasta = "pasta"
-    sot = "sot"
-    apar = "apar"
-
-
-DEFAULT_ADAPTERS = {
-    Name.sequential: "sequential",
-    Name.pasta: DEFAULT_ADAPTER,
-    Name.sot: "sequential",
-    Name.apar: "apar",
-}
-TRAINED = (Name.pasta, Name.apar)
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """One --method: its name and adapter, and the label of its run folder."""
-
-    name: Name
-    adapter: str
-    label: str
 
 
 @partial(with_loading, without={"adapter"})
@@ -65,8 +44,9 @@ def generate(
     method: Annotated[
         list[str],
         typer.Option(
-            help="sequential, pasta, sot (Skeleton-of-Thought) or apar; =ADAPTER behind it names "
-            "the adapter, =none the base model alone (sequential and sot). May be repeated."
+            help="sequential, pasta, sot (Skeleton-of-Thought), apar, or what transformers' own "
+            "generate does: transformers (plain), lookup (prompt lookup). =ADAPTER behind it names "
+            "the adapter, =none the base model alone (not pasta, apar). May be repeated."
         ),
     ],
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")] = (
@@ -152,53 +132,6 @@ def check_flags(max_concurrency: int | None, repeats: int | None, *, timing: boo
         raise PastaError("--repeats is for --timing", hint="Leave it out, or add --timing.")
 
 
-def check_servers(chosen: Sequence[Chosen], *, timing: bool) -> None:
-    """Refuse what servers cannot do."""
-    if timing:
-        raise PastaError(
-            "--timing is for an engine in this process",
-            hint="Leave it out; bench/serve_load.py measures servers under load.",
-        )
-    if any(one.name is Name.sot for one in chosen):
-        raise PastaError(
-            "sot ends answers where their text says so, which servers cannot",
-            hint="Leave out --method sot, or --engine remote.",
-        )
-    adapters = sorted({one.adapter for one in chosen})
-    if len(adapters) > 1:
-        raise PastaError(
-            f"the servers have one checkpoint, and methods differ in theirs: {', '.join(adapters)}",
-            hint="Name what is served: --method pasta=FOLDER --method sequential=FOLDER. What "
-            "other servers have is for another run into the same --out.",
-        )
-
-
-def choose(text: str) -> Chosen:
-    """Read one --method."""
-    name, given, adapter = text.partition("=")
-    if name not in list(Name) or (given and not adapter):
-        raise PastaError(
-            f"--method {text!r} is none of {', '.join(Name)}",
-            hint="An adapter may follow, as in pasta=balanced.",
-        )
-    if not given:
-        return Chosen(Name(name), DEFAULT_ADAPTERS[Name(name)], name)
-    if adapter == NO_ADAPTER and name in TRAINED:
-        raise PastaError(f"{name} needs an adapter", hint="Only sequential and sot do without.")
-    return Chosen(Name(name), adapter, f"{name}-{Path(adapter).name}")
-
-
-def check_labels(chosen: Sequence[Chosen]) -> None:
-    """Refuse two methods with one folder."""
-    labels = [one.label for one in chosen]
-    for label in labels:
-        if labels.count(label) > 1:
-            raise PastaError(
-                f"--method is given twice for the folder {label!r}",
-                hint="Take one out, or rename an adapter's folder.",
-            )
-
-
 def make_entrants(
     chosen: Sequence[Chosen], loading: Loading, settings: dict[str, Any], *, all_in_memory: bool
 ) -> list[Entrant]:
@@ -215,14 +148,22 @@ def make_entrants(
         )
 
     @lru_cache(maxsize=None if all_in_memory else 1)
-    def decoder(adapter: str) -> Decoder:
-        return loading.of(adapter).decoder()
+    def decoder(adapter: str, engine: EngineName) -> Decoder:
+        return replace(loading.of(adapter), engine=engine).decoder()
 
     def entrant(one: Chosen) -> Entrant:
-        own = {"method": one.name.value, **describe(loading.of(one.adapter))}
-        max_tokens: int = settings["max_tokens"]
-        load = partial(make_method, one, decoder, max_tokens)
-        return Entrant(one.label, own | settings, load)
+        engine = EngineName.torch if one.name in THEIRS else loading.engine
+        own = describe(replace(loading.of(one.adapter), engine=engine))
+        own["method"] = one.name.value
+        if one.name in THEIRS:
+            own["engine"] = "transformers"
+        if one.name is Name.transformers:
+            own["method"] = "sequential"  # which it is: the baseline on an engine of its own
+        return Entrant(
+            one.label,
+            own | settings,
+            partial(make_method, one, lambda: decoder(one.adapter, engine), settings),
+        )
 
     return [entrant(one) for one in chosen]
 
@@ -248,19 +189,6 @@ def describe(loading: Loading) -> dict[str, Any]:
         # Unless it is named, the adapter's digest tells it.
         "join": loading.join and loading.join.value,
     }
-
-
-def make_method(one: Chosen, decoder: Callable[[str], Decoder], max_tokens: int) -> Method:
-    """Load a method's model."""
-    from pasta_decoding.evaluation.methods.own import Own
-    from pasta_decoding.evaluation.methods.skeleton import Skeleton
-    from pasta_decoding.runtime.local import LocalDecoder
-
-    if one.name is Name.sot:
-        local = decoder(one.adapter)
-        assert isinstance(local, LocalDecoder), "refused before"
-        return Skeleton(local, max_tokens)
-    return Own(decoder(one.adapter), max_tokens, parallel=one.name in TRAINED)
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from pasta_decoding.evaluation.runs import Run
 from pasta_decoding.lang.measures import bucket_shares, empty_items, own_speedup, rep_4
 
 OWN, THEORETICAL, WALL_CLOCK, PER_TOKEN = "own", "theoretical", "wall_clock", "per_token"
+BOTH_ENDED = "both ended"
 # Bins by the tokens of the baseline's answer, so that every run has the same prompts in a bin.
 LENGTHS = (0, 50, 100, 200, 400)
 
@@ -61,6 +62,7 @@ class Figures:
     """What is known of a run without looking at the quality of its texts.
 
     no_baseline:   prompts whose baseline failed.
+    by_end:        by which answer ended by itself, the run's or the baseline's.
     speedups:      by the names above; the last two only where both runs were timed.
     threads:       live ones of a step, the mean over all steps of all answers.
     empty_scaffolds: answers with an empty item.
@@ -76,6 +78,7 @@ class Figures:
     speedups: Mapping[str, Interval]
     by_length: Mapping[str, Bin]
     by_dataset: Mapping[str, Bin]
+    by_end: Mapping[str, Bin]
     with_promise: Interval
     hit_limit: Interval
     empty_scaffolds: Interval
@@ -109,6 +112,7 @@ def figures(pair: Pair) -> Figures:
         speedups={name: geometric(log_P).interval() for name, log_P in speeds(pair).items()},
         by_length=_bins(pair, lambda _record, base: _length_bin(base)),
         by_dataset=_bins(pair, lambda record, _base: record.dataset),
+        by_end=_bins(pair, _how_ended),
         with_promise=share([record.chunks > 0 for record in records]),
         hit_limit=share([record.hit_limit for record in records]),
         empty_scaffolds=share([empty_items(record.text) > 0 for record in records]),
@@ -217,6 +221,14 @@ def _length_bin(base: Record) -> str | None:
     low = max(start for start in LENGTHS if start <= tokens)
     higher = [start for start in LENGTHS if start > tokens]
     return f"{low} to {higher[0] - 1}" if higher else f"{low} and more"
+
+
+def _how_ended(record: Record, base: Record) -> str:
+    """Return which of the two answers ended by itself; a failed one did not."""
+    ended, base_ended = (one.error is None and not one.hit_limit for one in (record, base))
+    if ended:
+        return BOTH_ENDED if base_ended else "only the run's ended"
+    return "only the baseline's ended" if base_ended else "none ended"
 
 
 def _bin_order(name: str) -> tuple[int, str]:

@@ -81,7 +81,7 @@ class Run:
 
     @property
     def method(self) -> str:
-        """How the answers were decoded: `sequential`, `pasta`, `sot`, `apar`."""
+        """How the answers were decoded: `sequential`, `pasta`, `sot`, `apar`, `lookup`."""
         return str(self.settings["method"])
 
     @property

@@ -216,7 +216,7 @@ def runs_csv(report: Report) -> str:
 
 def _flat_line(line: Line) -> dict[str, Any]:
     found = _numbers_of(line)
-    for key in ("settings", "by_length", "by_dataset"):
+    for key in ("settings", "by_length", "by_dataset", "by_end"):
         del found[key]
     return {"run": line.run.label, "method": line.run.method, **_flat(found)}
 

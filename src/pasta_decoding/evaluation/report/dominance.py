@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pasta_decoding.evaluation.bootstrap import Drawn, Interval
 
-RIVALS = ("sot", "apar")
+RIVALS = ("sot", "apar", "lookup")
 OURS = "pasta"
 
 

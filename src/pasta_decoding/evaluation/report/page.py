@@ -8,7 +8,7 @@ from dataclasses import asdict
 from html import escape
 from importlib.resources import files
 
-from pasta_decoding.evaluation.figures import OWN, WALL_CLOCK
+from pasta_decoding.evaluation.figures import OWN, WALL_CLOCK, Bin
 from pasta_decoding.evaluation.machine import commit
 from pasta_decoding.evaluation.quality import LC_WIN_RATE, WIN_RATE
 from pasta_decoding.evaluation.report.answers import answers, policy, script
@@ -72,6 +72,7 @@ def render(report: Report) -> str:
         _section("Speedups of single prompts", drawn.get("speedups", "")),
         _section("By length of the answer", drawn.get("lengths", "")),
         _section("By dataset", _datasets(report)),
+        _section("By how the answers ended", _ends(report)),
         _section("Threads", drawn.get("widths", "") + drawn.get("timelines", "")),
         _section("Promises", drawn.get("promises", "") + _little(report)),
         _section("What happens in the answers", _details(report)),
@@ -197,6 +198,22 @@ def _datasets(report: Report) -> str:
             for line in report.lines
         ],
     )
+
+
+def _ends(report: Report) -> str:
+    names = sorted({name for line in report.lines for name in line.figures.by_end})
+    rows: list[Sequence[Value]] = []
+    for line in report.lines:
+        bins = [line.figures.by_end.get(name) for name in names]
+        cells = [value for one in bins for value in _end_cells(one, report.speed)]
+        rows.append([line.run.label, *cells])
+    columns = [column for name in names for column in (name, SPEED_NAMES[report.speed])]
+    return table(["run", *columns], rows)
+
+
+def _end_cells(found: Bin | None, speed: str) -> tuple[Value, Value]:
+    """Return how many prompts there are, and their speedup."""
+    return (str(found.prompts), found.speedups.get(speed)) if found else ("0", None)
 
 
 def _details(report: Report) -> str:

@@ -1,0 +1,80 @@
+"""transformers' own `generate` writes what sequential decoding writes, and says what it took."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pasta_decoding.engines.torch import TorchEngine
+from pasta_decoding.errors import PastaError
+from pasta_decoding.evaluation.asking import ask_all
+from pasta_decoding.evaluation.methods.own import Own
+from pasta_decoding.evaluation.methods.theirs import Theirs, unpatched
+from pasta_decoding.evaluation.questions import question_of
+from pasta_decoding.evaluation.records import Record
+from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
+from tests.checkpoint import TinyCheckpoint
+
+QUESTIONS = [question_of(text) for text in ("Hello", "Two cities, two cities, two", "x")]
+
+
+@pytest.fixture(scope="module")
+def decoder(tiny_checkpoint: TinyCheckpoint) -> LocalDecoder:
+    """Return the tiny model without its fondness for tags, which nothing bans in `generate`."""
+    found = torch_decoder(tiny_checkpoint.base, None)
+    assert isinstance(found.engine, TorchEngine)
+    rows_VD = found.engine.model.get_parameter("model.embed_tokens.weight")
+    with torch.no_grad():
+        rows_VD[sorted(found.vocabulary.control.ids)] = 0
+    return found
+
+
+def asked(method: Own | Theirs) -> list[Record]:
+    found = {
+        ended.question.id: ended.outcome
+        for ended in ask_all(method.decoder, method.ask, QUESTIONS, max_concurrency=2)
+    }
+    records = [found[question.id] for question in QUESTIONS]
+    assert all(isinstance(record, Record) for record in records), records
+    return [record for record in records if isinstance(record, Record)]
+
+
+@pytest.mark.parametrize("lookup_tokens", [None, 10])
+def test_the_answers_are_those_of_sequential_decoding(
+    decoder: LocalDecoder, lookup_tokens: int | None
+) -> None:
+    own = asked(Own(decoder, 60, parallel=False))
+    theirs = asked(Theirs(decoder, unpatched(decoder), 60, 60.0, lookup_tokens))
+    assert [one.text for one in theirs] == [one.text for one in own]
+    assert [one.hit_limit for one in theirs] == [one.hit_limit for one in own]
+    assert [one.prompt_tokens for one in theirs] == [one.prompt_tokens for one in own]
+    if lookup_tokens is None:
+        assert [one.critical_path for one in theirs] == [one.fed_tokens - 1 for one in theirs]
+    else:
+        assert sum(one.critical_path for one in theirs) < sum(one.critical_path for one in own)
+
+
+def test_the_model_shares_its_weights_and_keeps_its_attention(decoder: LocalDecoder) -> None:
+    twin, engines = unpatched(decoder), decoder.engine.model  # type: ignore[attr-defined]
+    assert twin.config._attn_implementation == "sdpa" != engines.config._attn_implementation
+    for own, theirs in zip(engines.parameters(), twin.parameters(), strict=True):
+        assert own is theirs
+
+
+def test_an_answer_that_takes_too_long_has_failed(decoder: LocalDecoder) -> None:
+    method = Theirs(decoder, unpatched(decoder), 60, 1e-9)
+    with pytest.raises(PastaError, match="no answer within 1e-09 s"):
+        next(method.ask(QUESTIONS[0]))
+
+
+def test_what_torch_cannot_do_is_an_error_of_this_question(
+    decoder: LocalDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_memory(*_: object, **__: object) -> None:
+        raise RuntimeError("out of memory")
+
+    twin = unpatched(decoder)
+    monkeypatch.setattr(twin, "generate", out_of_memory)
+    with pytest.raises(PastaError, match="out of memory"):
+        next(Theirs(decoder, twin, 60, 60.0).ask(QUESTIONS[0]))
+    assert not twin._forward_pre_hooks
