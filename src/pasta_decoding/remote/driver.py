@@ -34,6 +34,9 @@ from pasta_decoding.runtime.rules import Constraint
 from pasta_decoding.runtime.sampling import Choice, Sampler
 from pasta_decoding.runtime.trace import Fed, Trace
 
+ENOUGH_TOKENS = 8
+"""Fewer tokens of a request say nothing of what a token takes: they may come together."""
+
 OnNews = Callable[[Sequence[Event], int], None]
 """Told of new events, and of how many steps the answer had at unlimited width."""
 
@@ -116,10 +119,13 @@ class Writer:
 
     async def _write(self, thread: int) -> None:
         """Let `thread` write until it ends; main, until it waits."""
-        stream = _ThreadStream(self, thread)
+        stream, turnstile = _ThreadStream(self, thread), self.pool.turnstile
         sync = self.interpreter.vocabulary.control.sync
         try:
-            while thread in self.interpreter.writing:
+            while self.interpreter.writes(thread):
+                if not turnstile.admits(self, thread):
+                    await stream.put_down()
+                    await turnstile.enter(self, thread, main_yields=self._is_greedy)
                 choice = await stream.choose()
                 self.account.note(thread, choice)
                 self._apply(self.interpreter.on_token(thread, choice.token))
@@ -131,6 +137,13 @@ class Writer:
                     return  # it goes on behind the join, in a task of its own
         finally:
             await stream.put_down()
+            turnstile.leave(self, thread)
+
+    @property
+    def _is_greedy(self) -> bool:
+        """Would two requests write what one does? What is drawn follows from a request's seed."""
+        chooser = self.request.chooser
+        return isinstance(chooser, Sampler) and chooser.sampling.greedy
 
     def _report(self) -> None:
         self.account.stamp(time.perf_counter())
@@ -175,6 +188,7 @@ class _ThreadStream:
         self._writer = writer
         self._thread = thread
         self._tokens: AsyncGenerator[int] | None = None
+        self._came_s: list[float] = []
 
     async def choose(self) -> Choice:
         """Return the next token of the thread, one that it may write now."""
@@ -198,9 +212,17 @@ class _ThreadStream:
 
     async def put_down(self) -> None:
         """End the request that is under way."""
+        self._note_pace()
         if self._tokens is not None:
             tokens, self._tokens = self._tokens, None
             await tokens.aclose()
+
+    def _note_pace(self) -> None:
+        """Tell what a token took, of a request that has brought enough of them."""
+        came_s, self._came_s = self._came_s, []
+        if len(came_s) >= ENOUGH_TOKENS:
+            token_s = (came_s[-1] - came_s[0]) / (len(came_s) - 1)
+            self._writer.pool.turnstile.note(token_s)
 
     async def _next(self) -> int:
         """Return the next token of the request under way, or of a new one."""
@@ -210,7 +232,9 @@ class _ThreadStream:
                 self._tokens = self._ask(most, self._lasting_bans())
             token = await anext(self._tokens, None)
             if token is not None:
+                self._came_s.append(time.perf_counter())
                 return token
+            self._note_pace()
             self._tokens = None  # it has come to its length
         raise RemoteError("the server ended a reply before its first token")
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 from pasta_decoding.remote.completions import Completion, Reader, RemoteError, excerpt
 from pasta_decoding.remote.service import RetryPolicy, Service, headers, http_library, is_retryable
+from pasta_decoding.remote.turnstile import Turnstile
 from pasta_decoding.runtime.trace import Sent
 
 if TYPE_CHECKING:
@@ -66,10 +67,14 @@ class Lease:
 
 
 class ReplicaPool:
-    """Open connections to a service, for as long as the block runs whose context it is."""
+    """Open connections to a service, for as long as the block runs whose context it is.
+
+    turnstile: which threads of the answers may have a request open.
+    """
 
     def __init__(self, service: Service) -> None:
         self.service = service
+        self.turnstile = Turnstile()
         self._replicas = [_Replica(base_url) for base_url in service.base_urls]
 
     async def __aenter__(self) -> Self:

@@ -153,10 +153,7 @@ class CheapestStep:
         least = [0 if waits else _least(one) for one, waits in zip(answers, waiting, strict=True)]
         most = [0 if waits else want for want, waits in zip(wanted, waiting, strict=True)]
         narrow, wide = sum(least), sum(most)
-        if narrow == wide or (alone and self.target_s is None):
-            width = wide
-        else:
-            width = self._width(widths_between(max(1, narrow), wide), alone=alone)
+        width = self.width(narrow, wide, alone=alone)
         shares = share_out(width - narrow, least, most, answers)
         return [one.ready[:share] for one, share in zip(answers, shares, strict=True)]
 
@@ -171,7 +168,13 @@ class CheapestStep:
             return [False] * len(answers)
         return [one.priority is Priority.low for one in answers]
 
-    def _width(self, widths: Sequence[int], *, alone: bool) -> int:
+    def width(self, narrow: int, wide: int, *, alone: bool) -> int:
+        """Return how many of `wide` threads write, `narrow` of them whatever that costs."""
+        if narrow == wide or (alone and self.target_s is None):
+            return wide
+        return self._best(widths_between(max(1, narrow), wide), alone=alone)
+
+    def _best(self, widths: Sequence[int], *, alone: bool) -> int:
         unsure = self.costs.unsure(widths)
         if unsure is not None:
             return unsure
