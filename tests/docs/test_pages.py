@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -127,7 +127,7 @@ def answer_to(question: str, decoder: LocalDecoder) -> str:
 
 
 def test_the_events_of_the_page_are_those_of_the_server() -> None:
-    kinds = {"opened", "delta", "closed", "synced", "finished"}
+    kinds = {kind.__name__.lower() for kind in get_args(events.Event)}
     [block] = blocks("docs/serving.md", "json")
     shown = [json.loads(line) for line in block.text.splitlines()]
     assert {event["type"] for event in shown} == kinds
