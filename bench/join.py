@@ -34,7 +34,7 @@ def main() -> None:
 
 def join(engine: Engine, chunk_tokens: int) -> float:
     """Return the seconds in which main joins `CHUNKS` chunks of so many tokens."""
-    main_ = engine.open(room=64 + CHUNKS * chunk_tokens)
+    main_ = engine.open(reserved_tokens=64 + CHUNKS * chunk_tokens)
     engine.step([Feed((main_,), (1,) * 64, tuple(range(64)), wants_logits=False)])
     chunks = [engine.fork(main_) for _ in range(CHUNKS)]
     positions = tuple(range(64, 64 + chunk_tokens))

@@ -56,7 +56,7 @@ def bare_step(bare: BareCall, width: int, cells: int) -> float:
 
 def step(engine: Engine, width: int, cells: int) -> float:
     """Return the seconds of one step of `width` branches that share `cells` cells."""
-    main_ = engine.open(room=cells + width)
+    main_ = engine.open(reserved_tokens=cells + width)
     prompt = Feed((main_,), (1,) * cells, tuple(range(cells)), wants_logits=False)
     engine.step([prompt])
     branches = [main_, *(engine.fork(main_) for _ in range(width - 1))]

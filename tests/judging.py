@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from random import Random
 
-from pasta_decoding.evaluation.judge.base import Pair
+from pasta_decoding.evaluation.judge.base import JudgedPair
 
 WORDS = [f"{start}{end}" for start in ("ri", "sto", "clou", "pa", "gree") for end in "abcdefgh"]
 
@@ -25,7 +25,9 @@ def repeating(draw: Random, words: int) -> str:
     return " ".join([sentence] * max(2, words // 4))
 
 
-def made_up(prompts: int, *, source: str = "made_up", longer_wins: bool = False) -> list[Pair]:
+def made_up(
+    prompts: int, *, source: str = "made_up", longer_wins: bool = False
+) -> list[JudgedPair]:
     """Two pairs a prompt; the source takes the varied answer nine times in ten.
 
     longer_wins: the better answer is also twice as long.
@@ -40,11 +42,11 @@ def made_up(prompts: int, *, source: str = "made_up", longer_wins: bool = False)
         a_is_better = draw.random() < 0.5
         taken = a_is_better == (draw.random() < 0.9)
         a, b = (better, worse) if a_is_better else (worse, better)
-        pairs.append(Pair(source, f"What about {number // 2}?", a, b, float(taken)))
+        pairs.append(JudgedPair(source, f"What about {number // 2}?", a, b, float(taken)))
     return pairs
 
 
-def write_pairs(path: Path, pairs: list[Pair]) -> Path:
+def write_pairs(path: Path, pairs: list[JudgedPair]) -> Path:
     """Write pairs as `pasta judge` reads them."""
     labels = {1.0: "a", 0.0: "b", 0.5: "tie"}
     lines = [

@@ -37,7 +37,7 @@ class Recorder:
         self._lines: dict[Branch, set[Branch]] = {}  # itself and all it descends from
 
     def open(self, prompt: Sequence[int], *, room: int = 100) -> Branch:
-        branch = self.engine.open(room=len(prompt) + room)
+        branch = self.engine.open(reserved_tokens=len(prompt) + room)
         self._paths[branch], self._joined[branch], self._lines[branch] = [], set(), {branch}
         self.step(Feed((branch,), tuple(prompt), tuple(range(len(prompt)))))
         return branch

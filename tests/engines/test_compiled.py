@@ -37,7 +37,7 @@ def test_decoding_at_any_width_and_length_compiles_nothing(monkeypatch: pytest.M
     monkeypatch.setattr(subprocess, "Popen", refuse)
     monkeypatch.setattr(torch._inductor.compile_fx, "compile_fx", refuse)
     monkeypatch.setattr(torch._dynamo.convert_frame, "compile_frame", refuse)
-    main = engine.open(room=1000)
+    main = engine.open(reserved_tokens=1000)
     engine.step([Feed((main,), (1,) * 300, tuple(range(300)))])
     branches = [main]
     for position in range(300, 330):
@@ -53,7 +53,7 @@ def test_the_program_computes_in_place_of_the_model_unless_a_pass_is_too_wide() 
         widths.append(arguments[0].shape[1])
 
     model.get_input_embeddings().register_forward_pre_hook(count)
-    main, start = engine.open(room=2000), 0
+    main, start = engine.open(reserved_tokens=2000), 0
     for width in (1, 2, 40, MAX_TOKENS, MAX_TOKENS + 1, 1):
         engine.step([Feed((main,), (3,) * width, tuple(range(start, start + width)))])
         start += width

@@ -257,14 +257,14 @@ def test_closing_everything_frees_everything(subject: Subject) -> None:
 
 
 def test_closing_twice_is_an_assertion(subject: Subject) -> None:
-    main = subject.engine.open(room=4)
+    main = subject.engine.open(reserved_tokens=4)
     subject.engine.close(main)
     with pytest.raises(AssertionError, match="is not open"):
         subject.engine.close(main)
 
 
 def test_a_joined_branch_is_closed(subject: Subject) -> None:
-    main = subject.engine.open(room=4)
+    main = subject.engine.open(reserved_tokens=4)
     child = subject.engine.fork(main)
     subject.engine.join(main, [child])
     for use in (subject.engine.close, subject.engine.fork):
@@ -275,7 +275,7 @@ def test_a_joined_branch_is_closed(subject: Subject) -> None:
 
 
 def test_joining_or_feeding_across_requests_is_an_assertion(subject: Subject) -> None:
-    one, other = subject.engine.open(room=4), subject.engine.open(room=4)
+    one, other = subject.engine.open(reserved_tokens=4), subject.engine.open(reserved_tokens=4)
     with pytest.raises(AssertionError, match="own branches"):
         subject.engine.join(one, [other])
     with pytest.raises(AssertionError, match="within its request"):
@@ -283,7 +283,7 @@ def test_joining_or_feeding_across_requests_is_an_assertion(subject: Subject) ->
 
 
 def test_feeding_together_what_differs_is_an_assertion(subject: Subject) -> None:
-    main = subject.engine.open(room=4)
+    main = subject.engine.open(reserved_tokens=4)
     child = subject.engine.fork(main)
     subject.engine.step([feed(main, 1, at=0)])
     with pytest.raises(AssertionError, match="fed together"):
@@ -302,7 +302,7 @@ def refused(act: Callable[[], object]) -> str:
 
 def test_a_prompt_that_the_model_cannot_take_is_refused(subject: Subject) -> None:
     engine = subject.engine
-    main = engine.open(room=600)
+    main = engine.open(reserved_tokens=600)
     message = "position 512 is past the model's last, 511"
     assert refused(lambda: engine.step([feed(main, *[1] * 513, at=0)])) == message
     message = "token id 100 is outside the model's vocabulary of 100"
@@ -340,21 +340,21 @@ def test_a_room_that_is_not_there_is_refused_and_those_taken_count_in_full(
     engine, cells = subject.engine, subject.engine.max_cells
     if cells is None:
         pytest.skip("this engine has as many cells as memory allows")
-    main = engine.open(room=cells - 10)
-    refused(lambda: engine.open(room=11))
-    other = engine.open(room=10)
+    main = engine.open(reserved_tokens=cells - 10)
+    refused(lambda: engine.open(reserved_tokens=11))
+    other = engine.open(reserved_tokens=10)
     engine.close(main)
     engine.close(other)
-    engine.close(engine.open(room=cells))
+    engine.close(engine.open(reserved_tokens=cells))
 
 
 def test_branches_that_are_not_there_are_refused(subject: Subject) -> None:
     engine, branches = subject.engine, subject.engine.max_branches
     if branches is None:
         pytest.skip("this engine has as many branches as memory allows")
-    main = engine.open(room=4)
+    main = engine.open(reserved_tokens=4)
     children = [engine.fork(main) for _ in range(branches - 1)]
     refused(lambda: engine.fork(main))
-    refused(lambda: engine.open(room=4))
+    refused(lambda: engine.open(reserved_tokens=4))
     engine.join(main, children[:1])
     engine.close(engine.fork(main))

@@ -35,7 +35,7 @@ def engine(path: Path) -> LlamaEngine:
 
 def script(engine: LlamaEngine, random: Random) -> Generator[None]:
     """Fork, feed, join and cancel at random; a step each time it is asked on."""
-    main = engine.open(room=200)
+    main = engine.open(reserved_tokens=200)
     engine.step([Feed((main,), PROMPT, (0, 1, 2, 3))])
     ends: dict[Branch, int] = {main: 4}
     try:
@@ -81,7 +81,7 @@ def test_no_token_is_decoded_twice(engine: LlamaEngine, monkeypatch: pytest.Monk
         return result
 
     monkeypatch.setattr(engine.library, "llama_decode", count)
-    main = engine.open(room=20)
+    main = engine.open(reserved_tokens=20)
     engine.step([Feed((main,), PROMPT, (0, 1, 2, 3))])
     child = engine.fork(main)
     engine.step([Feed((main, child), (90,), (4,)), Feed((child,), (91,), (5,))])
@@ -94,7 +94,7 @@ def test_no_token_is_decoded_twice(engine: LlamaEngine, monkeypatch: pytest.Monk
 
 def test_a_step_larger_than_a_batch_is_decoded_in_several(engine: LlamaEngine) -> None:
     ids = tuple(n % 90 for n in range(500))
-    whole, halves = engine.open(room=500), engine.open(room=500)
+    whole, halves = engine.open(reserved_tokens=500), engine.open(reserved_tokens=500)
     logits_FV = engine.step(
         [
             Feed((whole,), ids, tuple(range(500))),
@@ -108,9 +108,9 @@ def test_a_step_larger_than_a_batch_is_decoded_in_several(engine: LlamaEngine) -
 
 
 def test_a_request_that_finds_no_cells_is_refused(engine: LlamaEngine) -> None:
-    main = engine.open(room=1000)
+    main = engine.open(reserved_tokens=1000)
     with pytest.raises(PastaError) as caught:
-        engine.open(room=25)
+        engine.open(reserved_tokens=25)
     assert str(caught.value) == (
         "no room for a request of 25 tokens: 1000 of the context's 1024 cells are taken"
     )
@@ -118,7 +118,7 @@ def test_a_request_that_finds_no_cells_is_refused(engine: LlamaEngine) -> None:
 
 
 def test_more_branches_than_llama_has_sequences_are_refused(engine: LlamaEngine) -> None:
-    main = engine.open(room=10)
+    main = engine.open(reserved_tokens=10)
     branches = [main, *(engine.fork(main) for _ in range(255))]
     with pytest.raises(PastaError, match="at most 256 branches"):
         engine.fork(main)
@@ -128,7 +128,7 @@ def test_more_branches_than_llama_has_sequences_are_refused(engine: LlamaEngine)
 
 
 def test_a_gap_between_positions_is_an_assertion(engine: LlamaEngine) -> None:
-    main = engine.open(room=10)
+    main = engine.open(reserved_tokens=10)
     with pytest.raises(AssertionError, match="no gaps"):
         engine.step([Feed((main,), (1,), (3,))])
     engine.close(main)
@@ -150,7 +150,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_context_smaller_than_a_batch_takes_its_prompt_in_pieces(path: Path) -> None:
     small = LlamaEngine(path, cells=100, threads=1, cache_type="F32")
-    main = small.open(room=200)
+    main = small.open(reserved_tokens=200)
     small.step([Feed((main,), (7,) * 150, tuple(range(150)))])
     assert small.cells_in_use == 150
     small.close(main)
@@ -159,7 +159,7 @@ def test_a_context_smaller_than_a_batch_takes_its_prompt_in_pieces(path: Path) -
 def test_each_token_takes_one_cell_of_the_library(path: Path) -> None:
     """Fork, feed to two, join: a context of as many cells as tokens is enough, and no cell less."""
     exact = LlamaEngine(path, cells=256, threads=1, cache_type="F32")
-    main = exact.open(room=256)
+    main = exact.open(reserved_tokens=256)
     exact.step([Feed((main,), (7,) * 100, tuple(range(100)))])
     children = [exact.fork(main) for _ in range(5)]
     exact.step([Feed((main, *children), (90,), (100,))])

@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from pasta_decoding.engines.attention import KeyShape, Plan, PooledLayer, Segment
+from pasta_decoding.engines.attention import KeyShape, Plan, PooledLayer, QuerySegment
 from pasta_decoding.engines.base import Feed
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.errors import PastaError
@@ -62,7 +62,7 @@ def test_the_head_computes_only_the_rows_that_are_wanted() -> None:
         rows.append(arguments[0].shape[1])
 
     model.get_output_embeddings().register_forward_pre_hook(count)
-    main = engine.open(room=13)
+    main = engine.open(reserved_tokens=13)
     engine.step([Feed((main,), PROMPT, (0, 1, 2, 3))])
     engine.step([Feed((main,), (1, 2, 3), (4, 5, 6))])
     engine.step([Feed((main,), (4,), (7,), wants_logits=False), Feed((main,), (5,), (8,))])
@@ -71,11 +71,11 @@ def test_the_head_computes_only_the_rows_that_are_wanted() -> None:
 
 def test_the_pool_is_taken_once_and_written_in_place() -> None:
     keys, values = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 6)
-    plan = Plan([Segment(slice(0, 3), slice(2, 5), slice(2, 5), {})])
+    plan = Plan([QuerySegment(slice(0, 3), slice(2, 5), slice(2, 5), {})])
     layer = PooledLayer(plan, KeyShape(keys[0, :, :1], values[0, :, :1]), cells=8)
     seen, _ = layer.update(keys, values)
     assert seen.shape == (1, 2, 8, 4)
-    plan.segments = [Segment(slice(None), torch.tensor([5, 7]), slice(0, 8), {})]
+    plan.segments = [QuerySegment(slice(None), torch.tensor([5, 7]), slice(0, 8), {})]
     seen_later, values_later = layer.update(keys[:, :, :2], values[:, :, :2])
     assert seen_later.data_ptr() == seen.data_ptr()
     for cell, token in {2: 0, 3: 1, 4: 2, 5: 0, 7: 1}.items():
@@ -90,24 +90,24 @@ def test_a_cache_that_does_not_fit_into_memory_is_refused() -> None:
 
 def test_requests_that_do_not_fit_beside_each_other_wait_their_turn() -> None:
     engine = TorchEngine(tiny_llama(), cells=100)
-    first, second = engine.open(room=40), engine.open(room=40)
+    first, second = engine.open(reserved_tokens=40), engine.open(reserved_tokens=40)
     with pytest.raises(
         PastaError, match=r"40 tokens in one piece: the widest gap .* 100 cells is 20"
     ):
-        engine.open(room=40)
+        engine.open(reserved_tokens=40)
     engine.close(first)
-    third = engine.open(room=40)
+    third = engine.open(reserved_tokens=40)
     engine.close(second)
-    fourth = engine.open(room=60)  # where the second was
+    fourth = engine.open(reserved_tokens=60)  # where the second was
     for branch in (third, fourth):
         engine.close(branch)
-    engine.close(engine.open(room=100))
+    engine.close(engine.open(reserved_tokens=100))
 
 
 @pytest.mark.parametrize("kind", ["torch-llama", "torch-llama-fixed"])
 def test_cells_that_another_request_left_are_not_seen(kind: str) -> None:
     record = SUBJECTS[kind]().record()
-    spoilt = record.engine.open(room=40)
+    spoilt = record.engine.open(reserved_tokens=40)
     record.engine.step([Feed((spoilt,), (7,) * 40, tuple(range(40)))])
     record.engine.close(spoilt)
     fork_join_go_on(record)
@@ -118,7 +118,7 @@ def test_requests_in_one_step_make_one_forward_pass() -> None:
     model, calls = tiny_llama(), []
     engine = TorchEngine(model)
     model.get_input_embeddings().register_forward_pre_hook(lambda *_: calls.append(1))
-    branches = [engine.open(room=8) for _ in range(3)]
+    branches = [engine.open(reserved_tokens=8) for _ in range(3)]
     engine.step([Feed((branch,), PROMPT, (0, 1, 2, 3)) for branch in branches])
     assert len(calls) == 1
 
@@ -128,7 +128,7 @@ def test_fixed_shapes_come_from_few_buckets() -> None:
     engine = TorchEngine(model, cells=1000, fixed_shapes=True)
     hook = model.get_input_embeddings().register_forward_pre_hook
     hook(lambda _, arguments: shapes.add(arguments[0].shape[1]))
-    main, start = engine.open(room=1000), 0
+    main, start = engine.open(reserved_tokens=1000), 0
     for length in (257, 1, 2, 3, 4, 5, 9, 17, 33, 65, 129, 128):
         positions = tuple(position % 500 for position in range(start, start + length))
         engine.step([Feed((main,), (1,) * length, positions)])

@@ -13,7 +13,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.asked import Asked, BehindSync, read_asked
 from pasta_decoding.evaluation.checking import NotChecked, check_runs
 from pasta_decoding.evaluation.records import Record
-from pasta_decoding.evaluation.runs import Run
+from pasta_decoding.evaluation.runs import MethodRun
 from tests.runfolders import CHUNKED, failed, parallel, record
 
 SHORT = {"kind": "words", "arguments": {"at_most": 8}}
@@ -27,9 +27,9 @@ def asking(path: Path, *lines: dict[str, Any]) -> list[Asked]:
     return read_asked(path)
 
 
-def run_of(label: str, *records: Record) -> Run:
+def run_of(label: str, *records: Record) -> MethodRun:
     by_id = {one.id: one for one in records}
-    return Run(Path(label), {"method": label, "max_tokens": 400}, by_id, {}, {}, {})
+    return MethodRun(Path(label), {"method": label, "max_tokens": 400}, by_id, {}, {}, {})
 
 
 @pytest.fixture

@@ -11,19 +11,19 @@ import pytest
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.bootstrap import drawn
-from pasta_decoding.evaluation.figures import Pair, figures, geometric, speeds
+from pasta_decoding.evaluation.figures import RecordPair, figures, geometric, speeds
 from pasta_decoding.evaluation.records import Record
-from pasta_decoding.evaluation.runs import Run
+from pasta_decoding.evaluation.runs import MethodRun
 from tests.runfolders import failed, parallel, record
 
 
-def run_of(method: str, records: list[Record]) -> Run:
+def run_of(method: str, records: list[Record]) -> MethodRun:
     by_id = {one.id: one for one in records}
-    return Run(Path(method), {"method": method, "max_tokens": 400}, by_id, {}, {}, {})
+    return MethodRun(Path(method), {"method": method, "max_tokens": 400}, by_id, {}, {}, {})
 
 
-def pair(ours: list[Record], theirs: list[Record] | None = None) -> Pair:
-    return Pair(
+def pair(ours: list[Record], theirs: list[Record] | None = None) -> RecordPair:
+    return RecordPair(
         run_of("pasta", ours),
         run_of("sequential", theirs or [record(number) for number in range(len(ours))]),
     )

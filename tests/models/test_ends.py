@@ -26,7 +26,7 @@ from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
 from pasta_decoding.training.sample import (
-    Sampler,
+    AnswerSampler,
     decode_sample,
     encode_sample,
     prompt_of,
@@ -64,7 +64,7 @@ def label_of_end(layout: Layout) -> int | None:
 def test_answers_their_layouts_and_samples_keep_the_end_that_was_chosen(
     decoder: LocalDecoder, tmp_path: Path
 ) -> None:
-    sampler = Sampler("ends", 12, RULES, seed=0)
+    sampler = AnswerSampler("ends", 12, RULES, seed=0)
     prompts = [prompt_of("Why?")]
     path = tmp_path / "samples.jsonl"
     samples = sample_answers(lambda: decoder, prompts, sampler, path, lambda items, *_: items)

@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_decoding.remote.completions import MAX_LINE_BYTES, Completion, Reader, RemoteError
+from pasta_decoding.remote.completions import (
+    MAX_LINE_BYTES,
+    Completion,
+    CompletionReader,
+    RemoteError,
+)
 from tests.remote.fake import event, sent, usage
 
 STOP, OTHER_STOP, END = 7, 8, 9
@@ -24,8 +29,8 @@ GOOD = (
 )
 
 
-def reader(asked: Completion = ASKED) -> Reader:
-    return Reader(asked, vocabulary_size=20)
+def reader(asked: Completion = ASKED) -> CompletionReader:
+    return CompletionReader(asked, vocabulary_size=20)
 
 
 def read(data: bytes, asked: Completion = ASKED) -> list[int]:

@@ -10,7 +10,7 @@ from pasta_decoding.engines.base import Engine, FloatArray
 from pasta_decoding.engines.scripted import Script, ScriptedEngine
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import SharedMax
-from pasta_decoding.remote.driver import OnNews, Writer
+from pasta_decoding.remote.driver import AnswerWriter, OnNews
 from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.remote.service import RetryPolicy, Service
 from pasta_decoding.runtime.answer import Answer
@@ -63,12 +63,12 @@ def writer(
     pool: ReplicaPool,
     on_news: OnNews = lambda _events, _step: None,
     vocabulary: Vocabulary = VOCABULARY,
-) -> Writer:
+) -> AnswerWriter:
     prompt_tokens, most = len(request.prompt), pool.service.max_positions
     interpreter = Interpreter(
         vocabulary, SharedMax(), request.rules, prompt_tokens, most, Joining.text
     )
-    return Writer(request, interpreter, pool, on_news)
+    return AnswerWriter(request, interpreter, pool, on_news)
 
 
 async def written(service: Service, requests: Sequence[Request], **about: Any) -> list[Answer]:

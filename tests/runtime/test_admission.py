@@ -163,7 +163,7 @@ def test_a_prompt_with_a_foreign_token_is_refused_before_it_can_spoil_a_pass() -
 
 def test_memory_that_others_hold_is_waited_for_and_refused_where_there_are_none() -> None:
     engine, scheduler = narrow(100)
-    foreign = engine.open(room=50)
+    foreign = engine.open(reserved_tokens=50)
     first, second = scheduler.add(cells(30)), scheduler.add(cells(40))
     scheduler.step()
     assert first_fed(engine) == [2]

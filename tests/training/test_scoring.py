@@ -14,8 +14,8 @@ from pasta_decoding.training.config import Weights
 from pasta_decoding.training.sample import Sample, decode_sample, encode_sample
 from pasta_decoding.training.scoring import (
     QUALITY_SPREAD,
-    Part,
     Quality,
+    ScoreParts,
     Scores,
     baseline_tokens,
     centre,
@@ -57,8 +57,8 @@ def sample(number: int, bodies: list[list[int]], *, prompt: str = "p", steps: in
 SPACED = replace(world.VOCABULARY, decode=lambda ids: "".join(f"w{token} " for token in ids))
 
 
-def part(number: int, tokens: int, steps: int, **changes: object) -> Part:
-    plain = Part(
+def part(number: int, tokens: int, steps: int, **changes: object) -> ScoreParts:
+    plain = ScoreParts(
         prompt="p",
         number=number,
         plain_tokens=tokens,
@@ -74,7 +74,7 @@ def part(number: int, tokens: int, steps: int, **changes: object) -> Part:
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
-def best_of(parts: list[Part], weights: Weights, *, baseline: float = 100) -> int:
+def best_of(parts: list[ScoreParts], weights: Weights, *, baseline: float = 100) -> int:
     scores = score_parts(parts, {"p": baseline}, weights)
     return max(scores.scored, key=lambda one: one.score).part.number
 

@@ -1,6 +1,6 @@
 """The command `annotate`: plain responses in, annotated ones out, by the annotator of one's choice.
 
-A new annotator is a name in `Name` and a function in `_BUILDERS`.
+A new annotator is a name in `AnnotatorName` and a function in `_BUILDERS`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     CountTokens = Callable[[str], int]
 
 
-class Name(StrEnum):
+class AnnotatorName(StrEnum):
     """Who annotates."""
 
     structure = "structure"
@@ -54,7 +54,9 @@ class Options:
 def annotate(
     source: Annotated[Path, typer.Argument(help="JSONL (.gz) with plain responses.")],
     out: Annotated[Path, typer.Argument(help="JSONL (.gz) to write.")],
-    with_: Annotated[Name, typer.Option("--with", help="Which annotator to use.")] = Name.structure,
+    with_: Annotated[
+        AnnotatorName, typer.Option("--with", help="Which annotator to use.")
+    ] = AnnotatorName.structure,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many rows.")] = None,
     strip: Annotated[
         bool, typer.Option("--strip", help="The responses are annotated: take the tags out first.")
@@ -128,7 +130,7 @@ def annotate(
 
     rows = read_plain(source, strip=strip, on_problem=on_problem if keep_going else None)[:limit]
     kept = already_annotated(rows, keep=keep, strip=strip)
-    counted_by = tokenizer or (None if with_ is Name.llm else model)
+    counted_by = tokenizer or (None if with_ is AnnotatorName.llm else model)
     count_tokens = token_counter(Path(counted_by) if counted_by else None)
     bar = RowsBar("annotating", len(rows))
     options = Options(
@@ -202,10 +204,10 @@ def _llm(options: Options, count_tokens: CountTokens) -> tuple[base.Annotator, d
 
 
 _BUILDERS = {
-    Name.structure: _structure,
-    Name.likelihood: _likelihood,
-    Name.apar: _apar,
-    Name.llm: _llm,
+    AnnotatorName.structure: _structure,
+    AnnotatorName.likelihood: _likelihood,
+    AnnotatorName.apar: _apar,
+    AnnotatorName.llm: _llm,
 }
 """Each returns an annotator and those of its settings that what it writes depends on."""
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pasta_decoding.data.dataset import Row
 
 
-class Part(StrEnum):
+class SplitPart(StrEnum):
     """Which rows, by the hash of their id."""
 
     all = "all"
@@ -28,7 +28,7 @@ class Part(StrEnum):
 
 
 _DEFAULT = Wanted()
-_PART = Part(_DEFAULT.split)
+_PART = SplitPart(_DEFAULT.split)
 
 Tokenizer = Annotated[
     Path | None,
@@ -41,7 +41,7 @@ def build(
     sources: Annotated[list[Path], typer.Argument(help="JSONL (.gz) files, plain or annotated.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The JSONL (.gz) to write.")],
     split: Annotated[
-        Part, typer.Option(help="train leaves out the quarter of ids that is for judging.")
+        SplitPart, typer.Option(help="train leaves out the quarter of ids that is for judging.")
     ] = _PART,
     question: Annotated[
         str | None,

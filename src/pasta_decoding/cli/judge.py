@@ -17,8 +17,8 @@ from pasta_decoding.cli.keys import endpoint_key
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
-    from pasta_decoding.evaluation.judge.base import Judge, Pair
-    from pasta_decoding.evaluation.judge.evaluate import Figures, SourceReport
+    from pasta_decoding.evaluation.judge.base import Judge, JudgedPair
+    from pasta_decoding.evaluation.judge.evaluate import JudgeFigures, SourceReport
 
 Pairs = Annotated[
     list[Path] | None,
@@ -57,7 +57,7 @@ def evaluate(
 
 
 def ask_endpoint(
-    read: list[Pair], base_url: str, model: str, verdicts: Path, *, logprobs: bool
+    read: list[JudgedPair], base_url: str, model: str, verdicts: Path, *, logprobs: bool
 ) -> list[float | None]:
     """Return the endpoint's preferences; None where it gave no verdict."""
     from pasta_decoding.data.endpoint import Endpoint
@@ -72,13 +72,13 @@ def ask_endpoint(
     return said
 
 
-def prefer(judge: Judge, pairs: Sequence[Pair]) -> list[float | None]:
+def prefer(judge: Judge, pairs: Sequence[JudgedPair]) -> list[float | None]:
     """Ask the judge about pairs."""
     prompts, a, b = ([getattr(pair, name) for pair in pairs] for name in ("prompt", "a", "b"))
     return judge.prefer(prompts, a, b)
 
 
-def read_all(paths: list[Path], folder: Path | None) -> list[Pair]:
+def read_all(paths: list[Path], folder: Path | None) -> list[JudgedPair]:
     """Read all the pairs that the user pointed to."""
     from pasta_decoding.evaluation.judge.pairs import read_alpaca_eval, read_pairs
 
@@ -90,7 +90,7 @@ def read_all(paths: list[Path], folder: Path | None) -> list[Pair]:
     return read
 
 
-def at_most(limit: int | None, pairs: list[Pair]) -> list[Pair]:
+def at_most(limit: int | None, pairs: list[JudgedPair]) -> list[JudgedPair]:
     """Return `limit` pairs of each source, always the same ones; all of them without a limit."""
     from pasta_decoding.evaluation.judge.base import fingerprint
 
@@ -124,7 +124,7 @@ def show(reports: Sequence[SourceReport]) -> None:
     typer.echo(f"usable by every source: {'yes' if usable(reports) else 'no'}")
 
 
-def columns(figures: Figures | None) -> str:
+def columns(figures: JudgeFigures | None) -> str:
     """Return the columns of one kind of pairs."""
     if figures is None:
         return f"{'0':>7}{'':39}"

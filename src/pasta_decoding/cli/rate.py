@@ -19,7 +19,7 @@ from pasta_decoding.errors import PastaError
 if TYPE_CHECKING:
     from pasta_decoding.evaluation.judge.base import Judge
     from pasta_decoding.evaluation.rate import Nll
-    from pasta_decoding.evaluation.runs import Run
+    from pasta_decoding.evaluation.runs import MethodRun
 
 VERDICTS = "verdicts.jsonl"
 
@@ -114,7 +114,9 @@ def check_asking(asking: Asking, difficulty: Path | None, prompts: Path | None) 
         raise PastaError("difficulties are --difficulty and --prompts", hint="Give both.")
 
 
-def rate_all_texts(runs: list[Run], baseline: Run, adapter: str, base: Path | None) -> None:
+def rate_all_texts(
+    runs: list[MethodRun], baseline: MethodRun, adapter: str, base: Path | None
+) -> None:
     """Rate every answer without a judge."""
     from pasta_decoding.evaluation.rate import rate_texts, remembering
 
@@ -143,7 +145,9 @@ def load_likelihood(adapter: str, base: Path | None) -> tuple[Nll, str]:
     return nll, f"{name} ({base.name if base else 'embedded'}, {dtype})"
 
 
-def compare(run: Run, baseline: Run, asking: Asking, difficulties: dict[str, float] | None) -> None:
+def compare(
+    run: MethodRun, baseline: MethodRun, asking: Asking, difficulties: dict[str, float] | None
+) -> None:
     """Let whoever there is compare a run's answers with the baseline's."""
     from pasta_decoding.evaluation.rate import annotate, pairs_to_judge
 
@@ -160,7 +164,7 @@ def compare(run: Run, baseline: Run, asking: Asking, difficulties: dict[str, flo
 
 
 def open_judge(
-    run: Run, asking: Asking, tick: Callable[[], None]
+    run: MethodRun, asking: Asking, tick: Callable[[], None]
 ) -> tuple[Judge, str, Counter[str]] | None:
     """Return who compares, under which name, and where it counts its failures."""
     if asking.base_url is not None and asking.model is not None:

@@ -27,7 +27,7 @@ POOLED = "pasta_pooled"
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class QuerySegment:
     """Queries of a forward pass that look at the same cells.
 
     queries: which of the Q tokens.
@@ -48,7 +48,7 @@ class Segment:
 class Plan:
     """What the running forward pass writes and sees. Who calls the model sets it before."""
 
-    segments: Sequence[Segment] = field(default_factory=tuple)
+    segments: Sequence[QuerySegment] = field(default_factory=tuple)
 
 
 @dataclass(frozen=True, slots=True)

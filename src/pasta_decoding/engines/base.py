@@ -85,7 +85,7 @@ class Engine(Protocol):
 
     @property
     def max_cells(self) -> int | None:
-        """What the `room` of all open requests may sum up to; None: as memory allows.
+        """What the `reserved_tokens` of all open requests may sum up to; None: as memory allows.
 
         An engine may need a request's room in one piece, and then refuse one earlier.
         """
@@ -96,12 +96,12 @@ class Engine(Protocol):
         """How many branches may be open, those of all requests together; None: any number."""
         ...
 
-    def open(self, *, room: int) -> Branch:
+    def open(self, *, reserved_tokens: int) -> Branch:
         """Return the first branch of a new request. It sees nothing: feed it the prompt.
 
-        `room` is how many tokens the request may be fed, prompt included, all branches together.
-        Memory for all of them is taken here, so a request that was opened cannot run out of it.
-        Raises PastaError if there is none now; nothing is held then.
+        `reserved_tokens` is how many tokens the request may be fed, prompt included, all branches
+        together. Memory for all of them is taken here, so a request that was opened cannot run out
+        of it. Raises PastaError if there is none now; nothing is held then.
         """
         ...
 

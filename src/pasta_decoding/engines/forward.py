@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pasta_decoding.engines.attention import PooledLayer, Segment, learn_shapes, pooled_cache
+from pasta_decoding.engines.attention import PooledLayer, QuerySegment, learn_shapes, pooled_cache
 from pasta_decoding.engines.compiled import MAX_TOKENS, Cells, CompiledPass
 from pasta_decoding.engines.pool import BoolArray
 from pasta_decoding.engines.request_table import Work
@@ -132,7 +132,7 @@ class Forward:
         mask_QK[:, cells:] = np.eye(width, dtype=np.bool_)
         masks = dict.fromkeys(self._windows, self._additive(mask_QK))
         end = slice(cells, cells + width)
-        segment = Segment(slice(0, width), end, slice(0, end.stop), masks)
+        segment = QuerySegment(slice(0, width), end, slice(0, end.stop), masks)
         ids, positions, wanted = [0] * width, [cells] * width, list(range(width))
 
         @torch.inference_mode()
@@ -171,14 +171,16 @@ class Forward:
         logits_FV: Tensor = output.logits[0]
         return logits_FV
 
-    def _segments(self, works: Iterable[Work[int]]) -> Iterable[Segment]:
+    def _segments(self, works: Iterable[Work[int]]) -> Iterable[QuerySegment]:
         first = 0
         for work in works:
             step, start = work.step, work.store
             end = start + step.mask_QK.shape[1]
             masks = {window: self._additive(visible(step, window)) for window in self._windows}
             queries = slice(first, first + len(step.ids))
-            yield Segment(queries, slice(start + step.first_cell, end), slice(start, end), masks)
+            yield QuerySegment(
+                queries, slice(start + step.first_cell, end), slice(start, end), masks
+            )
             first = queries.stop
 
     def _additive(self, mask_QK: BoolArray) -> Tensor | None:
@@ -246,7 +248,7 @@ class Frame:
         written_Q = torch.zeros(queries, dtype=torch.long, **make)
         size = (1, 1, rows * queries, cells)
         masks = {window: torch.zeros(size, dtype=model.dtype, **make) for window in windows}
-        self.segment = Segment(slice(None), written_Q, slice(0, cells), masks)
+        self.segment = QuerySegment(slice(None), written_Q, slice(0, cells), masks)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._logits_QV: Tensor | None = None
 

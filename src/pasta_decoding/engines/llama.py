@@ -35,23 +35,23 @@ from pasta_decoding.errors import PastaError
 
 
 @dataclass(slots=True, eq=False)
-class _Request:
+class _OpenRequest:
     """What one `open` may hold, and holds."""
 
-    room: int
+    reserved_tokens: int
     used: int = 0
     branches: int = 0
 
 
 @dataclass(slots=True)
-class _Seat:
+class _BranchState:
     """One branch: its llama sequence, and what it sees.
 
     view:          equal for branches that see exactly the same.
     next_position: 1 + the largest position that it sees.
     """
 
-    request: _Request
+    request: _OpenRequest
     sequence: int
     view: int
     next_position: int = 0
@@ -91,7 +91,7 @@ class LlamaEngine:
         trained = int(self.library.llama_model_n_ctx_train(self._model))
         self._limits = Limits(int(self.library.llama_vocab_n_tokens(vocabulary)), trained)
         self.max_cells = int(self.library.llama_n_ctx(self.context))
-        self._seats: dict[Branch, _Seat] = {}
+        self._seats: dict[Branch, _BranchState] = {}
         self._free_sequences = list(range(MAX_SEQUENCES))
         self._names, self._views = count(), count()
 
@@ -148,24 +148,26 @@ class LlamaEngine:
         position = self.library.llama_memory_seq_pos_max
         return sum(position(self._memory, s) >= 0 for s in range(MAX_SEQUENCES))
 
-    def open(self, *, room: int) -> Branch:
+    def open(self, *, reserved_tokens: int) -> Branch:
         """See `Engine`."""
-        assert room > 0, "room is a number of tokens"
-        taken = sum(request.room for request in self._requests())
-        if taken + room > self.max_cells:
+        assert reserved_tokens > 0, "that is a number of tokens"
+        taken = sum(request.reserved_tokens for request in self._requests())
+        if taken + reserved_tokens > self.max_cells:
             raise PastaError(
-                f"no room for a request of {room} tokens: {taken} of the context's "
+                f"no room for a request of {reserved_tokens} tokens: {taken} of the context's "
                 f"{self.max_cells} cells are taken",
                 hint="allow fewer tokens for the answer, or give the engine a larger context",
             )
-        return self._enter(_Seat(_Request(room), self._take_sequence(), next(self._views)))
+        return self._enter(
+            _BranchState(_OpenRequest(reserved_tokens), self._take_sequence(), next(self._views))
+        )
 
     def fork(self, parent: Branch) -> Branch:
         """See `Engine`. Raises PastaError if llama.cpp has no sequence left."""
         lease = self._lease(parent)
         sequence = self._take_sequence()
         self._copy(lease.sequence, sequence)
-        return self._enter(_Seat(lease.request, sequence, lease.view, lease.next_position))
+        return self._enter(_BranchState(lease.request, sequence, lease.view, lease.next_position))
 
     def join(self, parent: Branch, children: Sequence[Branch]) -> None:
         """See `Engine`."""
@@ -209,7 +211,7 @@ class LlamaEngine:
     def _check(self, feeds: Sequence[Feed]) -> None:
         """Refuse what does not fit into the cells or the model; assert what no caller may do."""
         fed: dict[int, int] = {}
-        requests: dict[int, _Request] = {}
+        requests: dict[int, _OpenRequest] = {}
         for feed in feeds:
             assert len(feed.ids) == len(feed.positions) > 0, "a feed has a position for each token"
             self._limits.check(feed.ids, feed.positions)
@@ -219,10 +221,10 @@ class LlamaEngine:
             requests[id(request)] = request
             fed[id(request)] = fed.get(id(request), 0) + len(feed.ids)
         for key, request in requests.items():
-            if request.used + fed[key] > request.room:
+            if request.used + fed[key] > request.reserved_tokens:
                 raise PastaError(
                     f"no room for {fed[key]} more tokens: the request holds {request.used} of at "
-                    f"most {request.room}",
+                    f"most {request.reserved_tokens}",
                     hint="allow fewer tokens for the answer, or open the request with more room",
                 )
         self._check_order(feeds)
@@ -271,14 +273,14 @@ class LlamaEngine:
                 next(rows)[:] = np.ctypeslib.as_array(pointer, (self.vocabulary_size,))
         batch.n_tokens = 0
 
-    def _requests(self) -> set[_Request]:
+    def _requests(self) -> set[_OpenRequest]:
         return {lease.request for lease in self._seats.values()}
 
-    def _lease(self, branch: Branch) -> _Seat:
+    def _lease(self, branch: Branch) -> _BranchState:
         assert branch in self._seats, f"branch {branch} is not open"
         return self._seats[branch]
 
-    def _enter(self, lease: _Seat) -> Branch:
+    def _enter(self, lease: _BranchState) -> Branch:
         branch = Branch(next(self._names))
         self._seats[branch] = lease
         lease.request.branches += 1

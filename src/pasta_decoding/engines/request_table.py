@@ -15,7 +15,7 @@ Store = TypeVar("Store")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Request(Generic[Store]):
+class OpenRequest(Generic[Store]):
     """One `open`: who sees what, and what the engine itself stores for the cells."""
 
     pool: Pool
@@ -37,7 +37,7 @@ class RequestTable(Generic[Store]):
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._requests: dict[Branch, Request[Store]] = {}
+        self._requests: dict[Branch, OpenRequest[Store]] = {}
         self._names = count()
 
     @property
@@ -45,11 +45,11 @@ class RequestTable(Generic[Store]):
         """See `Engine`."""
         return sum(request.pool.used for request in set(self._requests.values()))
 
-    def open(self, store: Store, room: int) -> Branch:
+    def open(self, store: Store, reserved_tokens: int) -> Branch:
         """Enter a request; return its first branch."""
-        assert room > 0, "room is a number of tokens"
-        self._check_cells(room)
-        request = Request(Pool(self.limits, room), store)
+        assert reserved_tokens > 0, "that is a number of tokens"
+        self._check_cells(reserved_tokens)
+        request = OpenRequest(Pool(self.limits, reserved_tokens), store)
         branch = self._enter(request)
         request.pool.start(branch)
         return branch
@@ -76,7 +76,7 @@ class RequestTable(Generic[Store]):
 
     def plan(self, feeds: Sequence[Feed]) -> list[Work[Store]]:
         """Split a step by request, check all of it, then write it down."""
-        shares: dict[Request[Store], tuple[list[Feed], list[int]]] = {}
+        shares: dict[OpenRequest[Store], tuple[list[Feed], list[int]]] = {}
         wanted = count()
         for feed in feeds:
             own, rows = shares.setdefault(self._request(feed.branches[0]), ([], []))
@@ -89,16 +89,17 @@ class RequestTable(Generic[Store]):
             for request, (own, rows) in shares.items()
         ]
 
-    def _check_cells(self, room: int) -> None:
+    def _check_cells(self, reserved_tokens: int) -> None:
         taken = sum(request.pool.capacity for request in set(self._requests.values()))
         most = self.limits.max_cells
-        if most is not None and taken + room > most:
+        if most is not None and taken + reserved_tokens > most:
             raise PastaError(
-                f"no room for {room} tokens: {taken} of the engine's {most} cells are taken",
+                f"no room for {reserved_tokens} tokens: {taken} of the engine's {most} cells are "
+                "taken",
                 hint="allow fewer tokens for the answer, or run fewer requests at a time",
             )
 
-    def _enter(self, request: Request[Store]) -> Branch:
+    def _enter(self, request: OpenRequest[Store]) -> Branch:
         most = self.limits.max_branches
         if most is not None and len(self._requests) >= most:
             raise PastaError(
@@ -109,6 +110,6 @@ class RequestTable(Generic[Store]):
         self._requests[branch] = request
         return branch
 
-    def _request(self, branch: Branch) -> Request[Store]:
+    def _request(self, branch: Branch) -> OpenRequest[Store]:
         assert branch in self._requests, f"branch {branch} is not open"
         return self._requests[branch]

@@ -113,9 +113,9 @@ class ScriptedEngine:
         """See `Engine`."""
         return self._table.limits.max_branches
 
-    def open(self, *, room: int) -> Branch:
+    def open(self, *, reserved_tokens: int) -> Branch:
         """See `Engine`."""
-        return self._table.open(_Tokens(), room)
+        return self._table.open(_Tokens(), reserved_tokens)
 
     def fork(self, parent: Branch) -> Branch:
         """See `Engine`."""

@@ -107,9 +107,9 @@ class TorchEngine:
         """See `Engine`."""
         return self._table.limits.max_branches
 
-    def open(self, *, room: int) -> Branch:
+    def open(self, *, reserved_tokens: int) -> Branch:
         """See `Engine`."""
-        return self._table.open(self._allocator.take(room), room)
+        return self._table.open(self._allocator.take(reserved_tokens), reserved_tokens)
 
     def fork(self, parent: Branch) -> Branch:
         """See `Engine`."""

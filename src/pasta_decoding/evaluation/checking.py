@@ -23,7 +23,7 @@ from pasta_decoding.evaluation.asked import Asked
 from pasta_decoding.evaluation.bootstrap import Drawn, Interval
 from pasta_decoding.evaluation.figures import mean
 from pasta_decoding.evaluation.records import Record
-from pasta_decoding.evaluation.runs import Run, same_prompts
+from pasta_decoding.evaluation.runs import MethodRun, same_prompts
 from pasta_decoding.evaluation.syncs import text_behind_sync, uses_parts
 from pasta_decoding.lang.tree import Sync, read
 
@@ -59,7 +59,7 @@ class Checked:
     not_checked: Sequence[NotChecked]
 
 
-def check_runs(runs: Sequence[Run], baseline: Run, asked: Sequence[Asked]) -> Checked:
+def check_runs(runs: Sequence[MethodRun], baseline: MethodRun, asked: Sequence[Asked]) -> Checked:
     """Look at the answers of all runs to the prompts asked; those without an answer are named.
 
     Raises PastaError if the runs are of different prompts, or have none of these.
@@ -79,7 +79,7 @@ def check_runs(runs: Sequence[Run], baseline: Run, asked: Sequence[Asked]) -> Ch
 
 
 def _shares(
-    run: Run, baseline: Run, asked: Sequence[Asked], figures: Mapping[str, Verdict]
+    run: MethodRun, baseline: MethodRun, asked: Sequence[Asked], figures: Mapping[str, Verdict]
 ) -> dict[str, Share]:
     """Return those figures that have something to say of the prompts."""
     found = {}
@@ -93,12 +93,12 @@ def _shares(
     return found
 
 
-def _drawn(run: Run, asked: Sequence[Asked], verdict: Verdict) -> Drawn:
+def _drawn(run: MethodRun, asked: Sequence[Asked], verdict: Verdict) -> Drawn:
     said = [verdict(one, run.records[one.id]) for one in asked]
     return mean(np.array([math.nan if one is None else float(one) for one in said]))
 
 
-def _not_checked(run: Run, asked: Sequence[Asked]) -> list[NotChecked]:
+def _not_checked(run: MethodRun, asked: Sequence[Asked]) -> list[NotChecked]:
     found = []
     for one in asked:
         record = run.records.get(one.id)

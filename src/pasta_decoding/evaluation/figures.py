@@ -27,7 +27,7 @@ import numpy as np
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.bootstrap import Drawn, FloatArray, Interval, drawn
 from pasta_decoding.evaluation.records import Record
-from pasta_decoding.evaluation.runs import Run
+from pasta_decoding.evaluation.runs import MethodRun
 from pasta_decoding.lang.measures import bucket_shares, empty_items, own_speedup, rep_4
 
 OWN, THEORETICAL, WALL_CLOCK, PER_TOKEN = "own", "theoretical", "wall_clock", "per_token"
@@ -37,11 +37,11 @@ LENGTHS = (0, 50, 100, 200, 400)
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class RecordPair:
     """A run and the sequential run, of the same prompts in the same order."""
 
-    run: Run
-    baseline: Run
+    run: MethodRun
+    baseline: MethodRun
 
     @property
     def records(self) -> list[tuple[Record, Record]]:
@@ -97,7 +97,7 @@ class Figures:
     last_text_s: float | None
 
 
-def figures(pair: Pair) -> Figures:
+def figures(pair: RecordPair) -> Figures:
     """Return the figures of a run."""
     records = list(pair.run.records.values())
     answers = [record for record in records if record.error is None]
@@ -137,7 +137,7 @@ def figures(pair: Pair) -> Figures:
 # Speed
 
 
-def speeds(pair: Pair) -> dict[str, FloatArray]:
+def speeds(pair: RecordPair) -> dict[str, FloatArray]:
     """Return the log of each speedup, prompt by prompt; NaN where a prompt has none.
 
     Raises PastaError if both runs were timed, but not in the same turns.
@@ -202,7 +202,7 @@ def share(which_P: Sequence[bool]) -> Interval:
 # Parts of the prompts
 
 
-def _bins(pair: Pair, name: Callable[[Record, Record], str | None]) -> dict[str, Bin]:
+def _bins(pair: RecordPair, name: Callable[[Record, Record], str | None]) -> dict[str, Bin]:
     """Return the speedups of the prompts of each name, in order of appearance."""
     names = [name(record, base) for record, base in pair.records]
     found = speeds(pair)

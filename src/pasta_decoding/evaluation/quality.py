@@ -20,8 +20,8 @@ import numpy as np
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.bootstrap import Drawn, FloatArray, Interval
-from pasta_decoding.evaluation.figures import Pair, mean
-from pasta_decoding.evaluation.runs import Run, TextQuality, text_digest
+from pasta_decoding.evaluation.figures import RecordPair, mean
+from pasta_decoding.evaluation.runs import MethodRun, TextQuality, text_digest
 from pasta_decoding.evaluation.win_rate import Verdicts, length_controlled, win_rate
 from pasta_decoding.lang.measures import text_quality
 
@@ -55,17 +55,17 @@ class Faults:
     missing_topics: float | None
 
 
-def qualities(pair: Pair) -> dict[str, Quality]:
+def qualities(pair: RecordPair) -> dict[str, Quality]:
     """Return what is known of a run's quality, by measure. Raises PastaError for stale ratings."""
     check_ratings(pair)
     return {**_by_verdicts(pair), **_by_texts(pair)}
 
 
-def check_ratings(pair: Pair) -> None:
+def check_ratings(pair: RecordPair) -> None:
     """Raise a PastaError if other answers were rated than the run and the baseline hold now."""
     for record, base in pair.records:
         row, verdict = pair.run.quality.get(record.id), pair.run.annotations.get(record.id)
-        fresh: list[tuple[Run, bool]] = []
+        fresh: list[tuple[MethodRun, bool]] = []
         if row is not None:
             fresh += [
                 (pair.run, row.answer == text_digest(record.text)),
@@ -82,7 +82,7 @@ def check_ratings(pair: Pair) -> None:
             raise PastaError(message, hint="Rate the run again with `pasta eval rate`.")
 
 
-def faults(pair: Pair) -> Faults | None:
+def faults(pair: RecordPair) -> Faults | None:
     """Return the faults of a run's texts; None if it was not rated."""
     rows = [row for key in pair.run.records if (row := pair.run.quality.get(key))]
     if not rows:
@@ -95,7 +95,7 @@ def faults(pair: Pair) -> Faults | None:
     )
 
 
-def _by_verdicts(pair: Pair) -> dict[str, Quality]:
+def _by_verdicts(pair: RecordPair) -> dict[str, Quality]:
     if not pair.run.annotations or pair.run is pair.baseline:
         return {}
     verdicts = verdicts_of(pair)
@@ -111,7 +111,7 @@ def _by_verdicts(pair: Pair) -> dict[str, Quality]:
     }
 
 
-def verdicts_of(pair: Pair) -> Verdicts:
+def verdicts_of(pair: RecordPair) -> Verdicts:
     """Return what the annotations say; difficulties only if those of all prompts are known."""
     rows = [pair.run.annotations.get(key) for key in pair.run.records]
     preferences = [
@@ -128,7 +128,7 @@ def verdicts_of(pair: Pair) -> Verdicts:
     )
 
 
-def _by_texts(pair: Pair) -> dict[str, Quality]:
+def _by_texts(pair: RecordPair) -> dict[str, Quality]:
     if not pair.run.quality or pair.run is pair.baseline:
         return {}
     by = str(pair.run.rating.get("likelihood_under", "sequential"))
@@ -144,7 +144,7 @@ def _by_texts(pair: Pair) -> dict[str, Quality]:
     return found
 
 
-def _values(pair: Pair, measure: Callable[[TextQuality], float]) -> FloatArray:
+def _values(pair: RecordPair, measure: Callable[[TextQuality], float]) -> FloatArray:
     rows = [pair.run.quality.get(key) for key in pair.run.records]
     return np.array([math.nan if row is None else measure(row) for row in rows])
 

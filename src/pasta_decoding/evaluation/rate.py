@@ -22,7 +22,7 @@ from pasta_decoding.evaluation.runs import (
     ANNOTATIONS,
     QUALITY,
     RATING,
-    Run,
+    MethodRun,
     TextQuality,
     text_digest,
 )
@@ -35,7 +35,7 @@ Nll = Callable[[str, Sequence[str]], Sequence[float]]
 Tick = Callable[[], None]
 
 
-def rate_texts(run: Run, baseline: Run, nll: Nll, under: str, tick: Tick) -> None:
+def rate_texts(run: MethodRun, baseline: MethodRun, nll: Nll, under: str, tick: Tick) -> None:
     """Rate every answer without a judge; texts that were rated are not rated again.
 
     under: names the model of `nll`. Raises PastaError if the file was made with another one.
@@ -83,8 +83,8 @@ def _text_quality(record: Record, base: Record, nll: Nll) -> TextQuality:
 
 
 def annotate(
-    run: Run,
-    baseline: Run,
+    run: MethodRun,
+    baseline: MethodRun,
     judge: Judge,
     annotator: str,
     difficulties: Mapping[str, float] | None = None,
@@ -112,7 +112,7 @@ def annotate(
     return sum(row["preference"] is None for row in rows)
 
 
-def pairs_to_judge(run: Run, baseline: Run) -> list[tuple[Record, Record]]:
+def pairs_to_judge(run: MethodRun, baseline: MethodRun) -> list[tuple[Record, Record]]:
     """Return the answers that somebody must be asked about, each with the baseline's."""
     pairs = [(record, baseline.records[key]) for key, record in run.records.items()]
     return [(record, base) for record, base in pairs if _known(record, base) is None]
@@ -128,8 +128,8 @@ def _known(record: Record, base: Record) -> float | None:
 
 
 def _annotation(
-    run: Run,
-    baseline: Run,
+    run: MethodRun,
+    baseline: MethodRun,
     record: Record,
     base: Record,
     preference: float | None,
@@ -154,7 +154,7 @@ def _annotation(
 # rating.json
 
 
-def keep_rating(run: Run, found: Mapping[str, Any], *, of: Path | None = None) -> None:
+def keep_rating(run: MethodRun, found: Mapping[str, Any], *, of: Path | None = None) -> None:
     """Add to how a run was rated.
 
     of: a file that grows; raises PastaError if it is there and was made in another way.

@@ -60,7 +60,7 @@ class Annotation:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class MethodRun:
     """One method's answers to a set of prompts. Records and qualities are found by their ids.
 
     annotations: by the id of the instruction.
@@ -97,7 +97,7 @@ class Run:
         return int(self.settings["max_tokens"])
 
 
-def find_runs(paths: Sequence[Path]) -> list[Run]:
+def find_runs(paths: Sequence[Path]) -> list[MethodRun]:
     """Read the run folders given, and those inside of the other folders. Raises PastaError."""
     folders: list[Path] = []
     for path in paths:
@@ -116,7 +116,7 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
     return runs
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> MethodRun:
     """Read one run folder. Raises PastaError if it is none, or broken."""
     settings = read_json(folder / SETTINGS, dict)
     for key, kind in (("method", str), ("max_tokens", int)):
@@ -127,7 +127,7 @@ def read_run(folder: Path) -> Run:
     if not records:
         hint = "Let `pasta eval generate` answer the prompts first."
         raise PastaError(f"{folder} holds no records", hint=hint)
-    return Run(
+    return MethodRun(
         folder=folder,
         settings=settings,
         records=records,
@@ -155,7 +155,7 @@ def text_digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:12]
 
 
-def baseline_of(runs: Sequence[Run]) -> Run:
+def baseline_of(runs: Sequence[MethodRun]) -> MethodRun:
     """Return the first sequential run. Raises PastaError if there is none."""
     found = [run for run in runs if run.method == BASELINE]
     if not found:
@@ -165,7 +165,7 @@ def baseline_of(runs: Sequence[Run]) -> Run:
     return found[0]
 
 
-def same_prompts(runs: Sequence[Run], *, common: bool = False) -> list[Run]:
+def same_prompts(runs: Sequence[MethodRun], *, common: bool = False) -> list[MethodRun]:
     """Return the runs, in one order of prompts. Raises PastaError if the prompts are not the same.
 
     common: keep the prompts that all of them have instead.
@@ -180,12 +180,12 @@ def same_prompts(runs: Sequence[Run], *, common: bool = False) -> list[Run]:
     return [_only(run, list(first.records)) for run in runs]
 
 
-def _only(run: Run, ids: Sequence[str]) -> Run:
+def _only(run: MethodRun, ids: Sequence[str]) -> MethodRun:
     """Return the run with these prompts alone, in this order."""
     return replace(run, records={one: run.records[one] for one in ids})
 
 
-def _different(first: Run, second: Run) -> PastaError:
+def _different(first: MethodRun, second: MethodRun) -> PastaError:
     sides = []
     for run, other in ((first, second), (second, first)):
         lacking = [one for key, one in other.records.items() if key not in run.records]

@@ -111,13 +111,13 @@ def _show_node(node: Node, *, before_tag: bool) -> str:
 
 def read_events(events: Iterable[tags.Event], report: Report = lambda _pos, _rule: None) -> Tree:
     """Return the meaning of the events of one whole response; `report` hears what is malformed."""
-    reader = _Reader(report)
+    reader = _TreeReader(report)
     for event in events:
         reader.on_event(event)
     return reader.finish()
 
 
-class _Reader:
+class _TreeReader:
     """The meaning of one response, event by event."""
 
     def __init__(self, report: Report) -> None:

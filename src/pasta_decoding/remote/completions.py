@@ -94,7 +94,7 @@ class Completion:
 
 
 @dataclass(slots=True)
-class Reader:
+class CompletionReader:
     """Reads the stream that answers a completion: bytes in, token ids out.
 
     It believes nothing: what is no such stream, or loses or repeats tokens, raises RemoteError.

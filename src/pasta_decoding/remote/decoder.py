@@ -15,7 +15,7 @@ from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import SharedMax
 from pasta_decoding.models.loading import load_metadata
 from pasta_decoding.remote.completions import RemoteError
-from pasta_decoding.remote.driver import OnNews, Writer
+from pasta_decoding.remote.driver import AnswerWriter, OnNews
 from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.remote.scheduler import RemoteScheduler
 from pasta_decoding.remote.service import RetryPolicy, Service, checked_url, find_model
@@ -71,7 +71,7 @@ class RemoteDecoder(Decoder):
 
     def writer(
         self, request: Request, pool: ReplicaPool, on_news: OnNews, *, queue_s: float = 0.0
-    ) -> Writer:
+    ) -> AnswerWriter:
         """Return what writes the answer to a request that passed `check`."""
         interpreter = Interpreter(
             self.vocabulary,
@@ -82,7 +82,7 @@ class RemoteDecoder(Decoder):
             Joining.text,
             request.stops,
         )
-        return Writer(request, interpreter, pool, on_news, queue_s)
+        return AnswerWriter(request, interpreter, pool, on_news, queue_s)
 
     def decode(self, request: Request) -> Generator[Event, None, Answer]:
         """See `Decoder`. Not for use where an event loop runs already."""

@@ -42,7 +42,7 @@ OnNews = Callable[[Sequence[Event], int], None]
 
 
 @dataclass(eq=False)
-class Writer:
+class AnswerWriter:
     """Writes one answer; `run` it once. Everything belongs to one event loop.
 
     contexts: what each thread that writes has before it, from the prompt on.
@@ -184,7 +184,7 @@ class Writer:
 class _ThreadStream:
     """What one thread writes with: the request that is under way for it, if there is one."""
 
-    def __init__(self, writer: Writer, thread: int) -> None:
+    def __init__(self, writer: AnswerWriter, thread: int) -> None:
         self._writer = writer
         self._thread = thread
         self._tokens: AsyncGenerator[int] | None = None

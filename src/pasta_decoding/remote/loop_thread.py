@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from pasta_decoding.remote.decoder import RemoteDecoder
-from pasta_decoding.remote.driver import Writer
+from pasta_decoding.remote.driver import AnswerWriter
 from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.engine_thread import (
@@ -29,7 +29,7 @@ from pasta_decoding.runtime.request import Request
 class _Writing:
     """One request, its task, and whether anybody still wants to hear of it."""
 
-    writer: Writer
+    writer: AnswerWriter
     loop: asyncio.AbstractEventLoop
     future: Future[Answer] | None = None
     cancelled: bool = False

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Self
 
-from pasta_decoding.remote.completions import Completion, Reader, RemoteError, excerpt
+from pasta_decoding.remote.completions import Completion, CompletionReader, RemoteError, excerpt
 from pasta_decoding.remote.service import RetryPolicy, Service, headers, http_library, is_retryable
 from pasta_decoding.remote.turnstile import Turnstile
 from pasta_decoding.runtime.trace import Sent
@@ -150,7 +150,7 @@ class ReplicaPool:
     ) -> AsyncGenerator[int]:
         """Ask once, and yield what comes."""
         httpx = http_library()
-        reader = Reader(asked, self.service.vocabulary_size)
+        reader = CompletionReader(asked, self.service.vocabulary_size)
         lease.sent.requests += 1
         try:
             limit = _TokenLimit(self.service.retry_policy)
@@ -181,7 +181,7 @@ class ReplicaPool:
             return await self._client.send(request, stream=True)
 
     async def _read(
-        self, response: Response, reader: Reader, lease: Lease, limit: _TokenLimit
+        self, response: Response, reader: CompletionReader, lease: Lease, limit: _TokenLimit
     ) -> AsyncGenerator[int]:
         pieces = response.aiter_bytes()
         while True:

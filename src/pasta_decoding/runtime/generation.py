@@ -104,7 +104,7 @@ class Generation:
     def open(self, now_s: float) -> None:
         """Take room for all that the answer, and those of its family, may come to."""
         room = sum(one.demand.cells for one in self.family)
-        self.branches[MAIN] = self.engine.open(room=room)
+        self.branches[MAIN] = self.engine.open(reserved_tokens=room)
         for one in self.family:
             one.opened_s = now_s
         self.fork_family()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from pasta_decoding.remote.completions import RemoteError
 from pasta_decoding.remote.decoder import RemoteDecoder
-from pasta_decoding.remote.driver import Writer
+from pasta_decoding.remote.driver import AnswerWriter
 from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Event
@@ -38,7 +38,7 @@ class RemoteBackend:
     queue: int = 64
     _pool: ReplicaPool | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    _writers: set[Writer] = field(default_factory=set)
+    _writers: set[AnswerWriter] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.questions = Questions(self.decoder, self.decoder.max_positions)
@@ -83,7 +83,7 @@ class RemoteBackend:
             await pool.__aexit__()
 
     @contextmanager
-    def counted(self, writer: Writer) -> Iterator[None]:
+    def counted(self, writer: AnswerWriter) -> Iterator[None]:
         """Count an answer as one that is being written, for as long as the block runs."""
         self._writers.add(writer)
         self.tell_load()

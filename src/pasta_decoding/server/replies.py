@@ -24,7 +24,7 @@ FINGERPRINT = f"pasta-{__version__}"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ReplyPart:
     """A piece of one choice on its way out. The last one of a choice has a reason."""
 
     choice: int
@@ -58,7 +58,7 @@ class Form(Protocol):
         """Return what a stream begins with."""
         ...
 
-    def chunk(self, head: Head, part: Part, events: list[schema.Event] | None) -> schema.Wire:
+    def chunk(self, head: Head, part: ReplyPart, events: list[schema.Event] | None) -> schema.Wire:
         """Return a piece of a stream."""
         ...
 
@@ -66,7 +66,7 @@ class Form(Protocol):
         """Return the piece that tells what it cost."""
         ...
 
-    def whole(self, head: Head, parts: Sequence[Part], usage: schema.Usage) -> schema.Wire:
+    def whole(self, head: Head, parts: Sequence[ReplyPart], usage: schema.Usage) -> schema.Wire:
         """Return the plain reply; one part a choice."""
         ...
 
@@ -89,7 +89,7 @@ class ChatForm:
         pieces = (schema.ChatChunkChoice(index=index, delta=delta) for index in range(choices))
         return [self._chunk(head, [piece]) for piece in pieces]
 
-    def chunk(self, head: Head, part: Part, events: list[schema.Event] | None) -> schema.Wire:
+    def chunk(self, head: Head, part: ReplyPart, events: list[schema.Event] | None) -> schema.Wire:
         """See `Form`."""
         piece = schema.ChatChunkChoice(
             index=part.choice,
@@ -104,7 +104,7 @@ class ChatForm:
         """See `Form`."""
         return self._chunk(head, [], usage)
 
-    def whole(self, head: Head, parts: Sequence[Part], usage: schema.Usage) -> schema.Wire:
+    def whole(self, head: Head, parts: Sequence[ReplyPart], usage: schema.Usage) -> schema.Wire:
         """See `Form`."""
         choices = [
             schema.ChatChoice(
@@ -117,7 +117,7 @@ class ChatForm:
         ]
         return schema.ChatCompletion(**_fields(head), choices=choices, usage=usage)
 
-    def _logprobs(self, part: Part) -> schema.ChatLogprobs | None:
+    def _logprobs(self, part: ReplyPart) -> schema.ChatLogprobs | None:
         if self.alternatives is None:
             return None
         return schema.ChatLogprobs(content=[self._token(one.logprobs) for one in part.tokens])
@@ -146,7 +146,7 @@ class TextForm:
         """Say nothing: text begins with text."""
         return []
 
-    def chunk(self, head: Head, part: Part, events: list[schema.Event] | None) -> schema.Wire:
+    def chunk(self, head: Head, part: ReplyPart, events: list[schema.Event] | None) -> schema.Wire:
         """See `Form`."""
         return schema.TextChunk(**_fields(head), choices=[self._choice(part, events)])
 
@@ -154,12 +154,14 @@ class TextForm:
         """See `Form`."""
         return schema.TextChunk(**_fields(head), choices=[], usage=usage)
 
-    def whole(self, head: Head, parts: Sequence[Part], usage: schema.Usage) -> schema.Wire:
+    def whole(self, head: Head, parts: Sequence[ReplyPart], usage: schema.Usage) -> schema.Wire:
         """See `Form`."""
         choices = [self._choice(part) for part in parts]
         return schema.TextCompletion(**_fields(head), choices=choices, usage=usage)
 
-    def _choice(self, part: Part, events: list[schema.Event] | None = None) -> schema.TextChoice:
+    def _choice(
+        self, part: ReplyPart, events: list[schema.Event] | None = None
+    ) -> schema.TextChoice:
         return schema.TextChoice(
             index=part.choice,
             text=part.text,
@@ -168,7 +170,7 @@ class TextForm:
             pasta_events=events,
         )
 
-    def _logprobs(self, part: Part) -> schema.TextLogprobs | None:
+    def _logprobs(self, part: ReplyPart) -> schema.TextLogprobs | None:
         if self.alternatives is None:
             return None
         found = [one.logprobs for one in part.tokens]
@@ -223,7 +225,7 @@ class Reply:
         """Wait for the end and return everything at once."""
         reasons = {part.choice: part.reason async for part in self._parts(answers)}
         parts = [
-            Part(
+            ReplyPart(
                 choice,
                 "".join(self._texts[choice]),
                 tokens=tuple(self._tokens[choice]),
@@ -233,16 +235,18 @@ class Reply:
         ]
         return self.form.whole(self._head, parts, self._usage())
 
-    async def _parts(self, answers: Answers) -> AsyncIterator[Part]:
+    async def _parts(self, answers: Answers) -> AsyncIterator[ReplyPart]:
         async for item in answers:
             match item:
                 case Piece(choice, step, events, text, tokens):
                     self._texts[choice].append(text)
                     self._tokens[choice] += tokens
-                    yield Part(choice, text, tuple(wired(event, step) for event in events), tokens)
+                    yield ReplyPart(
+                        choice, text, tuple(wired(event, step) for event in events), tokens
+                    )
                 case Ended(choice, answer):
                     self._answers.append(answer)
-                    yield Part(choice, "", reason="length" if answer.hit_limit else "stop")
+                    yield ReplyPart(choice, "", reason="length" if answer.hit_limit else "stop")
 
     def _usage(self) -> schema.Usage:
         fed = sum(answer.fed_tokens for answer in self._answers)
@@ -289,7 +293,7 @@ def _told(text: str, logprob: float) -> dict[str, Any]:
     return {"token": text, "logprob": max(logprob, LEAST_LOGPROB), "bytes": whole}
 
 
-def _reason(part: Part) -> schema.FinishReason:
+def _reason(part: ReplyPart) -> schema.FinishReason:
     assert part.reason is not None, "a whole answer has ended"
     return part.reason
 

@@ -13,13 +13,13 @@ from pasta_decoding.training.rounds import describe_parts, plot_rounds
 from pasta_decoding.training.sample import Prompt
 
 if TYPE_CHECKING:
-    from pasta_decoding.training.preference import Run
+    from pasta_decoding.training.preference import PreferenceRun
 
 
 class Checker:
     """Greedy answers to the check prompts after each round, and what they show."""
 
-    def __init__(self, run: Run, prompts: Sequence[Prompt]) -> None:
+    def __init__(self, run: PreferenceRun, prompts: Sequence[Prompt]) -> None:
         self._run = run
         self._prompts = prompts
         self.points: list[dict[str, Any]] = []

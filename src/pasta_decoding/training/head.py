@@ -22,7 +22,7 @@ from pasta_decoding.data.annotate.draft import Draft
 from pasta_decoding.data.annotate.head import Head, unit_inputs
 from pasta_decoding.data.annotate.lattice import semi_markov_marginals
 from pasta_decoding.data.annotate.prior import NAMES, Facts, Seen, find_facts
-from pasta_decoding.data.annotate.reading import Laid, Reader, Reading, read_together
+from pasta_decoding.data.annotate.reading import BaseReader, Laid, Reading, read_together
 from pasta_decoding.data.dataset import Row
 from pasta_decoding.lang.tree import chunk_extents, read, strip
 
@@ -47,7 +47,9 @@ class Example:
     states_VD: Tensor | None
 
 
-def read_examples(rows: Iterable[Row], reader: Reader, *, together: int = 8) -> Iterator[Example]:
+def read_examples(
+    rows: Iterable[Row], reader: BaseReader, *, together: int = 8
+) -> Iterator[Example]:
     """Yield an example for each annotated row that has a candidate; the model reads each once."""
     waiting = iter(rows)
     while batch := list(islice(waiting, together)):
@@ -93,7 +95,9 @@ def fit_facts(examples: Sequence[Example], seen: Sequence[Sequence[Seen] | None]
     return Facts(*weights_N.tolist())
 
 
-def _example(row: Row, reader: Reader) -> Generator[Sequence[Laid], list[Reading], Example | None]:
+def _example(
+    row: Row, reader: BaseReader
+) -> Generator[Sequence[Laid], list[Reading], Example | None]:
     tree = read(row.response)
     draft = Draft.of(reader, replace(row, response=strip(tree)))
     candidates = find_candidates(draft.units)

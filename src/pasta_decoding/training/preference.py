@@ -53,11 +53,18 @@ from pasta_decoding.training.pairs import (
 from pasta_decoding.training.progress import Draw, Watching, undrawn
 from pasta_decoding.training.rounds import summarise, worst_repeats
 from pasta_decoding.training.run import begin_run, disk_errors, find_run
-from pasta_decoding.training.sample import Prompt, Sample, Sampler, Track, prompt_of, sample_answers
+from pasta_decoding.training.sample import (
+    AnswerSampler,
+    Prompt,
+    Sample,
+    Track,
+    prompt_of,
+    sample_answers,
+)
 from pasta_decoding.training.scoring import (
-    Pair,
-    Part,
+    PreferencePair,
     Quality,
+    ScoreParts,
     Scores,
     baseline_tokens,
     choose_pairs,
@@ -101,7 +108,7 @@ def train_preference(
     refuse_misfits(config)
     with disk_errors(around.out):
         begin_run(around.out, config)
-        run = Run(config, around, keep_prompts(around.out, instructions))
+        run = PreferenceRun(config, around, keep_prompts(around.out, instructions))
         checker = Checker(run, [prompt_of(text) for text in dict.fromkeys(check)])
         baseline = baseline_tokens(run.baseline_answers())
         checker.check(0, Path(config.policy))
@@ -115,7 +122,7 @@ def train_preference(
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PreferenceRun:
     """The stages of a run over its folder."""
 
     config: PreferenceConfig
@@ -160,10 +167,12 @@ class Run:
 
     def measure(
         self, number: int, prompts: Sequence[Prompt], samples: Sequence[Sample], name: str
-    ) -> list[Part]:
+    ) -> list[ScoreParts]:
         """Return the parts of all scores; what is not yet in the file is measured."""
         path = self.around.out / name
-        known = {(p.prompt, p.number): p for p in (Part(**line) for line in resume_lines(path))}
+        known = {
+            (p.prompt, p.number): p for p in (ScoreParts(**line) for line in resume_lines(path))
+        }
         groups: dict[str, list[Sample]] = {}
         for sample in samples:
             groups.setdefault(sample.prompt, []).append(sample)
@@ -187,7 +196,7 @@ class Run:
         folder: Path,
         samples: Sequence[Sample],
         scores: Scores,
-        pairs: Sequence[Pair],
+        pairs: Sequence[PreferencePair],
         baseline: dict[str, float],
     ) -> None:
         """Write scores, pairs and figures of a round."""
@@ -198,7 +207,7 @@ class Run:
         write_text(folder / "summary.json", json.dumps(figures, indent=2) + "\n")
 
     def train(
-        self, number: int, policy: Path, samples: Sequence[Sample], pairs: Sequence[Pair]
+        self, number: int, policy: Path, samples: Sequence[Sample], pairs: Sequence[PreferencePair]
     ) -> Path:
         """Train on the pairs, going on from the policy's own weights, and save the adapter."""
         folder = self.around.out / f"round-{number}"
@@ -240,13 +249,13 @@ class Run:
                 spent["tokens"] = sum(len(e.best.tokens) + len(e.worst.tokens) for e in examples)
         return [Reference(**line) for line in read_lines(path)]
 
-    def sampler(self, stage: str, count: int, *, parallel: bool = True) -> Sampler:
+    def sampler(self, stage: str, count: int, *, parallel: bool = True) -> AnswerSampler:
         """Return how the answers of a stage are sampled."""
         rules = replace(self.config.rules, parallel=parallel)
-        return Sampler(stage, count, rules, self.config.seed)
+        return AnswerSampler(stage, count, rules, self.config.seed)
 
     def sample(
-        self, adapter: Path, prompts: Sequence[Prompt], sampler: Sampler, name: str
+        self, adapter: Path, prompts: Sequence[Prompt], sampler: AnswerSampler, name: str
     ) -> list[Sample]:
         """Return the answers of an adapter that are kept in the file of that name."""
         around = self.around

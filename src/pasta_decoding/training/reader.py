@@ -11,7 +11,7 @@ from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
     from pasta_decoding.data.annotate.head import Head
-    from pasta_decoding.data.annotate.reading import Reader
+    from pasta_decoding.data.annotate.reading import BaseReader
 
 
 def base_reader(
@@ -19,13 +19,13 @@ def base_reader(
     *,
     layers: Sequence[int] = (),
     find_head: Callable[[str], Head | None] = lambda _base: None,
-) -> tuple[Reader, str]:
+) -> tuple[BaseReader, str]:
     """Return the base model as a reader, and its digest.
 
     layers:    whose states it gives; those of its head if it has one.
     find_head: the head for the model of a digest.
     """
-    from pasta_decoding.data.annotate.reading import Reader
+    from pasta_decoding.data.annotate.reading import BaseReader
     from pasta_decoding.lang.positions import scheme_named
     from pasta_decoding.models.checkpoint import describe_base
     from pasta_decoding.models.loading import default_device, load_base, native_dtype
@@ -41,7 +41,7 @@ def base_reader(
     head = find_head(base)
     loaded.to(device).eval()
     encoder = PromptEncoder(tokenizer)
-    reader = Reader(
+    reader = BaseReader(
         encode=encoder.encode_text,
         encode_prompt=lambda instruction: encoder.encode([Message("user", instruction)]),
         read=partial(read_layouts, loaded, layers=head.layers if head else layers),
@@ -51,7 +51,7 @@ def base_reader(
     return reader, base
 
 
-def reader_with_head(base_folder: Path, head: Path | None) -> tuple[Reader, dict[str, Any]]:
+def reader_with_head(base_folder: Path, head: Path | None) -> tuple[BaseReader, dict[str, Any]]:
     """Return the base model with a reading head, and what tells both from others.
 
     The head is the one in the file, else the one that ships for this model, else there is none.

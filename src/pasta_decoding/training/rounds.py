@@ -13,9 +13,9 @@ from pasta_decoding.lang.measures import geometric_mean
 from pasta_decoding.training.config import Weights
 from pasta_decoding.training.sample import Sample
 from pasta_decoding.training.scoring import (
-    Pair,
-    Part,
+    PreferencePair,
     Scored,
+    ScoreParts,
     Scores,
     centre,
     choose_pairs,
@@ -28,7 +28,7 @@ WORST_REPEATS = 10
 def summarise(
     samples: Sequence[Sample],
     scores: Scores,
-    pairs: Sequence[Pair],
+    pairs: Sequence[PreferencePair],
     baseline: dict[str, float],
     weights: Weights,
 ) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def describe(scored: Sequence[Scored]) -> dict[str, float | None]:
     }
 
 
-def describe_parts(parts: Sequence[Part]) -> dict[str, float | None]:
+def describe_parts(parts: Sequence[ScoreParts]) -> dict[str, float | None]:
     """Return the means over some answers that need no baseline."""
     finished = [part.plain_tokens for part in parts if part.finished]
     chunks = sum(part.chunks for part in parts)

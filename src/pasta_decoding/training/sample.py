@@ -99,7 +99,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampler:
+class AnswerSampler:
     """How a set of answers is sampled.
 
     stage:   names the set; seeds are a pure function of (seed, stage, prompt, number).
@@ -128,7 +128,7 @@ def prompt_of(instruction: str) -> Prompt:
 def sample_answers(
     load: Callable[[], LocalDecoder],
     prompts: Sequence[Prompt],
-    sampler: Sampler,
+    sampler: AnswerSampler,
     path: Path,
     track: Track,
 ) -> list[Sample]:
@@ -151,7 +151,7 @@ def sample_answers(
 
 
 def _sampled(
-    decoder: LocalDecoder, jobs: Sequence[tuple[Prompt, int]], sampler: Sampler
+    decoder: LocalDecoder, jobs: Sequence[tuple[Prompt, int]], sampler: AnswerSampler
 ) -> Iterator[Sample]:
     """Decode all jobs, `sampler.max_concurrency` together, and yield each answer as it ends."""
     scheduler = decoder.scheduler()
@@ -176,7 +176,7 @@ def _sampled(
 
 
 def _sample(
-    answer: Answer, decoder: LocalDecoder, prompt: Prompt, number: int, sampler: Sampler
+    answer: Answer, decoder: LocalDecoder, prompt: Prompt, number: int, sampler: AnswerSampler
 ) -> Sample:
     return Sample(
         prompt=prompt.id,

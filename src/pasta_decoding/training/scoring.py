@@ -65,7 +65,7 @@ class Quality:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ScoreParts:
     """What one sample's score is made of; none of it depends on lambda.
 
     new_tokens: plain tokens that repeat nothing, see above.
@@ -95,7 +95,7 @@ class Part:
 class Scored:
     """A part with its score: efficiency + lambda x quality_scale x quality - length_term."""
 
-    part: Part
+    part: ScoreParts
     baseline_tokens: float
     efficiency: float
     length_term: float
@@ -112,7 +112,7 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class PreferencePair:
     """Best and worst of one prompt, by their numbers, of so many `candidates`."""
 
     prompt: str
@@ -121,7 +121,7 @@ class Pair:
     candidates: int
 
 
-def measure(instruction: str, samples: Sequence[Sample], quality: Quality) -> list[Part]:
+def measure(instruction: str, samples: Sequence[Sample], quality: Quality) -> list[ScoreParts]:
     """Measure all answers to one prompt."""
     rated = quality.rate(instruction, [sample.text for sample in samples])
     return [
@@ -130,12 +130,12 @@ def measure(instruction: str, samples: Sequence[Sample], quality: Quality) -> li
     ]
 
 
-def _measure_one(sample: Sample, rating: float, repeat_cost: float) -> Part:
+def _measure_one(sample: Sample, rating: float, repeat_cost: float) -> ScoreParts:
     bodies = [one.ids[1:] for one in sample.segments if isinstance(one, ChunkRun)]
     repeats = repetitions(sample.tree)
     grams = rep_4(sample.text)
     outside = sample.plain_tokens - sum(len(bodies[place]) for place in repeats)
-    return Part(
+    return ScoreParts(
         prompt=sample.prompt,
         number=sample.number,
         plain_tokens=sample.plain_tokens,
@@ -164,7 +164,7 @@ def baseline_tokens(samples: Sequence[Sample]) -> dict[str, float]:
     return {prompt: median(found) if found else overall for prompt, found in lengths.items()}
 
 
-def efficiency_of(part: Part, baseline: float, kind: str) -> float:
+def efficiency_of(part: ScoreParts, baseline: float, kind: str) -> float:
     """Return the efficiency of one answer; 0 for one that says nothing."""
     if not part.critical_path:
         return 0.0
@@ -172,7 +172,9 @@ def efficiency_of(part: Part, baseline: float, kind: str) -> float:
     return tokens / part.critical_path
 
 
-def score_parts(parts: Sequence[Part], baseline: dict[str, float], weights: Weights) -> Scores:
+def score_parts(
+    parts: Sequence[ScoreParts], baseline: dict[str, float], weights: Weights
+) -> Scores:
     """Score all answers of a round."""
     efficiencies = [efficiency_of(p, baseline[p.prompt], weights.efficiency) for p in parts]
     scale = _quality_scale(parts, efficiencies)
@@ -191,7 +193,7 @@ def score_parts(parts: Sequence[Part], baseline: dict[str, float], weights: Weig
     return Scores(scored, scale, slope)
 
 
-def _quality_scale(parts: Sequence[Part], efficiencies: Sequence[float]) -> float:
+def _quality_scale(parts: Sequence[ScoreParts], efficiencies: Sequence[float]) -> float:
     """Return by what quality is multiplied to have its share of the efficiency's spread."""
     efficiency_spread = _spread(parts, efficiencies)
     quality_spread = _spread(parts, [part.quality for part in parts])
@@ -200,13 +202,13 @@ def _quality_scale(parts: Sequence[Part], efficiencies: Sequence[float]) -> floa
     return QUALITY_SPREAD * efficiency_spread / quality_spread
 
 
-def _spread(parts: Sequence[Part], values: Sequence[float]) -> float:
+def _spread(parts: Sequence[ScoreParts], values: Sequence[float]) -> float:
     """Return the standard deviation within prompts, finished answers only."""
     centred = centre(parts, values)
     return math.sqrt(fmean(value**2 for value in centred)) if centred else 0.0
 
 
-def centre(parts: Sequence[Part], values: Sequence[float]) -> list[float]:
+def centre(parts: Sequence[ScoreParts], values: Sequence[float]) -> list[float]:
     """Return the values of finished answers less the mean of their prompt's."""
     groups: dict[str, list[float]] = {}
     for part, value in zip(parts, values, strict=True):
@@ -215,7 +217,7 @@ def centre(parts: Sequence[Part], values: Sequence[float]) -> list[float]:
     return [value - fmean(group) for group in groups.values() for value in group]
 
 
-def _relative_lengths(parts: Sequence[Part]) -> list[float]:
+def _relative_lengths(parts: Sequence[ScoreParts]) -> list[float]:
     """Return log(length / the prompt's median length), within `LENGTH_BAND`."""
     groups: dict[str, list[int]] = {}
     for part in parts:
@@ -225,7 +227,7 @@ def _relative_lengths(parts: Sequence[Part]) -> list[float]:
     return [max(-LENGTH_BAND, min(LENGTH_BAND, log)) for log in logs]
 
 
-def _slope(parts: Sequence[Part], lengths: Sequence[float], values: Sequence[float]) -> float:
+def _slope(parts: Sequence[ScoreParts], lengths: Sequence[float], values: Sequence[float]) -> float:
     """Return the least-squares slope of values over lengths within prompts."""
     across = centre(parts, lengths)
     total = sum(length**2 for length in across)
@@ -233,7 +235,7 @@ def _slope(parts: Sequence[Part], lengths: Sequence[float], values: Sequence[flo
     return along / total if total else 0.0
 
 
-def choose_pairs(samples: Sequence[Sample], scores: Scores) -> list[Pair]:
+def choose_pairs(samples: Sequence[Sample], scores: Scores) -> list[PreferencePair]:
     """Return best and worst of each prompt; one without a difference to learn from is left out.
 
     The best is a finished answer; the worst is an unfinished one as often as there are such. Left
@@ -257,7 +259,9 @@ def choose_pairs(samples: Sequence[Sample], scores: Scores) -> list[Pair]:
         numbers = best.part.number, worst.part.number
         same = annotated[prompt, numbers[0]] == annotated[prompt, numbers[1]]
         if (cut or best.score - worst.score > TIE) and not same:
-            pairs.append(Pair(prompt, *numbers, candidates=len(group if cut else finished)))
+            pairs.append(
+                PreferencePair(prompt, *numbers, candidates=len(group if cut else finished))
+            )
     return pairs
 
 

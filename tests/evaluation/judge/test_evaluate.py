@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pasta_decoding.evaluation.bootstrap import Interval
-from pasta_decoding.evaluation.judge.base import Pair
+from pasta_decoding.evaluation.judge.base import JudgedPair
 from pasta_decoding.evaluation.judge.evaluate import (
     SourceReport,
     calibration_error,
@@ -17,11 +17,11 @@ from pasta_decoding.evaluation.judge.evaluate import (
 LONG, SHORT = "a long answer of many words " * 4, "brief"
 
 
-def pair(a: str, b: str, preference: float, prompt: str = "p", source: str = "s") -> Pair:
-    return Pair(source, prompt, a, b, preference)
+def pair(a: str, b: str, preference: float, prompt: str = "p", source: str = "s") -> JudgedPair:
+    return JudgedPair(source, prompt, a, b, preference)
 
 
-def report(pairs: list[Pair], verdicts: list[float | None]) -> SourceReport:
+def report(pairs: list[JudgedPair], verdicts: list[float | None]) -> SourceReport:
     [found] = evaluate(pairs, verdicts)
     return found
 
@@ -94,7 +94,7 @@ def test_intervals_come_from_prompts_and_not_from_pairs() -> None:
     assert mean(values, np.arange(100), seed=0) == wide
 
 
-def games(right: int, wrong: int) -> tuple[list[Pair], list[float | None]]:
+def games(right: int, wrong: int) -> tuple[list[JudgedPair], list[float | None]]:
     """Pairs of similar length in which length says nothing, and verdicts on them."""
     pairs = [
         pair("x" * (100 + n % 2), "y" * (101 - n % 2), 1.0, prompt=f"p{n}")

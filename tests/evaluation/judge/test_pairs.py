@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation.judge.base import Pair
+from pasta_decoding.evaluation.judge.base import JudgedPair
 from pasta_decoding.evaluation.judge.pairs import read_alpaca_eval, read_pairs
 from tests.judging import made_up, write_pairs
 
@@ -20,7 +20,7 @@ ROW = {"prompt": "p", "response_a": "x", "response_b": "y", "label": "a"}
 def test_pairs_come_back_as_they_were_written_under_the_files_name(
     name: str, tmp_path: Path
 ) -> None:
-    pairs = [*made_up(3, source="people"), Pair("people", "p", "x", "y", 0.5)]
+    pairs = [*made_up(3, source="people"), JudgedPair("people", "p", "x", "y", 0.5)]
     assert read_pairs(write_pairs(tmp_path / name, pairs)) == pairs
 
 
@@ -86,16 +86,16 @@ def test_models_meet_the_reference_and_those_that_win_as_often_meet_each_other(
     folder: Path,
 ) -> None:
     against = [
-        Pair("annotations/even", "p0", "even0", "ref0", 1.0),
-        Pair("annotations/even", "p1", "even1", "ref1", 0.0),
-        Pair("annotations/even", "p0", "also0", "ref0", 0.0),
-        Pair("annotations/even", "p1", "also1", "ref1", 1.0),
-        Pair("annotations/uneven", "p0", "weak0", "ref0", 0.0),
-        Pair("annotations/uneven", "p1", "weak1", "ref1", 1.2 - 1),
+        JudgedPair("annotations/even", "p0", "even0", "ref0", 1.0),
+        JudgedPair("annotations/even", "p1", "even1", "ref1", 0.0),
+        JudgedPair("annotations/even", "p0", "also0", "ref0", 0.0),
+        JudgedPair("annotations/even", "p1", "also1", "ref1", 1.0),
+        JudgedPair("annotations/uneven", "p0", "weak0", "ref0", 0.0),
+        JudgedPair("annotations/uneven", "p1", "weak1", "ref1", 1.2 - 1),
     ]
     between = [
-        Pair("annotations-between", "p0", "even0", "also0", 1.0),
-        Pair("annotations-between", "p1", "even1", "also1", 0.0),
+        JudgedPair("annotations-between", "p0", "even0", "also0", 1.0),
+        JudgedPair("annotations-between", "p1", "even1", "also1", 0.0),
     ]
     assert read_alpaca_eval(folder) == against + between
 
@@ -105,7 +105,7 @@ def test_verdicts_are_kept_apart_by_their_annotator(folder: Path) -> None:
     path.write_text(
         "instruction_id,model,reference,preference,annotator\n0,weak,ref,1.5,somebody\n"
     )
-    assert read_alpaca_eval(folder)[-1] == Pair("somebody/even", "p0", "weak0", "ref0", 0.5)
+    assert read_alpaca_eval(folder)[-1] == JudgedPair("somebody/even", "p0", "weak0", "ref0", 0.5)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from itertools import islice
 from pasta_decoding.data.annotate.base import Annotated
 from pasta_decoding.data.annotate.outline import outline
 from pasta_decoding.data.annotate.structure import part_of, promise_parts, sentences
-from pasta_decoding.data.annotate.topics import Part
+from pasta_decoding.data.annotate.topics import TopicPart
 from pasta_decoding.data.dataset import Row
 from pasta_decoding.lang.tree import Span, show
 
@@ -75,7 +75,7 @@ def annotate(response: str, count_tokens: Callable[[str], int]) -> str:
     return show(tuple(promise_parts(response, parts, topics, count_tokens)))
 
 
-def find_parts(response: str) -> list[Part]:
+def find_parts(response: str) -> list[TopicPart]:
     """Return what child threads write, in order; nothing if the response stays sequential."""
     if _SEQUENTIAL.search(response):
         return []
@@ -83,21 +83,21 @@ def find_parts(response: str) -> list[Part]:
     return parts if len(parts) >= MIN_FORKS else []
 
 
-def _list_parts(text: str) -> list[Part]:
+def _list_parts(text: str) -> list[TopicPart]:
     items = [block for block in outline(text) if block.kind == "item"]
     details = [_behind_title(text, item.body, item.end) for item in items]
     parts = [detail for detail in details if detail is not None]
     return parts if len(parts) >= MIN_FORKS else []
 
 
-def _behind_title(text: str, start: int, end: int) -> Part | None:
+def _behind_title(text: str, start: int, end: int) -> TopicPart | None:
     title = _TITLE.match(text, start, end)
     if title is None:
         return _behind_sentence(text, start, end)
     return _if_long(part_of(text, title.end(), end))
 
 
-def _paragraph_parts(text: str) -> list[Part]:
+def _paragraph_parts(text: str) -> list[TopicPart]:
     """Return the rest of every paragraph; nothing if too little would stay of one."""
     parts = []
     for paragraph in _paragraphs(text):
@@ -109,7 +109,7 @@ def _paragraph_parts(text: str) -> list[Part]:
     return parts
 
 
-def _paragraphs(text: str) -> Iterator[Part]:
+def _paragraphs(text: str) -> Iterator[TopicPart]:
     """Yield what stands between blank lines."""
     at = 0
     for piece in _BLANK_LINES.split(text):
@@ -119,10 +119,10 @@ def _paragraphs(text: str) -> Iterator[Part]:
         at += len(piece)
 
 
-def _behind_sentence(text: str, start: int, end: int) -> Part | None:
+def _behind_sentence(text: str, start: int, end: int) -> TopicPart | None:
     second = next(islice(sentences(text, start, end), 1, None), None)
     return None if second is None else _if_long(part_of(text, second[0], end))
 
 
-def _if_long(part: Part) -> Part | None:
+def _if_long(part: TopicPart) -> TopicPart | None:
     return part if part.end - part.start >= MIN_DETAIL_CHARS else None

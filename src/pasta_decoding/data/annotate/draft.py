@@ -11,15 +11,15 @@ from torch import Tensor
 from pasta_decoding.data.annotate.candidates import Unit, find_units
 from pasta_decoding.data.annotate.prior import Seen
 from pasta_decoding.data.annotate.reading import (
+    BaseReader,
     Laid,
-    Piece,
-    Reader,
     Reading,
-    Thread,
+    ReadPiece,
+    ReadThread,
     cut,
     lay_pieces,
 )
-from pasta_decoding.data.annotate.topics import Part, first_new, is_topic, topic_choices
+from pasta_decoding.data.annotate.topics import TopicPart, first_new, is_topic, topic_choices
 from pasta_decoding.data.dataset import Row
 from pasta_decoding.lang.tree import Chunk, Node, Span, Sync, Tree, valid_tokens
 
@@ -33,18 +33,18 @@ PROMISE_TOKENS = 8  # set aside for each promise of the annotation
 class Draft:
     """A response, its pieces, and how many more of its tokens may be read (`room`)."""
 
-    reader: Reader
+    reader: BaseReader
     instruction: str
     text: str
     prompt: Sequence[int]
     units: tuple[Unit, ...]
-    pieces: list[Piece]
+    pieces: list[ReadPiece]
     plain_tokens: int
     room: int
     prompt_tokens: int = 0
 
     @classmethod
-    def of(cls, reader: Reader, row: Row) -> Draft:
+    def of(cls, reader: BaseReader, row: Row) -> Draft:
         """Begin with the plain response of `row`."""
         text = row.response
         units, plain = find_units(text), len(reader.encode(text))
@@ -53,13 +53,13 @@ class Draft:
 
     # What may be read
 
-    def lay(self, threads: Sequence[Thread] = ()) -> Laid:
+    def lay(self, threads: Sequence[ReadThread] = ()) -> Laid:
         """Lay the response out, `threads` as chunks."""
         return lay_pieces(self.reader, self.prompt, self.pieces, threads)
 
-    def lay_heads(self, threads: Sequence[Thread], most: int) -> Laid:
+    def lay_heads(self, threads: Sequence[ReadThread], most: int) -> Laid:
         """Lay the response out, of each thread only its first tokens."""
-        return self.lay([Thread(one.first, one.last, one.topic, most) for one in threads])
+        return self.lay([ReadThread(one.first, one.last, one.topic, most) for one in threads])
 
     def spare(self, threads: int) -> int:
         """Return the tokens that may be read before the annotation is, with so many chunks."""
@@ -99,14 +99,14 @@ class Draft:
         states_VD, head = self.states(reading), self.reader.head
         return head.see(states_VD) if head and states_VD is not None else None
 
-    def part(self, thread: Thread) -> Part:
+    def part(self, thread: ReadThread) -> TopicPart:
         """Return the characters of a thread, which begins and ends with a unit."""
         first, last = self.pieces[thread.first].unit, self.pieces[thread.last].unit
         assert first is not None, "a thread begins with a unit"
         assert last is not None, "a thread ends with a unit"
-        return Part(self.units[first].start, self.units[last].end)
+        return TopicPart(self.units[first].start, self.units[last].end)
 
-    def topics(self, threads: Sequence[Thread], most: int) -> list[list[str]]:
+    def topics(self, threads: Sequence[ReadThread], most: int) -> list[list[str]]:
         """Return a few topics for each thread, best first; no two first ones are the same."""
         found: list[list[str]] = []
         for choices in topic_choices(self.text, [self.part(thread) for thread in threads]):
@@ -115,13 +115,15 @@ class Draft:
             found.append([best, *(one for one in few if one != best)])
         return found
 
-    def tree(self, threads: Sequence[Thread], syncs: frozenset[int]) -> Tree:
+    def tree(self, threads: Sequence[ReadThread], syncs: frozenset[int]) -> Tree:
         """Return the annotated response; a sync stands before each of the pieces `syncs`."""
         return tuple(self._nodes(threads, syncs))
 
-    def _nodes(self, threads: Sequence[Thread], syncs: frozenset[int]) -> Iterator[Node]:
+    def _nodes(self, threads: Sequence[ReadThread], syncs: frozenset[int]) -> Iterator[Node]:
         at = 0
-        events: Mapping[int, Thread | None] = dict.fromkeys(syncs) | {t.first: t for t in threads}
+        events: Mapping[int, ReadThread | None] = dict.fromkeys(syncs) | {
+            t.first: t for t in threads
+        }
         for place in sorted(events):
             unit = self.pieces[place].unit
             assert unit is not None, "nothing but a unit follows a sync"

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import islice
 
 from pasta_decoding.data.annotate.reading import (
+    BaseReader,
     Laid,
-    Piece,
-    Reader,
     Reading,
-    Thread,
+    ReadPiece,
+    ReadThread,
     lay_pieces,
     read_together,
 )
@@ -32,14 +32,16 @@ class HidingCost:
     seen: float = 0.0
 
 
-def hiding_costs(reader: Reader, rows: Iterable[Row], *, together: int = 8) -> Iterator[HidingCost]:
+def hiding_costs(
+    reader: BaseReader, rows: Iterable[Row], *, together: int = 8
+) -> Iterator[HidingCost]:
     """Yield the cost of each annotated row, in order; `together` of them are read side by side."""
     waiting = iter(rows)
     while batch := list(islice(waiting, together)):
         yield from read_together([_read(reader, row) for row in batch], reader.read)
 
 
-def _read(reader: Reader, row: Row) -> Generator[Sequence[Laid], list[Reading], HidingCost]:
+def _read(reader: BaseReader, row: Row) -> Generator[Sequence[Laid], list[Reading], HidingCost]:
     pieces, threads, syncs = _cut(read(row.response), reader)
     if not threads:
         return HidingCost()
@@ -56,13 +58,15 @@ def _read(reader: Reader, row: Row) -> Generator[Sequence[Laid], list[Reading], 
     )
 
 
-def _cut(tree: Tree, reader: Reader) -> tuple[list[Piece], list[Thread], frozenset[int]]:
+def _cut(
+    tree: Tree, reader: BaseReader
+) -> tuple[list[ReadPiece], list[ReadThread], frozenset[int]]:
     """Return an annotated answer as pieces, the threads among them, and what syncs go before.
 
     The blank in front of a chunk is read as its own, as ids of running text have it.
     """
-    pieces: list[Piece] = []
-    threads: list[Thread] = []
+    pieces: list[ReadPiece] = []
+    threads: list[ReadThread] = []
     syncs: set[int] = set()
     rest = ""
     for node in tree:
@@ -72,8 +76,8 @@ def _cut(tree: Tree, reader: Reader) -> tuple[list[Piece], list[Thread], frozens
             case Chunk(topic, _, text):
                 marker = rest.rstrip(" ")
                 pieces += _piece(reader, marker)
-                threads.append(Thread(len(pieces), len(pieces), topic or ""))
-                pieces.append(Piece(tuple(reader.encode(rest[len(marker) :] + text)), None))
+                threads.append(ReadThread(len(pieces), len(pieces), topic or ""))
+                pieces.append(ReadPiece(tuple(reader.encode(rest[len(marker) :] + text)), None))
                 rest = ""
             case Sync():
                 pieces += _piece(reader, rest)
@@ -82,5 +86,5 @@ def _cut(tree: Tree, reader: Reader) -> tuple[list[Piece], list[Thread], frozens
     return pieces + _piece(reader, rest), threads, frozenset(syncs)
 
 
-def _piece(reader: Reader, text: str) -> list[Piece]:
-    return [Piece(tuple(reader.encode(text)), None)] if text else []
+def _piece(reader: BaseReader, text: str) -> list[ReadPiece]:
+    return [ReadPiece(tuple(reader.encode(text)), None)] if text else []

@@ -30,11 +30,11 @@ from pasta_decoding.data.annotate.draft import Draft
 from pasta_decoding.data.annotate.lattice import choose, semi_markov_marginals
 from pasta_decoding.data.annotate.prior import READERS, Seen, find_facts, log_odds
 from pasta_decoding.data.annotate.reading import (
+    BaseReader,
     Laid,
     Nats,
-    Reader,
     Reading,
-    Thread,
+    ReadThread,
     read_together,
 )
 from pasta_decoding.data.annotate.topics import first_new
@@ -72,7 +72,7 @@ class Likelihood:
     part:     hears what share of a row's work was done, whenever the model has read for one.
     """
 
-    reader: Reader
+    reader: BaseReader
     limits: Limits = Limits()
     together: int = 8
     part: Callable[[float], None] = lambda _share: None
@@ -89,10 +89,10 @@ class Likelihood:
             yield from read_together(readings, self.reader.read, lambda: self.part(1 / READINGS))
 
 
-def annotate_row(reader: Reader, row: Row, limits: Limits) -> Asking[Annotated]:
+def annotate_row(reader: BaseReader, row: Row, limits: Limits) -> Asking[Annotated]:
     """Annotate one response; what it asks for is read by the model (`read_together`)."""
     draft = Draft.of(reader, row)
-    threads: list[Thread] = []
+    threads: list[ReadThread] = []
     syncs: frozenset[int] = frozenset()
     candidates = find_candidates(draft.units)
     if candidates and draft.size(draft.lay()) <= draft.room:
@@ -106,7 +106,7 @@ def annotate_row(reader: Reader, row: Row, limits: Limits) -> Asking[Annotated]:
 
 def _choose(
     draft: Draft, candidates: Sequence[Candidate], seen: Sequence[Seen] | None, limits: Limits
-) -> list[Thread]:
+) -> list[ReadThread]:
     """Return what a careful reader would most likely take as chunks, not yet named."""
     head = draft.reader.head
     weights = head.weights if head else READERS
@@ -116,10 +116,10 @@ def _choose(
     gains = [probability - limits.probability for probability in likely]
     place = {piece.unit: n for n, piece in enumerate(draft.pieces)}
     chosen = choose(len(draft.units), candidates, gains)
-    return [Thread(place[one.first], place[one.last], "") for one in chosen]
+    return [ReadThread(place[one.first], place[one.last], "") for one in chosen]
 
 
-def _name(draft: Draft, threads: Sequence[Thread]) -> Asking[list[Thread]]:
+def _name(draft: Draft, threads: Sequence[ReadThread]) -> Asking[list[ReadThread]]:
     """Give each chunk the topic under which its first tokens cost least, of those tried."""
     names = draft.topics(threads, MAX_TOPICS)
     columns = [
@@ -138,7 +138,9 @@ def _name(draft: Draft, threads: Sequence[Thread]) -> Asking[list[Thread]]:
     return list(_cheapest(columns, [one.nats for one in read]))
 
 
-def _cheapest(columns: Sequence[Sequence[Thread]], read: Sequence[Nats]) -> Iterator[Thread]:
+def _cheapest(
+    columns: Sequence[Sequence[ReadThread]], read: Sequence[Nats]
+) -> Iterator[ReadThread]:
     """Yield each chunk under the topic of the column in which it costs least, all different."""
     taken: list[str] = []
     for options in zip(*columns[: len(read)], strict=True):
@@ -149,8 +151,8 @@ def _cheapest(columns: Sequence[Sequence[Thread]], read: Sequence[Nats]) -> Iter
 
 
 def _check(
-    draft: Draft, threads: Sequence[Thread], seen: Nats, limits: Limits
-) -> Asking[tuple[list[Thread], frozenset[int]]]:
+    draft: Draft, threads: Sequence[ReadThread], seen: Nats, limits: Limits
+) -> Asking[tuple[list[ReadThread], frozenset[int]]]:
     """Return the chunks that may be hidden at the price, and the pieces that a sync goes before."""
     while threads and draft.size(draft.lay(threads)) > draft.room:
         threads = threads[:-1]  # very long topics in a very short response
@@ -168,13 +170,13 @@ def _check(
 
 
 def _syncs(
-    draft: Draft, threads: Sequence[Thread], losses: Nats, sync_nats: float
+    draft: Draft, threads: Sequence[ReadThread], losses: Nats, sync_nats: float
 ) -> Iterator[int]:
     """Yield the first pieces of paragraphs of main text that lose too much without the chunks."""
     chunk_of = {n: thread for thread in threads for n in range(thread.first, thread.last + 1)}
     unjoined = False
 
-    def key(place: int) -> tuple[Thread | None, int | None]:
+    def key(place: int) -> tuple[ReadThread | None, int | None]:
         unit = draft.pieces[place].unit
         return chunk_of.get(place), None if unit is None else draft.units[unit].block
 
@@ -193,6 +195,6 @@ def _syncs(
             unjoined = False
 
 
-def _nats(thread: Thread, paid: Nats) -> list[float]:
+def _nats(thread: ReadThread, paid: Nats) -> list[float]:
     """Return what the tokens of a chunk cost, as far as they were read."""
     return [nats for n in range(thread.first, thread.last + 1) for nats in paid.get(n, [])]

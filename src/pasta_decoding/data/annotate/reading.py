@@ -31,7 +31,7 @@ Nats = Mapping[int, Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class BaseReader:
     """How one model reads.
 
     encode:        the ids of a text; never a special token.
@@ -47,7 +47,7 @@ class Reader:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ReadPiece:
     """Some ids of a response. `unit` is which unit they are; None: what lies between two.
 
     A unit's ids begin with the blank in front of it, as ids of running text do.
@@ -58,7 +58,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Thread:
+class ReadThread:
     """Pieces `first` to `last`, both included, to be read as a chunk on `topic`.
 
     most: how many of their tokens to read.
@@ -86,24 +86,24 @@ class Laid:
     tokens: Mapping[int, range]
 
 
-def cut(text: str, units: Sequence[Unit], encode: Encode) -> list[Piece]:
+def cut(text: str, units: Sequence[Unit], encode: Encode) -> list[ReadPiece]:
     """Return the pieces of `text` in order; their ids are those of the whole text, near enough."""
-    pieces: list[Piece] = []
+    pieces: list[ReadPiece] = []
     at = 0
     for number, unit in enumerate(units):
         gap = text[at : unit.start]
         marker = gap.rstrip(" ")
-        pieces += [Piece(tuple(encode(marker)), None)] if marker else []
-        pieces.append(Piece(tuple(encode(text[at + len(marker) : unit.end])), number))
+        pieces += [ReadPiece(tuple(encode(marker)), None)] if marker else []
+        pieces.append(ReadPiece(tuple(encode(text[at + len(marker) : unit.end])), number))
         at = unit.end
-    return pieces + ([Piece(tuple(encode(text[at:])), None)] if at < len(text) else [])
+    return pieces + ([ReadPiece(tuple(encode(text[at:])), None)] if at < len(text) else [])
 
 
 def lay_pieces(
-    reader: Reader,
+    reader: BaseReader,
     prompt: Sequence[int],
-    pieces: Sequence[Piece],
-    threads: Sequence[Thread] = (),
+    pieces: Sequence[ReadPiece],
+    threads: Sequence[ReadThread] = (),
     syncs: frozenset[int] = frozenset(),
 ) -> Laid:
     """Lay out the pieces, those of `threads` as chunks; a sync stands before each of `syncs`."""
@@ -126,8 +126,8 @@ def lay_pieces(
 class _Builder:
     """Segments, and where each piece's tokens are among all of them."""
 
-    reader: Reader
-    pieces: Sequence[Piece]
+    reader: BaseReader
+    pieces: Sequence[ReadPiece]
     segments: list[Segment]
     tokens: dict[int, range]
     at: int
@@ -136,7 +136,7 @@ class _Builder:
         self._place(piece, self.pieces[piece].ids)
         self.segments.append(Run(self.pieces[piece].ids))
 
-    def add_thread(self, thread: Thread) -> None:
+    def add_thread(self, thread: ReadThread) -> None:
         promise = tuple(self.reader.encode(f" [{thread.topic}]"))
         opener = self.reader.encode(":")[-1]
         self.segments.append(PromiseRun(promise, 0, forced=len(promise)))

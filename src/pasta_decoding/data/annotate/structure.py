@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pasta_decoding.data.annotate.base import Annotated
 from pasta_decoding.data.annotate.outline import Block, blocks, outline
 from pasta_decoding.data.annotate.sequence import is_procedure, is_sequence
-from pasta_decoding.data.annotate.topics import Part, name_parts
+from pasta_decoding.data.annotate.topics import TopicPart, name_parts
 from pasta_decoding.data.dataset import Row
 from pasta_decoding.lang.tree import Chunk, Node, Span, show
 
@@ -102,16 +102,16 @@ def annotate(response: str, count_tokens: Callable[[str], int]) -> str:
     return show(tuple(promise_parts(response, parts, topics, count_tokens)))
 
 
-def find_parts(response: str) -> list[Part]:
+def find_parts(response: str) -> list[TopicPart]:
     """Return the parts of `response` that can be written side by side, in order."""
     return [] if is_sequence(response) else parts_by_layout(response)
 
 
-def parts_by_layout(response: str) -> list[Part]:
+def parts_by_layout(response: str) -> list[TopicPart]:
     """Return what would be the parts of `response` if it is no sequence."""
     layout = outline(response)
     plain = all(block.kind not in {"item", "heading"} for block in layout)
-    parts: list[Part] = []
+    parts: list[TopicPart] = []
     for heading, body in _sections(layout):
         opening = heading is None or heading is layout[0]
         closing = not body or body[-1] is layout[-1]
@@ -125,7 +125,7 @@ def parts_by_layout(response: str) -> list[Part]:
 
 def promise_parts(
     text: str,
-    parts: Sequence[Part],
+    parts: Sequence[TopicPart],
     topics: Sequence[str | None],
     count_tokens: Callable[[str], int],
 ) -> Iterator[Node]:
@@ -152,7 +152,7 @@ def _sections(layout: Sequence[Block]) -> list[tuple[Block | None, list[Block]]]
     return sections
 
 
-def _section_parts(text: str, heading: Block, stretch: _Stretch) -> list[Part]:
+def _section_parts(text: str, heading: Block, stretch: _Stretch) -> list[TopicPart]:
     """Return the section's body as one part, or its items and paragraphs if it is long."""
     title, body = text[heading.body : heading.end].strip(), stretch.body
     if not body or CLOSING.match(title) or _INTRODUCTION.match(title):
@@ -168,10 +168,10 @@ def _section_parts(text: str, heading: Block, stretch: _Stretch) -> list[Part]:
     return [whole] if words >= MIN_WORDS else []
 
 
-def _inner_parts(text: str, stretch: _Stretch) -> list[Part]:
+def _inner_parts(text: str, stretch: _Stretch) -> list[TopicPart]:
     """Return the items, paragraphs and runs of sentences of a stretch that are long enough."""
-    parts: list[Part] = []
-    items: list[Part] = []
+    parts: list[TopicPart] = []
+    items: list[TopicPart] = []
     for index, block in enumerate(stretch.body):
         if block.kind == "item":
             items += _item_parts(text, block)
@@ -184,11 +184,11 @@ def _inner_parts(text: str, stretch: _Stretch) -> list[Part]:
     return [part for part in parts if _words(text, part) >= MIN_WORDS]
 
 
-def _unless_steps(text: str, items: list[Part]) -> list[Part]:
+def _unless_steps(text: str, items: list[TopicPart]) -> list[TopicPart]:
     return [] if is_procedure([text[item.start : item.end] for item in items]) else items
 
 
-def _item_parts(text: str, block: Block) -> list[Part]:
+def _item_parts(text: str, block: Block) -> list[TopicPart]:
     """Return an item as one part, or its sub-items if it is long."""
     whole = part_of(text, block.body, block.end, _title(text[block.body : block.end], _TITLES))
     if _words(text, whole) > LONG_ITEM_WORDS:
@@ -199,7 +199,7 @@ def _item_parts(text: str, block: Block) -> list[Part]:
     return [whole]
 
 
-def _paragraph_parts(text: str, stretch: _Stretch, index: int) -> list[Part]:
+def _paragraph_parts(text: str, stretch: _Stretch, index: int) -> list[TopicPart]:
     """Return a paragraph as one part, its runs of sentences, or nothing if it opens or closes."""
     block, alone = stretch.body[index], len(stretch.body) == 1
     first = stretch.opening and index == 0
@@ -226,7 +226,7 @@ def _leads_or_ends(text: str, body: Sequence[Block], index: int, *, last: bool) 
     return (short and leads) or (index > 0 and bool(_CONCLUDES.match(paragraph)))
 
 
-def _sentence_runs(text: str, whole: Part) -> Iterator[Part]:
+def _sentence_runs(text: str, whole: TopicPart) -> Iterator[TopicPart]:
     """Yield runs of sentences; one that leans on the sentence before it stays in its run."""
     runs: list[tuple[int, int]] = []
     for left, right in sentences(text, whole.start, whole.end):
@@ -251,11 +251,11 @@ def sentences(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
         yield left, end
 
 
-def part_of(text: str, start: int, end: int, title: str | None = None) -> Part:
+def part_of(text: str, start: int, end: int, title: str | None = None) -> TopicPart:
     """Return the part between `start` and `end` without white space at its edges."""
     body = text[start:end]
     start += len(body) - len(body.lstrip())
-    return Part(start, start + len(body.strip()), title)
+    return TopicPart(start, start + len(body.strip()), title)
 
 
 def _title(body: str, patterns: Iterable[re.Pattern[str]]) -> str | None:
@@ -263,5 +263,5 @@ def _title(body: str, patterns: Iterable[re.Pattern[str]]) -> str | None:
     return next((found["title"] for pattern in patterns if (found := pattern.match(body))), None)
 
 
-def _words(text: str, part: Part) -> int:
+def _words(text: str, part: TopicPart) -> int:
     return len(text[part.start : part.end].split())

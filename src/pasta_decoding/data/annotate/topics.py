@@ -43,7 +43,7 @@ _LINKS = frozenset({"of", "and", "for", "in", "to", "with", "vs", "or", "on", "&
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TopicPart:
     """A stretch of the response that can be written by itself, and its title if it has one."""
 
     start: int
@@ -51,7 +51,7 @@ class Part:
     title: str | None = None
 
 
-def name_parts(text: str, parts: Sequence[Part]) -> list[str]:
+def name_parts(text: str, parts: Sequence[TopicPart]) -> list[str]:
     """Return one topic a part, all different."""
     topics: list[str] = []
     for choices in topic_choices(text, parts):
@@ -59,7 +59,7 @@ def name_parts(text: str, parts: Sequence[Part]) -> list[str]:
     return topics
 
 
-def topic_choices(text: str, parts: Sequence[Part]) -> Iterator[Iterator[str]]:
+def topic_choices(text: str, parts: Sequence[TopicPart]) -> Iterator[Iterator[str]]:
     """Yield the topics that each part may have, best first; some may be given twice."""
     bodies = [text[part.start : part.end] for part in parts]
     spread = Counter(stem for body in bodies for stem in {stem_of(word) for word in words(body)})

@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class JudgedPair:
     """Two answers to one prompt, and how somebody judged them.
 
     source:     whose judgement it is; figures are kept apart by it.

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pasta_decoding.evaluation.bootstrap import Interval, interval
-from pasta_decoding.evaluation.judge.base import Pair
+from pasta_decoding.evaluation.judge.base import JudgedPair
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -33,7 +33,7 @@ _BINS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class JudgeFigures:
     """A judge on some pairs of one source.
 
     pairs, prompts: with a verdict and no tie.
@@ -61,8 +61,8 @@ class SourceReport:
     source: str
     asked: int
     missing: float
-    every: Figures | None
-    similar: Figures | None
+    every: JudgeFigures | None
+    similar: JudgeFigures | None
     log_loss: float | None = None
     brier: float | None = None
     calibration_error: float | None = None
@@ -80,7 +80,9 @@ class SourceReport:
 Verdicts = Sequence[float | None]
 
 
-def evaluate(pairs: Sequence[Pair], verdicts: Verdicts, *, seed: int = 0) -> list[SourceReport]:
+def evaluate(
+    pairs: Sequence[JudgedPair], verdicts: Verdicts, *, seed: int = 0
+) -> list[SourceReport]:
     """Report on each source, and on all parts of a source (`NAME/part`) together as `NAME`.
 
     verdicts: the judge's preferences, one a pair.
@@ -116,7 +118,7 @@ class _Table:
         )
 
 
-def _table(pairs: Sequence[Pair], verdicts: Verdicts) -> _Table:
+def _table(pairs: Sequence[JudgedPair], verdicts: Verdicts) -> _Table:
     characters = [(len(pair.a.strip()), len(pair.b.strip())) for pair in pairs]
     words = [(len(pair.a.split()), len(pair.b.split())) for pair in pairs]
     sizes = {"characters": np.array(characters), "words": np.array(words)}
@@ -152,7 +154,7 @@ def _report(source: str, asked: _Table, seed: int) -> SourceReport:
     )
 
 
-def _figures(found: _Table, verdict_P: Array, seed: int) -> Figures | None:
+def _figures(found: _Table, verdict_P: Array, seed: int) -> JudgeFigures | None:
     decided_P = found.preference_P != 0.5
     if not decided_P.any():
         return None
@@ -165,7 +167,7 @@ def _figures(found: _Table, verdict_P: Array, seed: int) -> Figures | None:
     }
     rule, floor_P = max(rules.items(), key=lambda one: one[1].mean())
     right_P = _agrees(verdict_P - 0.5, sides_P)
-    return Figures(
+    return JudgeFigures(
         pairs=len(right_P),
         prompts=len(np.unique(found.prompt_P)),
         length_rule=rule,

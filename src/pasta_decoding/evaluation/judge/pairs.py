@@ -13,7 +13,7 @@ from statistics import fmean
 
 from pasta_decoding.data.dataset import read_lines, read_objects
 from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation.judge.base import Pair
+from pasta_decoding.evaluation.judge.base import JudgedPair
 
 _TEXTS = ("prompt", "response_a", "response_b")
 _LABELS = {"a": 1.0, "b": 0.0, "tie": 0.5}
@@ -26,7 +26,7 @@ _SIMILAR_WINS = 0.15
 _BETWEEN_PER_PROMPT = 20
 
 
-def read_pairs(path: Path) -> list[Pair]:
+def read_pairs(path: Path) -> list[JudgedPair]:
     """Read JSONL (.gz): `prompt`, `response_a`, `response_b`, and `label`, one of a, b and tie.
 
     Their source is the file's name up to its first dot. Raises PastaError.
@@ -40,7 +40,7 @@ def source_name(path: Path) -> str:
     return path.name.partition(".")[0]
 
 
-def _pair(source: str, found: dict[str, object], where: str) -> Pair:
+def _pair(source: str, found: dict[str, object], where: str) -> JudgedPair:
     texts = []
     for name in _TEXTS:
         text = found.get(name)
@@ -52,7 +52,7 @@ def _pair(source: str, found: dict[str, object], where: str) -> Pair:
         message = f"{where}: the label is {label!r}"
         raise PastaError(message, hint=f"A label is one of {', '.join(_LABELS)}.")
     prompt, a, b = texts
-    return Pair(source, prompt, a, b, _LABELS[label])
+    return JudgedPair(source, prompt, a, b, _LABELS[label])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,10 @@ class _Texts:
     prompts: dict[int, str]
     answers: dict[tuple[int, str], str]
 
-    def pair(self, source: str, prompt_id: int, a: str, b: str, preference: float) -> Pair:
+    def pair(self, source: str, prompt_id: int, a: str, b: str, preference: float) -> JudgedPair:
         """Return a pair by the names of those who wrote its answers."""
         first, second = self.answers[prompt_id, a], self.answers[prompt_id, b]
-        return Pair(source, self.prompts[prompt_id], first, second, preference)
+        return JudgedPair(source, self.prompts[prompt_id], first, second, preference)
 
     def has(self, one: _Verdict) -> bool:
         """Are the prompt and both answers there?"""
@@ -85,7 +85,7 @@ class _Texts:
         )
 
 
-def read_alpaca_eval(folder: Path) -> list[Pair]:
+def read_alpaca_eval(folder: Path) -> list[JudgedPair]:
     """Read AlpacaEval's outputs and annotations: many models on the same prompts.
 
     The folder holds `prompts*.jsonl`, `outputs*.jsonl`, `references*.jsonl` and
@@ -99,7 +99,7 @@ def read_alpaca_eval(folder: Path) -> list[Pair]:
     for annotator, one in _read_verdicts(folder):
         if texts.has(one):
             by_annotator[annotator].append(one)
-    pairs: list[Pair] = []
+    pairs: list[JudgedPair] = []
     for annotator, verdicts in by_annotator.items():
         wins = _win_rates(verdicts)
         pairs += _against_reference(annotator, verdicts, wins, texts)
@@ -112,7 +112,7 @@ def read_alpaca_eval(folder: Path) -> list[Pair]:
 
 def _against_reference(
     annotator: str, verdicts: Sequence[_Verdict], wins: Mapping[str, float], texts: _Texts
-) -> Iterator[Pair]:
+) -> Iterator[JudgedPair]:
     for one in verdicts:
         match = "even" if 1 - _EVEN <= wins[one.model] <= _EVEN else "uneven"
         source = f"{annotator}/{match}"
@@ -121,7 +121,7 @@ def _against_reference(
 
 def _between_models(
     annotator: str, verdicts: Sequence[_Verdict], wins: Mapping[str, float], texts: _Texts
-) -> Iterator[Pair]:
+) -> Iterator[JudgedPair]:
     """Yield at most `_BETWEEN_PER_PROMPT` pairs a prompt, drawn with a fixed seed."""
     by_prompt: dict[int, list[_Verdict]] = defaultdict(list)
     for one in verdicts:

@@ -16,7 +16,7 @@ from pasta_decoding.evaluation.figures import (
     THEORETICAL,
     WALL_CLOCK,
     Figures,
-    Pair,
+    RecordPair,
     figures,
     geometric,
     speeds,
@@ -31,7 +31,7 @@ from pasta_decoding.evaluation.quality import (
     qualities,
 )
 from pasta_decoding.evaluation.report.dominance import OURS, RIVALS, Contender, Dominance, dominance
-from pasta_decoding.evaluation.runs import BASELINE, Run, baseline_of, same_prompts
+from pasta_decoding.evaluation.runs import BASELINE, MethodRun, baseline_of, same_prompts
 
 PAPER = (
     {"run": "PASTA, most for speed", "wall_clock": 1.93, "win_rate_change": -7.1},
@@ -51,7 +51,7 @@ class Line:
     log_speed_P: of each speedup, the logs prompt by prompt; see eval/figures.py.
     """
 
-    run: Run
+    run: MethodRun
     figures: Figures
     log_speed_P: Mapping[str, FloatArray]
     qualities: Mapping[str, Quality]
@@ -73,7 +73,7 @@ class Report:
     judge:     what is to be said of whoever compared the answers.
     """
 
-    baseline: Run
+    baseline: MethodRun
     lines: Sequence[Line]
     unanswered: Mapping[str, int]
     left_out: Mapping[str, int]
@@ -88,7 +88,7 @@ class Report:
         return [name for name in (LC_WIN_RATE, TEXT_QUALITY) if name in known]
 
 
-def build(runs: Sequence[Run], *, common: bool = False) -> Report:
+def build(runs: Sequence[MethodRun], *, common: bool = False) -> Report:
     """Compute a report. Raises PastaError for runs that cannot be compared."""
     before = {run.label: len(run.records) for run in runs}
     unanswered = {run.label: run.unanswered for run in runs if run.unanswered}
@@ -96,7 +96,7 @@ def build(runs: Sequence[Run], *, common: bool = False) -> Report:
     baseline = baseline_of(runs)
     for run in runs:
         _check_alike(run, baseline)
-    lines = sorted((_line(Pair(run, baseline)) for run in runs), key=_reading_order)
+    lines = sorted((_line(RecordPair(run, baseline)) for run in runs), key=_reading_order)
     _check_judges(lines)
     timed = all(WALL_CLOCK in line.log_speed_P for line in lines)
     speed = WALL_CLOCK if timed else THEORETICAL
@@ -120,11 +120,11 @@ def _reading_order(line: Line) -> tuple[int, float]:
     return place, line.speed(THEORETICAL).value
 
 
-def _line(pair: Pair) -> Line:
+def _line(pair: RecordPair) -> Line:
     return Line(pair.run, figures(pair), speeds(pair), qualities(pair), faults(pair))
 
 
-def _check_alike(run: Run, baseline: Run) -> None:
+def _check_alike(run: MethodRun, baseline: MethodRun) -> None:
     """Refuse runs whose speedups would be of something else than their methods."""
     # A server holds a checkpoint of its own for each method.
     keys = _ALIKE if baseline.settings.get("engine") == "remote" else ("model", *_ALIKE)
