@@ -101,7 +101,7 @@ def test_other_settings_are_refused(train: Callable[..., Outcome], tmp_path: Pat
 def test_a_round_without_a_pair_is_told_in_a_line(
     train: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pasta_decoding.training.preference.choose_pairs", lambda *_: [])
+    monkeypatch.setattr("pasta_decoding.training.preference_run.choose_pairs", lambda *_: [])
     found = train()
     assert (found.status, found.out) == (2, "")
     assert "pasta: round 1 has no pair of a better and a worse answer" in found.err

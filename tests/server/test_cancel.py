@@ -15,9 +15,11 @@ import pytest
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
-from pasta_decoding.server.backend import AnswerError, Ask, Ended, Load, StoppedError
+from pasta_decoding.server.backend import AnswerError, Ended, StoppedError
+from pasta_decoding.server.capacity import Load
 from pasta_decoding.server.local_backend import LocalBackend
 from pasta_decoding.server.metrics import Metrics
+from pasta_decoding.server.questions import Ask
 from tests.server.running import HELLO, MODEL, Reply, running, wait_for
 from tests.server.scripts import Broken, Slow, Stepped, endless, with_engine
 

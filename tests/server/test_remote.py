@@ -20,8 +20,10 @@ from pasta_decoding.remote.service import RetryPolicy
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
-from pasta_decoding.server.backend import AnswerError, Ask, Load, StoppedError
+from pasta_decoding.server.backend import AnswerError, StoppedError
+from pasta_decoding.server.capacity import Load
 from pasta_decoding.server.metrics import Metrics
+from pasta_decoding.server.questions import Ask
 from pasta_decoding.server.remote_backend import RemoteBackend
 from tests.checkpoint import TinyCheckpoint
 from tests.remote.fake import Fake, refusal, serving, until

@@ -22,7 +22,8 @@ from pasta_decoding.training import preference
 from pasta_decoding.training import sample as sample_module
 from pasta_decoding.training.config import PreferenceConfig, Weights
 from pasta_decoding.training.pairs import Reference
-from pasta_decoding.training.preference import Surroundings, train_preference
+from pasta_decoding.training.preference import train_preference
+from pasta_decoding.training.preference_run import Surroundings
 from pasta_decoding.training.score import score_layouts
 from pasta_decoding.training.scoring import Quality
 from pasta_decoding.training.settings import share_samples

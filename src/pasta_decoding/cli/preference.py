@@ -34,7 +34,7 @@ from pasta_decoding.training.config import PreferenceConfig, Weights
 
 if TYPE_CHECKING:
     from pasta_decoding.runtime.local import LocalDecoder
-    from pasta_decoding.training.preference import Surroundings
+    from pasta_decoding.training.preference_run import Surroundings
     from pasta_decoding.training.scoring import Quality
 
 Item = TypeVar("Item")
@@ -265,7 +265,7 @@ def surroundings(
     """Wire up what training takes from outside: engines, the quality, progress."""
     from pasta_decoding.evaluation.rating import likelihood_rate, load_nll
     from pasta_decoding.models.loading import default_device, native_dtype
-    from pasta_decoding.training.preference import Surroundings
+    from pasta_decoding.training.preference_run import Surroundings
     from pasta_decoding.training.score import score_layouts
     from pasta_decoding.training.scoring import Quality
 

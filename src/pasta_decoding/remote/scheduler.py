@@ -5,14 +5,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from pasta_decoding.remote.driver import AnswerWriter, OnNews
 from pasta_decoding.remote.replicas import ReplicaPool
+from pasta_decoding.remote.service import Service
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.request import Request
 
-if TYPE_CHECKING:
-    from pasta_decoding.remote.decoder import RemoteDecoder
+
+class Asker(Protocol):
+    """What a `RemoteDecoder` does for a scheduler."""
+
+    @property
+    def service(self) -> Service:
+        """Where requests go."""
+        ...
+
+    def check(self, request: Request) -> None:
+        """Raise PastaError if `request` could never be answered."""
+        ...
+
+    def writer(self, request: Request, pool: ReplicaPool, on_news: OnNews) -> AnswerWriter:
+        """Return what writes the answer to a request that passed `check`."""
+        ...
 
 
 class RemoteScheduler:
@@ -21,7 +37,7 @@ class RemoteScheduler:
     Answers go on while one of its methods runs: `step` waits until at least one is over.
     """
 
-    def __init__(self, decoder: RemoteDecoder) -> None:
+    def __init__(self, decoder: Asker) -> None:
         self._decoder = decoder
         self._runner = asyncio.Runner()
         self._pool: ReplicaPool | None = None

@@ -23,10 +23,11 @@ from pasta_decoding.runtime.governor import Priority
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
 from pasta_decoding.server import requests, schema
-from pasta_decoding.server.backend import Ask, Backend
+from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.errors import ApiError, excerpt, install
 from pasta_decoding.server.guard import Entry, Guard, Places
 from pasta_decoding.server.metrics import Metrics
+from pasta_decoding.server.questions import Ask
 from pasta_decoding.server.replies import ChatForm, Form, Reply, TextForm
 from pasta_decoding.server.transport import StreamedReply, WholeReply
 

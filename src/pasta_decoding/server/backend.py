@@ -1,7 +1,7 @@
 """What stands behind the server: something that writes answers, many at once, asynchronously.
 
-The application knows no more of an engine than this. `bridge.LocalBackend` runs one in this
-process, `remote.RemoteBackend` asks servers that have one.
+The application knows no more of an engine than this. `local_backend.LocalBackend` runs one in this
+process, `remote_backend.RemoteBackend` asks servers that have one.
 """
 
 from __future__ import annotations
@@ -9,35 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import Protocol, Self
 
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Event
-from pasta_decoding.runtime.governor import Priority
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampling
 from pasta_decoding.runtime.stop_filter import Placed
-
-if TYPE_CHECKING:
-    from pasta_decoding.server.capacity import Capacity
-    from pasta_decoding.server.questions import Questions
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One answer to be written: a choice of a request.
-
-    choice: its index among the request's; tells answers with the same seed apart.
-    stops:  the text ends before the first of these, in reading order.
-    priority: how it stands to others that are written at the same time.
-    """
-
-    prompt: tuple[int, ...]
-    rules: Rules
-    sampling: Sampling
-    choice: int = 0
-    stops: tuple[str, ...] = ()
-    priority: Priority = Priority.normal
+from pasta_decoding.server.capacity import Capacity
+from pasta_decoding.server.questions import Ask, Questions
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,22 +97,6 @@ class Answers:
     def __exit__(self, *_error: object) -> None:
         """See `__enter__`."""
         self.close()
-
-
-class BusyError(Exception):
-    """There is no room for a request, not even to wait. `retry_after_s`: when to try again."""
-
-    def __init__(self, retry_after_s: int) -> None:
-        super().__init__(f"busy for {retry_after_s} s")
-        self.retry_after_s = retry_after_s
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How many answers are being written, and how many wait."""
-
-    running: int
-    waiting: int
 
 
 class Backend(Protocol):

@@ -7,11 +7,26 @@ from dataclasses import dataclass
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.server.backend import BusyError, Load
 
 FIRST_GUESS_S = 5.0
 """What an answer is taken to last before one has been seen."""
 MAX_RETRY_S = 60
+
+
+class BusyError(Exception):
+    """There is no room for a request, not even to wait. `retry_after_s`: when to try again."""
+
+    def __init__(self, retry_after_s: int) -> None:
+        super().__init__(f"busy for {retry_after_s} s")
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How many answers are being written, and how many wait."""
+
+    running: int
+    waiting: int
 
 
 @dataclass(slots=True)

@@ -12,7 +12,8 @@ from starlette.exceptions import HTTPException
 
 from pasta_decoding.errors import TOO_LONG, PastaError
 from pasta_decoding.remote.completions import RemoteError
-from pasta_decoding.server.backend import BusyError, StoppedError
+from pasta_decoding.server.backend import StoppedError
+from pasta_decoding.server.capacity import BusyError
 from pasta_decoding.server.requests import FIELDS
 from pasta_decoding.server.schema import ErrorDetail, ErrorReply
 

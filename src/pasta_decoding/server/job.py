@@ -9,8 +9,9 @@ from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.stop_filter import StopFilter
-from pasta_decoding.server.backend import Answers, Ask, Ended, Failed, Piece
+from pasta_decoding.server.backend import Answers, Ended, Failed, Piece
 from pasta_decoding.server.metrics import Metrics
+from pasta_decoding.server.questions import Ask
 
 
 class Job:

@@ -19,18 +19,11 @@ from queue import SimpleQueue
 
 from pasta_decoding.runtime.governor import CheapestStep
 from pasta_decoding.runtime.local import LocalDecoder
-from pasta_decoding.server.backend import (
-    Answers,
-    Ask,
-    Ended,
-    Failed,
-    Piece,
-    StoppedError,
-)
+from pasta_decoding.server.backend import Answers, Ended, Failed, Piece, StoppedError
 from pasta_decoding.server.capacity import Capacity
 from pasta_decoding.server.job import Job
 from pasta_decoding.server.metrics import Metrics
-from pasta_decoding.server.questions import Questions
+from pasta_decoding.server.questions import Ask, Questions
 
 log = logging.getLogger(__name__)
 

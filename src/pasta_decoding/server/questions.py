@@ -8,8 +8,27 @@ from dataclasses import dataclass
 from pasta_decoding.errors import TOO_LONG, PastaError
 from pasta_decoding.models.prompt import Message
 from pasta_decoding.runtime.decoder import Decoder
+from pasta_decoding.runtime.governor import Priority
 from pasta_decoding.runtime.request import Request
-from pasta_decoding.server.backend import Ask
+from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One answer to be written: a choice of a request.
+
+    choice: its index among the request's; tells answers with the same seed apart.
+    stops:  the text ends before the first of these, in reading order.
+    priority: how it stands to others that are written at the same time.
+    """
+
+    prompt: tuple[int, ...]
+    rules: Rules
+    sampling: Sampling
+    choice: int = 0
+    stops: tuple[str, ...] = ()
+    priority: Priority = Priority.normal
 
 
 @dataclass(frozen=True, slots=True)

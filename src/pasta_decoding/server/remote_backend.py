@@ -15,11 +15,11 @@ from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.request import Request
-from pasta_decoding.server.backend import Answers, Ask, StoppedError
+from pasta_decoding.server.backend import Answers, StoppedError
 from pasta_decoding.server.capacity import Capacity
 from pasta_decoding.server.job import Job
 from pasta_decoding.server.metrics import Metrics
-from pasta_decoding.server.questions import Questions
+from pasta_decoding.server.questions import Ask, Questions
 
 log = logging.getLogger(__name__)
 

@@ -6,14 +6,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pasta_decoding.data.lines import read_lines, write_text
+from pasta_decoding.training.preference_run import PreferenceRun
 from pasta_decoding.training.rounds import describe_parts, plot_rounds
 from pasta_decoding.training.sample import Prompt
-
-if TYPE_CHECKING:
-    from pasta_decoding.training.preference import PreferenceRun
 
 
 class Checker:
