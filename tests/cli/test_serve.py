@@ -74,7 +74,7 @@ def serve(
         return backends.pop(), outcome.err
 
     def create_app(
-        backend: LocalBackend | RemoteBackend, _metrics: object, settings: Settings
+        backend: LocalBackend | RemoteBackend, _metrics: object, settings: Settings, *_: object
     ) -> None:
         backends.append(backend)
         seen.append(settings)

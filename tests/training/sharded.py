@@ -6,6 +6,7 @@ Arguments: the folder of a base model, a folder to write to.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from accelerate import FullyShardedDataParallelPlugin
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
-from torch.distributed import destroy_process_group, get_rank, init_process_group
+from torch.distributed import barrier, get_rank, init_process_group
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from pasta_decoding.models import checkpoint as checkpoints
@@ -45,7 +46,7 @@ def main(base: Path, out: Path) -> None:
     if get_rank() == 0:
         save_adapter(sharded, checkpoint, out / "sharded", weights=weights)
         save_adapter(alone, checkpoint, out / "alone")
-    destroy_process_group()
+    barrier()  # the one that writes is not left alone
 
 
 def steps(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -78,3 +79,6 @@ def prepared(model: Any) -> Any:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), Path(sys.argv[2]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # Gloo's threads may still hold tensors (pytorch/pytorch#179291)

@@ -18,7 +18,7 @@ from pasta_decoding.evaluation.rating import likelihood_rate, load_nll
 from pasta_decoding.models.loading import load_base
 from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
 from pasta_decoding.training import pairs as pairs_module
-from pasta_decoding.training import preference
+from pasta_decoding.training import preference, preference_run
 from pasta_decoding.training import sample as sample_module
 from pasta_decoding.training.config import PreferenceConfig, Weights
 from pasta_decoding.training.pairs import Reference
@@ -207,12 +207,12 @@ def dying(function: Callable[..., Any], calls: int) -> Callable[..., Any]:
 PLACES = {
     "in the baseline's sampling": (sample_module, "_sample", 5),
     "in sampling": (sample_module, "_sample", 6 * 2 + 9),
-    "in scoring": (preference, "measure", 3),
-    "before pairs are written": (preference, "worst_repeats", 1),
+    "in scoring": (preference_run, "measure", 3),
+    "before pairs are written": (preference_run, "worst_repeats", 1),
     "in the reference": (pairs_module, "log_probabilities", 2),
-    "before the reference is written": (preference, "reference_sums", 1),
+    "before the reference is written": (preference_run, "reference_sums", 1),
     "in training": (torch.optim.AdamW, "step", 2),
-    "before the adapter is written": (preference, "save_adapter", 1),
+    "before the adapter is written": (preference_run, "save_adapter", 1),
     "before the last copy": (preference, "copy_whole", 1),
 }
 QUICK = ["in sampling", "in training", "before the last copy"]
@@ -325,7 +325,7 @@ def test_a_loss_that_is_no_number_stops_training_and_keeps_what_was_saved(
         count = len(list(examples))
         return [Reference(-1.0, -2.0)] + [Reference(float("nan"), -1.0)] * (count - 1)
 
-    monkeypatch.setattr(preference, "reference_sums", no_numbers)
+    monkeypatch.setattr(preference_run, "reference_sums", no_numbers)
     with pytest.raises(PastaError, match=r"^the loss is nan after step [01]$"):
         tiny.train(tmp_path)
     assert not (tmp_path / "adapter").exists()
