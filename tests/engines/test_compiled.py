@@ -35,8 +35,8 @@ def test_decoding_at_any_width_and_length_compiles_nothing(monkeypatch: pytest.M
         raise AssertionError("a compiler was started")
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    monkeypatch.setattr(torch._inductor.compile_fx, "compile_fx", refuse)
-    monkeypatch.setattr(torch._dynamo.convert_frame, "compile_frame", refuse)
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", refuse)
+    monkeypatch.setattr("torch._dynamo.convert_frame.compile_frame", refuse)
     main = engine.open(reserved_tokens=1000)
     engine.step([Feed((main,), (1,) * 300, tuple(range(300)))])
     branches = [main]
