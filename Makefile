@@ -7,7 +7,8 @@ VLLM_VENV := .venv-vllm
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-QUESTION ?= What are three good ways to learn a new language, and why does each of them work?
+# One that the small model answers well; others show its limits.
+QUESTION ?= How can I save water and energy at home?
 DEFAULT_TESTS := not gpu and not llama and not remote and not slow
 BENCHMARKS ?= overhead width_cost join answers peers throughput
 # For example: make bench BENCHMARKS=answers BENCH_OPTIONS="--engines llama:F16 llama:Q4_0"
