@@ -14,8 +14,9 @@ from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
-from pasta_decoding.api.settings import Dtype, EngineName, FileType
-from pasta_decoding.cli.engine import Loading
+from pasta_decoding.api.opening import open_local
+from pasta_decoding.api.settings import Dtype, EngineName, FileType, LoadSettings
+from pasta_decoding.cli.files import place
 from pasta_decoding.evaluation.machine import commit, machine
 from pasta_decoding.runtime.local import LocalDecoder
 
@@ -84,7 +85,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 def decoder_named(name: str, options: argparse.Namespace) -> LocalDecoder:
     """Load the engine called `name`."""
     engine, _, form = name.partition(":")
-    loading = Loading(
+    loading = LoadSettings(
         adapter=options.adapter,
         model=options.model,
         engine=EngineName(engine),
@@ -93,5 +94,5 @@ def decoder_named(name: str, options: argparse.Namespace) -> LocalDecoder:
         device=options.device,
     )
     if engine in ("torch", "compiled"):
-        return replace(loading, dtype=Dtype(form)).local_decoder()
-    return replace(loading, quant=FileType(form)).local_decoder()
+        return open_local(replace(loading, dtype=Dtype(form)), place())
+    return open_local(replace(loading, quant=FileType(form)), place())

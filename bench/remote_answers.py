@@ -24,8 +24,9 @@ from urllib.request import urlopen
 from answers import SAMPLE
 from common import emit, spread
 
-from pasta_decoding.api.settings import EngineName
-from pasta_decoding.cli.engine import Loading
+from pasta_decoding.api.opening import open_decoder
+from pasta_decoding.api.settings import EngineName, LoadSettings
+from pasta_decoding.cli.files import place
 from pasta_decoding.data.dataset import read_rows
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models.control_tokens import ControlTokens
@@ -82,13 +83,13 @@ def main() -> None:
     parser.add_argument("--limit", type=int)
     parser.add_argument("--max-tokens", type=int, default=400)
     options = parser.parse_args()
-    loading = Loading(
+    loading = LoadSettings(
         adapter=options.adapter,
         engine=EngineName.remote,
         join=Joining.text,
-        base_url=[options.base_url],
+        base_url=(options.base_url,),
     )
-    decoder = loading.decoder()
+    decoder = open_decoder(loading, place())
     assert isinstance(decoder, RemoteDecoder), "as the engine's name says"
     prompts = [row.instruction for row in read_rows(options.prompts)][: options.limit]
     before, began_s = counted(options.base_url), time.perf_counter()

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from pasta_decoding.api.settings import Dtype, EngineName
+from pasta_decoding.api.settings import Dtype, EngineName, LoadSettings
 from pasta_decoding.cli.data import build
-from pasta_decoding.cli.engine import Loading
 from pasta_decoding.cli.preference import preference, settled
 from pasta_decoding.cli.train import sft
 from pasta_decoding.data.build import Wanted
@@ -51,7 +50,7 @@ def test_a_run_keeps_the_number_format_that_it_has_not_the_wish(
     tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pasta_decoding.models.loading.default_device", lambda: "cpu")
-    wish = Loading(model=tiny_checkpoint.base, engine=EngineName.torch, dtype=Dtype.auto)
+    wish = LoadSettings(model=tiny_checkpoint.base, engine=EngineName.torch, dtype=Dtype.auto)
     for native in ("bfloat16", "float32"):
         monkeypatch.setattr(
             "pasta_decoding.models.loading.native_dtype", lambda _device, found=native: found

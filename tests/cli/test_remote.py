@@ -332,4 +332,5 @@ def test_a_command_that_samples_in_this_process_does_not_offer_servers(pasta: Pa
     assert "remote" not in pasta("train", "preference", "--help").out
     found = pasta("train", "preference", "--engine", "remote")
     assert found.status == 2
-    assert "'remote' is not one of auto, compiled, torch, llama" in " ".join(found.err.split())
+    said = " ".join(found.err.split())
+    assert "'remote' is not one of 'auto', 'compiled', 'torch', 'llama'" in said

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from pasta_decoding.api.settings import EngineName, FileType
-from pasta_decoding.cli.engine import Loading
+from pasta_decoding.api.opening import open_local
+from pasta_decoding.api.settings import EngineName, FileType, LoadSettings
+from pasta_decoding.cli.files import place
 from pasta_decoding.data.dataset import read_rows
 from pasta_decoding.runtime.local import LocalDecoder
 from tests.server.hammering import hammer
@@ -30,9 +31,9 @@ ENGINE = ("--engine", "llama", "--quant", "F16")
 
 @pytest.fixture(scope="module")
 def embedded(embedded_dir: Path) -> Iterator[LocalDecoder]:
-    decoder = Loading(
-        model=embedded_dir, engine=EngineName.llama, quant=FileType.F16
-    ).local_decoder()
+    decoder = open_local(
+        LoadSettings(model=embedded_dir, engine=EngineName.llama, quant=FileType.F16), place()
+    )
     yield decoder
     assert decoder.engine.cells_in_use == 0
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
+
+from typer import Option
 
 from pasta_decoding.engines import DEFAULT_CELLS
 from pasta_decoding.errors import PastaError
@@ -45,35 +48,84 @@ class FileType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """Which checkpoint, on which engine. Its defaults are everybody's.
+    """Which checkpoint, on which engine. Its defaults and options are everybody's.
 
-    adapter:  folder of an adapter, or a shipped one's name; "none" for the base model alone. None
-              takes the default one, or that for text joins where servers decode.
-    model:    folder of the base model, or its name on the hub; None: the embedded one.
-              Either may name a whole model in its place: a GGUF that `pasta export` wrote, or a
-              folder with weights and `pasta.json`. The other is None, then.
+    adapter:  None takes the default one, or that for text joins where servers decode. It or
+              `model` may name a whole model instead; the other is None, then.
     engine:   auto takes servers where `base_url` names some, else the best of this machine.
-    join:     None: as the checkpoint was trained.
-    dtype:    of the torch engine's weights and cache.
-    quant:    number format of the llama engine's weights.
-    context:  tokens that the cache holds.
-    threads:  processor threads; None: all cores.
-    device:   of the torch engine; None: a GPU where there is one.
-    base_url: servers of OpenAI-style completions, replicas of one model.
-    remote_key: the key that these ask for.
     """
 
-    adapter: str | None = None
-    model: Path | None = None
-    engine: EngineName = EngineName.auto
-    join: Joining | None = None
-    dtype: Dtype = Dtype.auto
-    quant: FileType = FileType.F16
-    context: int = DEFAULT_CELLS
-    threads: int | None = None
-    device: str | None = None
-    base_url: tuple[str, ...] = ()
-    remote_key: str | None = None
+    adapter: Annotated[
+        str | None,
+        Option(
+            help="Folder of an adapter, or the name of a shipped one; balanced if left out, and "
+            "balanced-text on servers. `none` takes the base model alone, which writes "
+            "sequentially.",
+            show_default=False,
+        ),
+    ] = None
+    model: Annotated[
+        Path | None,
+        Option(
+            help="Folder of the base model, or its name on the hub; the embedded one if left out. "
+            "Or a whole model, adapter and all: a GGUF or a merged folder that `pasta export` "
+            "wrote."
+        ),
+    ] = None
+    engine: Annotated[
+        EngineName,
+        Option(
+            help="auto takes, on a CPU, compiled where `pasta compile` made it, else llama where "
+            "it is installed and can run the model, else torch; on a GPU torch. remote asks the "
+            "servers of --base-url, which hold the merged checkpoint."
+        ),
+    ] = EngineName.auto
+    join: Annotated[
+        Joining | None,
+        Option(
+            help="How the main thread comes to see finished chunks: kv joins their keys, text "
+            "reads them again. Else as the checkpoint was trained."
+        ),
+    ] = None
+    dtype: Annotated[
+        Dtype,
+        Option(help="torch: of weights and cache; auto takes bfloat16 where it is native."),
+    ] = Dtype.auto
+    quant: Annotated[
+        FileType,
+        Option(
+            help="llama: number format of the weights. Fewer bits are faster, and small models "
+            "lose the thread with them; those with a K are for larger models."
+        ),
+    ] = FileType.F16
+    context: Annotated[int, Option("--ctx", min=64, help="Tokens that the cache holds.")] = (
+        DEFAULT_CELLS
+    )
+    threads: Annotated[
+        int | None, Option(min=1, help="Processor threads; all cores if left out.")
+    ] = None
+    device: Annotated[
+        str | None, Option(help="torch: cpu, cuda, cuda:1, ...; a GPU is taken where there is one.")
+    ] = None
+    base_url: Annotated[
+        tuple[str, ...],
+        Option(
+            help="remote: a server of OpenAI-style completions, such as http://localhost:8000/v1. "
+            "May be repeated: replicas of one model."
+        ),
+    ] = ()
+    remote_key: Annotated[
+        str | None,
+        Option(
+            envvar="PASTA_REMOTE_KEY",
+            help="remote: the key that the servers ask for.",
+            show_envvar=True,
+        ),
+    ] = None
+
+    def of(self, adapter: str) -> LoadSettings:
+        """Return the same for another adapter, or for a whole model in its place."""
+        return replace(self, adapter=adapter, model=None if is_whole(Path(adapter)) else self.model)
 
     @property
     def is_remote(self) -> bool:

@@ -16,8 +16,8 @@ from pasta_decoding.cli import (
     compile,
     data,
     decode,
-    engine,
     eval,
+    export,
     files,
     judge,
     preference,
@@ -69,7 +69,7 @@ app.command()(files.lint)
 app.command()(pull.pull)
 app.command("compile")(compile.compile_)
 app.command()(annotate.annotate)
-app.command()(engine.export)
+app.command()(export.export)
 data_app.command("build")(data.build)
 data_app.command("report")(data.report)
 train_app.command("sft")(train.sft)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pasta_decoding.api.settings import LoadSettings
 from pasta_decoding.cli.decode import MaxTokens
-from pasta_decoding.cli.engine import Loading, Model, with_loading
-from pasta_decoding.cli.files import base_folder, cache_folder, say
+from pasta_decoding.cli.files import base_folder, cache_folder, place, say
+from pasta_decoding.cli.options import Base, with_options
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from pasta_decoding.runtime.decoder import Decoder
 
 
-@with_loading
+@with_options
 def answers(
     prompts: Annotated[Path, typer.Option(help="JSONL (.gz) with an `instruction` a line.")],
     limit: Annotated[int | None, typer.Option(min=1, help="Take only the first so many.")] = None,
@@ -53,18 +54,19 @@ def answers(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
     *,
-    loading: Loading,
+    loading: LoadSettings,
 ) -> None:
     """Answer prompts in parallel and sequentially; report speedups and what goes wrong."""
     from rich.console import Console
     from rich.progress import Progress
 
+    from pasta_decoding.api.opening import open_decoder
     from pasta_decoding.evaluation.bench_answers import Bench, bench, summary
     from pasta_decoding.evaluation.questions import read_questions
 
     number_timed = number_to_time(timed, loading, max_concurrency)
     questions = read_questions(prompts)[:limit]
-    decoder = loading.decoder()
+    decoder = open_decoder(loading, place())
     plan = Bench(
         decoder,
         max_tokens,
@@ -83,9 +85,9 @@ def answers(
         show_figures(figures, found)
 
 
-def number_to_time(timed: int | None, loading: Loading, max_concurrency: int) -> int:
+def number_to_time(timed: int | None, loading: LoadSettings, max_concurrency: int) -> int:
     """Return how many answers are replayed and timed. Raises PastaError where none can be."""
-    if loading.settings.is_remote:
+    if loading.is_remote:
         if timed:
             raise PastaError("servers cannot replay an answer", hint="Leave out --timed.")
         return 0
@@ -201,7 +203,7 @@ def compare_annotations(
     nats: Annotated[
         bool, typer.Option("--nats", help="Also what hiding chunks costs the base model; slow.")
     ] = False,
-    model: Model = None,
+    model: Base = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Measure how far annotations agree with others of the same responses, found by their id.

@@ -8,9 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pasta_decoding.cli.decode import MaxTokens, Seed, System, Temperature, TopP, answer_shown
-from pasta_decoding.cli.engine import Loading, with_loading
+from pasta_decoding.api.settings import LoadSettings
+from pasta_decoding.cli.decode import (
+    MaxTokens,
+    Seed,
+    System,
+    Temperature,
+    TopP,
+    answer_shown,
+    opened,
+)
 from pasta_decoding.cli.files import say
+from pasta_decoding.cli.options import with_options
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
@@ -23,7 +32,7 @@ HELP = """/new    forget what was said
 Ctrl-C stops an answer; that turn is forgotten."""
 
 
-@with_loading
+@with_options
 def chat(
     system: System = None,
     show: Annotated[
@@ -34,14 +43,14 @@ def chat(
     top_p: TopP = 1.0,
     seed: Seed = 0,
     *,
-    loading: Loading,
+    loading: LoadSettings,
 ) -> None:
     """Talk with the model; each answer sees what was said before it."""
     from pasta_decoding.api.options import Options, check_options
 
     options = Options(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     check_options(options)
-    with loading.open() as model:
+    with opened(loading) as model:
         Chat(model, options, system=system, show=show).run()
 
 

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Annotated
 
 import typer
 
-from pasta_decoding.api.settings import Dtype, EngineName
-from pasta_decoding.cli.engine import Adapter, Loading, Model, Precision, Threads
+from pasta_decoding.api.settings import EngineName, LoadSettings
 from pasta_decoding.cli.files import place
+from pasta_decoding.cli.options import Without, with_options
+
+_COMPILED = LoadSettings(engine=EngineName.compiled)
+_FIXED = Without({"engine", "join", "quant", "context", "device", "base_url", "remote_key"})
 
 
-def compile_(
-    adapter: Adapter = None,
-    model: Model = None,
-    dtype: Precision = Dtype.auto,
-    threads: Threads = None,
-) -> None:
+@with_options
+def compile_(loading: Annotated[LoadSettings, _FIXED] = _COMPILED) -> None:
     """Compile a checkpoint for this machine's processor, once: its answers take less time then."""
     from pasta_decoding.api.compiled import Compiled, compile_checkpoint
+    from pasta_decoding.api.opening import choose_engine, folders
 
-    loading = Loading(adapter, model, EngineName.compiled, dtype=dtype, threads=threads)
-    base, folder = loading.folders()
-    _, number_format = loading.computing(base, folder)
+    base, folder = folders(loading, place())
+    _, number_format = choose_engine(loading, base, folder, place())
     with ticking("compiling"):
-        path = compile_checkpoint(Compiled(base, folder, number_format, threads), place())
+        path = compile_checkpoint(Compiled(base, folder, number_format, loading.threads), place())
     typer.echo(path)
 
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pasta_decoding.cli.engine import Loading, with_loading
+from pasta_decoding.api.settings import LoadSettings
 from pasta_decoding.cli.files import place, say
+from pasta_decoding.cli.options import with_options
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from pasta_decoding.api.options import Options
     from pasta_decoding.api.options import Prompt as Conversation
     from pasta_decoding.api.result import Result
-    from pasta_decoding.api.settings import LoadSettings
     from pasta_decoding.api.streams import Stream
     from pasta_decoding.models.prompt import Message
     from pasta_decoding.runtime.answer import Answer
@@ -55,7 +55,7 @@ BaselineName = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 
 
-@with_loading
+@with_options
 def run(
     prompt: Prompt,
     system: System = None,
@@ -93,7 +93,7 @@ def run(
     ] = None,
     as_json: AsJson = False,
     *,
-    loading: Loading,
+    loading: LoadSettings,
 ) -> None:
     """Answer a question; independent parts of the answer are written side by side."""
     from pasta_decoding.api.options import Options, check_options
@@ -118,9 +118,9 @@ def run(
         raise PastaError(
             "--show draws for a person, --json prints for a program", hint="Leave one of them out."
         )
-    if trace is not None and loading.settings.is_remote:
+    if trace is not None and loading.is_remote:
         raise PastaError("servers do not say when they computed what", hint="Leave out --trace.")
-    with loading.open() as model:
+    with opened(loading) as model:
         if as_json:
             stream = model.stream(question, **options)
             typer.echo(json.dumps(figures(read_on(stream)), ensure_ascii=False))
@@ -131,7 +131,7 @@ def run(
             write_trace(trace, answer, model.decoder.vocabulary)
 
 
-@with_loading
+@with_options
 def compare(
     prompt: Prompt,
     baseline: BaselineName = None,
@@ -141,7 +141,7 @@ def compare(
     seed: Seed = 0,
     as_json: AsJson = False,
     *,
-    loading: Loading,
+    loading: LoadSettings,
 ) -> None:
     """Answer a question in parallel and by a sequential baseline, side by side.
 
@@ -153,12 +153,11 @@ def compare(
     options = Options(max_tokens=max_tokens, temperature=temperature, seed=seed)
     check_options(options)
     question = conversation(system, read_prompt(prompt))
-    rival = baseline_of(loading.settings, baseline)
+    rival = baseline_of(loading, baseline)
     alone = Options(**options, parallel=False)
     results = {
         "sequential": {"checkpoint": rival.name} | answered(rival.settings, question, alone),
-        "parallel": {"checkpoint": checkpoint_name(loading.settings)}
-        | answered(loading.settings, question, options),
+        "parallel": {"checkpoint": checkpoint_name(loading)} | answered(loading, question, options),
     }
     if as_json:
         typer.echo(json.dumps(results, ensure_ascii=False))
@@ -168,12 +167,17 @@ def compare(
 
 def answered(settings: LoadSettings, question: Conversation, options: Options) -> dict[str, Any]:
     """Load a model, answer with it once it is warm, and return the figures."""
+    with opened(settings) as model:
+        model.answer(question, max_tokens=8)
+        return figures(model.answer(question, **options))
+
+
+def opened(settings: LoadSettings) -> Model:
+    """Load the checkpoint onto the engine, or find the servers that have it."""
     from pasta_decoding.api.model import Model
     from pasta_decoding.api.opening import open_decoder
 
-    with Model(open_decoder(settings, place())) as model:
-        model.answer(question, max_tokens=8)
-        return figures(model.answer(question, **options))
+    return Model(open_decoder(settings, place()))
 
 
 def conversation(system: str | None, question: str) -> list[Message]:

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pasta_decoding.api.settings import EngineName
+from pasta_decoding.api.settings import EngineName, LoadSettings
 from pasta_decoding.cli.decode import MaxTokens
-from pasta_decoding.cli.engine import Loading, with_loading
-from pasta_decoding.cli.files import say
+from pasta_decoding.cli.files import place, say
 from pasta_decoding.cli.methods import (
     THEIRS,
     Chosen,
@@ -24,6 +23,7 @@ from pasta_decoding.cli.methods import (
     choose,
     make_method,
 )
+from pasta_decoding.cli.options import Without, with_options
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pasta_decoding.runtime.decoder import Decoder
 
 
-@partial(with_loading, without={"adapter"})
+@with_options
 def generate(
     prompts: Annotated[
         Path,
@@ -76,7 +76,7 @@ def generate(
         bool, typer.Option("--retry-failed", help="Ask again where a request failed before.")
     ] = False,
     *,
-    loading: Loading,
+    loading: Annotated[LoadSettings, Without({"adapter"})],
 ) -> None:
     """Answer prompts by several methods on one engine, and keep a record of each answer.
 
@@ -92,7 +92,7 @@ def generate(
     check_flags(max_concurrency, repeats, timing=timing)
     chosen = [choose(text) for text in method]
     check_labels(chosen)
-    if loading.settings.is_remote:
+    if loading.is_remote:
         check_servers(chosen, timing=timing)
     questions = read_questions(prompts)[:limit]
     plan = Plan(
@@ -133,12 +133,17 @@ def check_flags(max_concurrency: int | None, repeats: int | None, *, timing: boo
 
 
 def make_entrants(
-    chosen: Sequence[Chosen], loading: Loading, settings: dict[str, Any], *, all_in_memory: bool
+    chosen: Sequence[Chosen],
+    loading: LoadSettings,
+    settings: dict[str, Any],
+    *,
+    all_in_memory: bool,
 ) -> list[Entrant]:
     """Return the methods, ready to be loaded; those with one adapter share a decoder.
 
     all_in_memory: keep every decoder loaded; else only the last one.
     """
+    from pasta_decoding.api.opening import open_decoder
     from pasta_decoding.evaluation.generate import Entrant
 
     if loading.model is not None and loading.model.suffix == ".gguf":
@@ -149,7 +154,7 @@ def make_entrants(
 
     @lru_cache(maxsize=None if all_in_memory else 1)
     def decoder(adapter: str, engine: EngineName) -> Decoder:
-        return replace(loading.of(adapter), engine=engine).decoder()
+        return open_decoder(replace(loading.of(adapter), engine=engine), place())
 
     def entrant(one: Chosen) -> Entrant:
         engine = EngineName.torch if one.name in THEIRS else loading.engine
@@ -168,15 +173,16 @@ def make_entrants(
     return [entrant(one) for one in chosen]
 
 
-def describe(loading: Loading) -> dict[str, Any]:
+def describe(loading: LoadSettings) -> dict[str, Any]:
     """Return what is decoded on what, as run.json has it."""
+    from pasta_decoding.api.opening import choose_engine, folders
     from pasta_decoding.models import embedded
     from pasta_decoding.models.loading import adapter_digest
 
-    base, folder = loading.folders()
+    base, folder = folders(loading, place())
     engine, number_format = EngineName.remote, None
-    if not loading.settings.is_remote:
-        engine, number_format = loading.computing(base, folder)
+    if not loading.is_remote:
+        engine, number_format = choose_engine(loading, base, folder, place())
     adapter = folder and {"name": loading.adapter, "sha256": adapter_digest(folder)}
     return {
         "adapter": adapter,

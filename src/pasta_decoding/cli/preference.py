@@ -11,21 +11,13 @@ from dataclasses import replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from pasta_decoding.api.settings import Dtype, EngineName, FileType
-from pasta_decoding.cli.engine import (
-    Context,
-    Device,
-    Loading,
-    LocalEngine,
-    Precision,
-    Quant,
-    Threads,
-)
-from pasta_decoding.cli.files import base_folder, say
+from pasta_decoding.api.settings import Dtype, EngineName, LoadSettings
+from pasta_decoding.cli.files import base_folder, place, say
+from pasta_decoding.cli.options import Without, with_options
 from pasta_decoding.cli.train import require_training
 from pasta_decoding.cli.training_bar import ReportTo, drawn_progress, goes_on, trackers
 from pasta_decoding.errors import PastaError
@@ -50,8 +42,13 @@ class Efficiency(StrEnum):
 _DEFAULT = PreferenceConfig(prompts=(), policy="", baseline="")
 _WEIGHTS = _DEFAULT.weights
 _EFFICIENCY = Efficiency(_WEIGHTS.efficiency)
+_LOADING = LoadSettings(join=Joining.kv, context=16384)
+_FIXED = Without({"adapter", "model", "engine", "join", "base_url", "remote_key"})
+
+LocalEngine = Literal["auto", "compiled", "torch", "llama"]
 
 
+@with_options
 def preference(
     prompts: Annotated[
         list[Path], typer.Option(help="JSONL (.gz) with an `instruction` a line; may be repeated.")
@@ -123,12 +120,14 @@ def preference(
     seed: Annotated[int, typer.Option(min=0)] = _DEFAULT.seed,
     bf16: Annotated[bool, typer.Option(help="bfloat16 weights and activations.")] = _DEFAULT.bf16,
     report_to: ReportTo = None,
-    engine: LocalEngine = EngineName.auto,
-    dtype: Precision = Dtype.auto,
-    quant: Quant = FileType.F16,
-    context: Context = 16384,
-    threads: Threads = None,
-    device: Device = None,
+    engine: Annotated[
+        LocalEngine,
+        typer.Option(
+            help="auto takes torch on a GPU and where llama is not installed or cannot run the "
+            "model."
+        ),
+    ] = "auto",
+    loading: Annotated[LoadSettings, _FIXED] = _LOADING,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
 ) -> None:
     """Stage 2: prefer fast and good among sampled answers (BoNBoN), in rounds."""
@@ -139,16 +138,7 @@ def preference(
     refuse_several_processes()
     if model is not None and model.suffix == ".gguf":
         raise PastaError("training does not start from a GGUF file", hint="Give --model a folder.")
-    given = Loading(
-        model=base_folder(model),
-        engine=engine,
-        join=Joining.kv,
-        dtype=dtype,
-        quant=quant,
-        context=context,
-        threads=threads,
-        device=device,
-    )
+    given = replace(loading, model=base_folder(model), engine=EngineName(engine))
     loading, engine_name = settled(given, find_adapter(policy))
     config = PreferenceConfig(
         prompts=tuple(str(path) for path in prompts),
@@ -195,7 +185,7 @@ def refuse_several_processes() -> None:
         )
 
 
-def settled(loading: Loading, policy: Path) -> tuple[Loading, str]:
+def settled(loading: LoadSettings, policy: Path) -> tuple[LoadSettings, str]:
     """Return the same with one engine and one number format, and their names, loading nothing.
 
     They are kept with the run, so that none goes on with another. What is compiled is so for one
@@ -235,7 +225,7 @@ def train(
     prompts: list[Path],
     check: Path | None,
     out: Path,
-    loading: Loading,
+    loading: LoadSettings,
     report_to: list[str],
 ) -> dict[str, Any]:
     """Read the prompts and run the rounds."""
@@ -260,9 +250,10 @@ def choose(instructions: Sequence[str], limit: int | None, max_chars: int, seed:
 
 
 def surroundings(
-    config: PreferenceConfig, out: Path, loading: Loading, report_to: list[str]
+    config: PreferenceConfig, out: Path, loading: LoadSettings, report_to: list[str]
 ) -> Surroundings:
     """Wire up what training takes from outside: engines, the quality, progress."""
+    from pasta_decoding.api.opening import open_local
     from pasta_decoding.evaluation.rating import likelihood_rate, load_nll
     from pasta_decoding.models.loading import default_device, native_dtype
     from pasta_decoding.training.preference_run import Surroundings
@@ -274,7 +265,7 @@ def surroundings(
     device = loading.device or default_device()
 
     def load_decoder(adapter: Path) -> LocalDecoder:
-        return loading.of(str(adapter)).local_decoder()
+        return open_local(loading.of(str(adapter)), place())
 
     @cache
     def load_quality() -> Quality:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pasta_decoding.cli.engine import Loading, with_loading
+from pasta_decoding.api.settings import LoadSettings
 from pasta_decoding.cli.files import place, say
+from pasta_decoding.cli.options import with_options
 from pasta_decoding.errors import PastaError, install_command
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class LogLevel(StrEnum):
     error = "error"
 
 
-@with_loading
+@with_options
 def serve(
     host: Annotated[
         str,
@@ -101,10 +102,11 @@ def serve(
         ),
     ] = None,
     *,
-    loading: Loading,
+    loading: LoadSettings,
 ) -> None:
     """Answer OpenAI's clients, and show a page where one watches the threads write."""
     refuse_without_extra()
+    from pasta_decoding.api.opening import open_decoder
     from pasta_decoding.remote.decoder import RemoteDecoder
     from pasta_decoding.server.app import Settings, create_app
     from pasta_decoding.server.backend import Backend
@@ -133,7 +135,7 @@ def serve(
         if key is None:
             settings = replace(settings, hosts=own_names(listener, host))
         metrics = Metrics()
-        decoder = loading.decoder()
+        decoder = open_decoder(loading, place())
         backend: Backend = (
             RemoteBackend(decoder, metrics, max_requests, max_queue)
             if isinstance(decoder, RemoteDecoder)
@@ -150,7 +152,7 @@ def serve(
             http_server(app, backend, last_words_s=drain_seconds).run(sockets=[listener])
 
 
-def load_rival(loading: Loading, baseline: str, model: str) -> Rival:
+def load_rival(loading: LoadSettings, baseline: str, model: str) -> Rival:
     """Load the baseline onto an engine of its own. What it does is not in the metrics."""
     from pasta_decoding.api.baseline import baseline_of
     from pasta_decoding.api.opening import open_local
@@ -158,7 +160,7 @@ def load_rival(loading: Loading, baseline: str, model: str) -> Rival:
     from pasta_decoding.server.local_backend import LocalBackend
     from pasta_decoding.server.metrics import Metrics
 
-    found = baseline_of(loading.settings, baseline)
+    found = baseline_of(loading, baseline)
     decoder = replace(open_local(found.settings, place()), parallel=False)
     name = f"{found.name}-baseline" if found.name == model else found.name
     say(f"its baseline, {name}, has an engine and a cache of its own")
@@ -209,9 +211,9 @@ def refuse_without_extra() -> None:
         )
 
 
-def model_name(loading: Loading) -> str:
+def model_name(loading: LoadSettings) -> str:
     """Return what clients call the model unless told otherwise."""
-    whole = loading.settings.whole
+    whole = loading.whole
     if whole is not None:
         return whole.stem if whole.suffix == ".gguf" else whole.resolve().name
-    return f"pasta-{loading.settings.adapter_name.rstrip('/').rpartition('/')[2]}"
+    return f"pasta-{loading.adapter_name.rstrip('/').rpartition('/')[2]}"

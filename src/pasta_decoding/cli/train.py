@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pasta_decoding.cli.files import base_folder, is_main, say
+from pasta_decoding.cli.options import Base
 from pasta_decoding.cli.training_bar import ReportTo, drawn_progress, goes_on, trackers
 from pasta_decoding.errors import PastaError, require
 from pasta_decoding.lang.layout import Joining
@@ -17,11 +18,6 @@ from pasta_decoding.training.config import SftConfig
 
 if TYPE_CHECKING:
     from pasta_decoding.data.dataset import Row
-
-Base = Annotated[
-    Path | None,
-    typer.Option(help="Folder of the base model, or its name on the hub; else the embedded one."),
-]
 
 
 class Attention(StrEnum):
