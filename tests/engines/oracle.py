@@ -37,9 +37,26 @@ class Recorder:
         self._lines: dict[Branch, set[Branch]] = {}  # itself and all it descends from
 
     def open(self, prompt: Sequence[int], *, room: int = 100) -> Branch:
-        branch = self.engine.open(reserved_tokens=len(prompt) + room)
-        self._paths[branch], self._joined[branch], self._lines[branch] = [], set(), {branch}
+        branch = self._opened(len(prompt) + room)
         self.step(Feed((branch,), tuple(prompt), tuple(range(len(prompt)))))
+        return branch
+
+    def open_like(self, source: Branch, tokens: int, *, room: int = 100) -> Branch:
+        """Open a request that begins with copies; they must be as good as tokens fed to it."""
+        branch = self._opened(tokens + room)
+        self.engine.copy(source, branch, tokens)
+        first = self._paths[source][:tokens]
+        ids, positions = [self.ids[i] for i in first], [self.positions[i] for i in first]
+        self._write(Feed((branch,), tuple(ids), tuple(positions)))
+        return branch
+
+    def shrink(self, branch: Branch, tokens: int) -> None:
+        self.engine.shrink(branch, tokens)
+        self._paths[branch], self._joined[branch] = self._paths[branch][:tokens], set()
+
+    def _opened(self, reserved_tokens: int) -> Branch:
+        branch = self.engine.open(reserved_tokens=reserved_tokens)
+        self._paths[branch], self._joined[branch], self._lines[branch] = [], set(), {branch}
         return branch
 
     def next_position(self, branch: Branch) -> int:

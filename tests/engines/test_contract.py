@@ -160,7 +160,79 @@ def test_a_branch_keeps_what_it_sees_when_its_parent_closes(subject: Subject) ->
     assert_equals_recompute(record, subject.oracle)
 
 
-DEED = st.tuples(st.integers(0, 5), st.integers(0, VOCABULARY - 1), st.integers(0, 3))
+LONG = tuple(range(20, 40))
+"""Longer than the window of those that have one."""
+
+
+def test_a_request_that_begins_with_copies_equals_recompute(subject: Subject) -> None:
+    """Beside the one that it was copied from, and beyond its end; a copy of a copy, too."""
+    record = subject.record()
+    first = record.open(LONG)
+    record.step(feed(first, 10, at=20))
+    second = record.open_like(first, 21)
+    record.step(feed(second, 50, at=21), feed(first, 11, at=21))
+    third = record.open_like(second, 13)
+    record.close(first)
+    record.step(feed(third, 60, 61, at=13), feed(second, 51, at=22))
+    child = record.fork(third)
+    record.step(feed(child, 62, at=15), feed(third, 63, at=15))
+    assert_equals_recompute(record, subject.oracle)
+
+
+def test_what_is_left_of_a_shrunk_request_equals_recompute_in_its_copies(subject: Subject) -> None:
+    """It had forked, joined and gone on; another then takes the cells that it gave back."""
+    record = subject.record()
+    main = record.open(LONG)
+    child, left = record.fork(main), record.fork(main)
+    record.step(feed(main, 10, at=20), feed(child, 30, 31, at=20), feed(left, 40, at=20))
+    record.join(main, [child])
+    record.step(feed(main, SYNC, at=22))
+    record.close(left)
+    record.shrink(main, 18)
+    other = record.open((7, 8, 9))
+    copies = [record.open_like(main, tokens) for tokens in (18, 5)]
+    record.step(*(feed(copy, 50, 51, at=at) for copy, at in zip(copies, (18, 5), strict=True)))
+    record.close(main)
+    record.step(feed(copies[0], 52, at=20), feed(other, 1, at=3))
+    assert_equals_recompute(record, subject.oracle)
+
+
+def test_copies_count_as_fed_and_a_shrunk_request_holds_no_more_than_it_says(
+    subject: Subject,
+) -> None:
+    engine, record = subject.engine, subject.record()
+    main = record.open(LONG, room=200)
+    copy = record.open_like(main, 15, room=5)
+    assert engine.cells_in_use == 20 + 15
+    refused(lambda: engine.step([feed(copy, *[1] * 6, at=15)]))
+    record.close(copy)
+    record.shrink(main, 12)
+    assert engine.cells_in_use == 12
+    refused(lambda: engine.step([feed(main, 1, at=12)]))
+    if engine.max_cells is not None:
+        engine.close(engine.open(reserved_tokens=engine.max_cells - 12))
+    record.close(main)
+    assert engine.cells_in_use == 0
+
+
+def test_only_what_was_fed_before_the_first_fork_is_copied_and_kept(subject: Subject) -> None:
+    engine, record = subject.engine, subject.record()
+    main = record.open(PROMPT)
+    child = record.fork(main)
+    record.step(feed(main, 10, at=4))
+    empty = engine.open(reserved_tokens=9)
+    with pytest.raises(AssertionError, match="before the first fork"):
+        engine.copy(main, empty, 5)
+    with pytest.raises(AssertionError, match="where nothing was fed"):
+        engine.copy(main, record.open((1,)), 4)
+    with pytest.raises(AssertionError, match="others see the cells"):
+        engine.shrink(main, 4)
+    engine.close(child)
+    with pytest.raises(AssertionError, match="before the first fork"):
+        engine.shrink(main, 5)
+
+
+DEED = st.tuples(st.integers(0, 7), st.integers(0, VOCABULARY - 1), st.integers(0, 3))
 
 
 @given(program=st.lists(DEED, max_size=16))
@@ -174,7 +246,7 @@ DEED = st.tuples(st.integers(0, 5), st.integers(0, VOCABULARY - 1), st.integers(
     ),
 )
 def test_any_program_equals_recompute(name: str, program: list[tuple[int, int, int]]) -> None:
-    """Forks, feeds, steps, joins and closes in any order, over at most two requests."""
+    """Forks, feeds, steps, joins, closes, copies and shrinks in any order."""
     subject = SUBJECTS[name]()
     record = subject.record()
     run(record, program)
@@ -186,7 +258,7 @@ def run(record: Recorder, program: list[tuple[int, int, int]]) -> None:
     """Do what the numbers say: which deed, on which branch, with which token and position."""
     requests = [[record.open(PROMPT, room=1000)], [record.open((3,), room=1000)]]
     for deed, number, jump in program:
-        branches = requests[number % 2]
+        branches = requests[number % len(requests)]
         branch = branches[number % len(branches)]
         if deed == 0:
             branches.append(record.fork(branch))
@@ -201,6 +273,14 @@ def run(record: Recorder, program: list[tuple[int, int, int]]) -> None:
             branches.append(twin)
             at = record.next_position(branch) + jump * record.engine.free_positions
             record.step(Feed((branch, twin), (number,), (at,)), feed(twin, 91, at=at + 1))
+        elif deed == 6:  # its first tokens, as many as the prompts had at least
+            requests.append([record.open_like(branch, 1 + (jump if branch in requests[0] else 0))])
+        elif deed == 7 and branches is not requests[0]:
+            record.close(*branches[1:])
+            record.shrink(branches[0], 1)
+            requests.append([record.open_like(branches[0], 1)])
+            record.close(branches[0])
+            requests.remove(branches)
         else:
             free = [4 + jump] if record.engine.free_positions else []
             feeds = [

@@ -78,18 +78,26 @@ class PooledLayer(CacheLayerMixin):
         self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Write the step's keys and values where its plan says; return all cells."""
-        assert self.keys is not None, "taken at the beginning"
-        assert self.values is not None, "taken at the beginning"
+        keys, values = self._held()
         for segment in self._plan.segments:
-            self.keys[:, :, segment.written] = key_states[:, :, segment.queries]
-            self.values[:, :, segment.written] = value_states[:, :, segment.queries]
-        return self.keys, self.values
+            keys[:, :, segment.written] = key_states[:, :, segment.queries]
+            values[:, :, segment.written] = value_states[:, :, segment.queries]
+        return keys, values
 
     def forget(self, cells: slice) -> None:
         """Clear cells that nobody holds any more."""
-        for held in (self.keys, self.values):
-            assert held is not None, "taken at the beginning"
+        for held in self._held():
             held[:, :, cells] = 0
+
+    def copy(self, source: slice, target: slice) -> None:
+        """Copy cells to others."""
+        for held in self._held():
+            held[:, :, target] = held[:, :, source]
+
+    def _held(self) -> tuple[Tensor, Tensor]:
+        assert self.keys is not None, "taken at the beginning"
+        assert self.values is not None, "taken at the beginning"
+        return self.keys, self.values
 
     def get_seq_length(self) -> int:
         """No one length holds for all requests; position ids are always given."""

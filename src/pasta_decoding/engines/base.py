@@ -120,6 +120,23 @@ class Engine(Protocol):
         """
         ...
 
+    def copy(self, source: Branch, target: Branch, tokens: int) -> None:
+        """Let `target`, of another request, begin with the first `tokens` tokens of `source`.
+
+        Nothing is computed, and what becomes of one request changes nothing for the other. `target`
+        sees nothing before, and its request was fed nothing; that of `source` was fed `tokens` or
+        more before its first fork. They count as fed to both.
+        """
+        ...
+
+    def shrink(self, branch: Branch, tokens: int) -> None:
+        """Keep of a request its first `tokens` tokens, fed before its first fork, and no more.
+
+        `branch` is the last one that it has: all other cells and room are given back. From then on
+        it can be copied from and closed, not fed.
+        """
+        ...
+
     def step(self, feeds: Sequence[Feed]) -> FloatArray:
         """Append every feed's ids; return logits_FV, a row for each feed that wants one, in order.
 

@@ -30,6 +30,11 @@ class CellAllocator:
         self._taken = dict(sorted({**self._taken, place: place + size}.items()))
         return place
 
+    def shrink(self, first: int, size: int) -> slice:
+        """Keep `size` cells of the stretch that begins at `first`; return the others, now free."""
+        end, self._taken[first] = self._taken[first], first + size
+        return slice(first + size, end)
+
     def give_back(self, first: int) -> slice:
         """Free the stretch that begins at `first`, and return it."""
         return slice(first, self._taken.pop(first))

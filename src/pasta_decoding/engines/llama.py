@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -30,31 +29,9 @@ from pasta_decoding.engines.llamacpp import (
     load_model,
     make_context,
 )
+from pasta_decoding.engines.llama_seats import OpenRequest, Seat, check_feeds, seat_of
 from pasta_decoding.engines.pool import Limits
 from pasta_decoding.errors import PastaError
-
-
-@dataclass(slots=True, eq=False)
-class _OpenRequest:
-    """What one `open` may hold, and holds."""
-
-    reserved_tokens: int
-    used: int = 0
-    branches: int = 0
-
-
-@dataclass(slots=True)
-class _BranchState:
-    """One branch: its llama sequence, and what it sees.
-
-    view:          equal for branches that see exactly the same.
-    next_position: 1 + the largest position that it sees.
-    """
-
-    request: _OpenRequest
-    sequence: int
-    view: int
-    next_position: int = 0
 
 
 class LlamaEngine:
@@ -91,7 +68,7 @@ class LlamaEngine:
         trained = int(self.library.llama_model_n_ctx_train(self._model))
         self._limits = Limits(int(self.library.llama_vocab_n_tokens(vocabulary)), trained)
         self.max_cells = int(self.library.llama_n_ctx(self.context))
-        self._seats: dict[Branch, _BranchState] = {}
+        self._seats: dict[Branch, Seat] = {}
         self._free_sequences = list(range(MAX_SEQUENCES))
         self._names, self._views = count(), count()
 
@@ -159,39 +136,54 @@ class LlamaEngine:
                 hint="allow fewer tokens for the answer, or give the engine a larger context",
             )
         return self._enter(
-            _BranchState(_OpenRequest(reserved_tokens), self._take_sequence(), next(self._views))
+            Seat(OpenRequest(reserved_tokens), self._take_sequence(), next(self._views))
         )
 
     def fork(self, parent: Branch) -> Branch:
         """See `Engine`. Raises PastaError if llama.cpp has no sequence left."""
-        lease = self._lease(parent)
+        seat = self._seat(parent)
         sequence = self._take_sequence()
-        self._copy(lease.sequence, sequence)
-        return self._enter(_BranchState(lease.request, sequence, lease.view, lease.next_position))
+        seat.request.forked_at = seat.request.line
+        self._copy(seat.sequence, sequence)
+        return self._enter(Seat(seat.request, sequence, seat.view, seat.next_position))
 
     def join(self, parent: Branch, children: Sequence[Branch]) -> None:
         """See `Engine`."""
-        lease = self._lease(parent)
-        joined = [self._lease(child) for child in children]
+        seat = self._seat(parent)
+        joined = [self._seat(child) for child in children]
         assert parent not in children, "a branch cannot join itself"
-        assert all(c.request is lease.request for c in joined), "a request joins its own branches"
+        assert all(c.request is seat.request for c in joined), "a request joins its own branches"
         for child, other in zip(children, joined, strict=True):
-            self._copy(other.sequence, lease.sequence)
-            lease.next_position = max(lease.next_position, other.next_position)
+            self._copy(other.sequence, seat.sequence)
+            seat.next_position = max(seat.next_position, other.next_position)
             self.close(child)
-        lease.view = next(self._views)
+        seat.view = next(self._views)
 
     def close(self, branch: Branch) -> None:
         """See `Engine`."""
-        lease = self._lease(branch)
-        self.library.llama_memory_seq_rm(self._memory, lease.sequence, -1, -1)
-        self._free_sequences.append(lease.sequence)
-        lease.request.branches -= 1
+        seat = self._seat(branch)
+        self.library.llama_memory_seq_rm(self._memory, seat.sequence, -1, -1)
+        self._free_sequences.append(seat.sequence)
+        seat.request.branches -= 1
         del self._seats[branch]
+
+    def copy(self, source: Branch, target: Branch, tokens: int) -> None:
+        """See `Engine`. No key is copied: both sequences mark the same cells."""
+        given, taken = self._seat(source), self._seat(target)
+        taken.request.copy(given.request, tokens)
+        self._copy(given.sequence, taken.sequence, tokens)
+        taken.view, taken.next_position = next(self._views), tokens
+
+    def shrink(self, branch: Branch, tokens: int) -> None:
+        """See `Engine`."""
+        kept = self._seat(branch)
+        kept.request.shrink(tokens)
+        self.library.llama_memory_seq_rm(self._memory, kept.sequence, tokens, -1)
+        kept.view, kept.next_position = next(self._views), tokens
 
     def step(self, feeds: Sequence[Feed]) -> FloatArray:
         """See `Engine`. More tokens than a batch takes are decoded in several."""
-        self._check(feeds)
+        check_feeds(feeds, self._seats, self._limits)
         wanted = sum(feed.wants_logits for feed in feeds)
         logits_FV: FloatArray = np.empty((wanted, self.vocabulary_size), dtype=np.float32)
         rows = iter(logits_FV)
@@ -208,46 +200,11 @@ class LlamaEngine:
         self._decode(rows)
         return logits_FV
 
-    def _check(self, feeds: Sequence[Feed]) -> None:
-        """Refuse what does not fit into the cells or the model; assert what no caller may do."""
-        fed: dict[int, int] = {}
-        requests: dict[int, _OpenRequest] = {}
-        for feed in feeds:
-            assert len(feed.ids) == len(feed.positions) > 0, "a feed has a position for each token"
-            self._limits.check(feed.ids, feed.positions)
-            request = self._lease(feed.branches[0]).request
-            same = all(self._lease(b).request is request for b in feed.branches)
-            assert same, "a feed stays within its request"
-            requests[id(request)] = request
-            fed[id(request)] = fed.get(id(request), 0) + len(feed.ids)
-        for key, request in requests.items():
-            if request.used + fed[key] > request.reserved_tokens:
-                raise PastaError(
-                    f"no room for {fed[key]} more tokens: the request holds {request.used} of at "
-                    f"most {request.reserved_tokens}",
-                    hint="allow fewer tokens for the answer, or open the request with more room",
-                )
-        self._check_order(feeds)
-
-    def _check_order(self, feeds: Sequence[Feed]) -> None:
-        coming: dict[Branch, tuple[int, int]] = {}
-        for number, feed in enumerate(feeds):
-            seats = [self._seats[branch] for branch in feed.branches]
-            states = {
-                coming.get(branch, (-lease.view - 1, lease.next_position))
-                for branch, lease in zip(feed.branches, seats, strict=True)
-            }
-            assert len(states) == 1, "branches fed together differ"
-            ((_, position),) = states
-            expected = tuple(range(position, position + len(feed.ids)))
-            assert feed.positions == expected, "llama.cpp takes no gaps between positions"
-            coming |= dict.fromkeys(feed.branches, (number, position + len(feed.ids)))
-
     def _enter_feed(self, feed: Feed) -> None:
         view = next(self._views)
         for branch in feed.branches:
-            lease = self._seats[branch]
-            lease.view, lease.next_position = view, feed.positions[-1] + 1
+            seat = self._seats[branch]
+            seat.view, seat.next_position = view, feed.positions[-1] + 1
         self._seats[feed.branches[0]].request.used += len(feed.ids)
 
     def _put(self, token: int, position: int, sequences: Sequence[int], *, wanted: bool) -> None:
@@ -273,17 +230,16 @@ class LlamaEngine:
                 next(rows)[:] = np.ctypeslib.as_array(pointer, (self.vocabulary_size,))
         batch.n_tokens = 0
 
-    def _requests(self) -> set[_OpenRequest]:
-        return {lease.request for lease in self._seats.values()}
+    def _requests(self) -> set[OpenRequest]:
+        return {seat.request for seat in self._seats.values()}
 
-    def _lease(self, branch: Branch) -> _BranchState:
-        assert branch in self._seats, f"branch {branch} is not open"
-        return self._seats[branch]
+    def _seat(self, branch: Branch) -> Seat:
+        return seat_of(branch, self._seats)
 
-    def _enter(self, lease: _BranchState) -> Branch:
+    def _enter(self, seat: Seat) -> Branch:
         branch = Branch(next(self._names))
-        self._seats[branch] = lease
-        lease.request.branches += 1
+        self._seats[branch] = seat
+        seat.request.branches += 1
         return branch
 
     def _take_sequence(self) -> int:
@@ -294,5 +250,6 @@ class LlamaEngine:
             )
         return self._free_sequences.pop()
 
-    def _copy(self, source: int, target: int) -> None:
-        self.library.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+    def _copy(self, source: int, target: int, end: int = -1) -> None:
+        """Let a sequence have the cells of another, at positions below `end` unless that is -1."""
+        self.library.llama_memory_seq_cp(self._memory, source, target, 0, end)

@@ -73,6 +73,7 @@ class Pool:
     def __init__(self, limits: Limits, capacity: int) -> None:
         self.capacity, self.used = capacity, 0
         self._limits = limits
+        self._forked_at: int | None = None
         self._rows: dict[Branch, BoolArray] = {}
         self._positions = np.zeros(capacity, dtype=np.int64)
 
@@ -81,12 +82,18 @@ class Pool:
         """Whether any branch is."""
         return bool(self._rows)
 
+    @property
+    def line(self) -> int:
+        """How many tokens were fed before the first fork: every branch sees them."""
+        return self.used if self._forked_at is None else self._forked_at
+
     def start(self, branch: Branch) -> None:
         """Open the request's first branch, which sees nothing."""
         self._rows[branch] = np.zeros(self.capacity, dtype=np.bool_)
 
     def fork(self, parent: Branch, child: Branch) -> None:
         """Open `child`, which sees what `parent` sees."""
+        self._forked_at = self.line
         self._rows[child] = self._rows[parent].copy()
 
     def join(self, parent: Branch, children: Sequence[Branch]) -> None:
@@ -95,6 +102,23 @@ class Pool:
         assert all(child in self._rows for child in children), "a request joins its own branches"
         for child in children:
             self._rows[parent] |= self._rows.pop(child)
+
+    def copy(self, source: Pool, tokens: int) -> None:
+        """Begin with the first tokens of another request."""
+        assert not self.used, "a copy goes where nothing was fed"
+        assert 0 < tokens <= min(source.line, self.capacity), "those fed before the first fork"
+        (row,) = self._rows.values()
+        row[:tokens] = True
+        self._positions[:tokens] = source._positions[:tokens]
+        self.used = tokens
+
+    def shrink(self, branch: Branch, tokens: int) -> None:
+        """Hold the first tokens and nothing else, for the one branch that is left."""
+        assert self._rows.keys() == {branch}, "others see the cells, too"
+        assert 0 < tokens <= self.line, "those fed before the first fork"
+        self.capacity = self.used = tokens
+        self._rows[branch] = np.ones(tokens, dtype=np.bool_)
+        self._positions, self._forked_at = self._positions[:tokens].copy(), None
 
     def close(self, branch: Branch) -> None:
         """Forget what `branch` sees. Its cells stay taken until the request ends."""

@@ -67,6 +67,18 @@ class RequestTable(Generic[Store]):
         for child in children:
             del self._requests[child]
 
+    def copy(self, source: Branch, target: Branch, tokens: int) -> tuple[Store, Store]:
+        """See `Engine`. Returns the stores of both."""
+        giver, taker = self._request(source), self._request(target)
+        taker.pool.copy(giver.pool, tokens)
+        return giver.store, taker.store
+
+    def shrink(self, branch: Branch, tokens: int) -> Store:
+        """See `Engine`. Returns the store of the request."""
+        request = self._request(branch)
+        request.pool.shrink(branch, tokens)
+        return request.store
+
     def close(self, branch: Branch) -> Store | None:
         """See `Engine`. Returns the store of the request if that was its last branch."""
         request = self._request(branch)

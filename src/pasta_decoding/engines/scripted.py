@@ -127,6 +127,16 @@ class ScriptedEngine:
         """See `Engine`."""
         self._table.join(parent, children)
 
+    def copy(self, source: Branch, target: Branch, tokens: int) -> None:
+        """See `Engine`."""
+        given, taken = self._table.copy(source, target, tokens)
+        taken.ids, taken.writers = given.ids[:tokens], [target] * tokens
+
+    def shrink(self, branch: Branch, tokens: int) -> None:
+        """See `Engine`."""
+        kept = self._table.shrink(branch, tokens)
+        kept.ids, kept.writers = kept.ids[:tokens], kept.writers[:tokens]
+
     def step(self, feeds: Sequence[Feed]) -> FloatArray:
         """See `Engine`."""
         wanted = sum(feed.wants_logits for feed in feeds)

@@ -119,6 +119,16 @@ class TorchEngine:
         """See `Engine`."""
         self._table.join(parent, children)
 
+    def copy(self, source: Branch, target: Branch, tokens: int) -> None:
+        """See `Engine`."""
+        given, taken = self._table.copy(source, target, tokens)
+        self._forward.copy(slice(given, given + tokens), slice(taken, taken + tokens))
+
+    def shrink(self, branch: Branch, tokens: int) -> None:
+        """See `Engine`."""
+        first_cell = self._table.shrink(branch, tokens)
+        self._forward.forget(self._allocator.shrink(first_cell, tokens))
+
     def step(self, feeds: Sequence[Feed]) -> FloatArray:
         """See `Engine`. One forward pass."""
         logits_FV: FloatArray = self.step_kept(feeds).cpu().numpy()
