@@ -20,6 +20,7 @@ import numpy as np
 
 from pasta_decoding.engines import DEFAULT_CELLS
 from pasta_decoding.engines.base import Branch, Feed, FloatArray
+from pasta_decoding.engines.llama_seats import OpenRequest, Seat, check_feeds, seat_of
 from pasta_decoding.engines.llamacpp import (
     MAX_SEQUENCES,
     CacheType,
@@ -29,7 +30,6 @@ from pasta_decoding.engines.llamacpp import (
     load_model,
     make_context,
 )
-from pasta_decoding.engines.llama_seats import OpenRequest, Seat, check_feeds, seat_of
 from pasta_decoding.engines.pool import Limits
 from pasta_decoding.errors import PastaError
 
