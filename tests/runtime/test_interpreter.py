@@ -84,7 +84,7 @@ def assert_topics_differ(played: Played) -> None:
 
 def assert_within_budget(played: Played) -> None:
     rules = played.interpreter.rules
-    assert played.fed_tokens == played.interpreter.written_tokens
+    assert played.fed_tokens == played.interpreter.budget.written_tokens
     kept = tokens_of(played.interpreter.segments)
     assert kept <= rules.max_tokens
     assert played.interpreter.trimmed_tokens == played.fed_tokens - kept

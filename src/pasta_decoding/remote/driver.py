@@ -228,7 +228,7 @@ class _ThreadStream:
         """Return the next token of the request under way, or of a new one."""
         for _ in range(2):
             if self._tokens is None:
-                most = self._writer.interpreter.most_tokens(self._thread)
+                most = self._writer.interpreter.budget.most_tokens(self._thread)
                 self._tokens = self._ask(most, self._lasting_bans())
             token = await anext(self._tokens, None)
             if token is not None:

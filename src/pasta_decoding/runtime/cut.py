@@ -36,7 +36,16 @@ def first_tokens(segments: Sequence[Segment], tokens: int) -> list[Segment]:
     return kept
 
 
-def tokens_to_stop(
+def within_limits(
+    segments: Sequence[Segment], tokens: int, stops: Sequence[str], vocabulary: Vocabulary
+) -> tuple[list[Segment], bool]:
+    """Return what a budget of `tokens` and the stop strings keep, and whether one of these did."""
+    kept = first_tokens(segments, tokens)
+    stop = _tokens_to_stop(kept, stops, vocabulary)
+    return (kept, False) if stop is None else (first_tokens(kept, stop), True)
+
+
+def _tokens_to_stop(
     segments: Sequence[Segment], stops: Sequence[str], vocabulary: Vocabulary
 ) -> int | None:
     """Return how many tokens it takes until a stop string is complete; None if none ever is."""

@@ -89,23 +89,25 @@ def _with_room(order: list[int], interpreter: Interpreter, ahead_tokens: int) ->
     first, rest = order[0], order[1:]
     if not rest or _is_safe(interpreter, ahead_tokens, main=MAIN in rest):
         return order
-    spare = ahead_tokens - (interpreter.written_tokens - interpreter.place(first))
+    spare = ahead_tokens - (interpreter.budget.written_tokens - interpreter.budget.place(first))
     return order[: 1 + max(0, spare // MOST_A_CHOICE)]
 
 
 def _likely(order: Sequence[int], interpreter: Interpreter, opening: int | None) -> int:
     """Count the first, and those that stand within the budget if chunks are as long as promised."""
     budget = interpreter.rules.max_tokens
-    if interpreter.expected_place() < budget:
+    if interpreter.budget.expected_place() < budget:
         return len(order)
     places = [(opening if thread == MAIN and opening else thread) for thread in order[1:]]
-    return 1 + sum(interpreter.expected_place(thread) < budget for thread in places)
+    return 1 + sum(interpreter.budget.expected_place(thread) < budget for thread in places)
 
 
 def _is_safe(interpreter: Interpreter, ahead_tokens: int, *, main: bool) -> bool:
     """Is there room for all that has begun to come to its own limits?"""
-    coming = interpreter.most_to_come()
+    budget = interpreter.budget
+    coming = budget.most_to_come()
     if main:
         coming += MOST_A_CHOICE
-        coming += interpreter.longest_chunk if interpreter.in_topic(MAIN) else 0
-    return interpreter.written_tokens + coming <= interpreter.rules.max_tokens + ahead_tokens
+        longest = max(interpreter.vocabulary.control.promise_close)
+        coming += budget.most_of_a_chunk(longest) if interpreter.in_topic(MAIN) else 0
+    return budget.written_tokens + coming <= interpreter.rules.max_tokens + ahead_tokens
