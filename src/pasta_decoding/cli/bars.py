@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
+
+Item = TypeVar("Item")
 
 
 def counting() -> Progress:
@@ -33,6 +35,14 @@ def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
     with counting() as bars:
         task = bars.add_task(what, total=total)
         yield lambda: bars.advance(task)
+
+
+def drawn(items: Iterable[Item], doing: str, total: int | None = None) -> Iterable[Item]:
+    """Yield the items, and draw on standard error how far they are."""
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(items, doing, total=total, console=Console(stderr=True), transient=True)
 
 
 class RowsBar:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pasta_decoding.api.settings import LoadSettings
+from pasta_decoding.cli.bars import drawn
 from pasta_decoding.cli.decode import MaxTokens
 from pasta_decoding.cli.files import base_folder, cache_folder, place, say
 from pasta_decoding.cli.options import Base, with_options
@@ -174,9 +175,6 @@ def rate_pairs(
     pairs: Sequence[tuple[Record, Record]], baseline: str, model: Path | None
 ) -> dict[str, Sequence[float]]:
     """Return the quality of both answers to each prompt, under the sequential baseline."""
-    from rich.console import Console
-    from rich.progress import track
-
     from pasta_decoding.evaluation.rating import likelihood_rate, load_nll
     from pasta_decoding.models.embedded import model_dir
     from pasta_decoding.models.loading import default_device, find_adapter, native_dtype
@@ -186,10 +184,9 @@ def rate_pairs(
     dtype = native_dtype(device)
     nll = load_nll(base, find_adapter(baseline), score_layouts, dtype=dtype, device=device)
     rate = likelihood_rate(nll)
-    bar = track(pairs, "rating", console=Console(stderr=True), transient=True)
     return {
         first.instruction: rate(first.instruction, [first.text, second.text])
-        for first, second in bar
+        for first, second in drawn(pairs, "rating")
         if first.text and second.text
     }
 
@@ -245,9 +242,6 @@ def hiding_nats_of(
     rows: Sequence[Row], annotations: Mapping[str, Sequence[Tree]], model: Path | None
 ) -> dict[str, dict[str, float]]:
     """Return what hiding costs in several annotations of the same rows, with intervals."""
-    from rich.console import Console
-    from rich.progress import track
-
     from pasta_decoding.data.annotate.hiding import hiding_costs
     from pasta_decoding.evaluation.agreement import hiding_nats
     from pasta_decoding.lang.tree import show
@@ -258,8 +252,7 @@ def hiding_nats_of(
     for name, trees in annotations.items():
         written = [replace(row, response=show(tree)) for row, tree in zip(rows, trees, strict=True)]
         costs = hiding_costs(reader, written)
-        bar = track(costs, name, total=len(rows), console=Console(stderr=True), transient=True)
-        found[name] = asdict(hiding_nats(list(bar)))
+        found[name] = asdict(hiding_nats(list(drawn(costs, name, total=len(rows)))))
     return found
 
 

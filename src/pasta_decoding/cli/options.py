@@ -20,6 +20,10 @@ Base = Annotated[
     Path | None,
     typer.Option(help="Folder of the base model, or its name on the hub; else the embedded one."),
 ]
+Embedded = Annotated[
+    Path | None,
+    typer.Option("--model", help="Folder of the base model; the embedded one if left out."),
+]
 
 
 class Without(frozenset[str]):

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from pasta_decoding.api.settings import Dtype, EngineName, LoadSettings
+from pasta_decoding.cli.bars import drawn
 from pasta_decoding.cli.files import base_folder, place, say
-from pasta_decoding.cli.options import Without, with_options
+from pasta_decoding.cli.options import Embedded, Without, with_options
 from pasta_decoding.cli.train import require_training
 from pasta_decoding.cli.training_bar import ReportTo, drawn_progress, goes_on, trackers
 from pasta_decoding.errors import PastaError
@@ -29,23 +28,23 @@ if TYPE_CHECKING:
     from pasta_decoding.training.preference_run import Surroundings
     from pasta_decoding.training.scoring import Quality
 
-Item = TypeVar("Item")
-
-
-class Efficiency(StrEnum):
-    """The efficiency term of a score."""
-
-    theoretical = "theoretical"
-    own = "own"
-
-
-_DEFAULT = PreferenceConfig(prompts=(), policy="", baseline="")
-_WEIGHTS = _DEFAULT.weights
-_EFFICIENCY = Efficiency(_WEIGHTS.efficiency)
+_CONFIG = PreferenceConfig(prompts=(), policy="", baseline="")
 _LOADING = LoadSettings(join=Joining.kv, context=16384)
 _FIXED = Without({"adapter", "model", "engine", "join", "base_url", "remote_key"})
 
-LocalEngine = Literal["auto", "compiled", "torch", "llama"]
+LocalEngine = Annotated[
+    Literal["auto", "compiled", "torch", "llama"],
+    typer.Option(
+        help="auto takes torch on a GPU and where llama is not installed or cannot run the model."
+    ),
+]
+Check = Annotated[
+    Path | None, typer.Option(help="JSONL (.gz): prompts that show what each round did.")
+]
+SamplesFrom = Annotated[
+    Path | None,
+    typer.Option(help="Run folder whose first samples to use: same policy, another lambda."),
+]
 
 
 @with_options
@@ -58,131 +57,44 @@ def preference(
     baseline: Annotated[
         str, typer.Option(help="Adapter of the sequential baseline (`train sft --plain`).")
     ],
-    model: Annotated[
-        Path | None, typer.Option(help="Folder of the base model; the embedded one if left out.")
-    ] = None,
-    lambda_: Annotated[
-        float, typer.Option("--lambda", min=0, help="Weight of quality; `inf`: nothing else.")
-    ] = _WEIGHTS.lambda_ or 0.0,
-    efficiency: Annotated[
-        Efficiency,
-        typer.Option(help="Of the baseline's tokens a step, or of the answer's own."),
-    ] = _EFFICIENCY,
-    length_control: Annotated[
-        bool, typer.Option(help="Take the slope over length out of the scores.")
-    ] = _WEIGHTS.length_control,
-    rounds: Annotated[
-        int, typer.Option(min=1, help="Each samples from the one before.")
-    ] = _DEFAULT.rounds,
-    samples: Annotated[
-        int, typer.Option(min=2, help="Annotated answers a prompt.")
-    ] = _DEFAULT.samples,
-    baseline_samples: Annotated[
-        int, typer.Option(min=1, help="Sequential answers a prompt, of the baseline.")
-    ] = _DEFAULT.baseline_samples,
-    samples_from: Annotated[
-        Path | None,
-        typer.Option(help="Run folder whose first samples to use: same policy, another lambda."),
-    ] = None,
-    check: Annotated[
-        Path | None, typer.Option(help="JSONL (.gz): prompts that show what each round did.")
-    ] = None,
-    check_limit: Annotated[
-        int, typer.Option(min=1, help="Only the first so many.")
-    ] = _DEFAULT.check_limit,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="So many of the prompts, chosen by the seed.")
-    ] = _DEFAULT.limit,
-    max_prompt_chars: Annotated[
-        int, typer.Option(min=1, help="Longer prompts are left out.")
-    ] = _DEFAULT.max_prompt_chars,
-    max_tokens: Annotated[
-        int, typer.Option(min=1, help="Of an answer, tags included.")
-    ] = _DEFAULT.max_tokens,
-    max_threads: Annotated[
-        int, typer.Option(min=1, help="Live threads of an answer.")
-    ] = _DEFAULT.max_threads,
-    max_chunks: Annotated[
-        int, typer.Option(min=1, help="Chunks of an answer.")
-    ] = _DEFAULT.max_chunks,
-    alpha: Annotated[
-        float, typer.Option(min=0, max=1, help="Weight of the SFT term.")
-    ] = _DEFAULT.alpha,
-    epochs: Annotated[
-        int, typer.Option(min=1, help="Over the pairs of a round.")
-    ] = _DEFAULT.epochs,
-    learning_rate: Annotated[float, typer.Option(min=0)] = _DEFAULT.learning_rate,
-    warmup_steps: Annotated[int, typer.Option(min=0)] = _DEFAULT.warmup_steps,
-    pairs_per_step: Annotated[
-        int, typer.Option(min=1, help="Pairs of one optimiser step.")
-    ] = _DEFAULT.pairs_per_step,
-    save_every_steps: Annotated[int, typer.Option(min=1)] = _DEFAULT.save_every_steps,
-    seed: Annotated[int, typer.Option(min=0)] = _DEFAULT.seed,
-    bf16: Annotated[bool, typer.Option(help="bfloat16 weights and activations.")] = _DEFAULT.bf16,
+    model: Embedded = None,
+    samples_from: SamplesFrom = None,
+    check: Check = None,
     report_to: ReportTo = None,
-    engine: Annotated[
-        LocalEngine,
-        typer.Option(
-            help="auto takes torch on a GPU and where llama is not installed or cannot run the "
-            "model."
-        ),
-    ] = "auto",
-    loading: Annotated[LoadSettings, _FIXED] = _LOADING,
+    engine: LocalEngine = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
+    *,
+    weights: Weights,
+    config: PreferenceConfig = _CONFIG,
+    loading: Annotated[LoadSettings, _FIXED] = _LOADING,
 ) -> None:
     """Stage 2: prefer fast and good among sampled answers (BoNBoN), in rounds."""
     from pasta_decoding.models.loading import find_adapter
-    from pasta_decoding.training.settings import share_samples
 
     require_training()
-    refuse_several_processes()
-    if model is not None and model.suffix == ".gguf":
-        raise PastaError("training does not start from a GGUF file", hint="Give --model a folder.")
-    given = replace(loading, model=base_folder(model), engine=EngineName(engine))
-    loading, engine_name = settled(given, find_adapter(policy))
-    config = PreferenceConfig(
-        prompts=tuple(str(path) for path in prompts),
+    refuse_what_cannot_start(model)
+    config = replace(
+        config,
+        prompts=tuple(map(str, prompts)),
         policy=str(find_adapter(policy)),
         baseline=str(find_adapter(baseline)),
         check=str(check) if check else None,
-        check_limit=check_limit,
-        limit=limit,
-        max_prompt_chars=max_prompt_chars,
-        engine=engine_name,
-        rounds=rounds,
-        samples=samples,
-        baseline_samples=baseline_samples,
-        max_tokens=max_tokens,
-        max_threads=max_threads,
-        max_chunks=max_chunks,
-        weights=Weights(
-            efficiency=efficiency.value,
-            lambda_=None if math.isinf(lambda_) else lambda_,
-            length_control=length_control,
-        ),
-        alpha=alpha,
-        epochs=epochs,
-        learning_rate=learning_rate,
-        warmup_steps=warmup_steps,
-        pairs_per_step=pairs_per_step,
-        save_every_steps=save_every_steps,
-        seed=seed,
-        bf16=bf16,
+        weights=weights,
     )
-    if samples_from is not None:
-        share_samples(samples_from, out, config)
-    with goes_on():
-        found = train(config, prompts, check, out, loading, trackers(report_to))
+    loading = replace(loading, model=base_folder(model), engine=EngineName(engine))
+    found = train(config, out, loading, trackers(report_to), samples_from)
     show(found)
     typer.echo(json.dumps(found) if as_json else found["adapter"])
 
 
-def refuse_several_processes() -> None:
-    """Refuse to be launched several times at once: each would sample into the same files."""
+def refuse_what_cannot_start(model: Path | None) -> None:
+    """Refuse several launched processes, whose samples would mix, and weights that do not train."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise PastaError(
             "train preference is one process", hint="Start it without accelerate launch."
         )
+    if model is not None and model.suffix == ".gguf":
+        raise PastaError("training does not start from a GGUF file", hint="Give --model a folder.")
 
 
 def settled(loading: LoadSettings, policy: Path) -> tuple[LoadSettings, str]:
@@ -222,24 +134,30 @@ def show(found: dict[str, Any]) -> None:
 
 def train(
     config: PreferenceConfig,
-    prompts: list[Path],
-    check: Path | None,
     out: Path,
-    loading: LoadSettings,
+    wanted: LoadSettings,
     report_to: list[str],
+    samples_from: Path | None,
 ) -> dict[str, Any]:
-    """Read the prompts and run the rounds."""
+    """Settle what decodes, read the prompts, and run the rounds."""
     from pasta_decoding.data.dataset import read_prompts
     from pasta_decoding.training.preference import train_preference
+    from pasta_decoding.training.settings import share_samples
 
-    chosen = choose(
-        [text for path in prompts for text in read_prompts(path)],
-        config.limit,
-        config.max_prompt_chars,
-        config.seed,
-    )
-    checked = read_prompts(check)[: config.check_limit] if check else []
-    return train_preference(config, chosen, checked, surroundings(config, out, loading, report_to))
+    loading, engine = settled(wanted, Path(config.policy))
+    config = replace(config, engine=engine)
+    if samples_from is not None:
+        share_samples(samples_from, out, config)
+    with goes_on():
+        chosen = choose(
+            [text for path in config.prompts for text in read_prompts(Path(path))],
+            config.limit,
+            config.max_prompt_chars,
+            config.seed,
+        )
+        checked = read_prompts(Path(config.check))[: config.check_limit] if config.check else []
+        around = surroundings(config, out, loading, report_to)
+        return train_preference(config, chosen, checked, around)
 
 
 def choose(instructions: Sequence[str], limit: int | None, max_chars: int, seed: int) -> list[str]:
@@ -274,17 +192,5 @@ def surroundings(
         return Quality("nats", likelihood_rate(nll), repeat_cost=2.0)
 
     return Surroundings(
-        base, out, load_decoder, load_quality, say, Bars(), drawn_progress, report_to
+        base, out, load_decoder, load_quality, say, drawn, drawn_progress, report_to
     )
-
-
-class Bars:
-    """Progress bars on standard error."""
-
-    def __call__(self, items: Iterable[Item], doing: str, total: int) -> Iterable[Item]:
-        """See `Track`."""
-        from rich.console import Console
-        from rich.progress import track
-
-        console = Console(stderr=True)
-        return track(items, doing, total=total, console=console, transient=True)

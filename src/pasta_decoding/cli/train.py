@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from pasta_decoding.cli.bars import drawn
 from pasta_decoding.cli.files import base_folder, is_main, say
-from pasta_decoding.cli.options import Base
+from pasta_decoding.cli.options import Base, with_options
 from pasta_decoding.cli.training_bar import ReportTo, drawn_progress, goes_on, trackers
 from pasta_decoding.errors import PastaError, require
 from pasta_decoding.lang.layout import Joining
@@ -20,125 +21,71 @@ if TYPE_CHECKING:
     from pasta_decoding.data.dataset import Row
 
 
-class Attention(StrEnum):
-    """Which form the mask takes, and with it the function that computes attention."""
-
-    auto = "auto"
-    flex = "flex"
-    dense = "dense"
+_SFT = SftConfig(data=(), base_name="")
 
 
-_DEFAULT = SftConfig(data=(), base_name="")
-_ATTENTION = Attention(_DEFAULT.attention)
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a run goes on from; what is left out is as `start` has it, else as new runs have it."""
+
+    start: Annotated[
+        str | None,
+        typer.Option(help="Adapter to go on from, or the run folder that holds it."),
+    ] = None
+    scheme: Annotated[
+        Literal["shared-max", "shared-sum", "reserve"] | None,
+        typer.Option(help="Positions; else those of --start, else shared-max."),
+    ] = None
+    topic: Annotated[
+        Literal["required", "none"] | None,
+        typer.Option(help="none: leave topics out; else as --start has it, else required."),
+    ] = None
+    join: Annotated[
+        tuple[Joining, ...],
+        typer.Option(
+            help="How the main thread comes to see chunks; text is for remote engines. May be "
+            "repeated: one adapter for both. Else as --start has it, else kv."
+        ),
+    ] = ()
+
+    def begin(self, config: SftConfig) -> SftConfig:
+        """Return the settings with what stands here. Raises PastaError for no such adapter."""
+        from pasta_decoding.models.checkpoint import load
+        from pasta_decoding.models.loading import find_adapter
+
+        folder = find_adapter(self.start) if self.start else None
+        begun = load(folder) if folder else config
+        return replace(
+            config,
+            start=str(folder) if folder else None,
+            scheme=self.scheme or begun.scheme,
+            topic=self.topic or begun.topic,
+            joins=tuple(map(Joining, self.join or begun.joins)),
+        )
 
 
-class Scheme(StrEnum):
-    """Which positions the threads of an answer take; see `lang.positions`."""
-
-    shared_max = "shared-max"
-    shared_sum = "shared-sum"
-    reserve = "reserve"
-
-
-class Topic(StrEnum):
-    """Whether promises say what they are about."""
-
-    required = "required"
-    none = "none"
-
-
+@with_options
 def sft(
     data: Annotated[list[Path], typer.Option(help="Annotated JSONL (.gz); may be repeated.")],
     out: Annotated[Path, typer.Option(help="Run folder; the same command resumes it.")],
     model: Base = None,
     base_name: Annotated[str | None, typer.Option(help="What the adapter calls its base.")] = None,
-    start: Annotated[
-        str | None, typer.Option(help="Adapter to go on from, or the run folder that holds it.")
-    ] = None,
-    plain: Annotated[
-        bool, typer.Option("--plain", help="Take the tags out: trains the sequential baseline.")
-    ] = _DEFAULT.plain,
-    scheme: Annotated[
-        Scheme | None, typer.Option(help="Positions; else those of --start, else shared-max.")
-    ] = None,
-    topic: Annotated[
-        Topic | None,
-        typer.Option(help="none: leave topics out; else as --start has it, else required."),
-    ] = None,
-    join: Annotated[
-        list[Joining] | None,
-        typer.Option(
-            help="How the main thread comes to see chunks; text is for remote engines. May be "
-            "repeated: one adapter for both. Else as --start has it, else kv."
-        ),
-    ] = None,
-    epochs: Annotated[int, typer.Option(min=1)] = _DEFAULT.epochs,
-    max_steps: Annotated[
-        int | None, typer.Option(min=1, help="Optimiser steps at most.")
-    ] = _DEFAULT.max_steps,
-    learning_rate: Annotated[float, typer.Option(min=0)] = _DEFAULT.learning_rate,
-    warmup_steps: Annotated[int, typer.Option(min=0)] = _DEFAULT.warmup_steps,
-    lora_rank: Annotated[
-        int, typer.Option(min=0, help="0 trains all weights, not LoRA.")
-    ] = _DEFAULT.lora_rank,
-    max_length: Annotated[
-        int, typer.Option(min=8, help="Tokens of one answer and prompt.")
-    ] = _DEFAULT.max_tokens,
-    pack_tokens: Annotated[
-        int, typer.Option(min=8, help="Tokens of one forward pass.")
-    ] = _DEFAULT.pack_tokens,
-    packs_per_step: Annotated[
-        int, typer.Option(min=1, help="Packs of one optimiser step.")
-    ] = _DEFAULT.packs_per_step,
-    save_every_steps: Annotated[int, typer.Option(min=1)] = _DEFAULT.save_every_steps,
     eval_data: Annotated[
         list[Path] | None,
         typer.Option(help="Held-out JSONL (.gz), whose loss is measured at every checkpoint."),
     ] = None,
-    eval_share: Annotated[
-        float, typer.Option(min=0, max=0.5, help="Share of --data to hold out for that instead.")
-    ] = _DEFAULT.eval_share,
     report_to: ReportTo = None,
-    seed: Annotated[int, typer.Option(min=0)] = _DEFAULT.seed,
-    bf16: Annotated[bool, typer.Option(help="bfloat16 weights and activations.")] = _DEFAULT.bf16,
-    gradient_checkpointing: Annotated[
-        bool, typer.Option("--gradient-checkpointing", help="Less memory, a third more time.")
-    ] = _DEFAULT.gradient_checkpointing,
-    attention: Annotated[
-        Attention,
-        typer.Option(help="auto: flex, with block masks, on a GPU; dense masks elsewhere."),
-    ] = _ATTENTION,
+    *,
+    origin: Origin,
+    config: SftConfig = _SFT,
 ) -> None:
     """Stage 1: finetune on annotated responses (LoRA and the control-token rows, or everything)."""
-    from pasta_decoding.models.checkpoint import load
-    from pasta_decoding.models.loading import find_adapter
-
     require_training()
-    begun_at = find_adapter(start) if start else None
-    begun = load(begun_at) if begun_at else None
-    config = SftConfig(
-        data=tuple(str(path) for path in data),
+    config = replace(
+        origin.begin(config),
+        data=tuple(map(str, data)),
         base_name=base_name or called(model),
-        start=str(begun_at) if begun_at else None,
-        plain=plain,
-        scheme=scheme or (begun.scheme if begun else _DEFAULT.scheme),
-        topic=topic or (begun.topic if begun else _DEFAULT.topic),
-        joins=tuple(map(Joining, join or (begun.joins if begun else _DEFAULT.joins))),
-        epochs=epochs,
-        max_steps=max_steps,
-        learning_rate=learning_rate,
-        warmup_steps=warmup_steps,
-        lora_rank=lora_rank,
-        max_tokens=max_length,
-        pack_tokens=pack_tokens,
-        packs_per_step=packs_per_step,
-        save_every_steps=save_every_steps,
-        seed=seed,
-        bf16=bf16,
-        gradient_checkpointing=gradient_checkpointing,
-        attention=attention.value,
-        eval_data=tuple(str(path) for path in eval_data or []),
-        eval_share=eval_share,
+        eval_data=tuple(map(str, eval_data or [])),
     )
     adapter = train(config, model, out, trackers(report_to))
     if is_main():
@@ -213,9 +160,6 @@ def head(
 
     Each response is read once by the base model; then two small convex problems are solved.
     """
-    from rich.console import Console
-    from rich.progress import track
-
     from pasta_decoding.data.annotate.head import save_head
     from pasta_decoding.data.dataset import is_held_out, read_rows
     from pasta_decoding.training.head import read_examples, train_head
@@ -226,8 +170,7 @@ def head(
     if not out.parent.is_dir():
         raise PastaError(f"cannot write {out}: No such file or directory")
     reader, base = base_reader(base_folder(model), layers=layers)
-    bar = track(rows, "reading", console=Console(stderr=True), transient=True)
-    examples = list(read_examples(bar, reader))
+    examples = list(read_examples(drawn(rows, "reading"), reader))
     if len(examples) < 2:
         raise PastaError(
             f"{len(examples)} of {len(rows)} responses have parts to choose from",

@@ -10,7 +10,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Annotated, Literal
+
+from typer import Option
 
 from pasta_decoding.data.contamination import Contamination, normalised
 from pasta_decoding.data.dataset import Row, is_held_out
@@ -33,32 +35,48 @@ CODE_SHARE = 0.3
 class Wanted:
     """What a row must be to stay. Lengths are in tokens of the model that will be trained.
 
-    split:            which part by the hash of the id: `train` leaves out the quarter for judging.
-    question:         pattern with one group; where it is found, the group is the instruction.
-    shorten_to:       tokens to which longer responses are shortened, part by part.
-    min_chunks:       chunks of at least `min_chunk_tokens` that a response must have.
-    named_topics:     share of chunks that must name their topic at their beginning or right before.
-    language:         ISO 639-1 code that prompt and response together must have; None: any.
-    code:             False leaves out responses with code in them.
-    per_prompt:       responses kept of one prompt.
-    limit:            rows kept in all.
+    named_topics: at the beginning of the chunk, or right before it.
+    language:     of prompt and response together; None: any.
     """
 
-    split: Split = "all"
-    question: str | None = None
-    shorten_to: int | None = None
-    min_tokens: int = 1
-    max_tokens: int | None = None
-    max_prompt_tokens: int | None = None
-    max_total_tokens: int | None = None
-    min_chunks: int = 0
-    min_chunk_tokens: int = 0
-    named_topics: float = 0.0
-    language: str | None = None
-    code: bool = True
-    per_prompt: int | None = None
-    limit: int | None = None
-    seed: int = 0
+    split: Annotated[
+        Split, Option(help="train leaves out the quarter of ids that is for judging.")
+    ] = "all"
+    question: Annotated[
+        str | None,
+        Option(help="Pattern whose group becomes the instruction, wherever it is found."),
+    ] = None
+    shorten_to: Annotated[
+        int | None, Option(min=1, help="Shorten longer responses, part by part.")
+    ] = None
+    min_tokens: Annotated[
+        int, Option(min=0, help="Leave out shorter responses, counted without tags.")
+    ] = 1
+    max_tokens: Annotated[
+        int | None, Option(min=1, help="Leave out longer responses, counted without tags.")
+    ] = None
+    max_prompt_tokens: Annotated[int | None, Option(min=1, help="Leave out longer prompts.")] = None
+    max_total_tokens: Annotated[
+        int | None,
+        Option(min=1, help="Leave out prompts that are longer together with their response."),
+    ] = None
+    min_chunks: Annotated[int, Option(min=0, help="Leave out responses with fewer chunks.")] = 0
+    min_chunk_tokens: Annotated[int, Option(min=0, help="Do not count shorter chunks.")] = 0
+    named_topics: Annotated[
+        float,
+        Option(min=0, max=1, help="Let at least this share of chunks begin with their topic."),
+    ] = 0.0
+    language: Annotated[
+        str | None, Option(help="Keep one language only, by its ISO 639-1 code such as en.")
+    ] = None
+    code: Annotated[bool, Option(help="Keep responses with code in them.")] = True
+    per_prompt: Annotated[
+        int | None, Option(min=1, help="Keep so many responses of one prompt.")
+    ] = None
+    limit: Annotated[int | None, Option(min=1, help="Keep so many rows in all.")] = None
+    seed: Annotated[
+        int, Option(min=0, help="Shuffles the rows, and so decides what a limit keeps.")
+    ] = 0
 
 
 @dataclass(slots=True)

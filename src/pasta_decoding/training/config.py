@@ -1,12 +1,15 @@
-"""The settings of both stages. Their defaults are those of the commands, too.
+"""The settings of both stages, which are the options of the commands, too.
 
 Nothing here needs torch: `pasta train --help` reads them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+import math
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Option
 
 from pasta_decoding.lang.layout import Joining
 
@@ -19,58 +22,74 @@ class SftConfig:
     """One finetuning run; its resolved form is `config.json` in the run folder.
 
     start:          folder of an adapter to go on from; None starts a new one.
-    plain:          take the tags out: the sequential baseline of the same responses.
     scheme:         the position scheme, by name.
     topic:          "none" leaves the topics out of all promises; "required" refuses rows without.
     joins:          those that it is trained for.
     eval_data:      files of held-out rows, whose loss is measured whenever a checkpoint is saved.
-    eval_share:     share of the rows of `data` that are held out instead, chosen by their ids.
-    lora_rank:      0 trains all weights instead; `adapter` is then a whole model.
-    max_tokens:     tokens of one answer with its prompt; a longer one is cut between parts.
-    pack_tokens:    tokens of one pack, the unit of a forward pass.
-    packs_per_step: packs whose gradients make one optimiser step, over all processes.
-    max_steps:      optimiser steps at most; None for all epochs. The schedule ends there.
-    bf16:           bfloat16 weights and activations; what is trained stays float32.
-    gradient_checkpointing: compute activations again on the way back instead of keeping them.
-    attention:      "flex" with block masks, "dense" masks, or "auto": flex on a GPU.
+    lora_rank:      with 0 `adapter` is a whole model.
+    max_tokens:     a longer answer is cut between parts.
+    packs_per_step: over all processes.
+    max_steps:      None for all epochs. The schedule ends there.
+    bf16:           what is trained stays float32.
     """
 
     data: tuple[str, ...]
     base_name: str
     start: str | None = None
-    plain: bool = False
+    plain: Annotated[
+        bool, Option("--plain", help="Take the tags out: trains the sequential baseline.")
+    ] = False
     scheme: str = "shared-max"
     topic: str = "required"
     joins: tuple[Joining, ...] = (Joining.kv,)
-    epochs: int = 3
-    learning_rate: float = 5e-4
-    warmup_steps: int = 20
-    lora_rank: int = 16
-    max_tokens: int = 512
-    pack_tokens: int = 320
-    packs_per_step: int = 6
-    max_steps: int | None = None
-    save_every_steps: int = 50
-    seed: int = 0
-    bf16: bool = True
-    gradient_checkpointing: bool = False
-    attention: str = "auto"
+    epochs: Annotated[int, Option(min=1)] = 3
+    max_steps: Annotated[int | None, Option(min=1, help="Optimiser steps at most.")] = None
+    learning_rate: Annotated[float, Option(min=0)] = 5e-4
+    warmup_steps: Annotated[int, Option(min=0)] = 20
+    lora_rank: Annotated[int, Option(min=0, help="0 trains all weights, not LoRA.")] = 16
+    max_tokens: Annotated[
+        int, Option("--max-length", min=8, help="Tokens of one answer and prompt.")
+    ] = 512
+    pack_tokens: Annotated[int, Option(min=8, help="Tokens of one forward pass.")] = 320
+    packs_per_step: Annotated[int, Option(min=1, help="Packs of one optimiser step.")] = 6
+    save_every_steps: Annotated[int, Option(min=1)] = 50
     eval_data: tuple[str, ...] = ()
-    eval_share: float = 0.0
+    eval_share: Annotated[
+        float, Option(min=0, max=0.5, help="Share of --data to hold out for that instead.")
+    ] = 0.0
+    seed: Annotated[int, Option(min=0)] = 0
+    bf16: Annotated[bool, Option(help="bfloat16 weights and activations.")] = True
+    gradient_checkpointing: Annotated[
+        bool, Option("--gradient-checkpointing", help="Less memory, a third more time.")
+    ] = False
+    attention: Annotated[
+        Literal["auto", "flex", "dense"],
+        Option(help="auto: flex, with block masks, on a GPU; dense masks elsewhere."),
+    ] = "auto"
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or math.isinf(value) else value
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
     """What a round's scores are made with, besides the parts.
 
-    efficiency:     "theoretical", or "own" for own tokens / critical path, whatever the baseline.
-    lambda_:        weight of quality; None is infinity: nothing but quality.
-    length_control: whether the slope over log length is subtracted.
+    lambda_: None is infinity.
     """
 
-    efficiency: str = "theoretical"
-    lambda_: float | None = 1.0
-    length_control: bool = True
+    lambda_: Annotated[
+        float | None,
+        Option("--lambda", min=0, callback=_finite, help="Weight of quality; `inf`: nothing else."),
+    ] = 1.0
+    efficiency: Annotated[
+        Literal["theoretical", "own"],
+        Option(help="Of the baseline's tokens a step, or of the answer's own."),
+    ] = "theoretical"
+    length_control: Annotated[
+        bool, Option(help="Take the slope over length out of the scores.")
+    ] = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,38 +117,39 @@ class PreferenceConfig:
     policy:           adapter that the first round samples from and trains on.
     baseline:         adapter of the sequential baseline.
     check:            prompts whose greedy answers show each round's effect; None for no check.
-    limit:            prompts, chosen by the seed among those of at most `max_prompt_chars`.
+    limit:            among those of at most `max_prompt_chars`.
     engine:           what decodes, in words; answers of two engines differ in near-ties.
-    samples:          annotated answers a prompt, at temperature 1.
-    baseline_samples: sequential answers of the baseline a prompt.
-    weights:          how scores are made; `lambda_` None is infinity.
-    max_tokens:       tokens of one answer, tags included.
+    samples:          at temperature 1.
     """
 
     prompts: tuple[str, ...]
     policy: str
     baseline: str
-    check: str | None = None
-    check_limit: int = 50
-    limit: int | None = None
-    max_prompt_chars: int = 1000
     engine: str = ""
-    rounds: int = 1
-    samples: int = 8
-    baseline_samples: int = 4
-    max_tokens: int = 400
-    max_threads: int = 12
-    max_chunks: int = 16
     quality: str = "nats"
     weights: Weights = field(default_factory=Weights)
-    alpha: float = 0.005
-    epochs: int = 1
-    learning_rate: float = 1e-4
-    warmup_steps: int = 5
-    pairs_per_step: int = 4
-    save_every_steps: int = 10
-    seed: int = 0
-    bf16: bool = True
+    rounds: Annotated[int, Option(min=1, help="Each samples from the one before.")] = 1
+    samples: Annotated[int, Option(min=2, help="Annotated answers a prompt.")] = 8
+    baseline_samples: Annotated[
+        int, Option(min=1, help="Sequential answers a prompt, of the baseline.")
+    ] = 4
+    check: str | None = None
+    check_limit: Annotated[int, Option(min=1, help="Only the first so many.")] = 50
+    limit: Annotated[
+        int | None, Option(min=1, help="So many of the prompts, chosen by the seed.")
+    ] = None
+    max_prompt_chars: Annotated[int, Option(min=1, help="Longer prompts are left out.")] = 1000
+    max_tokens: Annotated[int, Option(min=1, help="Of an answer, tags included.")] = 400
+    max_threads: Annotated[int, Option(min=1, help="Live threads of an answer.")] = 12
+    max_chunks: Annotated[int, Option(min=1, help="Chunks of an answer.")] = 16
+    alpha: Annotated[float, Option(min=0, max=1, help="Weight of the SFT term.")] = 0.005
+    epochs: Annotated[int, Option(min=1, help="Over the pairs of a round.")] = 1
+    learning_rate: Annotated[float, Option(min=0)] = 1e-4
+    warmup_steps: Annotated[int, Option(min=0)] = 5
+    pairs_per_step: Annotated[int, Option(min=1, help="Pairs of one optimiser step.")] = 4
+    save_every_steps: Annotated[int, Option(min=1)] = 10
+    seed: Annotated[int, Option(min=0)] = 0
+    bf16: Annotated[bool, Option(help="bfloat16 weights and activations.")] = True
 
     @property
     def rules(self) -> Rules:
@@ -143,13 +163,4 @@ class PreferenceConfig:
     @property
     def pair_config(self) -> PairConfig:
         """How a round is trained."""
-        return PairConfig(
-            alpha=self.alpha,
-            epochs=self.epochs,
-            learning_rate=self.learning_rate,
-            warmup_steps=self.warmup_steps,
-            pairs_per_step=self.pairs_per_step,
-            save_every_steps=self.save_every_steps,
-            seed=self.seed,
-            bf16=self.bf16,
-        )
+        return PairConfig(**{one.name: getattr(self, one.name) for one in fields(PairConfig)})
