@@ -48,15 +48,16 @@ class ApiError(Exception):
         )
 
 
+def too_many(message: str, code: str, retry_after_s: int) -> ApiError:
+    """Return the error for a request that there is no room for now."""
+    headers = {"Retry-After": str(retry_after_s)}
+    return ApiError(429, message, kind="rate_limit_error", code=code, headers=headers)
+
+
 def busy(retry_after_s: int) -> ApiError:
     """Return the error for a request that finds the queue full."""
-    return ApiError(
-        429,
-        f"the server has as many requests as it takes; try again in {retry_after_s} s",
-        kind="rate_limit_error",
-        code="queue_full",
-        headers={"Retry-After": str(retry_after_s)},
-    )
+    message = f"the server has as many requests as it takes; try again in {retry_after_s} s"
+    return too_many(message, "queue_full", retry_after_s)
 
 
 def mistake(error: PastaError, prompt: str | None = None) -> ApiError:

@@ -19,7 +19,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pasta_decoding.server.errors import ApiError, excerpt
+from pasta_decoding.server.errors import ApiError, excerpt, too_many
 from pasta_decoding.server.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,8 @@ class Places:
         if self.most is None:
             return lambda: None
         if self._taken[client] + answers > self.most:
-            raise _no_place(self.most)
+            message = f"a client may have {self.most} answers under way at a time"
+            raise too_many(message, "client_limit", retry_after_s=1)
         self._taken[client] += answers
 
         def give_back() -> None:
@@ -189,14 +190,4 @@ def _wrong_host() -> ApiError:
         403,
         "without an API key this server answers to localhost and to its --host alone",
         code="host_not_allowed",
-    )
-
-
-def _no_place(most: int) -> ApiError:
-    return ApiError(
-        429,
-        f"a client may have {most} answers under way at a time",
-        kind="rate_limit_error",
-        code="client_limit",
-        headers={"Retry-After": "1"},
     )
