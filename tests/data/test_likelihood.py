@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.data.annotate.draft import LENGTHS
-from pasta_decoding.data.annotate.likelihood import Likelihood, Limits
+from pasta_decoding.data.annotate.likelihood import Likelihood
+from pasta_decoding.data.annotate.limits import Limits
 from pasta_decoding.data.dataset import Row
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import Chunk, Sync, read, strip

@@ -16,7 +16,8 @@ from pasta_decoding.data.annotate.head import (
     unit_inputs,
 )
 from pasta_decoding.data.annotate.lattice import choose, semi_markov_marginals
-from pasta_decoding.data.annotate.likelihood import Likelihood, Limits
+from pasta_decoding.data.annotate.likelihood import Likelihood
+from pasta_decoding.data.annotate.limits import Limits
 from pasta_decoding.data.annotate.prior import NAMES, Facts, find_facts, log_odds
 from pasta_decoding.data.dataset import Row
 from pasta_decoding.errors import PastaError

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +17,11 @@ import typer
 
 from pasta_decoding.cli.bars import RowsBar
 from pasta_decoding.cli.files import base_folder, say, token_counter
-from pasta_decoding.cli.keys import endpoint_key
+from pasta_decoding.cli.keys import UNNAMED, named
+from pasta_decoding.cli.options import Without, with_options
+from pasta_decoding.data.annotate.limits import Limits
+from pasta_decoding.data.annotate.llm import RETRIES
+from pasta_decoding.data.endpoint import Endpoint
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
@@ -37,83 +41,73 @@ class AnnotatorName(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Selection:
+    """Which rows are annotated, and what of them."""
+
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many rows.")] = None
+    strip: Annotated[
+        bool, typer.Option("--strip", help="The responses are annotated: take the tags out first.")
+    ] = False
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Rows that are annotated already stay as they are.")
+    ] = False
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Longer responses stay plain and are counted.")
+    ] = 4096
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Name broken lines and keep the rest.")
+    ] = False
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """What annotators may be told on the command line; each takes what is for it."""
 
-    model: str | None
-    head: Path | None
-    max_nats: float
-    sync_nats: float
-    base_url: str | None
-    concurrency: int
-    retries: int
-    timeout_s: float
-    part: Callable[[float], None]
-
-
-def annotate(
-    source: Annotated[Path, typer.Argument(help="JSONL (.gz) with plain responses.")],
-    out: Annotated[Path, typer.Argument(help="JSONL (.gz) to write.")],
-    with_: Annotated[
-        AnnotatorName, typer.Option("--with", help="Which annotator to use.")
-    ] = AnnotatorName.structure,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many rows.")] = None,
-    strip: Annotated[
-        bool, typer.Option("--strip", help="The responses are annotated: take the tags out first.")
-    ] = False,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Rows that are annotated already stay as they are.")
-    ] = False,
-    max_tokens: Annotated[
-        int, typer.Option(min=1, help="Longer responses stay plain and are counted.")
-    ] = 4096,
-    keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Name broken lines and keep the rest.")
-    ] = False,
     model: Annotated[
         str | None,
         typer.Option(
             help="The model that will be trained, a folder or a name on the hub: its tokens are "
             "counted, and likelihood asks it. llm: what the endpoint calls its model."
         ),
-    ] = None,
+    ] = None
     tokenizer: Annotated[
         str | None,
         typer.Option(help="Whose tokens are counted, where that is not --model, as with llm."),
-    ] = None,
+    ] = None
     head: Annotated[
         Path | None,
         typer.Option(help="likelihood: from `train head`; else what ships for the model, if any."),
-    ] = None,
-    max_nats: Annotated[
-        float,
-        typer.Option(help="likelihood: what hiding a chunk's siblings may cost, in nats a token."),
-    ] = 2.0,
-    sync_nats: Annotated[
-        float,
-        typer.Option(
-            help="likelihood: what main text may lose before it asks for a sync, in nats a token."
-        ),
-    ] = 0.5,
+    ] = None
     base_url: Annotated[
         str | None,
         typer.Option(help="llm: where the OpenAI-compatible endpoint is, as http://host/v1."),
-    ] = None,
-    concurrency: Annotated[
-        int, typer.Option(min=1, help="llm: how many rows are asked about at once.")
-    ] = 8,
+    ] = None
     retries: Annotated[
         int,
         typer.Option(
             min=0, help="llm: how often to ask again where an answer is not the response with tags."
         ),
-    ] = 2,
-    timeout: Annotated[
-        float, typer.Option(min=0.01, help="llm: how many seconds a request may take.")
-    ] = 120.0,
+    ] = RETRIES
+    limits: Limits = field(default_factory=Limits)
+    endpoint: Endpoint = UNNAMED
+    part: Callable[[float], None] = lambda _share: None
+
+
+@with_options
+def annotate(
+    source: Annotated[Path, typer.Argument(help="JSONL (.gz) with plain responses.")],
+    out: Annotated[Path, typer.Argument(help="JSONL (.gz) to write.")],
+    with_: Annotated[
+        AnnotatorName, typer.Option("--with", help="Which annotator to use.")
+    ] = AnnotatorName.structure,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the report as one JSON object.")
     ] = False,
+    *,
+    selection: Selection,
+    options: Options,
+    limits: Limits,
+    endpoint: Annotated[Endpoint, Without({"max_retries"})] = UNNAMED,
 ) -> None:
     """Annotate plain responses: independent parts become promised chunks.
 
@@ -122,36 +116,23 @@ def annotate(
     """
     from pasta_decoding.data.annotate.job import Screened, report
 
-    broken: list[PastaError] = []
-
-    def on_problem(error: PastaError) -> None:
-        broken.append(error)
-        say(f"skipped {error}")
-
-    rows = read_plain(source, strip=strip, on_problem=on_problem if keep_going else None)[:limit]
-    kept = already_annotated(rows, keep=keep, strip=strip)
-    counted_by = tokenizer or (None if with_ is AnnotatorName.llm else model)
-    count_tokens = token_counter(Path(counted_by) if counted_by else None)
+    rows, skipped = read_plain(source, selection)
+    kept = already_annotated(rows, selection)
     bar = RowsBar("annotating", len(rows))
-    options = Options(
-        model, head, max_nats, sync_nats, base_url, concurrency, retries, timeout, bar.part
-    )
+    options = replace(options, limits=limits, endpoint=endpoint, part=bar.part)
+    counted_by = options.tokenizer or (None if with_ is AnnotatorName.llm else options.model)
+    count_tokens = token_counter(Path(counted_by) if counted_by else None)
     annotator, settings = _BUILDERS[with_](options, count_tokens)
-    shared = {
-        "with": with_.value,
-        "input": digest(source),
-        "strip": strip,
-        "keep": keep,
-        "tokens_of": counted_by,
-    }
-    settings = shared | {"max_tokens": max_tokens} | settings
-    done = run(rows, Screened(annotator, count_tokens, max_tokens, keep=keep), out, settings, bar)
-    figures = report(done, count_tokens) | {"skipped": len(broken), "kept": kept}
+    settings |= {"with": with_.value, "input": digest(source), "tokens_of": counted_by}
+    settings |= {name: getattr(selection, name) for name in ("strip", "keep", "max_tokens")}
+    screened = Screened(annotator, count_tokens, selection.max_tokens, keep=selection.keep)
+    done = run(rows, screened, out, settings, bar)
+    figures = report(done, count_tokens) | {"skipped": skipped, "kept": kept}
     if as_json:
         typer.echo(json.dumps(figures))
     else:
         show(figures, out)
-    raise typer.Exit(1 if broken else 0)
+    raise typer.Exit(1 if skipped else 0)
 
 
 def _structure(
@@ -165,13 +146,12 @@ def _structure(
 def _likelihood(
     options: Options, _count_tokens: CountTokens
 ) -> tuple[base.Annotator, dict[str, Any]]:
-    from pasta_decoding.data.annotate.likelihood import Likelihood, Limits
+    from pasta_decoding.data.annotate.likelihood import Likelihood
     from pasta_decoding.training.reader import reader_with_head
 
-    limits = Limits(max_nats=options.max_nats, sync_nats=options.sync_nats)
     folder = Path(options.model) if options.model else None
     reader, settings = reader_with_head(base_folder(folder), options.head)
-    return Likelihood(reader, limits, part=options.part), settings | asdict(limits)
+    return Likelihood(reader, options.limits, part=options.part), settings | asdict(options.limits)
 
 
 def _apar(_options: Options, count_tokens: CountTokens) -> tuple[base.Annotator, dict[str, Any]]:
@@ -182,18 +162,11 @@ def _apar(_options: Options, count_tokens: CountTokens) -> tuple[base.Annotator,
 
 def _llm(options: Options, count_tokens: CountTokens) -> tuple[base.Annotator, dict[str, Any]]:
     from pasta_decoding.data.annotate.llm import LlmAnnotator, introduction
-    from pasta_decoding.data.endpoint import Endpoint
 
     if options.base_url is None or options.model is None:
         message = "an endpoint is asked by --base-url and --model"
         raise PastaError(message, hint="For example: --base-url http://localhost:8000/v1 --model m")
-    endpoint = Endpoint(
-        options.base_url,
-        options.model,
-        api_key=endpoint_key(options.base_url),
-        timeout_s=options.timeout_s,
-        concurrency=options.concurrency,
-    )
+    endpoint = named(options.endpoint, options.base_url, options.model)
     settings = {
         "base_url": options.base_url,
         "model": options.model,
@@ -212,30 +185,35 @@ _BUILDERS = {
 """Each returns an annotator and those of its settings that what it writes depends on."""
 
 
-def read_plain(
-    source: Path, *, strip: bool, on_problem: Callable[[PastaError], None] | None
-) -> list[Row]:
-    """Return the rows to annotate; with `strip` their responses lose the tags they have."""
+def read_plain(source: Path, selection: Selection) -> tuple[list[Row], int]:
+    """Return the rows to annotate, and how many lines were skipped because they are broken."""
     from pasta_decoding.data.dataset import read_rows
     from pasta_decoding.lang import tree
 
-    rows = list(read_rows(source, on_problem=on_problem))
-    if not strip:
-        return rows
-    return [replace(row, response=tree.strip(tree.read(row.response))) for row in rows]
+    skipped: list[PastaError] = []
+
+    def on_problem(error: PastaError) -> None:
+        skipped.append(error)
+        say(f"skipped {error}")
+
+    read = read_rows(source, on_problem=on_problem if selection.keep_going else None)
+    rows = list(read)[: selection.limit]
+    if selection.strip:
+        rows = [replace(row, response=tree.strip(tree.read(row.response))) for row in rows]
+    return rows, len(skipped)
 
 
-def already_annotated(rows: list[Row], *, keep: bool, strip: bool) -> int:
+def already_annotated(rows: list[Row], selection: Selection) -> int:
     """Return how many rows are annotated already; refuse them unless it is said what to do.
 
     Annotated again, all their tags would be text, and training would learn to write them so.
     """
     from pasta_decoding.lang.tree import in_text_form
 
-    if keep and strip:
+    if selection.keep and selection.strip:
         raise PastaError("--keep and --strip contradict each other", hint="Give one of them.")
-    annotated = [] if strip else [row.id for row in rows if in_text_form(row.response)]
-    if annotated and not keep:
+    annotated = [row.id for row in rows if in_text_form(row.response) and not selection.strip]
+    if annotated and not selection.keep:
         raise PastaError(
             f"{len(annotated)} of {len(rows)} responses are annotated already, "
             f"the first is that of {annotated[0]!r}",

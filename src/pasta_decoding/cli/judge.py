@@ -13,7 +13,7 @@ import typer
 
 from pasta_decoding.cli.bars import progress
 from pasta_decoding.cli.files import say
-from pasta_decoding.cli.keys import endpoint_key
+from pasta_decoding.cli.keys import UNNAMED, named
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
@@ -60,10 +60,9 @@ def ask_endpoint(
     read: list[JudgedPair], base_url: str, model: str, verdicts: Path, *, logprobs: bool
 ) -> list[float | None]:
     """Return the endpoint's preferences; None where it gave no verdict."""
-    from pasta_decoding.data.endpoint import Endpoint
     from pasta_decoding.evaluation.judge.llm import LlmJudge
 
-    endpoint = Endpoint(base_url, model, api_key=endpoint_key(base_url))
+    endpoint = named(UNNAMED, base_url, model)
     with progress("asking", 2 * len(read)) as tick:
         judge = LlmJudge(endpoint, verdicts, logprobs=logprobs, tick=tick)
         said = prefer(judge, read)

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from pasta_decoding.cli.files import say
-from pasta_decoding.data.endpoint import KEY_VARIABLES
+from pasta_decoding.data.endpoint import KEY_VARIABLES, Endpoint
 
 SERVER_KEY = "PASTA_API_KEY"
 """What `pasta serve` demands. It opens a server of one's own, and is nothing to tell strangers."""
+
+
+UNNAMED = Endpoint("", "")
+"""How an endpoint is asked, before it is named."""
+
+
+def named(endpoint: Endpoint, base_url: str, model: str) -> Endpoint:
+    """Return the endpoint at an address, with the key for it."""
+    return replace(endpoint, base_url=base_url, model=model, api_key=endpoint_key(base_url))
 
 
 def endpoint_key(base_url: str) -> str:

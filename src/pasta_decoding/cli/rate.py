@@ -13,7 +13,9 @@ import typer
 
 from pasta_decoding.cli.bars import progress
 from pasta_decoding.cli.files import base_folder, say
-from pasta_decoding.cli.keys import endpoint_key
+from pasta_decoding.cli.keys import UNNAMED, named
+from pasta_decoding.cli.options import with_options
+from pasta_decoding.data.endpoint import Endpoint
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
@@ -28,15 +30,26 @@ VERDICTS = "verdicts.jsonl"
 class Asking:
     """Who compares the answers: one of these, or nobody."""
 
-    base_url: str | None
-    model: str | None
-    logprobs: bool
-    concurrency: int
-    retries: int
-    timeout_s: float
-    annotator: str | None
+    base_url: Annotated[
+        str | None, typer.Option(help="Let this OpenAI-compatible endpoint compare the answers.")
+    ] = None
+    model: Annotated[str | None, typer.Option(help="The endpoint's model.")] = None
+    logprobs: Annotated[
+        bool, typer.Option(help="Read the first token's probabilities if the endpoint has them.")
+    ] = True
+    annotator: Annotated[
+        str | None,
+        typer.Option(help="Instead: an annotator configuration of the package alpaca_eval."),
+    ] = None
+    difficulty: Annotated[
+        Path | None, typer.Option(help="AlpacaEval's instruction_difficulty.csv; needs --prompts.")
+    ] = None
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSONL (.gz) that tells each instruction's instruction_id.")
+    ] = None
 
 
+@with_options
 def rate(
     runs: Annotated[
         list[Path], typer.Argument(help="Folders of `eval generate`, or the folder around them.")
@@ -54,33 +67,9 @@ def rate(
         Path | None,
         typer.Option(help="Folder or hub name of its base model; the embedded one if left out."),
     ] = None,
-    base_url: Annotated[
-        str | None, typer.Option(help="Let this OpenAI-compatible endpoint compare the answers.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="The endpoint's model.")] = None,
-    logprobs: Annotated[
-        bool, typer.Option(help="Read the first token's probabilities if the endpoint has them.")
-    ] = True,
-    concurrency: Annotated[
-        int, typer.Option(min=1, help="With --base-url: requests at the same time.")
-    ] = 8,
-    retries: Annotated[
-        int,
-        typer.Option(min=0, help="Send a request that failed so often again, with growing pauses."),
-    ] = 5,
-    timeout: Annotated[
-        float, typer.Option(min=0.01, help="With --base-url: how many seconds a request may take.")
-    ] = 120.0,
-    annotator: Annotated[
-        str | None,
-        typer.Option(help="Instead: an annotator configuration of the package alpaca_eval."),
-    ] = None,
-    difficulty: Annotated[
-        Path | None, typer.Option(help="AlpacaEval's instruction_difficulty.csv; needs --prompts.")
-    ] = None,
-    prompts: Annotated[
-        Path | None, typer.Option(help="JSONL (.gz) that tells each instruction's instruction_id.")
-    ] = None,
+    *,
+    asking: Asking,
+    endpoint: Endpoint = UNNAMED,
 ) -> None:
     """Rate answers against the baseline's: without a judge, and with one where you have one.
 
@@ -88,29 +77,26 @@ def rate(
     it was stopped, and asks again where there was no verdict. Keys come from
     PASTA_ENDPOINT_KEY or OPENAI_API_KEY; --annotator takes what alpaca_eval takes.
     """
-    from pasta_decoding.evaluation.rate import read_difficulties
     from pasta_decoding.evaluation.runs import baseline_of, find_runs, read_run, same_prompts
 
-    asking = Asking(base_url, model, logprobs, concurrency, retries, timeout, annotator)
-    check_asking(asking, difficulty, prompts)
+    check_asking(asking)
     found = find_runs(runs)
     reference = read_run(baseline) if baseline else baseline_of(found)
     reference, *rated = same_prompts([reference, *found])
-    difficulties = read_difficulties(difficulty, prompts) if difficulty and prompts else None
     if likelihood:
         rate_all_texts(rated, reference, adapter, base)
     for run in rated:
         if run.folder.resolve() != reference.folder.resolve():
-            compare(run, reference, asking, difficulties)
+            compare(run, reference, asking, endpoint)
 
 
-def check_asking(asking: Asking, difficulty: Path | None, prompts: Path | None) -> None:
+def check_asking(asking: Asking) -> None:
     """Refuse what does not go together."""
     if asking.base_url is not None and asking.annotator is not None:
         raise PastaError("several judges", hint="Give --base-url or --annotator, not both.")
     if (asking.base_url is None) != (asking.model is None):
         raise PastaError("an endpoint is --base-url and --model", hint="Give both.")
-    if (difficulty is None) != (prompts is None):
+    if (asking.difficulty is None) != (asking.prompts is None):
         raise PastaError("difficulties are --difficulty and --prompts", hint="Give both.")
 
 
@@ -145,15 +131,16 @@ def load_likelihood(adapter: str, base: Path | None) -> tuple[Nll, str]:
     return nll, f"{name} ({base.name if base else 'embedded'}, {dtype})"
 
 
-def compare(
-    run: MethodRun, baseline: MethodRun, asking: Asking, difficulties: dict[str, float] | None
-) -> None:
+def compare(run: MethodRun, baseline: MethodRun, asking: Asking, endpoint: Endpoint) -> None:
     """Let whoever there is compare a run's answers with the baseline's."""
-    from pasta_decoding.evaluation.rate import annotate, pairs_to_judge
+    from pasta_decoding.evaluation.rate import annotate, pairs_to_judge, read_difficulties
 
+    difficulties = None
+    if asking.difficulty and asking.prompts:
+        difficulties = read_difficulties(asking.difficulty, asking.prompts)
     orders = 2 if asking.base_url else 1
     with progress(f"judging {run.label}", orders * len(pairs_to_judge(run, baseline))) as tick:
-        found = open_judge(run, asking, tick)
+        found = open_judge(run, asking, endpoint, tick)
         if found is None:
             return
         judge, name, failures = found
@@ -164,29 +151,21 @@ def compare(
 
 
 def open_judge(
-    run: MethodRun, asking: Asking, tick: Callable[[], None]
+    run: MethodRun, asking: Asking, endpoint: Endpoint, tick: Callable[[], None]
 ) -> tuple[Judge, str, Counter[str]] | None:
     """Return who compares, under which name, and where it counts its failures."""
     if asking.base_url is not None and asking.model is not None:
-        from pasta_decoding.data.endpoint import Endpoint
         from pasta_decoding.evaluation.judge.llm import LlmJudge
 
-        endpoint = Endpoint(
-            asking.base_url,
-            asking.model,
-            api_key=endpoint_key(asking.base_url),
-            timeout_s=asking.timeout_s,
-            max_retries=asking.retries,
-            concurrency=asking.concurrency,
-        )
+        asked = named(endpoint, asking.base_url, asking.model)
         cache = run.folder / VERDICTS
-        llm = LlmJudge(endpoint, cache, logprobs=asking.logprobs, tick=tick)
+        llm = LlmJudge(asked, cache, logprobs=asking.logprobs, tick=tick)
         return llm, f"{asking.model}, both orders", llm.failures
     if asking.annotator is not None:
         from pasta_decoding.evaluation.alpaca import AlpacaAnnotator
 
         os.environ.setdefault("TQDM_DISABLE", "1")  # its bars would be drawn over ours
         cache = run.folder / f"alpaca_{VERDICTS}"
-        package = AlpacaAnnotator(asking.annotator, cache, retries=asking.retries, tick=tick)
+        package = AlpacaAnnotator(asking.annotator, cache, retries=endpoint.max_retries, tick=tick)
         return package, Path(asking.annotator).name, package.failures
     return None

@@ -13,7 +13,9 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
 
 from pasta_decoding.errors import PastaError, install_command
 
@@ -36,16 +38,26 @@ class Endpoint:
     base_url:    what stands before `/chat/completions`, such as `http://localhost:8000/v1`.
     api_key:     never shown; empty for one that needs none.
     timeout_s:   of one try of one request.
-    max_retries: of one request, after the first try.
-    concurrency: requests under way at the same time.
     """
 
     base_url: str
     model: str
     api_key: str = field(default="", repr=False)
-    timeout_s: float = 120.0
-    max_retries: int = 5
-    concurrency: int = 8
+    concurrency: Annotated[
+        int, Option(min=1, help="With --base-url: requests at the same time.")
+    ] = 8
+    max_retries: Annotated[
+        int,
+        Option(
+            "--retries",
+            min=0,
+            help="Send a request that failed so often again, with growing pauses.",
+        ),
+    ] = 5
+    timeout_s: Annotated[
+        float,
+        Option("--timeout", min=0.01, help="With --base-url: how many seconds a request may take."),
+    ] = 120.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ counted.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from statistics import fmean
 from typing import TypeVar
@@ -28,6 +28,7 @@ from pasta_decoding.data.annotate.base import Annotated
 from pasta_decoding.data.annotate.candidates import Candidate, find_candidates
 from pasta_decoding.data.annotate.draft import Draft
 from pasta_decoding.data.annotate.lattice import choose, semi_markov_marginals
+from pasta_decoding.data.annotate.limits import Limits
 from pasta_decoding.data.annotate.prior import READERS, Seen, find_facts, log_odds
 from pasta_decoding.data.annotate.reading import (
     BaseReader,
@@ -51,20 +52,6 @@ Asking = Generator[Sequence[Laid], list[Reading], Result]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What is accepted.
-
-    max_nats:    a token, that hiding a chunk's siblings may cost at most.
-    sync_nats:   a token, that main text must lose without the chunks for a sync in front of it.
-    probability: of a candidate, at which taking it is even: about half of the F1 that is reached.
-    """
-
-    max_nats: float = 2.0
-    sync_nats: float = 0.5
-    probability: float = 0.35
-
-
-@dataclass(frozen=True, slots=True)
 class Likelihood:
     """The annotator `likelihood`; see `Annotator`.
 
@@ -73,7 +60,7 @@ class Likelihood:
     """
 
     reader: BaseReader
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     together: int = 8
     part: Callable[[float], None] = lambda _share: None
 

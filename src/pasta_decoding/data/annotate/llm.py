@@ -22,6 +22,8 @@ from pasta_decoding.lang.tree import Chunk, Node, Span, Tree, read, show, strip,
 # What the promise says beside its topic is replaced or printed anew anyway.
 _MENDED = {"missing-tokens", "bad-tokens", "promise-form"}
 _SHOWN_CHARS = 40
+RETRIES = 2
+"""How often to ask again where an answer could not be taken."""
 _RETRIES = "retries: "
 
 # Tokens that an answer may have. The endpoint's tokenizer is not ours, and tags cost some, too.
@@ -132,7 +134,7 @@ class LlmAnnotator:
     """
 
     def __init__(
-        self, endpoint: Endpoint, count_tokens: Callable[[str], int], *, retries: int = 2
+        self, endpoint: Endpoint, count_tokens: Callable[[str], int], *, retries: int = RETRIES
     ) -> None:
         self._endpoint = endpoint
         self._count_tokens = count_tokens
