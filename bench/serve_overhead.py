@@ -33,10 +33,11 @@ from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
 from pasta_decoding.runtime.stop_filter import StopFilter
-from pasta_decoding.server.app import Settings, create_app
+from pasta_decoding.server.app import create_app
 from pasta_decoding.server.listen import http_server, open_socket
 from pasta_decoding.server.local_backend import LocalBackend
 from pasta_decoding.server.metrics import Metrics
+from pasta_decoding.server.settings import Settings
 
 NAME = "model"
 

@@ -1,49 +1,26 @@
-"""A command's defaults are those of the settings that it fills: one object, not two numbers."""
+"""What is left out, and what is kept of a wish with the run."""
 
 from __future__ import annotations
 
-import inspect
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
+from pasta_decoding.api.options import AnswerSettings, rules_of, sampling_of
 from pasta_decoding.api.settings import Dtype, EngineName, LoadSettings
-from pasta_decoding.cli.data import build
-from pasta_decoding.cli.preference import preference, settled
-from pasta_decoding.cli.train import sft
-from pasta_decoding.data.build import Wanted
-from pasta_decoding.training.config import PreferenceConfig, SftConfig
+from pasta_decoding.cli.preference import settled
+from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.sampling import Sampling
 from tests.checkpoint import TinyCheckpoint
 
-SFT = SftConfig(data=(), base_name="")
-STAGE_2 = PreferenceConfig(prompts=(), policy="", baseline="")
-CALLED = {"max_length": "max_tokens"}
 
-
-@pytest.mark.parametrize(
-    ("command", "settings", "known"),
-    [(sft, SFT, 15), (preference, STAGE_2, 17), (build, Wanted(), 15)],
-    ids=["train sft", "train preference", "data build"],
-)
-def test_an_option_left_out_is_a_setting_left_out(
-    command: Callable[..., Any], settings: object, known: int
-) -> None:
-    left_to_start = {"scheme", "topic", "base_name"}  # which take what --start or --model has
-    ours = {
-        CALLED.get(name, name): one.default
-        for name, one in inspect.signature(command).parameters.items()
-        if hasattr(settings, CALLED.get(name, name)) and name not in left_to_start
-    }
-    theirs = {name: getattr(settings, name) for name in ours}
-    given = {name for name, one in ours.items() if one is inspect.Parameter.empty}
-    others = {"eval_data", "engine"}  # none is an empty list; and what the wish for one leads to
-    checked = ours.keys() - given - others
-    assert {name: ours[name] for name in checked} == {name: theirs[name] for name in checked}
-    assert len(checked) >= known
+def test_an_option_left_out_is_one_that_the_decoder_does_without() -> None:
+    left_out = AnswerSettings().options()
+    assert sampling_of(left_out) == Sampling()
+    assert rules_of(left_out) == Rules(max_tokens=AnswerSettings().max_tokens)
+    assert rules_of({}) == rules_of(left_out)
 
 
 def test_a_run_keeps_the_number_format_that_it_has_not_the_wish(

@@ -15,9 +15,9 @@ import openai
 import pytest
 
 from pasta_decoding.errors import install_command
-from pasta_decoding.server.app import Settings
 from pasta_decoding.server.local_backend import LocalBackend
 from pasta_decoding.server.remote_backend import RemoteBackend
+from pasta_decoding.server.settings import Settings
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Pasta, interrupted
 

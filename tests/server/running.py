@@ -15,11 +15,12 @@ import openai
 import uvicorn
 
 from pasta_decoding.runtime.local import LocalDecoder
-from pasta_decoding.server.app import Rival, Settings, create_app
+from pasta_decoding.server.app import Rival, create_app
 from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.listen import http_server, open_socket
 from pasta_decoding.server.local_backend import LocalBackend
 from pasta_decoding.server.metrics import Metrics
+from pasta_decoding.server.settings import Settings
 
 MODEL = "tiny"
 BASELINE = "taught"

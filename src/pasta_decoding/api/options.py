@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
-from typing import TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
+
+from typer import Option
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.prompt import Message
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampling
+
+if TYPE_CHECKING:
+    from pasta_decoding.runtime.rules import Rules
+    from pasta_decoding.runtime.sampling import Sampling
 
 Prompt = str | Sequence[Mapping[str, str] | Message]
 """A question, or a conversation as OpenAI's API has it: role and content of each message."""
-
-DEFAULT_MAX_TOKENS = 512
 
 
 class Options(TypedDict, total=False):
@@ -52,6 +55,53 @@ class Options(TypedDict, total=False):
     max_threads: int
 
 
+MaxTokens = Annotated[
+    int, Option(min=1, help="End the answer after so many tokens, tags included.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSettings:
+    """The defaults of `Options`, which are the commands' options, too."""
+
+    max_tokens: MaxTokens = 512
+    max_threads: Annotated[
+        int, Option(min=1, help="Let so many threads write at a time, at most.")
+    ] = 32
+    max_seconds: Annotated[
+        float | None, Option(min=0, help="Stop after so long; what is written stays.")
+    ] = None
+    temperature: Annotated[
+        float, Option(help="How freely tokens are drawn; 0 takes the likeliest.")
+    ] = 0.0
+    top_p: Annotated[
+        float, Option(help="Draw from the likeliest tokens that make up this probability.")
+    ] = 1.0
+    top_k: Annotated[int | None, Option(help="Draw from so many likeliest tokens.")] = None
+    min_p: Annotated[
+        float, Option(help="Draw from tokens with this share of the likeliest's probability.")
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float, Option(help="Above 1: what was said, or asked, comes again less easily.")
+    ] = 1.0
+    presence_penalty: Annotated[
+        float, Option(help="Above 0: what was said comes again less easily.")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, Option(help="Above 0: the more often it was said, the less easily.")
+    ] = 0.0
+    seed: Annotated[int, Option(min=0, help="The same seed gives the same answer.")] = 0
+
+    def options(self, *, parallel: bool = True) -> Options:
+        """Return them as a model takes them. Raises PastaError for what is out of range."""
+        options = Options(**cast(Options, asdict(self)), parallel=parallel)
+        check_options(options)
+        return options
+
+
+_DEFAULT = AnswerSettings()
+
+
 def check_options(options: Options) -> None:
     """Raise PastaError for an unknown option, naming the nearest one, and for one out of range."""
     known = list(Options.__annotations__)
@@ -67,8 +117,10 @@ def check_options(options: Options) -> None:
 
 def rules_of(options: Options) -> Rules:
     """Return how far an answer may go. Raises PastaError for limits that leave nothing."""
-    max_tokens = options.get("max_tokens", DEFAULT_MAX_TOKENS)
-    max_threads = options.get("max_threads", Rules().max_threads)
+    from pasta_decoding.runtime.rules import Rules
+
+    max_tokens = options.get("max_tokens", _DEFAULT.max_tokens)
+    max_threads = options.get("max_threads", _DEFAULT.max_threads)
     for name, value in (("max_tokens", max_tokens), ("max_threads", max_threads)):
         if value < 1:
             raise PastaError(f"{name} is {value}", hint="It is at least 1.")
@@ -81,18 +133,10 @@ def rules_of(options: Options) -> Rules:
 
 def sampling_of(options: Options) -> Sampling:
     """Return how tokens are chosen. Raises PastaError for what is out of range."""
-    default = Sampling()
-    return Sampling(
-        temperature=options.get("temperature", default.temperature),
-        top_p=options.get("top_p", default.top_p),
-        top_k=options.get("top_k", default.top_k),
-        min_p=options.get("min_p", default.min_p),
-        repetition_penalty=options.get("repetition_penalty", default.repetition_penalty),
-        presence_penalty=options.get("presence_penalty", default.presence_penalty),
-        frequency_penalty=options.get("frequency_penalty", default.frequency_penalty),
-        logit_bias=options.get("logit_bias", default.logit_bias),
-        seed=options.get("seed", default.seed),
-    )
+    from pasta_decoding.runtime.sampling import Sampling
+
+    told: dict[str, Any] = asdict(_DEFAULT) | dict(options)
+    return Sampling(**{one.name: told[one.name] for one in fields(Sampling) if one.name in told})
 
 
 def stops_of(options: Options) -> tuple[str, ...]:

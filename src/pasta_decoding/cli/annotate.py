@@ -20,7 +20,7 @@ from pasta_decoding.cli.files import base_folder, say, token_counter
 from pasta_decoding.cli.keys import UNNAMED, named
 from pasta_decoding.cli.options import Without, with_options
 from pasta_decoding.data.annotate.limits import Limits
-from pasta_decoding.data.annotate.llm import RETRIES
+from pasta_decoding.data.annotate.llm import DEFAULT_RETRIES
 from pasta_decoding.data.endpoint import Endpoint
 from pasta_decoding.errors import PastaError
 
@@ -87,7 +87,7 @@ class Options:
         typer.Option(
             min=0, help="llm: how often to ask again where an answer is not the response with tags."
         ),
-    ] = RETRIES
+    ] = DEFAULT_RETRIES
     limits: Limits = field(default_factory=Limits)
     endpoint: Endpoint = UNNAMED
     part: Callable[[float], None] = lambda _share: None

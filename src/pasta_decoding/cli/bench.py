@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pasta_decoding.api.options import MaxTokens
 from pasta_decoding.api.settings import LoadSettings
 from pasta_decoding.cli.bars import drawn
-from pasta_decoding.cli.decode import MaxTokens
 from pasta_decoding.cli.files import base_folder, cache_folder, place, say
-from pasta_decoding.cli.options import Base, with_options
+from pasta_decoding.cli.options import AsJson, Base, with_options
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 
@@ -53,7 +53,7 @@ def answers(
     records: Annotated[
         Path | None, typer.Option(help="Keep a line a prompt here; the same command resumes.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    as_json: AsJson = False,
     *,
     loading: LoadSettings,
 ) -> None:
@@ -139,7 +139,7 @@ def compare(
     model: Annotated[
         Path | None, typer.Option(help="Folder of the base model; the embedded one if left out.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare two checkpoints prompt by prompt, with paired bootstrap intervals.
 
@@ -201,7 +201,7 @@ def compare_annotations(
         bool, typer.Option("--nats", help="Also what hiding chunks costs the base model; slow.")
     ] = False,
     model: Base = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure how far annotations agree with others of the same responses, found by their id.
 

@@ -8,18 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pasta_decoding.api.options import AnswerSettings
 from pasta_decoding.api.settings import LoadSettings
-from pasta_decoding.cli.decode import (
-    MaxTokens,
-    Seed,
-    System,
-    Temperature,
-    TopP,
-    answer_shown,
-    opened,
-)
+from pasta_decoding.cli.decode import RARE, System, answer_shown, opened
 from pasta_decoding.cli.files import say
-from pasta_decoding.cli.options import with_options
+from pasta_decoding.cli.options import Without, with_options
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
@@ -38,18 +31,12 @@ def chat(
     show: Annotated[
         bool, typer.Option("--show", help="Draw the threads while they write.")
     ] = False,
-    max_tokens: MaxTokens = 512,
-    temperature: Temperature = 0.0,
-    top_p: TopP = 1.0,
-    seed: Seed = 0,
     *,
+    answer: Annotated[AnswerSettings, Without(RARE)],
     loading: LoadSettings,
 ) -> None:
     """Talk with the model; each answer sees what was said before it."""
-    from pasta_decoding.api.options import Options, check_options
-
-    options = Options(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    check_options(options)
+    options = answer.options()
     with opened(loading) as model:
         Chat(model, options, system=system, show=show).run()
 

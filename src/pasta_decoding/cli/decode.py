@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pasta_decoding.api.options import AnswerSettings
 from pasta_decoding.api.settings import LoadSettings
 from pasta_decoding.cli.files import place, say
-from pasta_decoding.cli.options import with_options
+from pasta_decoding.cli.options import AsJson, Without, with_options
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
@@ -28,16 +29,6 @@ if TYPE_CHECKING:
 
 
 Prompt = Annotated[str, typer.Argument(help="The question; `-` reads it from standard input.")]
-MaxTokens = Annotated[
-    int, typer.Option(min=1, help="End the answer after so many tokens, tags included.")
-]
-Temperature = Annotated[
-    float, typer.Option(help="How freely tokens are drawn; 0 takes the likeliest.")
-]
-TopP = Annotated[
-    float, typer.Option(help="Draw from the likeliest tokens that make up this probability.")
-]
-Seed = Annotated[int, typer.Option(min=0, help="The same seed gives the same answer.")]
 System = Annotated[
     str | None,
     typer.Option(help="What the model is told before; else what its chat template says by itself."),
@@ -52,7 +43,19 @@ BaselineName = Annotated[
         "and the base model for others.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+
+
+RARE = frozenset(
+    {
+        "max_threads",
+        "max_seconds",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+    }
+)
 
 
 @with_options
@@ -65,54 +68,16 @@ def run(
     sequential: Annotated[
         bool, typer.Option("--sequential", help="Ban promises: the same weights, one thread.")
     ] = False,
-    max_tokens: MaxTokens = 512,
-    max_threads: Annotated[
-        int, typer.Option(min=1, help="Let so many threads write at a time, at most.")
-    ] = 32,
-    max_seconds: Annotated[
-        float | None, typer.Option(min=0, help="Stop after so long; what is written stays.")
-    ] = None,
-    temperature: Temperature = 0.0,
-    top_p: TopP = 1.0,
-    top_k: Annotated[int | None, typer.Option(help="Draw from so many likeliest tokens.")] = None,
-    min_p: Annotated[
-        float, typer.Option(help="Draw from tokens with this share of the likeliest's probability.")
-    ] = 0.0,
-    repetition_penalty: Annotated[
-        float, typer.Option(help="Above 1: what was said, or asked, comes again less easily.")
-    ] = 1.0,
-    presence_penalty: Annotated[
-        float, typer.Option(help="Above 0: what was said comes again less easily.")
-    ] = 0.0,
-    frequency_penalty: Annotated[
-        float, typer.Option(help="Above 0: the more often it was said, the less easily.")
-    ] = 0.0,
-    seed: Seed = 0,
     trace: Annotated[
         Path | None, typer.Option(help="Write a timeline of the threads here; Perfetto opens it.")
     ] = None,
     as_json: AsJson = False,
     *,
+    answer: AnswerSettings,
     loading: LoadSettings,
 ) -> None:
     """Answer a question; independent parts of the answer are written side by side."""
-    from pasta_decoding.api.options import Options, check_options
-
-    options = Options(
-        max_tokens=max_tokens,
-        max_threads=max_threads,
-        max_seconds=max_seconds,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        seed=seed,
-        parallel=not sequential,
-    )
-    check_options(options)
+    options = answer.options(parallel=not sequential)
     question = conversation(system, read_prompt(prompt))
     if show and as_json:
         raise PastaError(
@@ -124,11 +89,11 @@ def run(
         if as_json:
             stream = model.stream(question, **options)
             typer.echo(json.dumps(figures(read_on(stream)), ensure_ascii=False))
-            answer = stream.answer
+            written = stream.answer
         else:
-            _, answer = answer_shown(model, question, options, show=show)
+            _, written = answer_shown(model, question, options, show=show)
         if trace is not None:
-            write_trace(trace, answer, model.decoder.vocabulary)
+            write_trace(trace, written, model.decoder.vocabulary)
 
 
 @with_options
@@ -136,11 +101,9 @@ def compare(
     prompt: Prompt,
     baseline: BaselineName = None,
     system: System = None,
-    max_tokens: MaxTokens = 512,
-    temperature: Temperature = 0.0,
-    seed: Seed = 0,
     as_json: AsJson = False,
     *,
+    answer: Annotated[AnswerSettings, Without(RARE | {"top_p"})],
     loading: LoadSettings,
 ) -> None:
     """Answer a question in parallel and by a sequential baseline, side by side.
@@ -148,13 +111,11 @@ def compare(
     The baseline of the shipped adapters was trained on the same responses with the tags taken out.
     """
     from pasta_decoding.api.baseline import baseline_of, checkpoint_name
-    from pasta_decoding.api.options import Options, check_options
 
-    options = Options(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    check_options(options)
+    options = answer.options()
     question = conversation(system, read_prompt(prompt))
     rival = baseline_of(loading, baseline)
-    alone = Options(**options, parallel=False)
+    alone = answer.options(parallel=False)
     results = {
         "sequential": {"checkpoint": rival.name} | answered(rival.settings, question, alone),
         "parallel": {"checkpoint": checkpoint_name(loading)} | answered(loading, question, options),

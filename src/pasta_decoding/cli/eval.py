@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pasta_decoding.api.options import MaxTokens
 from pasta_decoding.api.settings import EngineName, LoadSettings
-from pasta_decoding.cli.decode import MaxTokens
 from pasta_decoding.cli.files import place, say
 from pasta_decoding.cli.methods import (
     THEIRS,

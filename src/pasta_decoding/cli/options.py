@@ -20,6 +20,7 @@ Base = Annotated[
     Path | None,
     typer.Option(help="Folder of the base model, or its name on the hub; else the embedded one."),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 Embedded = Annotated[
     Path | None,
     typer.Option("--model", help="Folder of the base model; the embedded one if left out."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,9 +16,14 @@ from pasta_decoding.api.settings import LoadSettings
 from pasta_decoding.cli.files import place, say
 from pasta_decoding.cli.options import with_options
 from pasta_decoding.errors import PastaError, install_command
+from pasta_decoding.server.settings import Load, Settings
 
 if TYPE_CHECKING:
+    from socket import socket
+
     from pasta_decoding.server.app import Rival
+    from pasta_decoding.server.backend import Backend
+    from pasta_decoding.server.metrics import Metrics
 
 RIVAL_REQUESTS, RIVAL_QUEUE = 4, 16
 """Races at a time, and those that wait."""
@@ -33,67 +38,40 @@ class LogLevel(StrEnum):
     error = "error"
 
 
-@with_options
-def serve(
+_SETTINGS = Settings(model="")
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """Where the server listens, what it tells on standard error, and how it ends."""
+
     host: Annotated[
         str,
         typer.Option(
             help="Address to listen on; only this machine's own is safe without --api-key."
         ),
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
-    api_key: Annotated[
-        str | None,
-        typer.Option(envvar="PASTA_API_KEY", help="Ask clients for this key.", show_envvar=True),
-    ] = None,
+    ] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000
+    log_level: Annotated[
+        LogLevel, typer.Option(help="`info` writes a line for each request, to standard error.")
+    ] = LogLevel.warning
+    drain_seconds: Annotated[
+        float, typer.Option(min=0, help="How long answers may go on once the server is to stop.")
+    ] = 5.0
+    parallel_up_to: Annotated[
+        int | None,
+        typer.Option(min=0, help="Without effect: load changes no answer any more.", hidden=True),
+    ] = None
+
+
+@with_options
+def serve(
     api_key_file: Annotated[
         Path | None, typer.Option(help="Read the key from this file's first line instead.")
-    ] = None,
-    allow_origin: Annotated[
-        list[str] | None,
-        typer.Option(help="Let pages from here ask, such as https://example.org; * for any."),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="What clients call the model; pasta-ADAPTER if left out.")
     ] = None,
-    max_tokens: Annotated[
-        int,
-        typer.Option(min=1, help="End answers after so many tokens where a request does not say."),
-    ] = 512,
-    max_requests: Annotated[int, typer.Option(min=1, help="Write so many answers at a time.")] = 16,
-    max_queue: Annotated[
-        int, typer.Option(min=0, help="Let so many answers wait; others get a 429.")
-    ] = 64,
-    parallel_up_to: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Without effect: load changes no answer any more.",
-            hidden=True,
-        ),
-    ] = None,
-    target_ms_per_token: Annotated[
-        float | None,
-        typer.Option(
-            min=0.001,
-            help="Milliseconds that a step should take at most: fewer threads write at a time "
-            "where that makes it so. As is cheapest if left out.",
-        ),
-    ] = None,
-    max_per_client: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Answers under way for one address; then 429. No limit if left out."
-        ),
-    ] = None,
-    drain_seconds: Annotated[
-        float, typer.Option(min=0, help="How long answers may go on once the server is to stop.")
-    ] = 5.0,
-    log_level: Annotated[
-        LogLevel, typer.Option(help="`info` writes a line for each request, to standard error.")
-    ] = LogLevel.warning,
-    max_body: Annotated[int, typer.Option(min=1024, help="Refuse requests with more bytes.")] = 2
-    ** 20,
     baseline: Annotated[
         str | None,
         typer.Option(
@@ -102,54 +80,63 @@ def serve(
         ),
     ] = None,
     *,
+    process: Process,
+    settings: Settings = _SETTINGS,
+    load: Load,
     loading: LoadSettings,
 ) -> None:
     """Answer OpenAI's clients, and show a page where one watches the threads write."""
     refuse_without_extra()
+    from pasta_decoding.server.listen import open_socket, own_names
+
+    key = key_of(settings.api_key, api_key_file)
+    settings = replace(settings, model=name or model_name(loading), api_key=key)
+    log_to_stderr(process.log_level)
+    with open_socket(process.host, process.port) as listener:
+        if key is None:
+            settings = replace(settings, hosts=own_names(listener, process.host))
+        listen(listener, process, settings, load, loading, baseline)
+
+
+def listen(
+    listener: socket,
+    process: Process,
+    settings: Settings,
+    load: Load,
+    loading: LoadSettings,
+    baseline: str | None,
+) -> None:
+    """Load what answers, say where it is, and answer until told to stop."""
+    from pasta_decoding.server.app import create_app
+    from pasta_decoding.server.listen import address, http_server, is_loopback
+    from pasta_decoding.server.metrics import Metrics
+
+    metrics = Metrics()
+    backend = load_backend(loading, metrics, load)
+    rival = None if baseline is None else load_rival(loading, baseline, settings.model)
+    if process.parallel_up_to is not None:
+        say("--parallel-up-to does nothing any more: load delays threads, and bans no promise")
+    if settings.api_key is None and not is_loopback(listener):
+        say("anybody who reaches this address may ask: --api-key keeps them out")
+    say(f"{settings.model} at {address(listener)}")
+    with suppress(KeyboardInterrupt):  # uvicorn has stopped in good order; that is all
+        app = create_app(backend, metrics, settings, rival)
+        http_server(app, backend, last_words_s=process.drain_seconds).run(sockets=[listener])
+
+
+def load_backend(loading: LoadSettings, metrics: Metrics, load: Load) -> Backend:
+    """Load the checkpoint onto the engine, or find the servers that have it."""
     from pasta_decoding.api.opening import open_decoder
     from pasta_decoding.remote.decoder import RemoteDecoder
-    from pasta_decoding.server.app import Settings, create_app
-    from pasta_decoding.server.backend import Backend
-    from pasta_decoding.server.listen import (
-        address,
-        http_server,
-        is_loopback,
-        open_socket,
-        own_names,
-    )
     from pasta_decoding.server.local_backend import LocalBackend
-    from pasta_decoding.server.metrics import Metrics
     from pasta_decoding.server.remote_backend import RemoteBackend
 
-    key = key_of(api_key, api_key_file)
-    settings = Settings(
-        model=name or model_name(loading),
-        api_key=key,
-        answer_tokens=max_tokens,
-        max_body_bytes=max_body,
-        origins=tuple(allow_origin or ()),
-        client_answers=max_per_client,
+    decoder = open_decoder(loading, place())
+    if isinstance(decoder, RemoteDecoder):
+        return RemoteBackend(decoder, metrics, load.max_requests, load.max_queue)
+    return LocalBackend(
+        decoder, metrics, load.max_requests, load.max_queue, load.target_ms_per_token
     )
-    log_to_stderr(log_level)
-    with open_socket(host, port) as listener:
-        if key is None:
-            settings = replace(settings, hosts=own_names(listener, host))
-        metrics = Metrics()
-        decoder = open_decoder(loading, place())
-        backend: Backend = (
-            RemoteBackend(decoder, metrics, max_requests, max_queue)
-            if isinstance(decoder, RemoteDecoder)
-            else LocalBackend(decoder, metrics, max_requests, max_queue, target_ms_per_token)
-        )
-        rival = None if baseline is None else load_rival(loading, baseline, settings.model)
-        if parallel_up_to is not None:
-            say("--parallel-up-to does nothing any more: load delays threads, and bans no promise")
-        if key is None and not is_loopback(listener):
-            say("anybody who reaches this address may ask: --api-key keeps them out")
-        say(f"{settings.model} at {address(listener)}")
-        with suppress(KeyboardInterrupt):  # uvicorn has stopped in good order; that is all
-            app = create_app(backend, metrics, settings, rival)
-            http_server(app, backend, last_words_s=drain_seconds).run(sockets=[listener])
 
 
 def load_rival(loading: LoadSettings, baseline: str, model: str) -> Rival:

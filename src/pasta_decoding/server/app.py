@@ -29,6 +29,7 @@ from pasta_decoding.server.guard import Entry, Guard, Places
 from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.questions import Ask
 from pasta_decoding.server.replies import ChatForm, Form, Reply, TextForm
+from pasta_decoding.server.settings import Settings
 from pasta_decoding.server.transport import StreamedReply, WholeReply
 
 TAGS_AMONG = 16
@@ -40,29 +41,6 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": schema.ErrorReply}
     for status in (400, 401, 404, 408, 413, 415, 429, 500, 502, 503)
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the operator decides.
-
-    model:         the name that clients ask for.
-    api_key:       None asks for no key.
-    answer_tokens: most tokens of an answer whose request does not say.
-    max_body_bytes, body_s: how large a request's body may be, and how long it may take.
-    hosts:         what the server may be called beside localhost; None: anything.
-    origins:       where pages may come from that ask it (CORS), `*` for anywhere.
-    client_answers: how many answers a client, by its address, may have under way; None: any number.
-    """
-
-    model: str
-    api_key: str | None = None
-    answer_tokens: int = 512
-    max_body_bytes: int = 2**20
-    body_s: float = 30.0
-    hosts: frozenset[str] | None = None
-    origins: tuple[str, ...] = ()
-    client_answers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from pasta_decoding.lang.tree import Chunk, Node, Span, Tree, read, show, strip,
 # What the promise says beside its topic is replaced or printed anew anyway.
 _MENDED = {"missing-tokens", "bad-tokens", "promise-form"}
 _SHOWN_CHARS = 40
-RETRIES = 2
+DEFAULT_RETRIES = 2
 """How often to ask again where an answer could not be taken."""
 _RETRIES = "retries: "
 
@@ -134,7 +134,11 @@ class LlmAnnotator:
     """
 
     def __init__(
-        self, endpoint: Endpoint, count_tokens: Callable[[str], int], *, retries: int = RETRIES
+        self,
+        endpoint: Endpoint,
+        count_tokens: Callable[[str], int],
+        *,
+        retries: int = DEFAULT_RETRIES,
     ) -> None:
         self._endpoint = endpoint
         self._count_tokens = count_tokens

@@ -1,0 +1,70 @@
+"""What the operator of a server decides; nothing here needs the extra `serve`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from typer import Option
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How requests are met.
+
+    model:  the name that clients ask for.
+    body_s: how long a request's body may take.
+    hosts:  what the server may be called beside localhost; None: anything.
+    """
+
+    model: str
+    api_key: Annotated[
+        str | None,
+        Option(envvar="PASTA_API_KEY", help="Ask clients for this key.", show_envvar=True),
+    ] = None
+    origins: Annotated[
+        tuple[str, ...],
+        Option(
+            "--allow-origin",
+            help="Let pages from here ask, such as https://example.org; * for any.",
+        ),
+    ] = ()
+    answer_tokens: Annotated[
+        int,
+        Option(
+            "--max-tokens",
+            min=1,
+            help="End answers after so many tokens where a request does not say.",
+        ),
+    ] = 512
+    client_answers: Annotated[
+        int | None,
+        Option(
+            "--max-per-client",
+            min=1,
+            help="Answers under way for one address; then 429. No limit if left out.",
+        ),
+    ] = None
+    max_body_bytes: Annotated[
+        int, Option("--max-body", min=1024, help="Refuse requests with more bytes.")
+    ] = 2**20
+    body_s: float = 30.0
+    hosts: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much is done at a time."""
+
+    max_requests: Annotated[int, Option(min=1, help="Write so many answers at a time.")] = 16
+    max_queue: Annotated[int, Option(min=0, help="Let so many answers wait; others get a 429.")] = (
+        64
+    )
+    target_ms_per_token: Annotated[
+        float | None,
+        Option(
+            min=0.001,
+            help="Milliseconds that a step should take at most: fewer threads write at a time "
+            "where that makes it so. As is cheapest if left out.",
+        ),
+    ] = None
