@@ -8,15 +8,18 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
+import numpy as np
+
 from pasta_decoding.api.opening import open_local
 from pasta_decoding.api.settings import Dtype, EngineName, FileType, LoadSettings
 from pasta_decoding.cli.files import place
+from pasta_decoding.evaluation.bootstrap import interval
 from pasta_decoding.evaluation.machine import commit, machine
 from pasta_decoding.runtime.local import LocalDecoder
 
@@ -31,11 +34,21 @@ def spread(values: Sequence[float], digits: int = 6) -> dict[str, float]:
     return {name: round(value, digits) for name, value in ends.items()}
 
 
-def interleaved(calls: dict[Name, Callable[[], float]], repeats: int) -> dict[Name, list[float]]:
-    """Call each in turn, `repeats` times round after one round to warm up; return the values."""
+def ratio(slow: Sequence[float], fast: Sequence[float]) -> dict[str, float | None]:
+    """Return the geometric mean of paired ratios, with its bootstrap interval of 95 %."""
+    logs_P1 = np.log(np.asarray(slow) / np.asarray(fast))[:, None]
+    sums_P2 = np.concatenate([logs_P1, np.ones_like(logs_P1)], axis=1)
+    found = interval(sums_P2, lambda sums: np.exp(sums[..., 0] / sums[..., 1]))
+    return {name: value and round(value, 3) for name, value in asdict(found).items()}
+
+
+def interleaved(
+    calls: dict[Name, Callable[[], float]], repeats: int, *, warm: bool = True
+) -> dict[Name, list[float]]:
+    """Call each in turn, `repeats` times round; `warm`: after one round that does not count."""
     values: dict[Name, list[float]] = {name: [] for name in calls}
     gc.disable()
-    for call in calls.values():
+    for call in calls.values() if warm else ():
         call()
     for _ in range(repeats):
         for name, call in calls.items():

@@ -110,7 +110,7 @@ def measure(shape: str, options: argparse.Namespace) -> None:
         replay(decoder, row, lambda *_: 0.0, options.max_tokens)
     times = BareTimes(bare)
     found = [timed for row in rows if (timed := replay(decoder, row, times, options.max_tokens))]
-    report(decoder, options.answers.name, found, benchmark="gpu_replay", **where)
+    report(decoder.engine.name, options.answers.name, found, {}, benchmark="gpu_replay", **where)
 
 
 def random_engine(shape: str, options: argparse.Namespace) -> TorchEngine:

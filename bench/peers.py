@@ -1,65 +1,116 @@
 """The same prompts and weights: `transformers.generate`, llama.cpp's own loop, and Pasta.
 
-    python bench/peers.py --engines torch:float32 llama:F32
+    python bench/peers.py --engines compiled:bfloat16 --rivals llama:BF16 llama:Q4_0 --adapter fast
 
-Greedy, control tokens banned except in Pasta's parallel mode. Runs are interleaved prompt by
-prompt. Sequential answers are cut at the same number of tokens everywhere, so seconds compare.
+Greedy, control tokens banned except in Pasta's parallel mode. All engines are loaded at once and
+take turns prompt by prompt, so that ratios are of one run; of `--rivals` only the library's loop
+runs. Each writes up to the limit or its own end. Seconds are for a plain token, prompt included.
 """
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from answers import SAMPLE
-from common import arguments, decoder_named, emit, interleaved, seconds_of, spread
+from common import arguments, decoder_named, emit, interleaved, ratio, seconds_of, spread
+from llama_loop import greedy, llama_loop
 
-from pasta_decoding.data.dataset import read_rows
 from pasta_decoding.engines.llama import LlamaEngine
 from pasta_decoding.engines.torch import TorchEngine
+from pasta_decoding.evaluation.questions import read_questions
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
 
+RIVAL = "llama.cpp loop"
+Peer = tuple[str, str]
+"""An engine's name and who drives it."""
+
 
 def main() -> None:
     parser = arguments(__doc__)
+    parser.add_argument("--questions", type=Path, default=SAMPLE, help="with `instruction`s")
+    parser.add_argument("--rivals", nargs="*", default=[], help="llama:BF16, llama:Q4_0, ...")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--prompts", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    prompts = [row.instruction for row in read_rows(SAMPLE)][: options.prompts]
-    for name in options.engines:
-        decoder = decoder_named(name, options)
-        for number, prompt in enumerate(prompts):
-            ids = decoder.prompt_ids(prompt, options.max_tokens)
-            calls = {
-                library_name(decoder): partial(library_loop, decoder, ids, options.max_tokens),
-                "pasta sequential": partial(ours, decoder, prompt, options.max_tokens, False),
-                "pasta parallel": partial(ours, decoder, prompt, options.max_tokens, True),
-            }
-            for peer, values in interleaved(calls, options.repeats).items():
-                emit(
-                    "peers",
-                    engine=decoder.engine.name,
-                    prompt=number,
-                    peer=peer,
-                    seconds_per_token=spread(values),
-                )
+    prompts = [one.instruction for one in read_questions(options.questions)][: options.prompts]
+    decoders = [decoder_named(name, options) for name in options.engines]
+    rivals = [decoder_named(name, options) for name in options.rivals]
+    found: dict[Peer, list[float]] = {}
+    for number, prompt in enumerate(prompts):
+        calls: dict[Peer, Callable[[], float]] = {}
+        for decoder in [*decoders, *rivals]:
+            calls |= library_of(decoder, prompt, options.max_tokens)
+        for decoder in decoders:
+            calls |= pasta_of(decoder, prompt, options.max_tokens)
+        for peer, values in interleaved(calls, options.repeats, warm=not number).items():
+            found.setdefault(peer, []).append(float(np.median(values)))
+        print(f"{number + 1} of {len(prompts)} prompts", file=sys.stderr)
+    report(found, options.max_tokens, options.adapter)
+
+
+def report(found: dict[Peer, list[float]], max_tokens: int, adapter: str | None) -> None:
+    """Print a line for each peer: seconds a token, and how many times as fast as each rival."""
+    rivals = {engine: values for (engine, peer), values in found.items() if peer == RIVAL}
+    for (engine, peer), values in found.items():
+        emit(
+            "peers",
+            engine=engine,
+            peer=peer,
+            adapter=adapter,
+            prompts=len(values),
+            max_tokens=max_tokens,
+            seconds_per_token=spread(values),
+            times_as_fast_as={
+                f"{RIVAL}, {rival}": ratio(theirs, values) for rival, theirs in rivals.items()
+            },
+        )
+
+
+def library_of(
+    decoder: LocalDecoder, prompt: str, max_tokens: int
+) -> dict[Peer, Callable[[], float]]:
+    """Return the loop of the library below an engine; a compiled step has none."""
+    name = library_name(decoder)
+    if not name:
+        return {}
+    ids = decoder.prompt_ids(prompt, max_tokens)
+    return {(decoder.engine.name, name): partial(library_loop, decoder, ids, max_tokens)}
+
+
+def pasta_of(
+    decoder: LocalDecoder, prompt: str, max_tokens: int
+) -> dict[Peer, Callable[[], float]]:
+    """Return Pasta's two ways to write the answer."""
+    return {
+        (decoder.engine.name, f"pasta {mode}"): partial(
+            ours, decoder, prompt, max_tokens, mode == "parallel"
+        )
+        for mode in ("sequential", "parallel")
+    }
 
 
 def library_name(decoder: LocalDecoder) -> str:
-    """Return what the library below an engine calls its own loop."""
-    return "llama.cpp loop" if isinstance(decoder.engine, LlamaEngine) else "transformers generate"
+    """Return what the library below an engine calls its own loop, or nothing."""
+    if isinstance(decoder.engine, LlamaEngine):
+        return RIVAL
+    return "" if decoder.engine.name.startswith("compiled") else "transformers generate"
 
 
 def library_loop(decoder: LocalDecoder, ids: tuple[int, ...], max_tokens: int) -> float:
     """Return seconds a token of the library's own greedy loop."""
     banned = sorted(decoder.vocabulary.control.ids)
     if isinstance(decoder.engine, LlamaEngine):
-        return llama_loop(decoder.engine, ids, max_tokens, banned, decoder.vocabulary.eos_ids)
+        choose, written = greedy(banned, decoder.vocabulary.eos_ids, max_tokens)
+        return llama_loop(decoder.engine, ids, choose) / len(written)
     assert isinstance(decoder.engine, TorchEngine), "the engines with a library below"
     return generate(decoder.engine.model, ids, max_tokens, banned)
 
@@ -82,39 +133,6 @@ def generate(model: Any, ids: tuple[int, ...], max_tokens: int, banned: list[int
     taken_s = time.perf_counter() - began_s
     model.set_attn_implementation(ours_)
     return taken_s / (output.shape[1] - len(ids))
-
-
-def llama_loop(
-    engine: LlamaEngine,
-    ids: tuple[int, ...],
-    max_tokens: int,
-    banned: list[int],
-    ends: frozenset[int],
-) -> float:
-    """Time `llama_decode` token by token, with nothing around it but an argmax."""
-    llama, context = engine.library, engine.context
-    memory, batch = llama.llama_get_memory(context), llama.llama_batch_init(len(ids), 0, 1)
-    began_s, tokens, position = time.perf_counter(), list(ids), 0
-    written = 0
-    while True:
-        batch.n_tokens = len(tokens)
-        for i, token in enumerate(tokens):
-            batch.token[i], batch.pos[i], batch.logits[i] = token, position + i, 0
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
-        batch.logits[len(tokens) - 1] = 1
-        position += len(tokens)
-        llama.llama_decode(context, batch)
-        row = llama.llama_get_logits_ith(context, len(tokens) - 1)
-        logits_V = np.ctypeslib.as_array(row, (engine.vocabulary_size,))
-        logits_V[banned] = -np.inf
-        tokens = [int(logits_V.argmax())]
-        written += 1
-        if written == max_tokens or tokens[0] in ends:
-            break
-    taken_s = time.perf_counter() - began_s
-    llama.llama_batch_free(batch)
-    llama.llama_memory_clear(memory, False)
-    return taken_s / written
 
 
 def ours(decoder: LocalDecoder, prompt: str, max_tokens: int, parallel: bool) -> float:

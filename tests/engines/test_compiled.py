@@ -69,6 +69,27 @@ def test_compiling_leaves_the_model_as_it_was() -> None:
     assert calls == ["pasta.attend.default"] * model.config.num_hidden_layers
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("tiles", [True, False])
+def test_products_are_those_of_the_processor_and_either_kind_is_right(
+    tiles: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
+    assert ("max_autotune" in compiled.inductor_options()) == tiles
+    compile_model(tiny_llama(), tmp_path / "tiny.pt2", tmp_path)
+    engines = (
+        TorchEngine(tiny_llama(), compiled=CompiledPass(tmp_path / "tiny.pt2")),
+        TorchEngine(tiny_llama()),
+    )
+    for ids in ((5, 9, 2, 7, 30, 4), (8,)):
+        place = tuple(range(len(ids)))
+        found, expected = (
+            engine.step([Feed((engine.open(reserved_tokens=50),), ids, place)])
+            for engine in engines
+        )
+        assert torch.allclose(torch.as_tensor(found), torch.as_tensor(expected), atol=1e-4)
+
+
 def test_without_a_compiler_a_sentence_says_so(tmp_path: Path) -> None:
     without = torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)})
     with without, pytest.raises(PastaError, match=r"^no C\+\+ compiler was found$") as error:

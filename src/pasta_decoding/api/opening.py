@@ -162,15 +162,17 @@ def choose_engine(
         return EngineName.llama, settings.quant.value
     compiled = settings.engine is EngineName.compiled
     device = "cpu" if compiled else settings.device or default_device()
+    def dtype() -> str:  # asks torch, which llama need not load
+        return native_dtype(device) if settings.dtype is Dtype.auto else settings.dtype.value
+
     if settings.engine is EngineName.auto and device == "cpu":
         # What is compiled to float32 reads twice as much as llama does: it is taken if asked for.
-        may_round = settings.dtype is not Dtype.float32 and anything_compiled(place.cache)
-        if may_round and ready(Compiled(weights, adapter, "bfloat16", settings.threads), place):
+        rounded = anything_compiled(place.cache) and dtype() == "bfloat16"
+        if rounded and ready(Compiled(weights, adapter, "bfloat16", settings.threads), place):
             return EngineName.compiled, "bfloat16"
         if llama_can_run(weights, adapter):
             return EngineName.llama, settings.quant.value
-    dtype = native_dtype(device) if settings.dtype is Dtype.auto else settings.dtype.value
-    return EngineName.compiled if compiled else EngineName.torch, dtype
+    return EngineName.compiled if compiled else EngineName.torch, dtype()
 
 
 def _refuse_torch(settings: LoadSettings) -> None:

@@ -33,18 +33,21 @@ from pasta_decoding.errors import PastaError
 MAX_TOKENS = 512
 """Tokens of a compiled pass; the model itself computes wider ones."""
 
-FORMAT = 1
+FORMAT = 2
 """Raised when the same model is compiled to something else."""
 
 TRACED = "pasta_traced"
 
-# Where there is a choice of kernels, a benchmark makes it, and a busy machine misleads it: Inductor
-# then took oneDNN's for four products of seven, which cost a fifth of a step. There is none here.
-OPTIONS: dict[str, Any] = {
-    "freezing": True,
-    "max_autotune": True,
-    "max_autotune_gemm_backends": "CPP",
-}
+# Products by Inductor's C++ templates where the processor has AMX tiles, else by oneDNN's packed
+# ones: each is twice as fast as the other there. No benchmark chooses (`max_autotune` with both): a
+# busy machine misleads it, and it then took oneDNN's for four products of seven, a fifth of a step.
+_TEMPLATES: dict[str, Any] = {"max_autotune": True, "max_autotune_gemm_backends": "CPP"}
+_ONEDNN: dict[str, Any] = {"cpp.enable_concat_linear": True}
+
+
+def inductor_options() -> dict[str, Any]:
+    """Return what Inductor is told on this processor."""
+    return {"freezing": True, **(_TEMPLATES if torch.cpu._is_amx_tile_supported() else _ONEDNN)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +155,7 @@ def compile_model(model: PreTrainedModel, target: Path, scratch: Path) -> None:
         stack.enter_context(fresh_cache(dir=str(scratch), delete=False))
         try:
             aoti_compile_and_package(
-                _exported(model), package_path=str(target), inductor_configs=dict(OPTIONS)
+                _exported(model), package_path=str(target), inductor_configs=inductor_options()
             )
         except Exception as error:
             raise PastaError(
