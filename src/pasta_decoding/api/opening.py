@@ -162,6 +162,7 @@ def choose_engine(
         return EngineName.llama, settings.quant.value
     compiled = settings.engine is EngineName.compiled
     device = "cpu" if compiled else settings.device or default_device()
+
     def dtype() -> str:  # asks torch, which llama need not load
         return native_dtype(device) if settings.dtype is Dtype.auto else settings.dtype.value
 
