@@ -5,6 +5,7 @@ Shapes: V vocabulary.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +23,7 @@ FRAGMENT = "\N{REPLACEMENT CHARACTER}"
 """What the bytes of a character decode to while some are missing."""
 
 _FORBIDDEN_IN_TOPIC = frozenset('"<>\\')
+_BETWEEN_WORDS = re.compile(rf"[^\w{FRAGMENT}]|_")
 _JOINS_WORDS = frozenset("-'\N{RIGHT SINGLE QUOTATION MARK}&/,+.#")
 
 
@@ -116,15 +118,15 @@ def vocabulary_of(
 
 def fold_topic(topic: str) -> str:
     """Return the form in which two topics are compared: words, without case and punctuation."""
-    letters = "".join(char if char.isalnum() or char == FRAGMENT else " " for char in topic)
-    return " ".join(letters.split()).casefold()
+    return " ".join(_BETWEEN_WORDS.sub(" ", topic).split()).casefold()
 
 
 def _unfit_for_topic(text: str) -> bool:
     inner = text[1:] if text[:1] == " " else text
     return (
         not inner.strip()
-        or any(char.isspace() or not char.isprintable() for char in inner)
+        or not inner.isprintable()
+        or " " in inner
         or not _FORBIDDEN_IN_TOPIC.isdisjoint(inner)
         or (
             not any(map(str.isalnum, inner)) and FRAGMENT not in inner and inner not in _JOINS_WORDS
