@@ -11,23 +11,23 @@ from pathlib import Path
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Hand out where to write; that takes the name `path` once the block has ended well.
+    """Hand out where to write a file or a folder, which is `path` once the block has ended well.
 
     Until then, and after a failure, what was at `path` stays. Raises OSError.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         yield partial
+        if partial.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
         partial.replace(path)
     finally:
         with suppress(OSError):
             partial.unlink()
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def copy_whole(folder: Path, target: Path) -> None:
     """Copy a folder to where it replaces an older one, whole or not at all."""
-    partial = target.with_name(target.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    shutil.copytree(folder, partial)
-    shutil.rmtree(target, ignore_errors=True)
-    os.replace(partial, target)
+    with written_whole(target) as partial:
+        shutil.copytree(folder, partial)

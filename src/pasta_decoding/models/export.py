@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pasta_decoding.errors import PastaError
+from pasta_decoding.files import written_whole
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.gguf import FLOAT_TYPES, write_gguf
 from pasta_decoding.models.loading import Loaded
@@ -40,9 +39,10 @@ def export_gguf(
         if file_type in FLOAT_TYPES:
             write_gguf(loaded, partial, float_type=file_type, progress=progress)
             return
-        plain = partial.with_name(f"{partial.name}.f32")
-        write_gguf(loaded, plain, float_type="F32", progress=progress)
-        quantize(plain, partial, file_type)
+        with TemporaryDirectory(dir=target.parent) as scratch:
+            plain = Path(scratch) / "f32.gguf"
+            write_gguf(loaded, plain, float_type="F32", progress=progress)
+            quantize(plain, partial, file_type)
 
 
 def _check_rows(model: Any, file_type: str) -> None:
@@ -92,19 +92,9 @@ def _written_whole(target: Path) -> Iterator[Path]:
     """Give a path to write to; what is there at the end becomes `target` by one rename."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=".export-"))
+        with written_whole(target) as partial:
+            yield partial
     except OSError as error:
-        raise _cannot_write(target, error) from error
-    try:
-        yield scratch / target.name
-        os.replace(scratch / target.name, target)
-    except OSError as error:
-        raise _cannot_write(target, error) from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _cannot_write(target: Path, error: OSError) -> PastaError:
-    return PastaError(
-        f"cannot write {target}: {error}", hint="Choose a folder with room that you may write."
-    )
+        raise PastaError(
+            f"cannot write {target}: {error}", hint="Choose a folder with room that you may write."
+        ) from error

@@ -12,43 +12,45 @@ from pasta_decoding.errors import PastaError
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
+    from pasta_decoding.training.config import PairConfig, SftConfig
+
+_EVERY_RUN: dict[str, Any] = {
+    "num_train_epochs": 1,
+    "per_device_train_batch_size": 1,
+    "per_device_eval_batch_size": 1,
+    "lr_scheduler_type": "linear",
+    "train_sampling_strategy": "sequential",
+    "remove_unused_columns": False,
+    "prediction_loss_only": True,
+    "dataloader_pin_memory": False,  # block masks are made where they are needed
+    "ddp_find_unused_parameters": False,
+    "logging_nan_inf_filter": False,  # `FiniteGuard` stops instead
+    "save_total_limit": 2,
+    "disable_tqdm": True,  # `ProgressReport` tells more
+}
+
 
 def training_arguments(
-    out: Path, *, packs_per_step: int, bf16: bool, seed: int, **settings: Any
+    out: Path, config: SftConfig | PairConfig, packs_per_step: int, **settings: Any
 ) -> TrainingArguments:
-    """Return the Trainer's settings; `settings` are added to what every run has in common.
+    """Return the Trainer's settings: those of `config`, of every run, and `settings`.
 
     Making them joins the processes that were launched together. That comes before the model is
     loaded: where it will be sharded, loading must know.
     """
-    from accelerate import PartialState
     from transformers import TrainingArguments
 
     use_cpu = not torch.cuda.is_available()
-    processes = PartialState(cpu=use_cpu).num_processes
-    if packs_per_step % processes:
-        raise PastaError(
-            f"{packs_per_step} packs a step cannot be shared by {processes} processes",
-            hint=f"Give --packs-per-step a multiple of {processes}.",
-        )
     arguments = TrainingArguments(
         output_dir=str(out),
-        num_train_epochs=1,
-        per_device_train_batch_size=1,
-        gradient_accumulation_steps=packs_per_step // processes,
-        lr_scheduler_type="linear",
-        train_sampling_strategy="sequential",
-        remove_unused_columns=False,
-        dataloader_pin_memory=False,  # block masks are made where they are needed
-        ddp_find_unused_parameters=False,
-        bf16=bf16,
+        gradient_accumulation_steps=_packs_of_each(packs_per_step, use_cpu=use_cpu),
         use_cpu=use_cpu,
-        logging_nan_inf_filter=False,  # `FiniteGuard` stops instead
-        save_total_limit=2,
-        seed=seed,
-        disable_tqdm=True,  # `ProgressReport` tells more
-        per_device_eval_batch_size=1,
-        prediction_loss_only=True,
+        bf16=config.bf16,
+        seed=config.seed,
+        learning_rate=config.learning_rate,
+        warmup_steps=config.warmup_steps,
+        save_steps=config.save_every_steps,
+        **_EVERY_RUN,
         **settings,
     )
     if arguments.n_gpu > 1:
@@ -58,6 +60,19 @@ def training_arguments(
             "or let it see one: CUDA_VISIBLE_DEVICES=0.",
         )
     return arguments
+
+
+def _packs_of_each(packs_per_step: int, *, use_cpu: bool) -> int:
+    """Return how many packs of a step each process takes."""
+    from accelerate import PartialState
+
+    processes = PartialState(cpu=use_cpu).num_processes
+    if packs_per_step % processes:
+        raise PastaError(
+            f"{packs_per_step} packs a step cannot be shared by {processes} processes",
+            hint=f"Give --packs-per-step a multiple of {processes}.",
+        )
+    return packs_per_step // processes
 
 
 def set_attention(model: Any, wanted: str, *, on_gpu: bool) -> str:

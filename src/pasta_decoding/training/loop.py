@@ -50,11 +50,14 @@ def run_trainer(
     out = Path(str(arguments.output_dir))
     meter = LossMeter(checkpoint.control.ids)
     stop = StopBehindStep(watching.say, processes=arguments.world_size)
-    collate = partial(
-        _collate,
-        windows=attention_windows(model.config.get_text_config()),
-        device=arguments.device if takes_blocks(model) else None,
-    )
+    callbacks = [
+        stop,
+        LastStep(),
+        FiniteGuard(meter, out),
+        MetricsFile(out / "metrics.jsonl"),
+        ProgressReport(meter, [_tokens(pack) for pack in packs], watching.show),
+        CheckpointRecord(checkpoint),
+    ]
     trainer = SftTrainer(
         meter,
         LossMeter(checkpoint.control.ids),
@@ -62,16 +65,8 @@ def run_trainer(
         args=arguments,
         train_dataset=share_out(packs, arguments.world_size),
         eval_dataset=share_out(held_out, arguments.world_size) if held_out else None,
-        data_collator=collate,
-        compute_loss_func=meter.loss,
-        callbacks=[
-            stop,
-            LastStep(),
-            FiniteGuard(meter, out),
-            MetricsFile(out / "metrics.jsonl"),
-            ProgressReport(meter, [_tokens(pack) for pack in packs], watching.show),
-            CheckpointRecord(checkpoint),
-        ],
+        data_collator=_collator(model, arguments.device),
+        callbacks=callbacks,
     )
     if trainer.is_fsdp_enabled:
         shard_tied_together(model)
@@ -85,7 +80,7 @@ class SftTrainer(MeteredTrainer):
     """The Trainer, whose loss on held-out packs is the mean over their labels, not over packs."""
 
     def __init__(self, meter: LossMeter, held_out: LossMeter, **settings: Any) -> None:
-        super().__init__(meter, **settings)
+        super().__init__(meter, compute_loss_func=meter.loss, **settings)
         self._held_out = held_out
 
     def prediction_step(
@@ -147,6 +142,11 @@ def share_out(packs: Packs, processes: int) -> list[dict[str, View]]:
     filler = replace(views[-1], source_L=empty, label_L=empty)
     views += [filler] * (-len(views) % processes)
     return [{"view": pack_view} for pack_view in views]
+
+
+def _collator(model: Any, device: torch.device) -> partial[dict[str, Any]]:
+    windows = attention_windows(model.config.get_text_config())
+    return partial(_collate, windows=windows, device=device if takes_blocks(model) else None)
 
 
 def _collate(

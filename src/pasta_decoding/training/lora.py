@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pasta_decoding.files import written_whole
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.checkpoint import Checkpoint
 from pasta_decoding.models.control_tokens import ControlTokens
@@ -65,8 +64,6 @@ def save_adapter(
 
     weights: the state of the whole model, where `model` itself holds only a shard of it.
     """
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
     trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
     if weights is None:
         for parameter in trained.values():
@@ -75,9 +72,11 @@ def save_adapter(
         weights = {name: weights[name].to(torch.bfloat16) for name in trained}
     model.peft_config["default"].base_model_name_or_path = checkpoint.base.name
     # The trained rows are saved in any case; asked to find out, peft would look on the hub.
-    model.save_pretrained(partial, state_dict=weights, save_embedding_layers=False)
-    (partial / "README.md").unlink(missing_ok=True)
-    return _finish(partial, checkpoint, folder)
+    with written_whole(folder) as partial:
+        model.save_pretrained(partial, state_dict=weights, save_embedding_layers=False)
+        (partial / "README.md").unlink(missing_ok=True)
+        checkpoints.save(checkpoint, partial)
+    return folder
 
 
 def save_whole(
@@ -92,21 +91,15 @@ def save_whole(
 
     weights: as in `save_adapter`. It has become a base of its own, and is described as one.
     """
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
     if weights is None:
         model.to(torch.bfloat16)
     else:
         weights = {name: one.to(torch.bfloat16) for name, one in weights.items()}
-    model.save_pretrained(partial, state_dict=weights)
-    tokenizer.save_pretrained(partial)
-    write_beside_weights(partial, checkpoint, model.generation_config, eos_ids_of(model, tokenizer))
     base = checkpoints.describe_base(model, checkpoint.base.name, weights)
-    return _finish(partial, replace(checkpoint, base=base), folder)
-
-
-def _finish(partial: Path, checkpoint: Checkpoint, folder: Path) -> Path:
-    checkpoints.save(checkpoint, partial)
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(partial, folder)
+    eos_ids = eos_ids_of(model, tokenizer)
+    with written_whole(folder) as partial:
+        model.save_pretrained(partial, state_dict=weights)
+        tokenizer.save_pretrained(partial)
+        write_beside_weights(partial, checkpoint, model.generation_config, eos_ids)
+        checkpoints.save(replace(checkpoint, base=base), partial)
     return folder

@@ -81,15 +81,7 @@ def train_pairs(
 ) -> None:
     """Let the Trainer step over all pairs, each epoch in an order of its own."""
     arguments = training_arguments(
-        out,
-        packs_per_step=config.pairs_per_step,
-        bf16=config.bf16,
-        seed=config.seed,
-        learning_rate=config.learning_rate,
-        warmup_steps=config.warmup_steps,
-        logging_steps=1,
-        save_steps=config.save_every_steps,
-        report_to=list(report_to),
+        out, config, config.pairs_per_step, logging_steps=1, report_to=list(report_to)
     )
     meter = PairMeter()
     plan = _plan(examples, references, config)

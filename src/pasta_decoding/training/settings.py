@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 from pasta_decoding.data.lines import differing, read_lines, write_lines, write_text
@@ -12,23 +12,11 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.loading import holds_weights
-from pasta_decoding.training.config import PreferenceConfig
+from pasta_decoding.training.config import PairConfig, PreferenceConfig
 from pasta_decoding.training.sample import Prompt, prompt_of
 
-# Keys that neither samples nor what is measured of them depend on.
-_FREE_OF_SAMPLES = frozenset(
-    {
-        "rounds",
-        "weights",
-        "alpha",
-        "epochs",
-        "learning_rate",
-        "warmup_steps",
-        "pairs_per_step",
-        "save_every_steps",
-        "bf16",
-    }
-)
+# Keys that neither samples nor what is measured of them depend on: how pairs are trained on.
+_FREE_OF_SAMPLES = {"rounds", "weights", *(one.name for one in fields(PairConfig))} - {"seed"}
 
 _SHARED_STAGES = frozenset(
     {

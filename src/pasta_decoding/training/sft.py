@@ -8,9 +8,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pasta_decoding.data.dataset import Row
 from pasta_decoding.errors import PastaError
@@ -19,11 +18,8 @@ from pasta_decoding.lang.layout import Joining, Layout
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.lang.tree import Span, has_chunk, read, strip, without_topics
 from pasta_decoding.models import checkpoint as checkpoints
-from pasta_decoding.models.control_tokens import (
-    ControlTokens,
-    choose_tokens,
-    grow_vocabulary,
-)
+from pasta_decoding.models.checkpoint import Checkpoint
+from pasta_decoding.models.control_tokens import ControlTokens, choose_tokens, grow_vocabulary
 from pasta_decoding.models.loading import answer_end, eos_ids_of, load_base
 from pasta_decoding.models.prompt import PromptEncoder
 from pasta_decoding.training.config import SftConfig
@@ -34,6 +30,11 @@ from pasta_decoding.training.metrics import plot_losses
 from pasta_decoding.training.progress import Show, Watching
 from pasta_decoding.training.run import begin_run, disk_errors, find_run, finish_run, finished_run
 from pasta_decoding.training.view import compile_answer, pack
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from transformers import TrainingArguments
 
 
 def train_sft(
@@ -59,27 +60,48 @@ def train_sft(
     """
     from accelerate import PartialState
 
+    arguments = _arguments(config, out, evaluates=bool(held_out), report_to=report_to)
+    resume = find_run(out, config)
+    if finished_run(out, say):
+        return out / "adapter"
+    model, tokenizer, checkpoint = _load(base, config, arguments.device, say)
+    packs, evaluated = _plan(rows, held_out, model, tokenizer, checkpoint.control, config, say)
+    with disk_errors(out):
+        if arguments.should_save:
+            begin_run(out, config)
+        watching = Watching(say, show)
+        weights = run_trainer(model, packs, evaluated, checkpoint, arguments, resume, watching)
+        if arguments.should_save:
+            _save(model, tokenizer, checkpoint, config, out, weights)
+            finish_run(out, _tokens(packs), say)
+    # Where one process ends badly the launcher ends all: not while the main one writes.
+    PartialState().wait_for_everyone()
+    return out / "adapter"
+
+
+def _arguments(
+    config: SftConfig, out: Path, *, evaluates: bool, report_to: Sequence[str]
+) -> TrainingArguments:
     if config.start is not None and not config.lora_rank:
         raise PastaError(
             "all weights are to be trained, so there is no adapter to go on from",
             hint="Merge it first, `pasta export --to hf`, and give --model what that wrote.",
         )
-    arguments = training_arguments(
+    return training_arguments(
         out,
-        packs_per_step=config.packs_per_step,
-        bf16=config.bf16,
-        seed=config.seed,
-        learning_rate=config.learning_rate,
-        warmup_steps=config.warmup_steps,
+        config,
+        config.packs_per_step,
         logging_steps=5,
-        save_steps=config.save_every_steps,
-        eval_strategy="steps" if held_out else "no",
+        eval_strategy="steps" if evaluates else "no",
         eval_steps=config.save_every_steps,
         report_to=list(report_to),
     )
-    resume = find_run(out, config)
-    if finished_run(out, say):
-        return out / "adapter"
+
+
+def _load(
+    base: Path, config: SftConfig, device: torch.device, say: Callable[[str], None]
+) -> tuple[Any, Any, Checkpoint]:
+    """Return the model to train, its tokenizer, and what the trained checkpoint will be."""
     frozen_in_bf16 = config.bf16 and config.lora_rank > 0
     model, tokenizer = load_base(base, dtype="bfloat16" if frozen_in_bf16 else "float32")
     control = choose_tokens(tokenizer)
@@ -89,7 +111,27 @@ def train_sft(
         topic=config.topic,
         joins=tuple(join.value for join in config.joins),
     )
-    model = prepare_model(model, control, config, on_gpu=arguments.device.type == "cuda", say=say)
+    grow_vocabulary(model, control)
+    attention = set_attention(model, config.attention, on_gpu=device.type == "cuda")
+    say(f"attention: {attention}")
+    if config.gradient_checkpointing:
+        recompute_activations(model)
+    if config.lora_rank:
+        rank, seed, start = config.lora_rank, config.seed, config.start
+        model = add_lora(model, control, rank=rank, seed=seed, start=start)
+    return model, tokenizer, checkpoint
+
+
+def _plan(
+    rows: Sequence[Row],
+    held_out: Sequence[Row],
+    model: Any,
+    tokenizer: Any,
+    control: ControlTokens,
+    config: SftConfig,
+    say: Callable[[str], None],
+) -> tuple[list[list[Layout]], list[list[Layout]]]:
+    """Return the packs of the run, and those that are held out, and say how much that is."""
     end = answer_end(tokenizer, eos_ids_of(model, tokenizer))
     layouts = compile_rows(rows, tokenizer, control, config, say, end=end)
     evaluated = compile_rows(held_out, tokenizer, control, config, say, end=end) if held_out else []
@@ -98,44 +140,7 @@ def train_sft(
     say(f"{len(layouts)} {what}, {_tokens(packs)} tokens in {len(packs)} packs")
     if evaluated:
         say(f"{len(evaluated)} {what}, {_tokens([evaluated])} tokens are held out")
-    with disk_errors(out):
-        if arguments.should_save:
-            begin_run(out, config)
-        weights = run_trainer(
-            model,
-            packs,
-            pack(evaluated, config.pack_tokens),
-            checkpoint,
-            arguments,
-            resume,
-            Watching(say, show),
-        )
-        if arguments.should_save:
-            plot_losses(out / "metrics.jsonl", out / "loss.png")
-            save = save_adapter if config.lora_rank else partial(save_whole, tokenizer=tokenizer)
-            save(model, checkpoint=checkpoint, folder=out / "adapter", weights=weights)
-            finish_run(out, _tokens(packs), say)
-    # Where one process ends badly the launcher ends all: not while the main one writes.
-    PartialState().wait_for_everyone()
-    return out / "adapter"
-
-
-def prepare_model(
-    model: Any,
-    control: ControlTokens,
-    config: SftConfig,
-    *,
-    on_gpu: bool,
-    say: Callable[[str], None],
-) -> Any:
-    """Make room for the control tokens, choose attention, and put LoRA on it if that is trained."""
-    grow_vocabulary(model, control)
-    say(f"attention: {set_attention(model, config.attention, on_gpu=on_gpu)}")
-    if config.gradient_checkpointing:
-        recompute_activations(model)
-    if not config.lora_rank:
-        return model
-    return add_lora(model, control, rank=config.lora_rank, seed=config.seed, start=config.start)
+    return packs, pack(evaluated, config.pack_tokens)
 
 
 def compile_rows(
@@ -204,6 +209,23 @@ def plan_packs(layouts: Sequence[Layout], config: SftConfig) -> list[list[Layout
         packs += pack(order, config.pack_tokens)
     limit = None if config.max_steps is None else config.max_steps * config.packs_per_step
     return packs[:limit]
+
+
+def _save(
+    model: Any,
+    tokenizer: Any,
+    checkpoint: Checkpoint,
+    config: SftConfig,
+    out: Path,
+    weights: dict[str, Tensor] | None,
+) -> None:
+    """Keep the plot of the losses, and the adapter or the model."""
+    plot_losses(out / "metrics.jsonl", out / "loss.png")
+    folder = out / "adapter"
+    if config.lora_rank:
+        save_adapter(model, checkpoint, folder, weights=weights)
+    else:
+        save_whole(model, tokenizer, checkpoint, folder, weights=weights)
 
 
 def _tokens(packs: Sequence[Sequence[Layout]]) -> int:
