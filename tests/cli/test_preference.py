@@ -95,7 +95,7 @@ def test_other_settings_are_refused(train: Callable[..., Outcome], tmp_path: Pat
     assert train().status == 0
     found = train("--alpha", "0.5")
     assert found.status == 2
-    assert f"{tmp_path / 'run'} holds a run with other settings" in found.err
+    assert f"{tmp_path / 'run'} was begun with other settings" in found.err
 
 
 def test_a_round_without_a_pair_is_told_in_a_line(

@@ -99,7 +99,7 @@ def test_ratings_of_two_models_are_not_mixed(
     status, message, hint = pasta(*command).complaint
     assert status == 2
     quality = runs / "sequential/quality.jsonl"
-    said = f"pasta: {quality} was made otherwise: likelihood_under is 'another' there, 'adapter "
+    said = f"pasta: {quality} was begun with other settings: likelihood_under (another -> adapter "
     assert said in message
     assert hint == "Remove it to rate the answers again."
 

@@ -94,7 +94,7 @@ def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
     path.write_text(encode_line(to_line(WHOLE)) + "{\n")
     with pytest.raises(PastaError) as caught:
         read_records(path)
-    assert str(caught.value).startswith(f"{path}:2: broken: ")
+    assert str(caught.value).startswith(f"{path}:2: not a record of an evaluation: ")
 
 
 def test_a_line_needs_an_id() -> None:

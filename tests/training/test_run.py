@@ -35,8 +35,8 @@ def test_every_setting_that_differs_is_named_with_both_values(tmp_path: Path) ->
     begin_run(tmp_path, Config())
     error = refusal(tmp_path, replace(Config(), data=("a.jsonl",), max_steps=5))
     assert str(error) == (
-        f"{tmp_path} holds a run with other settings: "
-        "data is ['a.jsonl', 'b.jsonl'] there, ['a.jsonl'] here; max_steps is None there, 5 here"
+        f"{tmp_path} was begun with other settings: "
+        "data (['a.jsonl', 'b.jsonl'] -> ['a.jsonl']), max_steps (None -> 5)"
     )
 
 
@@ -45,9 +45,9 @@ def test_a_setting_that_the_run_did_not_know_had_its_default(tmp_path: Path) -> 
     settings = json.loads((tmp_path / "config.json").read_text())
     del settings["learning_rate"]
     (tmp_path / "config.json").write_text(json.dumps(settings | {"old": 1}))
-    assert str(refusal(tmp_path, Config())).endswith("settings: old is 1 there, None here")
+    assert str(refusal(tmp_path, Config())).endswith("settings: old (1 -> None)")
     assert str(refusal(tmp_path, Config(learning_rate=0.5))).endswith(
-        ": learning_rate is 0.001 there, 0.5 here; old is 1 there, None here"
+        ": learning_rate (0.001 -> 0.5), old (1 -> None)"
     )
 
 

@@ -174,7 +174,7 @@ def test_a_run_folder_refuses_a_run_with_other_settings(
     with pytest.raises(PastaError) as caught:
         train_sft(other, ROWS, base=tiny_checkpoint.base, out=finished, say=lambda _line: None)
     assert str(caught.value) == (
-        f"{finished} holds a run with other settings: learning_rate is 0.02 there, 0.001 here"
+        f"{finished} was begun with other settings: learning_rate (0.02 -> 0.001)"
     )
     assert caught.value.hint == "Choose another --out, or repeat its settings to resume it."
     assert files(finished / "adapter") == before

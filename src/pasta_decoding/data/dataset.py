@@ -22,6 +22,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import IO
 
+from pasta_decoding.data.lines import encode_line
 from pasta_decoding.errors import PastaError
 from pasta_decoding.files import written_whole
 from pasta_decoding.models.prompt import ROLES, Message
@@ -272,20 +273,16 @@ def _write(file: IO[bytes], rows: Iterable[Row], *, compressed: bool) -> int:
 def _write_lines(file: IO[bytes] | gzip.GzipFile, rows: Iterable[Row]) -> int:
     count = 0
     for row in rows:
-        file.write(encode_row(row) + b"\n")
+        file.write(encode_row(row).encode("utf-8"))
         count += 1
     return count
 
 
-def encode_row(row: Row) -> bytes:
-    """Return the line of a row, without its line break."""
+def encode_row(row: Row) -> str:
+    """Return the line of a row, its line break included."""
     history = [{"role": turn.role, "content": turn.content} for turn in row.history]
     found = {name: getattr(row, name) for name in _FIELDS}
-    found |= ({"history": history} if history else {}) | row.extra
-    try:
-        return json.dumps(found, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError:  # half a surrogate pair, which only an escape can hold
-        return json.dumps(found).encode("utf-8")
+    return encode_line(found | ({"history": history} if history else {}) | row.extra)
 
 
 def _cannot(verb: str, path: Path, error: Exception) -> PastaError:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.files import written_whole
+
+Parsed = TypeVar("Parsed")
 
 
 def differing(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
@@ -16,25 +18,58 @@ def differing(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
     return [name for name in {**there, **here} if there.get(name) != here.get(name)]
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a file; none if there is no file yet.
+def refuse_other_settings(
+    place: Path, there: Mapping[str, Any], here: Mapping[str, Any], *, hint: str
+) -> None:
+    """Raise PastaError, naming what differs, unless what was begun at `place` has settings `here`.
+
+    there: its settings, as JSON holds them.
+    """
+    here = json.loads(json.dumps(dict(here)))
+    if names := differing(there, here):
+        changes = ", ".join(f"{name} ({there.get(name)} -> {here.get(name)})" for name in names)
+        raise PastaError(f"{place} was begun with other settings: {changes}", hint=hint)
+
+
+def read_lines(path: Path, *, resume: bool = False) -> list[dict[str, Any]]:
+    """Return the objects of a file; see `parse_lines`."""
+    hint = "Remove the file; the same command makes it again."
+    return parse_lines(path, lambda line: line, what="a JSON object", hint=hint, resume=resume)
+
+
+def parse_lines(
+    path: Path,
+    parse: Callable[[dict[str, Any]], Parsed],
+    *,
+    what: str,
+    hint: str,
+    resume: bool = False,
+) -> list[Parsed]:
+    """Return what `parse` makes of the object in each line; nothing if there is no file yet.
 
     A last line without its line break was cut off by a kill or a full disk, and does not count.
+    resume: the file is to grow on, so such a line is cut away.
+
+    Raises PastaError for a line that is not `what` it should be, and leaves the file alone then.
     """
-    if not path.exists():
-        return []
-    whole = path.read_bytes().split(b"\n")[:-1]
-    return [_object(path, number, line) for number, line in enumerate(whole, start=1)]
+    contents = path.read_bytes() if path.exists() else b""
+    *whole, torn = contents.split(b"\n")
+    found = []
+    for number, line in enumerate(whole, start=1):
+        try:
+            found.append(parse(dict(json.loads(line.decode("utf-8")))))
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise PastaError(f"{path}:{number}: not {what}: {error}", hint=hint) from error
+    if resume and torn:
+        write_text(path, contents[: len(contents) - len(torn)].decode("utf-8"))
+    return found
 
 
-def _object(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        return dict(json.loads(line.decode("utf-8")))
-    except (ValueError, TypeError) as error:
-        raise PastaError(
-            f"{path}:{number}: broken: {error}",
-            hint="Remove the file; the same command makes it again.",
-        ) from error
+def append_line(path: Path, line: Mapping[str, Any]) -> None:
+    """Add a line; when this returns, a kill cannot lose it any more. The file's folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as lines:
+        lines.write(encode_line(line))
 
 
 def write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
@@ -49,13 +84,11 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
-def resume_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a file that is to grow on; a torn last one is cut away."""
-    found = read_lines(path)
-    write_lines(path, found)
-    return found
-
-
-def encode_line(line: dict[str, Any]) -> str:
+def encode_line(line: Mapping[str, Any]) -> str:
     """Return one line, its line break included."""
-    return json.dumps(line, ensure_ascii=False) + "\n"
+    text = json.dumps(line, ensure_ascii=False)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:  # half a surrogate pair, which only an escape can hold
+        text = json.dumps(line)
+    return text + "\n"

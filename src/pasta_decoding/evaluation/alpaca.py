@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pasta_decoding.data.lines import encode_line, resume_lines
+from pasta_decoding.data.lines import append_line, read_lines
 from pasta_decoding.errors import PastaError, install_command
 
 # The package loses all that it was asked at once when a request fails for good, so it gets little.
@@ -48,7 +48,9 @@ class AlpacaAnnotator:
         self._config, self._cache = config, cache
         self._retries, self._tick, self._pause = retries, tick, pause
         self._annotator = _load(config)
-        self._known = {line["key"]: float(line["preference"]) for line in resume_lines(cache)}
+        self._known = {
+            line["key"]: float(line["preference"]) for line in read_lines(cache, resume=True)
+        }
 
     def prefer(
         self, prompts: Sequence[str], a: Sequence[str], b: Sequence[str]
@@ -93,15 +95,14 @@ class AlpacaAnnotator:
         return []
 
     def _keep(self, rows: Sequence[Row], answers: Sequence[Mapping[str, Any]]) -> None:
-        with self._cache.open("a", encoding="utf-8") as cache:
-            for answer in answers:
-                preference = answer["preference"]
-                if preference is None or not math.isfinite(preference):
-                    self.failures["a reply without a verdict"] += 1
-                    continue
-                key = self._key(answer)
-                self._known[key] = float(preference) - 1
-                cache.write(encode_line({"key": key, "preference": self._known[key]}))
+        for answer in answers:
+            preference = answer["preference"]
+            if preference is None or not math.isfinite(preference):
+                self.failures["a reply without a verdict"] += 1
+                continue
+            key = self._key(answer)
+            self._known[key] = float(preference) - 1
+            append_line(self._cache, {"key": key, "preference": self._known[key]})
         for _ in rows:
             self._tick()
 

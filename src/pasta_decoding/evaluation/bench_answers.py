@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pasta_decoding.data.lines import encode_line, read_lines, resume_lines
+from pasta_decoding.data.lines import append_line, parse_lines
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.asking import Ended, ask_all
 from pasta_decoding.evaluation.bare import StepTime
@@ -120,18 +120,16 @@ def bench(
 
     With `out`, what is found is kept there line by line, and a stopped run goes on where it was.
     """
-    if out is not None:
-        resume_lines(out)
-    known = {} if out is None else {one.record.id: one for one in read_examined(out)}
+    found = [] if out is None else read_examined(out, resume=True)
+    known = {one.record.id: one for one in found}
     waiting = [question for question in questions if question.id not in known]
     for _ in range(len(questions) - len(waiting)):
         tick()
     for ended in ask_all(plan.decoder, plan.ask, waiting, max_concurrency=max_concurrency):
-        found = _found(ended)
+        one = _found(ended)
         if out is not None:
-            with out.open("a", encoding="utf-8") as lines:
-                lines.write(encode_line(asdict(found)))
-        known[found.record.id] = found
+            append_line(out, asdict(one))
+        known[one.record.id] = one
         tick()
     return [known[question.id] for question in questions]
 
@@ -142,19 +140,19 @@ def _found(ended: Ended[Examined]) -> Examined:
     return ended.outcome
 
 
-def read_examined(path: Path) -> list[Examined]:
-    """Return what a bench kept. Raises PastaError for a line of something else."""
-    return [_examined(path, n, line) for n, line in enumerate(read_lines(path), start=1)]
+def read_examined(path: Path, *, resume: bool = False) -> list[Examined]:
+    """Return what a bench kept. Raises PastaError for a line of something else.
+
+    resume: the file is to grow on, so a torn last line is cut away.
+    """
+    what, hint = "a record of this bench", "Choose another --records file."
+    return parse_lines(path, _examined, what=what, hint=hint, resume=resume)
 
 
-def _examined(path: Path, number: int, line: dict[str, Any]) -> Examined:
-    try:
-        timing = line.pop("timing")
-        record = from_line(line.pop("record"))
-        return Examined(record, **line, timing=Timing(**timing) if timing else None)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        message = f"{path}:{number}: not a record of this bench: {error}"
-        raise PastaError(message, hint="Choose another --records file.") from error
+def _examined(line: dict[str, Any]) -> Examined:
+    timing = line.pop("timing")
+    record = from_line(line.pop("record"))
+    return Examined(record, **line, timing=Timing(**timing) if timing else None)
 
 
 def summary(examined: Sequence[Examined]) -> dict[str, Any]:

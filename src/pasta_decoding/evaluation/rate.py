@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pasta_decoding.data.dataset import read_objects
-from pasta_decoding.data.lines import encode_line, resume_lines, write_text
+from pasta_decoding.data.lines import append_line, read_lines, refuse_other_settings, write_text
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.judge.base import Judge
 from pasta_decoding.evaluation.records import Record
@@ -42,14 +42,14 @@ def rate_texts(run: MethodRun, baseline: MethodRun, nll: Nll, under: str, tick: 
     """
     path = run.folder / QUALITY
     keep_rating(run, {"likelihood_under": under}, of=path)
-    rated = {row["id"]: (row["answer"], row["baseline_answer"]) for row in resume_lines(path)}
-    with path.open("a", encoding="utf-8") as lines:
-        for key, record in run.records.items():
-            base = baseline.records[key]
-            if rated.get(key) != (text_digest(record.text), text_digest(base.text)):
-                lines.write(encode_line(asdict(_text_quality(record, base, nll))))
-                lines.flush()
-            tick()
+    rated = {
+        row["id"]: (row["answer"], row["baseline_answer"]) for row in read_lines(path, resume=True)
+    }
+    for key, record in run.records.items():
+        base = baseline.records[key]
+        if rated.get(key) != (text_digest(record.text), text_digest(base.text)):
+            append_line(path, asdict(_text_quality(record, base, nll)))
+        tick()
 
 
 def remembering(nll: Nll) -> Nll:
@@ -161,11 +161,9 @@ def keep_rating(run: MethodRun, found: Mapping[str, Any], *, of: Path | None = N
     """
     path = run.folder / RATING
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    differing = [key for key in found if known.get(key) != found[key]]
-    if of is not None and of.exists() and differing:
-        key = differing[0]
-        message = f"{of} was made otherwise: {key} is {known.get(key)!r} there, {found[key]!r} now"
-        raise PastaError(message, hint="Remove it to rate the answers again.")
+    if of is not None and of.exists():
+        there = {key: known.get(key) for key in found}
+        refuse_other_settings(of, there, found, hint="Remove it to rate the answers again.")
     write_text(path, json.dumps({**known, **found}, ensure_ascii=False, indent=1) + "\n")
 
 

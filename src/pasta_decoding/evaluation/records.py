@@ -13,8 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pasta_decoding.data.lines import read_lines
-from pasta_decoding.errors import PastaError
+from pasta_decoding.data.lines import parse_lines
 from pasta_decoding.evaluation.questions import Question
 from pasta_decoding.lang.layout import ChunkRun, Layout, PromiseRun
 from pasta_decoding.lang.measures import own_speedup, repeated_chunks
@@ -170,17 +169,11 @@ def from_line(line: dict[str, Any]) -> Record:
     )
 
 
-def read_records(path: Path) -> list[Record]:
-    """Return the records of a file; a last line that a kill left unfinished is not one."""
-    return [record_at(path, number, line) for number, line in enumerate(read_lines(path), start=1)]
+def read_records(path: Path, *, resume: bool = False) -> list[Record]:
+    """Return the records of a file; a last line that a kill left unfinished is not one.
 
-
-def record_at(path: Path, number: int, line: dict[str, Any]) -> Record:
-    """Return the record of a line. Raises PastaError, naming the place, if it holds none."""
-    try:
-        return from_line(line)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise PastaError(
-            f"{path}:{number}: not a record of an evaluation: {error}",
-            hint="Choose another folder, or remove the file to start again.",
-        ) from error
+    resume: the file is to grow on, so such a line is cut away. Raises PastaError for others.
+    """
+    hint = "Choose another folder, or remove the file to start again."
+    what = "a record of an evaluation"
+    return parse_lines(path, from_line, what=what, hint=hint, resume=resume)

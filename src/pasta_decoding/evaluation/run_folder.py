@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pasta_decoding.data.lines import encode_line, resume_lines, write_text
+from pasta_decoding.data.lines import append_line, refuse_other_settings, write_text
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.machine import commit, machine, versions
 from pasta_decoding.evaluation.questions import Question
-from pasta_decoding.evaluation.records import Record, record_at, to_line
+from pasta_decoding.evaluation.records import Record, read_records, to_line
 
 Settings = Mapping[str, Any]
 """What the answers depend on, as JSON holds it."""
@@ -31,15 +31,15 @@ class RunFolder:
     def __init__(self, path: Path, settings: Settings, *, retry_failed: bool = False) -> None:
         self.path = path
         self.records: dict[str, Record] = {}
-        self._settings = json.loads(json.dumps(dict(settings)))
         here = {"machine": machine(), "commit": commit(), "versions": versions()}
         before = self._before()
         if before is None:
-            run = {**self._settings, **here, "resumed": []}
+            run = {**settings, **here, "resumed": []}
         else:
-            self._compare(before)
-            lines = resume_lines(self._records)
-            found = (record_at(self._records, n, line) for n, line in enumerate(lines, start=1))
+            known = {name: before.get(name) for name in settings}
+            hint = "Give the settings it was begun with, or another --out."
+            refuse_other_settings(path, known, settings, hint=hint)
+            found = read_records(self._records, resume=True)
             self.records = {record.id: record for record in found}
             run = _resumed(before, here)
             failed = [key for key, record in self.records.items() if record.error is not None]
@@ -55,8 +55,7 @@ class RunFolder:
 
     def append(self, record: Record) -> None:
         """Keep a record; when this returns, a kill cannot lose it any more."""
-        with self._records.open("a", encoding="utf-8") as lines:
-            lines.write(encode_line(to_line(record)))
+        append_line(self._records, to_line(record))
         self.records[record.id] = record
 
     def finish(self, questions: Sequence[Question]) -> list[Record]:
@@ -90,15 +89,6 @@ class RunFolder:
             raise PastaError(
                 f"{self._run} is broken: {error}", hint="Give another --out, or remove the folder."
             ) from error
-
-    def _compare(self, before: dict[str, Any]) -> None:
-        changed = [key for key, value in self._settings.items() if before.get(key) != value]
-        if changed:
-            changes = (f"{key} ({before.get(key)} -> {self._settings[key]})" for key in changed)
-            raise PastaError(
-                f"{self.path} was begun with other settings: {', '.join(changes)}",
-                hint="Give the settings it was begun with, or another --out.",
-            )
 
 
 def _resumed(before: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pasta_decoding.data.lines import read_lines
+from pasta_decoding.data.lines import parse_lines
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.records import Record, read_records
 
@@ -139,15 +139,9 @@ def read_run(folder: Path) -> MethodRun:
 
 def read_quality(path: Path) -> list[TextQuality]:
     """Return what quality.jsonl holds; nothing if there is none. Raises PastaError."""
-    rows = []
-    for number, found in enumerate(read_lines(path), start=1):
-        try:
-            rows.append(TextQuality(**found))
-        except TypeError as error:
-            message = f"{path}:{number}: not the quality of a text: {error}"
-            hint = "Remove it; the same `pasta eval rate` makes it again."
-            raise PastaError(message, hint=hint) from error
-    return rows
+    hint = "Remove it; the same `pasta eval rate` makes it again."
+    what = "the quality of a text"
+    return parse_lines(path, lambda line: TextQuality(**line), what=what, hint=hint)
 
 
 def text_digest(text: str) -> str:

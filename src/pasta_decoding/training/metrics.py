@@ -16,7 +16,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from pasta_decoding.data.lines import encode_line, read_lines, write_lines
+from pasta_decoding.data.lines import append_line, read_lines, write_lines
 
 
 class Meter(Protocol):
@@ -89,8 +89,7 @@ class MetricsFile(TrainerCallback):
         line = {"step": state.global_step, **found, "seconds": seconds}
         if not state.is_world_process_zero:
             return
-        with self._path.open("a", encoding="utf-8") as metrics:
-            metrics.write(encode_line(line))
+        append_line(self._path, line)
 
 
 def plot_losses(metrics: Path, picture: Path) -> None:

@@ -10,13 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pasta_decoding.data.lines import (
-    encode_line,
-    read_lines,
-    resume_lines,
-    write_lines,
-    write_text,
-)
+from pasta_decoding.data.lines import append_line, read_lines, write_lines, write_text
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import scheme_named
@@ -122,9 +116,8 @@ class PreferenceRun:
     ) -> list[ScoreParts]:
         """Return the parts of all scores; what is not yet in the file is measured."""
         path = self.around.out / name
-        known = {
-            (p.prompt, p.number): p for p in (ScoreParts(**line) for line in resume_lines(path))
-        }
+        parts = [ScoreParts(**line) for line in read_lines(path, resume=True)]
+        known = {(part.prompt, part.number): part for part in parts}
         groups: dict[str, list[Sample]] = {}
         for sample in samples:
             groups.setdefault(sample.prompt, []).append(sample)
@@ -133,12 +126,12 @@ class PreferenceRun:
             for prompt in prompts
             if any((prompt.id, sample.number) not in known for sample in groups[prompt.id])
         ]
-        with self.spending(number, Path(name).stem) as spent, path.open("a") as lines:
+        with self.spending(number, Path(name).stem) as spent:
             for prompt in self.around.track(missing, "scoring", len(missing)):
                 quality = self.around.load_quality()
                 measured = measure(prompt.instruction, groups[prompt.id], quality)
-                lines.write("".join(encode_line(asdict(part)) for part in measured))
-                lines.flush()
+                for part in measured:
+                    append_line(path, asdict(part))
                 known |= {(part.prompt, part.number): part for part in measured}
             spent["tokens"] = sum(sample.plain_tokens for sample in samples)
         return [known[sample.prompt, sample.number] for sample in samples]

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pasta_decoding.data.lines import differing, read_lines, write_text
+from pasta_decoding.data.lines import read_lines, refuse_other_settings, write_text
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.checkpoint import FILE_NAME
 
@@ -45,15 +45,8 @@ def _check_same(path: Path, wanted: dict[str, Any], defaults: dict[str, Any]) ->
     except (OSError, ValueError, TypeError) as error:
         message = f"the settings of the run in {path} cannot be read: {error}"
         raise PastaError(message, hint="Choose another --out.") from error
-    different = [
-        f"{name} is {found.get(name)!r} there, {wanted.get(name)!r} here"
-        for name in differing(found, wanted)
-    ]
-    if different:
-        raise PastaError(
-            f"{path.parent} holds a run with other settings: {'; '.join(different)}",
-            hint="Choose another --out, or repeat its settings to resume it.",
-        )
+    hint = "Choose another --out, or repeat its settings to resume it."
+    refuse_other_settings(path.parent, found, wanted, hint=hint)
 
 
 def _defaults(config: DataclassInstance) -> dict[str, Any]:

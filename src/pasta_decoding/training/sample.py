@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from pasta_decoding.data.lines import encode_line, resume_lines
+from pasta_decoding.data.lines import append_line, read_lines
 from pasta_decoding.lang.layout import (
     ChunkRun,
     Layout,
@@ -137,16 +137,14 @@ def sample_answers(
     Each is appended as soon as it ends, so a run that was stopped goes on. `load` is called only
     if there is something to sample.
     """
-    known = {(s.prompt, s.number): s for s in map(decode_sample, resume_lines(path))}
+    known = {(s.prompt, s.number): s for s in map(decode_sample, read_lines(path, resume=True))}
     wanted = [(prompt, number) for prompt in prompts for number in range(sampler.count)]
     missing = [job for job in wanted if (job[0].id, job[1]) not in known]
     if missing:
         coming = _sampled(load(), missing, sampler)
-        with path.open("a", encoding="utf-8") as lines:
-            for sample in track(coming, f"sampling {sampler.stage}", len(missing)):
-                lines.write(encode_line(encode_sample(sample)))
-                lines.flush()
-                known[sample.prompt, sample.number] = sample
+        for sample in track(coming, f"sampling {sampler.stage}", len(missing)):
+            append_line(path, encode_sample(sample))
+            known[sample.prompt, sample.number] = sample
     return [known[prompt.id, number] for prompt, number in wanted]
 
 

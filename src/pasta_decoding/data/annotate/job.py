@@ -6,7 +6,6 @@ with the same settings goes on there; in the end OUT is written in the order of 
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from typing import Any
 
 from pasta_decoding.data.annotate.base import Annotated, Annotator, reject
 from pasta_decoding.data.dataset import Row, write_rows
-from pasta_decoding.data.lines import differing
+from pasta_decoding.data.lines import append_line, parse_lines, refuse_other_settings
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.measures import geometric_mean, ideal_speedup
 from pasta_decoding.lang.tree import has_chunk, in_text_form, read
@@ -68,18 +67,17 @@ def run_job(
     """
     if not out.parent.is_dir():  # before anything is paid for
         raise PastaError(f"cannot write {out}: No such file or directory")
-    journal = Journal(journal_path(out), settings)
-    done = journal.read({row.id: row for row in rows})
+    journal = journal_path(out)
+    done = read_journal(journal, settings, {row.id: row for row in rows})
     for known in done.values():
         tick(known)
-    with journal:
-        for annotated in annotator.annotate([row for row in rows if row.id not in done]):
-            journal.write(annotated)
-            done[annotated.row.id] = annotated
-            tick(annotated)
+    for annotated in annotator.annotate([row for row in rows if row.id not in done]):
+        append_line(journal, _line(annotated))
+        done[annotated.row.id] = annotated
+        tick(annotated)
     in_order = [done[row.id] for row in rows]
     write_rows(out, [annotated.row for annotated in in_order])
-    journal.path.unlink()
+    journal.unlink()
     return in_order
 
 
@@ -88,83 +86,40 @@ def journal_path(out: Path) -> Path:
     return out.with_name(f"{out.name}.partial")
 
 
-class Journal:
-    """The finished rows of a job on disk, one JSON line each behind the settings' line."""
+def read_journal(path: Path, settings: Settings, rows: Mapping[str, Row]) -> dict[str, Annotated]:
+    """Return the finished results by id, those of `rows` only; begin the journal if there is none.
 
-    def __init__(self, path: Path, settings: Settings) -> None:
-        self.path = path
-        self._settings = dict(settings)
-        self._whole_bytes = 0
+    Raises PastaError if it was written with other settings, or is none.
+    """
+    hint = "Remove the file to start again."
+    begun = False
 
-    def read(self, rows: Mapping[str, Row]) -> dict[str, Annotated]:
-        """Return the results by id, those of `rows` only; {} if there is no journal yet.
+    def parse(line: dict[str, Any]) -> Annotated | None:
+        nonlocal begun
+        if not begun:
+            hint = "Give the settings it was begun with, or remove the file to start again."
+            refuse_other_settings(path, dict(line["settings"]), settings, hint=hint)
+            begun = True
+            return None
+        row = rows.get(line["id"])
+        if row is None:
+            return None
+        return Annotated(replace(row, response=line["response"]), line["rejected"], line["cost"])
 
-        A line that a kill left unfinished is not one, and is overwritten later.
-        """
-        if not self.path.exists():
-            return {}
-        contents = self.path.read_bytes()
-        whole = contents[: contents.rfind(b"\n") + 1]
-        self._whole_bytes = len(whole)
-        header, *lines = whole.splitlines() or [b""]
-        if header:
-            self._compare(header)
-        found = (self._entry(line, number, rows) for number, line in enumerate(lines, start=2))
-        return {one.row.id: one for one in found if one is not None}
+    found = parse_lines(path, parse, what="a line of an annotation", hint=hint, resume=True)
+    if not begun:
+        append_line(path, {"settings": dict(settings)})
+    return {one.row.id: one for one in found if one is not None}
 
-    def __enter__(self) -> Journal:
-        """Open it for writing behind what was read; a new one begins with the settings."""
-        self._file = self.path.open("ab")
-        self._file.truncate(self._whole_bytes)
-        if not self._whole_bytes:
-            self._line({"settings": self._settings})
-        return self
 
-    def __exit__(self, *_exception: object) -> None:
-        self._file.close()
-
-    def write(self, done: Annotated) -> None:
-        """Keep one result; when this returns, a kill cannot lose it any more."""
-        self._line(
-            {
-                "id": done.row.id,
-                "response": done.row.response,
-                "rejected": done.rejected,
-                "cost": dict(done.cost),
-            }
-        )
-
-    def _line(self, found: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(found).encode() + b"\n")
-        self._file.flush()
-
-    def _compare(self, header: bytes) -> None:
-        try:
-            before = dict(json.loads(header)["settings"])
-        except (ValueError, TypeError, LookupError) as error:
-            raise self._broken(1, error) from error
-        now = json.loads(json.dumps(self._settings))
-        if keys := differing(before, now):
-            changes = ", ".join(f"{key} ({before.get(key)} -> {now.get(key)})" for key in keys)
-            raise PastaError(
-                f"{self.path} was begun with other settings: {changes}",
-                hint="Give the settings it was begun with, or remove the file to start again.",
-            )
-
-    def _entry(self, line: bytes, number: int, rows: Mapping[str, Row]) -> Annotated | None:
-        try:
-            found = json.loads(line)
-            row = rows.get(found["id"])
-            if row is None:
-                return None
-            whole = replace(row, response=found["response"])
-            return Annotated(whole, found["rejected"], found["cost"])
-        except (ValueError, TypeError, LookupError) as error:
-            raise self._broken(number, error) from error
-
-    def _broken(self, number: int, error: Exception) -> PastaError:
-        message = f"{self.path}:{number}: not a line of an annotation: {error}"
-        return PastaError(message, hint="Remove the file to start again.")
+def _line(done: Annotated) -> dict[str, Any]:
+    """Return what the journal keeps of a result."""
+    return {
+        "id": done.row.id,
+        "response": done.row.response,
+        "rejected": done.rejected,
+        "cost": dict(done.cost),
+    }
 
 
 def report(done: Sequence[Annotated], count_tokens: Callable[[str], int]) -> dict[str, Any]:

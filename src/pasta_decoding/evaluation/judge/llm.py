@@ -6,15 +6,13 @@ import asyncio
 import hashlib
 import json
 import math
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from pasta_decoding.data.endpoint import Chat, Endpoint, EndpointError, Message, Reply, connect
-from pasta_decoding.errors import PastaError
+from pasta_decoding.data.lines import append_line, parse_lines
 
 _TASK = """You compare two answers to the same instruction. The better one is more correct, more \
 helpful, keeps to the instruction and is well written. Length is worth nothing by itself; \
@@ -63,7 +61,15 @@ class LlmJudge:
         self._logprobs = logprobs
         self._cache = cache
         self._tick = tick
-        self._known = _read_cache(cache)
+        self._known = dict(
+            parse_lines(
+                cache,
+                lambda line: (str(line["key"]), float(line["first"])),
+                what="a verdict of this judge",
+                hint="Choose another file for the verdicts.",
+                resume=True,
+            )
+        )
 
     def prefer(
         self, prompts: Sequence[str], a: Sequence[str], b: Sequence[str]
@@ -90,18 +96,17 @@ class LlmJudge:
         todo = [order for order in orders if self._key(order) not in self._known]
         for _ in range(len(orders) - len(todo)):
             self._tick()
-        with self._cache.open("ab") as cache:
-            try:
-                async with connect(self._endpoint) as chat, asyncio.TaskGroup() as group:
-                    for order in todo:
-                        group.create_task(self._ask(chat, order, cache))
-            except ExceptionGroup as failed:  # what `except*` raises would be a group again
-                fatal = [one for one in failed.exceptions if isinstance(one, EndpointError)]
-                if not fatal:
-                    raise
-                raise fatal[0] from None
+        try:
+            async with connect(self._endpoint) as chat, asyncio.TaskGroup() as group:
+                for order in todo:
+                    group.create_task(self._ask(chat, order))
+        except ExceptionGroup as failed:  # what `except*` raises would be a group again
+            fatal = [one for one in failed.exceptions if isinstance(one, EndpointError)]
+            if not fatal:
+                raise
+            raise fatal[0] from None
 
-    async def _ask(self, chat: Chat, order: Order, cache: BinaryIO) -> None:
+    async def _ask(self, chat: Chat, order: Order) -> None:
         try:
             reply = await chat(
                 _question(order),
@@ -113,18 +118,17 @@ class LlmJudge:
                 raise
             self.failures[str(error)] += 1
         else:
-            self._keep(order, reply, cache)
+            self._keep(order, reply)
         self._tick()
 
-    def _keep(self, order: Order, reply: Reply, cache: BinaryIO) -> None:
+    def _keep(self, order: Order, reply: Reply) -> None:
         verdict = read_verdict(reply)
         if verdict is None:
             self.failures["a reply without a verdict"] += 1
             return
         key = self._key(order)
         self._known[key] = verdict
-        cache.write(json.dumps({"key": key, "first": verdict}).encode() + b"\n")
-        cache.flush()
+        append_line(self._cache, {"key": key, "first": verdict})
 
     def _key(self, order: Order) -> str:
         """Return what stands for a question in the file: another model is another question."""
@@ -154,21 +158,3 @@ def _question(order: Order) -> list[Message]:
     parts = {"{prompt}": prompt, "{a}": a, "{b}": b}
     text = re.sub("|".join(map(re.escape, parts)), lambda hole: parts[hole.group()], _TASK)
     return [{"role": "user", "content": text}]
-
-
-def _read_cache(path: Path) -> dict[str, float]:
-    """Return the verdicts in the file; a last line that a kill left unfinished is cut off."""
-    if not path.exists():
-        return {}
-    contents = path.read_bytes()
-    whole = contents[: contents.rfind(b"\n") + 1]
-    known = {}
-    for number, line in enumerate(whole.splitlines(), start=1):
-        try:
-            found = json.loads(line)
-            known[str(found["key"])] = float(found["first"])
-        except (ValueError, TypeError, KeyError) as error:
-            message = f"{path}:{number}: not a verdict of this judge"
-            raise PastaError(message, hint="Choose another file for the verdicts.") from error
-    os.truncate(path, len(whole))
-    return known
