@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,19 @@ def test_what_answers_load_is_not_loaded_before(statement: str) -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "shown"), [("peft.tuners.lora", False), ("transformers", False), ("mine", True)]
+)
+def test_what_libraries_will_change_is_no_news_for_a_user(
+    module: str, shown: bool, pasta: Pasta
+) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        pasta("--version")
+        warnings.warn_explicit("a name goes away", FutureWarning, "file.py", 1, module)
+    assert bool(told) is shown
 
 
 def test_the_version_is_told(pasta: Pasta) -> None:

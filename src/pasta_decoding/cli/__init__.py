@@ -62,8 +62,10 @@ def _quiet_libraries() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    # peft 0.21 asks transformers 5.23 by a name that is going away; a user can do nothing about it.
-    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+    # What libraries ask each other by names that are going away; a user can do nothing about it.
+    # peft 0.21 does so of transformers 5.23, in whose name that one is said.
+    for library in ("accelerate", "peft", "torch", "transformers"):
+        warnings.filterwarnings("ignore", category=FutureWarning, module=rf"{library}(\.|$)")
 
 
 def run() -> None:

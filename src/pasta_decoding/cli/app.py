@@ -1,4 +1,4 @@
-"""All commands of `pasta`, one function each; flags are written out here and nowhere else."""
+"""All commands of `pasta`, and what they are called."""
 
 from __future__ import annotations
 

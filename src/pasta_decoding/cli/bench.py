@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,9 +11,9 @@ import typer
 
 from pasta_decoding.api.options import MaxTokens
 from pasta_decoding.api.settings import LoadSettings
-from pasta_decoding.cli.bars import drawn
+from pasta_decoding.cli.bars import drawn, progress
 from pasta_decoding.cli.files import base_folder, cache_folder, place, say
-from pasta_decoding.cli.options import AsJson, Base, with_options
+from pasta_decoding.cli.options import AsJson, Base, Embedded, with_options
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 
@@ -29,18 +28,18 @@ if TYPE_CHECKING:
     from pasta_decoding.runtime.decoder import Decoder
 
 
-@with_options
-def answers(
-    prompts: Annotated[Path, typer.Option(help="JSONL (.gz) with an `instruction` a line.")],
-    limit: Annotated[int | None, typer.Option(min=1, help="Take only the first so many.")] = None,
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """How many prompts are answered, in which ways."""
+
+    limit: Annotated[int | None, typer.Option(min=1, help="Take only the first so many.")] = None
     sequential: Annotated[
         int | None, typer.Option(min=0, help="Answer only the first so many sequentially, too.")
-    ] = None,
+    ] = None
     timed: Annotated[
         int | None,
         typer.Option(min=0, help="Time a replay of the first so many: 20, of servers none."),
-    ] = None,
-    max_tokens: MaxTokens = 400,
+    ] = None
     max_concurrency: Annotated[
         int,
         typer.Option(
@@ -49,36 +48,39 @@ def answers(
             min=1,
             help="Answers written together: sooner done, but not timed.",
         ),
-    ] = 1,
+    ] = 1
+
+
+@with_options
+def answers(
+    prompts: Annotated[Path, typer.Option(help="JSONL (.gz) with an `instruction` a line.")],
+    max_tokens: MaxTokens = 400,
     records: Annotated[
         Path | None, typer.Option(help="Keep a line a prompt here; the same command resumes.")
     ] = None,
     as_json: AsJson = False,
     *,
+    amount: Amount,
     loading: LoadSettings,
 ) -> None:
     """Answer prompts in parallel and sequentially; report speedups and what goes wrong."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     from pasta_decoding.api.opening import open_decoder
     from pasta_decoding.evaluation.bench_answers import Bench, bench, summary
     from pasta_decoding.evaluation.questions import read_questions
 
-    number_timed = number_to_time(timed, loading, max_concurrency)
-    questions = read_questions(prompts)[:limit]
+    number_timed = number_to_time(amount, loading)
+    questions = read_questions(prompts)[: amount.limit]
     decoder = open_decoder(loading, place())
     plan = Bench(
         decoder,
         max_tokens,
-        compared=frozenset(question.id for question in questions[:sequential]),
+        compared=frozenset(question.id for question in questions[: amount.sequential]),
         timed=frozenset(question.id for question in questions[:number_timed]),
         bare=bare_times(decoder) if number_timed else None,
     )
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("answering", total=len(questions))
-        tick = partial(progress.advance, task)
-        found = bench(plan, questions, out=records, tick=tick, max_concurrency=max_concurrency)
+    with progress("answering", len(questions)) as tick:
+        together = amount.max_concurrency
+        found = bench(plan, questions, out=records, tick=tick, max_concurrency=together)
     figures = summary(found) | {"engine": decoder.name}
     if as_json:
         typer.echo(json.dumps(figures))
@@ -86,18 +88,18 @@ def answers(
         show_figures(figures, found)
 
 
-def number_to_time(timed: int | None, loading: LoadSettings, max_concurrency: int) -> int:
+def number_to_time(amount: Amount, loading: LoadSettings) -> int:
     """Return how many answers are replayed and timed. Raises PastaError where none can be."""
     if loading.is_remote:
-        if timed:
+        if amount.timed:
             raise PastaError("servers cannot replay an answer", hint="Leave out --timed.")
         return 0
-    if max_concurrency > 1 and timed != 0:
+    if amount.max_concurrency > 1 and amount.timed != 0:
         raise PastaError(
             "answers that are written together cannot be timed",
             hint="Give --timed 0, or leave --max-concurrency out.",
         )
-    return 20 if timed is None else timed
+    return 20 if amount.timed is None else amount.timed
 
 
 def bare_times(decoder: Decoder) -> BareTimes:
@@ -136,9 +138,7 @@ def compare(
     baseline: Annotated[
         str | None, typer.Option(help="Adapter under which answers are rated (nats a token).")
     ] = None,
-    model: Annotated[
-        Path | None, typer.Option(help="Folder of the base model; the embedded one if left out.")
-    ] = None,
+    model: Embedded = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare two checkpoints prompt by prompt, with paired bootstrap intervals.
@@ -210,10 +210,23 @@ def compare_annotations(
     base model. It has its own line for the careful annotation, too.
     """
     from pasta_decoding.data.dataset import is_held_out, read_rows
-    from pasta_decoding.evaluation.agreement import agreement, layout_rule, match
 
     right = [row for row in read_rows(gold) if is_held_out(row.id) or not held_out]
-    given = list(read_rows(annotated))
+    rows, found = measured(right, list(read_rows(annotated)), model, nats=nats)
+    figures = {"rows": rows, "missing": len(right) - rows}
+    if as_json:
+        typer.echo(json.dumps(figures | found))
+    else:
+        show_figures(figures, [])
+        show_agreement(found)
+
+
+def measured(
+    right: list[Row], given: list[Row], model: Path | None, *, nats: bool
+) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Return how many responses are compared, and the figures of each annotation of them."""
+    from pasta_decoding.evaluation.agreement import agreement, layout_rule, match
+
     pairs = match(right, given)
     token_ends = token_end_finder()
     trees = {
@@ -230,12 +243,7 @@ def compare_annotations(
         matched = [row for row in right if row.id in ids]
         for name, cost in hiding_nats_of(matched, trees | {"gold": golden}, model).items():
             found.setdefault(name, {})["hiding_nats"] = cost
-    figures = {"rows": len(pairs), "missing": len(right) - len(pairs)}
-    if as_json:
-        typer.echo(json.dumps(figures | found))
-    else:
-        show_figures(figures, [])
-        show_agreement(found)
+    return len(pairs), found
 
 
 def hiding_nats_of(

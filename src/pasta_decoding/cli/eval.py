@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pasta_decoding.api.options import MaxTokens
+from pasta_decoding.api.options import AnswerSettings, MaxTokens
 from pasta_decoding.api.settings import EngineName, LoadSettings
+from pasta_decoding.cli.bars import counting
 from pasta_decoding.cli.files import place, say
 from pasta_decoding.cli.methods import (
     THEIRS,
@@ -25,11 +26,30 @@ from pasta_decoding.cli.methods import (
 )
 from pasta_decoding.cli.options import Without, with_options
 from pasta_decoding.errors import PastaError
+from pasta_decoding.evaluation.plan import Plan
 
 if TYPE_CHECKING:
     from pasta_decoding.evaluation.generate import Entrant
     from pasta_decoding.evaluation.records import Record
     from pasta_decoding.runtime.decoder import Decoder
+
+_ANSWER = AnswerSettings()
+
+Limit = Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")]
+Method = Annotated[
+    list[str],
+    typer.Option(
+        help="sequential, pasta, sot (Skeleton-of-Thought), apar, or what transformers' own "
+        "generate does: transformers (plain), lookup (prompt lookup). =ADAPTER behind it names "
+        "the adapter, =none the base model alone (not pasta, apar). May be repeated."
+    ),
+]
+Concurrency = Annotated[
+    int | None,
+    typer.Option(
+        "--max-concurrency", "--at-once", min=1, help="Prompts answered together; else 16."
+    ),
+]
 
 
 @with_options
@@ -41,41 +61,18 @@ def generate(
     out: Annotated[
         Path, typer.Option(help="A run folder a method goes here; the same command resumes.")
     ],
-    method: Annotated[
-        list[str],
-        typer.Option(
-            help="sequential, pasta, sot (Skeleton-of-Thought), apar, or what transformers' own "
-            "generate does: transformers (plain), lookup (prompt lookup). =ADAPTER behind it names "
-            "the adapter, =none the base model alone (not pasta, apar). May be repeated."
-        ),
-    ],
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")] = (
-        None
-    ),
-    max_tokens: MaxTokens = 512,
-    max_concurrency: Annotated[
-        int | None,
-        typer.Option(
-            "--max-concurrency", "--at-once", min=1, help="Prompts answered together; else 16."
-        ),
-    ] = None,
+    method: Method,
+    limit: Limit = None,
+    max_tokens: MaxTokens = _ANSWER.max_tokens,
+    max_concurrency: Concurrency = None,
     timing: Annotated[
         bool,
         typer.Option(
             "--timing", help="One answer at a time, the methods prompt by prompt in mixed order."
         ),
     ] = False,
-    repeats: Annotated[
-        int | None, typer.Option(min=1, help="Turns with --timing, 3 if left out; medians count.")
-    ] = None,
-    max_seconds: Annotated[
-        float, typer.Option(min=1, help="An answer that takes longer has failed.")
-    ] = 600.0,
-    seed: Annotated[int, typer.Option(min=0, help="Shuffles the order that --timing takes.")] = 0,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Ask again where a request failed before.")
-    ] = False,
     *,
+    plan: Plan,
     loading: Annotated[LoadSettings, Without({"adapter"})],
 ) -> None:
     """Answer prompts by several methods on one engine, and keep a record of each answer.
@@ -83,37 +80,13 @@ def generate(
     Each method's folder gets its settings, a record a prompt, and model_outputs.json, which the
     alpaca_eval package reads.
     """
-    from pasta_decoding.cli.annotate import digest
-    from pasta_decoding.evaluation.generate import Plan
     from pasta_decoding.evaluation.generate import generate as answer_all
-    from pasta_decoding.evaluation.machine import machine
     from pasta_decoding.evaluation.questions import read_questions
 
-    check_flags(max_concurrency, repeats, timing=timing)
-    chosen = [choose(text) for text in method]
-    check_labels(chosen)
-    if loading.is_remote:
-        check_servers(chosen, timing=timing)
+    plan = settled(plan, max_concurrency, timing=timing)
+    chosen = choose_all(method, loading, timing=timing)
     questions = read_questions(prompts)[:limit]
-    plan = Plan(
-        1 if timing else max_concurrency or 16,
-        (repeats or 3) if timing else None,
-        max_seconds,
-        seed,
-        retry_failed,
-    )
-    settings = {
-        "max_tokens": max_tokens,
-        "max_seconds": max_seconds,
-        "prompts": {"file": prompts.name, "sha256": digest(prompts), "number": len(questions)},
-        "sampling": "greedy",
-        "seed": seed,
-        "timing": timing,
-        "repeats": plan.repeats,
-        "max_concurrency": plan.max_concurrency,
-    }
-    if timing:
-        settings["machine"] = machine()  # seconds of two machines are not of one run
+    settings = {"max_tokens": max_tokens} | described(plan, prompts, len(questions))
     entrants = make_entrants(chosen, loading, settings, all_in_memory=timing)
     with progress([one.label for one in chosen], len(questions)) as tick:
         found = answer_all(entrants, questions, out, plan, tick)
@@ -121,15 +94,46 @@ def generate(
         show(label, records)
 
 
-def check_flags(max_concurrency: int | None, repeats: int | None, *, timing: bool) -> None:
-    """Refuse flags that contradict each other."""
+def settled(plan: Plan, max_concurrency: int | None, *, timing: bool) -> Plan:
+    """Return the plan with one number for each thing. Refuses flags that contradict each other."""
     if timing and max_concurrency not in (None, 1):
         raise PastaError(
             "answers that are written together cannot be timed",
             hint="Leave out --max-concurrency, or --timing.",
         )
-    if repeats is not None and not timing:
+    if plan.repeats is not None and not timing:
         raise PastaError("--repeats is for --timing", hint="Leave it out, or add --timing.")
+    if timing:
+        return replace(plan, max_concurrency=1, repeats=plan.repeats or 3)
+    return replace(plan, max_concurrency=max_concurrency or plan.max_concurrency)
+
+
+def choose_all(methods: Sequence[str], loading: LoadSettings, *, timing: bool) -> list[Chosen]:
+    """Read every --method. Refuses those that do not go together, or not on servers."""
+    chosen = [choose(text) for text in methods]
+    check_labels(chosen)
+    if loading.is_remote:
+        check_servers(chosen, timing=timing)
+    return chosen
+
+
+def described(plan: Plan, prompts: Path, number: int) -> dict[str, Any]:
+    """Return what answers depend on whatever the method, as run.json has it."""
+    from pasta_decoding.cli.annotate import digest
+    from pasta_decoding.evaluation.machine import machine
+
+    timing = plan.repeats is not None
+    settings = {
+        "max_seconds": plan.max_seconds,
+        "prompts": {"file": prompts.name, "sha256": digest(prompts), "number": number},
+        "sampling": "greedy",
+        "seed": plan.seed,
+        "timing": timing,
+        "repeats": plan.repeats,
+        "max_concurrency": plan.max_concurrency,
+    }
+    # Seconds of two machines are not of one run.
+    return settings | ({"machine": machine()} if timing else {})
 
 
 def make_entrants(
@@ -200,10 +204,7 @@ def describe(loading: LoadSettings) -> dict[str, Any]:
 @contextmanager
 def progress(labels: Sequence[str], total: int) -> Iterator[Callable[[str], None]]:
     """Show a bar a method on standard error, and hand out what moves one."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bars:
+    with counting() as bars:
         tasks = {label: bars.add_task(label, total=total) for label in labels}
         yield lambda label: bars.advance(tasks[label])
 

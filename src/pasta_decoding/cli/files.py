@@ -1,4 +1,4 @@
-"""Commands on files: `lint`, `pull`."""
+"""The command `lint`, and what all commands share: files, folders, and telling the user."""
 
 from __future__ import annotations
 

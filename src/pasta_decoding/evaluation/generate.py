@@ -19,6 +19,7 @@ from uuid import uuid4
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.asking import Clock, ask_all
 from pasta_decoding.evaluation.methods.base import Method
+from pasta_decoding.evaluation.plan import Plan
 from pasta_decoding.evaluation.questions import Question
 from pasta_decoding.evaluation.records import Record, failed
 from pasta_decoding.evaluation.run_folder import RunFolder, Settings
@@ -34,24 +35,6 @@ class Entrant:
     label: str
     settings: Settings
     load: Callable[[], Method]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How all methods are run.
-
-    max_concurrency:     prompts that a method answers together.
-    repeats:     turns of every prompt and method where they are timed; None: they are not.
-    max_seconds: of one answer; one that takes longer has failed, and counts as this long.
-    seed:        of the order of the methods where they are timed.
-    retry_failed: ask again where a request of an earlier run failed.
-    """
-
-    max_concurrency: int = 16
-    repeats: int | None = None
-    max_seconds: float = 600.0
-    seed: int = 0
-    retry_failed: bool = False
 
 
 def generate(
