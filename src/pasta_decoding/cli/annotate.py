@@ -138,9 +138,10 @@ def annotate(
 def _structure(
     _options: Options, count_tokens: CountTokens
 ) -> tuple[base.Annotator, dict[str, Any]]:
-    from pasta_decoding.data.annotate.structure import StructureAnnotator
+    from pasta_decoding.data.annotate.base import RuleAnnotator
+    from pasta_decoding.data.annotate.structure import annotate
 
-    return StructureAnnotator(count_tokens), {}
+    return RuleAnnotator(annotate, count_tokens), {}
 
 
 def _likelihood(
@@ -155,9 +156,10 @@ def _likelihood(
 
 
 def _apar(_options: Options, count_tokens: CountTokens) -> tuple[base.Annotator, dict[str, Any]]:
-    from pasta_decoding.data.annotate.apar import AparAnnotator
+    from pasta_decoding.data.annotate.apar import annotate
+    from pasta_decoding.data.annotate.base import RuleAnnotator
 
-    return AparAnnotator(count_tokens), {}
+    return RuleAnnotator(annotate, count_tokens), {}
 
 
 def _llm(options: Options, count_tokens: CountTokens) -> tuple[base.Annotator, dict[str, Any]]:

@@ -16,6 +16,7 @@ from pasta_decoding.api.settings import LoadSettings
 from pasta_decoding.cli.files import place, say
 from pasta_decoding.cli.options import AsJson, Without, with_options
 from pasta_decoding.errors import PastaError
+from pasta_decoding.files import written_whole
 
 if TYPE_CHECKING:
     from pasta_decoding.api.model import Model
@@ -175,12 +176,10 @@ def write_trace(path: Path, answer: Answer, vocabulary: Vocabulary) -> None:
     """Write what each thread did when, whole or not at all."""
     from pasta_decoding.runtime.chrome import chrome_trace
 
-    partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_text(json.dumps(chrome_trace(answer, vocabulary)), encoding="utf-8")
-        partial.replace(path)
+        with written_whole(path) as partial:
+            partial.write_text(json.dumps(chrome_trace(answer, vocabulary)), encoding="utf-8")
     except OSError as error:
-        partial.unlink(missing_ok=True)
         message = f"cannot write {path}: {error.strerror}"
         raise PastaError(message, hint="Choose a place that you may write.") from error
 

@@ -30,15 +30,12 @@ Not as published:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
 from itertools import islice
 
-from pasta_decoding.data.annotate.base import Annotated
 from pasta_decoding.data.annotate.outline import outline
 from pasta_decoding.data.annotate.structure import part_of, promise_parts, sentences
 from pasta_decoding.data.annotate.topics import TopicPart
-from pasta_decoding.data.dataset import Row
 from pasta_decoding.lang.tree import Span, show
 
 MIN_FORKS = 3
@@ -48,19 +45,6 @@ MIN_KEPT_CHARS = 20
 _SEQUENTIAL = re.compile(r"```|\$\$|[<>=|]|---|http|[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]")
 _TITLE = re.compile(r"[^\n:]{1,100}:(?:\*\*|__)?(?=\s)")
 _BLANK_LINES = re.compile(r"(\n\s*\n)")
-
-
-@dataclass(frozen=True, slots=True)
-class AparAnnotator:
-    """The rules below as an annotator: no model, nothing rejected, no cost."""
-
-    count_tokens: Callable[[str], int]
-
-    def annotate(self, rows: Iterable[Row]) -> Iterator[Annotated]:
-        """Yield one result a row, in order."""
-        for row in rows:
-            response = annotate(row.response, self.count_tokens)
-            yield Annotated(replace(row, response=response))
 
 
 def annotate(response: str, count_tokens: Callable[[str], int]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -28,6 +28,23 @@ def reject(row: Row, reason: str, cost: Mapping[str, float] | None = None) -> An
     """Return a plain row as it stays: in the text form, in which literal tags are escaped."""
     text = show((Span(row.response),) if row.response else ())
     return Annotated(replace(row, response=text), reason, cost or {})
+
+
+@dataclass(frozen=True, slots=True)
+class RuleAnnotator:
+    """A rule as an annotator: no model, nothing rejected, no cost.
+
+    rule: (plain response, `count_tokens`) -> the same in the text form, its parts promised.
+    """
+
+    rule: Callable[[str, Callable[[str], int]], str]
+    count_tokens: Callable[[str], int]
+
+    def annotate(self, rows: Iterable[Row]) -> Iterator[Annotated]:
+        """Yield one result a row, in order."""
+        for row in rows:
+            response = self.rule(row.response, self.count_tokens)
+            yield Annotated(replace(row, response=response))
 
 
 class Annotator(Protocol):

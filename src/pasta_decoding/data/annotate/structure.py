@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from pasta_decoding.data.annotate.base import Annotated
 from pasta_decoding.data.annotate.outline import Block, blocks, outline
 from pasta_decoding.data.annotate.sequence import is_procedure, is_sequence
 from pasta_decoding.data.annotate.topics import TopicPart, name_parts
-from pasta_decoding.data.dataset import Row
 from pasta_decoding.lang.tree import Chunk, Node, Span, show
 
 # In words. A part with fewer stays in the main thread: a promise would cost more than it saves.
@@ -74,19 +72,6 @@ class _Stretch:
     opening: bool
     closing: bool
     plain: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StructureAnnotator:
-    """The rules below as an annotator: no model, nothing rejected, no cost."""
-
-    count_tokens: Callable[[str], int]
-
-    def annotate(self, rows: Iterable[Row]) -> Iterator[Annotated]:
-        """Yield one result a row, in order."""
-        for row in rows:
-            response = annotate(row.response, self.count_tokens)
-            yield Annotated(replace(row, response=response))
 
 
 def annotate(response: str, count_tokens: Callable[[str], int]) -> str:
