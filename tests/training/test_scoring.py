@@ -80,9 +80,8 @@ def best_of(parts: list[ScoreParts], weights: Weights, *, baseline: float = 100)
 
 
 def test_efficiency_is_the_baselines_tokens_a_step() -> None:
-    assert efficiency_of(part(0, 200, 50), 100, "theoretical") == 2
-    assert efficiency_of(part(0, 200, 50), 100, "own") == 4
-    assert efficiency_of(part(0, 0, 0), 100, "theoretical") == 0
+    assert efficiency_of(part(0, 200, 50), 100) == 2
+    assert efficiency_of(part(0, 0, 0), 100) == 0
 
 
 def test_a_short_answer_does_not_win_by_being_short() -> None:

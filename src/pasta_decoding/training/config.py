@@ -83,10 +83,6 @@ class Weights:
         float | None,
         Option("--lambda", min=0, callback=_finite, help="Weight of quality; `inf`: nothing else."),
     ] = 1.0
-    efficiency: Annotated[
-        Literal["theoretical", "own"],
-        Option(help="Of the baseline's tokens a step, or of the answer's own."),
-    ] = "theoretical"
     length_control: Annotated[
         bool, Option(help="Take the slope over length out of the scores.")
     ] = True

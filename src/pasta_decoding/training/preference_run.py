@@ -145,7 +145,7 @@ class PreferenceRun:
         baseline: dict[str, float],
     ) -> None:
         """Write scores, pairs and figures of a round."""
-        figures = summarise(samples, scores, pairs, baseline, self.config.weights)
+        figures = summarise(samples, scores, pairs, baseline)
         write_lines(folder / "scores.jsonl", map(asdict, scores.scored))
         write_lines(folder / "pairs.jsonl", map(asdict, pairs))
         write_lines(folder / "worst_repeats.jsonl", worst_repeats(samples, scores))

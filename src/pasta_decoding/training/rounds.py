@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from pasta_decoding.lang.measures import geometric_mean
-from pasta_decoding.training.config import Weights
 from pasta_decoding.training.sample import Sample
 from pasta_decoding.training.scoring import (
     PreferencePair,
@@ -18,8 +16,6 @@ from pasta_decoding.training.scoring import (
     ScoreParts,
     Scores,
     centre,
-    choose_pairs,
-    score_parts,
 )
 
 WORST_REPEATS = 10
@@ -30,7 +26,6 @@ def summarise(
     scores: Scores,
     pairs: Sequence[PreferencePair],
     baseline: dict[str, float],
-    weights: Weights,
 ) -> dict[str, Any]:
     """Return the figures of a round: all answers, the best and the worst, how terms go together."""
     by_key = {(one.part.prompt, one.part.number): one for one in scores.scored}
@@ -46,7 +41,6 @@ def summarise(
         "best": describe(best) if best else None,
         "worst": describe(worst) if worst else None,
         "correlation": _correlations(scores.scored),
-        "theoretical_and_own_agree": _agreement(samples, scores, baseline, weights),
     }
 
 
@@ -99,30 +93,6 @@ def _correlations(scored: Sequence[Scored]) -> dict[str, float | None]:
 def _correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
     norm = math.sqrt(sum(a * a for a in x) * sum(b * b for b in y))
     return sum(a * b for a, b in zip(x, y, strict=True)) / norm if norm else None
-
-
-def _agreement(
-    samples: Sequence[Sample], scores: Scores, baseline: dict[str, float], weights: Weights
-) -> dict[str, float] | None:
-    """Return how often both kinds of efficiency choose the same best, and the same worst."""
-    parts = [one.part for one in scores.scored]
-    chosen = [
-        {
-            pair.prompt: pair
-            for pair in choose_pairs(
-                samples, score_parts(parts, baseline, replace(weights, efficiency=kind))
-            )
-        }
-        for kind in ("theoretical", "own")
-    ]
-    both = [(chosen[0][prompt], chosen[1][prompt]) for prompt in chosen[0].keys() & chosen[1]]
-    if not both:
-        return None
-    return {
-        "prompts": len(both),
-        "best": fmean(a.best == b.best for a, b in both),
-        "worst": fmean(a.worst == b.worst for a, b in both),
-    }
 
 
 def worst_repeats(samples: Sequence[Sample], scores: Scores) -> list[dict[str, Any]]:

@@ -164,19 +164,16 @@ def baseline_tokens(samples: Sequence[Sample]) -> dict[str, float]:
     return {prompt: median(found) if found else overall for prompt, found in lengths.items()}
 
 
-def efficiency_of(part: ScoreParts, baseline: float, kind: str) -> float:
+def efficiency_of(part: ScoreParts, baseline: float) -> float:
     """Return the efficiency of one answer; 0 for one that says nothing."""
-    if not part.critical_path:
-        return 0.0
-    tokens = min(part.new_tokens, baseline) if kind == "theoretical" else part.new_tokens
-    return tokens / part.critical_path
+    return min(part.new_tokens, baseline) / part.critical_path if part.critical_path else 0.0
 
 
 def score_parts(
     parts: Sequence[ScoreParts], baseline: dict[str, float], weights: Weights
 ) -> Scores:
     """Score all answers of a round."""
-    efficiencies = [efficiency_of(p, baseline[p.prompt], weights.efficiency) for p in parts]
+    efficiencies = [efficiency_of(part, baseline[part.prompt]) for part in parts]
     scale = _quality_scale(parts, efficiencies)
     raw = [
         scale * part.quality
