@@ -19,6 +19,7 @@ from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Synced, ordered
 from pasta_decoding.runtime.governor import Eager
 from pasta_decoding.runtime.local import answer_of
+from pasta_decoding.runtime.prompt_pace import PromptPace
 from pasta_decoding.runtime.rules import Constraint
 from pasta_decoding.runtime.sampling import Choice, Logits, Sampler, Sampling
 from pasta_decoding.runtime.scheduler import Request, Scheduler
@@ -33,7 +34,6 @@ from tests.runtime.machine import (
     C,
     finish,
     greedy,
-    leaning,
     machine,
 )
 from tests.runtime.play import SIZE, VOCABULARY
@@ -49,13 +49,13 @@ PROMPT_TOKENS = (1, 2, 3, 5, 9, 14)
 def scripted() -> tuple[Engine, Scheduler]:
     """Room for about four requests at a time; the others queue."""
     engine = ScriptedEngine(shuffled(SIZE), SIZE, max_cells=200, max_branches=20)
-    return engine, Scheduler(engine, VOCABULARY, SCHEME, prefill_tokens=PREFILL_TOKENS)
+    return engine, Scheduler(engine, VOCABULARY, SCHEME, pace=PromptPace(PREFILL_TOKENS))
 
 
 def llama() -> tuple[Engine, Scheduler]:
     """Room for three or four."""
     engine = TorchEngine(LLAMA)
-    return engine, Scheduler(engine, VOCABULARY, SCHEME, prefill_tokens=PREFILL_TOKENS)
+    return engine, Scheduler(engine, VOCABULARY, SCHEME, pace=PromptPace(PREFILL_TOKENS))
 
 
 def scripted_for_all() -> tuple[Engine, Scheduler]:
@@ -174,43 +174,12 @@ def test_requests_share_the_forward_pass() -> None:
     assert len(engine.steps) == prefill + answers[0].critical_path
 
 
-def test_a_long_prompt_holds_nobody_up() -> None:
-    """While it is fed, everyone else gets a token a step, at the price of four prompt tokens."""
-    engine = ScriptedEngine(follow((A, B), (B, A), vocabulary_size=SIZE), SIZE)
-    scheduler = Scheduler(engine, VOCABULARY, SCHEME, prefill_tokens=4)
-    scheduler.add(greedy())
-    scheduler.step()
-    scheduler.add(replace(greedy(), prompt=(A,) * 30))
-    for _ in range(8):
-        scheduler.step()
-    first, *passes = engine.steps
-    sizes = [[len(feed.ids) for feed in feeds] for feeds in passes]
-    assert [len(feed.ids) for feed in first] == [3]
-    assert sizes == [[1], [4]] * 7 + [[1], [2]]
-    assert [feed.wants_logits for (feed,) in passes[1::2]] == [False] * 7 + [True]
-    scheduler.step()
-    assert len(engine.steps[-1]) == 2
-
-
-def test_short_prompts_share_a_pass_and_keep_their_order() -> None:
-    engine = ScriptedEngine(leaning(0), SIZE)
-    scheduler = Scheduler(engine, VOCABULARY, SCHEME, prefill_tokens=8)
-    for tokens in (3, 4, 2, 11, 1):
-        scheduler.add(replace(greedy(), prompt=prompt_of(0, tokens)))
-    prefills = []
-    for _ in range(4):
-        scheduler.step()
-        prefills.append([len(feed.ids) for feed in engine.steps[-1]])
-    # Two fit with the first; the long one waits for a pass of its own, then shares its rest.
-    assert prefills == [[3, 4], [2], [8], [3, 1]]
-
-
 def test_the_size_of_the_pieces_does_not_change_an_answer() -> None:
     prompt = prompt_of(5, 14)
     answers = []
     for prefill_tokens in (1, 5, 14, 256):
         engine = ScriptedEngine(shuffled(SIZE), SIZE)
-        scheduler = Scheduler(engine, VOCABULARY, SCHEME, prefill_tokens=prefill_tokens)
+        scheduler = Scheduler(engine, VOCABULARY, SCHEME, pace=PromptPace(prefill_tokens))
         answers.append(answer_of(scheduler, replace(asked(0), prompt=prompt)))
     for answer in answers[1:]:
         assert_same(answer, answers[0])

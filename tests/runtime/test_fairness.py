@@ -12,7 +12,7 @@ from pasta_decoding.engines.base import FloatArray
 from pasta_decoding.engines.scripted import ScriptedEngine, follow, shuffled
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.runtime.events import Delta
-from pasta_decoding.runtime.governor import CheapestStep, Eager, Governor, Priority
+from pasta_decoding.runtime.governor import CheapestStep, Eager, Governor, Priority, StepCosts
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampler, Sampling
 from pasta_decoding.runtime.scheduler import Request, Scheduler
@@ -63,9 +63,10 @@ def steps_of_a_victim(request: Request, adversaries: int, **about: Priority) -> 
 
 @pytest.mark.parametrize("adversaries", [1, 8])
 def test_whoever_promises_thousands_of_chunks_delays_nobody_else(adversaries: int) -> None:
-    alone = steps_of_a_victim(victim(30), 0)
-    assert steps_of_a_victim(victim(30), adversaries) == alone
-    assert steps_of_a_victim(victim(30), adversaries, priority=Priority.high) == alone
+    """But for the steps in which it is learned what so many threads take without prompts."""
+    most = steps_of_a_victim(victim(30), 0) + StepCosts().enough
+    assert steps_of_a_victim(victim(30), adversaries) <= most
+    assert steps_of_a_victim(victim(30), adversaries, priority=Priority.high) <= most
 
 
 def test_an_answer_that_is_in_no_hurry_waits_no_longer_than_it_must() -> None:

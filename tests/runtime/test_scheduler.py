@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.engines.base import FloatArray
-from pasta_decoding.engines.scripted import follow
+from pasta_decoding.engines.scripted import ScriptedEngine, follow
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import MAIN, ChunkRun
 from pasta_decoding.lang.tree import read
@@ -26,8 +26,9 @@ from pasta_decoding.runtime.events import (
     ordered,
 )
 from pasta_decoding.runtime.local import answer_of
+from pasta_decoding.runtime.scheduler import Scheduler
 from tests.examples import few
-from tests.law.world import ASYNC, END, OPEN, P20
+from tests.law.world import ASYNC, END, OPEN, P20, SCHEME
 from tests.runtime.machine import (
     LINES,
     RULES,
@@ -41,7 +42,7 @@ from tests.runtime.machine import (
     machine,
     request,
 )
-from tests.runtime.play import SIZE
+from tests.runtime.play import SIZE, VOCABULARY
 
 
 def answer(seed: int) -> Answer:
@@ -244,14 +245,15 @@ def test_an_error_of_the_engine_ends_who_was_in_the_pass_and_nobody_else() -> No
     assert answer_of(scheduler, greedy()).text == "ca ac"
 
 
-def test_an_error_in_a_prefill_leaves_those_who_decode_alone() -> None:
-    engine, scheduler = machine(breaking)
-    number = scheduler.add(greedy())
-    scheduler.step()
-    broken = scheduler.add(request((B, A)))
+def test_an_error_of_the_engine_leaves_those_who_wait_alone() -> None:
+    engine = ScriptedEngine(breaking, SIZE, max_cells=100)
+    scheduler = Scheduler(engine, VOCABULARY, SCHEME)
+    broken, number = scheduler.add(request((B, A))), scheduler.add(greedy())
+    waiting = scheduler.add(greedy())
     with pytest.raises(RuntimeError, match="the device is gone"):
         scheduler.step()
     scheduler.forget(broken)
-    (got,) = finish(scheduler, [number])
+    scheduler.forget(number)
+    (got,) = finish(scheduler, [waiting])
     assert got.events == answer_of(scheduler, greedy()).events
     assert engine.cells_in_use == 0

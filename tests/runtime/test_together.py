@@ -15,6 +15,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.runtime.admission import Demand, demands_of, shared_beginning
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.local import answer_of
+from pasta_decoding.runtime.prompt_pace import PromptPace
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.scheduler import Request, Scheduler
 from tests.examples import few
@@ -85,7 +86,7 @@ def test_whoever_is_cancelled_at_any_time_the_others_are_answered(
     cancelled: int, steps: int
 ) -> None:
     engine = ScriptedEngine(shuffled(SIZE), SIZE)
-    scheduler = Scheduler(engine, VOCABULARY, SCHEME, prefill_tokens=4)
+    scheduler = Scheduler(engine, VOCABULARY, SCHEME, pace=PromptPace(4))
     numbers = scheduler.add_together([kin(2, member) for member in range(MEMBERS)])
     for _ in range(steps):
         scheduler.step()
@@ -125,12 +126,14 @@ def test_requests_that_never_fit_together_are_refused_and_nothing_is_held() -> N
 
 
 def test_an_error_of_the_engine_ends_all_whose_cells_are_the_same_and_nobody_else() -> None:
-    """Only the second one's own tokens break the pass; the first one decodes by then."""
+    """Only the second one's own tokens break the pass; who has ended by then has its answer."""
     engine = ScriptedEngine(lambda seen: breaking(seen[2:]), SIZE)
-    scheduler = Scheduler(engine, VOCABULARY, SCHEME, prefill_tokens=2)
+    scheduler = Scheduler(engine, VOCABULARY, SCHEME, pace=PromptPace(2))
     beside = scheduler.add(greedy())
+    while scheduler.result(beside) is None:
+        scheduler.step()
     together = scheduler.add_together(prompted((C, C, C, A), (C, C, B, A, A, A)))
-    for _ in range(5):
+    for _ in range(2):
         scheduler.step()
     with pytest.raises(RuntimeError, match="the device is gone"):
         scheduler.step()

@@ -12,8 +12,10 @@ from pasta_decoding.runtime.account import Account
 from pasta_decoding.runtime.actions import Action, Append, CloseChunk, Fork, Join, Rewrite
 from pasta_decoding.runtime.admission import Demand, branches_of
 from pasta_decoding.runtime.answer import Answer, conclude
+from pasta_decoding.runtime.branches import Branches
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.interpreter import Interpreter
+from pasta_decoding.runtime.kept_prompts import Beginning
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.sampling import Choice, Draw, Sampler
 from pasta_decoding.runtime.trace import Trace
@@ -41,11 +43,9 @@ class Generation:
     unfed:    what main is to be fed before it writes: of the prompt, or of what a text join
               rewrites, while no other thread writes.
     prefilled_tokens: and where that goes on.
+    forked_after: tokens of the answer that were fed before its first fork; None before that.
     rewrite_s: what a text join took up to now; None while there is none.
-    branches: those of the live threads; none before it is opened and after its end.
     pending:  the token that each thread has chosen and not been fed yet.
-    finished: the branch that sees what finished chunks wrote, until main joins it. One for all of
-              them: an engine may have few branches.
     """
 
     request: Request
@@ -60,17 +60,18 @@ class Generation:
     opened_s: float | None = None
     unfed: tuple[int, ...] = ()
     prefilled_tokens: int = 0
+    forked_after: int | None = None
     rewrite_s: float | None = None
-    branches: dict[int, Branch] = field(default_factory=dict)
-    finished: Branch | None = None
     pending: dict[int, Row] = field(default_factory=dict)
     answer: Answer | None = None
     error: BaseException | None = None
     account: Account = field(init=False)
     demand: Demand = field(init=False)
+    branches: Branches = field(init=False)
 
     def __post_init__(self) -> None:
         self.demand = self.needs
+        self.branches = Branches(self.engine)
         self.unfed = self.request.prompt
         self.account = Account(self.interpreter, self.added_s)
 
@@ -91,6 +92,20 @@ class Generation:
             return self.shared_tokens - self.prefilled_tokens
         return len(self.unfed)
 
+    @property
+    def was_fed(self) -> bool:
+        """Whether the engine holds any token of it."""
+        return self.prefilled_tokens > 0
+
+    @property
+    def beginning(self) -> Beginning | None:
+        """What main was fed before the first fork; None where its cells are those of a family."""
+        if len(self.family) > 1 or not self.branches.live:
+            return None
+        fed = (one.token for one in self.trace.fed[: self.forked_after])
+        prompt = self.request.prompt[: self.prefilled_tokens]
+        return Beginning((*prompt, *fed), self.branches.main)
+
     # From the queue to the end
 
     def allot(self, allotment: Allotment) -> None:
@@ -104,10 +119,16 @@ class Generation:
     def open(self, now_s: float) -> None:
         """Take room for all that the answer, and those of its family, may come to."""
         room = sum(one.demand.cells for one in self.family)
-        self.branches[MAIN] = self.engine.open(reserved_tokens=room)
+        self.branches.live[MAIN] = self.engine.open(reserved_tokens=room)
         for one in self.family:
             one.opened_s = now_s
         self.fork_family()
+
+    def begin_like(self, source: Branch, tokens: int) -> None:
+        """Take the first tokens of the prompt from a branch that sees them."""
+        self.engine.copy(source, self.branches.main, tokens)
+        self.unfed, self.prefilled_tokens = self.unfed[tokens:], tokens
+        self.trace.reused_tokens = tokens
 
     def take_prompt(self, tokens: int) -> Row:
         """Return the next `tokens` of `unfed` as a feed; the last one wants logits."""
@@ -118,7 +139,7 @@ class Generation:
             self.trace.prefilled_tokens += tokens
         else:
             self.trace.rewrite(MAIN, ids, positions)
-        feed = Feed((self.branches[MAIN],), ids, positions, wants_logits=not self.unfed)
+        feed = Feed((self.branches.main,), ids, positions, wants_logits=not self.unfed)
         return Row(self, MAIN, feed)
 
     def end_prompt(self, cells: int, seconds: float) -> None:
@@ -138,14 +159,14 @@ class Generation:
             return
         for one in self.family:
             if one is not self and not one.is_over:
-                one.branches[MAIN] = self.engine.fork(self.branches[MAIN])
+                one.branches.live[MAIN] = self.engine.fork(self.branches.main)
                 one.prefilled_tokens = self.shared_tokens
                 one.unfed = one.unfed[self.shared_tokens :]
 
     def turns(self) -> Turns:
         """Tell which threads could be fed in the coming step."""
         pending = Pending(self.pending, self._opening)
-        return turns_of(self.interpreter, pending, self.allotment, len(self.branches))
+        return turns_of(self.interpreter, pending, self.allotment, len(self.branches.live))
 
     def take(self, threads: Sequence[int]) -> list[Row]:
         """Return what the coming step feeds for `threads`, and put it on record.
@@ -227,16 +248,12 @@ class Generation:
         return self.account.drain()
 
     def _close(self) -> None:
-        waiting = [one for one in self.family if not (one.branches or one.is_over)]
-        if self.branches:
+        waiting = [one for one in self.family if not (one.branches.live or one.is_over)]
+        if self.branches.live:
             for one in waiting:  # for it to be forked off this one: now it opens anew
                 one.opened_s = None
-        held = [] if self.finished is None else [self.finished]
-        for branch in [*held, *self.branches.values()]:
-            self.engine.close(branch)
-        self.branches.clear()
+        self.branches.close()
         self.pending.clear()
-        self.finished = None
 
     # What the interpreter decided
 
@@ -245,41 +262,31 @@ class Generation:
             match action:
                 case Append():
                     self._feed(action, (action.thread,))
-                case Fork(thread, closing, opening):
-                    self.branches[thread] = self.engine.fork(self.branches[MAIN])
-                    self._feed(closing, (MAIN, thread))
-                    self._feed(opening, (thread,))
+                case Fork():
+                    self._fork(action)
                 case CloseChunk(thread, _, kept):
                     self.pending.pop(thread, None)
-                    self._end_branch(self.branches.pop(thread), kept=kept)
+                    self.branches.end(thread, kept=kept)
                 case Join():
-                    self._join_finished()
+                    self.branches.join_finished()
                 case Rewrite(_, _, ids, position):
                     self._rewrite(ids, position)
             self.account.tell(action)
         if not self.interpreter.writes(MAIN):
             self.pending.pop(MAIN, None)  # beyond the budget, or in front of a stop string
 
+    def _fork(self, fork: Fork) -> None:
+        if self.forked_after is None:
+            self.forked_after = len(self.trace.fed)
+        self.branches.fork(fork.thread)
+        self._feed(fork.close, (MAIN, fork.thread))
+        self._feed(fork.opening, (fork.thread,))
+
     def _feed(self, append: Append, threads: tuple[int, ...]) -> None:
-        branches = tuple(self.branches[thread] for thread in threads)
+        branches = tuple(self.branches.live[thread] for thread in threads)
         feed = Feed(branches, (append.token,), (append.position,))
         self.pending[append.thread] = Row(self, append.thread, feed)
 
-    def _end_branch(self, branch: Branch, *, kept: bool) -> None:
-        if not kept:
-            self.engine.close(branch)
-        elif self.finished is None:
-            self.finished = branch
-        else:
-            self.engine.join(self.finished, [branch])
-
-    def _join_finished(self) -> None:
-        if self.finished is not None:
-            self.engine.join(self.branches[MAIN], [self.finished])
-            self.finished = None
-
     def _rewrite(self, ids: tuple[int, ...], position: int) -> None:
-        assert self.finished is not None, "the first chunk's branch is kept for this"
-        self.engine.close(self.branches[MAIN])
-        self.branches[MAIN], self.finished = self.finished, None
+        self.branches.go_on_behind_chunk()
         self.unfed, self.prefilled_tokens, self.rewrite_s = ids, position, 0.0

@@ -1,7 +1,7 @@
 """The step scheduler: it owns an engine and advances the threads of all answers together.
 
 Continuous batching: requests come and go between any two steps. A step is one forward pass of the
-threads that its governor chooses, and then one of some prompt tokens, so that a long prompt holds
+threads that its governor chooses and of some prompt tokens, few enough that a long prompt holds
 nobody up. What an answer says depends neither on who else is there nor on when its threads write,
 up to rounding: how many rows a pass has may move a logit's last bits, and with them a near-tie.
 """
@@ -24,6 +24,8 @@ from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.generation import Generation, Row
 from pasta_decoding.runtime.governor import CheapestStep, Governor, Standing
 from pasta_decoding.runtime.interpreter import Interpreter
+from pasta_decoding.runtime.prompt_pace import PromptPace
+from pasta_decoding.runtime.prompts import Prompts
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.trace import Trace
 from pasta_decoding.runtime.turns import NO_MORE, Turns
@@ -35,9 +37,11 @@ __all__ = ["Request", "Scheduler"]
 class Scheduler:
     """Answers any number of requests at once over one engine. Not for several threads.
 
-    prefill_tokens: most prompt tokens a step, and most of those that text joins rewrite.
-    joining:        how answers join their chunks; see `Interpreter`.
-    governor:       who writes in which step; `CheapestStep` unless told otherwise.
+    joining:  how answers join their chunks; see `Interpreter`.
+    governor: who writes in which step; `CheapestStep` unless told otherwise.
+    pace:     how many prompt tokens a step takes, and of what text joins rewrite.
+    keeps_prompts: whether prompts share what they begin with alike, also with those of answers that
+              have ended.
     """
 
     def __init__(
@@ -46,16 +50,17 @@ class Scheduler:
         vocabulary: Vocabulary,
         scheme: Scheme,
         *,
-        prefill_tokens: int = 256,
         joining: Joining = Joining.kv,
         governor: Governor | None = None,
+        pace: PromptPace | None = None,
+        keeps_prompts: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        assert prefill_tokens > 0, "a prompt is fed by at least a token a step"
         self._engine = engine
         self._vocabulary = vocabulary
         self._scheme = scheme
-        self._prefill_tokens = prefill_tokens
+        pace = PromptPace() if pace is None else pace
+        self._prompts = Prompts(engine, pace, keeps=keeps_prompts)
         self._joining = joining
         self._admission = Admission(engine, joining)
         self._governor = CheapestStep() if governor is None else governor
@@ -80,6 +85,11 @@ class Scheduler:
         """How many threads write in the next step, those of all requests together."""
         decoding = [one for one in self._running() if not one.unfed]
         return sum(len(generation.interpreter.writing) for generation in decoding)
+
+    @property
+    def kept_cells(self) -> int:
+        """Cells that ended answers left for prompts that begin alike; who needs them gets them."""
+        return self._prompts.kept.cells
 
     def check(self, request: Request) -> None:
         """Raise PastaError if `request` could not be answered even alone. Any thread may call."""
@@ -125,16 +135,16 @@ class Scheduler:
         return Generation(request, self._engine, interpreter, Trace(prompt_tokens), demand, now_s)
 
     def step(self) -> None:
-        """Advance every live thread by one token, and the oldest prompts by `prefill_tokens`.
+        """Advance every live thread by one token, and prompts by as many as the pace allows.
 
         Whatever is raised in a forward pass, by the engine or in choosing, ends all requests in
         that pass, since their cells cannot be trusted: everything of theirs is freed, `result`
         raises the error for each of them, and so does this call. The others can be stepped on.
         """
         self._admit()
-        self._decode()
-        self._settle()
-        self._prefill()
+        ready = self._prompts.ready(self._running())
+        rows = self._take_threads()
+        self._forward(rows, self._prompts.rows(ready, len(rows)))
         self._settle()
 
     def drain_events(self, number: int) -> list[Event]:
@@ -168,9 +178,10 @@ class Scheduler:
         del self._generations[number]
 
     def close(self) -> None:
-        """Cancel everything."""
+        """Cancel everything and free all that is held."""
         for number in self._generations:
             self.cancel(number)
+        self._prompts.kept.close()
 
     def _admit(self) -> None:
         """Open requests in the order in which they came, as long as there is room."""
@@ -183,6 +194,8 @@ class Scheduler:
             if not self._admission.admits(sum(others, first), beside):
                 return
             self._allot(generation.family, sum([*others, *beside], first))
+            together = [one.demand for one in (*running, *generation.family)]
+            self._prompts.kept.make_room(sum(together[1:], together[0]))
             if not self._open(generation, alone=not running):
                 return
             running += generation.family
@@ -207,15 +220,19 @@ class Scheduler:
 
     def _open_somehow(self, generation: Generation) -> None:
         """Open a request with what it was allotted, or with what it needs."""
-        try:
-            generation.open(self._clock())
-        except PastaError:
-            for one in generation.family:
-                one.allot(NO_MORE)
-            generation.open(self._clock())
+        while True:
+            try:
+                generation.open(self._clock())
+                return
+            except PastaError:  # an engine may need a request's room in one piece
+                if not self._prompts.kept.drop_oldest():
+                    break
+        for one in generation.family:
+            one.allot(NO_MORE)
+        generation.open(self._clock())
 
-    def _decode(self) -> None:
-        """Feed the threads whose turn it is their last token, and choose the next one."""
+    def _take_threads(self) -> list[Row]:
+        """Return what is fed of the threads whose turn it is: the last token of each."""
         live = [one for one in self._running() if not one.unfed and one.pending]
         turns = [one.turns() for one in live]
         standing = [
@@ -225,12 +242,7 @@ class Scheduler:
         chosen = self._governor.choose(standing)
         rows = [row for one, threads in zip(live, chosen, strict=True) for row in one.take(threads)]
         self._note_delays(turns, len(rows))
-        cells = self._engine.cells_in_use
-        seconds = self._forward(rows)
-        if rows:
-            self._governor.learn(len(rows), seconds)
-        for generation in {row.generation: None for row in rows}:
-            generation.trace.end_step(cells, seconds)
+        return rows
 
     def _note_delays(self, turns: Sequence[Turns], width: int) -> None:
         """Count the threads that wait in this step, by reason."""
@@ -239,32 +251,21 @@ class Scheduler:
         self.delays["room"] += sum(turn.for_room for turn in turns)
         self.delays["threads"] += sum(turn.for_thread for turn in turns)
 
-    def _prefill(self) -> None:
-        """Feed the oldest prompts, a piece of each, as many as `prefill_tokens` allow.
-
-        Where a prompt is cut depends on its own length alone. What a text join rewrites is fed
-        like a prompt: it may be as long.
-        """
+    def _forward(self, rows: Sequence[Row], prompts: Sequence[Row]) -> None:
+        """Make one forward pass, choose where logits come, and note what it took."""
+        if not (rows or prompts):
+            return
         cells = self._engine.cells_in_use
-        rows: list[Row] = []
-        left = self._prefill_tokens
-        for generation in self._running():
-            if not generation.branches:
-                continue  # the first of its family has not come to where their prompts part
-            tokens = min(generation.next_prompt_tokens, self._prefill_tokens)
-            if tokens > left:
-                break
-            if tokens:
-                rows.append(generation.take_prompt(tokens))
-                left -= tokens
-        seconds = self._forward(rows)
-        for row in rows:
+        seconds = self._pass([*rows, *prompts])
+        self._prompts.pace.learn(len(rows), sum(len(row.feed.ids) for row in prompts), seconds)
+        if not prompts:
+            self._governor.learn(len(rows), seconds)
+        for generation in {row.generation: None for row in rows}:
+            generation.trace.end_step(cells, seconds)
+        for row in prompts:
             row.generation.end_prompt(cells, seconds)
 
-    def _forward(self, rows: Sequence[Row]) -> float:
-        """Make one forward pass and choose where logits come; return the seconds it took."""
-        if not rows:
-            return 0.0
+    def _pass(self, rows: Sequence[Row]) -> float:
         began_s = self._clock()
         try:
             choosing.step(self._engine, rows)
@@ -287,6 +288,7 @@ class Scheduler:
             if limit is not None and now_s - generation.added_s >= limit:
                 generation.stop()
             if generation.interpreter.finished:
+                self._prompts.keep(generation)
                 generation.conclude(now_s)
 
     def _running(self) -> list[Generation]:

@@ -58,6 +58,7 @@ class Trace:
 
     prefilled_tokens: tokens of its prompt that were fed for it; a beginning that it shares with
         others counts for the first of them only.
+    reused_tokens: of its prompt, that were copied from what the engine still held.
     prefill_s: what the passes took that fed its prompt.
     rewritten_tokens: tokens that text joins fed, most of them for the second time. Each join is one
         step, in however many passes.
@@ -66,6 +67,7 @@ class Trace:
 
     prompt_tokens: int
     prefilled_tokens: int = 0
+    reused_tokens: int = 0
     prefill_s: float = 0.0
     rewritten_tokens: int = 0
     sent: Sent | None = None

@@ -1,0 +1,240 @@
+"""Prompts that begin alike are computed once, also after the answer has ended; nothing leaks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pasta_decoding.engines.base import Branch, Engine, Feed
+from pasta_decoding.engines.scripted import ScriptedEngine, follow, shuffled
+from pasta_decoding.engines.torch import TorchEngine
+from pasta_decoding.lang.layout import Joining
+from pasta_decoding.runtime.admission import Demand
+from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.kept_prompts import MOST_KEPT, Beginning, KeptPrompts, alike
+from pasta_decoding.runtime.local import answer_of
+from pasta_decoding.runtime.prompt_pace import PromptPace
+from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.scheduler import Request, Scheduler
+from tests.examples import few
+from tests.law.world import SCHEME
+from tests.runtime.machine import LINES, A, B, C, finish, greedy
+from tests.runtime.play import SIZE, VOCABULARY
+from tests.runtime.test_batching import LLAMA, asked, assert_same, prompt_of
+
+LONG = prompt_of(1, 40)
+ENDLESS = follow((A, B), (B, A), vocabulary_size=SIZE)
+
+
+def keeping(engine: Engine, pace: int = 256, joining: Joining = Joining.kv) -> Scheduler:
+    return Scheduler(
+        engine, VOCABULARY, SCHEME, pace=PromptPace(pace), joining=joining, keeps_prompts=True
+    )
+
+
+def asking(*prompt: int, max_tokens: int = 14, parallel: bool = True) -> Request:
+    return replace(greedy(), prompt=prompt, rules=Rules(max_tokens=max_tokens, parallel=parallel))
+
+
+def prompt_tokens_fed(answer: Answer) -> int:
+    assert answer.trace.prompt_tokens == answer.trace.prefilled_tokens + answer.trace.reused_tokens
+    return answer.trace.prefilled_tokens
+
+
+# What is computed
+
+
+@pytest.mark.parametrize("pace", [7, 256])
+def test_choices_of_one_request_compute_its_prompt_once(pace: int) -> None:
+    engine = ScriptedEngine(shuffled(SIZE), SIZE)
+    scheduler = keeping(engine, pace)
+    answers = finish(scheduler, [scheduler.add(asking(*LONG)) for _ in range(4)])
+    assert [prompt_tokens_fed(answer) for answer in answers] == [40, 1, 1, 1]
+    assert all(answer.segments == answers[0].segments for answer in answers)
+
+
+def test_a_next_turn_computes_what_is_new_of_it() -> None:
+    """The last answer's chunks were written side by side: as text it is read again."""
+    engine = ScriptedEngine(follow(*LINES, vocabulary_size=SIZE), SIZE)
+    scheduler = keeping(engine)
+    (answer,) = finish(scheduler, [scheduler.add(asking(*LONG, A))])
+    assert answer.chunks == 1
+    turn = (*LONG, A, C, A, A, C, B, B, B, A)
+    (second,) = finish(scheduler, [scheduler.add(asking(*turn))])
+    assert prompt_tokens_fed(second) == 8
+    assert second.text == answer.text
+    (third,) = finish(scheduler, [scheduler.add(asking(*turn, *turn[-3:]))])
+    assert prompt_tokens_fed(third) == 3
+
+
+def test_a_sequential_answer_is_not_read_again() -> None:
+    engine = ScriptedEngine(ENDLESS, SIZE)
+    scheduler = keeping(engine)
+    one = asking(*LONG, A, max_tokens=9, parallel=False)
+    (answer,) = finish(scheduler, [scheduler.add(one)])
+    written = [fed.token for fed in answer.trace.fed]
+    assert len(written) == 9
+    turn = (*LONG, A, *written, B, C, A)
+    (second,) = finish(scheduler, [scheduler.add(asking(*turn))])
+    assert prompt_tokens_fed(second) == 3
+
+
+def test_whoever_begins_like_one_whose_prompt_is_being_fed_waits_for_it() -> None:
+    engine = ScriptedEngine(shuffled(SIZE), SIZE)
+    scheduler = keeping(engine, 10)
+    first, second = (scheduler.add(asking(*LONG, *end)) for end in ((A, B, C), (B, C)))
+    scheduler.step()
+    assert [len(feed.ids) for feed in engine.steps[0]] == [10]
+    answers = finish(scheduler, [first, second])
+    assert [prompt_tokens_fed(answer) for answer in answers] == [43, 2]
+
+
+def test_a_few_tokens_alike_are_not_worth_it_and_without_the_switch_nothing_is_shared() -> None:
+    engine = ScriptedEngine(shuffled(SIZE), SIZE)
+    scheduler = keeping(engine)
+    turns = [asking(*LONG[:15], *end) for end in ((A, B), (B, C))]
+    answers = finish(scheduler, [scheduler.add(turn) for turn in turns])
+    assert [prompt_tokens_fed(answer) for answer in answers] == [17, 17]
+    bare = Scheduler(engine, VOCABULARY, SCHEME)
+    answers = finish(bare, [bare.add(asking(*LONG)) for _ in range(2)])
+    assert [prompt_tokens_fed(answer) for answer in answers] == [40, 40]
+    assert bare.kept_cells == 0
+
+
+# What is kept
+
+
+def test_what_is_kept_goes_as_soon_as_a_request_needs_the_room() -> None:
+    engine = ScriptedEngine(ENDLESS, SIZE, max_cells=100, max_branches=4)
+    scheduler = keeping(engine)
+    finish(scheduler, [scheduler.add(asking(*LONG, A, max_tokens=5, parallel=False))])
+    assert scheduler.kept_cells == engine.cells_in_use == 46
+    number = scheduler.add(asking(*LONG, *LONG[1:], A, max_tokens=20, parallel=False))
+    scheduler.step()
+    assert scheduler.running == 1
+    assert scheduler.kept_cells == 0
+    (answer,) = finish(scheduler, [number])
+    assert answer.hit_limit
+    assert prompt_tokens_fed(answer) == 80
+
+
+def test_it_takes_at_most_half_of_the_cells_and_some_branches_the_oldest_go_first() -> None:
+    engine = ScriptedEngine(ENDLESS, SIZE, max_cells=4000, max_branches=50)
+    scheduler = keeping(engine)
+    for number in range(MOST_KEPT + 8):
+        one = asking(*prompt_of(number, 30), A, max_tokens=2, parallel=False)
+        finish(scheduler, [scheduler.add(one)])
+    assert scheduler.kept_cells == 33 * MOST_KEPT
+    engine = ScriptedEngine(ENDLESS, SIZE, max_cells=200)
+    scheduler = keeping(engine)
+    for number in (1, 2, 3, 1, 4, 1):
+        one = asking(*prompt_of(number, 30), A, max_tokens=2, parallel=False)
+        (answer,) = finish(scheduler, [scheduler.add(one)])
+    assert prompt_tokens_fed(answer) == 1
+    assert scheduler.kept_cells == engine.cells_in_use == 99
+
+
+def test_who_begins_another_is_not_kept_beside_it() -> None:
+    engine = ScriptedEngine(ENDLESS, SIZE)
+    kept = KeptPrompts(engine)
+    for ids in ((A, B, C), (A, B, C, A), (A, B), (B, C)):
+        kept.keep(Beginning(ids, fed(engine, ids)))
+    assert [one.ids for one in kept] == [(A, B, C, A), (B, C)]
+    assert engine.cells_in_use == kept.cells == 6
+    kept.make_room(Demand(10**6, 10**6))
+    assert kept.cells == 6, "this engine has room for everything"
+    kept.close()
+    assert engine.cells_in_use == 0
+
+
+def fed(engine: Engine, ids: tuple[int, ...]) -> Branch:
+    branch = engine.open(reserved_tokens=20)
+    engine.step([Feed((branch,), ids, tuple(range(len(ids))))])
+    return branch
+
+
+def test_how_much_is_alike() -> None:
+    assert alike((A, B, C), (A, B, C)) == 3
+    assert alike((A, B, C), (A, B)) == 2
+    assert alike((A, B, C), (A, C, C)) == 1
+    assert alike((B,), (A,)) == alike((), (A,)) == 0
+
+
+def test_a_cancelled_request_leaves_nothing_and_closing_gives_everything_back() -> None:
+    engine = ScriptedEngine(ENDLESS, SIZE)
+    scheduler = keeping(engine)
+    number = scheduler.add(asking(*LONG, A))
+    for _ in range(3):
+        scheduler.step()
+    scheduler.cancel(number)
+    assert engine.cells_in_use == scheduler.kept_cells == 0
+    finish(scheduler, [scheduler.add(asking(*LONG, A))])
+    assert engine.cells_in_use == scheduler.kept_cells > 0
+    scheduler.close()
+    assert engine.cells_in_use == 0
+
+
+# Whoever comes and goes
+
+STEMS = [prompt_of(100, 30), prompt_of(100, 18) + prompt_of(101, 20), prompt_of(102, 25)]
+
+
+def of_a_family(number: int) -> Request:
+    """One of many requests of which some begin alike."""
+    stem = STEMS[number % 3][: 40 - number]
+    one = asked(number, max_tokens=14)
+    return replace(one, prompt=stem + prompt_of(number // 3, 1 + number % 5))
+
+
+def engine_of(name: str) -> Engine:
+    if name == "torch":
+        return TorchEngine(LLAMA, cells=300)
+    return ScriptedEngine(shuffled(SIZE), SIZE, max_cells=300, max_branches=12)
+
+
+@cache
+def alone(name: str, number: int, joining: Joining) -> Answer:
+    scheduler = Scheduler(engine_of(name), VOCABULARY, SCHEME, joining=joining)
+    return answer_of(scheduler, of_a_family(number))
+
+
+DEED = st.tuples(
+    st.sampled_from(["add", "add", "together", "step", "step", "cancel"]), st.integers(0, 14)
+)
+
+
+@pytest.mark.parametrize("joining", [Joining.kv, Joining.text])
+@pytest.mark.parametrize("name", ["scripted", "torch"])
+@few(12)
+@given(deeds=st.lists(DEED, min_size=6, max_size=30))
+def test_answers_are_the_same_and_in_the_end_everything_is_free(
+    name: str, joining: Joining, deeds: list[tuple[str, int]]
+) -> None:
+    """In little room, so that what is kept is given up again and again."""
+    engine = engine_of(name)
+    scheduler = keeping(engine, 16, joining)
+    added: dict[int, int] = {}
+    for deed, number in deeds:
+        if deed == "add":
+            added[scheduler.add(of_a_family(number))] = number
+        elif deed == "together":
+            pair = [number, (number + 3) % 15]
+            requests = [of_a_family(one) for one in pair]
+            added |= zip(scheduler.add_together(requests), pair, strict=True)
+        elif deed == "step":
+            for _ in range(number):
+                scheduler.step()
+        elif added:
+            gone = list(added)[number % len(added)]
+            scheduler.forget(gone)
+            del added[gone]
+    answers = finish(scheduler, added)
+    for number, answer in zip(added.values(), answers, strict=True):
+        assert_same(answer, alone(name, number, joining))
+    assert engine.cells_in_use == scheduler.kept_cells <= 150
+    scheduler.close()
+    assert engine.cells_in_use == 0

@@ -1,0 +1,201 @@
+"""A long prompt starves nobody: how much of it a step takes follows from what steps take.
+
+Seconds are those of a machine on paper: the clock moves by what a pass of a scripted engine costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pasta_decoding.engines.base import Feed, FloatArray
+from pasta_decoding.engines.scripted import ScriptedEngine, follow
+from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.layout import Joining
+from pasta_decoding.runtime.prompt_pace import PromptPace
+from pasta_decoding.runtime.prompts import share_out
+from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.scheduler import Request, Scheduler
+from tests.examples import few
+from tests.law.world import SCHEME
+from tests.runtime.machine import A, B, finish, greedy, leaning, request
+from tests.runtime.play import SIZE, VOCABULARY
+
+ENDLESS = follow((A, B), (B, A), vocabulary_size=SIZE)
+LONG = 7000
+TOKENS = 96
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a pass takes: reading the weights, each token, and each cell that a token looks at."""
+
+    weights_s: float
+    token_s: float
+    cell_s: float
+
+    def seconds(self, feeds: Sequence[Feed]) -> float:
+        looks = sum(sum(feed.positions) for feed in feeds)
+        tokens = sum(len(feed.ids) for feed in feeds)
+        return self.weights_s + self.token_s * tokens + self.cell_s * looks
+
+
+MACHINES = {
+    "compiled on a CPU": Machine(0.016, 0.0005, 1e-7),
+    "llama.cpp on a CPU": Machine(0.017, 0.005, 1e-6),
+    "slow attention": Machine(0.040, 0.005, 4e-6),
+    "a GPU": Machine(0.006, 0.00001, 1e-10),
+}
+
+
+class TimedEngine(ScriptedEngine):
+    """A scripted engine whose passes move its clock."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__(ENDLESS, SIZE, max_positions=8192)
+        self.machine, self.now_s = machine, 0.0
+
+    def step(self, feeds: Sequence[Feed]) -> FloatArray:
+        self.now_s += self.machine.seconds(feeds)
+        return super().step(feeds)
+
+    def clock(self) -> float:
+        return self.now_s
+
+
+def scheduler_over(engine: TimedEngine, pace: PromptPace | None = None) -> Scheduler:
+    return Scheduler(engine, VOCABULARY, SCHEME, pace=pace, clock=engine.clock)
+
+
+def writing(tokens: int, prompt_tokens: int = 3) -> Request:
+    rules = Rules(max_tokens=tokens, parallel=False)
+    return replace(greedy(), prompt=(A,) * prompt_tokens, rules=rules)
+
+
+def passes(engine: TimedEngine, scheduler: Scheduler, number: int) -> list[float]:
+    """Step until `number` has its answer; return when each of its tokens came."""
+    came: list[float] = []
+    while scheduler.result(number) is None:
+        steps = scheduler.steps(number)
+        scheduler.step()
+        if scheduler.steps(number) > steps:
+            came.append(engine.now_s)
+    return came
+
+
+def prompt_s(machine: Machine, beside: int = 0) -> float:
+    """Seconds from asking to the first token, with a prompt of 7,000 tokens."""
+    engine = TimedEngine(machine)
+    scheduler = scheduler_over(engine)
+    for _ in range(beside):
+        scheduler.add(writing(8000 - 3))
+    for _ in range(20):
+        scheduler.step()
+    number = scheduler.add(writing(1, LONG))
+    passes(engine, scheduler, number)
+    answer = scheduler.result(number)
+    assert answer is not None
+    assert answer.first_token_s is not None
+    return answer.first_token_s
+
+
+def stream(machine: Machine, long: int, pace: PromptPace | None = None) -> list[float]:
+    """When the tokens of a short answer came, beside some long prompts."""
+    engine = TimedEngine(machine)
+    scheduler = scheduler_over(engine, pace)
+    number = scheduler.add(writing(TOKENS))
+    for _ in range(10):
+        scheduler.step()
+    for _ in range(long):
+        scheduler.add(writing(10, LONG))
+    return passes(engine, scheduler, number)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_stream_beside_a_long_prompt_is_at_most_three_times_as_slow(name: str) -> None:
+    alone, beside = stream(MACHINES[name], 0), stream(MACHINES[name], 1)
+    assert len(beside) == len(alone)
+    assert beside[-1] - beside[0] <= 3 * (alone[-1] - alone[0])
+    assert max(b - a for a, b in pairwise(beside)) <= 8 * max(b - a for a, b in pairwise(alone))
+
+
+@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("streams", [1, 8])
+def test_a_long_prompt_beside_streams_takes_at_most_as_long_again(name: str, streams: int) -> None:
+    assert prompt_s(MACHINES[name], streams) <= 2 * prompt_s(MACHINES[name])
+
+
+def test_the_stretch_is_what_is_asked_for() -> None:
+    machine = MACHINES["llama.cpp on a CPU"]
+    alone = stream(machine, 0)[-1]
+    for stretch in (1.2, 1.5, 4.0):
+        beside = stream(machine, 1, PromptPace(stretch=stretch))[-1]
+        assert 0.8 * stretch * alone < beside < 1.1 * stretch * alone
+
+
+def test_without_anybody_beside_it_a_prompt_goes_in_pieces_as_large_as_may_be() -> None:
+    engine = TimedEngine(MACHINES["slow attention"])
+    scheduler = scheduler_over(engine, PromptPace(100))
+    finish(scheduler, [scheduler.add(writing(1, 250))])
+    assert [len(feed.ids) for feeds in engine.steps[:3] for feed in feeds] == [100, 100, 50]
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    engine = TimedEngine(MACHINES["slow attention"])
+    scheduler = scheduler_over(engine)
+    long = scheduler.add(writing(1, LONG))
+    short = scheduler.add(writing(1, 20))
+    scheduler.step()
+    assert [len(feed.ids) for feed in engine.steps[0]] == [236, 20]
+    assert len(finish(scheduler, [long, short])) == 2
+
+
+def test_one_pass_that_took_for_ever_does_not_stop_prompts_for_ever() -> None:
+    pace = PromptPace()
+    for _ in range(3):
+        pace.learn(1, 0, 0.02)
+    assert pace.tokens(1)
+    pace.learn(1, 4, 60.0)
+    fed = 0
+    for _ in range(100):
+        tokens = pace.tokens(1)
+        fed += tokens
+        pace.learn(1, tokens, 0.02 + 0.001 * tokens)
+    assert fed > 400
+
+
+def test_what_a_text_join_reads_again_is_paced_like_a_prompt() -> None:
+    """Beside others, so that nobody's step is longer than the pace allows."""
+    engine = TimedEngine(MACHINES["slow attention"])
+    engine._script = leaning(7)
+    scheduler = Scheduler(
+        engine, VOCABULARY, SCHEME, joining=Joining.text, clock=engine.clock, pace=PromptPace(5)
+    )
+    numbers = [scheduler.add(request(seed=seed)) for seed in range(6)]
+    answers = finish(scheduler, numbers)
+    assert any(answer.trace.rewritten_tokens > 5 for answer in answers)
+    wide = [feeds for feeds in engine.steps if any(len(feed.ids) > 1 for feed in feeds)]
+    assert all(sum(len(feed.ids) for feed in feeds if len(feed.ids) > 1) <= 5 for feeds in wide)
+
+
+@few(50)
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=6), st.integers(0, 256))
+def test_shares_of_a_step(wanted: list[int], tokens: int) -> None:
+    shares = share_out(wanted, tokens)
+    assert sum(shares) == min(tokens, sum(wanted))
+    assert all(0 <= share <= want for share, want in zip(shares, wanted, strict=True))
+    assert shares[0] >= min(wanted[0], -(-tokens // 2))
+    for share, want in zip(shares[1:], wanted[1:], strict=True):
+        shorter = [n for n in range(len(wanted)) if wanted[n] < want]
+        assert not share or all(shares[n] == wanted[n] for n in shorter)
+
+
+@pytest.mark.parametrize("stretch", [1.0, 0.5, float("nan")])
+def test_a_stretch_that_leaves_nothing_for_prompts_is_refused(stretch: float) -> None:
+    with pytest.raises(PastaError, match="the stretch is"):
+        PromptPace(stretch=stretch)
