@@ -77,3 +77,16 @@ def test_plots_are_drawn_from_the_lines(tmp_path: Path) -> None:
     drawn = sorted(path.name for path in docs.iterdir())
     assert drawn == ["serve_latency.png", "serve_load.png", "width_cost.png"]
     assert all((docs / name).read_bytes().startswith(b"\x89PNG") for name in drawn)
+
+
+def test_prompts_has_a_line_for_turns_for_choices_and_for_a_stream_beside_a_prompt(
+    embedded_dir: Path,
+) -> None:
+    sizes = ("--prompt", 60, "--long", 300, "--repeats", 1)
+    model = ("--model", embedded_dir, "--engines", "torch:bfloat16", "--ctx", 1024)
+    turn, choices, beside = lines_of("prompts.py", *model, *sizes)
+    assert [turn["what"], choices["what"], beside["what"]] == ["second turn", "choices", "beside"]
+    assert turn["of_apart"]["median"] > 0
+    assert choices["of_apart"]["median"] > 0
+    assert beside["stream_of_alone"]["median"] > 0
+    assert beside["prompt_of_alone"]["median"] > 0

@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from pasta_decoding.errors import install_command
+from pasta_decoding.runtime import local
 from pasta_decoding.server.local_backend import LocalBackend
 from pasta_decoding.server.remote_backend import RemoteBackend
 from pasta_decoding.server.settings import Settings
@@ -165,9 +166,10 @@ def test_a_key_file_without_a_key_is_refused(
     )
 
 
-def test_a_context_that_cannot_fit_is_refused_at_once(
-    pasta: Pasta, tiny_checkpoint: TinyCheckpoint
+def test_a_context_that_cannot_fit_is_refused_before_the_weights_are_loaded(
+    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(local, "load_model", lambda *_, **__: pytest.fail("weights were loaded"))
     where = ["--model", tiny_checkpoint.base, "--adapter", tiny_checkpoint.adapter, "--port", 0]
     status, message, hint = pasta("serve", *where, "--engine", "torch", "--ctx", 10**12).complaint
     assert status == 2

@@ -31,3 +31,13 @@ def test_a_cache_is_refused_with_what_would_fit(monkeypatch: pytest.MonkeyPatch)
     assert caught.value.hint == "Give --ctx at most 1000."
     monkeypatch.setattr(memory, "available_bytes", lambda: None)
     memory.refuse_what_cannot_fit(2000, 10**6)
+
+
+def test_what_a_cell_holds_is_told_by_a_models_config() -> None:
+    plain = {"num_hidden_layers": 30, "num_attention_heads": 9, "hidden_size": 576}
+    assert memory.cell_numbers(plain) == 2 * 30 * 9 * 64
+    grouped = plain | {"num_key_value_heads": 3, "head_dim": 128}
+    assert memory.cell_numbers(grouped) == 2 * 30 * 3 * 128
+    assert memory.cell_numbers({"text_config": grouped}) == 2 * 30 * 3 * 128
+    for broken in ({}, {"text_config": None}, plain | {"num_attention_heads": 0}):
+        assert memory.cell_numbers(broken) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,14 +105,29 @@ def _load(settings: LoadSettings, place: Place) -> LocalDecoder:
         return llama_decoder(settings.whole, **size)
     base, folder = folders(settings, place)
     engine, number_format = choose_engine(settings, base, folder, place)
+    device = "cpu" if engine is not EngineName.torch else settings.device or default_device()
+    if device == "cpu":  # others say themselves what does not fit
+        _refuse_large_cache(settings.context, base, 4 if number_format == "float32" else 2)
     if engine is EngineName.llama:
         return llama_decoder(exported(base, folder, settings.quant, place), **size)
     if engine is EngineName.compiled:
         wanted = Compiled(base, folder, number_format, settings.threads)
         compiled = _program(wanted, place, may_go_without=settings.engine is EngineName.auto)
         return torch_decoder(base, folder, dtype=number_format, compiled=compiled, **size)
-    device = settings.device or default_device()
     return torch_decoder(base, folder, dtype=number_format, device=device, **size)
+
+
+def _refuse_large_cache(cells: int, base: Path, number_bytes: int) -> None:
+    """Raise PastaError for a cache that has no room here, before anything large is read."""
+    from pasta_decoding.engines.memory import cell_numbers, refuse_what_cannot_fit
+
+    try:
+        config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return  # told by loading
+    numbers = cell_numbers(config) if isinstance(config, dict) else None
+    if numbers is not None:
+        refuse_what_cannot_fit(cells, numbers * number_bytes)
 
 
 def _program(wanted: Compiled, place: Place, *, may_go_without: bool) -> CompiledPass | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pasta_decoding.errors import PastaError
 
@@ -20,6 +22,18 @@ def refuse_what_cannot_fit(cells: int, cell_bytes: int) -> None:
             "memory are left here",
             hint=f"Give --ctx at most {left // cell_bytes}.",
         )
+
+
+def cell_numbers(config: Mapping[str, Any]) -> int | None:
+    """Return how many numbers a token's keys and values are; None if the config does not say."""
+    text = config.get("text_config", config)
+    try:
+        heads = text["num_attention_heads"]
+        width = text.get("head_dim") or text["hidden_size"] // heads
+        kv_heads = text.get("num_key_value_heads") or heads
+        return int(2 * text["num_hidden_layers"] * kv_heads * width)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError):
+        return None
 
 
 def available_bytes(memory: Path = _MEMORY, group_limit: Path = _GROUP_LIMIT) -> int | None:

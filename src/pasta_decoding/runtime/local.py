@@ -18,6 +18,7 @@ from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder, decoder_fields, joining_for
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.governor import Governor
+from pasta_decoding.runtime.prompt_pace import PromptPace
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Replay
 from pasta_decoding.runtime.scheduler import Request, Scheduler
@@ -74,15 +75,19 @@ class LocalDecoder(Decoder):
         self,
         *,
         governor: Governor | None = None,
+        pace: PromptPace | None = None,
+        keeps_prompts: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> Scheduler:
-        """Return a new scheduler over the engine."""
+        """Return a new scheduler over the engine. One that keeps prompts frees them in `close`."""
         return Scheduler(
             self.engine,
             self.vocabulary,
             self.scheme,
             joining=self.joining,
             governor=governor,
+            pace=pace,
+            keeps_prompts=keeps_prompts,
             clock=clock,
         )
 
