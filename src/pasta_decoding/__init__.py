@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from pasta_decoding.api.streams import AsyncStream, Stream
     from pasta_decoding.errors import PastaError
     from pasta_decoding.lang.tree import Chunk, Span, Sync
-    from pasta_decoding.runtime.events import Closed, Delta, Event, Finished, Opened, Synced
+    from pasta_decoding.runtime.events import (
+        Closed,
+        Delta,
+        Event,
+        Finished,
+        Opened,
+        Synced,
+        Trimmed,
+    )
 
 __version__ = "0.1.0"
 
@@ -42,6 +50,7 @@ __all__ = [
     "Sync",
     "Synced",
     "Thread",
+    "Trimmed",
     "Usage",
     "__version__",
     "load",
@@ -61,6 +70,7 @@ _HOMES = {
         "Finished",
         "Opened",
         "Synced",
+        "Trimmed",
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
