@@ -34,10 +34,10 @@ from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
 from pasta_decoding.runtime.stop_filter import StopFilter
 from pasta_decoding.server.app import create_app
+from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.listen import http_server, open_socket
-from pasta_decoding.server.local_backend import LocalBackend
 from pasta_decoding.server.metrics import Metrics
-from pasta_decoding.server.settings import Settings
+from pasta_decoding.server.settings import Load, Settings
 
 NAME = "model"
 
@@ -81,10 +81,10 @@ def main() -> None:
 def serving(decoder: LocalDecoder) -> Iterator[int]:
     """Serve until the block ends; yields the port."""
     metrics = Metrics()
-    backend = LocalBackend(decoder, metrics)
-    app = create_app(backend, metrics, Settings(model=NAME))
+    backend = Backend(lambda: decoder, metrics, Load())
+    app = create_app({NAME: backend}, metrics, Settings())
     listener = open_socket("127.0.0.1", 0)
-    server = http_server(app, backend)
+    server = http_server(app, [backend])
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

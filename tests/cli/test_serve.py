@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import openai
 import pytest
 
+from pasta_decoding.api.worker import AnyDecoder
 from pasta_decoding.errors import install_command
 from pasta_decoding.runtime import local
-from pasta_decoding.server.local_backend import LocalBackend
-from pasta_decoding.server.remote_backend import RemoteBackend
+from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.settings import Settings
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Pasta, interrupted
 
-Serve = Callable[..., tuple[LocalBackend | RemoteBackend, str]]
+Serve = Callable[..., tuple[Mapping[str, Backend], str]]
 
 
 def test_serve_says_where_it_is_answers_and_ends_on_ctrl_c(
@@ -62,22 +63,20 @@ def serve(
     seen: list[Settings],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Serve:
-    """Return a function that serves up to the first request; tells the backend, and what it said.
+    """Return a function that serves up to the first request; tells the backends, and what it said.
 
     No server of completions is asked what it has.
     """
     where = ["--model", tiny_checkpoint.base, "--adapter", tiny_checkpoint.adapter, "--port", 0]
-    backends: list[LocalBackend | RemoteBackend] = []
+    found: list[Mapping[str, Backend]] = []
 
-    def run(*arguments: object, engine: str = "torch") -> tuple[LocalBackend | RemoteBackend, str]:
+    def run(*arguments: object, engine: str = "torch") -> tuple[Mapping[str, Backend], str]:
         outcome = pasta("serve", *where, "--engine", engine, *arguments)
         assert outcome.status == 0, outcome.err
-        return backends.pop(), outcome.err
+        return found.pop(), outcome.err
 
-    def create_app(
-        backend: LocalBackend | RemoteBackend, _metrics: object, settings: Settings, *_: object
-    ) -> None:
-        backends.append(backend)
+    def create_app(backends: Mapping[str, Backend], _metrics: object, settings: Settings) -> None:
+        found.append(backends)
         seen.append(settings)
 
     monkeypatch.delenv("PASTA_API_KEY", raising=False)
@@ -90,23 +89,63 @@ def serve(
 REMOTE = ("--base-url", "http://127.0.0.1:9/v1", "--join", "text")
 
 
-@pytest.mark.parametrize(
-    ("engine", "where", "kind"), [("torch", (), LocalBackend), ("remote", REMOTE, RemoteBackend)]
-)
+@pytest.mark.parametrize(("engine", "where"), [("torch", ()), ("remote", REMOTE)])
 def test_the_option_that_banned_promises_is_accepted_with_a_warning(
-    engine: str, where: tuple[str, ...], kind: type, serve: Serve
+    engine: str, where: tuple[str, ...], serve: Serve
 ) -> None:
     warning = "--parallel-up-to does nothing any more"
     for told in ((), ("--parallel-up-to", 0)):
-        backend, said = serve(*where, *told, engine=engine)
-        assert isinstance(backend, kind)
+        backends, said = serve(*where, *told, engine=engine)
+        assert list(backends) == ["pasta-adapter"]
         assert (warning in said) == bool(told)
 
 
-def test_a_latency_goal_reaches_the_governor(serve: Serve) -> None:
-    backend, _ = serve("--target-ms-per-token", 40)
-    assert isinstance(backend, LocalBackend)
-    assert backend.target_ms_per_token == 40
+def test_a_latency_goal_and_limits_reach_the_backend(serve: Serve) -> None:
+    options = ("--target-ms-per-token", 40, "--max-requests", 3, "--max-queue", 5)
+    [backend] = serve(*options)[0].values()
+    assert backend.load.target_ms_per_token == 40
+    assert (backend.capacity.max_concurrency, backend.capacity.queue) == (3, 5)
+
+
+def test_a_baseline_is_named_at_the_start_and_loaded_later(
+    serve: Serve, tiny_checkpoint: TinyCheckpoint
+) -> None:
+    backends, said = serve("--baseline", tiny_checkpoint.adapter)
+    assert list(backends) == ["pasta-adapter", "adapter"]
+    assert "its baseline, adapter, is loaded at the first race" in said
+    baseline = backends["adapter"]
+    assert baseline.decoder is None
+    decoder = asyncio.run(loaded(baseline))
+    assert not decoder.parallel
+
+
+async def loaded(backend: Backend) -> AnyDecoder:
+    decoder = await backend.ready()
+    await backend.stop()
+    return decoder
+
+
+@pytest.mark.parametrize(
+    ("engine", "where", "named", "message"),
+    [
+        ("torch", (), "nowhere", "no adapter 'nowhere'"),
+        ("remote", REMOTE, "sequential", "servers are no engine of this process"),
+    ],
+)
+def test_a_baseline_that_cannot_be_is_refused_at_the_start(
+    engine: str,
+    where: tuple[str, ...],
+    named: str,
+    message: str,
+    pasta: Pasta,
+    tiny_checkpoint: TinyCheckpoint,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pasta_decoding.remote.decoder.find_model", lambda *_, **__: ("tiny", None))
+    model = ["--model", tiny_checkpoint.base, "--adapter", tiny_checkpoint.adapter, "--port", 0]
+    refused = pasta("serve", *model, "--engine", engine, *where, "--baseline", named)
+    assert refused.status == 2
+    assert message in refused.err
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,9 @@ from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
+from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.metrics import Metrics
-from pasta_decoding.server.remote_backend import RemoteBackend
+from pasta_decoding.server.settings import Load
 from tests.remote.fake import until
 from tests.server.running import MODEL, running_over
 
@@ -153,7 +154,7 @@ def answers(remote: RemoteDecoder, local: LocalDecoder) -> list[tuple[Answer, An
 
 def test_what_is_served_is_found_out(remote: RemoteDecoder) -> None:
     assert remote.service.model == NAME
-    assert remote.max_positions == 2048
+    assert remote.max_tokens == 2048
 
 
 def test_requests_find_what_they_share_in_the_prefix_cache(vllm: Vllm, merged: Path) -> None:
@@ -252,8 +253,9 @@ def test_a_client_of_the_server_gets_the_answer(
     remote: RemoteDecoder, local: LocalDecoder, answers: list[tuple[Answer, Answer]]
 ) -> None:
     metrics = Metrics()
+    backend = Backend(lambda: remote, metrics, Load())
     messages: list[Any] = [{"role": "user", "content": PROMPTS[0]}]
-    with running_over(RemoteBackend(remote, metrics), metrics, local) as server:
+    with running_over({MODEL: backend}, metrics, local) as server:
         got: Any = server.client().chat.completions.create(
             model=MODEL, messages=messages, max_tokens=RULES.max_tokens, temperature=0
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
@@ -15,12 +15,11 @@ import openai
 import uvicorn
 
 from pasta_decoding.runtime.local import LocalDecoder
-from pasta_decoding.server.app import Rival, create_app
+from pasta_decoding.server.app import create_app
 from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.listen import http_server, open_socket
-from pasta_decoding.server.local_backend import LocalBackend
 from pasta_decoding.server.metrics import Metrics
-from pasta_decoding.server.settings import Settings
+from pasta_decoding.server.settings import Load, Settings
 
 MODEL = "tiny"
 BASELINE = "taught"
@@ -91,7 +90,7 @@ class Running:
 
     def wait_until_idle(self) -> None:
         """Wait until nothing is held and nobody is waiting; fails if that does not come."""
-        wait_for(lambda: self.backend.capacity.load.running == 0)
+        wait_for(lambda: self.backend.capacity.running == 0)
         wait_for(lambda: self.decoder.engine.cells_in_use == 0)
 
 
@@ -114,25 +113,22 @@ def running(
 ) -> Iterator[Running]:
     """Serve until the block ends."""
     metrics = Metrics()
-    backend = LocalBackend(decoder, metrics, max_concurrency, queue)
-    rival = None if baseline is None else Rival(BASELINE, LocalBackend(baseline, Metrics(), 8, 64))
-    with running_over(backend, metrics, decoder, rival=rival, **settings) as server:
+    backends = {MODEL: Backend(lambda: decoder, metrics, Load(max_concurrency, queue))}
+    if baseline is not None:
+        backends[BASELINE] = Backend(lambda: baseline, metrics, Load())
+    with running_over(backends, metrics, decoder, **settings) as server:
         yield server
 
 
 @contextmanager
 def running_over(
-    backend: Backend,
-    metrics: Metrics,
-    decoder: LocalDecoder,
-    *,
-    rival: Rival | None = None,
-    **settings: Any,
+    backends: Mapping[str, Backend], metrics: Metrics, decoder: LocalDecoder, **settings: Any
 ) -> Iterator[Running]:
-    """Serve any backend until the block ends. `decoder` is what its answers are compared with."""
+    """Serve any backends until the block ends. `decoder` is what answers are compared with."""
     listener = open_socket("127.0.0.1", 0)
-    app = create_app(backend, metrics, Settings(**{"model": MODEL} | settings), rival)
-    server = http_server(app, backend)
+    app = create_app(backends, metrics, Settings(**settings))
+    backend, *_ = several = list(backends.values())
+    server = http_server(app, several)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

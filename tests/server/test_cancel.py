@@ -16,11 +16,11 @@ import pytest
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
-from pasta_decoding.server.backend import AnswerError, Ended, StoppedError
-from pasta_decoding.server.capacity import Load
-from pasta_decoding.server.local_backend import LocalBackend
+from pasta_decoding.runtime.worker import ClosedError
+from pasta_decoding.server.answers import AnswerError, Ask, Ended
+from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.metrics import Metrics
-from pasta_decoding.server.questions import Ask
+from pasta_decoding.server.settings import Load
 from tests.server.running import HELLO, MODEL, Reply, running, wait_for
 from tests.server.scripts import Broken, Slow, Stepped, endless, with_engine
 
@@ -37,8 +37,8 @@ def test_a_cancelled_answer_is_freed_within_one_step(decoder: LocalDecoder) -> N
     assert isinstance(engine, Stepped)
 
     async def leave_after_some_text() -> None:
-        backend = LocalBackend(stepped, Metrics())
-        await backend.start()
+        backend = Backend(lambda: stepped, Metrics(), Load())
+        await backend.ready()
         with backend.submit([ask(stepped, 500), ask(stepped, 500)]) as answers:
             engine.permits.release(6)
             pieces = aiter(answers)
@@ -50,7 +50,7 @@ def test_a_cancelled_answer_is_freed_within_one_step(decoder: LocalDecoder) -> N
         engine.permits.release(1)
         await asyncio.to_thread(wait_for, lambda: engine.cells_in_use == 0)
         assert engine.begun == len(engine.steps) == 7
-        assert backend.capacity.load.waiting == 0
+        assert backend.capacity.waiting == 0
         await backend.stop()
 
     asyncio.run(leave_after_some_text())
@@ -80,15 +80,15 @@ def test_a_client_that_leaves_the_queue_is_never_let_in(decoder: LocalDecoder) -
     slow = with_engine(decoder, endless(decoder), Slow)
 
     async def leave_while_waiting() -> None:
-        backend = LocalBackend(slow, Metrics(), max_concurrency=1)
-        await backend.start()
+        backend = Backend(lambda: slow, Metrics(), Load(1))
+        await backend.ready()
         with backend.submit([ask(slow, 60)]) as first, backend.submit([ask(slow, 60)]) as second:
-            assert backend.capacity.load.waiting == 1
+            assert backend.capacity.waiting == 1
             second.close()
             found = [item async for item in first]
             assert isinstance(found[-1], Ended)
         await asyncio.to_thread(wait_for, lambda: slow.engine.cells_in_use == 0)
-        assert backend.capacity.load.running == 0
+        assert backend.capacity.running == 0
         await backend.stop()
 
     asyncio.run(leave_while_waiting())
@@ -120,7 +120,7 @@ def test_a_dead_engine_is_503_and_the_metrics_know(decoder: LocalDecoder) -> Non
 def test_an_error_that_nobody_expected_is_500_and_the_metrics_know(
     decoder: LocalDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(LocalBackend, "submit")
+    monkeypatch.delattr(Backend, "submit")
     body: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 20}
     with running(with_engine(decoder, endless(decoder))) as server:
         got = server.ask("/v1/chat/completions", body)
@@ -144,20 +144,21 @@ def test_what_is_under_way_when_the_server_stops_ends_with_an_error(decoder: Loc
     slow = with_engine(decoder, endless(decoder), Slow)
 
     async def stop_in_the_middle() -> None:
-        backend = LocalBackend(slow, Metrics())
-        await backend.start()
+        metrics = Metrics()
+        backend = Backend(lambda: slow, metrics, Load())
+        await backend.ready()
         with backend.submit([ask(slow)]) as answers:
             pieces = aiter(answers)
             await anext(pieces)
             await backend.stop()
             with pytest.raises(AnswerError) as broken:
                 await drain(pieces)
-            assert isinstance(broken.value.__cause__, StoppedError)
+            assert isinstance(broken.value.__cause__, ClosedError)
         assert slow.engine.cells_in_use == 0
-        assert backend.capacity.load == Load(0, 0)
-        assert b'pasta_answers_total{end="failed"} 1.0' in backend.metrics.render()
+        assert backend.capacity.unended == 0
+        assert b'pasta_answers_total{end="failed"} 1.0' in metrics.render()
         assert not backend.alive
-        with pytest.raises(StoppedError):
+        with pytest.raises(ClosedError):
             backend.submit([ask(slow)])
         await backend.stop()
 

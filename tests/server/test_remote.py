@@ -20,11 +20,11 @@ from pasta_decoding.remote.service import RetryPolicy
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
-from pasta_decoding.server.backend import AnswerError, StoppedError
-from pasta_decoding.server.capacity import Load
+from pasta_decoding.runtime.worker import ClosedError
+from pasta_decoding.server.answers import AnswerError, Ask
+from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.metrics import Metrics
-from pasta_decoding.server.questions import Ask
-from pasta_decoding.server.remote_backend import RemoteBackend
+from pasta_decoding.server.settings import Load
 from tests.checkpoint import TinyCheckpoint
 from tests.remote.fake import Fake, refusal, serving, until
 from tests.server.running import HELLO, MODEL, Running, running_over
@@ -44,7 +44,7 @@ class Setup:
     server: Running
     fake: Fake
     remote: RemoteDecoder
-    backend: RemoteBackend
+    backend: Backend
 
     def body(self, **changes: Any) -> dict[str, Any]:
         body = {"model": MODEL, "messages": HELLO, "max_tokens": TOKENS, "temperature": 0}
@@ -52,7 +52,7 @@ class Setup:
 
     def wait_until_idle(self) -> None:
         until(lambda: self.fake.live == 0)
-        until(lambda: self.backend.capacity.load.running == 0)
+        until(lambda: self.backend.capacity.running == 0)
 
 
 @pytest.fixture
@@ -75,9 +75,9 @@ def setup(
             retry_policy=QUICK,
         )
         metrics = Metrics()
-        backend = RemoteBackend(remote, metrics, max_concurrency=4, queue=4)
+        backend = Backend(lambda: remote, metrics, Load(4, 4))
         local = replace(with_engine(decoder, script), joining=Joining.text)
-        with running_over(backend, metrics, local) as server:
+        with running_over({MODEL: backend}, metrics, local) as server:
             setup = Setup(server, fake, remote, backend)
             yield setup
             setup.wait_until_idle()
@@ -200,8 +200,9 @@ def test_what_is_under_way_when_the_server_stops_ends_with_an_error(
     setup.fake.script, setup.fake.token_s = endless(decoder), 0.01
 
     async def stop_in_the_middle() -> None:
-        backend = RemoteBackend(setup.remote, Metrics())
-        await backend.start()
+        metrics = Metrics()
+        backend = Backend(lambda: setup.remote, metrics, Load())
+        await backend.ready()
         ask = Ask(setup.remote.prompt_ids("Hello", 500), Rules(max_tokens=500), Sampling())
         with backend.submit([ask]) as answers:
             pieces = aiter(answers)
@@ -210,10 +211,10 @@ def test_what_is_under_way_when_the_server_stops_ends_with_an_error(
             with pytest.raises(AnswerError) as broken:
                 async for _piece in pieces:
                     pass
-            assert isinstance(broken.value.__cause__, StoppedError)
-        assert b'pasta_answers_total{end="failed"} 1.0' in backend.metrics.render()
+            assert isinstance(broken.value.__cause__, ClosedError)
+        assert b'pasta_answers_total{end="failed"} 1.0' in metrics.render()
         assert not backend.alive
-        with pytest.raises(StoppedError):
+        with pytest.raises(ClosedError):
             backend.submit([ask])
 
     asyncio.run(stop_in_the_middle())
@@ -223,15 +224,16 @@ def test_an_answer_that_had_not_begun_when_the_server_stops_ends_with_an_error(
     setup: Setup,
 ) -> None:
     async def stop_at_once() -> None:
-        backend = RemoteBackend(setup.remote, Metrics())
-        await backend.start()
+        metrics = Metrics()
+        backend = Backend(lambda: setup.remote, metrics, Load())
+        await backend.ready()
         ask = Ask(setup.remote.prompt_ids("Hello", 50), Rules(max_tokens=50), Sampling())
         with backend.submit([ask]) as answers:
             await backend.stop()
             with pytest.raises(AnswerError):
                 async for _piece in answers:
                     pass
-        assert backend.capacity.load == Load(0, 0)
+        assert backend.capacity.unended == 0
 
     asyncio.run(stop_at_once())
 

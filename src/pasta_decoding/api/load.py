@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from pasta_decoding.api.model import Model
 from pasta_decoding.api.opening import open_decoder
@@ -21,7 +21,12 @@ from pasta_decoding.models.embedded import NAME, default_cache, pull
 from pasta_decoding.models.loading import NO_ADAPTER, find_adapter, holds_weights
 
 _DEFAULT = LoadSettings()
-_Choice = TypeVar("_Choice", bound=StrEnum)
+_KINDS: Mapping[str, type[StrEnum]] = {
+    "engine": EngineName,
+    "join": Joining,
+    "dtype": Dtype,
+    "quant": FileType,
+}
 
 
 def load(
@@ -57,25 +62,38 @@ def load(
     Raises PastaError for an unknown adapter (with those that ship), a model of another base, an
     engine that is not installed (with the command that installs it), and broken files.
     """
-    settings = LoadSettings(
-        adapter=None if name is None else str(name),
-        model=None if model is None else Path(model),
-        engine=_one_of(EngineName, engine, "engine"),
-        join=None if join is None else _one_of(Joining, join, "join"),
-        dtype=_one_of(Dtype, dtype, "dtype"),
-        quant=_one_of(FileType, quant, "quant"),
-        context=context,
-        threads=threads,
-        device=device,
-        base_url=(base_url,) if isinstance(base_url, str) else tuple(base_url),
-        remote_key=api_key,
-    )
-    folder = default_cache(os.environ) if cache is None else Path(cache)
-    place = Place(folder, tell or logging.getLogger("pasta_decoding").info)
+    settings = _named(name, model, base_url, context=context, threads=threads, device=device)
+    choices = _known(engine=engine, join=join, dtype=dtype, quant=quant)
+    settings = replace(settings, remote_key=api_key, **choices)
+    place = _place(cache, tell)
     return Model(open_decoder(_located(settings, place), place))
 
 
-def _one_of(kind: type[_Choice], value: str, what: str) -> _Choice:
+def _named(
+    name: str | Path | None, model: str | Path | None, urls: str | Sequence[str], **others: Any
+) -> LoadSettings:
+    return LoadSettings(
+        adapter=None if name is None else str(name),
+        model=None if model is None else Path(model),
+        base_url=(urls,) if isinstance(urls, str) else tuple(urls),
+        **others,
+    )
+
+
+def _known(**named: str | None) -> dict[str, Any]:
+    """Return what is chosen by a name. Raises PastaError for a name that none has."""
+    return {
+        what: None if value is None else _one_of(_KINDS[what], value, what)
+        for what, value in named.items()
+    }
+
+
+def _place(cache: str | Path | None, tell: Tell | None) -> Place:
+    folder = default_cache(os.environ) if cache is None else Path(cache)
+    return Place(folder, tell or logging.getLogger("pasta_decoding").info)
+
+
+def _one_of(kind: type[StrEnum], value: str, what: str) -> StrEnum:
     try:
         return kind(value)
     except ValueError:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import Self, Unpack
 
 from pasta_decoding.api.options import (
     Options,
@@ -20,14 +20,11 @@ from pasta_decoding.api.options import (
 )
 from pasta_decoding.api.result import Result
 from pasta_decoding.api.streams import AsyncStream, Reading, Start, Stream, events_of, text_of
+from pasta_decoding.api.worker import AnyDecoder, open_worker
 from pasta_decoding.errors import PastaError
-from pasta_decoding.runtime.engine_thread import EngineThread, News, Ticket, Worker, closed_error
 from pasta_decoding.runtime.events import Event
-from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.request import Request
-
-if TYPE_CHECKING:
-    from pasta_decoding.remote.decoder import RemoteDecoder
+from pasta_decoding.runtime.worker import ClosedError, News, Ticket, Worker
 
 DEFAULT_CONCURRENCY = 16
 
@@ -43,7 +40,7 @@ class Model:
     decoder: what is underneath, for whoever measures steps; not while this answers.
     """
 
-    def __init__(self, decoder: LocalDecoder | RemoteDecoder) -> None:
+    def __init__(self, decoder: AnyDecoder) -> None:
         self.decoder = decoder
         self._worker: Worker | None = None
         self._closed = False
@@ -154,14 +151,7 @@ class Model:
 
     def _request(self, prompt: Prompt, options: Options, number: int) -> Request:
         rules, sampling = rules_of(options), sampling_of(options)
-        room = self.decoder.max_positions - rules.max_tokens
-        if room < 1:
-            raise PastaError(
-                f"an answer of up to {rules.max_tokens} tokens leaves no room for a prompt: the "
-                f"model holds {self.decoder.max_positions} of both",
-                hint="Allow fewer tokens.",
-            )
-        ids = tuple(self.decoder.encoder.encode(messages_of(prompt), max_tokens=room))
+        ids = self.decoder.chat_ids(messages_of(prompt), rules.max_tokens)
         sampler = self.decoder.sampler(ids, sampling, number)
         seconds = options.get("max_seconds")
         stops = stops_of(options)
@@ -169,18 +159,10 @@ class Model:
 
     def _working(self) -> Worker:
         if self._closed:
-            raise closed_error()
+            raise ClosedError
         if self._worker is None:
-            self._worker = _worker(self.decoder)
+            self._worker = open_worker(self.decoder)
         return self._worker
-
-
-def _worker(decoder: LocalDecoder | RemoteDecoder) -> Worker:
-    if isinstance(decoder, LocalDecoder):
-        return EngineThread(decoder.scheduler())
-    from pasta_decoding.remote.loop_thread import LoopThread
-
-    return LoopThread(decoder)
 
 
 def _check_concurrency(max_concurrency: int) -> None:
@@ -219,9 +201,6 @@ class _Batch:
 
     def _take(self, number: int, news: News) -> None:
         reading = self._asked[number][1]
-        was_stopped = reading.stopped
         reading.take(news)
         if reading.result is not None:
             del self._running[number]
-        elif reading.stopped and not was_stopped:
-            self._running[number].stop()

@@ -39,8 +39,8 @@ def open_decoder(settings: LoadSettings, place: Place) -> LocalDecoder | RemoteD
     return open_local(settings, place)
 
 
-def open_local(settings: LoadSettings, place: Place) -> LocalDecoder:
-    """Load base model and adapter onto an engine in this process. Raises PastaError."""
+def check_local(settings: LoadSettings, place: Place) -> None:
+    """Raise PastaError if no engine in this process could have what is named."""
     if settings.is_remote:
         raise PastaError(
             "servers are no engine of this process",
@@ -51,6 +51,12 @@ def open_local(settings: LoadSettings, place: Place) -> LocalDecoder:
             f"base_url names servers, and the engine {settings.engine} runs here",
             hint="Leave one of them out.",
         )
+    folders(settings, place)
+
+
+def open_local(settings: LoadSettings, place: Place) -> LocalDecoder:
+    """Load base model and adapter onto an engine in this process. Raises PastaError."""
+    check_local(settings, place)
     decoder = _load(settings, place)
     if settings.engine is EngineName.auto:
         name = decoder.engine.name

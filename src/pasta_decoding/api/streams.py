@@ -11,9 +11,9 @@ from typing import Generic, Self, TypeVar
 from pasta_decoding.api.result import Result, result_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.engine_thread import Failure, Listener, News, Progress, Ticket
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.stop_filter import StopFilter
+from pasta_decoding.runtime.worker import Failure, Listener, News, Progress, Ticket
 
 Item = TypeVar("Item")
 
@@ -38,17 +38,12 @@ class Reading:
         self._count_tokens = count_tokens
         self._shown: list[str] = []
 
-    @property
-    def stopped(self) -> bool:
-        """Has a stop string come? Then nothing more is shown."""
-        return self._filter.stopped
-
     def take(self, news: News) -> tuple[tuple[Event, ...], str]:
         """Return the events and the text that `news` brings. Raises the error of a failure."""
         match news:
             case Failure(error):
                 raise error
-            case Progress(events):
+            case Progress(events, _):
                 return events, self._show(self._filter.feed(events))
             case _:
                 rest = self._show(self._filter.finish())
@@ -61,9 +56,9 @@ class Reading:
 
     def _conclude(self, answer: Answer) -> None:
         text = "".join(self._shown)
-        tokens = self._count_tokens(text)
+        stopped, tokens = self._filter.stopped, self._count_tokens(text)
         self.answer = answer
-        self.result = result_of(answer, text=text, stopped=self.stopped, plain_tokens=tokens)
+        self.result = result_of(answer, text=text, stopped=stopped, plain_tokens=tokens)
 
 
 def text_of(_events: tuple[Event, ...], text: str) -> Iterable[str]:
@@ -100,12 +95,9 @@ class _Pulled(Generic[Item]):
         return self._reading.answer
 
     def _feed(self, news: News) -> None:
-        was_stopped = self._reading.stopped
         events, text = self._reading.take(news)
         self._ready.extend(self._pick(events, text))
         self._over = self._reading.result is not None
-        if self._reading.stopped and not was_stopped and self._ticket is not None:
-            self._ticket.stop()
 
     def _give_up(self) -> None:
         if not self._over and self._ticket is not None:

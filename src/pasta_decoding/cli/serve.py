@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -21,11 +22,11 @@ from pasta_decoding.server.settings import Load, Settings
 if TYPE_CHECKING:
     from socket import socket
 
-    from pasta_decoding.server.app import Rival
+    from pasta_decoding.runtime.local import LocalDecoder
     from pasta_decoding.server.backend import Backend
     from pasta_decoding.server.metrics import Metrics
 
-RIVAL_REQUESTS, RIVAL_QUEUE = 4, 16
+RIVAL_LOAD = Load(max_requests=4, max_queue=16)
 """Races at a time, and those that wait."""
 
 
@@ -36,9 +37,6 @@ class LogLevel(StrEnum):
     info = "info"
     warning = "warning"
     error = "error"
-
-
-_SETTINGS = Settings(model="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,83 +73,85 @@ def serve(
     baseline: Annotated[
         str | None,
         typer.Option(
-            help="Load a sequential baseline, too, for the page to race against: `sequential` for "
-            "adapters that ship, else an adapter or whole model. It takes as much memory again."
+            help="A sequential baseline for the page to race against: `sequential` for adapters "
+            "that ship, else an adapter or whole model. Loaded at the first race, it takes as much "
+            "memory again."
         ),
     ] = None,
     *,
     process: Process,
-    settings: Settings = _SETTINGS,
+    settings: Settings,
     load: Load,
     loading: LoadSettings,
 ) -> None:
     """Answer OpenAI's clients, and show a page where one watches the threads write."""
     refuse_without_extra()
     from pasta_decoding.server.listen import open_socket, own_names
+    from pasta_decoding.server.metrics import Metrics
 
     key = key_of(settings.api_key, api_key_file)
-    settings = replace(settings, model=name or model_name(loading), api_key=key)
+    settings = replace(settings, api_key=key)
     log_to_stderr(process.log_level)
     with open_socket(process.host, process.port) as listener:
         if key is None:
             settings = replace(settings, hosts=own_names(listener, process.host))
-        listen(listener, process, settings, load, loading, baseline)
+        metrics = Metrics()
+        backends = backends_of(loading, name, load, metrics)
+        if baseline is not None:
+            backends |= rival_of(loading, baseline, metrics, beside=backends)
+        listen(listener, process, settings, metrics, backends)
 
 
 def listen(
     listener: socket,
     process: Process,
     settings: Settings,
-    load: Load,
-    loading: LoadSettings,
-    baseline: str | None,
+    metrics: Metrics,
+    backends: Mapping[str, Backend],
 ) -> None:
-    """Load what answers, say where it is, and answer until told to stop."""
+    """Say where the server is, and answer until told to stop."""
     from pasta_decoding.server.app import create_app
     from pasta_decoding.server.listen import address, http_server, is_loopback
-    from pasta_decoding.server.metrics import Metrics
 
-    metrics = Metrics()
-    backend = load_backend(loading, metrics, load)
-    rival = None if baseline is None else load_rival(loading, baseline, settings.model)
     if process.parallel_up_to is not None:
         say("--parallel-up-to does nothing any more: load delays threads, and bans no promise")
     if settings.api_key is None and not is_loopback(listener):
         say("anybody who reaches this address may ask: --api-key keeps them out")
-    say(f"{settings.model} at {address(listener)}")
+    say(f"{next(iter(backends))} at {address(listener)}")
     with suppress(KeyboardInterrupt):  # uvicorn has stopped in good order; that is all
-        app = create_app(backend, metrics, settings, rival)
-        http_server(app, backend, last_words_s=process.drain_seconds).run(sockets=[listener])
+        app = create_app(backends, metrics, settings)
+        server = http_server(app, list(backends.values()), last_words_s=process.drain_seconds)
+        server.run(sockets=[listener])
 
 
-def load_backend(loading: LoadSettings, metrics: Metrics, load: Load) -> Backend:
-    """Load the checkpoint onto the engine, or find the servers that have it."""
+def backends_of(
+    loading: LoadSettings, name: str | None, load: Load, metrics: Metrics
+) -> dict[str, Backend]:
+    """Load the checkpoint onto the engine, or find the servers that have it; return it by name."""
     from pasta_decoding.api.opening import open_decoder
-    from pasta_decoding.remote.decoder import RemoteDecoder
-    from pasta_decoding.server.local_backend import LocalBackend
-    from pasta_decoding.server.remote_backend import RemoteBackend
+    from pasta_decoding.server.backend import Backend
 
     decoder = open_decoder(loading, place())
-    if isinstance(decoder, RemoteDecoder):
-        return RemoteBackend(decoder, metrics, load.max_requests, load.max_queue)
-    return LocalBackend(
-        decoder, metrics, load.max_requests, load.max_queue, load.target_ms_per_token
-    )
+    return {name or model_name(loading): Backend(lambda: decoder, metrics, load)}
 
 
-def load_rival(loading: LoadSettings, baseline: str, model: str) -> Rival:
-    """Load the baseline onto an engine of its own. What it does is not in the metrics."""
+def rival_of(
+    loading: LoadSettings, baseline: str, metrics: Metrics, *, beside: Collection[str]
+) -> dict[str, Backend]:
+    """Return the baseline by name. It gets an engine of its own when it is first asked for."""
     from pasta_decoding.api.baseline import baseline_of
-    from pasta_decoding.api.opening import open_local
-    from pasta_decoding.server.app import Rival
-    from pasta_decoding.server.local_backend import LocalBackend
-    from pasta_decoding.server.metrics import Metrics
+    from pasta_decoding.api.opening import check_local, open_local
+    from pasta_decoding.server.backend import Backend
 
     found = baseline_of(loading, baseline)
-    decoder = replace(open_local(found.settings, place()), parallel=False)
-    name = f"{found.name}-baseline" if found.name == model else found.name
-    say(f"its baseline, {name}, has an engine and a cache of its own")
-    return Rival(name, LocalBackend(decoder, Metrics(), RIVAL_REQUESTS, RIVAL_QUEUE))
+    check_local(found.settings, place())
+
+    def load() -> LocalDecoder:
+        return replace(open_local(found.settings, place()), parallel=False)
+
+    name = f"{found.name}-baseline" if found.name in beside else found.name
+    say(f"its baseline, {name}, is loaded at the first race, with an engine and a cache of its own")
+    return {name: Backend(load, metrics, RIVAL_LOAD)}
 
 
 def key_of(key: str | None, file: Path | None) -> str | None:

@@ -38,7 +38,7 @@ class RemoteDecoder(Decoder):
     service: Service
 
     @property
-    def max_positions(self) -> int:
+    def max_tokens(self) -> int:
         """See `Decoder`."""
         return self.service.max_positions
 
@@ -69,9 +69,7 @@ class RemoteDecoder(Decoder):
             )
         return Decoder.sampler(self, prompt, sampling, choice)
 
-    def writer(
-        self, request: Request, pool: ReplicaPool, on_news: OnNews, *, queue_s: float = 0.0
-    ) -> AnswerWriter:
+    def writer(self, request: Request, pool: ReplicaPool, on_news: OnNews) -> AnswerWriter:
         """Return what writes the answer to a request that passed `check`."""
         interpreter = Interpreter(
             self.vocabulary,
@@ -82,7 +80,7 @@ class RemoteDecoder(Decoder):
             Joining.text,
             request.stops,
         )
-        return AnswerWriter(request, interpreter, pool, on_news, queue_s)
+        return AnswerWriter(request, interpreter, pool, on_news)
 
     def decode(self, request: Request) -> Generator[Event, None, Answer]:
         """See `Decoder`. Not for use where an event loop runs already."""

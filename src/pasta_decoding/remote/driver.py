@@ -53,7 +53,6 @@ class AnswerWriter:
     interpreter: Interpreter
     pool: ReplicaPool
     on_news: OnNews
-    queue_s: float = 0.0
     contexts: dict[int, list[int]] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)
     _tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
@@ -62,7 +61,7 @@ class AnswerWriter:
         self.contexts[MAIN] = list(self.request.prompt)
         self.steps[MAIN] = 0
         self.trace = Trace(len(self.request.prompt))
-        self.account = Account(self.interpreter, time.perf_counter() - self.queue_s)
+        self.account = Account(self.interpreter, time.perf_counter())
 
     async def run(self) -> Answer:
         """Write the answer. If one thread fails for good, the others are cancelled.
@@ -71,8 +70,7 @@ class AnswerWriter:
         """
         limit_s, timer = self.request.max_seconds, None
         if limit_s is not None:
-            left_s = max(0.0, limit_s - self.queue_s)
-            timer = asyncio.get_running_loop().call_later(left_s, self.stop)
+            timer = asyncio.get_running_loop().call_later(limit_s, self.stop)
         try:
             with self.pool.lease() as self.lease:
                 async with asyncio.TaskGroup() as self._group:
@@ -103,9 +101,7 @@ class AnswerWriter:
         self.account.stamp(now_s)
         self.trace.sent = self.lease.sent
         seconds = now_s - self.account.began_s
-        return conclude(
-            self.request.prompt, self.account, self.trace, seconds=seconds, queue_s=self.queue_s
-        )
+        return conclude(self.request.prompt, self.account, self.trace, seconds=seconds, queue_s=0.0)
 
     def _start(self, thread: int) -> None:
         self._tasks[thread] = self._group.create_task(self._write(thread))
@@ -114,7 +110,7 @@ class AnswerWriter:
         """End what others wrote, of whom nothing more is wanted."""
         for thread in self._tasks.keys() - set(self.interpreter.writing):
             task = self._tasks.pop(thread)
-            if task is not _current_task():
+            if task is not asyncio.current_task():
                 task.cancel()
 
     async def _write(self, thread: int) -> None:
@@ -301,10 +297,3 @@ class _ThreadStream:
         if self._thread == MAIN and interpreter.rules.parallel:
             may_come = {control.promise_open, control.sync, *control.promise_close.values()}
         return dict.fromkeys(control.ids - may_come, BAN)
-
-
-def _current_task() -> asyncio.Task[None] | None:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None

@@ -14,23 +14,24 @@ from pasta_decoding.remote.decoder import RemoteDecoder
 from pasta_decoding.remote.driver import AnswerWriter
 from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.engine_thread import (
+from pasta_decoding.runtime.events import Event
+from pasta_decoding.runtime.request import Request
+from pasta_decoding.runtime.worker import (
+    Activity,
+    ClosedError,
     Failure,
     Listener,
     Progress,
     Ticket,
-    closed_error,
+    Watcher,
 )
-from pasta_decoding.runtime.events import Event
-from pasta_decoding.runtime.request import Request
 
 
 @dataclass(eq=False, slots=True)
 class _Writing:
     """One request, its task, and whether anybody still wants to hear of it."""
 
-    writer: AnswerWriter
-    loop: asyncio.AbstractEventLoop
+    listener: Listener
     future: Future[Answer] | None = None
     cancelled: bool = False
 
@@ -39,15 +40,32 @@ class _Writing:
         if self.future is not None:
             self.future.cancel()
 
-    def stop(self) -> None:
-        self.loop.call_soon_threadsafe(self.writer.stop)
+    def tell(self, events: Sequence[Event], step: int) -> None:
+        if not self.cancelled:
+            self.listener(Progress(tuple(events), step))
+
+    def end(self, future: Future[Answer]) -> None:
+        if self.cancelled:
+            return
+        if future.cancelled():
+            self.listener(Failure(ClosedError()))
+        elif error := future.exception():
+            self.listener(Failure(error))
+        else:
+            self.listener(future.result())
 
 
 class LoopThread:
-    """See `Worker`. Holds connections to the decoder's servers until it is closed."""
+    """See `Worker`. Holds connections to the decoder's servers until it is closed.
 
-    def __init__(self, decoder: RemoteDecoder) -> None:
+    activity: as of the last news.
+    """
+
+    def __init__(self, decoder: RemoteDecoder, watcher: Watcher | None = None) -> None:
+        self.activity = Activity()
         self._decoder = decoder
+        self._watcher = watcher
+        self._writers: set[AnswerWriter] = set()
         self._handing_in = threading.Lock()
         self._closed = False
         self._loop = asyncio.new_event_loop()
@@ -58,21 +76,25 @@ class LoopThread:
         self._pool = ReplicaPool(decoder.service)
         self._run(self._pool.__aenter__())
 
-    def submit(self, request: Request, listener: Listener) -> Ticket:
+    @property
+    def alive(self) -> bool:
+        """See `Worker`."""
+        return not self._closed
+
+    def check(self, request: Request) -> None:
         """See `Worker`."""
         self._decoder.check(request)
 
-        def tell(events: Sequence[Event], _step: int) -> None:
-            if not writing.cancelled:
-                listener(Progress(tuple(events)))
-
+    def submit(self, request: Request, listener: Listener) -> Ticket:
+        """See `Worker`."""
+        self.check(request)
+        writing = _Writing(listener)
         with self._handing_in:
             if self._closed:
-                raise closed_error()
-            writer = self._decoder.writer(request, self._pool, tell)
-            writing = _Writing(writer, self._loop)
-            writing.future = asyncio.run_coroutine_threadsafe(writer.run(), self._loop)
-        writing.future.add_done_callback(partial(self._end, writing, listener))
+                raise ClosedError
+            answer = self._write(request, writing)
+            writing.future = asyncio.run_coroutine_threadsafe(answer, self._loop)
+        writing.future.add_done_callback(writing.end)
         return writing
 
     def close(self) -> None:
@@ -89,19 +111,31 @@ class LoopThread:
     def _run(self, coroutine: Coroutine[Any, Any, object]) -> None:
         asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
+    # The loop's thread
+
+    async def _write(self, request: Request, writing: _Writing) -> Answer:
+        writer = self._decoder.writer(request, self._pool, partial(self._tell, writing))
+        self._writers.add(writer)
+        self._look_around()
+        try:
+            return await writer.run()
+        finally:
+            self._writers.discard(writer)
+            self._look_around()
+            if self._watcher is not None:
+                self._watcher.sent(writer.lease.sent)
+
+    def _tell(self, writing: _Writing, events: Sequence[Event], step: int) -> None:
+        self._look_around()
+        writing.tell(events, step)
+
+    def _look_around(self) -> None:
+        live = sum(writer.live_threads for writer in self._writers)
+        self.activity = Activity(running=len(self._writers), live_threads=live)
+
     async def _stop(self) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._pool.__aexit__()
-
-    def _end(self, writing: _Writing, listener: Listener, future: Future[Answer]) -> None:
-        if writing.cancelled:
-            return
-        if future.cancelled():
-            listener(Failure(closed_error()))
-        elif error := future.exception():
-            listener(Failure(error))
-        else:
-            listener(future.result())

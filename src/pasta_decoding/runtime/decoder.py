@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import TOO_LONG, PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models.checkpoint import Checkpoint
 from pasta_decoding.models.loading import Loaded
@@ -75,8 +75,8 @@ class Decoder:
 
     @property
     @abstractmethod
-    def max_positions(self) -> int:
-        """Tokens of prompt and answer together."""
+    def max_tokens(self) -> int:
+        """How many tokens prompt and answer may have together."""
 
     @property
     @abstractmethod
@@ -98,10 +98,31 @@ class Decoder:
     def answer(self, request: Request) -> Answer:
         """Decode one request alone, without looking at its events."""
 
-    def prompt_ids(self, prompt: str, max_tokens: int) -> tuple[int, ...]:
-        """Encode a user's question; refuses one that leaves no room for `max_tokens` more."""
-        room = self.max_positions - max_tokens
-        return tuple(self.encoder.encode([Message("user", prompt)], max_tokens=room))
+    def prompt_ids(self, prompt: str, answer_tokens: int) -> tuple[int, ...]:
+        """Encode a user's question; PastaError if it leaves no room for `answer_tokens` more."""
+        return self.chat_ids([Message("user", prompt)], answer_tokens)
+
+    def chat_ids(self, messages: Sequence[Message], answer_tokens: int) -> tuple[int, ...]:
+        """Encode a conversation; errors as above."""
+        room = self._room_beside(answer_tokens)
+        return tuple(self.encoder.encode(messages, max_tokens=room))
+
+    def text_ids(self, text: str, answer_tokens: int) -> tuple[int, ...]:
+        """Encode a text to go on from, without the chat template; errors as above."""
+        room = self._room_beside(answer_tokens)
+        return tuple(self.encoder.encode_plain(text, max_tokens=room))
+
+    def _room_beside(self, answer_tokens: int) -> int:
+        room = self.max_tokens - answer_tokens
+        if room < 1:
+            raise PastaError(
+                f"an answer of up to {answer_tokens} tokens leaves no room for a prompt: the model "
+                f"holds {self.max_tokens} of both",
+                hint="Ask for fewer tokens.",
+                code=TOO_LONG,
+                field="max_tokens",
+            )
+        return room
 
     def request(
         self, prompt: str, rules: Rules, sampling: Sampling, *, max_seconds: float | None = None

@@ -12,61 +12,20 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import Protocol
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.events import Event
+from pasta_decoding.runtime.governor import Governor
+from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.scheduler import Scheduler
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What one step brought to one answer."""
-
-    events: tuple[Event, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An answer that will not come, and why."""
-
-    error: BaseException
-
-
-News = Progress | Answer | Failure
-"""An `Answer` or a `Failure` is the last of a request."""
-
-Listener = Callable[[News], None]
-"""Called in the worker's own thread: it must be quick and must not raise."""
-
-
-class Ticket(Protocol):
-    """A request that was handed in."""
-
-    def cancel(self) -> None:
-        """Free what the request holds, within one step; its listener hears no more. Any thread."""
-        ...
-
-    def stop(self) -> None:
-        """End the answer within one step: its listener gets what there is of it. Any thread."""
-        ...
-
-
-class Worker(Protocol):
-    """Writes answers, any number at once, in a thread of its own."""
-
-    def submit(self, request: Request, listener: Listener) -> Ticket:
-        """Hand in a request. Any thread may call.
-
-        Raises PastaError if it could never be answered, or if the worker is closed.
-        """
-        ...
-
-    def close(self) -> None:
-        """Cancel everything and end the thread. Listeners that wait hear a `Failure`."""
-        ...
+from pasta_decoding.runtime.worker import (
+    Activity,
+    ClosedError,
+    Failure,
+    Listener,
+    Progress,
+    Ticket,
+    Watcher,
+)
 
 
 @dataclass(eq=False, slots=True)
@@ -79,30 +38,49 @@ class _Job:
     def cancel(self) -> None:
         self.thread.call(partial(self.thread.drop, self))
 
-    def stop(self) -> None:
-        self.thread.call(partial(self.thread.end, self))
-
 
 class EngineThread:
-    """See `Worker`. Owns the scheduler and its engine until it is closed."""
+    """See `Worker`. Owns the decoder's engine until it is closed.
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    governor: who writes in which step; see `Scheduler`.
+    activity: as of the last step.
+    """
+
+    def __init__(
+        self,
+        decoder: LocalDecoder,
+        *,
+        governor: Governor | None = None,
+        watcher: Watcher | None = None,
+    ) -> None:
+        self._scheduler = decoder.scheduler(governor=governor)
+        self._engine = decoder.engine
+        self._watcher = watcher
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._jobs: list[_Job] = []
         self._handing_in = threading.Lock()
         self._closed = False
         self._halting = False
+        self._look_around()
         self._thread = threading.Thread(target=self._run, name="pasta-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request, listener: Listener) -> Ticket:
+    @property
+    def alive(self) -> bool:
+        """See `Worker`."""
+        return not self._closed
+
+    def check(self, request: Request) -> None:
         """See `Worker`."""
         self._scheduler.check(request)
+
+    def submit(self, request: Request, listener: Listener) -> Ticket:
+        """See `Worker`."""
+        self.check(request)
         job = _Job(self, request, listener)
         with self._handing_in:
             if self._closed:
-                raise closed_error()
+                raise ClosedError
             self.call(partial(self._begin, job))
         return job
 
@@ -124,25 +102,21 @@ class EngineThread:
         if job in self._jobs:
             self._forget(job)
 
-    def end(self, job: _Job) -> None:
-        """Let the answer of a job be what there is of it."""
-        if job in self._jobs:
-            assert job.number is not None, "it was added"
-            self._scheduler.cancel(job.number)
-
     def _run(self) -> None:
-        with closing(self._scheduler):
-            while not self._halting:
-                self._take_calls()
-                self._step()
-                for job in list(self._jobs):
-                    self._report(job)
-        for job in self._jobs:
-            job.listener(Failure(closed_error()))
+        try:
+            with closing(self._scheduler):
+                while not self._halting:
+                    self._take_calls()
+                    self._step()
+                    for job in list(self._jobs):
+                        self._report(job)
+        finally:
+            self._end()
 
     def _take_calls(self) -> None:
         """Make the calls that have come; with nothing to write, wait for one."""
         if not self._jobs:
+            self._look_around()
             self._inbox.get()()
         while not self._inbox.empty():
             self._inbox.get()()
@@ -158,16 +132,21 @@ class EngineThread:
     def _step(self) -> None:
         if not self._jobs:
             return
+        before = self._scheduler.delays.copy()
         try:
             self._scheduler.step()
         except Exception as error:  # noqa: BLE001  whom it ended hears of it in `_report`
             if not any(self._failed(job) for job in self._jobs):
                 self._fail_all(error)
+        self._look_around()
+        if self._watcher is not None:
+            delays = {why: count - before[why] for why, count in self._scheduler.delays.items()}
+            self._watcher.stepped(self._scheduler.last_width, delays)
 
     def _report(self, job: _Job) -> None:
         assert job.number is not None, "it was added"
         if events := self._scheduler.drain_events(job.number):
-            job.listener(Progress(tuple(events)))
+            job.listener(Progress(tuple(events), self._scheduler.steps(job.number)))
         try:
             answer = self._scheduler.result(job.number)
         except BaseException as error:  # noqa: BLE001  whatever the engine raised ends this answer
@@ -197,10 +176,24 @@ class EngineThread:
         self._scheduler.forget(job.number)
         self._jobs.remove(job)
 
+    def _look_around(self) -> None:
+        self.activity = Activity(
+            running=self._scheduler.running,
+            live_threads=self._scheduler.live_threads,
+            cells=self._engine.cells_in_use,
+            max_cells=self._engine.max_cells or 0,
+        )
+
     def _halt(self) -> None:
         self._halting = True
 
-
-def closed_error() -> PastaError:
-    """Return what whoever asks a closed model is told."""
-    return PastaError("the model is closed", hint="Load it again: pasta.load(...)")
+    def _end(self) -> None:
+        """Tell whoever waits that nothing comes any more, those just handed in among them."""
+        with self._handing_in:
+            self._closed = True
+        while not self._inbox.empty():
+            self._inbox.get()()
+        for job in self._jobs:
+            job.listener(Failure(ClosedError()))
+        self._jobs.clear()
+        self._look_around()

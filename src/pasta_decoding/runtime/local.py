@@ -42,9 +42,10 @@ class LocalDecoder(Decoder):
     joining: Joining = Joining.kv
 
     @property
-    def max_positions(self) -> int:
+    def max_tokens(self) -> int:
         """See `Decoder`."""
-        return self.engine.max_positions
+        cells, positions = self.engine.max_cells, self.engine.max_positions
+        return positions if cells is None else min(cells, positions)
 
     def replay(
         self, prompt: Sequence[int], segments: Sequence[Segment], *, end: int | None = None

@@ -21,32 +21,29 @@ class BusyError(Exception):
         self.retry_after_s = retry_after_s
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How many answers are being written, and how many wait."""
-
-    running: int
-    waiting: int
-
-
 @dataclass(slots=True)
 class Capacity:
     """Decides who may come in. All of it belongs to the event loop's thread.
 
     max_concurrency: answers that are written together,
     queue:           and how many more may wait.
+    unended:         those that were taken in and have not ended.
     """
 
     max_concurrency: int
     queue: int
-    _unended: int = 0
+    unended: int = 0
     _typical_s: float = FIRST_GUESS_S
 
     @property
-    def load(self) -> Load:
-        """How much there is to do now."""
-        running = min(self._unended, self.max_concurrency)
-        return Load(running, self._unended - running)
+    def running(self) -> int:
+        """How many answers are being written."""
+        return min(self.unended, self.max_concurrency)
+
+    @property
+    def waiting(self) -> int:
+        """How many answers wait."""
+        return self.unended - self.running
 
     def check_room(self, answers: int) -> None:
         """Raise BusyError if there is no room for all answers of a request.
@@ -60,17 +57,17 @@ class Capacity:
                 hint="Ask for fewer choices or prompts.",
                 field="n",
             )
-        if self._unended + answers > most:
+        if self.unended + answers > most:
             raise BusyError(self._retry_after_s())
 
     def enter(self, answers: int) -> None:
         """Take a request's answers in; errors as above."""
         self.check_room(answers)
-        self._unended += answers
+        self.unended += answers
 
     def leave(self) -> None:
         """Give up the place of an answer, whatever became of it."""
-        self._unended -= 1
+        self.unended -= 1
 
     def note(self, answer: Answer) -> None:
         """Learn what answers last, once they are let in."""
@@ -78,5 +75,5 @@ class Capacity:
 
     def _retry_after_s(self) -> int:
         """Guess when the first of the queue will have been let in."""
-        turns = self._unended / self.max_concurrency
+        turns = self.unended / self.max_concurrency
         return min(MAX_RETRY_S, max(1, math.ceil(self._typical_s * turns)))

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from pasta_decoding.errors import TOO_LONG, PastaError
 from pasta_decoding.remote.completions import RemoteError
-from pasta_decoding.server.backend import StoppedError
+from pasta_decoding.runtime.worker import ClosedError
 from pasta_decoding.server.capacity import BusyError
 from pasta_decoding.server.requests import FIELDS
 from pasta_decoding.server.schema import ErrorDetail, ErrorReply
@@ -69,7 +69,7 @@ def mistake(error: PastaError, prompt: str | None = None) -> ApiError:
 
 def failure(reason: BaseException | None) -> ApiError:
     """Return the error for an answer that broke for no reason of the client's; the log has it."""
-    if isinstance(reason, StoppedError):
+    if isinstance(reason, ClosedError):
         return gone()
     if isinstance(reason, RemoteError):
         message = f"the model's own server failed: {reason.reason}"
@@ -104,7 +104,7 @@ def install(app: FastAPI) -> None:
     handle(ApiError, lambda error: error)
     app.add_exception_handler(PastaError, on_mistake)
     handle(BusyError, lambda error: busy(error.retry_after_s))
-    handle(StoppedError, failure)
+    handle(ClosedError, failure)
     handle(RequestValidationError, lambda error: invalid(error.errors()))
     handle(Exception, failure)
     app.add_exception_handler(HTTPException, on_status)

@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 
 import uvicorn
@@ -57,28 +58,33 @@ def address(listener: socket.socket) -> str:
 class Server(uvicorn.Server):
     """uvicorn, which would break its replies off, but for telling clients first that it stops."""
 
-    def __init__(self, config: uvicorn.Config, backend: Backend, last_words_s: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, backends: Sequence[Backend], last_words_s: float
+    ) -> None:
         super().__init__(config)
-        self._backend = backend
+        self._backends = backends
         self._last_words_s = last_words_s
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop the backend when answers have had their time; its replies end by themselves then."""
+        """Stop the backends when answers have had their time; replies end by themselves then."""
         replied = asyncio.Event()
-        stopping = asyncio.create_task(self._stop_backend(replied))
+        stopping = asyncio.create_task(self._stop_backends(replied))
         try:
             await super().shutdown(sockets)
         finally:
             replied.set()
             await stopping
 
-    async def _stop_backend(self, replied: asyncio.Event) -> None:
+    async def _stop_backends(self, replied: asyncio.Event) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(replied.wait(), self._last_words_s)
-        await self._backend.stop()
+        for backend in self._backends:
+            await backend.stop()
 
 
-def http_server(app: FastAPI, backend: Backend, *, last_words_s: float | None = None) -> Server:
+def http_server(
+    app: FastAPI, backends: Sequence[Backend], *, last_words_s: float | None = None
+) -> Server:
     """Return the server; it has no logs of its own but for what goes wrong.
 
     last_words_s: how long answers may go on once it is told to stop.
@@ -95,6 +101,6 @@ def http_server(app: FastAPI, backend: Backend, *, last_words_s: float | None = 
             server_header=False,
             timeout_graceful_shutdown=math.ceil(last_words_s + GRACE_S),
         ),
-        backend,
+        backends,
         last_words_s,
     )

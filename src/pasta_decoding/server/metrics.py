@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.trace import Sent
+from pasta_decoding.runtime.worker import Activity
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -78,31 +79,27 @@ class Metrics:
         self._gauges = {
             name: Gauge(f"pasta_{name}", about, registry=registry) for name, about in GAUGES.items()
         }
-        self._delayed: dict[str, int] = {}
 
     def replied(self, status: int) -> None:
         """Count an HTTP request."""
         self._count("requests", 1, str(status))
 
     def stepped(self, width: int, delays: Mapping[str, int]) -> None:
-        """Count a decode step of `width` threads. `delays`: of all steps together, by reason."""
+        """See `Watcher`."""
         if width:
             self._count("steps")
             self._histograms["step_width"].observe(width)
         for reason, threads in delays.items():
-            self._count("delayed_threads", threads - self._delayed.get(reason, 0), reason)
-        self._delayed = dict(delays)
+            self._count("delayed_threads", threads, reason)
 
-    def stands(self, *, live: int, running: int, waiting: int, cells: int) -> None:
-        """Tell how much is under way."""
-        self._gauges["live_threads"].set(live)
+    def stands(self, activities: Sequence[Activity], answers: int) -> None:
+        """Tell what all workers do now. `answers`: those that have not ended, waiting or not."""
+        running = sum(one.running for one in activities)
         self._gauges["running"].set(running)
-        self._gauges["queue"].set(waiting)
-        self._gauges["cache_cells"].set(cells)
-
-    def holds(self, max_cells: int) -> None:
-        """Tell how large the cache is."""
-        self._gauges["cache_cells_max"].set(max_cells)
+        self._gauges["queue"].set(max(0, answers - running))
+        self._gauges["live_threads"].set(sum(one.live_threads for one in activities))
+        self._gauges["cache_cells"].set(sum(one.cells for one in activities))
+        self._gauges["cache_cells_max"].set(sum(one.max_cells for one in activities))
 
     def first_text(self, seconds: float) -> None:
         """Count the wait for an answer's first text."""
@@ -121,7 +118,7 @@ class Metrics:
         self._count("interventions", answer.interventions)
 
     def sent(self, sent: Sent) -> None:
-        """Count what an answer asked of servers, whatever ended it."""
+        """See `Watcher`."""
         self._count("remote_requests", sent.requests)
         self._count("remote_corrections", sent.corrections)
         self._count("remote_prompt_tokens", sent.prompt_tokens)

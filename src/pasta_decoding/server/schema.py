@@ -218,13 +218,16 @@ class TextCompletion(Envelope):
 
 
 class Model(Wire):
-    """A model that can be asked for. `max_model_len`: tokens of prompt and answer together."""
+    """A model that can be asked for.
+
+    max_model_len: tokens of prompt and answer together; left out until it is loaded.
+    """
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str
-    max_model_len: int
+    max_model_len: int | None = Field(default=None, exclude_if=_is_none)
 
 
 class ModelList(Wire):

@@ -12,12 +12,10 @@ from typer import Option
 class Settings:
     """How requests are met.
 
-    model:  the name that clients ask for.
     body_s: how long a request's body may take.
     hosts:  what the server may be called beside localhost; None: anything.
     """
 
-    model: str
     api_key: Annotated[
         str | None,
         Option(envvar="PASTA_API_KEY", help="Ask clients for this key.", show_envvar=True),

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from pasta_decoding.server.backend import AnswerError, Answers
+from pasta_decoding.server.answers import AnswerError, Answers
 from pasta_decoding.server.errors import failure
 from pasta_decoding.server.replies import server_sent
 from pasta_decoding.server.schema import Wire

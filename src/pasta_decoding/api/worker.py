@@ -1,0 +1,29 @@
+"""From a decoder to the thread that works it, for every door: Python, the server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from pasta_decoding.runtime.engine_thread import EngineThread
+from pasta_decoding.runtime.governor import Governor
+from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.worker import Watcher, Worker
+
+if TYPE_CHECKING:
+    from pasta_decoding.remote.decoder import RemoteDecoder
+
+AnyDecoder: TypeAlias = "LocalDecoder | RemoteDecoder"
+
+
+def open_worker(
+    decoder: AnyDecoder, *, governor: Governor | None = None, watcher: Watcher | None = None
+) -> Worker:
+    """Return what writes answers with a decoder; whoever opens it closes it.
+
+    governor: who writes in which step, of an engine here; see `Scheduler`.
+    """
+    if isinstance(decoder, LocalDecoder):
+        return EngineThread(decoder, governor=governor, watcher=watcher)
+    from pasta_decoding.remote.loop_thread import LoopThread
+
+    return LoopThread(decoder, watcher)
