@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
@@ -25,6 +25,7 @@ from urllib.request import urlopen
 import pytest
 import torch
 
+from pasta_decoding.api.model import Model
 from pasta_decoding.lang.layout import ChunkRun, Joining, Layout, SyncRun
 from pasta_decoding.models.export import export_hf
 from pasta_decoding.models.loading import find_adapter, load_model
@@ -32,7 +33,8 @@ from pasta_decoding.remote.completions import RemoteError
 from pasta_decoding.remote.decoder import RemoteDecoder, remote_decoder
 from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
+from pasta_decoding.runtime.local import LocalDecoder, answer_of, torch_decoder
+from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
 from pasta_decoding.server.backend import Backend
@@ -57,6 +59,11 @@ PROMPTS = [
     "What should I see in Rome?",
 ]
 RULES = Rules(max_tokens=300)
+
+
+def answer_by(remote: RemoteDecoder, request: Request) -> Answer:
+    with closing(remote.scheduler()) as scheduler:
+        return answer_of(scheduler, request)
 
 
 @dataclass
@@ -149,7 +156,7 @@ def local(merged: Path) -> LocalDecoder:
 def answers(remote: RemoteDecoder, local: LocalDecoder) -> list[tuple[Answer, Answer]]:
     """Each prompt's answer by vLLM and by the torch engine."""
     requests = [remote.request(prompt, RULES, Sampling()) for prompt in PROMPTS]
-    return [(remote.answer(request), local.answer(request)) for request in requests]
+    return [(answer_by(remote, request), local.answer(request)) for request in requests]
 
 
 def test_what_is_served_is_found_out(remote: RemoteDecoder) -> None:
@@ -234,7 +241,7 @@ def test_answers_have_chunks_and_syncs_that_were_joined(
 
 def test_a_sequential_answer_takes_one_request(remote: RemoteDecoder) -> None:
     rules = Rules(max_tokens=40, parallel=False)
-    answer = remote.answer(remote.request(PROMPTS[0], rules, Sampling()))
+    answer = answer_by(remote, remote.request(PROMPTS[0], rules, Sampling()))
     assert answer.trace.sent is not None
     assert answer.trace.sent.requests == 1
     assert answer.chunks == 0
@@ -243,7 +250,7 @@ def test_a_sequential_answer_takes_one_request(remote: RemoteDecoder) -> None:
 def test_the_same_seed_gives_the_same_answer(remote: RemoteDecoder) -> None:
     def answer(seed: int) -> Answer:
         sampling = Sampling(temperature=0.7, top_p=0.9, seed=seed)
-        return remote.answer(remote.request(PROMPTS[1], Rules(max_tokens=1000), sampling))
+        return answer_by(remote, remote.request(PROMPTS[1], Rules(max_tokens=1000), sampling))
 
     once, again, other = answer(5), answer(5), answer(6)
     assert once.segments == again.segments != other.segments
@@ -269,12 +276,11 @@ def test_an_answer_that_is_given_up_leaves_nothing_running(
     vllm: Vllm, remote: RemoteDecoder
 ) -> None:
     # Its main thread writes for a while before it waits for others.
-    request = remote.request(PROMPTS[1], Rules(max_tokens=1000), Sampling())
-    events = remote.decode(request)
-    next(events)
-    until(lambda: vllm.running() > 0)
-    events.close()
-    until(lambda: vllm.running() == 0)
+    with Model(remote) as model, model.events(PROMPTS[1], max_tokens=1000) as events:
+        next(events)
+        until(lambda: vllm.running() > 0)
+        events.close()
+        until(lambda: vllm.running() == 0)
 
 
 def test_a_killed_server_fails_who_was_there_and_serves_again_when_it_is_back(
@@ -295,5 +301,5 @@ def test_a_killed_server_fails_who_was_there_and_serves_again_when_it_is_back(
 
     asyncio.run(be_there())
     vllm.start()
-    again = remote.answer(remote.request(PROMPTS[0], RULES, Sampling()))
+    again = answer_by(remote, remote.request(PROMPTS[0], RULES, Sampling()))
     assert again.segments == answers[0][0].segments

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,15 +12,13 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import SharedMax
 from pasta_decoding.models.loading import load_metadata
-from pasta_decoding.remote.completions import RemoteError
 from pasta_decoding.remote.driver import AnswerWriter, OnNews
+from pasta_decoding.remote.loop_thread import LoopThread
 from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.remote.scheduler import RemoteScheduler
 from pasta_decoding.remote.service import RetryPolicy, Service, checked_url, find_model
 from pasta_decoding.runtime.admission import check_fits
-from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder, decoder_fields, joining_for
-from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.penalties import Penalties
 from pasta_decoding.runtime.request import Request
@@ -48,8 +44,8 @@ class RemoteDecoder(Decoder):
         return "remote"
 
     def scheduler(self, *, clock: Callable[[], float] = time.perf_counter) -> RemoteScheduler:  # noqa: ARG002
-        """See `Decoder`. Not for use where an event loop runs already."""
-        return RemoteScheduler(self)
+        """See `Decoder`."""
+        return RemoteScheduler(LoopThread(self))
 
     def check(self, request: Request) -> None:
         """Raise PastaError if `request` could never be answered."""
@@ -81,48 +77,6 @@ class RemoteDecoder(Decoder):
             request.stops,
         )
         return AnswerWriter(request, interpreter, pool, on_news)
-
-    def decode(self, request: Request) -> Generator[Event, None, Answer]:
-        """See `Decoder`. Not for use where an event loop runs already."""
-        self.check(request)
-        with asyncio.Runner() as runner:
-            source = self._decode(request)
-            try:
-                while not isinstance(found := runner.run(_pull(source)), Answer):
-                    yield from found
-            finally:
-                runner.run(source.aclose())
-        return found
-
-    def answer(self, request: Request) -> Answer:
-        """See `Decoder`."""
-        events = self.decode(request)
-        while True:
-            try:
-                next(events)
-            except StopIteration as end:
-                answer: Answer = end.value
-                return answer
-
-    async def _decode(self, request: Request) -> AsyncGenerator[Sequence[Event] | Answer]:
-        """Yield the events as they come, then the answer."""
-        news: asyncio.Queue[Sequence[Event] | None] = asyncio.Queue()
-        async with ReplicaPool(self.service) as pool:
-            writer = self.writer(request, pool, lambda events, _step: news.put_nowait(events))
-            writing = asyncio.create_task(writer.run())
-            writing.add_done_callback(lambda _: news.put_nowait(None))
-            try:
-                while (events := await news.get()) is not None:
-                    yield events
-                yield writing.result()
-            finally:
-                writing.cancel()
-                with suppress(asyncio.CancelledError, RemoteError):
-                    await writing
-
-
-async def _pull(source: AsyncGenerator[Sequence[Event] | Answer]) -> Sequence[Event] | Answer:
-    return await anext(source)
 
 
 def remote_decoder(

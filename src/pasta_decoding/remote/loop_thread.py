@@ -8,11 +8,11 @@ from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-from pasta_decoding.remote.decoder import RemoteDecoder
-from pasta_decoding.remote.driver import AnswerWriter
+from pasta_decoding.remote.driver import AnswerWriter, OnNews
 from pasta_decoding.remote.replicas import ReplicaPool
+from pasta_decoding.remote.service import Service
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.request import Request
@@ -25,6 +25,23 @@ from pasta_decoding.runtime.worker import (
     Ticket,
     Watcher,
 )
+
+
+class Asker(Protocol):
+    """What a `RemoteDecoder` does for whoever asks its servers."""
+
+    @property
+    def service(self) -> Service:
+        """Where requests go."""
+        ...
+
+    def check(self, request: Request) -> None:
+        """Raise PastaError if `request` could never be answered."""
+        ...
+
+    def writer(self, request: Request, pool: ReplicaPool, on_news: OnNews) -> AnswerWriter:
+        """Return what writes the answer to a request that passed `check`."""
+        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -61,7 +78,7 @@ class LoopThread:
     activity: as of the last news.
     """
 
-    def __init__(self, decoder: RemoteDecoder, watcher: Watcher | None = None) -> None:
+    def __init__(self, decoder: Asker, watcher: Watcher | None = None) -> None:
         self.activity = Activity()
         self._decoder = decoder
         self._watcher = watcher

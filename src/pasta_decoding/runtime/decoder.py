@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -14,7 +14,6 @@ from pasta_decoding.models.checkpoint import Checkpoint
 from pasta_decoding.models.loading import Loaded
 from pasta_decoding.models.prompt import Message, PromptEncoder
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.governor import Priority
 from pasta_decoding.runtime.penalties import History, Penalties
 from pasta_decoding.runtime.request import Request
@@ -86,17 +85,6 @@ class Decoder:
     @abstractmethod
     def scheduler(self, *, clock: Callable[[], float] = time.perf_counter) -> RequestScheduler:
         """Return what answers requests together. `clock` is for engines in this process."""
-
-    @abstractmethod
-    def decode(self, request: Request) -> Generator[Event, None, Answer]:
-        """Decode one request alone and yield its events live; returns its Answer.
-
-        Leaving the iteration early cancels the request and frees what it holds.
-        """
-
-    @abstractmethod
-    def answer(self, request: Request) -> Answer:
-        """Decode one request alone, without looking at its events."""
 
     def prompt_ids(self, prompt: str, answer_tokens: int) -> tuple[int, ...]:
         """Encode a user's question; PastaError if it leaves no room for `answer_tokens` more."""

@@ -15,7 +15,7 @@ from pasta_decoding.lang.layout import ChunkRun, Joining, Segment
 from pasta_decoding.lang.positions import Scheme, SharedMax, scheme_named
 from pasta_decoding.models.loading import Loaded, load_model
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.decoder import Decoder, decoder_fields, joining_for
+from pasta_decoding.runtime.decoder import Decoder, RequestScheduler, decoder_fields, joining_for
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.governor import Governor
 from pasta_decoding.runtime.prompt_pace import PromptPace
@@ -112,7 +112,7 @@ class LocalDecoder(Decoder):
         return answer_of(self.scheduler(), request)
 
 
-def answer_of(scheduler: Scheduler, request: Request) -> Answer:
+def answer_of(scheduler: RequestScheduler, request: Request) -> Answer:
     """Decode one request and wait for its answer; an exception on the way cancels it."""
     number = scheduler.add(request)
     try:
