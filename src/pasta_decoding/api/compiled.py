@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pasta_decoding.api.place import Place
 from pasta_decoding.errors import PastaError
+from pasta_decoding.models.loading import NO_ADAPTER
 
 if TYPE_CHECKING:
     from pasta_decoding.engines.compile_cache import Origin
@@ -41,6 +47,15 @@ class Compiled:
         from pasta_decoding.models.export import cached_name
 
         return cached_name(self.base, self.adapter, f"{self.dtype}-{self.origin.threads}")
+
+    @property
+    def command(self) -> list[str]:
+        """The command that compiles it, at low priority."""
+        program = [sys.executable, "-m", "pasta_decoding", "compile", "--dtype", self.dtype]
+        program += ["--model", str(self.base), "--threads", str(self.origin.threads)]
+        if self.adapter != self.base:  # of a whole model they are the same
+            program += ["--adapter", NO_ADAPTER if self.adapter is None else str(self.adapter)]
+        return ["nice", "-n", "19", *program]
 
 
 def anything_compiled(cache: Path) -> bool:
@@ -90,6 +105,39 @@ def compile_checkpoint(wanted: Compiled, place: Place) -> Path:
         compile_model(model, target, scratch)
 
     return make(folder, name, wanted.origin, compile_to, tell=place.tell)
+
+
+@contextmanager
+def compiled_meanwhile(
+    wanted: Compiled, place: Place, take: Callable[[CompiledPass], None]
+) -> Iterator[None]:
+    """Compile in a process of its own, at low priority; `take` gets the program, in a thread.
+
+    It ends with the context, whether it is done or not. What goes wrong is told, and no more.
+    """
+    process = subprocess.Popen(
+        wanted.command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+
+    def wait() -> None:
+        _, complaint = process.communicate()
+        if process.returncode < 0:  # the context has ended
+            return
+        try:
+            if process.returncode:
+                raise PastaError(complaint.rpartition("pasta: ")[2].strip() or "it ended early")
+            take(compiled_pass(wanted, place))
+            place.tell("compiled: from now on steps take less time")
+        except PastaError as error:
+            place.tell(f"not compiled, so steps stay as they are: {error}")
+
+    waiting = threading.Thread(target=wait, name="pasta-compile", daemon=True)
+    waiting.start()
+    try:
+        yield
+    finally:
+        process.terminate()
+        waiting.join()
 
 
 def _folder(cache: Path) -> Path:

@@ -198,6 +198,36 @@ def choose_engine(
     return EngineName.compiled if compiled else EngineName.torch, dtype()
 
 
+def worth_compiling(settings: LoadSettings, place: Place) -> Compiled | None:
+    """Return what the torch engine would be faster with, or None: `settings` take another engine.
+
+    None, too, where it is compiled already, and where `auto` finds no compiler or bfloat16 is slow.
+    Raises PastaError if the engine `compiled` is asked for and there is no compiler.
+    """
+    asked = settings.engine is EngineName.compiled
+    if settings.is_remote or not (asked or settings.engine is EngineName.auto):
+        return None
+    if settings.whole is not None and settings.whole.suffix == ".gguf":
+        return None
+    from pasta_decoding.engines.compiled import check_compiler
+    from pasta_decoding.models.loading import default_device
+
+    base, folder = folders(settings, place)
+    engine, dtype = choose_engine(settings, base, folder, place)
+    on_cpu = asked or (settings.device or default_device()) == "cpu"
+    wanted = Compiled(base, folder, dtype, settings.threads)
+    slow = not asked and (engine is not EngineName.torch or dtype != "bfloat16")
+    if slow or not on_cpu or ready(wanted, place):
+        return None
+    try:
+        check_compiler()
+    except PastaError:
+        if asked:
+            raise
+        return None
+    return wanted
+
+
 def _refuse_torch(settings: LoadSettings) -> None:
     if settings.engine in (EngineName.torch, EngineName.compiled):
         raise PastaError(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from importlib.util import find_spec
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pasta_decoding.api.settings import LoadSettings
+from pasta_decoding.api.settings import Dtype, EngineName, LoadSettings
 from pasta_decoding.cli.files import place, say
 from pasta_decoding.cli.options import with_options
 from pasta_decoding.errors import PastaError, install_command
@@ -22,6 +22,8 @@ from pasta_decoding.server.settings import Load, Settings
 if TYPE_CHECKING:
     from socket import socket
 
+    from pasta_decoding.api.compiled import Compiled
+    from pasta_decoding.api.worker import AnyDecoder
     from pasta_decoding.runtime.local import LocalDecoder
     from pasta_decoding.server.backend import Backend
     from pasta_decoding.server.metrics import Metrics
@@ -86,17 +88,20 @@ def serve(
 ) -> None:
     """Answer OpenAI's clients, and show a page where one watches the threads write."""
     refuse_without_extra()
+    from pasta_decoding.server.backend import Backend
     from pasta_decoding.server.listen import open_socket, own_names
     from pasta_decoding.server.metrics import Metrics
 
     key = key_of(settings.api_key, api_key_file)
     settings = replace(settings, api_key=key)
     log_to_stderr(process.log_level)
-    with open_socket(process.host, process.port) as listener:
+    with ExitStack() as stack:
+        listener = stack.enter_context(open_socket(process.host, process.port))
         if key is None:
             settings = replace(settings, hosts=own_names(listener, process.host))
         metrics = Metrics()
-        backends = backends_of(loading, name, load, metrics)
+        decoder = stack.enter_context(decoder_of(loading))
+        backends = {name or model_name(loading): Backend(lambda: decoder, metrics, load)}
         if baseline is not None:
             backends |= rival_of(loading, baseline, metrics, beside=backends)
         listen(listener, process, settings, metrics, backends)
@@ -124,15 +129,31 @@ def listen(
         server.run(sockets=[listener])
 
 
-def backends_of(
-    loading: LoadSettings, name: str | None, load: Load, metrics: Metrics
-) -> dict[str, Backend]:
-    """Load the checkpoint onto the engine, or find the servers that have it; return it by name."""
-    from pasta_decoding.api.opening import open_decoder
-    from pasta_decoding.server.backend import Backend
+@contextmanager
+def decoder_of(loading: LoadSettings) -> Iterator[AnyDecoder]:
+    """Load the checkpoint onto the engine, or find the servers that have it.
 
-    decoder = open_decoder(loading, place())
-    return {name or model_name(loading): Backend(lambda: decoder, metrics, load)}
+    What is worth compiling is compiled while the torch engine already answers, which changes over
+    between two steps.
+    """
+    from pasta_decoding.api.compiled import compiled_meanwhile
+    from pasta_decoding.api.opening import open_decoder, open_local, worth_compiling
+    from pasta_decoding.engines.torch import TorchEngine
+
+    wanted = worth_compiling(loading, place())
+    if wanted is None:
+        yield open_decoder(loading, place())
+        return
+    decoder = open_local(eager(loading, wanted), place())
+    assert isinstance(decoder.engine, TorchEngine), "asked for by name"
+    with compiled_meanwhile(wanted, place(), decoder.engine.change_over):
+        say("compiling; until that is done, in a minute or two, steps take more time")
+        yield decoder
+
+
+def eager(loading: LoadSettings, wanted: Compiled) -> LoadSettings:
+    """Return what loads the same without compiling it."""
+    return replace(loading, engine=EngineName.torch, dtype=Dtype(wanted.dtype))
 
 
 def rival_of(
@@ -140,14 +161,16 @@ def rival_of(
 ) -> dict[str, Backend]:
     """Return the baseline by name. It gets an engine of its own when it is first asked for."""
     from pasta_decoding.api.baseline import baseline_of
-    from pasta_decoding.api.opening import check_local, open_local
+    from pasta_decoding.api.opening import check_local, open_local, worth_compiling
     from pasta_decoding.server.backend import Backend
 
     found = baseline_of(loading, baseline)
     check_local(found.settings, place())
 
     def load() -> LocalDecoder:
-        return replace(open_local(found.settings, place()), parallel=False)
+        wanted = worth_compiling(found.settings, place())
+        settings = found.settings if wanted is None else eager(found.settings, wanted)
+        return replace(open_local(settings, place()), parallel=False)
 
     name = f"{found.name}-baseline" if found.name in beside else found.name
     say(f"its baseline, {name}, is loaded at the first race, with an engine and a cache of its own")

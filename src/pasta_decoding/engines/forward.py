@@ -35,7 +35,7 @@ class Forward:
         self, model: PreTrainedModel, cells: int, compiled: CompiledPass | None = None
     ) -> None:
         config = model.config.get_text_config()
-        self._model, self._cells, self._compiled = model, cells, compiled
+        self._model, self._cells, self.compiled = model, cells, compiled
         shapes = learn_shapes(model)
         self._cache, self._plan = pooled_cache(shapes, cells + 1)
         self._no_mask = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=model.device)
@@ -49,9 +49,9 @@ class Forward:
         """Run one pass in the shapes that it has; return logits_FV in the order of the works."""
         tokens, device = Tokens.of(works), self._model.device
         self._plan.segments = tuple(self._segments(works))
-        if self._compiled is not None and len(tokens.ids) <= MAX_TOKENS:
+        if self.compiled is not None and len(tokens.ids) <= MAX_TOKENS:
             cells = Cells(self._cache, self._plan)
-            return self._compiled(tokens.ids, tokens.positions, tokens.wanted, cells)
+            return self.compiled(tokens.ids, tokens.positions, tokens.wanted, cells)
         return self._call(
             torch.tensor([tokens.ids], device=device),
             torch.tensor([tokens.positions], device=device),
@@ -115,7 +115,7 @@ class Forward:
 
     def compiled_alone(self, width: int, cells: int) -> Callable[[], Tensor]:
         """Return the compiled pass of `width` tokens that see `cells` cells and each itself."""
-        compiled = self._compiled
+        compiled = self.compiled
         assert compiled is not None, "only for an engine with a compiled pass"
         mask_QK = np.ones((width, cells + width), dtype=np.bool_)
         mask_QK[:, cells:] = np.eye(width, dtype=np.bool_)

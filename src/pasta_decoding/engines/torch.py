@@ -52,7 +52,6 @@ class TorchEngine:
         model.set_attn_implementation(POOLED)
         config = model.config.get_text_config()
         self._model, self._forward = model, Forward(model, cells, compiled)
-        self._compiled = compiled is not None
         on_gpu = model.device.type == "cuda"
         self._fixed = on_gpu if fixed_shapes is None else fixed_shapes
         self.keeps_logits = on_gpu if keeps_logits is None else keeps_logits
@@ -69,12 +68,16 @@ class TorchEngine:
     @property
     def is_compiled(self) -> bool:
         """Does a compiled program compute the steps?"""
-        return self._compiled
+        return self._forward.compiled is not None
+
+    def change_over(self, compiled: CompiledPass) -> None:
+        """Let a compiled program compute from the next step on. Any thread may call."""
+        self._forward.compiled = compiled
 
     @property
     def name(self) -> str:
         """See `Engine`."""
-        kind = "compiled" if self._compiled else "torch"
+        kind = "compiled" if self.is_compiled else "torch"
         return f"{kind} {str(self._model.dtype).removeprefix('torch.')}"
 
     @property
