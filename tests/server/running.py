@@ -106,6 +106,7 @@ def wait_for(holds: Callable[[], bool], *, seconds: float = 120.0) -> None:
 def running(
     decoder: LocalDecoder,
     *,
+    model: str = MODEL,
     max_concurrency: int = 8,
     queue: int = 64,
     baseline: LocalDecoder | None = None,
@@ -113,7 +114,7 @@ def running(
 ) -> Iterator[Running]:
     """Serve until the block ends."""
     metrics = Metrics()
-    backends = {MODEL: Backend(lambda: decoder, metrics, Load(max_concurrency, queue))}
+    backends = {model: Backend(lambda: decoder, metrics, Load(max_concurrency, queue))}
     if baseline is not None:
         backends[BASELINE] = Backend(lambda: baseline, metrics, Load())
     with running_over(backends, metrics, decoder, **settings) as server:
