@@ -51,6 +51,15 @@ class Broken(ScriptedEngine):
         return super().step(feeds)
 
 
+class Deadly(ScriptedEngine):
+    """Ends its thread after some steps."""
+
+    def step(self, feeds: Sequence[Feed]) -> FloatArray:
+        if len(self.steps) == 5:
+            raise SystemExit
+        return super().step(feeds)
+
+
 class Forgetful(ScriptedEngine):
     """Keeps no list of its steps, which would grow for ever."""
 

@@ -22,7 +22,7 @@ from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.settings import Load
 from tests.server.running import HELLO, MODEL, Reply, running, wait_for
-from tests.server.scripts import Broken, Slow, Stepped, endless, with_engine
+from tests.server.scripts import Broken, Deadly, Slow, Stepped, endless, with_engine
 
 LONG = 2000
 
@@ -115,6 +115,19 @@ def test_a_dead_engine_is_503_and_the_metrics_know(decoder: LocalDecoder) -> Non
         assert server.ask("/health").status == 503
         assert server.ask("/health").json["status"] == "failed"
         assert server.metric('pasta_requests_total{status="503"}') == 4
+
+
+@pytest.mark.filterwarnings("ignore:Exception in thread pasta-engine")
+def test_an_engine_that_dies_in_a_step_is_503_for_those_who_wait_and_for_those_who_come(
+    decoder: LocalDecoder,
+) -> None:
+    body: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 20, "n": 3}
+    with running(with_engine(decoder, endless(decoder), Deadly), max_concurrency=2) as server:
+        for _ in range(2):
+            got = server.ask("/v1/chat/completions", body)
+            assert (got.status, got.error["code"]) == (503, "engine_stopped")
+        assert server.ask("/health").json == {"status": "failed", "running": 0, "waiting": 0}
+        server.wait_until_idle()
 
 
 def test_an_error_that_nobody_expected_is_500_and_the_metrics_know(
