@@ -121,7 +121,10 @@ def beside(decoder: LocalDecoder, options: argparse.Namespace) -> None:
         "prompt": lambda: together(decoder, options, stream=False, long=True),
         "both": lambda: together(decoder, options, stream=True, long=True),
     }
-    found = {name: [call() for _ in range(options.repeats)] for name, call in calls.items()}
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in calls}
+    for _ in range(options.repeats):
+        for name, call in calls.items():
+            found[name].append(call())
     both, stream, prompt = found["both"], found["stream"], found["prompt"]
     emit(
         "prompts",

@@ -33,8 +33,11 @@ def load(tiny: TinyCheckpoint) -> pasta.Model:
 
 
 def cells(model: pasta.Model) -> int:
+    """Cells that answers hold, beside what is kept of prompts."""
     assert isinstance(model.decoder, LocalDecoder)
-    return model.decoder.engine.cells_in_use
+    if model._worker is None:
+        return model.decoder.engine.cells_in_use
+    return model._worker.activity.cells
 
 
 def test_an_answer_says_what_it_is_and_what_it_took(model: pasta.Model) -> None:

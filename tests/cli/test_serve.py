@@ -148,6 +148,14 @@ def test_a_baseline_that_cannot_be_is_refused_at_the_start(
     assert message in refused.err
 
 
+def test_how_much_slower_prompts_may_make_streams_is_an_option(serve: Serve, pasta: Pasta) -> None:
+    [backend] = serve("--stretch", 1.5)[0].values()
+    assert backend.load.stretch == 1.5
+    refused = pasta("serve", "--stretch", 1)
+    assert refused.status == 2
+    assert "--stretch" in refused.err
+
+
 @pytest.mark.parametrize(
     ("host", "key", "warned"),
     [

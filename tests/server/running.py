@@ -91,7 +91,8 @@ class Running:
     def wait_until_idle(self) -> None:
         """Wait until nothing is held and nobody is waiting; fails if that does not come."""
         wait_for(lambda: self.backend.capacity.running == 0)
-        wait_for(lambda: self.decoder.engine.cells_in_use == 0)
+        engine = self.decoder.engine
+        wait_for(lambda: engine.cells_in_use == self.backend.activity.kept_cells)
 
 
 def wait_for(holds: Callable[[], bool], *, seconds: float = 120.0) -> None:

@@ -87,7 +87,7 @@ def test_a_client_that_leaves_the_queue_is_never_let_in(decoder: LocalDecoder) -
             second.close()
             found = [item async for item in first]
             assert isinstance(found[-1], Ended)
-        await asyncio.to_thread(wait_for, lambda: slow.engine.cells_in_use == 0)
+        await asyncio.to_thread(wait_for, lambda: backend.activity.cells == 0)
         assert backend.capacity.running == 0
         await backend.stop()
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from pasta_decoding.runtime.engine_thread import EngineThread
 from pasta_decoding.runtime.governor import Governor
 from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.prompt_pace import PromptPace
 from pasta_decoding.runtime.worker import Watcher, Worker
 
 if TYPE_CHECKING:
@@ -16,14 +17,19 @@ AnyDecoder: TypeAlias = "LocalDecoder | RemoteDecoder"
 
 
 def open_worker(
-    decoder: AnyDecoder, *, governor: Governor | None = None, watcher: Watcher | None = None
+    decoder: AnyDecoder,
+    *,
+    governor: Governor | None = None,
+    pace: PromptPace | None = None,
+    watcher: Watcher | None = None,
 ) -> Worker:
     """Return what writes answers with a decoder; whoever opens it closes it.
 
-    governor: who writes in which step, of an engine here; see `Scheduler`.
+    governor: who writes in which step, and
+    pace:     how much of prompts is fed, of an engine here; see `Scheduler`.
     """
     if isinstance(decoder, LocalDecoder):
-        return EngineThread(decoder, governor=governor, watcher=watcher)
+        return EngineThread(decoder, governor=governor, pace=pace, watcher=watcher)
     from pasta_decoding.remote.loop_thread import LoopThread
 
     return LoopThread(decoder, watcher)

@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from pasta_decoding.errors import PastaError
 from pasta_decoding.runtime.governor import Governor
 from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.prompt_pace import PromptPace
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.worker import (
     Activity,
@@ -42,7 +43,8 @@ class _Job:
 class EngineThread:
     """See `Worker`. Owns the decoder's engine until it is closed.
 
-    governor: who writes in which step; see `Scheduler`.
+    governor: who writes in which step, and
+    pace:     how much of prompts is fed; see `Scheduler`.
     activity: as of the last step.
     """
 
@@ -51,9 +53,10 @@ class EngineThread:
         decoder: LocalDecoder,
         *,
         governor: Governor | None = None,
+        pace: PromptPace | None = None,
         watcher: Watcher | None = None,
     ) -> None:
-        self._scheduler = decoder.scheduler(governor=governor)
+        self._scheduler = decoder.scheduler(governor=governor, pace=pace, keeps_prompts=True)
         self._engine = decoder.engine
         self._watcher = watcher
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -180,7 +183,8 @@ class EngineThread:
         self.activity = Activity(
             running=self._scheduler.running,
             live_threads=self._scheduler.live_threads,
-            cells=self._engine.cells_in_use,
+            cells=self._engine.cells_in_use - self._scheduler.kept_cells,
+            kept_cells=self._scheduler.kept_cells,
             max_cells=self._engine.max_cells or 0,
         )
 

@@ -47,12 +47,14 @@ class Activity:
     """What a worker does at a moment.
 
     running: answers being written, and their threads that write or wait for their turn.
-    cells:   of the cache that are in use, and all of them; 0 where servers have the cache.
+    cells:   of the cache that answers use, those that keep beginnings of prompts until somebody
+             needs them, and all; 0 where servers have the cache.
     """
 
     running: int = 0
     live_threads: int = 0
     cells: int = 0
+    kept_cells: int = 0
     max_cells: int = 0
 
 

@@ -17,6 +17,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.remote.completions import RemoteError
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.governor import CheapestStep
+from pasta_decoding.runtime.prompt_pace import PromptPace
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.worker import Activity, ClosedError, Failure, News, Progress, Worker
 from pasta_decoding.server.answers import Answers, Ask, Job
@@ -112,7 +113,8 @@ class Backend:
     def _open(self) -> AnyDecoder:
         decoder, target_ms = self._load_decoder(), self.load.target_ms_per_token
         governor = CheapestStep(None if target_ms is None else target_ms / 1e3)
-        self._worker = open_worker(decoder, governor=governor, watcher=self._metrics)
+        pace = PromptPace(stretch=self.load.stretch)
+        self._worker = open_worker(decoder, governor=governor, pace=pace, watcher=self._metrics)
         return decoder
 
     def _alive_worker(self) -> Worker:

@@ -18,6 +18,10 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "requests": ("HTTP requests by status.", ("status",)),
     "answers": ("Answers by end: stop, length, stop_string, cancelled or failed.", ("end",)),
     "tokens": ("Tokens fed, by kind: prompt or answer.", ("kind",)),
+    "reused_prompt_tokens": (
+        "Of the prompts' tokens, those that the cache held already: they were not computed.",
+        (),
+    ),
     "chunks": ("Chunks that other threads wrote.", ()),
     "truncations": ("Chunks and answers that a limit cut off.", ()),
     "trimmed_tokens": (
@@ -58,7 +62,8 @@ GAUGES: Mapping[str, str] = {
     "live_threads": "Threads that write now or wait for their turn.",
     "running": "Answers being written.",
     "queue": "Answers that wait for room.",
-    "cache_cells": "Cache cells in use.",
+    "cache_cells": "Cache cells in use by answers.",
+    "cache_cells_kept": "Cache cells that keep beginnings of prompts until they are needed.",
     "cache_cells_max": "Cache cells.",
 }
 
@@ -99,6 +104,7 @@ class Metrics:
         self._gauges["queue"].set(max(0, answers - running))
         self._gauges["live_threads"].set(sum(one.live_threads for one in activities))
         self._gauges["cache_cells"].set(sum(one.cells for one in activities))
+        self._gauges["cache_cells_kept"].set(sum(one.kept_cells for one in activities))
         self._gauges["cache_cells_max"].set(sum(one.max_cells for one in activities))
 
     def first_text(self, seconds: float) -> None:
@@ -110,6 +116,7 @@ class Metrics:
         self.gone(end)
         self._histograms["answer_seconds"].observe(seconds)
         self._count("tokens", answer.trace.prompt_tokens, "prompt")
+        self._count("reused_prompt_tokens", answer.trace.reused_tokens)
         self._count("tokens", answer.fed_tokens, "answer")
         self._count("chunks", answer.chunks)
         self._count("trimmed_tokens", answer.trimmed_tokens)

@@ -12,6 +12,7 @@ from pasta_decoding.server import schema
 from pasta_decoding.server.answers import Answers, Ended, Piece
 from pasta_decoding.server.forms import Form, Head, ReplyPart
 from pasta_decoding.server.requests import StreamOptions
+from pasta_decoding.server.usage import usage_of
 
 
 @dataclass
@@ -76,16 +77,8 @@ class Reply:
                     yield ReplyPart(choice, "", reason="length" if answer.hit_limit else "stop")
 
     def _usage(self) -> schema.Usage:
-        fed = sum(answer.fed_tokens for answer in self._answers)
-        return schema.Usage(
-            prompt_tokens=self.prompt_tokens,
-            completion_tokens=fed,
-            total_tokens=self.prompt_tokens + fed,
-            plain_tokens=sum(self.plain_tokens("".join(text)) for text in self._texts),
-            critical_path=max(answer.critical_path for answer in self._answers),
-            threads=max(1 + answer.chunks for answer in self._answers),
-            trimmed_tokens=sum(answer.trimmed_tokens for answer in self._answers),
-        )
+        plain_tokens = sum(self.plain_tokens("".join(text)) for text in self._texts)
+        return usage_of(self._answers, self.prompt_tokens, plain_tokens)
 
 
 def wired(event: live.Event, step: int) -> schema.Event:

@@ -20,6 +20,12 @@ class Wire(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True)
 
 
+class PromptTokensDetails(Wire):
+    """Of the prompts' tokens, those that the cache held already: no choice computed them."""
+
+    cached_tokens: int
+
+
 class Usage(Wire):
     """What a request cost, all its choices together, and what parallel decoding made of it.
 
@@ -33,6 +39,7 @@ class Usage(Wire):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
     plain_tokens: int
     critical_path: int
     threads: int

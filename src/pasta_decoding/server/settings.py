@@ -7,6 +7,8 @@ from typing import Annotated
 
 from typer import Option
 
+from pasta_decoding.runtime.prompt_pace import DEFAULT_STRETCH
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -66,3 +68,10 @@ class Load:
             "where that makes it so. As is cheapest if left out.",
         ),
     ] = None
+    stretch: Annotated[
+        float,
+        Option(
+            min=1.01,
+            help="Let steps take so many times as long, on average, for the prompt tokens in them.",
+        ),
+    ] = DEFAULT_STRETCH
