@@ -23,7 +23,10 @@ from transformers import (
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.download import Fetch
 from pasta_decoding.models.embedded import MANIFEST, NAME, default_cache, model_dir, pull
+from pasta_decoding.models.gguf import write_gguf
 from pasta_decoding.models.prompt import Message, PromptEncoder
+from tests.engines.subjects import speaking
+from tests.tiny import tiny_llama
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +86,19 @@ def test_a_pulled_model_is_float32_and_loads_from_its_folder(cache: Path, origin
     assert tokenizer.chat_template == "{{ messages[0]['content'] }}"
     # Only what was asked for is left: no scratch folder, no download.
     assert names(cache) == [NAME]
+
+
+def test_a_gguf_is_read_without_accelerate(
+    cache: Path, original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(original)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: tokenizer)
+    monkeypatch.setattr("transformers.modeling_utils.is_accelerate_available", lambda *_: False)
+    model, path = tiny_llama(), tmp_path / "tiny.gguf"
+    write_gguf(speaking(model), path, float_type="F32")
+    pulled = AutoModelForCausalLM.from_pretrained(pull(cache, fetch=lambda _: path))
+    ids = torch.arange(5)[None]
+    assert torch.allclose(pulled(ids).logits, model(ids).logits, atol=1e-5)
 
 
 def test_the_pulled_tokenizer_splits_at_digits(cache: Path, original: Path) -> None:

@@ -130,15 +130,18 @@ def _no_library_bars() -> Iterator[None]:
 
 
 def _load_gguf(gguf: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Read a GGUF, dequantised. `from_pretrained` does so only where accelerate is installed."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-    model = AutoModelForCausalLM.from_pretrained(
-        gguf.parent,
-        gguf_file=gguf.name,
-        dtype=torch.float32,
-        quantization_config=GgufConfig(dequantize=True),
-    )
+    config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    found = load_gguf_checkpoint(str(gguf), return_tensors=True, model_to_load=model)
+    missing, unexpected = model.load_state_dict(found["tensors"], strict=False)
+    assert set(missing) <= set(model.all_tied_weights_keys), missing
+    assert not unexpected, unexpected
+    model.tie_weights()
     return model, AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
 
 
