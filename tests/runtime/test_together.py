@@ -133,10 +133,8 @@ def test_an_error_of_the_engine_ends_all_whose_cells_are_the_same_and_nobody_els
     while scheduler.result(beside) is None:
         scheduler.step()
     together = scheduler.add_together(prompted((C, C, C, A), (C, C, B, A, A, A)))
-    for _ in range(2):
-        scheduler.step()
     with pytest.raises(RuntimeError, match="the device is gone"):
-        scheduler.step()
+        finish(scheduler, together)
     for number in together:
         with pytest.raises(RuntimeError, match="the device is gone"):
             scheduler.result(number)

@@ -127,7 +127,6 @@ def _states(one: Example) -> Tensor:
 
 def _fit_head(examples: Sequence[Example], base: str, layers: Sequence[int]) -> Head:
     """Fit the softmax regression; the weights of facts are left at zero."""
-    # By torch, which fits the facts' chain above just so: the extra `train` needs no scikit-learn.
     inputs_UF = torch.cat([unit_inputs(_states(one)) for one in examples])
     labels_U = torch.cat([one.labels_U for one in examples])
     mean_F, scale_F = inputs_UF.mean(0), inputs_UF.std(0) + 1e-3
