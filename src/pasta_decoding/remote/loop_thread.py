@@ -82,7 +82,7 @@ class LoopThread:
         self.activity = Activity()
         self._decoder = decoder
         self._watcher = watcher
-        self._writers: set[AnswerWriter] = set()
+        self._writers: dict[asyncio.Task[Any] | None, AnswerWriter] = {}
         self._handing_in = threading.Lock()
         self._closed = False
         self._loop = asyncio.new_event_loop()
@@ -132,12 +132,13 @@ class LoopThread:
 
     async def _write(self, request: Request, writing: _Writing) -> Answer:
         writer = self._decoder.writer(request, self._pool, partial(self._tell, writing))
-        self._writers.add(writer)
+        task = asyncio.current_task()
+        self._writers[task] = writer
         self._look_around()
         try:
             return await writer.run()
         finally:
-            self._writers.discard(writer)
+            del self._writers[task]
             self._look_around()
             if self._watcher is not None:
                 self._watcher.sent(writer.lease.sent)
@@ -147,11 +148,13 @@ class LoopThread:
         writing.tell(events, step)
 
     def _look_around(self) -> None:
-        live = sum(writer.live_threads for writer in self._writers)
+        live = sum(writer.live_threads for writer in self._writers.values())
         self.activity = Activity(running=len(self._writers), live_threads=live)
 
     async def _stop(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        # Only the answers' own tasks: each ends those that it began. anyio leaves a coroutine
+        # unawaited whose task is cancelled from outside before it ran.
+        tasks = [task for task in self._writers if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
