@@ -57,6 +57,10 @@ class SftConfig:
     eval_share: Annotated[
         float, Option(min=0, max=0.5, help="Share of --data to hold out for that instead.")
     ] = 0.0
+    loop_share: Annotated[
+        float,
+        Option(min=0, max=0.5, help="Share of answers that loop, to learn not to go on with it."),
+    ] = 0.0
     seed: Annotated[int, Option(min=0)] = 0
     bf16: Annotated[bool, Option(help="bfloat16 weights and activations.")] = True
     gradient_checkpointing: Annotated[

@@ -81,7 +81,14 @@ class SftTrainer(MeteredTrainer):
 
     def __init__(self, meter: LossMeter, held_out: LossMeter, **settings: Any) -> None:
         super().__init__(meter, compute_loss_func=meter.loss, **settings)
-        self._held_out = held_out
+        self._loss, self._held_out = meter.loss, held_out
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], *arguments: Any, **settings: Any
+    ) -> Any:
+        """Tell the loss which labels are repeated; the Trainer knows of labels alone."""
+        self.compute_loss_func = partial(self._loss, again_L=inputs.pop("again_L"))
+        return super().compute_loss(model, inputs, *arguments, **settings)
 
     def prediction_step(
         self,
@@ -92,7 +99,7 @@ class SftTrainer(MeteredTrainer):
     ) -> tuple[Tensor, None, None]:
         """Count the loss of one pack; what is returned only keeps the Trainer's loop going."""
         inputs = self._prepare_inputs(inputs)
-        labels = inputs.pop("labels")
+        labels, _again_L = inputs.pop("labels"), inputs.pop("again_L")
         with torch.no_grad(), self.compute_loss_context_manager():
             outputs = model(**inputs)
             self._held_out.loss(outputs, labels, num_items_in_batch=1)
@@ -139,7 +146,7 @@ def share_out(packs: Packs, processes: int) -> list[dict[str, View]]:
     """
     views = [view(layouts) for layouts in packs]
     empty = torch.empty(0, dtype=torch.long)
-    filler = replace(views[-1], source_L=empty, label_L=empty)
+    filler = replace(views[-1], source_L=empty, label_L=empty, again_L=empty)
     views += [filler] * (-len(views) % processes)
     return [{"view": pack_view} for pack_view in views]
 
@@ -167,6 +174,7 @@ def _collate(
     return {
         **model_inputs(pack_view, windows, blocks=device is not None),
         "labels": labels[None],
+        "again_L": pack_view.again_L,
     }
 
 

@@ -25,6 +25,7 @@ from pasta_decoding.models.prompt import PromptEncoder
 from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.launch import recompute_activations, set_attention, training_arguments
 from pasta_decoding.training.loop import run_trainer
+from pasta_decoding.training.loops import LoopLayout, draw_loop, looped, sentences
 from pasta_decoding.training.lora import add_lora, save_adapter, save_whole
 from pasta_decoding.training.metrics import plot_losses
 from pasta_decoding.training.progress import Show, Watching
@@ -134,8 +135,11 @@ def _plan(
     """Return the packs of the run, and those that are held out, and say how much that is."""
     end = answer_end(tokenizer, eos_ids_of(model, tokenizer))
     layouts = compile_rows(rows, tokenizer, control, config, say, end=end)
+    loops = loop_rows(rows, tokenizer, control, config, answers=len(layouts))
     evaluated = compile_rows(held_out, tokenizer, control, config, say, end=end) if held_out else []
-    packs = plan_packs(layouts, config)
+    packs = plan_packs([*layouts, *loops], config)
+    if loops:
+        say(f"{len(loops)} answers that loop beside them")
     what = "rows" if Joining.text in config.joins else "answers"
     say(f"{len(layouts)} {what}, {_tokens(packs)} tokens in {len(packs)} packs")
     if evaluated:
@@ -197,6 +201,30 @@ def compile_row(
     if not layouts:
         raise PastaError(f"longer than {config.max_tokens} tokens")
     return layouts
+
+
+def loop_rows(
+    rows: Sequence[Row], tokenizer: Any, control: ControlTokens, config: SftConfig, *, answers: int
+) -> list[LoopLayout]:
+    """Return answers that repeat one of their sentences, `config.loop_share` of all there are then.
+
+    answers: how many there are without them. Fewer come back where rows are too long for it.
+    """
+    wanted = round(answers * config.loop_share / (1 - config.loop_share))
+    draw = random.Random(config.seed)
+    encoder = PromptEncoder(tokenizer, forbidden_ids=control.ids)
+    loops: list[LoopLayout] = []
+    for row in draw.choices(rows, k=2 * wanted) if wanted else ():
+        try:
+            prompt = encoder.encode(row.conversation)
+        except PastaError:  # `compile_rows` said so
+            continue
+        encoded = [encoder.encode_text(one) for one in sentences(strip(read(row.response)))]
+        drawn = draw_loop(encoded, config.max_tokens - len(prompt), draw)
+        if drawn is not None and len(loops) < wanted:
+            scheme = scheme_named(config.scheme)
+            loops.append(looped(prompt, *drawn, scheme, async_close=control.async_close))
+    return loops
 
 
 def plan_packs(layouts: Sequence[Layout], config: SftConfig) -> list[list[Layout]]:

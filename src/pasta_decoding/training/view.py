@@ -26,6 +26,7 @@ from pasta_decoding.lang.layout import (
 from pasta_decoding.lang.positions import Scheme
 from pasta_decoding.lang.tree import Chunk, Span, Sync, Tree
 from pasta_decoding.models.control_tokens import ControlTokens
+from pasta_decoding.training.loops import LoopLayout
 
 EncodeText = Callable[[str], Sequence[int]]
 
@@ -42,6 +43,8 @@ class View:
     reveal_T:   int64, ordinal of the first main token that may see this one.
     source_L:   int64, index in T of the tokens from which something is predicted.
     label_L:    int64, the token id to predict there.
+    again_L:    int64, index in L of the label that this one repeats and is to be unlearnt beside;
+                -1 for all others.
     """
 
     tokens_T: Tensor
@@ -52,6 +55,7 @@ class View:
     reveal_T: Tensor
     source_L: Tensor
     label_L: Tensor
+    again_L: Tensor
 
     def to(self, device: torch.device | str) -> View:
         """Return the same on `device`."""
@@ -167,7 +171,19 @@ def view(layouts: Sequence[Layout]) -> View:
         reveal_T=column("reveal"),
         source_L=torch.tensor([n for n, label in enumerate(labels) if label is not None]),
         label_L=torch.tensor([label for label in labels if label is not None]),
+        again_L=_again(layouts),
     )
+
+
+def _again(layouts: Sequence[Layout]) -> Tensor:
+    again: list[int] = []
+    for layout in layouts:
+        first = len(again)
+        if isinstance(layout, LoopLayout):
+            again += [-1 if label is None else first + label for label in layout.again]
+        else:
+            again += [-1] * sum(label is not None for label in layout.label)
+    return torch.tensor(again)
 
 
 def visibility(view: View, window: int | None = None) -> Tensor:

@@ -1,0 +1,79 @@
+"""Answers that repeat a sentence, from which a model learns not to go on with it.
+
+Greedy decoding of a small model that was finetuned briefly falls into loops: a sentence that stands
+there twice is likelier a third time, and likelier still a fourth. Xu et al., "Learning to Break the
+Loop" (NeurIPS 2022, DITTO), train against just that: a sentence of the training data is repeated by
+hand, and each of its tokens is to be less likely than it was one repetition earlier.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from pasta_decoding.lang.layout import Layout, Run, lay_out
+from pasta_decoding.lang.positions import Scheme
+
+_SENTENCE = re.compile(r"\s*[^.!?\n]+[.!?\n]*")
+_MOST_REPEATED_TOKENS = 160
+
+
+@dataclass(frozen=True, slots=True)
+class LoopLayout(Layout):
+    """A plain answer whose last `repeats` labels each stand there `period` labels earlier, too."""
+
+    period: int
+    repeats: int
+
+    @property
+    def again(self) -> list[int | None]:
+        """For each label, which label it repeats; None for those that are not to be unlearnt."""
+        labels = sum(label is not None for label in self.label)
+        first = labels - self.repeats
+        return [None] * first + [at - self.period for at in range(first, labels)]
+
+
+def sentences(text: str) -> list[str]:
+    """Cut `text` behind full stops and line ends; nothing is lost between the pieces."""
+    return _SENTENCE.findall(text)
+
+
+def looped(
+    prompt: Sequence[int],
+    before: Sequence[int],
+    sentence: Sequence[int],
+    times: int,
+    scheme: Scheme,
+    *,
+    async_close: int,
+) -> LoopLayout:
+    """Lay out an answer of the tokens `before`, and then `sentence` so many times.
+
+    It has no end: what should follow is not known.
+    """
+    ids = (*before, *sentence * times)
+    plain = lay_out(prompt, [Run(ids)], scheme, async_close=async_close, end=None)
+    columns = {field.name: getattr(plain, field.name) for field in fields(Layout)}
+    return LoopLayout(**columns, period=len(sentence), repeats=len(sentence) * (times - 1))
+
+
+def draw_loop(
+    encoded: Sequence[Sequence[int]], max_tokens: int, draw: random.Random
+) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
+    """Choose which of an answer's sentences is repeated, and how often.
+
+    encoded:    token ids of each of its sentences.
+    max_tokens: of the answer that comes of it.
+
+    Return the tokens before it, its own, and the times; None where not even two fit, or there is none.
+    """
+    if not encoded:
+        return None
+    at = draw.randrange(len(encoded))
+    before = tuple(token for ids in encoded[:at] for token in ids)
+    sentence = tuple(encoded[at])
+    room = min(max_tokens - len(before), _MOST_REPEATED_TOKENS)
+    times = room // len(sentence) if sentence else 0
+    return (before, sentence, times) if times >= 2 else None
