@@ -43,7 +43,7 @@ def sentences(text: str) -> list[str]:
 def looped(
     prompt: Sequence[int],
     before: Sequence[int],
-    sentence: Sequence[int],
+    sentence: tuple[int, ...],
     times: int,
     scheme: Scheme,
     *,
@@ -67,7 +67,7 @@ def draw_loop(
     encoded:    token ids of each of its sentences.
     max_tokens: of the answer that comes of it.
 
-    Return the tokens before it, its own, and the times; None where not even two fit, or there is none.
+    Return the tokens before it, its own, and the times; None where there is none or not two fit.
     """
     if not encoded:
         return None

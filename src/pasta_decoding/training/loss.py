@@ -51,8 +51,10 @@ class LossMeter:
         label_L = labels[labels != IGNORED]
         logits_LV = outputs.logits[0].float()
         nats_L = cross_entropy(logits_LV, label_L, reduction="none")
-        repeated_L = torch.zeros_like(label_L, dtype=torch.bool) if again_L is None else again_L >= 0
-        if again_L is not None and bool(repeated_L.any()):
+        if again_L is None:
+            again_L = torch.full_like(label_L, -1)
+        repeated_L = again_L >= 0
+        if bool(repeated_L.any()):
             nats_L = torch.where(repeated_L, _loop_loss(nats_L, again_L), nats_L)
         self._count(nats_L.detach(), label_L, repeated_L)
         items = label_L.numel() if num_items_in_batch is None else num_items_in_batch
