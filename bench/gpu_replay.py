@@ -3,15 +3,19 @@
     python bench/gpu_replay.py --shapes llama-3-8b gemma-7b --limit 100
 
 The weights are random, since speed does not depend on their values. Steps have fixed shapes and are
-CUDA graphs on a GPU; a bare step is such a graph alone. `--device cpu --shapes tiny` runs the same
-code anywhere. Prompts and tokens are those of the embedded model's tokenizer.
+CUDA graphs on a GPU; a bare step is such a graph alone. With `--layers inductor` what a layer does
+beside attention is compiled, and recorded by the same graphs; both kinds are timed in turns.
+`--device cpu --shapes tiny` runs the same code anywhere. Prompts and tokens are those of the
+embedded model's tokenizer.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from answers import SAMPLE, chosen_rows, replay, report
@@ -74,31 +78,40 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=600)
     parser.add_argument("--cells", type=int, default=2048)
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument(
+        "--layers", nargs="+", choices=["eager", "inductor"], default=["eager", "inductor"]
+    )
     options = parser.parse_args()
     for shape in options.shapes:
         measure(shape, options)
 
 
 def measure(shape: str, options: argparse.Namespace) -> None:
-    """Report the width cost and the replays of one shape."""
-    engine = random_engine(shape, options)
+    """Report the width cost and the replays of one shape, with each kind of layers."""
+    engines = {kind: random_engine(shape, options, kind) for kind in options.layers}
     where = {"shape": shape, "device": device_name(options.device)}
-    bare = fixed_call(engine)
     for width in WIDTHS:  # the round that warms up captures the graph
-        calls = {
-            "ours": partial(step, engine, width, 240),
-            "bare": partial(bare_step, bare, width, 240),
-        }
+        calls: dict[tuple[str, str], Callable[[], float]] = {}
+        for kind, engine in engines.items():
+            calls[kind, "ours"] = partial(step, engine, width, 240)
+            calls[kind, "bare"] = partial(bare_step, fixed_call(engine), width, 240)
         values = interleaved(calls, options.repeats)
-        ours_s, bare_s = spread(values["ours"]), spread(values["bare"])
-        emit(
-            "gpu_replay",
-            width=width,
-            padded_to=engine.fixed_pass(width, 240 + width),
-            seconds=ours_s,
-            bare_seconds=bare_s,
-            **where,
-        )
+        for kind, engine in engines.items():
+            emit(
+                "gpu_replay",
+                layers=kind,
+                width=width,
+                padded_to=engine.fixed_pass(width, 240 + width),
+                seconds=spread(values[kind, "ours"]),
+                bare_seconds=spread(values[kind, "bare"]),
+                **where,
+            )
+    for kind, engine in engines.items():
+        replay_all(engine, options, {"layers": kind, **where})
+
+
+def replay_all(engine: TorchEngine, options: argparse.Namespace, where: dict[str, str]) -> None:
+    """Report the replays of annotated answers on one engine."""
     base = options.model or model_dir(cache_folder())
     tokenizer = AutoTokenizer.from_pretrained(base)
     checkpoint = checkpoints.load(find_adapter(options.adapter))
@@ -108,16 +121,30 @@ def measure(shape: str, options: argparse.Namespace) -> None:
     rows = chosen_rows(options.answers, options.limit)
     for row in rows:  # captures every graph that the answers need
         replay(decoder, row, lambda *_: 0.0, options.max_tokens)
-    times = BareTimes(bare)
+    times = BareTimes(fixed_call(engine))
     found = [timed for row in rows if (timed := replay(decoder, row, times, options.max_tokens))]
     report(decoder.engine.name, options.answers.name, found, {}, benchmark="gpu_replay", **where)
 
 
-def random_engine(shape: str, options: argparse.Namespace) -> TorchEngine:
-    """Return an engine over a model of this shape with random weights in bfloat16."""
+def random_engine(shape: str, options: argparse.Namespace, layers: str) -> TorchEngine:
+    """Return an engine over a model of this shape with the same random weights in bfloat16."""
+    torch.manual_seed(0)
     with torch.device(options.device):
         model = AutoModelForCausalLM.from_config(SHAPES[shape], dtype=torch.bfloat16)
+    if layers == "inductor":
+        compile_layers(model)
     return TorchEngine(model, cells=options.cells, fixed_shapes=True)
+
+
+def compile_layers(model: Any) -> None:
+    """Compile norms and feed-forward of every layer, one program a width.
+
+    Attention stays as it is, since it alone sees the cells; so no program depends on them.
+    """
+    torch._dynamo.config.recompile_limit = 64
+    for layer in model.model.layers:
+        for part in (layer.mlp, layer.input_layernorm, layer.post_attention_layernorm):
+            part.compile(dynamic=False)
 
 
 def fixed_call(engine: TorchEngine) -> BareCall:
