@@ -15,6 +15,7 @@ from pasta_decoding.api.settings import (
     LoadSettings,
     beside_whole,
 )
+from pasta_decoding.engines.openmp import release_team
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 
@@ -58,6 +59,7 @@ def open_local(settings: LoadSettings, place: Place) -> LocalDecoder:
     """Load base model and adapter onto an engine in this process. Raises PastaError."""
     check_local(settings, place)
     decoder = _load(settings, place)
+    release_team()  # loading computes, too; the thread that will decode needs the cores
     if settings.engine is EngineName.auto:
         name = decoder.engine.name
         place.tell(f"engine: {name}{FASTER.get(name.partition(' ')[0], '')}")

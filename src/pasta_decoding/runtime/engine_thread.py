@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 
+from pasta_decoding.engines.openmp import release_team
 from pasta_decoding.errors import PastaError
 from pasta_decoding.runtime.governor import Governor
 from pasta_decoding.runtime.local import LocalDecoder
@@ -80,6 +81,7 @@ class EngineThread:
     def submit(self, request: Request, listener: Listener) -> Ticket:
         """See `Worker`."""
         self.check(request)
+        release_team()  # of whoever asks and may have computed
         job = _Job(self, request, listener)
         with self._handing_in:
             if self._closed:
@@ -120,6 +122,7 @@ class EngineThread:
         """Make the calls that have come; with nothing to write, wait for one."""
         if not self._jobs:
             self._look_around()
+            release_team()  # another engine of this process may be at work
             self._inbox.get()()
         while not self._inbox.empty():
             self._inbox.get()()
