@@ -31,8 +31,8 @@ TRACED = "pasta_traced"
 """The attention function under which a model is traced: it calls the operator."""
 
 SOURCE = Path(__file__).with_name("attention.cpp")
-ENTRY = "pasta/attention.so"
-"""Where the operator lies in a compiled program's archive."""
+ENTRY = "data/pasta/attention.so"
+"""Where the operator lies in a compiled program's archive, below its one folder."""
 
 _NOTHING = torch.empty(0, 0, 6, dtype=torch.long)
 
@@ -136,7 +136,7 @@ def add_operator(program: Path, scratch: Path) -> None:
     builder = CppBuilder("attention", str(SOURCE), options, str(scratch))
     builder.build()
     with zipfile.ZipFile(program, "a") as archive:
-        archive.write(builder.get_target_file_path(), ENTRY)
+        archive.write(builder.get_target_file_path(), _entry(archive))
 
 
 def load_operator(program: Path, folder: Path) -> None:
@@ -145,4 +145,8 @@ def load_operator(program: Path, folder: Path) -> None:
         return
     with zipfile.ZipFile(program) as archive:
         operators: Any = torch.ops
-        operators.load_library(archive.extract(ENTRY, folder))
+        operators.load_library(archive.extract(_entry(archive), folder))
+
+
+def _entry(archive: zipfile.ZipFile) -> str:
+    return f"{archive.namelist()[0].partition('/')[0]}/{ENTRY}"
