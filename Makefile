@@ -77,11 +77,12 @@ clean:
 	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
 
 # Its own environment: it wants its own torch. PyPI's builds of three packages want CUDA's, and
-# whoever imports them fails; text needs none of them.
-$(VLLM_VENV)/.installed:
+# whoever imports them fails; text needs none of them. This package brings the logits processor.
+$(VLLM_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_PIP) install --quiet "$(VLLM_PACKAGE)"
 	$(VLLM_PIP) uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM_PIP) install --quiet --no-deps --editable .
 	@touch $@
 
 # Stamps: what is installed is as new as the files that say what to install.

@@ -21,6 +21,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 FOR_TYPES = {"_typeshed"}
+HOSTS = {"vllm"}  # it loads what imports it
 # Whoever only decodes, lints or serves does without these; pip brings them with `train`.
 NOT_NEEDED = ("peft", "accelerate", "matplotlib")
 
@@ -34,7 +35,7 @@ def imported() -> set[str]:
                 found |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 found.add(node.module.partition(".")[0])
-    return found - set(sys.stdlib_module_names) - FOR_TYPES - {"pasta_decoding"}
+    return found - set(sys.stdlib_module_names) - FOR_TYPES - HOSTS - {"pasta_decoding"}
 
 
 def declared() -> dict[str, Requirement]:

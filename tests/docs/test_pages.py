@@ -27,6 +27,7 @@ WITH_COMMANDS = [page for page in PAGES if blocks(page, "sh")]
 OF_OTHERS = {
     # vLLM's
     *("--block-size", "--data-parallel-size", "--enable-prompt-tokens-details", "--max-num-seqs"),
+    *("--logits-processors", "--scheduling-policy", "--routing-logic", "--session-key"),
     *("--num_machines", "--machine_rank", "--main_process_ip"),  # the launcher's
     "--engines",  # a benchmark's
     *("--help", "--durations"),

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,11 @@ from starlette.routing import Route
 from transformers import PreTrainedModel
 
 from pasta_decoding.engines.scripted import Script
+from pasta_decoding.errors import PastaError
 from pasta_decoding.remote.completions import MAX_BIASES
+from pasta_decoding.runtime.briefs import XARG
 from pasta_decoding.server.listen import open_socket
+from pasta_decoding.vllm.batch import Places, brief_of
 
 BLOCK = 16
 
@@ -49,6 +53,9 @@ class Fake:
     """What the server does, and what it has seen.
 
     bodies: all requests for completions; `live` of them are under way.
+    checks: those that only ask what the server can do.
+    sessions: the session that each of `bodies` names.
+    processor: makes what holds requests to their briefs, as vLLM does; None has none.
     token_s: how long it takes for a token.
     looked_up_tokens: of all prompts; of these it has hit `hit_tokens` in its prefix cache.
     """
@@ -60,7 +67,10 @@ class Fake:
     max_model_len: int = 4096
     key: str | None = None
     token_s: float = 0.0
+    processor: Callable[[], Places] | None = None
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    checks: list[dict[str, Any]] = field(default_factory=list)
+    sessions: list[str | None] = field(default_factory=list)
     live: int = 0
     most_live: int = 0
     looked_up_tokens: int = 0
@@ -101,15 +111,18 @@ class Fake:
 
     async def complete(self, request: Request) -> Response:
         body = await request.json()
-        self.bodies.append(body)
+        check = '"kind":"check"' in (body.get("vllm_xargs") or {}).get(XARG, "")
+        (self.checks if check else self.bodies).append(body)
+        if not check:
+            self.sessions.append(request.headers.get("x-session-id"))
         if not self._may(request):
             return refusal(401, "Unauthorized")
         if body["model"] != self.model:
             return refusal(404, f"The model `{body['model']}` does not exist.")
         if problem := self._problem(body):
             return refusal(400, problem)
-        pieces = self._pieces(body)
-        found = self.mischief(body, pieces) if self.mischief else pieces
+        pieces = self._checked(body) if check else self._pieces(body)
+        found = self.mischief(body, pieces) if self.mischief and not check else pieces
         if isinstance(found, Response):
             return found
         return StreamingResponse(_closing(found, pieces), media_type="text/event-stream")
@@ -124,6 +137,11 @@ class Fake:
         ids = [*prompt, *map(int, bias)]
         if min(ids) < 0 or max(ids) >= self.vocabulary_size:
             return "token_id(s) that are not in the vocabulary"
+        if self.processor is not None:
+            try:
+                brief_of(_params(body))
+            except PastaError as error:
+                return f"pasta-decoding: {error}"
         return "Too many logit bias tokens" if len(bias) > MAX_BIASES else None
 
     async def _pieces(self, body: dict[str, Any]) -> AsyncGenerator[bytes]:
@@ -133,31 +151,57 @@ class Fake:
             cached = self._cached_tokens(body["prompt"])
             self.looked_up_tokens += len(body["prompt"])
             self.hit_tokens += cached
-            seen = list(body["prompt"])
-            first: dict[str, Any] = {"prompt_token_ids": body["prompt"]}
-            most = min(body["max_tokens"], self.max_model_len - len(seen))
-            for n in range(most):
-                await asyncio.sleep(self.token_s)
-                token = self._choose(body, tuple(seen), n)
-                self._keep(seen)
-                seen.append(token)
+            written: list[int] = []
+            async for piece in self._events(body, written):
+                self._keep([*body["prompt"], *written[:-1]])
                 self.written_tokens += 1
-                stopped = token in (*body["stop_token_ids"], self.end)
-                reason = "stop" if stopped else "length" if n + 1 == most else None
-                named = token if stopped and token != self.end else None
-                yield event(token, finish_reason=reason, stop_reason=named, **first)
-                first = {"prompt_token_ids": None}
-                if reason:
-                    break
-            yield usage(len(body["prompt"]), len(seen) - len(body["prompt"]), cached)
+                yield piece
+            yield usage(len(body["prompt"]), len(written), cached)
             yield b"data: [DONE]\n\n"
         finally:
             self.live -= 1
 
-    def _choose(self, body: dict[str, Any], seen: tuple[int, ...], n: int) -> int:
+    async def _checked(self, body: dict[str, Any]) -> AsyncGenerator[bytes]:
+        """Answer a request that nobody counts."""
+        written: list[int] = []
+        async for piece in self._events(body, written):
+            yield piece
+        yield usage(len(body["prompt"]), len(written))
+        yield b"data: [DONE]\n\n"
+
+    async def _events(self, body: dict[str, Any], written: list[int]) -> AsyncGenerator[bytes]:
+        """Yield a token's event each, and append the tokens to `written`."""
+        seen, held = list(body["prompt"]), self._held(body, written)
+        first: dict[str, Any] = {"prompt_token_ids": body["prompt"]}
+        most = min(body["max_tokens"], self.max_model_len - len(seen))
+        for n in range(most):
+            await asyncio.sleep(self.token_s)
+            token = self._choose(body, (*seen, *written), n, held)
+            written.append(token)
+            stopped = token in (*body["stop_token_ids"], self.end)
+            reason = "stop" if stopped else "length" if n + 1 == most else None
+            named = token if stopped and token != self.end else None
+            yield event(token, finish_reason=reason, stop_reason=named, **first)
+            first = {"prompt_token_ids": None}
+            if reason:
+                break
+
+    def _held(self, body: dict[str, Any], written: list[int]) -> Places | None:
+        if self.processor is None:
+            return None
+        places = self.processor()
+        added = (0, _params(body), None, written)
+        places.update(SimpleNamespace(removed=[], added=[added], moved=[]))
+        return places
+
+    def _choose(
+        self, body: dict[str, Any], seen: tuple[int, ...], n: int, held: Places | None
+    ) -> int:
         logits_V = np.array(self.script(seen), dtype=np.float64)
         for token, by in (body["logit_bias"] or {}).items():
             logits_V[int(token)] += by
+        if held is not None:
+            logits_V = held.apply(torch.from_numpy(logits_V)[None])[0].numpy()
         if body["temperature"]:
             noise = np.random.default_rng((body["seed"], n))
             logits_V = logits_V / body["temperature"] + noise.gumbel(size=len(logits_V))
@@ -172,6 +216,11 @@ class Fake:
     def _keep(self, ids: list[int]) -> None:
         ends = range(BLOCK, len(ids) + 1, BLOCK)
         self._blocks |= {tuple(ids[:end]) for end in ends}
+
+
+def _params(body: dict[str, Any]) -> Any:
+    """What vLLM makes of a body, as far as a processor looks at it."""
+    return SimpleNamespace(extra_args=body.get("vllm_xargs"), temperature=body["temperature"])
 
 
 async def _closing(

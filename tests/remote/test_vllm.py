@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
@@ -33,6 +33,7 @@ from pasta_decoding.remote.completions import RemoteError
 from pasta_decoding.remote.decoder import RemoteDecoder, remote_decoder
 from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.briefs import XARG, Brief, Kind, write_brief
 from pasta_decoding.runtime.local import LocalDecoder, answer_of, torch_decoder
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.rules import Rules
@@ -57,6 +58,20 @@ PROMPTS = [
     "Compare cats and dogs.",
     "Name three primary colours and what they stand for.",
     "What should I see in Rome?",
+    "How can I save water at home?",
+    "What do I need for a camping trip?",
+    "Explain how a bill becomes a law.",
+    "List the planets and a fact about each.",
+    "How do I start a small vegetable garden?",
+    "What are the pros and cons of remote work?",
+    "Describe the four seasons.",
+    "How should I prepare for a job interview?",
+    "What makes a good team leader?",
+    "Suggest three easy dinners.",
+    "How can I reduce stress before an exam?",
+    "What are the main parts of a computer?",
+    "How do I choose a good laptop?",
+    "Why is the sky blue?",
 ]
 RULES = Rules(max_tokens=300)
 
@@ -131,15 +146,21 @@ def merged(embedded_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-@pytest.fixture(scope="module")
-def vllm(merged: Path) -> Iterator[Vllm]:
+@contextmanager
+def started(folder: Path) -> Iterator[Vllm]:
     with socket.create_server(("127.0.0.1", 0)) as free:
-        server = Vllm(merged, free.getsockname()[1])
+        server = Vllm(folder, free.getsockname()[1])
     try:
         server.start()
         yield server
     finally:
         server.kill()
+
+
+@pytest.fixture(scope="module")
+def vllm(merged: Path) -> Iterator[Vllm]:
+    with started(merged) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -239,6 +260,44 @@ def test_answers_have_chunks_and_syncs_that_were_joined(
     assert sum(len(theirs.layouts) for theirs, _ in answers) == len(answers) + syncs
 
 
+def test_nothing_is_taken_back_and_requests_are_one_and_chunks_and_syncs(
+    answers: list[tuple[Answer, Answer]],
+) -> None:
+    """The server has the logits processor: it is installed beside it."""
+    for theirs, _ in answers:
+        syncs = sum(isinstance(segment, SyncRun) for segment in theirs.segments)
+        assert theirs.trace.sent is not None
+        assert theirs.trace.sent.corrections == 0
+        assert theirs.trace.sent.requests == 1 + theirs.chunks + syncs
+    assert sum(ours.interventions for _, ours in answers) > 10, "by the engine here"
+
+
+def test_arguments_that_are_garbage_are_refused_and_harm_nobody(
+    vllm: Vllm, remote: RemoteDecoder
+) -> None:
+    request = remote.request(PROMPTS[0], RULES, Sampling())
+    good = json.loads(write_brief(Brief(Kind.main, remote.vocabulary.control, (2,))))
+    garbage = ["x", "{}", 3, ["a"], json.dumps(good | {"promises": -1})]
+    for found in [*garbage, json.dumps(good | {"protocol": 0})]:
+        status, said = post(vllm, list(request.prompt), found)
+        assert status == 400
+        assert "pasta-decoding: " in said
+    for elsewhere in ({"control": list(range(100, 114))}, {"ends": [10**6]}):
+        status, said = post(vllm, list(request.prompt), json.dumps(good | elsewhere))
+        assert (status, json.loads(said)["usage"]["completion_tokens"]) == (200, 1), "its end"
+    assert post(vllm, list(request.prompt), json.dumps(good))[0] == 200
+
+
+def post(vllm: Vllm, prompt: list[int], brief: object) -> tuple[int, str]:
+    """Ask for four tokens with this for a brief."""
+    body = {"model": NAME, "prompt": prompt, "max_tokens": 4, "vllm_xargs": {XARG: brief}}
+    with closing(HTTPConnection("127.0.0.1", vllm.port, timeout=60)) as connection:
+        named = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/completions", json.dumps(body), named)
+        reply = connection.getresponse()
+        return reply.status, reply.read().decode()
+
+
 def test_a_sequential_answer_takes_one_request(remote: RemoteDecoder) -> None:
     rules = Rules(max_tokens=40, parallel=False)
     answer = answer_by(remote, remote.request(PROMPTS[0], rules, Sampling()))
@@ -303,3 +362,35 @@ def test_a_killed_server_fails_who_was_there_and_serves_again_when_it_is_back(
     vllm.start()
     again = answer_by(remote, remote.request(PROMPTS[0], RULES, Sampling()))
     assert again.segments == answers[0][0].segments
+
+
+def test_of_two_replicas_one_may_be_killed_while_answers_are_written(
+    vllm: Vllm, merged: Path, answers: list[tuple[Answer, Answer]]
+) -> None:
+    """Who was there fails; all that come then are written by the other one, by the same rules."""
+    with started(merged) as other:
+        remote = remote_decoder(merged, merged, [vllm.url, other.url], names=[NAME])
+
+        async def write(pool: ReplicaPool, number: int, begun: asyncio.Event) -> Answer:
+            request = remote.request(PROMPTS[number], RULES, Sampling())
+            return await remote.writer(request, pool, lambda _events, _step: begun.set()).run()
+
+        async def be_there() -> list[Answer | BaseException]:
+            begun = [asyncio.Event() for _ in range(4)]
+            async with ReplicaPool(remote.service) as pool:
+                first = [asyncio.create_task(write(pool, n, one)) for n, one in enumerate(begun)]
+                for one in begun:
+                    await one.wait()
+                other.kill()
+                later = [asyncio.create_task(write(pool, n, asyncio.Event())) for n in range(4)]
+                return await asyncio.gather(*first, *later, return_exceptions=True)
+
+        found = asyncio.run(be_there())
+    failed = [one for one in found if isinstance(one, BaseException)]
+    assert len(failed) == 2, "half of those that had begun"
+    assert all(isinstance(one, RemoteError) for one in failed)
+    for number, answer in enumerate(found[4:]):
+        assert isinstance(answer, Answer)
+        assert answer.text == answers[number][0].text
+        assert answer.trace.sent is not None
+        assert answer.trace.sent.corrections == 0

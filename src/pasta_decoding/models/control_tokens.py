@@ -74,11 +74,7 @@ class ControlTokens:
 def choose_tokens(tokenizer: Any) -> ControlTokens:
     """Choose control tokens: spare ones of the vocabulary, else tokens added to `tokenizer`."""
     wanted = len(BUCKETS) + 4
-    spare = sorted(
-        token
-        for text, token in tokenizer.get_vocab().items()
-        if _SPARE.fullmatch(text) or text in _SMOLLM2_SPARE
-    )
+    spare = sorted(token for text, token in tokenizer.get_vocab().items() if _is_spare(text))
     if len(spare) < wanted:
         names = [f"{_ADDED_PREFIX}{n}|>" for n in range(wanted)]
         _add_tokens(tokenizer, names)
@@ -86,6 +82,15 @@ def choose_tokens(tokenizer: Any) -> ControlTokens:
     promise_open, async_open, async_close, sync, *closes = spare[:wanted]
     buckets = dict(zip(BUCKETS, closes, strict=True))
     return ControlTokens(promise_open, buckets, async_open, async_close, sync)
+
+
+def is_reserved(text: str) -> bool:
+    """Could `choose_tokens` have taken the token of this name, or added it?"""
+    return _is_spare(text) or text.startswith(_ADDED_PREFIX)
+
+
+def _is_spare(text: str) -> bool:
+    return _SPARE.fullmatch(text) is not None or text in _SMOLLM2_SPARE
 
 
 def add_missing_tokens(tokenizer: Any, token_texts: Mapping[int, str]) -> None:

@@ -2,7 +2,8 @@
 
 The dialect is OpenAI's `/v1/completions` with three extensions as vLLM has them: the prompt is a
 list of token ids, `stop_token_ids` end it, and `return_token_ids` puts ids into the stream.
-https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
+https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html What else a server can do is
+asked of it only where it has shown that it can: `abilities`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pasta_decoding.errors import PastaError
+from pasta_decoding.runtime.briefs import XARG, Brief, write_brief
 
 MAX_LINE_BYTES = 2**24
 """Of one event; the first of a stream repeats the prompt."""
@@ -54,12 +56,26 @@ class RemoteError(PastaError):
 
 
 @dataclass(frozen=True, slots=True)
+class Abilities:
+    """What a server can do that not all can.
+
+    processor: it has Pasta's logits processor, which holds a request to its brief.
+    priority:  of requests that wait it begins with the lowest number.
+    """
+
+    processor: bool = False
+    priority: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """Go on from `prompt` for at most `max_tokens`.
 
     stops: ids that end it; they are streamed, too.
     end:   stands for an end that the server does not name.
     bias:  what is added to the logits of these ids before anything is chosen.
+    brief: the rules that it obeys, where the server can know them.
+    priority: how many texts of its answer stand before it and are not finished.
     """
 
     prompt: tuple[int, ...]
@@ -72,10 +88,17 @@ class Completion:
     top_k: int | None = None
     seed: int = 0
     min_p: float = 0.0
+    brief: Brief | None = None
+    priority: int = 0
 
-    def body(self, model: str) -> dict[str, Any]:
+    def body(self, model: str, abilities: Abilities) -> dict[str, Any]:
         """Return what is sent. All of sampling is said: some servers have a model's defaults."""
-        return {
+        own: dict[str, Any] = {}
+        if abilities.processor and self.brief is not None:
+            own["vllm_xargs"] = {XARG: write_brief(self.brief)}
+        if abilities.priority:
+            own["priority"] = self.priority
+        return own | {
             "model": model,
             "prompt": list(self.prompt),
             "max_tokens": self.max_tokens,

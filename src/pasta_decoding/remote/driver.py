@@ -2,13 +2,12 @@
 
 Each thread's context is a plain sequence of ids, so chunks are joined as text. A promise opens a
 request for its chunk while main's goes on; SYNC ends main's, and when the chunks are done a new
-one begins with everything in reading order. What a server has computed for a beginning that
-requests share, its prefix cache keeps.
+one begins with everything in reading order. Prefix caches keep what requests share.
 
-The interpreter decides as it does for an engine in this process, but a server chooses tokens
-without asking it. What a whole request may not write is forbidden by `logit_bias`. A token that
-may not stand where it came is taken back: its request ends, and one of a single token, with the
-right bias, brings the next best. So the answer is the one that constraints would have given.
+A server chooses tokens without asking the interpreter. One with Pasta's logits processor is told
+in a brief what a thread must know, and obeys. With others `logit_bias` forbids what a whole request
+may not write, and a token that may not stand where it came is taken back: its request ends, and one
+of a single token, with the right bias, brings the next best. Both give what constraints would.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pasta_decoding.lang.layout import MAIN
+from pasta_decoding.remote.briefing import brief_for, texts_before
 from pasta_decoding.remote.completions import BAN, MAX_BIASES, Completion, RemoteError
 from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.runtime.account import Account
@@ -265,6 +265,8 @@ class _ThreadStream:
             top_k=sampler.sampling.top_k,
             seed=self._seed(sampler, tries),
             min_p=sampler.sampling.min_p,
+            brief=brief_for(writer.interpreter, self._thread),
+            priority=texts_before(writer.interpreter, self._thread),
         )
         return writer.pool.stream(writer.lease, asked)
 
@@ -277,8 +279,7 @@ class _ThreadStream:
     def _bias(self, allowed: Constraint, refused: Collection[int]) -> dict[int, float]:
         """Return a bias under which nothing of `refused` comes, and little that is forbidden.
 
-        Where all that is forbidden is too much for a request, what is forbidden anywhere is left
-        out: it hardly ever comes.
+        Where that is too much for a request, what is forbidden anywhere is left out.
         """
         sampler = self._writer.request.chooser
         own = sampler.sampling.logit_bias if isinstance(sampler, Sampler) else {}

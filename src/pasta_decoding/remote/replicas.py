@@ -7,15 +7,24 @@ a new answer goes to the one that has the fewest. Nothing else is kept of anybod
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Self
 
-from pasta_decoding.remote.completions import Completion, CompletionReader, RemoteError, excerpt
-from pasta_decoding.remote.service import RetryPolicy, Service, headers, http_library, is_retryable
+from pasta_decoding.remote.abilities import find_abilities
+from pasta_decoding.remote.completions import (
+    Abilities,
+    Completion,
+    CompletionReader,
+    RemoteError,
+    excerpt,
+)
+from pasta_decoding.remote.replies import TokenLimit, check_status
+from pasta_decoding.remote.service import Service, headers, http_library
 from pasta_decoding.remote.turnstile import Turnstile
 from pasta_decoding.runtime.trace import Sent
 
@@ -24,9 +33,8 @@ if TYPE_CHECKING:
 
 MAX_RETRY_AFTER_S = 30.0
 """Whoever says to wait longer is not waited for so long."""
-_HEALTHY = frozenset({400, 413, 422, 429})
-"""These say nothing against a server: the request does not fit, or there are too many."""
-_MAX_ERROR_BYTES = 2**16
+SESSION_HEADER = "X-Session-ID"
+"""Names the answer, so that what stands before several servers leaves its requests at one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +42,8 @@ class _Replica:
     base_url: str
     answers: int = 0
     cooldown_until_s: float = 0.0
+    abilities: Abilities | None = None
+    looking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Lease:
@@ -42,6 +52,7 @@ class Lease:
     def __init__(self, pool: ReplicaPool) -> None:
         self._pool = pool
         self.sent = Sent()
+        self.session = uuid.uuid4().hex
 
     def __enter__(self) -> Self:
         """Take a place where there are fewest answers."""
@@ -110,7 +121,8 @@ class ReplicaPool:
         return chosen
 
     def cool_down(self, replica: _Replica) -> None:
-        """Ask others for a while."""
+        """Ask others for a while. Who knows what will be there then?"""
+        replica.abilities = None
         cooldown_s = self.service.retry_policy.cooldown_s
         replica.cooldown_until_s = asyncio.get_running_loop().time() + cooldown_s
 
@@ -150,18 +162,13 @@ class ReplicaPool:
     ) -> AsyncGenerator[int]:
         """Ask once, and yield what comes."""
         httpx = http_library()
-        reader = CompletionReader(asked, self.service.vocabulary_size)
-        lease.sent.requests += 1
         try:
-            limit = _TokenLimit(self.service.retry_policy)
-            response = await self._send(replica, asked, limit)
-            try:
-                await _check_status(response, self.service)
-                async with aclosing(self._read(response, reader, lease, limit)) as tokens:
-                    async for token in tokens:
-                        yield token
-            finally:
-                await response.aclose()
+            abilities = await self._abilities(replica, asked)
+            lease.sent.requests += 1
+            reply = self._reply(replica, asked, abilities, lease)
+            async with aclosing(reply) as tokens:
+                async for token in tokens:
+                    yield token
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise RemoteError(
                 f"it cannot be reached: {excerpt(str(error) or type(error).__name__)}",
@@ -173,15 +180,41 @@ class ReplicaPool:
             reason = excerpt(str(error) or type(error).__name__)
             raise RemoteError(f"it broke the connection: {reason}", retryable=True) from error
 
-    async def _send(self, replica: _Replica, asked: Completion, limit: _TokenLimit) -> Response:
+    async def _abilities(self, replica: _Replica, asked: Completion) -> Abilities:
+        """Find out, once for a server, what it can do for requests that have a brief."""
+        if asked.brief is None:
+            return Abilities()
+        async with replica.looking:
+            if replica.abilities is None:
+                size, lease = self.service.vocabulary_size, Lease(self)
+                ask = partial(self._reply, replica, lease=lease)
+                replica.abilities = await find_abilities(ask, asked, asked.brief, size)
+            return replica.abilities
+
+    async def _reply(
+        self, replica: _Replica, asked: Completion, abilities: Abilities, lease: Lease
+    ) -> AsyncGenerator[int]:
+        """Send a request, and yield what comes."""
+        reader = CompletionReader(asked, self.service.vocabulary_size)
+        limit = TokenLimit(self.service.retry_policy)
         request = self._client.build_request(
-            "POST", f"{replica.base_url}/completions", json=asked.body(self.service.model)
+            "POST",
+            f"{replica.base_url}/completions",
+            json=asked.body(self.service.model, abilities),
+            headers={SESSION_HEADER: lease.session},
         )
         async with limit():
-            return await self._client.send(request, stream=True)
+            response = await self._client.send(request, stream=True)
+        try:
+            await check_status(response, self.service)
+            async with aclosing(self._read(response, reader, lease, limit)) as tokens:
+                async for token in tokens:
+                    yield token
+        finally:
+            await response.aclose()
 
     async def _read(
-        self, response: Response, reader: CompletionReader, lease: Lease, limit: _TokenLimit
+        self, response: Response, reader: CompletionReader, lease: Lease, limit: TokenLimit
     ) -> AsyncGenerator[int]:
         pieces = response.aiter_bytes()
         while True:
@@ -200,74 +233,6 @@ class ReplicaPool:
         )  # before somebody has what they wanted, and closes this
         for token in last:
             yield token
-
-
-class _TokenLimit:
-    """When the next token of a completion has to be there, whatever else keeps its stream alive."""
-
-    def __init__(self, retry_policy: RetryPolicy) -> None:
-        self._token_s = retry_policy.token_s
-        self._set(retry_policy.first_token_s)
-
-    def extend(self) -> None:
-        """Wait for one more."""
-        self._set(self._token_s)
-
-    def _set(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._deadline_s = asyncio.get_running_loop().time() + seconds
-
-    @asynccontextmanager
-    async def __call__(self) -> AsyncIterator[None]:
-        """Run the block until then; RemoteError if that is not enough."""
-        try:
-            async with asyncio.timeout_at(self._deadline_s):
-                yield
-        except TimeoutError as late:
-            message = f"it sent no token for {self._seconds:g} s"
-            raise RemoteError(message, retryable=True) from late
-
-
-async def _check_status(response: Response, service: Service) -> None:
-    status = response.status_code
-    if status == 200:
-        return
-    try:
-        async with asyncio.timeout(service.retry_policy.token_s):
-            said = await _beginning(response)
-    except TimeoutError:
-        said = "no reason came"
-    if status in (401, 403):
-        raise RemoteError(f"it refuses the key ({status})", hint="Give --remote-key.")
-    if status == 404:
-        message = f"it knows no model {service.model!r}, or no completions (404: {said})"
-        raise RemoteError(message, hint="Check the base URL and what is served there.")
-    raise RemoteError(
-        f"it failed with status {status}: {said}",
-        retryable=is_retryable(status),
-        healthy=status in _HEALTHY,
-        retry_after_s=_seconds(response.headers.get("Retry-After")),
-    )
-
-
-async def _beginning(response: Response) -> str:
-    """Return what a reply that is no stream has to say, as far as one cares to read."""
-    body = b""
-    async for piece in response.aiter_bytes():
-        body += piece
-        if len(body) > _MAX_ERROR_BYTES:
-            break
-    text = body[:_MAX_ERROR_BYTES].decode("utf-8", "replace")
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return excerpt(text)
-    return excerpt(found.get("error", found) if isinstance(found, dict) else found)
-
-
-def _seconds(header: str | None) -> float | None:
-    """Read Retry-After; its other form, a date, is not worth a parser."""
-    return float(header) if header is not None and header.isdecimal() else None
 
 
 def _located(error: RemoteError, replica: _Replica, tries: int) -> RemoteError:

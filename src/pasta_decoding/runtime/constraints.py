@@ -28,12 +28,18 @@ def main_constraint(vocabulary: Vocabulary, *, promise: bool, sync: bool) -> Con
 
 def chunk_constraint(chunk: WrittenChunk, budget: Budget, vocabulary: Vocabulary) -> Constraint:
     """Return what `chunk` may write: at least one token, and its end where a limit says so."""
-    if len(chunk.ids) == 1:
+    begun = len(chunk.ids) > 1
+    if begun and budget.ends(chunk):
+        return Constraint.force([vocabulary.control.async_close])
+    return open_chunk_constraint(vocabulary, begun=begun)
+
+
+def open_chunk_constraint(vocabulary: Vocabulary, *, begun: bool) -> Constraint:
+    """Return what a chunk may write that no limit ends, given whether it has a token of its own."""
+    if not begun:
         return Constraint(vocabulary.not_chunk_start)
-    close = vocabulary.control.async_close
-    if budget.ends(chunk):
-        return Constraint.force([close])
-    return Constraint(np.array(sorted(vocabulary.control.ids - {close})))
+    control = vocabulary.control
+    return Constraint(np.array(sorted(control.ids - {control.async_close})))
 
 
 @dataclass(slots=True)

@@ -59,8 +59,7 @@ class Interpreter:
                    a scheme may leave positions out, and the `text` join feeds the closings of
                    chunks, too: no promise is made that could use them up.
     joining:       how main comes to see chunks. `text` goes with the scheme `shared-max`.
-    end:           the token with which main ended the answer; None while it has not, and if a
-                   limit did.
+    end:           the token with which main ended the answer; None before, and if a limit did.
     stops:         strings of which the first one to be complete ends the answer.
     """
 
@@ -126,20 +125,22 @@ class Interpreter:
             return Constraint.force(sorted(self.vocabulary.eos_ids))
         if self._state is _Main.IN_TOPIC:
             return self.topics.constraint()
+        may_promise = self.promises_left > 0 and self._positions_suffice()
         may_sync = self.rules.parallel and bool(self._unjoined)
-        return main_constraint(self.vocabulary, promise=self._may_promise(), sync=may_sync)
+        return main_constraint(self.vocabulary, promise=may_promise, sync=may_sync)
 
-    def _may_promise(self) -> bool:
-        room = len(self.budget.chunks) < self.rules.max_chunks
-        return self.rules.parallel and room and self._positions_suffice()
+    @property
+    def promises_left(self) -> int:
+        """How many more main may make: each needs a position for its closing in the `text` join."""
+        most = self.rules.max_chunks if self.rules.parallel else 0
+        if self.joining is Joining.text and self.max_positions is not None:
+            most = min(most, self.max_positions - self.prompt_tokens - self.rules.max_tokens)
+        return max(0, most - len(self.budget.chunks))
 
     def _positions_suffice(self) -> bool:
         """Would every token of the budget still find a position behind the longest promise?"""
-        if self.max_positions is None:
+        if self.max_positions is None or self.joining is Joining.text:
             return True
-        if self.joining is Joining.text:
-            closings = len(self.budget.chunks) + 1
-            return self.prompt_tokens + self.rules.max_tokens + closings <= self.max_positions
         longest = max(self.vocabulary.control.promise_close)
         skipped = self.scheme.main_next(self._position, longest) - (self._position + 1)
         beside = sum(len(chunk.ids) for chunk in self._unjoined)
@@ -243,8 +244,7 @@ class Interpreter:
 
     def _rewrite(self, chunks: Sequence[WrittenChunk], joined: tuple[int, ...]) -> list[Action]:
         control, first = self.vocabulary.control, chunks[0]
-        behind = self.segments[first.segment + 1 :]
-        rest = in_reading_order(behind, control.async_close)
+        rest = in_reading_order(self.segments[first.segment + 1 :], control.async_close)
         ids = (control.async_close, *rest, control.sync)
         position = first.next_position
         self._position = position + len(ids)

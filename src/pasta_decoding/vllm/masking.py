@@ -1,0 +1,56 @@
+"""Constraints applied to logits, many rows at once. Shapes: R rows, V vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pasta_decoding.runtime.rules import Constraint
+
+GREEDY_BELOW = 1e-5
+"""Under this temperature vLLM takes the likeliest."""
+Row = tuple[int, Constraint, float]
+"""Which one, what may stand there, and the temperature at which it is drawn."""
+
+
+def restrict(logits_RV: Tensor, rows: Sequence[Row]) -> None:
+    """Change `logits_RV` in place, so that what is drawn from it is what may stand there."""
+    for row, allowed, temperature in rows:
+        if allowed.only is not None:
+            _keep(logits_RV[row], allowed.only)
+        elif allowed.instead is not None:
+            _lift(logits_RV[row], allowed.banned, allowed.instead, temperature)
+    banned = [(row, allowed.banned) for row, allowed, _ in rows if len(allowed.banned)]
+    if banned:
+        which = np.repeat([row for row, _ in banned], [len(ids) for _, ids in banned])
+        ids = np.concatenate([ids for _, ids in banned])
+        places = (_tensor(which, logits_RV), _tensor(ids, logits_RV))
+        logits_RV.index_put_(places, logits_RV.new_tensor(-torch.inf))
+
+
+def _keep(logits_V: Tensor, only: Any) -> None:
+    ids = _tensor(only, logits_V)
+    kept = logits_V[ids]
+    logits_V.fill_(-torch.inf)
+    logits_V[ids] = kept
+
+
+def _lift(logits_V: Tensor, banned: Any, instead: Any, temperature: float) -> None:
+    """Give `instead` all of the probability that `banned` has; it loses that elsewhere.
+
+    So who wants a banned token chooses among these, and who wants another one has it.
+    """
+    lost, ids = logits_V[_tensor(banned, logits_V)], _tensor(instead, logits_V)
+    if temperature < GREEDY_BELOW:
+        logits_V[ids] += torch.relu(lost.max() - logits_V[ids].max())
+        return
+    ratio = (lost / temperature).logsumexp(0) - (logits_V[ids] / temperature).logsumexp(0)
+    logits_V[ids] += temperature * torch.nn.functional.softplus(ratio)
+
+
+def _tensor(ids: Any, beside: Tensor) -> Tensor:
+    return torch.as_tensor(ids, dtype=torch.int64, device=beside.device)

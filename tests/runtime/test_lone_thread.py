@@ -1,0 +1,112 @@
+"""A thread that knows the others from a brief alone may write what the interpreter lets it."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from pasta_decoding.lang.layout import MAIN, Joining, PromiseRun, SyncRun
+from pasta_decoding.remote.briefing import brief_for
+from pasta_decoding.runtime.actions import Fork, Rewrite
+from pasta_decoding.runtime.briefs import read_brief, write_brief
+from pasta_decoding.runtime.interpreter import Interpreter
+from pasta_decoding.runtime.lone_thread import LoneThread
+from pasta_decoding.runtime.rules import Constraint, Rules
+from pasta_decoding.runtime.vocabulary import Ids
+from tests.law.world import END, OPEN, SCHEME, SYNC
+from tests.runtime.play import PROMPT, SIZE, VOCABULARY
+
+WANTED = {OPEN: 3, SYNC: 2, END: 0}
+
+
+def sent(interpreter: Interpreter, thread: int) -> LoneThread:
+    brief = brief_for(interpreter, thread)
+    assert brief is not None
+    return LoneThread(VOCABULARY, read_brief(write_brief(brief)))
+
+
+def assert_same(found: Constraint, expected: Constraint) -> None:
+    def ids(one: Ids | None) -> list[int] | None:
+        return None if one is None else sorted(set(one.tolist()))
+
+    assert ids(found.banned) == ids(expected.banned)
+    assert ids(found.only) == ids(expected.only)
+    assert ids(found.instead) == ids(expected.instead)
+
+
+def written(rules: Rules, seed: int, *, max_positions: int | None = None) -> Interpreter:
+    """Write an answer of random tokens, and compare at each of them.
+
+    Now and then a thread's request ends, and another one goes on.
+    """
+    dice = random.Random(seed)
+    interpreter = Interpreter(
+        VOCABULARY, SCHEME, rules, len(PROMPT), max_positions, Joining.text, ()
+    )
+    threads = {MAIN: sent(interpreter, MAIN)}
+    while not interpreter.finished:
+        thread = dice.choice(interpreter.writing)
+        if dice.random() < 0.2:
+            threads[thread] = sent(interpreter, thread)
+        expected = interpreter.constraint(thread)
+        if not expected.forced:
+            assert_same(threads[thread].constraint(), expected)
+        token = chosen(expected, dice)
+        threads[thread].on_token(token)
+        for action in interpreter.on_token(thread, token):
+            match action:
+                case Fork(chunk):
+                    threads[chunk] = sent(interpreter, chunk)
+                case Rewrite():
+                    threads[MAIN] = sent(interpreter, MAIN)
+    return interpreter
+
+
+def chosen(allowed: Constraint, dice: random.Random) -> int:
+    ids = [token for token in range(SIZE) if allowed.admits(token)]
+    return dice.choices(ids, [WANTED.get(token, 1) + 0.01 for token in ids])[0]
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "rules",
+    [
+        Rules(max_tokens=200, max_topic_tokens=3, min_chunk_tokens=4),
+        Rules(max_tokens=200, max_chunks=3, topics_begin_apart=False),
+        Rules(max_tokens=120, topic=False),
+    ],
+)
+def test_its_constraints_are_those_of_the_interpreter(rules: Rules, seed: int) -> None:
+    written(rules, seed)
+
+
+def test_they_are_where_positions_run_out() -> None:
+    rules = Rules(max_tokens=200, max_topic_tokens=3, min_chunk_tokens=4)
+    answers = [written(rules, seed, max_positions=len(PROMPT) + 202) for seed in range(8)]
+    assert max(len(answer.budget.chunks) for answer in answers) == 2
+
+
+def test_such_answers_have_promises_and_syncs() -> None:
+    answers = [written(Rules(max_tokens=200, max_topic_tokens=3), seed) for seed in range(12)]
+    segments = [segment for answer in answers for segment in answer.segments]
+    assert sum(isinstance(segment, PromiseRun) for segment in segments) > 30
+    assert sum(isinstance(segment, SyncRun) for segment in segments) > 10
+
+
+def test_who_decodes_sequentially_needs_no_brief() -> None:
+    interpreter = Interpreter(VOCABULARY, SCHEME, Rules(parallel=False), len(PROMPT))
+    assert brief_for(interpreter, MAIN) is None
+
+
+def test_a_brief_takes_no_part_in_what_is_banned_by_chance() -> None:
+    """A topic in the middle of which a request begins may not become an earlier one."""
+    interpreter = Interpreter(VOCABULARY, SCHEME, Rules(), len(PROMPT), None, Joining.text)
+    a, close = VOCABULARY.texts.index("a"), VOCABULARY.promise_close_ids[0]
+    for token in (OPEN, a, int(close), OPEN):
+        interpreter.on_token(MAIN, token)
+    thread = sent(interpreter, MAIN)
+    assert np.isin(a, thread.constraint().banned)
+    thread.on_token(VOCABULARY.texts.index("b"))
+    assert not np.isin(close, thread.constraint().banned)

@@ -1,0 +1,277 @@
+"""Requests of a batch: every row obeys the rules of the request that is there now."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pasta_decoding.runtime.briefs import Brief, Kind
+from pasta_decoding.vllm.batch import Places, Slots
+from pasta_decoding.vllm.writing import UNKNOWN, Served
+from tests.law.world import ASYNC, CLOSE, CONTROL, END, ENDS, OPEN, P20, P50, SYNC
+from tests.runtime.play import ID, SIZE, VOCABULARY
+from tests.vllm.tokens import Direction, Tokenizer, change, params
+
+A, B = ID["a"], ID["b"]
+SERVED = Served(Tokenizer(), SIZE)
+MAIN = Brief(Kind.main, CONTROL, ENDS, promises=2)
+CHUNK = Brief(Kind.chunk, CONTROL, ENDS)
+CHECK = Brief(Kind.check, CONTROL, ENDS, verdicts=(10, 11, 12, 13))
+TEXT = set(range(SIZE)) - CONTROL.ids
+CHUNK_START = set(range(SIZE)) - set(VOCABULARY.not_chunk_start.tolist())
+CLOSES = {P20, P50}
+ANYTHING = set(range(SIZE))
+
+
+def open_ids(places: Places, rows: int) -> list[set[int]]:
+    """What each row may write."""
+    logits_RV = places.apply(torch.zeros(rows, SIZE))
+    return [set(torch.isfinite(row).nonzero()[:, 0].tolist()) for row in logits_RV]
+
+
+def filled(*briefs: Brief | None) -> tuple[Places, list[list[int]]]:
+    """A batch of new requests, and their outputs, which grow as vLLM's do."""
+    places, outputs = Places(SERVED), [list[int]() for _ in briefs]
+    added = [(row, params(brief), None, outputs[row]) for row, brief in enumerate(briefs)]
+    places.update(change(added=added))
+    return places, outputs
+
+
+def test_each_row_obeys_its_own_rules_and_others_are_left_alone() -> None:
+    places, _ = filled(MAIN, None, CHUNK)
+    assert open_ids(places, 3) == [TEXT | {OPEN}, ANYTHING, CHUNK_START]
+
+
+def test_a_step_without_any_change_follows_what_was_written() -> None:
+    places, outputs = filled(MAIN, CHUNK)
+    outputs[0] += [A, OPEN]
+    outputs[1] += [B]
+    places.update(None)
+    main, chunk = open_ids(places, 2)
+    assert main < TEXT
+    assert not main & CLOSES, "a topic has a token"
+    assert chunk == TEXT | {CLOSE}
+    outputs[0] += [B, P20]
+    places.update(None)
+    assert open_ids(places, 2)[0] == TEXT | {OPEN, SYNC}
+
+
+def test_promises_run_out() -> None:
+    places, outputs = filled(MAIN)
+    outputs[0] += [OPEN, A, P20, OPEN, B, P50]
+    assert open_ids(places, 1) == [TEXT | {SYNC}]
+
+
+def test_a_row_that_is_taken_over_has_the_rules_of_the_newcomer() -> None:
+    places, _ = filled(MAIN, CHUNK)
+    places.update(change(removed=[0], added=[(0, params(None), None, [])]))
+    assert open_ids(places, 2) == [ANYTHING, CHUNK_START]
+    places.update(change(added=[(1, params(MAIN), None, [])]))
+    assert open_ids(places, 2) == [ANYTHING, TEXT | {OPEN}]
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+def test_rows_that_move_take_their_requests_along(direction: Direction) -> None:
+    places, _ = filled(MAIN, CHUNK, None)
+    places.update(change(moved=[(0, 1, direction)]))
+    first = CHUNK_START if direction is Direction.SWAP else ANYTHING
+    assert open_ids(places, 3) == [first, TEXT | {OPEN}, ANYTHING]
+
+
+def test_a_request_without_rules_moves_too() -> None:
+    places, _ = filled(MAIN, None)
+    places.update(change(moved=[(1, 0, Direction.UNIDIRECTIONAL)]))
+    assert open_ids(places, 2) == [ANYTHING, ANYTHING]
+
+
+def test_a_request_that_was_preempted_goes_on_where_it_was() -> None:
+    places, outputs = filled(MAIN)
+    outputs[0] += [A, OPEN, B]
+    before = open_ids(places, 1)
+    places.update(change(removed=[0]))
+    assert open_ids(places, 1) == [ANYTHING]
+    places.update(change(added=[(0, params(MAIN), None, outputs[0])]))
+    assert open_ids(places, 1) == before
+    outputs[0] += [P20]
+    assert open_ids(places, 1) == [TEXT | {OPEN, SYNC}]
+
+
+def test_tokens_that_are_taken_back_were_never_written() -> None:
+    places, outputs = filled(MAIN)
+    outputs[0] += [A, OPEN, B]
+    open_ids(places, 1)
+    del outputs[0][1:]
+    assert open_ids(places, 1) == [TEXT | {OPEN}]
+
+
+def test_where_a_token_has_not_come_back_nobody_is_held() -> None:
+    places, outputs = filled(MAIN)
+    outputs[0] += [UNKNOWN]
+    assert open_ids(places, 1) == [ANYTHING]
+    outputs[0][0] = OPEN
+    assert open_ids(places, 1)[0] < TEXT
+
+
+def test_a_check_tells_that_all_is_well_and_that_its_first_token_is_seen() -> None:
+    places, outputs = filled(CHECK)
+    assert open_ids(places, 1) == [{10}]
+    outputs[0] += [10]
+    assert open_ids(places, 1) == [{11}]
+    outputs[0][0] = UNKNOWN
+    assert open_ids(places, 1) == [{12}]
+
+
+def test_who_names_tokens_that_are_not_reserved_writes_nothing_and_a_check_tells() -> None:
+    places = Places(Served(Tokenizer(spare=frozenset({OPEN, ASYNC})), SIZE))
+    rows = [(row, params(brief), None, list[int]()) for row, brief in enumerate((CHECK, MAIN))]
+    places.update(change(added=rows))
+    assert open_ids(places, 2) == [{13}, {END}]
+
+
+@pytest.mark.parametrize(
+    "brief",
+    [
+        Brief(Kind.main, CONTROL, (END, SIZE)),
+        Brief(Kind.main, CONTROL, ENDS, topic_ids=(2**31 - 1,)),
+        Brief(Kind.check, CONTROL, ENDS, verdicts=(SIZE, 11, 12, 13)),
+    ],
+)
+def test_ids_that_the_model_does_not_have_end_the_request_and_harm_nobody(brief: Brief) -> None:
+    places, _ = filled(brief, CHUNK)
+    assert open_ids(places, 2) == [{END}, CHUNK_START]
+
+
+Rows = list[tuple[Brief | None, list[int]] | None]
+
+
+def test_any_run_of_changes_keeps_rows_and_requests_together() -> None:
+    """Against a list of who is in which row; each has come to a place of its own."""
+    dice = random.Random(5)
+    places = Places(SERVED)
+    rows: Rows = []
+    for _ in range(300):
+        removed = [row for row, one in enumerate(rows) if one and dice.random() < 0.2]
+        for row in removed:
+            rows[row] = None
+        added = []
+        for row in [*removed[: dice.randrange(3)], len(rows)][: dice.randrange(3)]:
+            if row == len(rows) == 6:
+                continue
+            brief = dice.choice([MAIN, CHUNK, None])
+            output = list(dice.choice([(), (A,), (A, OPEN)]))
+            rows[row : row + 1] = [(brief, output)]
+            added.append((row, params(brief), None, output))
+        moved = condensed(rows, dice)
+        places.update(change(removed=removed, added=added, moved=moved))
+        for one in rows:
+            if one and dice.random() < 0.5:
+                one[1].append(dice.choice([A, B]))
+        assert open_ids(places, len(rows)) == [alone(one) for one in rows]
+
+
+def condensed(rows: Rows, dice: random.Random) -> list[tuple[int, int, Direction]]:
+    """Fill holes with the last rows, as vLLM does, and swap two of them."""
+    moved = []
+    while None in rows:
+        last = rows.pop()
+        if last is not None:
+            hole = rows.index(None)
+            moved.append((len(rows), hole, Direction.UNIDIRECTIONAL))
+            rows[hole] = last
+    if len(rows) > 1:
+        one, other = dice.sample(range(len(rows)), 2)
+        rows[one], rows[other] = rows[other], rows[one]
+        moved.append((one, other, Direction.SWAP))
+    return moved
+
+
+def alone(one: tuple[Brief | None, list[int]] | None) -> set[int]:
+    assert one is not None
+    places = Places(SERVED)
+    places.update(change(added=[(0, params(one[0]), None, one[1])]))
+    return open_ids(places, 1)[0]
+
+
+class Runner:
+    """The second runner's record of its slots, and the rows of a step."""
+
+    def __init__(self, slots: int) -> None:
+        self.ids = torch.zeros(slots, 64, dtype=torch.int32)
+        self.prompt_len = SimpleNamespace(np=np.zeros(slots, dtype=np.int32))
+        self.all_token_ids = SimpleNamespace(gpu=self.ids)
+        self.total = [0] * slots
+
+    def begin(self, slot: int, prompt: list[int], output: list[int]) -> None:
+        ids = prompt + output
+        self.ids[slot, : len(ids)] = torch.tensor(ids)
+        self.prompt_len.np[slot], self.total[slot] = len(prompt), len(ids)
+
+    def write(self, slot: int, token: int) -> None:
+        self.ids[slot, self.total[slot]] = token
+        self.total[slot] += 1
+
+    def step(self, *slots: int) -> Any:
+        last = [self.total[slot] - 1 for slot in slots]
+        mapping = torch.tensor(slots, dtype=torch.int32)
+        return SimpleNamespace(
+            expanded_idx_mapping=mapping,
+            idx_mapping_np=mapping.numpy(),
+            input_ids=self.ids[mapping.long(), last],
+            pos=torch.tensor(last),
+        )
+
+
+def open_in_step(slots: Slots, context: Any) -> list[set[int]]:
+    logits_RV = slots.apply(torch.zeros(len(context.pos), SIZE), context)
+    return [set(torch.isfinite(row).nonzero()[:, 0].tolist()) for row in logits_RV]
+
+
+def test_slots_are_followed_in_whatever_order_their_rows_come() -> None:
+    runner = Runner(4)
+    slots = Slots(SERVED, runner)
+    for slot, brief in ((3, MAIN), (1, CHUNK), (0, None)):
+        runner.begin(slot, [A, B], [])
+        assert slots.add(slot, params(brief)) is (brief is not None)
+    assert open_in_step(slots, runner.step(0, 1, 3)) == [ANYTHING, CHUNK_START, TEXT | {OPEN}]
+    runner.write(1, A)
+    runner.write(3, OPEN)
+    main, chunk = open_in_step(slots, runner.step(3, 1))
+    assert main < TEXT
+    assert chunk == TEXT | {CLOSE}
+    runner.write(3, B)
+    open_in_step(slots, runner.step(3))
+    runner.write(3, P20)
+    assert open_in_step(slots, runner.step(3)) == [TEXT | {OPEN, SYNC}]
+
+
+def test_a_slot_that_is_filled_again_knows_what_was_written_before() -> None:
+    runner = Runner(2)
+    slots = Slots(SERVED, runner)
+    runner.begin(1, [A], [B, OPEN, B, P20])
+    slots.add(1, params(MAIN))
+    assert open_in_step(slots, runner.step(1)) == [TEXT | {OPEN, SYNC}]
+
+
+def test_a_prompt_of_which_a_part_was_read_has_written_nothing() -> None:
+    runner = Runner(1)
+    slots = Slots(SERVED, runner)
+    runner.begin(0, [A, B, A, B], [])
+    slots.add(0, params(CHUNK))
+    runner.total[0] = 2
+    assert open_in_step(slots, runner.step(0)) == [CHUNK_START]
+    runner.total[0] = 4
+    assert open_in_step(slots, runner.step(0)) == [CHUNK_START]
+
+
+def test_a_slot_has_the_rules_of_whoever_came_last() -> None:
+    runner = Runner(1)
+    slots = Slots(SERVED, runner)
+    runner.begin(0, [A], [])
+    slots.add(0, params(MAIN))
+    slots.add(0, params(None))
+    assert open_in_step(slots, runner.step(0)) == [ANYTHING]
