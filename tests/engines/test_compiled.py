@@ -15,6 +15,7 @@ from torch import nn
 from pasta_decoding.engines import compiled
 from pasta_decoding.engines.base import Branch, Feed
 from pasta_decoding.engines.compiled import MAX_TOKENS, CompiledPass, compile_model
+from pasta_decoding.engines.frames import Tokens
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.bare import bare_call
@@ -158,9 +159,9 @@ def test_the_bare_call_of_a_compiled_engine_is_its_program(
     engine = TorchEngine(tiny_llama(), cells=40, compiled=program)
     call = CompiledPass.__call__
 
-    def watched(self: CompiledPass, ids: list[int], *rest: Any) -> torch.Tensor:
-        asked.append(len(ids))
-        return call(self, ids, *rest)
+    def watched(self: CompiledPass, tokens: Tokens, *rest: Any) -> torch.Tensor:
+        asked.append(len(tokens.ids))
+        return call(self, tokens, *rest)
 
     monkeypatch.setattr(CompiledPass, "__call__", watched)
     assert all(seconds > 0 for seconds in bare_call(engine)(width, 1000, 3))

@@ -78,7 +78,7 @@ class PooledLayer(CacheLayerMixin):
         self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Write the step's keys and values where its plan says; return all cells."""
-        keys, values = self._held()
+        keys, values = self.held()
         for segment in self._plan.segments:
             keys[:, :, segment.written] = key_states[:, :, segment.queries]
             values[:, :, segment.written] = value_states[:, :, segment.queries]
@@ -86,15 +86,16 @@ class PooledLayer(CacheLayerMixin):
 
     def forget(self, cells: slice) -> None:
         """Clear cells that nobody holds any more."""
-        for held in self._held():
+        for held in self.held():
             held[:, :, cells] = 0
 
     def copy(self, source: slice, target: slice) -> None:
         """Copy cells to others."""
-        for held in self._held():
+        for held in self.held():
             held[:, :, target] = held[:, :, source]
 
-    def _held(self) -> tuple[Tensor, Tensor]:
+    def held(self) -> tuple[Tensor, Tensor]:
+        """Return keys_1GCD and values_1GCD of all cells."""
         assert self.keys is not None, "taken at the beginning"
         assert self.values is not None, "taken at the beginning"
         return self.keys, self.values
@@ -168,31 +169,19 @@ def pooled_attention(
         )
     if plan is None:
         out = _attend(query_BHQD, key_BGKD, value_BGKD, attention_mask, scaling, dropout)
-    else:
-        out = attend(plan, query_BHQD, key_BGKD, value_BGKD, scaling, sliding_window)
-    return out.transpose(1, 2).contiguous(), None
-
-
-def attend(
-    plan: Plan,
-    query_BHQD: Tensor,
-    key_BGKD: Tensor,
-    value_BGKD: Tensor,
-    scaling: float | None,
-    window: int | None,
-) -> Tensor:
-    """Return out_BHQD: each segment of the plan attends to the cells that it sees."""
+        return out.transpose(1, 2).contiguous(), None
     parts = [
         _attend(
             query_BHQD[:, :, one.queries],
             key_BGKD[:, :, one.seen],
             value_BGKD[:, :, one.seen],
-            one.masks[window],
+            one.masks[sliding_window],
             scaling,
         )
         for one in plan.segments
     ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+    out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+    return out.transpose(1, 2).contiguous(), None
 
 
 def _attend(

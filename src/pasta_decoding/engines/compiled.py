@@ -4,8 +4,7 @@ One program serves every width and cache length: its products have packed weight
 rows, and attention is an operator of ours, which alone sees the cells. The model stays unpatched:
 while it is traced, its attention function is one that calls the operator.
 
-Shapes: Q tokens of the pass, F of them with logits, V vocabulary, H heads, G kv heads, D head
-width.
+Shapes: Q tokens of the pass, F of them with logits, V vocabulary.
 """
 
 from __future__ import annotations
@@ -13,30 +12,31 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.cache_utils import Cache
-from transformers.masking_utils import sdpa_mask
+from transformers import PreTrainedModel
 
-from pasta_decoding.engines.attention import Plan, PooledLayer, attend
+from pasta_decoding.engines.attention import PooledLayer
+from pasta_decoding.engines.cell_attention import (
+    TRACED,
+    Seen,
+    add_operator,
+    load_operator,
+    looking_at,
+)
+from pasta_decoding.engines.frames import Tokens
 from pasta_decoding.errors import PastaError
 
 MAX_TOKENS = 512
 """Tokens of a compiled pass; the model itself computes wider ones."""
 
-FORMAT = 2
+FORMAT = 3
 """Raised when the same model is compiled to something else."""
-
-TRACED = "pasta_traced"
 
 # Products by Inductor's C++ templates where the processor has AMX tiles, else by oneDNN's packed
 # ones: each is twice as fast as the other there. No benchmark chooses (`max_autotune` with both): a
@@ -48,75 +48,6 @@ _ONEDNN: dict[str, Any] = {"cpp.enable_concat_linear": True}
 def inductor_options() -> dict[str, Any]:
     """Return what Inductor is told on this processor."""
     return {"freezing": True, **(_TEMPLATES if torch.cpu._is_amx_tile_supported() else _ONEDNN)}
-
-
-@dataclass(frozen=True, slots=True)
-class Cells:
-    """The cache that the running pass writes, and what it writes and sees there."""
-
-    cache: Cache
-    plan: Plan
-
-
-# An operator gets tensors and numbers only, so what it works on waits here during the call.
-_cells: ContextVar[Cells] = ContextVar("cells")
-
-_LIBRARY: Any = torch.library.Library("pasta", "DEF")  # type: ignore[no-untyped-call]
-_LIBRARY.define(
-    "attend(Tensor query, Tensor key, Tensor value, int layer, float scaling, int? window)"
-    " -> Tensor"
-)
-
-
-def _attend_cells(
-    query_1HQD: Tensor,
-    key_1GQD: Tensor,
-    value_1GQD: Tensor,
-    layer: int,
-    scaling: float,
-    window: int | None,
-) -> Tensor:
-    """Write the pass's keys and values into a layer's cells and attend; return out_1QHD.
-
-    Rows behind the last segment are padding: they are not written, and get zeros.
-    """
-    cells = _cells.get()
-    own = cells.cache.layers[layer]
-    assert isinstance(own, PooledLayer), "made by `pooled_cache`"
-    keys, values = own.update(key_1GQD, value_1GQD)
-    out_1HQD = attend(cells.plan, query_1HQD, keys, values, scaling, window)
-    if padding := query_1HQD.shape[2] - out_1HQD.shape[2]:
-        out_1HQD = pad(out_1HQD, (0, 0, 0, padding))
-    return out_1HQD.transpose(1, 2).contiguous()
-
-
-def _shape_only(query_1HQD: Tensor, _key: Tensor, value_1GQD: Tensor, *_rest: Any) -> Tensor:
-    heads, queries = query_1HQD.shape[1:3]
-    return query_1HQD.new_empty(1, queries, heads, value_1GQD.shape[-1])
-
-
-_LIBRARY.impl("attend", _attend_cells, "CPU")
-_LIBRARY.impl("attend", _shape_only, "Meta")
-
-
-def _traced_attention(
-    module: nn.Module,
-    query_1HQD: Tensor,
-    key_1GQD: Tensor,
-    value_1GQD: Tensor,
-    _mask: Tensor | None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    scaling = query_1HQD.shape[-1] ** -0.5 if scaling is None else scaling
-    layer: Any = module.layer_idx
-    operator: Any = torch.ops.pasta.attend
-    return operator(query_1HQD, key_1GQD, value_1GQD, layer, scaling, sliding_window), None
-
-
-AttentionInterface.register(TRACED, _traced_attention)
-AttentionMaskInterface.register(TRACED, sdpa_mask)
 
 
 class _Pass(nn.Module):
@@ -157,6 +88,7 @@ def compile_model(model: PreTrainedModel, target: Path, scratch: Path) -> None:
             aoti_compile_and_package(
                 _exported(model), package_path=str(target), inductor_configs=inductor_options()
             )
+            add_operator(target, scratch)
         except Exception as error:
             raise PastaError(
                 f"this model cannot be compiled: {_first_line(error)}",
@@ -198,7 +130,7 @@ def _first_line(error: Exception) -> str:
 
 
 @contextmanager
-def _unpacked_and_removed() -> Iterator[None]:
+def _unpacked_and_removed() -> Iterator[Path]:
     """Let torch unpack a program where it goes at once: what is mapped needs no name.
 
     Else each process that is killed leaves 330 MB in the temporary folder. Only the environment
@@ -208,7 +140,7 @@ def _unpacked_and_removed() -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="pasta-compiled-") as folder:
         os.environ["TMPDIR"] = folder
         try:
-            yield
+            yield Path(folder)
         finally:
             if before is None:
                 del os.environ["TMPDIR"]
@@ -223,7 +155,8 @@ class CompiledPass:
         from torch._inductor import aoti_load_package
 
         try:
-            with _unpacked_and_removed():
+            with _unpacked_and_removed() as folder:
+                load_operator(path, folder)
                 self._program: Callable[..., Tensor] = aoti_load_package(str(path))
         except Exception as error:
             raise PastaError(
@@ -231,19 +164,14 @@ class CompiledPass:
                 hint="Make it again: pasta compile.",
             ) from error
 
-    def __call__(
-        self, ids: list[int], positions: list[int], wanted: list[int], cells: Cells
-    ) -> Tensor:
+    def __call__(self, tokens: Tokens, layers: Sequence[PooledLayer], seen: Seen) -> Tensor:
         """Return float32 logits_FV. The program takes two tokens or more, and wants two or more."""
-        padding = [0] * (2 - len(ids))
-        spare = [0] * (2 - len(wanted))
-        token = _cells.set(cells)
-        try:
+        padding = [0] * (2 - len(tokens.ids))
+        spare = [0] * (2 - len(tokens.wanted))
+        with looking_at(layers, seen):
             logits_FV = self._program(
-                torch.tensor([ids + padding]),
-                torch.tensor([positions + padding]),
-                torch.tensor(wanted + spare),
+                torch.tensor([tokens.ids + padding]),
+                torch.tensor([tokens.positions + padding]),
+                torch.tensor(tokens.wanted + spare),
             )
-        finally:
-            _cells.reset(token)
-        return logits_FV[: len(wanted)]
+        return logits_FV[: len(tokens.wanted)]

@@ -14,11 +14,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pasta_decoding.engines.attention import PooledLayer, QuerySegment, learn_shapes, pooled_cache
-from pasta_decoding.engines.compiled import MAX_TOKENS, Cells, CompiledPass
+from pasta_decoding.engines.cell_attention import Seen
+from pasta_decoding.engines.compiled import MAX_TOKENS, CompiledPass
 from pasta_decoding.engines.frames import Frame, Graphs, Tokens
-from pasta_decoding.engines.pool import BoolArray
+from pasta_decoding.engines.pool import BoolArray, Step
 from pasta_decoding.engines.request_table import Work
-from pasta_decoding.engines.windows import attention_windows, visible
+from pasta_decoding.engines.windows import attention_windows, sees_all_before, visible
 
 QUERY_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CELL_BUCKET = 256
@@ -38,6 +39,7 @@ class Forward:
         self._model, self._cells, self.compiled = model, cells, compiled
         shapes = learn_shapes(model)
         self._cache, self._plan = pooled_cache(shapes, cells + 1)
+        self._layers = [one for one in self._cache.layers if isinstance(one, PooledLayer)]
         self._no_mask = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=model.device)
         self._windows = tuple(attention_windows(config).values())
         self._rows = config.num_attention_heads // len(shapes[0].key_G1D)
@@ -48,10 +50,9 @@ class Forward:
     def free(self, works: Sequence[Work[int]]) -> Tensor:
         """Run one pass in the shapes that it has; return logits_FV in the order of the works."""
         tokens, device = Tokens.of(works), self._model.device
-        self._plan.segments = tuple(self._segments(works))
         if self.compiled is not None and len(tokens.ids) <= MAX_TOKENS:
-            cells = Cells(self._cache, self._plan)
-            return self.compiled(tokens.ids, tokens.positions, tokens.wanted, cells)
+            return self.compiled(tokens, self._layers, Seen.of(works, self._windows))
+        self._plan.segments = tuple(self._segments(works))
         return self._call(
             torch.tensor([tokens.ids], device=device),
             torch.tensor([tokens.positions], device=device),
@@ -87,19 +88,14 @@ class Forward:
         overflow may have left there, is no number.
         """
         if self._frames:
-            for layer in self._layers():
+            for layer in self._layers:
                 layer.forget(cells)
 
     @torch.inference_mode()
     def copy(self, source: slice, target: slice) -> None:
         """Copy keys and values to cells of another request."""
-        for layer in self._layers():
+        for layer in self._layers:
             layer.copy(source, target)
-
-    def _layers(self) -> Iterable[PooledLayer]:
-        for layer in self._cache.layers:
-            assert isinstance(layer, PooledLayer), "made by `pooled_cache`"
-            yield layer
 
     @torch.inference_mode()
     def alone(self, width: int, cells: int) -> tuple[int, int]:
@@ -119,15 +115,14 @@ class Forward:
         assert compiled is not None, "only for an engine with a compiled pass"
         mask_QK = np.ones((width, cells + width), dtype=np.bool_)
         mask_QK[:, cells:] = np.eye(width, dtype=np.bool_)
-        masks = dict.fromkeys(self._windows, self._additive(mask_QK))
-        end = slice(cells, cells + width)
-        segment = QuerySegment(slice(0, width), end, slice(0, end.stop), masks)
-        ids, positions, wanted = [0] * width, [cells] * width, list(range(width))
+        places = np.arange(cells + width)
+        step = Step(cells, [0] * width, [cells] * width, mask_QK, places, list(range(width)))
+        works = [Work(0, [], step, [])]
+        tokens, seen = Tokens.of(works), Seen.of(works, self._windows)
 
         @torch.inference_mode()
         def call() -> Tensor:
-            self._plan.segments = (segment,)
-            return compiled(ids, positions, wanted, Cells(self._cache, self._plan))
+            return compiled(tokens, self._layers, seen)
 
         return call
 
@@ -174,10 +169,7 @@ class Forward:
 
     def _additive(self, mask_QK: BoolArray) -> Tensor | None:
         """Return the mask as all layers add it; None where attention needs none."""
-        queries, cells = mask_QK.shape
-        if queries in (1, cells) and np.array_equal(
-            mask_QK, np.tri(queries, cells, cells - queries)
-        ):
+        if sees_all_before(mask_QK):
             return None
         return additive(mask_QK, self._rows, self._model.dtype).to(self._model.device)
 

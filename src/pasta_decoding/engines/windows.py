@@ -29,3 +29,11 @@ def visible(step: Step, window: int | None) -> BoolArray:
     positions_Q = np.array(step.positions)
     near_QK: BoolArray = positions_Q[:, None] - step.cell_positions_K[None, :] < window
     return step.mask_QK & near_QK
+
+
+def sees_all_before(mask_QK: BoolArray) -> bool:
+    """Do the queries see just the cells up to their own, and are they one, or all there is?"""
+    queries, cells = mask_QK.shape
+    if queries not in (1, cells):
+        return False
+    return np.array_equal(mask_QK, np.tri(queries, cells, cells - queries))

@@ -37,7 +37,7 @@ class PromptPace:
     _costs: StepCosts = field(default_factory=StepCosts)
     _token_s: deque[float] = field(default_factory=lambda: deque(maxlen=5))
     _budget_s: float = 0.0
-    _last_tokens: int = LEAST_TOKENS
+    _tokens: deque[int] = field(default_factory=lambda: deque((LEAST_TOKENS,), maxlen=5))
     _steps_without: int = 0
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class PromptPace:
         self._budget_s = max(-DEBT_STEPS * share_s, min(self._budget_s + share_s, most_s))
         if self._budget_s < LEAST_TOKENS * token_s:
             return LEAST_TOKENS if self._steps_without >= MOST_STEPS else 0
-        wanted = min(max(LEAST_TOKENS, self.most_tokens - width), 2 * self._last_tokens)
+        wanted = min(max(LEAST_TOKENS, self.most_tokens - width), 2 * max(self._tokens))
         return wanted if wanted * token_s <= self._budget_s else int(self._budget_s / token_s)
 
     def learn(self, width: int, prompt_tokens: int, seconds: float) -> None:
@@ -73,4 +73,4 @@ class PromptPace:
         self._token_s.append(more_s / prompt_tokens)
         if width:
             self._budget_s -= more_s
-            self._last_tokens = max(LEAST_TOKENS, prompt_tokens)
+            self._tokens.append(max(LEAST_TOKENS, prompt_tokens))
