@@ -8,7 +8,7 @@ import torch
 
 from pasta_decoding.runtime.rules import NOTHING, Constraint
 from pasta_decoding.runtime.sampling import best_allowed
-from pasta_decoding.vllm.masking import restrict
+from pasta_decoding.vllm.masking import Mask
 
 SIZE = 12
 
@@ -19,7 +19,7 @@ def logits(seed: int) -> torch.Tensor:
 
 def restricted(logits_V: torch.Tensor, allowed: Constraint, temperature: float) -> torch.Tensor:
     logits_RV = torch.stack([logits_V, logits_V])
-    restrict(logits_RV, [(1, allowed, temperature)])
+    Mask().restrict(logits_RV, [(1, allowed, temperature)])
     assert torch.equal(logits_RV[0], logits_V), "another row"
     return logits_RV[1]
 
@@ -58,7 +58,7 @@ def test_chances_are_those_of_drawing_again_where_the_first_may_not_stand(
 
 def test_rows_with_and_without_bans_are_restricted_together() -> None:
     logits_RV = torch.zeros(3, SIZE)
-    restrict(logits_RV, [(0, CONSTRAINTS[1], 0.0), (2, CONSTRAINTS[0], 0.0)])
+    Mask().restrict(logits_RV, [(0, CONSTRAINTS[1], 0.0), (2, CONSTRAINTS[0], 0.0)])
     found = [torch.isfinite(row).nonzero()[:, 0].tolist() for row in logits_RV]
     assert found == [[2, 7], list(range(SIZE)), [1, 2, 4, 6, 7, 8, 9, 10, 11]]
 
@@ -68,3 +68,13 @@ def test_twice_is_once() -> None:
     for allowed in CONSTRAINTS:
         once = restricted(logits(3), allowed, 1.0)
         torch.testing.assert_close(restricted(once, allowed, 1.0), once)
+
+
+def test_steps_that_forbid_the_same_and_others_are_told_apart() -> None:
+    mask, (first, _, third) = Mask(), CONSTRAINTS
+    again = Constraint(first.banned.copy())
+    for rows in ([(0, first)], [(0, first)], [(1, first)], [(0, third), (1, again)], [(1, again)]):
+        logits_RV = torch.zeros(2, SIZE)
+        mask.restrict(logits_RV, [(row, allowed, 0.0) for row, allowed in rows])
+        expected = {(row, token) for row, one in rows for token in one.banned.tolist()}
+        assert set(map(tuple, torch.isneginf(logits_RV).nonzero().tolist())) == expected

@@ -22,6 +22,7 @@ class LoneThread:
         self._promises = brief.promises
         self._may_sync = brief.sync
         self._in_topic = brief.topic_ids is not None
+        self._allowed: Constraint | None = None
         rules = Rules(
             max_topic_tokens=brief.max_topic_tokens,
             topics_begin_apart=brief.topics_begin_apart,
@@ -36,7 +37,21 @@ class LoneThread:
         )
 
     def constraint(self) -> Constraint:
-        """Return what it may write next."""
+        """Return what it may write next: the same object for as long as that is the same."""
+        if self._allowed is None:
+            self._allowed = self._find()
+        return self._allowed
+
+    def on_token(self, token: int) -> None:
+        """Hear what it wrote."""
+        if self._is_chunk:
+            if not self._begun:
+                self._begun, self._allowed = True, None
+        elif self._in_topic or token == self._vocabulary.control.promise_open:
+            self._allowed = None
+            self._on_promise_token(token)
+
+    def _find(self) -> Constraint:
         if self._is_chunk:
             return open_chunk_constraint(self._vocabulary, begun=self._begun)
         if self._in_topic:
@@ -44,13 +59,9 @@ class LoneThread:
         may_promise = self._promises > 0
         return main_constraint(self._vocabulary, promise=may_promise, sync=self._may_sync)
 
-    def on_token(self, token: int) -> None:
-        """Hear what it wrote."""
-        self._begun = True
-        if self._is_chunk:
-            return
+    def _on_promise_token(self, token: int) -> None:
         if not self._in_topic:
-            self._in_topic = token == self._vocabulary.control.promise_open
+            self._in_topic = True
         elif token in self._vocabulary.promise_close_ids:
             self._topics.finish()
             self._in_topic = False

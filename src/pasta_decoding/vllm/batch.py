@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pasta_decoding.runtime.briefs import XARG, Brief, read_brief
-from pasta_decoding.vllm.masking import restrict
+from pasta_decoding.vllm.masking import Mask
 from pasta_decoding.vllm.writing import Served, Writing
 
 
@@ -29,6 +29,7 @@ class Places:
     def __init__(self, served: Served) -> None:
         self._served = served
         self._rows: dict[int, Writing] = {}
+        self._mask = Mask()
 
     def update(self, change: Any) -> None:
         """Follow a `BatchUpdate`: first who left, then who came, then who moved."""
@@ -50,7 +51,9 @@ class Places:
     def apply(self, logits_RV: Tensor) -> Tensor:
         """Hold every row to its rules."""
         found = [(row, one.constraint(), one.temperature) for row, one in self._rows.items()]
-        restrict(logits_RV, [(row, may, heat) for row, may, heat in found if may is not None])
+        self._mask.restrict(
+            logits_RV, [(row, may, heat) for row, may, heat in found if may is not None]
+        )
         return logits_RV
 
 
@@ -65,6 +68,7 @@ class Slots:
         self._states = states
         self._slots: dict[int, Writing] = {}
         self._outputs: dict[int, list[int]] = {}
+        self._mask = Mask()
 
     def add(self, slot: int, params: Any) -> bool:
         """Let a request into a slot, after whoever had it; does it obey a brief?"""
@@ -88,7 +92,9 @@ class Slots:
                 continue
             self._follow(slot, token, place)
             found.append((row, one.constraint(), one.temperature))
-        restrict(logits_RV, [(row, may, heat) for row, may, heat in found if may is not None])
+        self._mask.restrict(
+            logits_RV, [(row, may, heat) for row, may, heat in found if may is not None]
+        )
         return logits_RV
 
     def _follow(self, slot: int, token: int, place: int) -> None:

@@ -17,19 +17,37 @@ Row = tuple[int, Constraint, float]
 """Which one, what may stand there, and the temperature at which it is drawn."""
 
 
-def restrict(logits_RV: Tensor, rows: Sequence[Row]) -> None:
-    """Change `logits_RV` in place, so that what is drawn from it is what may stand there."""
-    for row, allowed, temperature in rows:
-        if allowed.only is not None:
-            _keep(logits_RV[row], allowed.only)
-        elif allowed.instead is not None:
-            _lift(logits_RV[row], allowed.banned, allowed.instead, temperature)
-    banned = [(row, allowed.banned) for row, allowed, _ in rows if len(allowed.banned)]
-    if banned:
-        which = np.repeat([row for row, _ in banned], [len(ids) for _, ids in banned])
-        ids = np.concatenate([ids for _, ids in banned])
-        places = (_tensor(which, logits_RV), _tensor(ids, logits_RV))
-        logits_RV.index_put_(places, logits_RV.new_tensor(-torch.inf))
+class Mask:
+    """Restricts the logits of one step after the other, of which most forbid the same."""
+
+    def __init__(self) -> None:
+        self._banned: list[tuple[int, Constraint]] = []
+        self._places: tuple[Tensor, Tensor] | None = None
+
+    def restrict(self, logits_RV: Tensor, rows: Sequence[Row]) -> None:
+        """Change `logits_RV` in place, so that what is drawn from it is what may stand there."""
+        for row, allowed, temperature in rows:
+            if allowed.only is not None:
+                _keep(logits_RV[row], allowed.only)
+            elif allowed.instead is not None:
+                _lift(logits_RV[row], allowed.banned, allowed.instead, temperature)
+        banned = [(row, allowed) for row, allowed, _ in rows if len(allowed.banned)]
+        if banned:
+            logits_RV.index_put_(self._found(banned, logits_RV), logits_RV.new_tensor(-torch.inf))
+
+    def _found(self, banned: list[tuple[int, Constraint]], beside: Tensor) -> tuple[Tensor, Tensor]:
+        """Return rows and ids of all that is banned; those of the step before if they are these."""
+        if self._places is None or not _alike(banned, self._banned):
+            which = np.repeat([row for row, _ in banned], [len(one.banned) for _, one in banned])
+            ids = np.concatenate([one.banned for _, one in banned])
+            self._banned, self._places = banned, (_tensor(which, beside), _tensor(ids, beside))
+        return self._places
+
+
+def _alike(these: list[tuple[int, Constraint]], those: list[tuple[int, Constraint]]) -> bool:
+    return len(these) == len(those) and all(
+        row == other and one is two for (row, one), (other, two) in zip(these, those, strict=True)
+    )
 
 
 def _keep(logits_V: Tensor, only: Any) -> None:
