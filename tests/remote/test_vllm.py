@@ -298,6 +298,21 @@ def post(vllm: Vllm, prompt: list[int], brief: object) -> tuple[int, str]:
         return reply.status, reply.read().decode()
 
 
+def test_both_of_its_model_runners_take_the_processor(merged: Path, local: LocalDecoder) -> None:
+    """A CPU has only the first; what the second hands over is made by hand."""
+    python = Path(shlex.split(os.environ["VLLM"])[0])
+    if not python.name.startswith("python"):
+        pytest.skip("give VLLM as a Python and a module: the script runs beside it")
+    brief = write_brief(Brief(Kind.main, local.vocabulary.control, (2,)))
+    script = Path(__file__).parents[1] / "vllm" / "runners.py"
+    done = subprocess.run(
+        [python, script, merged, brief], stdout=subprocess.PIPE, check=True, text=True
+    )
+    control = len(local.vocabulary.control.ids)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found == {"rows": [0, control], "slots": [0, control]}
+
+
 def test_a_sequential_answer_takes_one_request(remote: RemoteDecoder) -> None:
     rules = Rules(max_tokens=40, parallel=False)
     answer = answer_by(remote, remote.request(PROMPTS[0], rules, Sampling()))

@@ -275,3 +275,38 @@ def test_a_slot_has_the_rules_of_whoever_came_last() -> None:
     slots.add(0, params(MAIN))
     slots.add(0, params(None))
     assert open_in_step(slots, runner.step(0)) == [ANYTHING]
+
+
+def test_drafts_that_were_refused_were_never_written() -> None:
+    """A request has a row for its last token, and one for each draft behind it."""
+    runner = Runner(1)
+    slots = Slots(SERVED, runner)
+    runner.begin(0, [A, B], [A])
+    slots.add(0, params(MAIN))
+    assert drafted(slots, runner, OPEN, A, P20)[1:] == [
+        *(alone((MAIN, [A, *written])) for written in ([OPEN], [OPEN, A], [OPEN, A, P20])),
+    ]
+    for token in (OPEN, B):  # the first draft stands, the second is replaced
+        runner.write(0, token)
+    assert open_in_step(slots, runner.step(0)) == [alone((MAIN, [A, OPEN, B]))]
+    drafted(slots, runner, P50)
+    runner.write(0, P20)
+    assert open_in_step(slots, runner.step(0)) == [alone((MAIN, [A, OPEN, B, P20]))]
+    drafted(slots, runner, A, OPEN)
+    runner.write(0, B)
+    assert open_in_step(slots, runner.step(0)) == [TEXT | {OPEN, SYNC}]
+
+
+def drafted(slots: Slots, runner: Runner, *drafts: int) -> list[set[int]]:
+    context = runner.step(*[0] * (1 + len(drafts)))
+    context.input_ids[1:] = torch.tensor(drafts)
+    context.pos += torch.arange(1 + len(drafts))
+    return open_in_step(slots, context)
+
+
+def test_a_token_that_is_replaced_was_never_written() -> None:
+    places, outputs = filled(MAIN)
+    outputs[0] += [A, OPEN]
+    open_ids(places, 1)
+    outputs[0][-1:] = [B]
+    assert open_ids(places, 1) == [TEXT | {OPEN}]

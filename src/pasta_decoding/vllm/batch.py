@@ -101,13 +101,13 @@ class Slots:
         """Bring a slot's output up to the token at `place` of its sequence, counted from 0."""
         prompt_tokens = int(self._states.prompt_len.np[slot])
         output, wanted = self._outputs[slot], max(0, place + 1 - prompt_tokens)
-        if wanted == len(output) + 1:
-            output.append(token)
-        elif wanted != len(output):
+        if wanted > len(output) + 1:  # it was preempted, and is new in its slot
             output[:] = self._written(slot, prompt_tokens, wanted)
+        elif wanted > 0:
+            output[wanted - 1 :] = [token]  # what was drafted may have been refused
 
     def _written(self, slot: int, prompt_tokens: int, tokens: int) -> Sequence[int]:
-        """Return what was written there, when it has been computed again or taken back."""
+        """Return what was written there before."""
         ids: list[int] = self._states.all_token_ids.gpu[
             slot, prompt_tokens : prompt_tokens + tokens
         ].tolist()

@@ -71,6 +71,7 @@ class Writing:
     """
 
     _seen: int
+    _last: int
     _thread: LoneThread
 
     def __init__(
@@ -92,17 +93,24 @@ class Writing:
             return Constraint.force([self._verdict()])
         if not self._known:
             return Constraint.force([self._served.end])
-        if UNKNOWN in self.output[self._seen :]:
+        if self._was_taken_back():
+            self._begin()
+        new = self.output[self._seen :]
+        if UNKNOWN in new:
             return None
-        if len(self.output) < self._seen:
-            self._begin()  # some of it was taken back
-        for token in self.output[self._seen :]:
+        for token in new:
             self._thread.on_token(token)
-        self._seen = len(self.output)
+            self._last = token
+        self._seen += len(new)
         return self._thread.constraint()
 
+    def _was_taken_back(self) -> bool:
+        """Has the end of what was heard been left out or replaced? Nothing before it ever is."""
+        seen = self._seen
+        return len(self.output) < seen or (seen > 0 and self.output[seen - 1] != self._last)
+
     def _begin(self) -> None:
-        self._seen = 0
+        self._seen, self._last = 0, UNKNOWN
         if self._known and self._brief.kind is not Kind.check:
             self._thread = LoneThread(self._served.vocabulary(self._brief), self._brief)
 

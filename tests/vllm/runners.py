@@ -1,0 +1,84 @@
+"""Run by vLLM's own Python: hands the processor what either of its model runners would."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from vllm import SamplingParams
+from vllm.config import ModelConfig
+from vllm.v1.sample.logits_processor import (
+    BatchUpdate,
+    MoveDirectionality,
+    _load_logitsprocs_plugins,
+)
+from vllm.v1.worker.gpu.sample.logits_processor.interface import (
+    LogitsContext,
+    LogitsProcRequestState,
+)
+from vllm.v1.worker.gpu.sample.logits_processor.loader import _load_v2_logitsprocs_plugins
+
+
+def banned(logits_RV: torch.Tensor) -> list[int]:
+    return torch.isneginf(logits_RV).sum(1).tolist()
+
+
+def by_rows(processor: type, config: Any, params: SamplingParams, size: int) -> list[int]:
+    """The first runner: a request with a brief comes into row 0, and moves to row 1."""
+    held = processor(config, torch.device("cpu"), False)
+    added: list[Any] = [(0, params, [20], []), (1, SamplingParams(), [20], [])]
+    held.update_state(
+        BatchUpdate(2, removed=[], added=added, moved=[(0, 1, MoveDirectionality.SWAP)])
+    )
+    return banned(held.apply(torch.zeros(2, size)))
+
+
+def by_slots(processor: type, config: Any, params: SamplingParams, size: int) -> list[int]:
+    """The second: the request is in slot 3, and its row the second one."""
+    ids, prompt_len = torch.zeros(4, 8, dtype=torch.int32), np.full(4, 1, dtype=np.int32)
+    states = LogitsProcRequestState(
+        device=torch.device("cpu"),
+        max_num_reqs=4,
+        vocab_size=size,
+        all_token_ids=SimpleNamespace(gpu=ids),
+        prompt_len=SimpleNamespace(np=prompt_len),
+        prefill_len=SimpleNamespace(np=prompt_len),
+        total_len=None,
+    )
+    held = processor(config, states)
+    assert not held.add_request(0, SamplingParams())
+    assert held.add_request(3, params)
+    held.apply_staged_writes()
+    slots = np.array([0, 3])
+    context = LogitsContext(
+        expanded_idx_mapping=torch.tensor(slots),
+        idx_mapping=torch.tensor(slots),
+        idx_mapping_np=slots,
+        expanded_local_pos=torch.zeros(2),
+        input_ids=torch.tensor([20, 20]),
+        pos=torch.tensor([0, 0]),
+        seq_lens_upper_bound_np=np.array([1, 1]),
+    )
+    return banned(held.apply(torch.zeros(2, size), context))
+
+
+def main() -> None:
+    folder, brief = sys.argv[1:]
+    config = SimpleNamespace(model_config=ModelConfig(model=folder, max_model_len=512))
+    size = config.model_config.get_vocab_size()
+    params = SamplingParams(extra_args={"pasta": brief})
+    found = {}
+    loaders = {"rows": _load_logitsprocs_plugins, "slots": _load_v2_logitsprocs_plugins}
+    for (name, load), run in zip(loaders.items(), (by_rows, by_slots), strict=True):
+        [processor] = [one for one in load() if one.__name__ == "PastaLogitsProcessor"]
+        processor.validate_params(params)
+        found[name] = run(processor, config, params, size)
+    print(json.dumps(found))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
