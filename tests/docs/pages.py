@@ -16,7 +16,7 @@ from typer.main import get_command
 from pasta_decoding.cli.app import app
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = ("pasta", "pip", "make", "vllm", "accelerate", "python", "pytest")
+PROGRAMS = ("pasta", "pip", "make", "vllm", "accelerate", "python", "pytest", "open-webui")
 END = "\x01"
 STUB = f"""#!/bin/bash
 printf '%s\\0' "$(basename "$0")" "$@" {END} >> "$CALLS"

@@ -11,12 +11,8 @@ import pytest
 
 import pasta_decoding as pasta
 from pasta_decoding.runtime import events
-from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampling
 from tests.checkpoint import TinyCheckpoint
 from tests.docs.pages import blocks, calls, leaves, options, parse, pasta_arguments, spans, text_of
-from tests.server.running import running
 
 PAGES = [
     "README.md",
@@ -78,14 +74,11 @@ def tiny_front_door(tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(pasta, "load", load_tiny, raising=False)
 
 
-def execute(page: str, **replaced: str) -> dict[str, Any]:
+def execute(page: str) -> dict[str, Any]:
     """Run a page's Python blocks one after the other; return the names that they leave."""
     names: dict[str, Any] = {}
     for block in blocks(page, "python"):
         source = "\n" * (block.line - 1) + block.text
-        for old, new in replaced.items():
-            assert old in source
-            source = source.replace(old, new)
         exec(compile(source, page, "exec"), names)
     return names
 
@@ -109,22 +102,6 @@ def test_the_four_lines_of_the_readme_work_on_the_embedded_model(
     assert capsys.readouterr().out.startswith(answer.text)
     assert answer.threads
     assert answer.own_speedup > 1
-
-
-def test_openai_s_client_works_as_the_page_has_it(
-    tiny_checkpoint: TinyCheckpoint, capsys: pytest.CaptureFixture[str]
-) -> None:
-    decoder = torch_decoder(tiny_checkpoint.base, tiny_checkpoint.adapter)
-    with running(decoder, model="pasta-balanced", answer_tokens=24) as server:
-        execute("docs/serving.md", **{"http://127.0.0.1:8000": server.url})
-    [question] = re.findall(r'"content": "(.*?)"', blocks("docs/serving.md", "python")[0].text)
-    assert capsys.readouterr().out == answer_to(question, decoder)
-
-
-def answer_to(question: str, decoder: LocalDecoder) -> str:
-
-    request = decoder.request(question, Rules(max_tokens=24), Sampling())
-    return decoder.answer(request).text
 
 
 def test_the_events_of_the_page_are_those_of_the_server() -> None:

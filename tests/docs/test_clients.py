@@ -1,0 +1,145 @@
+"""Programs that speak OpenAI's API, against the server as docs/serving.md has it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
+from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.sampling import Sampling
+from tests.checkpoint import TinyCheckpoint
+from tests.docs.pages import blocks
+from tests.server.running import Running, running
+
+PAGE = "docs/serving.md"
+ADDRESS = "http://127.0.0.1:8000"
+CHAT = "/v1/chat/completions"
+MODEL = "pasta-balanced"
+
+
+@pytest.fixture(scope="module")
+def shared_server(tiny_checkpoint: TinyCheckpoint) -> Iterator[Running]:
+    """Serve the tiny checkpoint under the name that the page has."""
+    decoder = torch_decoder(tiny_checkpoint.base, tiny_checkpoint.adapter)
+    with running(decoder, model=MODEL, answer_tokens=24) as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared_server: Running) -> Iterator[Running]:
+    yield shared_server
+    shared_server.wait_until_idle()
+
+
+@pytest.fixture(scope="session")
+def others_python() -> str:
+    """Return the Python that has other programs' clients."""
+    if not (found := os.environ.get("CLIENTS")):
+        pytest.skip(
+            "needs tests/docs/clients.txt: run `make test-all`, or let CLIENTS name a Python"
+        )
+    return found
+
+
+def block_of(package: str) -> str:
+    """Return the page's block that imports from `package`."""
+    found = [one.text for one in blocks(PAGE, "python") if f"from {package} import" in one.text]
+    assert len(found) == 1, package
+    return found[0]
+
+
+def for_server(source: str, server: Running) -> str:
+    """Return a block of the page with the server's address in place of the page's."""
+    assert ADDRESS in source
+    return source.replace(ADDRESS, server.url)
+
+
+def answer_to(source: str, decoder: LocalDecoder) -> str:
+    """Return the answer to the block's one question, as the engine gives it."""
+    [question] = re.findall(r'"(Give me .*?)"', source)
+    request = decoder.request(question, Rules(max_tokens=24), Sampling())
+    return decoder.answer(request).text
+
+
+def test_openai_s_client_works_as_the_page_has_it(
+    server: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = block_of("openai")
+    exec(compile(for_server(source, server), PAGE, "exec"), {})
+    assert capsys.readouterr().out == answer_to(source, server.decoder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", ["langchain_openai", "llama_index.llms.openai_like"])
+def test_other_clients_work_as_the_page_has_them(
+    package: str, server: Running, others_python: str
+) -> None:
+    source = block_of(package)
+    told = [others_python, "-X", "utf8", "-c", for_server(source, server)]
+    done = subprocess.run(told, capture_output=True, encoding="utf-8", timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == answer_to(source, server.decoder)
+
+
+def open_webui_asks(content: str, **more: Any) -> dict[str, Any]:
+    """Return the body of Open WebUI 0.12.4 for one message, by its `routers` and `utils`."""
+    return {"model": MODEL, "messages": [{"role": "user", "content": content}], **more}
+
+
+def test_open_webui_finds_the_model(server: Running) -> None:
+    listed = server.ask("/v1/models", None, Authorization="Bearer none")
+    assert [(one["id"], one["object"]) for one in listed.json["data"]] == [(MODEL, "model")]
+
+
+def test_open_webui_s_chats_are_answered(server: Running) -> None:
+    """Its chats stream; the usage comes last, where the model is set to tell it."""
+    settings = {"temperature": 0.0, "top_p": 0.9, "stop": ["\x00"], "seed": 4, "max_tokens": 20}
+    body = open_webui_asks("Hello", stream=True, stream_options={"include_usage": True}, **settings)
+    told = server.ask(CHAT, body, Authorization="Bearer none")
+    assert (told.status, told.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    *lines, last = [line[6:] for line in told.body.decode().splitlines() if line]
+    assert last == "[DONE]"
+    *pieces, usage = [json.loads(line) for line in lines]
+    assert usage["usage"]["completion_tokens"] > 0
+    deltas = (one["choices"][0]["delta"].get("content") or "" for one in pieces)
+    whole = server.ask(CHAT, open_webui_asks("Hello", stream=False, **settings))
+    assert "".join(deltas) == whole.json["choices"][0]["message"]["content"] != ""
+
+
+@pytest.mark.parametrize("form", ['{ "title": "..." }', '{ "tags": ["..."] }'])
+def test_open_webui_s_tasks_are_answered(form: str, server: Running) -> None:
+    """Titles and tags are plain requests: what they want stands in the prompt alone."""
+    task = (
+        f"### Task:\nGenerate.\n### Output:\nJSON format: {form}\n<chat_history>\n</chat_history>"
+    )
+    got = server.ask(CHAT, open_webui_asks(task, stream=False, max_tokens=1000))
+    [choice] = got.json["choices"]
+    assert got.status == 200
+    assert choice["message"]["content"]
+
+
+def test_open_webui_s_own_tools_are_refused_by_name(server: Running) -> None:
+    """The page says how to turn them off, since each chat would end so."""
+    tools = [{"type": "function", "function": {"name": "get_current_timestamp", "parameters": {}}}]
+    got = server.ask(CHAT, open_webui_asks("Hello", stream=True, tools=tools))
+    assert (got.status, got.error["param"]) == (400, "tools")
+
+
+def test_the_page_s_line_for_open_webui_turns_its_tools_off() -> None:
+    [block] = [one.text for one in blocks(PAGE, "sh") if "open-webui" in one.text]
+    told = subprocess.run(
+        ["bash", "-c", f"open-webui() {{ env; }}\n{block}"],
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
+    )
+    found = dict(line.partition("=")[::2] for line in told.stdout.splitlines())
+    assert found["OPENAI_API_BASE_URL"] == f"{ADDRESS}/v1"
+    assert json.loads(found["DEFAULT_MODEL_METADATA"])["capabilities"]["builtin_tools"] is False
