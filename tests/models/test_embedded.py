@@ -88,15 +88,22 @@ def test_a_pulled_model_is_float32_and_loads_from_its_folder(cache: Path, origin
     assert names(cache) == [NAME]
 
 
-def test_a_gguf_is_read_without_accelerate(
-    cache: Path, original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_gguf_is_read_without_accelerate_and_without_a_bar(
+    cache: Path,
+    original: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(original)
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: tokenizer)
     monkeypatch.setattr("transformers.modeling_utils.is_accelerate_available", lambda *_: False)
     model, path = tiny_llama(), tmp_path / "tiny.gguf"
     write_gguf(speaking(model), path, float_type="F32")
-    pulled = AutoModelForCausalLM.from_pretrained(pull(cache, fetch=lambda _: path))
+    capsys.readouterr()
+    folder = pull(cache, fetch=lambda _: path)
+    assert capsys.readouterr() == ("", "")
+    pulled = AutoModelForCausalLM.from_pretrained(folder)
     ids = torch.arange(5)[None]
     assert torch.allclose(pulled(ids).logits, model(ids).logits, atol=1e-5)
 

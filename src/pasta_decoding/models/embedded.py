@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,13 +119,17 @@ def _convert(origin: Path, target: Path) -> None:
 @contextmanager
 def _no_library_bars() -> Iterator[None]:
     """Keep transformers' own progress bars from tearing the caller's."""
+    from transformers import modeling_gguf_pytorch_utils as gguf_reading
     from transformers.utils import logging
 
-    enabled = logging.is_progress_bar_enabled()
+    enabled, names = logging.is_progress_bar_enabled(), vars(gguf_reading)
+    bar = names["tqdm"]  # which does not ask whether bars are on
     logging.disable_progress_bar()
+    names["tqdm"] = partial(bar, disable=True)
     try:
         yield
     finally:
+        names["tqdm"] = bar
         if enabled:
             logging.enable_progress_bar()
 
