@@ -26,6 +26,10 @@ OF_OTHERS = {
     *("--logits-processors", "--scheduling-policy", "--routing-logic", "--session-key"),
     *("--num_machines", "--machine_rank", "--main_process_ip"),  # the launcher's
     "--engines",  # a benchmark's
+    # SGLang's
+    *("--enable-priority-scheduling", "--schedule-low-priority-values-first"),
+    *("--enable-deterministic-inference", "--enable-cache-report"),
+    "--enable-custom-logit-processor",
     *("--help", "--durations"),
 }
 

@@ -82,6 +82,28 @@ def test_a_server_that_counts_as_it_goes_is_understood() -> None:
     assert read(counting + event(5, finish_reason="length") + usage(3, 2)) == [4, 5]
 
 
+def test_sglang_s_stream_is_understood() -> None:
+    """Its form as of 0.5.23: another name for the stop, null fields, the cache in the usage."""
+
+    def piece(ids: list[int], **more: object) -> bytes:
+        choice = {"index": 0, "text": "x", "logprobs": None, "finish_reason": None}
+        choice |= {"matched_stop": None, "token_ids": ids, **more}
+        return sent({"id": "1", "object": "text_completion", "choices": [choice], "usage": None})
+
+    counted = {"prompt_tokens": 3, "total_tokens": 6, "completion_tokens": 3, "reasoning_tokens": 0}
+    cached = {"prompt_tokens_details": {"cached_tokens": 2}}
+    one = reader()
+    told = (
+        piece([4], prompt_token_ids=[1, 2, 3])
+        + piece([5])
+        + piece([STOP], finish_reason="stop", matched_stop=STOP)
+        + sent({"id": "1", "choices": [], "usage": counted | cached})
+        + DONE
+    )
+    assert [*one.feed(told), *one.end()] == [4, 5, STOP]
+    assert one.cached_tokens == 2
+
+
 FINISHED = event(4, finish_reason="length")
 BAD: dict[str, tuple[bytes, str]] = {
     "a page": (b"<html>Hello</html>\n", "it sent no completion: b'<html>Hello</html>'"),
