@@ -99,7 +99,7 @@ class Vllm:
         caching = ["--enable-prefix-caching", "--block-size", str(BLOCK)]
         telling = ["--enable-prompt-tokens-details", "--host", "127.0.0.1"]
         port = ["--port", str(self.port)]
-        small = ["--enforce-eager", "--max-num-seqs", "16"]
+        small = ["--enforce-eager", "--max-num-seqs", "16", "--num-gpu-blocks-override", "256"]
         space = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
         self.process = subprocess.Popen(
             [*command, *options, *caching, *telling, *port, *small],
@@ -175,9 +175,21 @@ def local(merged: Path) -> LocalDecoder:
 
 @pytest.fixture(scope="module")
 def answers(remote: RemoteDecoder, local: LocalDecoder) -> list[tuple[Answer, Answer]]:
-    """Each prompt's answer by vLLM and by the torch engine."""
+    """Each prompt's answer by vLLM, one after the other, and by the torch engine."""
     requests = [remote.request(prompt, RULES, Sampling()) for prompt in PROMPTS]
-    return [(answer_by(remote, request), local.answer(request)) for request in requests]
+    theirs = [answer_by(remote, request) for request in requests]
+    return list(zip(theirs, together(local, requests), strict=True))
+
+
+def together(local: LocalDecoder, requests: list[Request]) -> list[Answer]:
+    found: dict[int, Answer] = {}
+    with closing(local.scheduler()) as scheduler:
+        numbers = scheduler.add_together(requests)
+        while len(found) < len(numbers):
+            scheduler.step()
+            ended = ((number, scheduler.result(number)) for number in numbers)
+            found |= {number: answer for number, answer in ended if answer is not None}
+    return [found[number] for number in numbers]
 
 
 def test_what_is_served_is_found_out(remote: RemoteDecoder) -> None:
