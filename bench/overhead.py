@@ -22,7 +22,8 @@ from pasta_decoding.engines.scripted import ScriptedEngine
 from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Run, Segment
 from pasta_decoding.lang.positions import SharedMax
 from pasta_decoding.models.control_tokens import BUCKETS, ControlTokens
-from pasta_decoding.runtime.rules import NOTHING, Constraint, Rules
+from pasta_decoding.runtime.allowed import NOTHING, Constraint
+from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Replay, Sampler, Sampling
 from pasta_decoding.runtime.scheduler import Request, Scheduler
 from pasta_decoding.runtime.vocabulary import Vocabulary

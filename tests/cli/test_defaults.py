@@ -13,14 +13,16 @@ from pasta_decoding.api.settings import Dtype, EngineName, LoadSettings
 from pasta_decoding.cli.preference import settled
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
+from pasta_decoding.server.settings import Settings
 from tests.checkpoint import TinyCheckpoint
 
 
 def test_an_option_left_out_is_one_that_the_decoder_does_without() -> None:
     left_out = AnswerSettings().options()
     assert sampling_of(left_out) == Sampling()
-    assert rules_of(left_out) == Rules(max_tokens=AnswerSettings().max_tokens)
+    assert rules_of(left_out) == Rules()
     assert rules_of({}) == rules_of(left_out)
+    assert Settings().answer_tokens == Rules().max_tokens
 
 
 def test_a_run_keeps_the_number_format_that_it_has_not_the_wish(

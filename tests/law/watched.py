@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pasta_decoding.runtime.rules import Constraint
+from pasta_decoding.runtime.allowed import Constraint
 from pasta_decoding.runtime.sampling import Choice, Chooser, Logits
 
 

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from pasta_decoding.engines.base import Engine
 from pasta_decoding.engines.scripted import ScriptedEngine, follow, shuffled
 from pasta_decoding.engines.torch import TorchEngine
+from pasta_decoding.runtime.allowed import Constraint
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Synced, ordered
 from pasta_decoding.runtime.governor import Eager
 from pasta_decoding.runtime.local import answer_of
 from pasta_decoding.runtime.prompt_pace import PromptPace
-from pasta_decoding.runtime.rules import Constraint
 from pasta_decoding.runtime.sampling import Choice, Logits, Sampler, Sampling
 from pasta_decoding.runtime.scheduler import Request, Scheduler
 from tests.examples import few

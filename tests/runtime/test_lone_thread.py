@@ -10,10 +10,11 @@ import pytest
 from pasta_decoding.lang.layout import MAIN, Joining, PromiseRun, SyncRun
 from pasta_decoding.remote.briefing import brief_for
 from pasta_decoding.runtime.actions import Fork, Rewrite
+from pasta_decoding.runtime.allowed import Constraint
 from pasta_decoding.runtime.briefs import read_brief, write_brief
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.lone_thread import LoneThread
-from pasta_decoding.runtime.rules import Constraint, Rules
+from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.vocabulary import Ids
 from tests.law.world import END, OPEN, SCHEME, SYNC
 from tests.runtime.play import PROMPT, SIZE, VOCABULARY

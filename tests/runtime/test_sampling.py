@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Run, Segment, SyncRun
-from pasta_decoding.runtime.rules import NOTHING, Constraint
+from pasta_decoding.runtime.allowed import NOTHING, Constraint
 from pasta_decoding.runtime.sampling import Choice, Logits, Replay, Sampler, Sampling
 from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SYNC
 

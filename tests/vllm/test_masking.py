@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pasta_decoding.runtime.rules import NOTHING, Constraint
+from pasta_decoding.runtime.allowed import NOTHING, Constraint
 from pasta_decoding.runtime.sampling import best_allowed
 from pasta_decoding.vllm.masking import Mask
 

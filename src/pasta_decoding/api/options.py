@@ -11,13 +11,16 @@ from typer import Option
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.prompt import Message
+from pasta_decoding.runtime.rules import Rules
 
 if TYPE_CHECKING:
-    from pasta_decoding.runtime.rules import Rules
     from pasta_decoding.runtime.sampling import Sampling
 
 Prompt = str | Sequence[Mapping[str, str] | Message]
 """A question, or a conversation as OpenAI's API has it: role and content of each message."""
+
+
+_LIMITS = Rules()
 
 
 class Options(TypedDict, total=False):
@@ -64,10 +67,10 @@ MaxTokens = Annotated[
 class AnswerSettings:
     """The defaults of `Options`, which are the commands' options, too."""
 
-    max_tokens: MaxTokens = 512
+    max_tokens: MaxTokens = _LIMITS.max_tokens
     max_threads: Annotated[
         int, Option(min=1, help="Let so many threads write at a time, at most.")
-    ] = 32
+    ] = _LIMITS.max_threads
     max_seconds: Annotated[
         float | None, Option(min=0, help="Stop after so long; what is written stays.")
     ] = None
@@ -117,8 +120,6 @@ def check_options(options: Options) -> None:
 
 def rules_of(options: Options) -> Rules:
     """Return how far an answer may go. Raises PastaError for limits that leave nothing."""
-    from pasta_decoding.runtime.rules import Rules
-
     max_tokens = options.get("max_tokens", _DEFAULT.max_tokens)
     max_threads = options.get("max_threads", _DEFAULT.max_threads)
     for name, value in (("max_tokens", max_tokens), ("max_threads", max_threads)):

@@ -26,11 +26,11 @@ from pasta_decoding.remote.completions import BAN, MAX_BIASES, Completion, Remot
 from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.runtime.account import Account
 from pasta_decoding.runtime.actions import Action, Append, CloseChunk, Fork, Rewrite
+from pasta_decoding.runtime.allowed import Constraint
 from pasta_decoding.runtime.answer import Answer, conclude
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.rules import Constraint
 from pasta_decoding.runtime.sampling import Choice, Sampler
 from pasta_decoding.runtime.trace import Fed, Trace
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pasta_decoding.lang.tree import MAX_TOPIC_WORDS, valid_topic
+from pasta_decoding.runtime.allowed import NOTHING, Constraint
 from pasta_decoding.runtime.budget import Budget, WrittenChunk
-from pasta_decoding.runtime.rules import NOTHING, Constraint, Rules
+from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.vocabulary import FRAGMENT, Ids, Vocabulary, fold_topic
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pasta_decoding.runtime.allowed import Constraint
 from pasta_decoding.runtime.briefs import Brief, Kind
 from pasta_decoding.runtime.constraints import Topics, main_constraint, open_chunk_constraint
-from pasta_decoding.runtime.rules import Constraint, Rules
+from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.vocabulary import Vocabulary
 
 

@@ -1,13 +1,8 @@
-"""How far an answer may go, and what a thread may write next."""
+"""How far an answer may go. Settings take their defaults from here, so it loads at once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-
-from pasta_decoding.runtime.vocabulary import Ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +22,7 @@ class Rules:
     topic:            False for checkpoints whose promises carry none.
     """
 
-    max_tokens: int = 1024
+    max_tokens: int = 512
     max_threads: int = 32
     max_chunks: int = 64
     chunk_factor: float = 3.0
@@ -36,32 +31,3 @@ class Rules:
     topics_begin_apart: bool = True
     parallel: bool = True
     topic: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Constraint:
-    """Which ids a thread may write next: those not in `banned`, or only those in `only`.
-
-    banned: what is forbidden just here stands behind what is in many places.
-    instead: where the model wants a banned token, it chooses among these; None: among the rest.
-    forced: the choice is not the model's (a limit ended something), so it is no intervention.
-    """
-
-    banned: Ids
-    only: Ids | None = None
-    instead: Ids | None = None
-    forced: bool = False
-
-    def admits(self, token: int) -> bool:
-        """May `token` stand here?"""
-        if self.only is not None:
-            return bool(np.any(self.only == token))
-        return not np.any(self.banned == token)
-
-    @classmethod
-    def force(cls, ids: Sequence[int]) -> Constraint:
-        """Allow only `ids`: a limit leaves no other choice."""
-        return cls(NOTHING, only=np.array(ids), forced=True)
-
-
-NOTHING: Ids = np.array([], dtype=np.int64)

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import MAIN, ChunkRun, PromiseRun, Run, Segment
 from pasta_decoding.runtime import drawing
+from pasta_decoding.runtime.allowed import Constraint
 from pasta_decoding.runtime.drawing import Adjustment, Cut, uniforms, weights
 from pasta_decoding.runtime.penalties import History, Penalties, biased
-from pasta_decoding.runtime.rules import Constraint
 
 Logits = npt.NDArray[np.float32]
 

@@ -8,6 +8,7 @@ from typing import Annotated
 from typer import Option
 
 from pasta_decoding.runtime.prompt_pace import DEFAULT_STRETCH
+from pasta_decoding.runtime.rules import Rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Settings:
             min=1,
             help="End answers after so many tokens where a request does not say.",
         ),
-    ] = 512
+    ] = Rules().max_tokens
     client_answers: Annotated[
         int | None,
         Option(

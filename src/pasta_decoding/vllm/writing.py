@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from pasta_decoding.models.control_tokens import is_reserved
+from pasta_decoding.runtime.allowed import Constraint
 from pasta_decoding.runtime.briefs import Brief, Kind
 from pasta_decoding.runtime.lone_thread import LoneThread
-from pasta_decoding.runtime.rules import Constraint
 from pasta_decoding.runtime.vocabulary import Vocabulary, vocabulary_of
 
 UNKNOWN = -1

@@ -47,10 +47,11 @@ from pasta_decoding.lang.tree import (
     valid_tokens,
     valid_topic,
 )
+from pasta_decoding.runtime.allowed import Constraint
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.rules import Constraint, Rules
+from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Choice, Logits, Sampler, Sampling
 from pasta_decoding.runtime.vocabulary import Decode
 
