@@ -27,6 +27,11 @@ from pasta_decoding.server.transport import StreamedReply, WholeReply
 
 TAGS_AMONG = 16
 """Alternatives that are looked at beside those that are told: some may be tags, which are not."""
+_SAMPLED = (
+    *("temperature", "top_p", "min_p", "seed"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+"""Fields of requests that are called as in `Sampling`, and mean the same."""
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": schema.ErrorReply}
@@ -146,22 +151,23 @@ async def _loaded(backend: Backend) -> AnyDecoder:
 def _asks(body: requests.Body, prompts: Sequence[tuple[int, ...]], limit: int) -> list[Ask]:
     """Return one ask a choice: the choices of the first prompt, then those of the second, ..."""
     rules = Rules(max_tokens=limit, parallel=body.pasta_parallel is not False)
-    sampling = Sampling(
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        top_k=body.top_k if body.top_k and body.top_k > 0 else None,
-        seed=secrets.randbits(63) if body.seed is None else body.seed,
-        min_p=body.min_p or 0.0,
-        repetition_penalty=body.repetition_penalty or 1.0,
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
-        logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
-        logprobs=None if body.alternatives is None else body.alternatives + TAGS_AMONG,
-    )
+    sampling = _sampling(body)
     each = [prompt for prompt in prompts for _ in range(body.n or 1)]
     stops = tuple(body.stop)
     priority = Priority[body.pasta_priority or "normal"]
     return [Ask(ids, rules, sampling, choice, stops, priority) for choice, ids in enumerate(each)]
+
+
+def _sampling(body: requests.Body) -> Sampling:
+    """Return how tokens are chosen; what is OpenAI's where nothing is said comes first here."""
+    told: dict[str, Any] = {"temperature": 1.0, "seed": secrets.randbits(63)}
+    told |= {name: value for name in _SAMPLED if (value := getattr(body, name)) is not None}
+    return Sampling(
+        **told,
+        top_k=body.top_k if body.top_k and body.top_k > 0 else None,
+        logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
+        logprobs=None if body.alternatives is None else body.alternatives + TAGS_AMONG,
+    )
 
 
 def _role(role: str) -> str:
