@@ -184,7 +184,7 @@ def answers(remote: RemoteDecoder, local: LocalDecoder) -> list[tuple[Answer, An
 def together(local: LocalDecoder, requests: list[Request]) -> list[Answer]:
     found: dict[int, Answer] = {}
     with closing(local.scheduler()) as scheduler:
-        numbers = scheduler.add_together(requests)
+        numbers = [scheduler.add(request) for request in requests]
         while len(found) < len(numbers):
             scheduler.step()
             ended = ((number, scheduler.result(number)) for number in numbers)
