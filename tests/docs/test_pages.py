@@ -10,6 +10,8 @@ from typing import Any, get_args
 import pytest
 
 import pasta_decoding as pasta
+from pasta_decoding.models.export import export_hf
+from pasta_decoding.models.loading import find_adapter, load_model
 from pasta_decoding.runtime import events
 from tests.checkpoint import TinyCheckpoint
 from tests.docs.pages import blocks, calls, leaves, options, parse, pasta_arguments, spans, text_of
@@ -68,9 +70,13 @@ def test_prose_names_commands_and_flags_that_exist(page: str) -> None:
 
 
 @pytest.fixture
-def tiny_front_door(tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `pasta.load` give the tiny checkpoint under any name."""
+def tiny_front_door(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let `pasta.load` give the tiny checkpoint under any name, and export it to `merged`."""
     load = pasta.load
+    export_hf(load_model(tiny_checkpoint.base, tiny_checkpoint.adapter), tmp_path / "merged")
+    monkeypatch.chdir(tmp_path)
 
     def load_tiny(_name: str) -> pasta.Model:
         return load(tiny_checkpoint.adapter, model=tiny_checkpoint.base, engine="torch")
@@ -99,9 +105,11 @@ def test_the_front_door_works_as_the_page_has_it(
 
 @pytest.mark.slow
 def test_the_four_lines_of_the_readme_work_on_the_embedded_model(
-    embedded_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert embedded_dir.is_dir()
+    embedded_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    export_hf(load_model(embedded_dir, find_adapter("balanced")), tmp_path / "merged")
+    monkeypatch.chdir(tmp_path)
     answer = execute("README.md")["answer"]
     assert capsys.readouterr().out.startswith(answer.text)
     assert answer.threads

@@ -21,6 +21,8 @@ Other programs over its library may pass it over, and so do older versions.
 """
 
 CARD = "README.md"
+RECIPE = "custom_generate"
+"""Where transformers looks for the way in which a model wants to be decoded."""
 
 
 def banned_ids(checkpoint: Checkpoint) -> list[int]:
@@ -40,6 +42,9 @@ def write_beside_weights(
     own.eos_token_id = sorted(eos_ids)
     own.save_pretrained(folder)
     (folder / CARD).write_text(model_card(checkpoint), encoding="utf-8")
+    (folder / RECIPE).mkdir()
+    (folder / RECIPE / "generate.py").write_text(_GENERATE, encoding="utf-8")
+    (folder / RECIPE / "requirements.txt").write_text("pasta-decoding\n", encoding="utf-8")
 
 
 def model_card(checkpoint: Checkpoint) -> str:
@@ -73,6 +78,14 @@ def _is_hub_name(name: str) -> bool:
     return name.count("/") == 1 and not name.startswith((".", "/", "~"))
 
 
+_GENERATE = """\
+# How transformers has this model write the independent parts of an answer at the same time.
+
+from pasta_decoding import generate
+
+__all__ = ["generate"]
+"""
+
 _CARD = """\
 ---
 library_name: transformers
@@ -91,6 +104,25 @@ program that runs it to have them written at the same time. That is Pasta (`past
 pip install pasta-decoding
 pasta run --adapter THIS_FOLDER "What are three good ways to learn a new language?"
 ```
+
+or, in transformers, with Pasta installed:
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER")
+model = AutoModelForCausalLM.from_pretrained("THIS_FOLDER")
+question = [{{"role": "user", "content": "What are three good ways to learn a new language?"}}]
+inputs = tokenizer.apply_chat_template(
+    question, add_generation_prompt=True, return_tensors="pt", return_dict=True
+)
+ids = model.generate(
+    **inputs, max_new_tokens=300, custom_generate="THIS_FOLDER", trust_remote_code=True
+)
+print(tokenizer.decode(ids[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))
+```
+
+`custom_generate=pasta_decoding.generate` does the same without code from this folder.
 
 | | |
 | --- | --- |

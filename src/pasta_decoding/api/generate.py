@@ -1,0 +1,253 @@
+"""transformers' `generate`, answered in parallel, for what `pasta export --to hf` wrote.
+
+    model.generate(**inputs, max_new_tokens=300, custom_generate=pasta.generate)
+    pasta.generate(model, **inputs, max_new_tokens=300, streamer=streamer)
+
+transformers reads and checks the arguments; what comes of them and Pasta cannot do is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pasta_decoding.api.result import Result, result_of
+from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.layout import ChunkRun, Run
+from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.sampling import Sampling
+
+if TYPE_CHECKING:
+    from pasta_decoding.models.loading import Loaded
+    from pasta_decoding.runtime.answer import Answer
+    from pasta_decoding.runtime.local import LocalDecoder
+    from pasta_decoding.runtime.request import Request
+
+_UNDERSTOOD = {
+    "TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper",
+    "RepetitionPenaltyLogitsProcessor", "SuppressTokensLogitsProcessor",
+    "MaxLengthCriteria", "EosTokenCriteria", "MaxTimeCriteria",
+}  # fmt: skip
+_ASKED_FOR = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+_SEEDS = 2**31
+
+
+def generate(model: Any, inputs: Any = None, **arguments: Any) -> Any:
+    """Answer in parallel what `model.generate` would answer sequentially; return its ids.
+
+    It takes the arguments of transformers' `generate`, and may be its `custom_generate`. Two do
+    not reach it in that way, so call it by itself for them: `streamer`, and `stop_strings`.
+
+    model:      loaded by transformers from a folder of `pasta export --to hf`. It is given
+                Pasta's attention for the length of the call, and is left as it was.
+    inputs:     [B, P] token ids, or `input_ids`; rows of one length.
+    tokenizer:  the model's; read from its folder if left out.
+    max_new_tokens: of each answer, its tags included, which are not returned.
+
+    Returns [B, P + T] ids, prompt and plain text, shorter answers padded behind their end. With
+    `return_dict_in_generate` a `ModelOutput` of them (`sequences`) and the `results`, one a row,
+    which have the threads. Samples draw their noise from torch's global generator.
+
+    Raises PastaError for beams, padding, another base model, and options that have no meaning here.
+    """
+    if hasattr(arguments.get("generation_config"), "_eos_token_tensor"):  # by transformers itself
+        return _Call(model, inputs).run(**arguments)
+    call = _Call(
+        model, streamer=arguments.get("streamer"), tokenizer=arguments.pop("tokenizer", None)
+    )
+    call.stops = _listed(arguments.pop("stop_strings", None))
+    refused = [
+        name for name in ("assistant_model", "inputs_embeds") if arguments.get(name) is not None
+    ]
+    if refused:
+        raise PastaError(f"{refused[0]} has no meaning in parallel decoding", hint="Leave it out.")
+
+    def decode(_: Any, input_ids: Any, **prepared: Any) -> Any:
+        call.inputs = input_ids
+        return call.run(**prepared)
+
+    return model.generate(inputs, custom_generate=decode, **arguments)
+
+
+def _listed(value: Any) -> tuple[str, ...]:
+    return () if value is None else (value,) if isinstance(value, str) else tuple(value)
+
+
+@dataclass
+class _Call:
+    """One call of `generate`: what transformers does not hand on, and the prompt."""
+
+    model: Any
+    inputs: Any = None
+    streamer: Any = None
+    tokenizer: Any = None
+    stops: tuple[str, ...] = ()
+
+    def run(
+        self, *, generation_config: Any, logits_processor: Any, stopping_criteria: Any, **given: Any
+    ) -> Any:
+        """Answer each row, with the arguments as transformers prepared them."""
+        _refuse(generation_config, [*logits_processor, *stopping_criteria], given)
+        if self.streamer is not None and len(self.inputs) > 1:
+            raise PastaError("a streamer shows one answer", hint="Give one prompt, or no streamer.")
+        with _decoder(self.model, self.tokenizer, generation_config, self.inputs) as decoder:
+            requests = list(self._requests(decoder, generation_config))
+            answers = self._answers(decoder, requests)
+        return self._output(decoder, answers, generation_config)
+
+    def _requests(self, decoder: LocalDecoder, config: Any) -> Iterator[Request]:
+        import torch
+
+        rules = Rules(max_tokens=config.max_length - self.inputs.shape[1])
+        seed = int(torch.randint(_SEEDS, ())) if config.do_sample else 0
+        sampling = _sampling(config, seed)
+        for number, row in enumerate(self.inputs.tolist()):
+            prompt = tuple(row)
+            sampler = decoder.sampler(prompt, sampling, number)
+            yield decoder.request_of(
+                prompt, rules, sampler, max_seconds=config.max_time, stops=self.stops
+            )
+
+    def _answers(self, decoder: LocalDecoder, requests: Sequence[Request]) -> list[Answer]:
+        from pasta_decoding.runtime.events import Ordered
+
+        scheduler, shown = decoder.scheduler(), Ordered()
+        try:
+            numbers = [scheduler.add(request) for request in requests]
+            while scheduler.busy:
+                scheduler.step()
+                if self.streamer is not None:
+                    pieces = [shown.feed(event) for event in scheduler.drain_events(numbers[0])]
+                    self._show(decoder, "".join(pieces))
+            return [answer for one in numbers if (answer := scheduler.result(one)) is not None]
+        finally:
+            scheduler.close()
+            if self.streamer is not None:
+                self.streamer.end()
+
+    def _show(self, decoder: LocalDecoder, text: str) -> None:
+        import torch
+
+        if text:
+            self.streamer.put(torch.tensor(decoder.encoder.encode_text(text)))
+
+    def _output(self, decoder: LocalDecoder, answers: Sequence[Answer], config: Any) -> Any:
+        import torch
+
+        rows = [_plain_ids(decoder, answer) for answer in answers]
+        padding = config.pad_token_id if config.pad_token_id is not None else decoder.vocabulary.end
+        longest = max(map(len, rows))
+        padded = [row + [padding] * (longest - len(row)) for row in rows]
+        behind = torch.tensor(padded, dtype=self.inputs.dtype, device=self.inputs.device)
+        sequences = torch.cat([self.inputs, behind.view(len(rows), longest)], dim=1)
+        if not config.return_dict_in_generate:
+            return sequences
+        return _output_of(sequences, [_result(decoder, answer) for answer in answers])
+
+
+def _refuse(config: Any, steps: Sequence[Any], given: dict[str, Any]) -> None:
+    """Raise PastaError for what would be ignored, or mean something else."""
+    mode = config.get_generation_mode().value
+    if mode not in ("greedy_search", "sample"):
+        raise PastaError(
+            f"{mode.replace('_', ' ')} cannot be done in parallel",
+            hint="Use num_beams=1 and no lookup; do_sample may be true or false.",
+        )
+    for step in steps:
+        if (name := type(step).__name__) not in _UNDERSTOOD:
+            raise PastaError(
+                f"{name} is not applied in parallel decoding",
+                hint="Leave out the option or the argument that brings it.",
+            )
+    if asked := [name for name in _ASKED_FOR if getattr(config, name, None)]:
+        raise PastaError(f"{asked[0]} is not told by parallel decoding", hint="Leave it out.")
+    if given.get("attention_mask") is not None:  # one of ones alone is dropped before
+        raise PastaError(
+            "rows of different lengths cannot be answered together",
+            hint="Give each prompt by itself, or use `pasta.load(...).batch(...)`.",
+        )
+    cache = given.get("past_key_values")
+    if cache is not None and cache.get_seq_length():
+        raise PastaError("it cannot go on from past_key_values", hint="Give the whole prompt.")
+
+
+def _sampling(config: Any, seed: int) -> Sampling:
+    penalty = config.repetition_penalty or 1.0
+    if not config.do_sample:
+        return Sampling(repetition_penalty=penalty)
+    return Sampling(
+        temperature=1.0 if config.temperature is None else config.temperature,
+        top_p=1.0 if config.top_p is None else config.top_p,
+        top_k=config.top_k or None,
+        min_p=config.min_p or 0.0,
+        repetition_penalty=penalty,
+        seed=seed,
+    )
+
+
+@contextmanager
+def _decoder(model: Any, tokenizer: Any, config: Any, inputs: Any) -> Iterator[LocalDecoder]:
+    """Give a decoder over a model of transformers, which is left as it was."""
+    from pasta_decoding.engines.torch import TorchEngine
+    from pasta_decoding.runtime.local import decoder_over
+
+    loaded = _loaded(model, tokenizer, config)
+    attention, training = model.config._attn_implementation, model.training
+    cells = 2 * len(inputs) * config.max_length + Rules().max_chunks  # room for a text join, too
+    try:
+        yield decoder_over(TorchEngine(model, cells=cells), loaded)
+    finally:
+        model.set_attn_implementation(attention)
+        model.train(training)
+
+
+def _loaded(model: Any, tokenizer: Any, config: Any) -> Loaded:
+    """Return a model of transformers as one of ours, if `pasta export` wrote it."""
+    from transformers.utils.hub import cached_file
+
+    from pasta_decoding.models import checkpoint as checkpoints
+    from pasta_decoding.models.control_tokens import add_missing_tokens
+    from pasta_decoding.models.loading import Loaded, load_tokenizer
+
+    name = model.name_or_path
+    found = cached_file(
+        name, checkpoints.FILE_NAME,
+        _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False,
+    ) if name else None  # fmt: skip
+    if found is None:
+        raise PastaError(
+            f"{name or 'this model'} was not trained to decode in parallel: it has no pasta.json",
+            hint="Load what `pasta export --to hf` wrote.",
+        )
+    folder = Path(found).parent
+    checkpoint = checkpoints.load(folder)
+    tokenizer = load_tokenizer(folder) if tokenizer is None else tokenizer
+    add_missing_tokens(tokenizer, checkpoint.token_texts)
+    warning = checkpoints.check_match(checkpoint, model, tokenizer)
+    eos = config.eos_token_id
+    ends = frozenset(eos if isinstance(eos, list) else [eos]) - {None}
+    return Loaded(model, tokenizer, checkpoint, ends, warning)
+
+
+def _plain_ids(decoder: LocalDecoder, answer: Answer) -> list[int]:
+    """Return the tokens that a reader sees, in reading order, and the end if the model wrote it."""
+    control = decoder.vocabulary.control.ids
+    texts = [one.ids for one in answer.segments if isinstance(one, Run | ChunkRun)]
+    ids = [token for text in texts for token in text if token not in control]
+    return ids if answer.end is None else [*ids, answer.end]
+
+
+def _result(decoder: LocalDecoder, answer: Answer) -> Result:
+    plain_tokens = decoder.plain_tokens(answer.text)
+    return result_of(answer, text=answer.text, stopped=answer.stopped, plain_tokens=plain_tokens)
+
+
+def _output_of(sequences: Any, results: list[Result]) -> Any:
+    from transformers.utils.generic import ModelOutput
+
+    output: Any = ModelOutput(sequences=sequences)
+    output["results"] = results
+    return output

@@ -1,0 +1,212 @@
+"""transformers' `generate` with Pasta's decoding: the same answers as Pasta's own, or a refusal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.generation.streamers import BaseStreamer
+
+import pasta_decoding as pasta
+from pasta_decoding.engines import torch as torch_engine
+from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.layout import ChunkRun, Run
+from pasta_decoding.models.export import export_hf
+from pasta_decoding.models.loading import load_model
+from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
+from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.sampling import Sampling
+from tests.checkpoint import TinyCheckpoint
+from tests.tiny import tiny_llama
+
+QUESTIONS = ("What are three good habits?", "Name some colours.", "How do I learn to swim?")
+TOKENS = 120
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("export") / "merged"
+    export_hf(load_model(tiny_checkpoint.base, tiny_checkpoint.adapter), target)
+    return target
+
+
+@pytest.fixture
+def model(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def decoder(folder: Path) -> LocalDecoder:
+    return torch_decoder(folder, folder)
+
+
+def prompt(folder: Path, question: str) -> dict[str, Any]:
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    asked = [{"role": "user", "content": question}]
+    encoded = tokenizer.apply_chat_template(
+        asked, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    return dict(encoded)
+
+
+def own(decoder: LocalDecoder, question: str) -> Answer:
+    rules = Rules(max_tokens=TOKENS)
+    return decoder.answer(decoder.request(question, rules, Sampling()))
+
+
+def plain(decoder: LocalDecoder, answer: Answer) -> list[int]:
+    control = decoder.vocabulary.control.ids
+    parts = [part.ids for part in answer.segments if isinstance(part, Run | ChunkRun)]
+    ids = [token for part in parts for token in part if token not in control]
+    return ids + ([] if answer.end is None else [answer.end])
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_it_writes_what_pasta_writes(
+    question: str, folder: Path, model: Any, decoder: LocalDecoder
+) -> None:
+    inputs, answer = prompt(folder, question), own(decoder, question)
+    settings = {"max_new_tokens": TOKENS, "do_sample": False}
+    by_name = model.generate(**inputs, **settings, custom_generate=pasta.generate)
+    alone = pasta.generate(model, **inputs, **settings)
+    by_folder = model.generate(
+        **inputs, **settings, custom_generate=str(folder), trust_remote_code=True
+    )
+    start = inputs["input_ids"].shape[1]
+    assert torch.equal(by_name[:, :start], inputs["input_ids"])
+    assert by_name[0, start:].tolist() == plain(decoder, answer)
+    assert torch.equal(by_name, alone)
+    assert torch.equal(by_name, by_folder)
+    assert answer.chunks > 0, "else nothing was parallel"
+
+
+def test_a_dictionary_has_the_threads(folder: Path, model: Any, decoder: LocalDecoder) -> None:
+    output = pasta.generate(
+        model, **prompt(folder, QUESTIONS[0]), max_new_tokens=TOKENS, do_sample=False,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    answer, (result,) = own(decoder, QUESTIONS[0]), output.results
+    assert result.text == answer.text
+    assert len(result.threads) == answer.chunks
+    assert output.sequences.shape[0] == 1
+
+
+class Heard(BaseStreamer):
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.prompt: list[int] | None = None
+        self.ended = False
+
+    def put(self, value: torch.Tensor) -> None:
+        if self.prompt is None:
+            self.prompt = value.flatten().tolist()
+        else:
+            self.ids += value.tolist()
+
+    def end(self) -> None:
+        self.ended = True
+
+
+def test_a_streamer_gets_the_text_in_reading_order(
+    folder: Path, model: Any, decoder: LocalDecoder
+) -> None:
+    heard, inputs = Heard(), prompt(folder, QUESTIONS[0])
+    settings = {"max_new_tokens": TOKENS, "do_sample": False, "streamer": heard}
+    pasta.generate(model, **inputs, **settings)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    assert heard.prompt == inputs["input_ids"][0].tolist()
+    assert tokenizer.decode(heard.ids) == own(decoder, QUESTIONS[0]).text
+    assert heard.ended
+
+
+def test_rows_of_one_length_are_answered_together(folder: Path, model: Any) -> None:
+    first = prompt(folder, QUESTIONS[0])["input_ids"]
+    other = torch.cat([first[:, :-3], first[:, -3:].flip(1)], dim=1)
+    settings = {"max_new_tokens": 60, "do_sample": False, "custom_generate": pasta.generate}
+    both = model.generate(torch.cat([first, other]), **settings)
+    for row, ids in zip(both, (first, other), strict=True):
+        (alone,) = model.generate(ids, **settings)
+        assert row[: len(alone)].tolist() == alone.tolist()
+
+
+def test_samples_come_from_the_seed_of_torch(folder: Path, model: Any) -> None:
+    inputs, found = prompt(folder, QUESTIONS[0]), []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        sampled = model.generate(
+            **inputs, max_new_tokens=60, do_sample=True, temperature=1.5, num_return_sequences=2,
+            custom_generate=pasta.generate,
+        )  # fmt: skip
+        found.append(sampled.tolist())
+    assert found[0] == found[1]
+    assert found[0] != found[2]
+    assert found[0][0] != found[0][1]
+
+
+def test_a_stop_string_ends_the_text(folder: Path, model: Any, decoder: LocalDecoder) -> None:
+    stop = own(decoder, QUESTIONS[0]).text[5:8]
+    output = pasta.generate(
+        model, **prompt(folder, QUESTIONS[0]), max_new_tokens=TOKENS, do_sample=False,
+        stop_strings=[stop], return_dict_in_generate=True,
+    )  # fmt: skip
+    (result,) = output.results
+    assert stop in result.text
+    assert len(result.text) < len(own(decoder, QUESTIONS[0]).text)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"num_beams": 2}, "beam search cannot be done in parallel"),
+        ({"prompt_lookup_num_tokens": 3}, "assisted generation cannot be done"),
+        ({"no_repeat_ngram_size": 2}, "NoRepeatNGramLogitsProcessor is not applied"),
+        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores is not told"),
+    ],
+)
+def test_what_would_be_ignored_is_refused_and_the_model_stays_as_it_was(
+    settings: dict[str, Any], said: str, folder: Path, model: Any
+) -> None:
+    before = model.config._attn_implementation
+    with pytest.raises(PastaError, match=said):
+        model.generate(
+            **prompt(folder, "x"), **settings, max_new_tokens=5, custom_generate=pasta.generate
+        )
+    assert model.config._attn_implementation == before
+
+
+def test_padded_rows_and_caches_are_refused(folder: Path, model: Any) -> None:
+    ids = prompt(folder, QUESTIONS[0])["input_ids"]
+    mask = torch.ones_like(ids)
+    mask[0, 0] = 0
+    with pytest.raises(PastaError, match="different lengths"):
+        model.generate(ids, attention_mask=mask, max_new_tokens=5, custom_generate=pasta.generate)
+    cache = model(ids[:, :4], use_cache=True).past_key_values
+    with pytest.raises(PastaError, match="past_key_values"):
+        model.generate(ids, past_key_values=cache, max_new_tokens=5, custom_generate=pasta.generate)
+    with pytest.raises(PastaError, match="assistant_model has no meaning"):
+        pasta.generate(model, ids, assistant_model=model, max_new_tokens=5)
+
+
+def test_another_model_is_refused() -> None:
+    with pytest.raises(PastaError, match=r"it has no pasta\.json"):
+        pasta.generate(tiny_llama(), torch.tensor([[1, 2, 3]]), max_new_tokens=5)
+
+
+def test_an_error_on_the_way_leaves_the_model_and_ends_the_stream(
+    folder: Path, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    model.train()
+    before, heard = model.config._attn_implementation, Heard()
+    monkeypatch.setattr(torch_engine.TorchEngine, "step", broken)
+    monkeypatch.setattr(torch_engine.TorchEngine, "step_kept", broken)
+    with pytest.raises(KeyboardInterrupt):
+        pasta.generate(model, **prompt(folder, "x"), max_new_tokens=5, streamer=heard)
+    assert (model.config._attn_implementation, model.training) == (before, True)
+    assert heard.ended
