@@ -38,6 +38,7 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("ends", {"string": "Sam"}, "Yours, Sam", "Yours, Balsam"),
     ("json", {"keys": ["a"]}, '```json\n{"a": 1, "b": 2}\n```', '{"b": 2}'),
     ("json", {"array": True, "length": 2}, "[1, 2]", "Here: [1, 2]"),
+    ("json", {"array": True, "length": 1}, '[{"a": 1}]', '[{"a": 1}, {}]'),
     ("upper", {}, "STOP! 1 STEP", "STOP. Now"),
     ("lower", {}, "stop. 1 step", "stop. Now"),
     ("quoted", {}, '"All of it."', '"Some" of "it"'),

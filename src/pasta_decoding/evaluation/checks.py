@@ -190,7 +190,7 @@ def is_json(
         return False
     if not isinstance(found, list if array else dict):
         return False
-    return set(keys or ()) <= set(found) and length in (None, len(found))
+    return all(key in found for key in keys or ()) and length in (None, len(found))
 
 
 def upper(text: str) -> bool:
