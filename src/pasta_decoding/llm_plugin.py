@@ -1,0 +1,121 @@
+"""A plugin for `llm` (https://llm.datasette.io): `llm -m pasta-balanced "..."` streams an answer.
+
+llm finds it by the entry point group `llm`, and each adapter that ships is a model of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import llm
+from pydantic import Field
+
+from pasta_decoding.api.load import load
+from pasta_decoding.errors import PastaError
+from pasta_decoding.models.loading import shipped_adapters
+
+if TYPE_CHECKING:
+    from pasta_decoding.api.model import Model
+    from pasta_decoding.api.result import Result
+
+_Settings: Any = llm.Options
+
+
+class Options(_Settings):  # type: ignore[misc]
+    """What `-o NAME VALUE` may say of one answer; what is left out is Pasta's own default."""
+
+    max_tokens: int | None = Field(None, description="End the answer after so many tokens.")
+    temperature: float | None = Field(None, description="0, the default, takes the likeliest.")
+    top_p: float | None = Field(None, description="Draw from the likeliest of this probability.")
+    top_k: int | None = Field(None, description="Draw from so many likeliest tokens.")
+    min_p: float | None = Field(None, description="Least share of the likeliest's probability.")
+    seed: int | None = Field(None, description="The same seed gives the same answer.")
+    stop: str | None = Field(None, description="The text ends before this.")
+    parallel: bool | None = Field(None, description="false: write sequentially.")
+
+
+@cache
+def _loaded(adapter: str) -> Model:
+    return load(adapter)
+
+
+def _asked(prompt: Any, conversation: Any) -> tuple[list[dict[str, str]], dict[str, Any]]:
+    """Return the conversation as messages, and the options that were given."""
+    messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
+    for earlier in conversation.responses if conversation else ():
+        if earlier.prompt.system and not messages:
+            messages.append({"role": "system", "content": earlier.prompt.system})
+        messages.append({"role": "user", "content": earlier.prompt.prompt})
+        messages.append({"role": "assistant", "content": earlier.text_or_raise()})
+    messages.append({"role": "user", "content": prompt.prompt})
+    return messages, prompt.options.model_dump(exclude_none=True)
+
+
+def _report(response: Any, result: Result) -> None:
+    usage = result.usage
+    response.set_usage(input=usage.prompt_tokens, output=usage.plain_tokens)
+
+
+def _told(error: PastaError) -> Exception:
+    hint = f" {error.hint}" if error.hint else ""
+    failure: Exception = llm.ModelError(f"{error}.{hint}")
+    return failure
+
+
+class _Named:
+    """What both kinds of model say of themselves."""
+
+    can_stream = True
+    Options = Options
+
+    def __init__(self, adapter: str) -> None:
+        self.adapter, self.model_id = adapter, f"pasta-{adapter}"
+
+
+_Blocking: Any = llm.Model
+_Async: Any = llm.AsyncModel
+
+
+class PastaModel(_Named, _Blocking):  # type: ignore[misc]
+    """An adapter on the best engine of this machine."""
+
+    def execute(
+        self, prompt: Any, stream: bool, response: Any, conversation: Any = None
+    ) -> Iterator[str]:
+        """Yield the text in reading order. Raises llm.ModelError for what cannot be answered."""
+        messages, options = _asked(prompt, conversation)
+        try:
+            with _loaded(self.adapter).stream(messages, **options) as answer:
+                yield from answer if stream else ["".join(answer)]
+            _report(response, answer.result)
+        except PastaError as error:
+            raise _told(error) from error
+
+
+class AsyncPastaModel(_Named, _Async):  # type: ignore[misc]
+    """The same for programs with an event loop."""
+
+    async def execute(
+        self, prompt: Any, stream: bool, response: Any, conversation: Any = None
+    ) -> AsyncIterator[str]:
+        """See `PastaModel`."""
+        messages, options = _asked(prompt, conversation)
+        try:
+            async with _loaded(self.adapter).astream(messages, **options) as answer:
+                pieces = [] if stream else [[piece async for piece in answer]]
+                for whole in pieces:
+                    yield "".join(whole)
+                async for piece in answer:
+                    yield piece
+            _report(response, answer.result)
+        except PastaError as error:
+            raise _told(error) from error
+
+
+@llm.hookimpl  # type: ignore[untyped-decorator]
+def register_models(register: Callable[..., None]) -> None:
+    """Tell llm of each adapter that ships."""
+    for adapter in shipped_adapters():
+        register(PastaModel(adapter), AsyncPastaModel(adapter))
