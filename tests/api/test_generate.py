@@ -163,6 +163,7 @@ def test_a_stop_string_ends_the_text(folder: Path, model: Any, decoder: LocalDec
     [
         ({"num_beams": 2}, "beam search cannot be done in parallel"),
         ({"prompt_lookup_num_tokens": 3}, "assisted generation cannot be done"),
+        ({"suppress_tokens": [1, 60]}, "suppress_tokens names"),
         ({"no_repeat_ngram_size": 2}, "NoRepeatNGramLogitsProcessor is not applied"),
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores is not told"),
     ],
@@ -203,10 +204,12 @@ def test_an_error_on_the_way_leaves_the_model_and_ends_the_stream(
         raise KeyboardInterrupt
 
     model.train()
+    model.model.norm.eval()
     before, heard = model.config._attn_implementation, Heard()
     monkeypatch.setattr(torch_engine.TorchEngine, "step", broken)
     monkeypatch.setattr(torch_engine.TorchEngine, "step_kept", broken)
     with pytest.raises(KeyboardInterrupt):
         pasta.generate(model, **prompt(folder, "x"), max_new_tokens=5, streamer=heard)
     assert (model.config._attn_implementation, model.training) == (before, True)
+    assert not model.model.norm.training
     assert heard.ended

@@ -39,7 +39,8 @@ def generate(model: Any, inputs: Any = None, **arguments: Any) -> Any:
     """Answer in parallel what `model.generate` would answer sequentially; return its ids.
 
     It takes the arguments of transformers' `generate`, and may be its `custom_generate`. Two do
-    not reach it in that way, so call it by itself for them: `streamer`, and `stop_strings`.
+    not reach a function that is given in that way (a folder gets them), and no error can say so: a
+    `streamer`, which then waits for ever, and `stop_strings`. Call this by itself for them.
 
     model:      loaded by transformers from a folder of `pasta export --to hf`. It is given
                 Pasta's attention for the length of the call, and is left as it was.
@@ -195,13 +196,25 @@ def _decoder(model: Any, tokenizer: Any, config: Any, inputs: Any) -> Iterator[L
     from pasta_decoding.runtime.local import decoder_over
 
     loaded = _loaded(model, tokenizer, config)
-    attention, training = model.config._attn_implementation, model.training
+    _refuse_bans(config, loaded)
+    attention = model.config._attn_implementation
+    trained = [(module, module.training) for module in model.modules()]
     cells = 2 * len(inputs) * config.max_length + Rules().max_chunks  # room for a text join, too
     try:
         yield decoder_over(TorchEngine(model, cells=cells), loaded)
     finally:
         model.set_attn_implementation(attention)
-        model.train(training)
+        for module, training in trained:
+            module.training = training
+
+
+def _refuse_bans(config: Any, loaded: Loaded) -> None:
+    """Raise PastaError for banned tokens other than those that an export bans for plain tools."""
+    if others := set(config.suppress_tokens or ()) - loaded.checkpoint.control.ids:
+        raise PastaError(
+            f"suppress_tokens names {min(others)}, and is not applied in parallel decoding",
+            hint="Leave it out.",
+        )
 
 
 def _loaded(model: Any, tokenizer: Any, config: Any) -> Loaded:
