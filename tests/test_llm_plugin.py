@@ -77,6 +77,26 @@ def test_a_conversation_and_a_system_prompt_are_handed_on(
     assert second == tiny.answer(messages, max_tokens=20).text
 
 
+def test_what_llm_kept_of_a_conversation_is_handed_on(
+    models: tuple[Any, Any, pasta.Model],
+) -> None:
+    """`llm -c` goes on in another process, which has messages and no responses."""
+    blocking, _, tiny = models
+    first = blocking.conversation()
+    first.prompt("Hello.", max_tokens=20).text()
+    kept = [*first.responses[0].prompt.messages, *first.responses[0].messages()]
+    later = blocking.conversation()
+    later.loaded_messages = kept
+    messages = [
+        {"role": "user", "content": "Hello."},
+        {"role": "assistant", "content": first.responses[0].text()},
+        {"role": "user", "content": "And now?"},
+    ]
+    assert (
+        later.prompt("And now?", max_tokens=20).text() == tiny.answer(messages, max_tokens=20).text
+    )
+
+
 def test_options_are_those_of_the_front_door(models: tuple[Any, Any, pasta.Model]) -> None:
     blocking, _, tiny = models
     settings: dict[str, Any] = {"max_tokens": 30, "temperature": 1.2, "seed": 3, "parallel": False}

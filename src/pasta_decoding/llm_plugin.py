@@ -5,7 +5,7 @@ llm finds it by the entry point group `llm`, and each adapter that ships is a mo
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -41,16 +41,14 @@ def _loaded(adapter: str) -> Model:
     return load(adapter)
 
 
-def _asked(prompt: Any, conversation: Any) -> tuple[list[dict[str, str]], dict[str, Any]]:
-    """Return the conversation as messages, and the options that were given."""
-    messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
-    for earlier in conversation.responses if conversation else ():
-        if earlier.prompt.system and not messages:
-            messages.append({"role": "system", "content": earlier.prompt.system})
-        messages.append({"role": "user", "content": earlier.prompt.prompt})
-        messages.append({"role": "assistant", "content": earlier.text_or_raise()})
-    messages.append({"role": "user", "content": prompt.prompt})
+def _asked(prompt: Any) -> tuple[list[dict[str, str]], dict[str, Any]]:
+    """Return the conversation as messages, with what llm kept of it, and the options given."""
+    messages = [{"role": one.role, "content": _text(one.parts)} for one in prompt.messages]
     return messages, prompt.options.model_dump(exclude_none=True)
+
+
+def _text(parts: Iterable[Any]) -> str:
+    return "".join(part.text for part in parts)
 
 
 def _report(response: Any, result: Result) -> None:
@@ -82,10 +80,14 @@ class PastaModel(_Named, _Blocking):  # type: ignore[misc]
     """An adapter on the best engine of this machine."""
 
     def execute(
-        self, prompt: Any, stream: bool, response: Any, conversation: Any = None
+        self,
+        prompt: Any,
+        stream: bool,
+        response: Any,
+        conversation: Any = None,  # noqa: ARG002
     ) -> Iterator[str]:
         """Yield the text in reading order. Raises llm.ModelError for what cannot be answered."""
-        messages, options = _asked(prompt, conversation)
+        messages, options = _asked(prompt)
         try:
             with _loaded(self.adapter).stream(messages, **options) as answer:
                 yield from answer if stream else ["".join(answer)]
@@ -98,10 +100,14 @@ class AsyncPastaModel(_Named, _Async):  # type: ignore[misc]
     """The same for programs with an event loop."""
 
     async def execute(
-        self, prompt: Any, stream: bool, response: Any, conversation: Any = None
+        self,
+        prompt: Any,
+        stream: bool,
+        response: Any,
+        conversation: Any = None,  # noqa: ARG002
     ) -> AsyncIterator[str]:
         """See `PastaModel`."""
-        messages, options = _asked(prompt, conversation)
+        messages, options = _asked(prompt)
         try:
             async with _loaded(self.adapter).astream(messages, **options) as answer:
                 pieces = [] if stream else [[piece async for piece in answer]]
