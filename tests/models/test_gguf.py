@@ -142,8 +142,9 @@ def test_who_may_read_an_exported_folder_may_read_its_weights(
         export_hf(loaded, tmp_path / "merged")
     finally:
         os.umask(before)
-    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "merged").iterdir()}
-    assert modes == {0o640}
+    paths = list((tmp_path / "merged").rglob("*"))
+    modes = {(path.is_dir(), path.stat().st_mode & 0o777) for path in paths}
+    assert modes == {(False, 0o640), (True, 0o750)}
 
 
 def test_the_cache_tells_checkpoints_and_types_apart(
