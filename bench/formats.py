@@ -21,7 +21,7 @@ from common import arguments, decoder_named, emit, spread
 from rich.console import Console
 from rich.progress import track
 
-from pasta_decoding.evaluation.questions import question_of, read_questions
+from pasta_decoding.data.questions import question_of, read_questions
 from pasta_decoding.lang.measures import geometric_mean, own_speedup, rep_4
 from pasta_decoding.models.loading import DEFAULT_ADAPTER
 from pasta_decoding.runtime.local import LocalDecoder

@@ -21,7 +21,7 @@ from statistics import fmean
 from answers import SAMPLE
 from common import arguments, decoder_named, emit, spread
 
-from pasta_decoding.evaluation.questions import read_questions
+from pasta_decoding.data.questions import read_questions
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.governor import CheapestStep, Eager, Governor, InReadingOrder
 from pasta_decoding.runtime.local import LocalDecoder

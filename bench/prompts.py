@@ -20,7 +20,7 @@ from itertools import pairwise
 from answers import SAMPLE
 from common import arguments, decoder_named, emit, interleaved, spread
 
-from pasta_decoding.evaluation.questions import read_questions
+from pasta_decoding.data.questions import read_questions
 from pasta_decoding.models.prompt import Message
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.prompt_pace import DEFAULT_STRETCH, PromptPace

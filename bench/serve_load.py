@@ -42,7 +42,7 @@ from common import emit, spread
 from load_client import Crowd, Site, Window, watch
 from serving import Served, served
 
-from pasta_decoding.evaluation.questions import read_questions
+from pasta_decoding.data.questions import read_questions
 
 MODES: dict[str, dict[str, Any]] = {
     "sequential": {"pasta_parallel": False},

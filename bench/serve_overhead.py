@@ -28,7 +28,7 @@ from common import arguments, decoder_named, emit, spread
 from rich.console import Console
 from rich.progress import track
 
-from pasta_decoding.evaluation.questions import read_questions
+from pasta_decoding.data.questions import read_questions
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling

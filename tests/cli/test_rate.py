@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pasta_decoding.evaluation.questions import question_of
+from pasta_decoding.data.questions import question_of
 from pasta_decoding.evaluation.run_folder import RunFolder
 from tests.chatserver import Act, Body, Raw, chat_server, completion, failure
 from tests.checkpoint import TinyCheckpoint

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from pasta_decoding.data.asked import read_asked
 from pasta_decoding.data.contamination import normalised, runs_of_words
 from pasta_decoding.data.dataset import Row, is_held_out, read_rows
-from pasta_decoding.evaluation.asked import read_asked
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import Chunk, Sync, read, strip
 

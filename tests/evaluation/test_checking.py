@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from pasta_decoding.data.asked import Asked, BehindSync, read_asked
 from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation.asked import Asked, BehindSync, read_asked
 from pasta_decoding.evaluation.checking import NotChecked, check_runs
 from pasta_decoding.evaluation.records import Record
 from pasta_decoding.evaluation.runs import MethodRun

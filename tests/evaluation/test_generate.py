@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from pasta_decoding.data.questions import Question, question_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.asking import ask_all
 from pasta_decoding.evaluation.generate import Entrant, generate, median_turn, shuffled
 from pasta_decoding.evaluation.methods.base import Asking, Method
 from pasta_decoding.evaluation.methods.own import Own
 from pasta_decoding.evaluation.plan import Plan
-from pasta_decoding.evaluation.questions import Question, question_of
 from pasta_decoding.evaluation.records import Record, read_records
 from pasta_decoding.evaluation.run_folder import RunFolder
 from pasta_decoding.runtime.decoder import Decoder

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from pasta_decoding.data.lines import encode_line
+from pasta_decoding.data.questions import question_of
 from pasta_decoding.engines.scripted import follow
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.asking import ask_all
 from pasta_decoding.evaluation.methods.own import Own
-from pasta_decoding.evaluation.questions import question_of
 from pasta_decoding.evaluation.records import (
     Record,
     failed,

@@ -7,6 +7,7 @@ import pytest
 from pasta_decoding.lang.measures import (
     bucket_shares,
     buckets_in_use,
+    echoes,
     empty_items,
     missing_topics,
     text_quality,
@@ -35,12 +36,19 @@ def chunk(topic: str | None, text: str) -> str:
 def test_a_topic_is_missing_if_none_of_its_longer_words_begins_a_word(
     topic: str | None, text: str, missing: int
 ) -> None:
-    assert missing_topics(read(chunk(topic, text))) == missing
+    assert len(missing_topics(read(chunk(topic, text)))) == missing
 
 
 def test_every_chunk_is_asked_for_its_own_topic() -> None:
     both = chunk("diet", "Sleep well.") + " " + chunk("sleep", "Sleep well.")
-    assert missing_topics(read(both)) == 1
+    assert len(missing_topics(read(both))) == 1
+
+
+def test_a_chunk_is_echoed_if_the_main_text_says_most_of_it_too() -> None:
+    said = "Salt the water well before it boils."
+    text = said + chunk("salt", said) + chunk("oil", "Oil the pan with great care.") + said
+    assert echoes(read(text)) == [0]
+    assert echoes(read(chunk("salt", said) + chunk("oil", said))) == [], "siblings are repeats"
 
 
 def test_repetition_costs_a_text_more_than_it_saves() -> None:

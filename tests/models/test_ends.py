@@ -15,9 +15,9 @@ import pytest
 import torch
 from gguf import GGUFReader
 
+from pasta_decoding.data.questions import Question
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.methods.skeleton import Skeleton
-from pasta_decoding.evaluation.questions import Question
 from pasta_decoding.evaluation.rating import load_nll
 from pasta_decoding.lang.layout import MAIN, Layout
 from pasta_decoding.models.gguf import read_metadata, write_gguf

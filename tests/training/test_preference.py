@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
+from pasta_decoding.data.asked import asked_of
 from pasta_decoding.data.lines import read_lines
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.rating import likelihood_rate, load_nll
@@ -68,7 +69,7 @@ class World:
             base=self.checkpoint.base,
             out=out,
             load_decoder=self.load_decoder,
-            load_quality=lambda: Quality("characters", length_rate, repeat_cost=2.0),
+            load_quality=lambda: Quality("characters", length_rate, idle_cost=2.0),
             say=lambda _line: None,
             track=quietly,
         )
@@ -80,7 +81,8 @@ class World:
     def train(
         self, out: Path, config: PreferenceConfig | None = None, check: Sequence[str] = ()
     ) -> dict[str, Any]:
-        return train_preference(config or self.config, INSTRUCTIONS, check, self.around(out))
+        prompts, checked = ([asked_of(one) for one in texts] for texts in (INSTRUCTIONS, check))
+        return train_preference(config or self.config, prompts, checked, self.around(out))
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +265,7 @@ def test_a_run_folder_refuses_other_settings_and_other_prompts(tiny: World, fini
     with pytest.raises(PastaError, match="other settings"):
         tiny.train(finished, replace(tiny.config, alpha=0.5))
     with pytest.raises(PastaError, match="the prompts are not those") as caught:
-        train_preference(tiny.config, ["Else?"], (), tiny.around(finished))
+        train_preference(tiny.config, [asked_of("Else?")], (), tiny.around(finished))
     assert caught.value.hint == "Choose another --out, or restore the files of --prompts."
     assert outcome(finished) == before
 
@@ -355,7 +357,7 @@ def test_nats_quality_prefers_what_the_baseline_would_write_and_no_repetition(
     tiny: World,
 ) -> None:
     nll = load_nll(tiny.checkpoint.base, tiny.checkpoint.adapter, score_layouts, dtype="float32")
-    quality = Quality("nats", likelihood_rate(nll), repeat_cost=2.0)
+    quality = Quality("nats", likelihood_rate(nll), idle_cost=2.0)
     decoder = torch_decoder(tiny.checkpoint.base, tiny.checkpoint.adapter)
     rated = quality.rate("Why?", ["", "abc", "a b c d " * 6])
     prompt = decoder.prompt_ids("Why?", 10)

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from pasta_decoding.data.asked import asked_of
+from pasta_decoding.data.checks import make_check
 from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Segment
-from pasta_decoding.lang.tree import show
+from pasta_decoding.lang.tree import read, show, strip
 from pasta_decoding.runtime.text import tree_of
 from pasta_decoding.training.config import Weights
 from pasta_decoding.training.sample import Sample, decode_sample, encode_sample
@@ -26,15 +28,16 @@ from pasta_decoding.training.scoring import (
 )
 from tests.law import world
 
-FLAT = Quality("flat", lambda _instruction, texts: [0.0] * len(texts), repeat_cost=2.0)
+FLAT = Quality("flat", lambda _instruction, texts: [0.0] * len(texts), idle_cost=2.0)
 SPEED = Weights(lambda_=0.0, length_control=False)
+ASKED = asked_of("?")
 
 
 def sample(number: int, bodies: list[list[int]], *, prompt: str = "p", steps: int = 50) -> Sample:
     """An answer of nothing but chunks, given by their word ids."""
     segments: list[Segment] = []
-    for place, body in enumerate(bodies):
-        topic = world.FIRST_WORD + place
+    for body in bodies:
+        topic = body[0]
         segments.append(PromiseRun((world.OPEN, topic, world.P20), 20))
         segments.append(ChunkRun((world.ASYNC, *body)))
     return Sample(
@@ -66,12 +69,15 @@ def part(number: int, tokens: int, steps: int, **changes: object) -> ScoreParts:
         critical_path=steps,
         chunks=2,
         repeated_chunks=0,
+        idle_chunks=0,
         rep_4=0.0,
         quality=0.0,
         finished=True,
+        sound=True,
         hit_limit=False,
     )
-    return replace(plain, **changes)  # type: ignore[arg-type]
+    changed = replace(plain, **changes)  # type: ignore[arg-type]
+    return replace(changed, sound=changed.sound and changed.finished)
 
 
 def best_of(parts: list[ScoreParts], weights: Weights, *, baseline: float = 100) -> int:
@@ -108,7 +114,7 @@ def test_ten_chunks_that_say_the_same_lose_to_one() -> None:
     repeated = sample(0, [body] * 10)
     single = sample(1, [body])
     other = sample(2, [[20 + 2 * n, 21 + 2 * n, 50 + n] for n in range(10)])
-    parts = measure("?", [repeated, single, other], FLAT)
+    parts = measure(ASKED, [repeated, single, other], FLAT)
     assert [one.repeated_chunks for one in parts] == [9, 0, 0]
     assert [one.new_tokens for one in parts] == [20, 20, 30]
     assert parts[0].quality == pytest.approx(-2.0 * 9 / 10)
@@ -120,9 +126,59 @@ def test_ten_chunks_that_say_the_same_lose_to_one() -> None:
 
 
 def test_repeated_runs_of_words_are_no_text_either() -> None:
-    (one,) = measure("?", [sample(0, [[20, 21, 22, 23] * 5])], FLAT)
+    (one,) = measure(ASKED, [sample(0, [[20, 21, 22, 23] * 5])], FLAT)
     assert one.rep_4 == pytest.approx(1 - 4 / 17)
     assert one.new_tokens == round(20 * 4 / 17)
+
+
+def test_a_chunk_that_echoes_the_main_text_or_leaves_its_topic_out_is_no_text_either() -> None:
+    body = list(range(20, 30))
+    one = sample(0, [body, [40, 41, 42]])
+    echoed = replace(one, annotated=strip(read(one.annotated))[:30] + one.annotated)
+    off = replace(one, annotated=one.annotated.replace('topic="w40', 'topic="w99'))
+    parts = measure(ASKED, [one, echoed, off], FLAT)
+    assert [part.idle_chunks for part in parts] == [0, 1, 1]
+    assert [part.repeated_chunks for part in parts] == [0, 0, 0]
+    assert [part.new_tokens for part in parts][::2] == [13, 10]
+    assert [part.quality for part in parts] == pytest.approx([0, -1, -1])
+
+
+def test_an_answer_is_sound_if_it_ends_has_no_empty_item_and_does_what_is_asked() -> None:
+    chunks = sample(0, [[20, 21]])
+    plain = replace(chunks, annotated="Four words are here.", segments=())
+    scaffold = replace(plain, annotated="1. 1. 1.")
+    answers = [chunks, plain, scaffold, replace(plain, truncated=True)]
+    short = (make_check("words", {"at_most": 3}),)
+    asked = [ASKED, replace(ASKED, plain=True), replace(ASKED, checks=short)]
+    found = [[part.sound for part in measure(one, answers, FLAT)] for one in asked]
+    assert found == [
+        [True, True, False, False],
+        [False, True, False, False],
+        [True, False, False, False],
+    ]
+
+
+def test_an_unsound_answer_is_never_the_best() -> None:
+    samples = [sample(n, [[20 + n]]) for n in range(3)]
+    parts = [part(0, 100, 20, sound=False), part(1, 100, 50), part(2, 100, 60)]
+    (pair,) = choose_pairs(samples, score_parts(parts, {"p": 100}, SPEED))
+    assert pair.best == 1
+
+
+def test_promises_get_the_lengths_that_their_chunks_came_to() -> None:
+    """Of a chunk that was cut, and of a promise that was forced, nothing is known."""
+    control = world.VOCABULARY.control
+    promise, chunk = sample(0, [list(range(20, 60))]).segments
+    assert isinstance(promise, PromiseRun)
+    assert isinstance(chunk, ChunkRun)
+    cut = replace(chunk, closed=False)
+    forced = replace(promise, forced=1)
+    one = replace(sample(0, []), segments=(promise, chunk, promise, cut, forced, chunk))
+    changed = one.with_true_lengths(control).segments
+    true = control.bucket(40)
+    assert true != promise.promised
+    assert changed[0] == PromiseRun((*promise.ids[:-1], control.promise_close[true]), true)
+    assert changed[1:] == (chunk, promise, cut, forced, chunk)
 
 
 def test_what_a_limit_cut_is_the_worst_as_often_as_it_was_sampled() -> None:
@@ -142,7 +198,7 @@ def test_what_a_limit_cut_is_never_the_best_and_the_worst_beside_a_single_finish
     parts = [part(0, 100, 20, finished=False), part(1, 100, 50), part(2, 100, 200, finished=False)]
     (pair,) = choose_pairs(samples, score_parts(parts, {"p": 100}, SPEED))
     assert (pair.best, pair.worst, pair.candidates) == (1, 2, 3)
-    cut = [replace(one, finished=False) for one in parts]
+    cut = [replace(one, finished=False, sound=False) for one in parts]
     assert choose_pairs(samples, score_parts(cut, {"p": 100}, SPEED)) == []
 
 

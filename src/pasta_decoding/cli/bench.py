@@ -65,8 +65,8 @@ def answers(
 ) -> None:
     """Answer prompts in parallel and sequentially; report speedups and what goes wrong."""
     from pasta_decoding.api.opening import open_decoder
+    from pasta_decoding.data.questions import read_questions
     from pasta_decoding.evaluation.bench_answers import Bench, bench, summary
-    from pasta_decoding.evaluation.questions import read_questions
 
     number_timed = number_to_time(amount, loading)
     questions = read_questions(prompts)[: amount.limit]

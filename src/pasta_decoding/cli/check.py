@@ -37,7 +37,7 @@ def check(
     Shares in percent with 95 % intervals, those of differences paired by prompt. No model is
     asked.
     """
-    from pasta_decoding.evaluation.asked import read_asked
+    from pasta_decoding.data.asked import read_asked
     from pasta_decoding.evaluation.checking import check_runs
     from pasta_decoding.evaluation.runs import baseline_of, find_runs, read_run
 

@@ -80,8 +80,8 @@ def generate(
     Each method's folder gets its settings, a record a prompt, and model_outputs.json, which the
     alpaca_eval package reads.
     """
+    from pasta_decoding.data.questions import read_questions
     from pasta_decoding.evaluation.generate import generate as answer_all
-    from pasta_decoding.evaluation.questions import read_questions
 
     plan = settled(plan, max_concurrency, timing=timing)
     chosen = choose_all(method, loading, timing=timing)

@@ -24,6 +24,7 @@ from pasta_decoding.lang.layout import Joining
 from pasta_decoding.training.config import PreferenceConfig, Weights
 
 if TYPE_CHECKING:
+    from pasta_decoding.data.asked import Asked
     from pasta_decoding.runtime.local import LocalDecoder
     from pasta_decoding.training.preference_run import Surroundings
     from pasta_decoding.training.scoring import Quality
@@ -140,7 +141,7 @@ def train(
     samples_from: Path | None,
 ) -> dict[str, Any]:
     """Settle what decodes, read the prompts, and run the rounds."""
-    from pasta_decoding.data.dataset import read_prompts
+    from pasta_decoding.data.asked import read_all_asked
     from pasta_decoding.training.preference import train_preference
     from pasta_decoding.training.settings import share_samples
 
@@ -150,19 +151,25 @@ def train(
         share_samples(samples_from, out, config)
     with goes_on():
         chosen = choose(
-            [text for path in config.prompts for text in read_prompts(Path(path))],
+            [one for path in config.prompts for one in read_all_asked(Path(path))],
             config.limit,
             config.max_prompt_chars,
             config.seed,
         )
-        checked = read_prompts(Path(config.check))[: config.check_limit] if config.check else []
+        checked = read_all_asked(Path(config.check))[: config.check_limit] if config.check else []
         around = surroundings(config, out, loading, report_to)
         return train_preference(config, chosen, checked, around)
 
 
-def choose(instructions: Sequence[str], limit: int | None, max_chars: int, seed: int) -> list[str]:
-    """Return the instructions to use, shuffled, so that a limit takes a fair sample."""
-    kept = [one for one in dict.fromkeys(instructions) if one.strip() and len(one) <= max_chars]
+def choose(prompts: Sequence[Asked], limit: int | None, max_chars: int, seed: int) -> list[Asked]:
+    """Return the prompts to use, shuffled, so that a limit takes a fair sample."""
+    from pasta_decoding.data.asked import each_once
+
+    kept = [
+        one
+        for one in each_once(prompts)
+        if one.instruction.strip() and len(one.instruction) <= max_chars
+    ]
     random.Random(seed).shuffle(kept)
     return kept[:limit]
 
@@ -189,7 +196,7 @@ def surroundings(
     def load_quality() -> Quality:
         baseline = Path(config.baseline)
         nll = load_nll(base, baseline, score_layouts, dtype=native_dtype(device), device=device)
-        return Quality("nats", likelihood_rate(nll), repeat_cost=2.0)
+        return Quality("nats", likelihood_rate(nll), idle_cost=2.0)
 
     return Surroundings(
         base, out, load_decoder, load_quality, say, drawn, drawn_progress, report_to

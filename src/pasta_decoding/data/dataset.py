@@ -136,7 +136,7 @@ def read_prompts(path: Path) -> list[str]:
     prompts = []
     for number, found in read_objects(path):
         try:
-            prompts.append(_one_question(found))
+            prompts.append(one_question(found))
         except PastaError as problem:
             raise PastaError(f"{path}:{number}: {problem}", hint=problem.hint) from problem
     return prompts
@@ -223,7 +223,7 @@ def _message(turn: dict[str, object]) -> Message:
     return Message(role, content)
 
 
-def _one_question(found: Mapping[str, object]) -> str:
+def one_question(found: Mapping[str, object]) -> str:
     """Return the one thing that is asked, whatever form the row has."""
     if "instruction" in found or not found.keys() & {"messages", "prompt"}:
         return _text(found, "instruction")

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Generic
 
+from pasta_decoding.data.questions import Question
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.methods.base import Asking, Outcome
-from pasta_decoding.evaluation.questions import Question
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder, RequestScheduler
 

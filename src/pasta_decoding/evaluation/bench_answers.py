@@ -9,12 +9,12 @@ from statistics import fmean
 from typing import Any
 
 from pasta_decoding.data.lines import append_line, parse_lines
+from pasta_decoding.data.questions import Question
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.asking import Ended, ask_all
 from pasta_decoding.evaluation.bare import StepTime
 from pasta_decoding.evaluation.machine import commit, machine
 from pasta_decoding.evaluation.methods.base import Asking
-from pasta_decoding.evaluation.questions import Question
 from pasta_decoding.evaluation.records import Record, failed, from_line, record_of
 from pasta_decoding.evaluation.timing import Timing, time_answer
 from pasta_decoding.lang.check import check

@@ -3,7 +3,7 @@
 - passed:      answers that pass all checks of their prompt, of the prompts that have some.
 - promised:    answers with a promise, of the prompts whose answer should be plain.
 - synced:      answers with a sync, of the prompts that need one;
-- used:        those whose text behind it names or uses a part (evaluation/syncs.py);
+- used:        those whose text behind it names or uses a part (data/syncs.py);
 - right:       those whose text behind it holds what a right answer's must.
 - idle_synced: answers with a sync, of the prompts that need none.
 
@@ -18,13 +18,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pasta_decoding.data.asked import Asked
+from pasta_decoding.data.syncs import text_behind_sync, uses_parts
 from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation.asked import Asked
 from pasta_decoding.evaluation.bootstrap import Drawn, Interval
 from pasta_decoding.evaluation.figures import mean
 from pasta_decoding.evaluation.records import Record
 from pasta_decoding.evaluation.runs import MethodRun, same_prompts
-from pasta_decoding.evaluation.syncs import text_behind_sync, uses_parts
 from pasta_decoding.lang.tree import Sync, read
 
 Verdict = Callable[[Asked, Record], bool | None]

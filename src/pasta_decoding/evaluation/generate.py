@@ -16,11 +16,11 @@ from random import Random
 from statistics import median
 from uuid import uuid4
 
+from pasta_decoding.data.questions import Question
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.asking import Clock, ask_all
 from pasta_decoding.evaluation.methods.base import Method
 from pasta_decoding.evaluation.plan import Plan
-from pasta_decoding.evaluation.questions import Question
 from pasta_decoding.evaluation.records import Record, failed
 from pasta_decoding.evaluation.run_folder import RunFolder, Settings
 

@@ -78,7 +78,7 @@ def _text_quality(record: Record, base: Record, nll: Nll) -> TextQuality:
         rep_4=rep_4(record.text),
         baseline_rep_4=rep_4(base.text),
         topics=sum(isinstance(node, Chunk) and node.topic is not None for node in tree),
-        missing_topics=missing_topics(tree),
+        missing_topics=len(missing_topics(tree)),
     )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pasta_decoding.data.lines import parse_lines
-from pasta_decoding.evaluation.questions import Question
+from pasta_decoding.data.questions import Question
 from pasta_decoding.lang.layout import ChunkRun, Layout, PromiseRun
 from pasta_decoding.lang.measures import own_speedup, repeated_chunks
 from pasta_decoding.lang.tree import Sync

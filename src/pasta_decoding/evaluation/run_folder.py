@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from pasta_decoding.data.lines import append_line, refuse_other_settings, write_text
+from pasta_decoding.data.questions import Question
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.machine import commit, machine, versions
-from pasta_decoding.evaluation.questions import Question
 from pasta_decoding.evaluation.records import Record, read_records, to_line
 
 Settings = Mapping[str, Any]

@@ -11,6 +11,7 @@
 - empty scaffold: an answer with an empty item.
 - bucket in use: a length that more than `IN_USE` of all promises give.
 - missing topic: a chunk that holds no word of its promise's topic, by the words' beginnings.
+- echoed chunk: one most of whose word pairs the main text of the same answer has too.
 - text quality: minus nats per token of a plain text under a sequential model, minus `REP_4_COST`
   times its rep-4.
 """
@@ -89,6 +90,17 @@ def repetitions(tree: Tree) -> list[int]:
     ]
 
 
+def echoes(tree: Tree) -> list[int]:
+    """Return which chunks are echoed ones: their places among the chunks, from 0."""
+    main = set[tuple[str, str]]().union(
+        *(_word_pairs(node.text) for node in tree if isinstance(node, Span))
+    )
+    chunks = [_word_pairs(node.text) for node in tree if isinstance(node, Chunk)]
+    return [
+        place for place, own in enumerate(chunks) if own and len(own & main) > MOSTLY * len(own)
+    ]
+
+
 def rep_4(text: str, n: int = 4) -> float:
     """Return the share of runs of `n` words that occurred before; 0 of a shorter text."""
     words = text.split()
@@ -121,12 +133,17 @@ def buckets_in_use(shares: Mapping[int, float]) -> int:
     return sum(share > IN_USE for share in shares.values())
 
 
-def missing_topics(tree: Tree) -> int:
-    """Count the chunks with a topic none of whose words begins as a word of the chunk does."""
-    chunks = [node for node in tree if isinstance(node, Chunk) and node.topic]
-    return sum(
-        not _beginnings(node.topic or "", telling=True) & _beginnings(node.text) for node in chunks
-    )
+def missing_topics(tree: Tree) -> list[int]:
+    """Return which chunks never name their topic: their places among the chunks, from 0.
+
+    None of the topic's words begins as a word of the chunk does. Chunks without a topic are fine.
+    """
+    chunks = [node for node in tree if isinstance(node, Chunk)]
+    return [
+        place
+        for place, node in enumerate(chunks)
+        if node.topic and not _beginnings(node.topic, telling=True) & _beginnings(node.text)
+    ]
 
 
 def text_quality(nats: float, repeated: float) -> float:

@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pasta_decoding.data.asked import Asked
 from pasta_decoding.data.lines import read_lines, write_text
 from pasta_decoding.training.preference_run import PreferenceRun
 from pasta_decoding.training.rounds import describe_parts, plot_rounds
-from pasta_decoding.training.sample import Prompt
 
 
 class Checker:
     """Greedy answers to the check prompts after each round, and what they show."""
 
-    def __init__(self, run: PreferenceRun, prompts: Sequence[Prompt]) -> None:
+    def __init__(self, run: PreferenceRun, prompts: Sequence[Asked]) -> None:
         self._run = run
         self._prompts = prompts
         self.points: list[dict[str, Any]] = []

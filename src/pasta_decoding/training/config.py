@@ -139,6 +139,9 @@ class PreferenceConfig:
         int | None, Option(min=1, help="So many of the prompts, chosen by the seed.")
     ] = None
     max_prompt_chars: Annotated[int, Option(min=1, help="Longer prompts are left out.")] = 1000
+    true_lengths: Annotated[
+        bool, Option(help="The best answer's promises give the lengths its chunks came to.")
+    ] = True
     max_tokens: Annotated[int, Option(min=1, help="Of an answer, tags included.")] = 400
     max_threads: Annotated[int, Option(min=1, help="Live threads of an answer.")] = 12
     max_chunks: Annotated[int, Option(min=1, help="Chunks of an answer.")] = 16

@@ -22,20 +22,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pasta_decoding.data.asked import Asked, each_once
 from pasta_decoding.files import copy_whole
 from pasta_decoding.training.checks import Checker
 from pasta_decoding.training.config import PreferenceConfig
 from pasta_decoding.training.preference_run import PreferenceRun, Surroundings
 from pasta_decoding.training.run import begin_run, disk_errors, find_run
-from pasta_decoding.training.sample import prompt_of
 from pasta_decoding.training.scoring import baseline_tokens
 from pasta_decoding.training.settings import keep_prompts, refuse_misfits
 
 
 def train_preference(
     config: PreferenceConfig,
-    instructions: Sequence[str],
-    check: Sequence[str],
+    prompts: Sequence[Asked],
+    check: Sequence[Asked],
     around: Surroundings,
 ) -> dict[str, Any]:
     """Run all rounds, resuming what is in the run folder; return where the adapter is, and figures.
@@ -46,8 +46,8 @@ def train_preference(
     refuse_misfits(config)
     with disk_errors(around.out):
         begin_run(around.out, config)
-        run = PreferenceRun(config, around, keep_prompts(around.out, instructions))
-        checker = Checker(run, [prompt_of(text) for text in dict.fromkeys(check)])
+        run = PreferenceRun(config, around, keep_prompts(around.out, prompts))
+        checker = Checker(run, each_once(check))
         baseline = baseline_tokens(run.baseline_answers())
         checker.check(0, Path(config.policy))
         policy = Path(config.policy)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pasta_decoding.data.asked import Asked
 from pasta_decoding.data.lines import append_line, read_lines, write_lines, write_text
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
@@ -31,7 +32,6 @@ from pasta_decoding.training.rounds import summarise, worst_repeats
 from pasta_decoding.training.run import begin_run, find_run
 from pasta_decoding.training.sample import (
     AnswerSampler,
-    Prompt,
     Sample,
     Track,
     sample_answers,
@@ -73,7 +73,7 @@ class PreferenceRun:
 
     config: PreferenceConfig
     around: Surroundings
-    prompts: list[Prompt]
+    prompts: list[Asked]
 
     def baseline_answers(self) -> list[Sample]:
         """Return the sequential baseline's sampled answers."""
@@ -112,7 +112,7 @@ class PreferenceRun:
         return samples
 
     def measure(
-        self, number: int, prompts: Sequence[Prompt], samples: Sequence[Sample], name: str
+        self, number: int, prompts: Sequence[Asked], samples: Sequence[Sample], name: str
     ) -> list[ScoreParts]:
         """Return the parts of all scores; what is not yet in the file is measured."""
         path = self.around.out / name
@@ -129,7 +129,7 @@ class PreferenceRun:
         with self.spending(number, Path(name).stem) as spent:
             for prompt in self.around.track(missing, "scoring", len(missing)):
                 quality = self.around.load_quality()
-                measured = measure(prompt.instruction, groups[prompt.id], quality)
+                measured = measure(prompt, groups[prompt.id], quality)
                 for part in measured:
                     append_line(path, asdict(part))
                 known |= {(part.prompt, part.number): part for part in measured}
@@ -159,14 +159,15 @@ class PreferenceRun:
         resume = find_run(folder / "train", self.config.pair_config)
         model, checkpoint = load_policy(self.around.base, policy, self.config)
         scheme = scheme_named(checkpoint.scheme)
-        layouts = {
-            (sample.prompt, sample.number): sample.layout(scheme, checkpoint.control)
-            for sample in samples
-        }
-        examples = [
-            PairExample(layouts[p.prompt, p.best], layouts[p.prompt, p.worst], p.candidates)
-            for p in pairs
-        ]
+        control = checkpoint.control
+        sampled = {(sample.prompt, sample.number): sample for sample in samples}
+        examples = []
+        for pair in pairs:
+            best, worst = sampled[pair.prompt, pair.best], sampled[pair.prompt, pair.worst]
+            if self.config.true_lengths:
+                best = best.with_true_lengths(control)
+            layouts = best.layout(scheme, control), worst.layout(scheme, control)
+            examples.append(PairExample(*layouts, pair.candidates))
         tokens = sum(len(one.best.tokens) + len(one.worst.tokens) for one in examples)
         self.around.say(f"round {number}: {len(pairs)} pairs, {tokens} tokens")
         references = self.references(number, model, examples)
@@ -200,7 +201,7 @@ class PreferenceRun:
         return AnswerSampler(stage, count, rules, self.config.seed)
 
     def sample(
-        self, adapter: Path, prompts: Sequence[Prompt], sampler: AnswerSampler, name: str
+        self, adapter: Path, prompts: Sequence[Asked], sampler: AnswerSampler, name: str
     ) -> list[Sample]:
         """Return the answers of an adapter that are kept in the file of that name."""
         around = self.around

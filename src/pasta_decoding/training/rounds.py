@@ -61,12 +61,14 @@ def describe_parts(parts: Sequence[ScoreParts]) -> dict[str, float | None]:
     return {
         "answers": len(parts),
         "finished": fmean(part.finished for part in parts),
+        "sound": fmean(part.sound for part in parts),
         "hit_limit": fmean(part.hit_limit for part in parts),
         "plain_tokens_finished": fmean(finished) if finished else None,
         "own_speedup": geometric_mean(part.own_speedup for part in parts),
         "quality": fmean(part.quality for part in parts),
         "chunks": chunks / len(parts),
         "repeated_chunks": sum(part.repeated_chunks for part in parts) / chunks if chunks else 0.0,
+        "idle_chunks": sum(part.idle_chunks for part in parts) / chunks if chunks else 0.0,
         "rep_4": fmean(part.rep_4 for part in parts),
     }
 

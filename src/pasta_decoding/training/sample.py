@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from itertools import islice
+from dataclasses import asdict, dataclass, replace
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from pasta_decoding.data.asked import Asked
 from pasta_decoding.data.lines import append_line, read_lines
 from pasta_decoding.lang.layout import (
     ChunkRun,
@@ -40,14 +41,6 @@ class Track(Protocol):
     def __call__(self, items: Iterable[Item], doing: str, total: int, /) -> Iterable[Item]:
         """Yield every item."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """An instruction, known by the digest of its text, so that files of several runs agree."""
-
-    id: str
-    instruction: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +80,20 @@ class Sample:
         """The tag-free text."""
         return strip(self.tree)
 
+    def with_true_lengths(self, control: ControlTokens) -> Sample:
+        """Return it with promises that give the lengths their chunks came to.
+
+        What the model did not choose, or did not end, is left as it is.
+        """
+        segments = list(self.segments)
+        for place, (promise, chunk) in enumerate(pairwise(self.segments)):
+            match promise, chunk:
+                case PromiseRun(ids, _, 0), ChunkRun(body, True):
+                    length = control.bucket(len(body) - 1)
+                    ids = (*ids[:-1], control.promise_close[length])
+                    segments[place] = PromiseRun(ids, length)
+        return replace(self, segments=tuple(segments))
+
     def layout(self, scheme: Scheme, control: ControlTokens) -> Layout:
         """Lay the sampled ids out for a training forward."""
         return lay_out(
@@ -114,20 +121,15 @@ class AnswerSampler:
     temperature: float = 1.0
     max_concurrency: int = 16
 
-    def seed_of(self, prompt: Prompt, number: int) -> int:
+    def seed_of(self, prompt: Asked, number: int) -> int:
         """Return the seed of one answer, below 2^48."""
         name = f"{self.seed}/{self.stage}/{prompt.id}/{number}"
         return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6])
 
 
-def prompt_of(instruction: str) -> Prompt:
-    """Return a prompt under its digest."""
-    return Prompt(hashlib.sha256(instruction.encode()).hexdigest()[:16], instruction)
-
-
 def sample_answers(
     load: Callable[[], LocalDecoder],
-    prompts: Sequence[Prompt],
+    prompts: Sequence[Asked],
     sampler: AnswerSampler,
     path: Path,
     track: Track,
@@ -149,12 +151,12 @@ def sample_answers(
 
 
 def _sampled(
-    decoder: LocalDecoder, jobs: Sequence[tuple[Prompt, int]], sampler: AnswerSampler
+    decoder: LocalDecoder, jobs: Sequence[tuple[Asked, int]], sampler: AnswerSampler
 ) -> Iterator[Sample]:
     """Decode all jobs, `sampler.max_concurrency` together, and yield each answer as it ends."""
     scheduler = decoder.scheduler()
     waiting = iter(jobs)
-    running: dict[int, tuple[Prompt, int]] = {}
+    running: dict[int, tuple[Asked, int]] = {}
     try:
         while True:
             for prompt, number in islice(waiting, sampler.max_concurrency - len(running)):
@@ -174,7 +176,7 @@ def _sampled(
 
 
 def _sample(
-    answer: Answer, decoder: LocalDecoder, prompt: Prompt, number: int, sampler: AnswerSampler
+    answer: Answer, decoder: LocalDecoder, prompt: Asked, number: int, sampler: AnswerSampler
 ) -> Sample:
     return Sample(
         prompt=prompt.id,

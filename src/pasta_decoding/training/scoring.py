@@ -9,8 +9,9 @@ Left at that, it would be cheated in two ways, and each has its guard here:
   further text only costs steps. What still favours one length over another is taken out by the
   length control below.
 - Ten chunks that say the same have the critical path of one. So text that repeats is no text:
-  own tokens are those outside of repeated chunks, and no more than the share of four-word runs
-  that are new. The repeats' promises still cost their steps of the main thread.
+  own tokens are those outside of idle chunks (they repeat a sibling or the main text, or never
+  name their topic), and no more than the share of four-word runs that are new. Their promises
+  still cost their steps of the main thread.
 
 Quality comes in whatever unit its measure has. It is standardised once a round: one unit of
 lambda is that multiple of it whose spread among the answers to one prompt (pooled, finished
@@ -21,11 +22,14 @@ Length control: the pooled slope of the score over log length within prompts is 
 that on the whole the best are no shorter than the worst. Lengths count as within a factor of two
 of the prompt's median there: what is far off that gets no more of it.
 
-An answer that a limit cut, or a chunk of it, is never the best: its text breaks off. It is the
-worst as often as such answers were sampled: with the odds of their share among the answers to the
-prompt, drawn by the prompt's hash. Such answers are the longest, so if one were the worst wherever
-there is one, the pairs would teach brevity more than anything else; if none ever was, nothing would
-say that an answer has to end (docs/log.md).
+An answer that a limit cut, or a chunk of it, is never the best: its text breaks off. Nor is one
+with an empty list item, or one that does not do what its prompt asks and a program can verify
+(data/asked.py: checks, no promise where nothing can be promised, a sync where the parts are
+needed). The others are called sound. An unsound answer is the worst as often as such were sampled:
+with the odds of their share among the answers to the prompt, drawn by the prompt's hash. Cut
+answers are the longest, so if one were the worst wherever there is one, the pairs would teach
+brevity more than anything else; if none ever was, nothing would say that an answer has to end
+(docs/log.md).
 """
 
 from __future__ import annotations
@@ -36,8 +40,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from pasta_decoding.data.asked import Asked
 from pasta_decoding.lang.layout import ChunkRun
-from pasta_decoding.lang.measures import own_speedup, rep_4, repetitions
+from pasta_decoding.lang.measures import (
+    echoes,
+    empty_items,
+    missing_topics,
+    own_speedup,
+    rep_4,
+    repetitions,
+)
 from pasta_decoding.training.config import Weights
 from pasta_decoding.training.sample import Sample
 
@@ -55,13 +67,13 @@ class Quality:
     """A measure of quality, in a unit of its own.
 
     rate:        see `Rate`.
-    repeat_cost: what an answer loses, in that unit, if all its chunks repeat a sibling. A plain
-                 text does not show its chunks, so this is taken off here.
+    idle_cost: what an answer loses, in that unit, if all its chunks are idle ones. A plain
+               text does not show its chunks, so this is taken off here.
     """
 
     name: str
     rate: Rate
-    repeat_cost: float
+    idle_cost: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +81,10 @@ class ScoreParts:
     """What one sample's score is made of; none of it depends on lambda.
 
     new_tokens: plain tokens that repeat nothing, see above.
-    quality:    in the unit of its measure, repeated chunks taken off.
+    idle_chunks: chunks that repeat a sibling or the main text, or never name their topic.
+    quality:    in the unit of its measure, idle chunks taken off.
     finished:   no limit ended it or a chunk of it.
+    sound:      finished, without an empty list item, and all that its prompt asks is met.
     """
 
     prompt: str
@@ -80,9 +94,11 @@ class ScoreParts:
     critical_path: int
     chunks: int
     repeated_chunks: int
+    idle_chunks: int
     rep_4: float
     quality: float
     finished: bool
+    sound: bool
     hit_limit: bool
 
     @property
@@ -121,20 +137,22 @@ class PreferencePair:
     candidates: int
 
 
-def measure(instruction: str, samples: Sequence[Sample], quality: Quality) -> list[ScoreParts]:
+def measure(asked: Asked, samples: Sequence[Sample], quality: Quality) -> list[ScoreParts]:
     """Measure all answers to one prompt."""
-    rated = quality.rate(instruction, [sample.text for sample in samples])
+    rated = quality.rate(asked.instruction, [sample.text for sample in samples])
     return [
-        _measure_one(sample, rating, quality.repeat_cost)
+        _measure_one(asked, sample, rating, quality.idle_cost)
         for sample, rating in zip(samples, rated, strict=True)
     ]
 
 
-def _measure_one(sample: Sample, rating: float, repeat_cost: float) -> ScoreParts:
+def _measure_one(asked: Asked, sample: Sample, rating: float, idle_cost: float) -> ScoreParts:
     bodies = [one.ids[1:] for one in sample.segments if isinstance(one, ChunkRun)]
-    repeats = repetitions(sample.tree)
-    grams = rep_4(sample.text)
-    outside = sample.plain_tokens - sum(len(bodies[place]) for place in repeats)
+    tree, text = sample.tree, sample.text
+    repeats = repetitions(tree)
+    idle = {*repeats, *echoes(tree), *missing_topics(tree)}
+    grams = rep_4(text)
+    outside = sample.plain_tokens - sum(len(bodies[place]) for place in idle)
     return ScoreParts(
         prompt=sample.prompt,
         number=sample.number,
@@ -143,9 +161,11 @@ def _measure_one(sample: Sample, rating: float, repeat_cost: float) -> ScorePart
         critical_path=sample.critical_path,
         chunks=len(bodies),
         repeated_chunks=len(repeats),
+        idle_chunks=len(idle),
         rep_4=grams,
-        quality=rating - repeat_cost * len(repeats) / max(1, len(bodies)),
+        quality=rating - idle_cost * len(idle) / max(1, len(bodies)),
         finished=not sample.truncated,
+        sound=not sample.truncated and not empty_items(text) and asked.is_met(tree),
         hit_limit=sample.hit_limit,
     )
 
@@ -235,9 +255,9 @@ def _slope(parts: Sequence[ScoreParts], lengths: Sequence[float], values: Sequen
 def choose_pairs(samples: Sequence[Sample], scores: Scores) -> list[PreferencePair]:
     """Return best and worst of each prompt; one without a difference to learn from is left out.
 
-    The best is a finished answer; the worst is an unfinished one as often as there are such. Left
-    out are prompts where nothing is finished, all scores are equal, or best and worst are the same
-    text.
+    The best is a sound answer; the worst is an unsound one as often as there are such. Left out
+    are prompts without a sound answer, those whose scores are all equal, and those whose best and
+    worst are the same text.
     """
     annotated = {(sample.prompt, sample.number): sample.annotated for sample in samples}
     groups: dict[str, list[Scored]] = {}
@@ -245,19 +265,19 @@ def choose_pairs(samples: Sequence[Sample], scores: Scores) -> list[PreferencePa
         groups.setdefault(one.part.prompt, []).append(one)
     pairs = []
     for prompt, group in groups.items():
-        finished = [one for one in group if one.part.finished]
-        if not finished:
+        sound = [one for one in group if one.part.sound]
+        if not sound:
             continue
-        best = max(finished, key=lambda one: one.score)
-        unfinished = [one for one in group if not one.part.finished]
-        alone = len(finished) == 1 < len(group)
-        cut = alone or _draw(prompt) < len(unfinished) / len(group)
-        worst = min(unfinished if cut else finished, key=lambda one: one.score)
+        best = max(sound, key=lambda one: one.score)
+        unsound = [one for one in group if not one.part.sound]
+        alone = len(sound) == 1 < len(group)
+        faulty = alone or _draw(prompt) < len(unsound) / len(group)
+        worst = min(unsound if faulty else sound, key=lambda one: one.score)
         numbers = best.part.number, worst.part.number
         same = annotated[prompt, numbers[0]] == annotated[prompt, numbers[1]]
-        if (cut or best.score - worst.score > TIE) and not same:
+        if (faulty or best.score - worst.score > TIE) and not same:
             pairs.append(
-                PreferencePair(prompt, *numbers, candidates=len(group if cut else finished))
+                PreferencePair(prompt, *numbers, candidates=len(group if faulty else sound))
             )
     return pairs
 

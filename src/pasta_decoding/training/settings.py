@@ -7,16 +7,21 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
+from pasta_decoding.data.asked import Asked, each_once
 from pasta_decoding.data.lines import differing, read_lines, write_lines, write_text
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.loading import holds_weights
 from pasta_decoding.training.config import PairConfig, PreferenceConfig
-from pasta_decoding.training.sample import Prompt, prompt_of
 
 # Keys that neither samples nor what is measured of them depend on: how pairs are trained on.
-_FREE_OF_SAMPLES = {"rounds", "weights", *(one.name for one in fields(PairConfig))} - {"seed"}
+_FREE_OF_SAMPLES = {
+    "rounds",
+    "weights",
+    "true_lengths",
+    *(one.name for one in fields(PairConfig)),
+} - {"seed"}
 
 _SHARED_STAGES = frozenset(
     {
@@ -52,12 +57,12 @@ def refuse_misfits(config: PreferenceConfig) -> None:
         )
 
 
-def keep_prompts(out: Path, instructions: Sequence[str]) -> list[Prompt]:
+def keep_prompts(out: Path, prompts: Sequence[Asked]) -> list[Asked]:
     """Return the prompts, each once; refuse others than those that the run folder knows."""
-    prompts = [prompt_of(text) for text in dict.fromkeys(instructions)]
+    prompts = each_once(prompts)
     if not prompts:
         raise PastaError("no prompt to answer", hint="Give other --prompts.")
-    lines = [asdict(prompt) for prompt in prompts]
+    lines = json.loads(json.dumps([asdict(prompt) for prompt in prompts]))
     known = read_lines(out / "prompts.jsonl")
     if known and known != lines:
         raise PastaError(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from pasta_decoding.data.questions import question_of
 from pasta_decoding.engines.base import Feed
 from pasta_decoding.engines.scripted import ScriptedEngine
 from pasta_decoding.evaluation.asking import ask_all
@@ -18,7 +19,6 @@ from pasta_decoding.evaluation.methods.skeleton import (
     until_next_point,
     widths_beside,
 )
-from pasta_decoding.evaluation.questions import question_of
 from pasta_decoding.evaluation.records import Record
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import read, strip

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pasta_decoding.data.questions import question_of
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.asking import ask_all
 from pasta_decoding.evaluation.methods.own import Own
 from pasta_decoding.evaluation.methods.theirs import Theirs, unpatched
-from pasta_decoding.evaluation.questions import question_of
 from pasta_decoding.evaluation.records import Record
 from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
 from tests.checkpoint import TinyCheckpoint

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Protocol, TypeVar
 
-from pasta_decoding.evaluation.questions import Question
+from pasta_decoding.data.questions import Question
 from pasta_decoding.evaluation.records import Record
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder

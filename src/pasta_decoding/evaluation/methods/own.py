@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pasta_decoding.data.questions import Question
 from pasta_decoding.evaluation.methods.base import Asking
-from pasta_decoding.evaluation.questions import Question
 from pasta_decoding.evaluation.records import Record, record_of
 from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.rules import Rules

@@ -33,8 +33,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from pasta_decoding.data.questions import Question
 from pasta_decoding.evaluation.methods.base import Asking
-from pasta_decoding.evaluation.questions import Question
 from pasta_decoding.evaluation.records import Record, record_of, text_times
 from pasta_decoding.lang.measures import repeated_chunks
 from pasta_decoding.lang.tree import (

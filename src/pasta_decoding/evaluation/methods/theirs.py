@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from pasta_decoding.data.questions import Question
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.methods.base import Asking
-from pasta_decoding.evaluation.questions import Question
 from pasta_decoding.evaluation.records import Record
 from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.local import LocalDecoder

@@ -1,8 +1,8 @@
 """What a file of prompts asks of their answers, beyond answering: JSONL (.gz), a prompt a line.
 
-Each line has an `instruction`, and any of these:
+Each line has an `instruction`, or another form of a prompt (data/dataset.py), and any of these:
 
-- `checks`: a list of {"kind", "arguments"}, see evaluation/checks.py;
+- `checks`: a list of {"kind", "arguments"}, see data/checks.py;
 - `plain`: true where nothing can be promised: a rewrite, an extraction, a short fact, a poem;
 - `needs_sync`: whether the answer needs its parts; `must_use`, `at_least` and `number` say what
   stands behind the sync of a right one: so many (1) of these beginnings of words, and a number.
@@ -11,15 +11,17 @@ Each line has an `instruction`, and any of these:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pasta_decoding.data.dataset import read_objects
+from pasta_decoding.data.checks import Check, make_check
+from pasta_decoding.data.dataset import one_question, read_objects
+from pasta_decoding.data.questions import question_of, read_questions
+from pasta_decoding.data.syncs import uses_parts
 from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation.checks import Check, make_check
-from pasta_decoding.evaluation.questions import question_of, read_questions
+from pasta_decoding.lang.tree import Chunk, Sync, Tree, strip
 
 _KEYS = {"plain": bool, "needs_sync": bool, "number": bool, "at_least": int}
 
@@ -61,16 +63,39 @@ class Asked:
     needs_sync: bool | None = None
     behind: BehindSync | None = None
 
+    def is_met(self, tree: Tree) -> bool:
+        """Does an answer do all that is asked? `behind` is left out: it knows some right answers.
+
+        Its text passes all checks; where it should be plain it has no chunk; where it needs its
+        parts, text behind a sync uses one (data/syncs.py), and where it does not there is no sync.
+        """
+        text, instruction = strip(tree), self.instruction
+        kinds = {type(node) for node in tree}
+        return (
+            not (self.plain and Chunk in kinds)
+            and not (self.needs_sync is True and not uses_parts(tree, instruction))
+            and not (self.needs_sync is False and Sync in kinds)
+            and all(check.passes(text) for check in self.checks)
+        )
+
+
+def asked_of(instruction: str) -> Asked:
+    """Return a prompt that asks for nothing but an answer."""
+    return Asked(question_of(instruction).id, "", instruction)
+
+
+def each_once(prompts: Iterable[Asked]) -> list[Asked]:
+    """Return the prompts in order, of those with the same text the first."""
+    first: dict[str, Asked] = {}
+    for one in prompts:
+        first.setdefault(one.id, one)
+    return list(first.values())
+
 
 def read_asked(path: Path) -> list[Asked]:
     """Return what a file asks. Raises PastaError, naming the line, for what cannot be verified."""
     read_questions(path)  # refuses what no run could have answered
-    found = []
-    for number, line in read_objects(path):
-        try:
-            found.append(_asked(line, number))
-        except PastaError as problem:
-            raise PastaError(f"{path}:{number}: {problem}", hint=problem.hint) from problem
+    found = read_all_asked(path)
     if not any(one.checks or one.plain or one.needs_sync is not None for one in found):
         hint = (
             "Its lines need `checks`, `plain` or `needs_sync`, as data/checked_prompts.jsonl has."
@@ -79,14 +104,26 @@ def read_asked(path: Path) -> list[Asked]:
     return found
 
 
+def read_all_asked(path: Path) -> list[Asked]:
+    """Return the prompts of a file, whether or not they ask for more than an answer."""
+    found = []
+    for number, line in read_objects(path):
+        try:
+            found.append(_asked(line, number))
+        except PastaError as problem:
+            raise PastaError(f"{path}:{number}: {problem}", hint=problem.hint) from problem
+    return found
+
+
 def _asked(line: Mapping[str, Any], number: int) -> Asked:
     for key, kind in _KEYS.items():
         if key in line and type(line[key]) is not kind:
             raise PastaError(f"{key!r} is no {kind.__name__}: {line[key]!r}")
+    instruction = one_question(line)
     return Asked(
-        id=question_of(line["instruction"]).id,
+        id=question_of(instruction).id,
         name=str(line.get("id", number)),
-        instruction=line["instruction"],
+        instruction=instruction,
         checks=tuple(_check(one) for one in _list(line, "checks")),
         plain=line.get("plain", False),
         needs_sync=line.get("needs_sync"),

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pasta_decoding.data.questions import Question, question_of, read_questions
 from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation.questions import Question, question_of, read_questions
 
 
 def written(path: Path, contents: str | bytes) -> Path:

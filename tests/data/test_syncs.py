@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pasta_decoding.evaluation.syncs import content, text_behind_sync, uses_parts
+from pasta_decoding.data.syncs import content, text_behind_sync, uses_parts
 from pasta_decoding.lang.tree import read
 
 PART = '<promise topic="train fares" tokens="10"/><async>The railway takes 45 dollars.</async>'

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from pasta_decoding.data.checks import KINDS, count_sentences, make_check
 from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation.checks import KINDS, count_sentences, make_check
 
 LIST = "Things:\n- one\n* two\n\u2022 three\n1. four\n  2) five\n-\n3. \n--- six"
 # kind, arguments, a text that passes, one that fails
