@@ -21,9 +21,9 @@ from answers import SAMPLE
 from common import arguments, decoder_named, emit, interleaved, ratio, seconds_of, spread
 from llama_loop import greedy, llama_loop
 
+from pasta_decoding.data.questions import read_questions
 from pasta_decoding.engines.llama import LlamaEngine
 from pasta_decoding.engines.torch import TorchEngine
-from pasta_decoding.data.questions import read_questions
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
