@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pasta_decoding.data.asked import read_asked
+from pasta_decoding.data.asked import read_all_asked, read_asked
 from pasta_decoding.data.contamination import normalised, runs_of_words
 from pasta_decoding.data.dataset import Row, is_held_out, read_rows
 from pasta_decoding.lang.check import check
@@ -64,11 +64,20 @@ def test_the_prompts_for_syncs_are_half_of_each_kind() -> None:
     assert not any(one.behind for one in asked if not one.needs_sync)
 
 
+def test_the_prompts_of_stage_2_say_what_their_answers_have_to_do() -> None:
+    asked = read_all_asked(FOLDER / "preference_prompts.jsonl")
+    assert len({one.id for one in asked}) == len(asked) == 458
+    counts = sum(bool(one.checks) for one in asked), sum(one.plain for one in asked)
+    assert (*counts, sum(one.needs_sync is True for one in asked)) == (151, 97, 90)
+
+
 def test_no_prompt_of_an_evaluation_shares_eight_words_with_a_row() -> None:
     rows = [row for name in ROWS for row in shipped(name)]
     exact = {normalised(row.instruction) for row in rows}
     texts = [text for row in rows for text in (row.asked, strip(read(row.response)))]
-    runs = {run for text in texts for run in runs_of_words(text)}
+    sampled = [one.instruction for one in read_all_asked(FOLDER / "preference_prompts.jsonl")]
+    exact |= set(map(normalised, sampled))
+    runs = {run for text in [*texts, *sampled] for run in runs_of_words(text)}
     for name in ("checked_prompts", "sync_prompts"):
         for one in read_asked(FOLDER / f"{name}.jsonl"):
             assert normalised(one.instruction) not in exact, one.name
