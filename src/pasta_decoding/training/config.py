@@ -119,7 +119,8 @@ class PreferenceConfig:
     check:            prompts whose greedy answers show each round's effect; None for no check.
     limit:            among those of at most `max_prompt_chars`.
     engine:           what decodes, in words; answers of two engines differ in near-ties.
-    samples:          at temperature 1.
+    temperature:      of the samples. BoNBoN is derived for 1, where a small model writes what it
+                      never would when it decodes greedily.
     """
 
     prompts: tuple[str, ...]
@@ -130,6 +131,7 @@ class PreferenceConfig:
     weights: Weights = field(default_factory=Weights)
     rounds: Annotated[int, Option(min=1, help="Each samples from the one before.")] = 1
     samples: Annotated[int, Option(min=2, help="Annotated answers a prompt.")] = 8
+    temperature: Annotated[float, Option(min=0.1, help="Of the samples.")] = 1.0
     baseline_samples: Annotated[
         int, Option(min=1, help="Sequential answers a prompt, of the baseline.")
     ] = 4

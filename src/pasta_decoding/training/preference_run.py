@@ -198,7 +198,7 @@ class PreferenceRun:
     def sampler(self, stage: str, count: int, *, parallel: bool = True) -> AnswerSampler:
         """Return how the answers of a stage are sampled."""
         rules = replace(self.config.rules, parallel=parallel)
-        return AnswerSampler(stage, count, rules, self.config.seed)
+        return AnswerSampler(stage, count, rules, self.config.seed, self.config.temperature)
 
     def sample(
         self, adapter: Path, prompts: Sequence[Asked], sampler: AnswerSampler, name: str

@@ -9,9 +9,9 @@ Left at that, it would be cheated in two ways, and each has its guard here:
   further text only costs steps. What still favours one length over another is taken out by the
   length control below.
 - Ten chunks that say the same have the critical path of one. So text that repeats is no text:
-  own tokens are those outside of idle chunks (they repeat a sibling or the main text, or never
-  name their topic), and no more than the share of four-word runs that are new. Their promises
-  still cost their steps of the main thread.
+  own tokens are those outside of idle chunks (they repeat a sibling or the main text), and no
+  more than the share of four-word runs that are new. Their promises still cost their steps of the
+  main thread.
 
 Quality comes in whatever unit its measure has. It is standardised once a round: one unit of
 lambda is that multiple of it whose spread among the answers to one prompt (pooled, finished
@@ -55,6 +55,7 @@ from pasta_decoding.training.sample import Sample
 
 QUALITY_SPREAD = 0.5
 LENGTH_BAND = math.log(2)
+MISSING_TOPIC = 0.25  # of an idle chunk's cost: half of the chunks sampled never name their topic
 TIE = 1e-9
 
 
@@ -81,8 +82,8 @@ class ScoreParts:
     """What one sample's score is made of; none of it depends on lambda.
 
     new_tokens: plain tokens that repeat nothing, see above.
-    idle_chunks: chunks that repeat a sibling or the main text, or never name their topic.
-    quality:    in the unit of its measure, idle chunks taken off.
+    idle_chunks: chunks that repeat a sibling or the main text.
+    quality:    in the unit of its measure, idle chunks and missing topics taken off.
     finished:   no limit ended it or a chunk of it.
     sound:      finished, without an empty list item, and all that its prompt asks is met.
     """
@@ -150,7 +151,8 @@ def _measure_one(asked: Asked, sample: Sample, rating: float, idle_cost: float) 
     bodies = [one.ids[1:] for one in sample.segments if isinstance(one, ChunkRun)]
     tree, text = sample.tree, sample.text
     repeats = repetitions(tree)
-    idle = {*repeats, *echoes(tree), *missing_topics(tree)}
+    idle = {*repeats, *echoes(tree)}
+    faults = len(idle) + MISSING_TOPIC * len({*missing_topics(tree)} - idle)
     grams = rep_4(text)
     outside = sample.plain_tokens - sum(len(bodies[place]) for place in idle)
     return ScoreParts(
@@ -163,7 +165,7 @@ def _measure_one(asked: Asked, sample: Sample, rating: float, idle_cost: float) 
         repeated_chunks=len(repeats),
         idle_chunks=len(idle),
         rep_4=grams,
-        quality=rating - idle_cost * len(idle) / max(1, len(bodies)),
+        quality=rating - idle_cost * faults / max(1, len(bodies)),
         finished=not sample.truncated,
         sound=not sample.truncated and not empty_items(text) and asked.is_met(tree),
         hit_limit=sample.hit_limit,
