@@ -5,28 +5,35 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 
+from pasta_decoding.engines.scripted import follow
 from pasta_decoding.lang.layout import SyncRun
 from pasta_decoding.remote.completions import RemoteError
+from pasta_decoding.remote.driver import AnswerWriter
 from pasta_decoding.remote.replicas import ReplicaPool
+from pasta_decoding.remote.turnstile import Turnstile
 from pasta_decoding.runtime import briefs
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.briefs import XARG
+from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.sampling import Sampler, Sampling
 from pasta_decoding.vllm.batch import Places
 from pasta_decoding.vllm.writing import UNKNOWN, Served
-from tests.law.world import ASYNC, END, OPEN, P20, SYNC
+from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, P50, SYNC
 from tests.remote.fake import Fake, refusal, serving
-from tests.remote.test_driver import LONG_PROMPT, PROMPTS, TWO_CHUNKS, assert_same
+from tests.remote.test_driver import LAST, LONG_PROMPT, PROMPTS, SPACE_A, TWO_CHUNKS, assert_same
+from tests.remote.test_turnstile import saturated
 from tests.remote.writing import asked, ending, locally, scripted, service_of, write, writer
 from tests.runtime.play import ID, SIZE
 from tests.vllm.tokens import Tokenizer
 
-A, B = ID["a"], ID["b"]
+A, B, C = ID["a"], ID["b"], ID["c"]
 
 
 def holding(fake: Fake, tokenizer: Tokenizer | None = None) -> Fake:
@@ -50,6 +57,72 @@ def test_answers_are_the_same_and_cost_a_request_for_each_chunk_and_sync() -> No
         syncs = sum(isinstance(segment, SyncRun) for segment in answer.segments)
         assert sent(answer) == (1 + answer.chunks + syncs, 0)
     assert sum(locally(request, ending(7)).interventions for request in requests) > 20
+
+
+@pytest.mark.parametrize("clients", [1, 4, 16])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_many_together_cost_no_more_requests_each(clients: int, temperature: float) -> None:
+    """At a server of which the turnstile believes that a wider step is never cheaper."""
+    sampler = Sampler(Sampling(temperature=temperature, seed=5))
+    requests = [
+        replace(asked((11, 12, 13 + n % 40)), chooser=sampler) for n in range(max(4, clients))
+    ]
+    with serving(holding(scripted())) as fake:
+        answers, begun = asyncio.run(written_by(clients, ReplicaPool(service_of(fake)), requests))
+    for request, answer, chunks in zip(requests, answers, begun, strict=True):
+        assert not answer.hit_limit
+        syncs = sum(isinstance(segment, SyncRun) for segment in answer.segments)
+        assert chunks == answer.chunks
+        assert sent(answer) == (1 + chunks + syncs, 0)
+        if temperature == 0:
+            assert_same(answer, locally(request, ending(7)))
+    assert sum(begun) > len(requests)
+
+
+async def written_by(
+    clients: int, service_pool: ReplicaPool, requests: list[Request]
+) -> tuple[list[Answer], list[int]]:
+    """Write so many at a time; return the answers, and how many chunks each began."""
+    async with service_pool as pool:
+        pool.turnstile = Turnstile(saturated())
+        room = asyncio.Semaphore(clients)
+        writers = [writer(request, pool) for request in requests]
+
+        async def write_one(one: AnswerWriter) -> Answer:
+            async with room:
+                return await one.run()
+
+        answers = await asyncio.gather(*map(write_one, writers))
+        assert (pool.turnstile.open_requests, pool.turnstile.waiting) == (0, 0)
+    return answers, [len(one.interpreter.budget.chunks) for one in writers]
+
+
+FILLED = follow(
+    (LAST, A, OPEN, B, P50, SPACE_A, OPEN, C, P20, B, SYNC),
+    (P50, ASYNC, *[C] * 60),
+    (P20, ASYNC, C, A, CLOSE),
+    vocabulary_size=SIZE,
+)
+
+
+def test_beside_others_what_will_probably_be_trimmed_is_not_asked_for() -> None:
+    """The first chunk fills the answer; the second one would stand beyond its limit."""
+    rules = Rules(max_tokens=20, max_topic_tokens=3, min_chunk_tokens=6)
+    two, alone = asked(LONG_PROMPT, rules=rules), asked(LONG_PROMPT, rules=rules)
+    with serving(holding(Fake(FILLED, SIZE, END))) as fake:
+        [answer] = write(service_of(fake), [alone])
+        assert prompts_of_chunks(fake) == 2
+        fake.bodies.clear()
+        answers = write(service_of(fake), [two, alone])
+        assert prompts_of_chunks(fake) < 4
+    for one in answers:
+        assert one.segments == answer.segments == locally(alone, FILLED).segments
+        assert one.hit_limit
+
+
+def prompts_of_chunks(fake: Fake) -> int:
+    """How many requests write a chunk from its beginning."""
+    return sum(body["prompt"][-1] == ASYNC for body in fake.bodies)
 
 
 def test_a_server_is_asked_once_what_it_can_do() -> None:

@@ -3,39 +3,26 @@
 Each thread's context is a plain sequence of ids, so chunks are joined as text. A promise opens a
 request for its chunk while main's goes on; SYNC ends main's, and when the chunks are done a new
 one begins with everything in reading order. Prefix caches keep what requests share.
-
-A server chooses tokens without asking the interpreter. One with Pasta's logits processor is told
-in a brief what a thread must know, and obeys. With others `logit_bias` forbids what a whole request
-may not write, and a token that may not stand where it came is taken back: its request ends, and one
-of a single token, with the right bias, brings the next best. Both give what constraints would.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from pasta_decoding.lang.layout import MAIN
-from pasta_decoding.remote.briefing import brief_for, texts_before
-from pasta_decoding.remote.completions import BAN, MAX_BIASES, Completion, RemoteError
 from pasta_decoding.remote.replicas import ReplicaPool
+from pasta_decoding.remote.thread_stream import ThreadStream
 from pasta_decoding.runtime.account import Account
 from pasta_decoding.runtime.actions import Action, Append, CloseChunk, Fork, Rewrite
-from pasta_decoding.runtime.allowed import Constraint
 from pasta_decoding.runtime.answer import Answer, conclude
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.sampling import Choice, Sampler
+from pasta_decoding.runtime.sampling import Sampler
 from pasta_decoding.runtime.trace import Fed, Trace
-
-ENOUGH_TOKENS = 8
-"""Fewer tokens of a request say nothing of what a token takes: they may come together."""
 
 OnNews = Callable[[Sequence[Event], int], None]
 """Told of new events, and of how many steps the answer had at unlimited width."""
@@ -62,6 +49,7 @@ class AnswerWriter:
         self.steps[MAIN] = 0
         self.trace = Trace(len(self.request.prompt))
         self.account = Account(self.interpreter, time.perf_counter())
+        self._moved = asyncio.Event()
 
     async def run(self) -> Answer:
         """Write the answer. If one thread fails for good, the others are cancelled.
@@ -115,13 +103,14 @@ class AnswerWriter:
 
     async def _write(self, thread: int) -> None:
         """Let `thread` write until it ends; main, until it waits."""
-        stream, turnstile = _ThreadStream(self, thread), self.pool.turnstile
+        stream, turnstile = ThreadStream(self, thread), self.pool.turnstile
         sync = self.interpreter.vocabulary.control.sync
         try:
+            await self._until_likely(thread)
             while self.interpreter.writes(thread):
                 if not turnstile.admits(self, thread):
                     await stream.put_down()
-                    await turnstile.enter(self, thread, main_yields=self._is_greedy)
+                    await self._take_turn(thread)
                 choice = await stream.choose()
                 self.account.note(thread, choice)
                 self._apply(self.interpreter.on_token(thread, choice.token))
@@ -135,13 +124,38 @@ class AnswerWriter:
             await stream.put_down()
             turnstile.leave(self, thread)
 
+    async def _until_likely(self, thread: int) -> None:
+        """Let a chunk wait that would probably be trimmed, as long as other answers are written.
+
+        The first of those that run never waits: what it becomes is what the others wait for.
+        """
+        budget = self.interpreter.budget
+        while (
+            thread != MAIN
+            and self.pool.turnstile.has_others(self)
+            and any(chunk.thread < thread for chunk in budget.running)
+            and budget.expected_place(thread) >= budget.rules.max_tokens
+        ):
+            await self._moved.wait()
+
+    async def _take_turn(self, thread: int) -> None:
+        """Ask at once where the server has the rules, and decides who writes; else wait."""
+        if self.lease.briefs:
+            self.pool.turnstile.take(self, thread)
+            return
+        # Would two requests write what one does? What is drawn follows from a request's seed.
+        greedy = self.sampler.sampling.greedy
+        await self.pool.turnstile.enter(self, thread, main_yields=greedy)
+
     @property
-    def _is_greedy(self) -> bool:
-        """Would two requests write what one does? What is drawn follows from a request's seed."""
-        chooser = self.request.chooser
-        return isinstance(chooser, Sampler) and chooser.sampling.greedy
+    def sampler(self) -> Sampler:
+        """How its servers are to choose: they do so by themselves."""
+        assert isinstance(self.request.chooser, Sampler), "a server knows no other"
+        return self.request.chooser
 
     def _report(self) -> None:
+        self._moved.set()
+        self._moved = asyncio.Event()
         self.account.stamp(time.perf_counter())
         if news := self.account.drain():
             self.on_news(news, max(self.steps.values()))
@@ -175,126 +189,3 @@ class AnswerWriter:
         self.steps[MAIN] = step = max(self.steps.values()) + 1
         self.trace.rewritten_tokens += len(ids)
         self.trace.fed += [Fed(step, MAIN, token, position + n) for n, token in enumerate(ids)]
-
-
-class _ThreadStream:
-    """What one thread writes with: the request that is under way for it, if there is one."""
-
-    def __init__(self, writer: AnswerWriter, thread: int) -> None:
-        self._writer = writer
-        self._thread = thread
-        self._tokens: AsyncGenerator[int] | None = None
-        self._came_s: list[float] = []
-
-    async def choose(self) -> Choice:
-        """Return the next token of the thread, one that it may write now."""
-        refused: set[int] = set()
-        while not (allowed := self._allowed()).forced:
-            token = await (self._instead(allowed, refused) if refused else self._next())
-            allowed = self._allowed()  # others have written meanwhile
-            if allowed.forced:
-                break
-            if allowed.admits(token):
-                return Choice(token, intervened=bool(refused))
-            if token in refused:
-                raise RemoteError(
-                    f"the server insists on the token {token}, which `logit_bias` forbids",
-                    hint="It must know `logit_bias`, as OpenAI's completions have it.",
-                )
-            refused.add(token)
-            await self.put_down()
-        assert allowed.only is not None, "a limit leaves a choice of ids"
-        return Choice(int(allowed.only[0]), intervened=False)
-
-    async def put_down(self) -> None:
-        """End the request that is under way."""
-        self._note_pace()
-        if self._tokens is not None:
-            tokens, self._tokens = self._tokens, None
-            await tokens.aclose()
-
-    def _note_pace(self) -> None:
-        """Tell what a token took, of a request that has brought enough of them."""
-        came_s, self._came_s = self._came_s, []
-        if len(came_s) >= ENOUGH_TOKENS:
-            token_s = (came_s[-1] - came_s[0]) / (len(came_s) - 1)
-            self._writer.pool.turnstile.note(token_s)
-
-    async def _next(self) -> int:
-        """Return the next token of the request under way, or of a new one."""
-        for _ in range(2):
-            if self._tokens is None:
-                most = self._writer.interpreter.budget.most_tokens(self._thread)
-                self._tokens = self._ask(most, self._lasting_bans())
-            token = await anext(self._tokens, None)
-            if token is not None:
-                self._came_s.append(time.perf_counter())
-                return token
-            self._note_pace()
-            self._tokens = None  # it has come to its length
-        raise RemoteError("the server ended a reply before its first token")
-
-    async def _instead(self, allowed: Constraint, refused: Collection[int]) -> int:
-        """Return what the model would write in place of `refused`."""
-        self._writer.lease.sent.corrections += 1
-        asked = self._ask(1, self._bias(allowed, refused), tries=len(refused))
-        async with aclosing(asked) as tokens:
-            if found := [token async for token in tokens]:
-                return found[0]
-        raise RemoteError("the server ended a reply before its first token")
-
-    def _allowed(self) -> Constraint:
-        return self._writer.interpreter.constraint(self._thread)
-
-    def _ask(self, most: int, bias: dict[int, float], *, tries: int = 0) -> AsyncGenerator[int]:
-        writer, vocabulary = self._writer, self._writer.interpreter.vocabulary
-        service, context = writer.pool.service, writer.contexts[self._thread]
-        control = vocabulary.control
-        closing = control.sync if self._thread == MAIN else control.async_close
-        sampler = writer.request.chooser
-        assert isinstance(sampler, Sampler), "a server chooses by itself"
-        all_bias = {**sampler.sampling.logit_bias, **bias}
-        asked = Completion(
-            prompt=tuple(context),
-            max_tokens=max(1, min(most, service.max_positions - len(context))),
-            stops=(closing, *sorted(vocabulary.eos_ids)),
-            end=vocabulary.end,
-            bias={token: by for token, by in all_bias.items() if token < service.vocabulary_size},
-            temperature=0.0 if sampler.sampling.greedy else sampler.sampling.temperature,
-            top_p=sampler.sampling.top_p,
-            top_k=sampler.sampling.top_k,
-            seed=self._seed(sampler, tries),
-            min_p=sampler.sampling.min_p,
-            brief=brief_for(writer.interpreter, self._thread),
-            priority=texts_before(writer.interpreter, self._thread),
-        )
-        return writer.pool.stream(writer.lease, asked)
-
-    def _seed(self, sampler: Sampler, tries: int) -> int:
-        """Return a seed for this very request, so that a server that obeys it repeats itself."""
-        index = self._writer.account.chosen.get(self._thread, 0)
-        key = (sampler.sampling.seed, sampler.request, self._thread, index, tries)
-        return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> 1)
-
-    def _bias(self, allowed: Constraint, refused: Collection[int]) -> dict[int, float]:
-        """Return a bias under which nothing of `refused` comes, and little that is forbidden.
-
-        Where that is too much for a request, what is forbidden anywhere is left out.
-        """
-        sampler = self._writer.request.chooser
-        own = sampler.sampling.logit_bias if isinstance(sampler, Sampler) else {}
-        bans = dict.fromkeys(refused, BAN)
-        only = allowed.instead if allowed.only is None else allowed.only
-        if only is not None:
-            return dict.fromkeys(only.tolist(), -BAN) | bans
-        left_out = max(0, len(allowed.banned) + len(refused) + len(own) - MAX_BIASES)
-        return dict.fromkeys(allowed.banned[left_out:].tolist(), BAN) | bans
-
-    def _lasting_bans(self) -> dict[int, float]:
-        """Forbid what the thread may never write, whatever the others do."""
-        interpreter = self._writer.interpreter
-        control = interpreter.vocabulary.control
-        may_come = {control.async_close} if self._thread != MAIN else set()
-        if self._thread == MAIN and interpreter.rules.parallel:
-            may_come = {control.promise_open, control.sync, *control.promise_close.values()}
-        return dict.fromkeys(control.ids - may_come, BAN)

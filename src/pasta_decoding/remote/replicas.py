@@ -47,11 +47,15 @@ class _Replica:
 
 
 class Lease:
-    """The place of one answer at one replica. Leave it with the block that it is a context of."""
+    """The place of one answer at one replica. Leave it with the block that it is a context of.
+
+    briefs: whether what was asked last went to a server that holds requests to their briefs.
+    """
 
     def __init__(self, pool: ReplicaPool) -> None:
         self._pool = pool
         self.sent = Sent()
+        self.briefs = False
         self.session = uuid.uuid4().hex
 
     def __enter__(self) -> Self:
@@ -164,6 +168,7 @@ class ReplicaPool:
         httpx = http_library()
         try:
             abilities = await self._abilities(replica, asked)
+            lease.briefs = abilities.processor
             lease.sent.requests += 1
             reply = self._reply(replica, asked, abilities, lease)
             async with aclosing(reply) as tokens:

@@ -3,7 +3,8 @@
 There are no steps here: a server decides who writes when of those that have asked. So threads are
 delayed by asking later. An answer alone asks for all its threads. Of several each has a request
 open, that of its first unfinished text, and so many more as make a token cheapest, by how long
-requests have been seen to take for a token while so many were open.
+requests have been seen to take for a token while so many were open. A server with Pasta's logits
+processor is asked for all threads at once: nothing is cut in two there, and it has an order.
 """
 
 from __future__ import annotations
@@ -51,6 +52,14 @@ class Turnstile:
     def admits(self, answer: object, thread: int) -> bool:
         """Has `thread` its turn? It may lose it: main does, where a chunk needs it."""
         return answer in self._lines and thread in self._lines[answer].open
+
+    def has_others(self, answer: object) -> bool:
+        """Do other answers than this one have threads that write, or wait for it?"""
+        return bool(self._lines.keys() - {answer})
+
+    def take(self, answer: object, thread: int) -> None:
+        """Give `thread` its turn, however many are open."""
+        self._lines.setdefault(answer, _Line()).open.add(thread)
 
     async def enter(self, answer: object, thread: int, *, main_yields: bool = True) -> None:
         """Wait for the turn of `thread`.
