@@ -133,3 +133,12 @@ def test_a_missing_language_detector_is_told(
         "pasta: --language needs py3langid",
         f"Install it: {install_command('data')}",
     )
+
+
+def test_the_best_of_what_is_no_run_is_refused_and_nothing_written(
+    pasta: Pasta, tmp_path: Path
+) -> None:
+    found = pasta("data", "best", tmp_path, "-o", tmp_path / "best.jsonl")
+    assert found.status == 2
+    assert f"{tmp_path} holds no scored answers of round 1" in found.err
+    assert not (tmp_path / "best.jsonl").exists()

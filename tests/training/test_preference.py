@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
 from pasta_decoding.training import pairs as pairs_module
 from pasta_decoding.training import preference, preference_run
 from pasta_decoding.training import sample as sample_module
+from pasta_decoding.training.best import best_rows
 from pasta_decoding.training.config import PreferenceConfig, Weights
 from pasta_decoding.training.pairs import Reference
 from pasta_decoding.training.preference import train_preference
@@ -284,6 +286,20 @@ def test_another_lambda_takes_over_samples_and_what_was_measured(
     assert ours["scores"] != theirs["scores"]
     shared = lines(finished / "spent.jsonl")[:3]
     assert lines(tmp_path / "inf" / "spent.jsonl")[:3] == shared, "what it cost counts for both"
+
+
+def test_the_best_answers_of_a_round_become_rows_for_stage_1(finished: Path) -> None:
+    rows = best_rows(finished, 1, Weights(), 2)
+    parts = {(one["prompt"], one["number"]): one for one in lines(finished / "round-1/parts.jsonl")}
+    texts = {(s["prompt"], s["number"]): s for s in lines(finished / "round-1/samples.jsonl")}
+    chosen = [(row.id[:16], int(row.id[17:])) for row in rows]
+    assert max(Counter(prompt for prompt, _ in chosen).values()) <= 2
+    for row, key in zip(rows, chosen, strict=True):
+        assert parts[key]["sound"]
+        assert row.response == texts[key]["annotated"]
+        assert asked_of(row.instruction).id == key[0]
+    with pytest.raises(PastaError, match="holds no scored answers of round 2"):
+        best_rows(finished, 2, Weights(), 2)
 
 
 def test_samples_made_with_other_settings_are_not_taken_over(

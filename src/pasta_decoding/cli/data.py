@@ -1,4 +1,4 @@
-"""Commands on training sets: `data build`, `data report`."""
+"""Commands on training sets: `data build`, `data report`, `data best`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pasta_decoding.cli.files import say, token_counter
 from pasta_decoding.cli.options import Embedded, with_options
 from pasta_decoding.data.build import Wanted
 from pasta_decoding.errors import PastaError, install_command
+from pasta_decoding.training.config import Weights
 
 if TYPE_CHECKING:
     from pasta_decoding.data.dataset import Row
@@ -72,6 +73,24 @@ def report(
 
     rows = drawn(list(read_rows(source)), "measuring")
     show(measure_rows(rows, token_counter(model)), as_json)
+
+
+@with_options
+def best(
+    run: Annotated[Path, typer.Argument(help="Run folder of `train preference`.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The JSONL (.gz) to write.")],
+    number: Annotated[int, typer.Option("--round", min=1)] = 1,
+    per_prompt: Annotated[int, typer.Option(min=1, help="Answers a prompt at most.")] = 2,
+    *,
+    weights: Weights,
+) -> None:
+    """Take a round's best answers as training rows, for `train sft --start` to learn from."""
+    from pasta_decoding.data.dataset import write_rows
+    from pasta_decoding.training.best import best_rows
+
+    rows = best_rows(run, number, weights, per_prompt)
+    write_rows(out, rows)
+    typer.echo(f"{len(rows)} answers to {len({row.instruction for row in rows})} prompts")
 
 
 def check_pattern(pattern: str | None) -> None:
