@@ -28,7 +28,7 @@ SEQUENTIAL = "sequential"
 NO_ADAPTER = "none"
 """The base model as it is, in place of an adapter's name."""
 _PACKAGE = Path(__file__).parents[1]
-_IN_REPOSITORY = ("apar", "fast", "quality", "sequential-syncs", "syncs")
+_IN_REPOSITORY = ("apar", "fast", "quality")
 _SHIPPED = (_PACKAGE / "adapters", _PACKAGE.parents[1] / "adapters")
 
 
