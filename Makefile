@@ -52,7 +52,7 @@ test: $(VENV)/.installed-dev
 
 test-all: $(VENV)/.installed-dev
 	@$(BIN)/pasta pull || echo "Tests that need the embedded model will be skipped."
-	@$(PIP) install --quiet -c constraints.txt -e ".[llm]" || echo "Tests of the llm plugin will be skipped."
+	@$(PIP) install --quiet -c constraints.txt -e ".[harness,llm]" || echo "Tests inside llm and lm-evaluation-harness will be skipped."
 	@$(MAKE) $(CLIENTS_VENV)/.installed || echo "Tests of other programs' clients will be skipped."
 	CLIENTS="$$(ls $(CLIENTS_VENV)/.installed >/dev/null 2>&1 && echo $(CLIENTS_VENV)/bin/python)" \
 		$(PYTEST) --hypothesis-profile=thorough

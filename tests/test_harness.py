@@ -1,0 +1,126 @@
+"""Pasta as a model of lm-evaluation-harness: its tasks ask as they are, or one clear refusal."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pasta_decoding as pasta
+from pasta_decoding.api.options import check_options
+from pasta_decoding.errors import PastaError
+from pasta_decoding.harness import PastaModel, conversation_in, options_of_task
+from tests.checkpoint import TinyCheckpoint
+
+QUESTION = "What are three good habits?"
+COMMAND = "from pasta_decoding.harness import run; run()"
+
+
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        ({"until": ["\n", ""], "max_gen_toks": 9}, {"stop": ["\n"], "max_tokens": 9}),
+        ({"until": "Q:"}, {"stop": ["Q:"], "max_tokens": 512}),
+        ({"max_new_tokens": 5, "max_gen_toks": 7}, {"stop": [], "max_tokens": 7}),
+        ({"do_sample": True, "temperature": 0.7}, {"temperature": 0.7, "max_tokens": 512}),
+        ({"do_sample": False, "temperature": 0.7}, {"temperature": 0.0, "max_tokens": 512}),
+        ({"temperature": 0.5}, {"temperature": 0.5, "max_tokens": 512}),
+    ],
+)
+def test_settings_of_a_task_become_options(given: Any, options: dict[str, Any]) -> None:
+    found = options_of_task(given, max_tokens=512, parallel=False)
+    check_options(found)
+    assert dict(found) | options == dict(found)
+    assert found["parallel"] is False
+
+
+def test_settings_that_would_be_ignored_are_refused_where_it_answers() -> None:
+    with pytest.raises(PastaError, match="no option 'num_beams'"):
+        check_options(options_of_task({"num_beams": 4}))
+
+
+def test_a_conversation_survives_the_harness_and_other_text_stays() -> None:
+    asked = [{"role": "user", "content": 'Say "x" [{"role": '}]
+    harness: Any = PastaModel
+    assert conversation_in(harness.apply_chat_template(None, asked)) == asked
+    for text in ("Why?", '[{"role": broken', json.dumps(["a"])):
+        assert conversation_in(text) == text
+    with pytest.raises(PastaError, match="begins the model's answer"):
+        harness.apply_chat_template(None, asked, add_generation_prompt=False)
+
+
+def test_given_text_is_not_scored() -> None:
+    harness: Any = PastaModel
+    with pytest.raises(PastaError, match="scores no given text"):
+        harness.loglikelihood(None, [])
+
+
+TASK = """
+task: tiny_questions
+dataset_path: json
+dataset_kwargs: {data_files: {test: QUESTIONS}}
+test_split: test
+output_type: OUTPUT
+doc_to_text: "{{question}}"
+doc_to_target: "0"
+doc_to_choice: ["a", "b"]
+generation_kwargs: {until: ["zzz"], max_gen_toks: 24, do_sample: false}
+metric_list: [{metric: METRIC}]
+"""
+
+
+def evaluate(
+    folder: Path, tiny: TinyCheckpoint, *, parallel: bool = True,
+    output: str = "generate_until", metric: str = "exact_match",
+) -> tuple[int, list[str], str]:  # fmt: skip
+    """Run the harness on two questions; return its status, the answers and its errors."""
+    questions = folder / "questions.jsonl"
+    lines = [json.dumps({"question": one}) for one in (QUESTION, "Name some colours.")]
+    questions.write_text("\n".join(lines), encoding="utf-8")
+    task = TASK.replace("QUESTIONS", str(questions)).replace("OUTPUT", output)
+    (folder / "tiny.yaml").write_text(task.replace("METRIC", metric), encoding="utf-8")
+    model = f"name={tiny.adapter},model={tiny.base},engine=torch,parallel={parallel}"
+    settings = {"HF_HOME": str(folder), "HF_HUB_OFFLINE": "1"}
+    ended = subprocess.run(
+        [sys.executable, "-c", COMMAND, "--model", "pasta", "--model_args", model,
+        "--batch_size", "2", "--tasks", "tiny_questions", "--include_path", str(folder),
+        "--apply_chat_template", "--log_samples", "--output_path", str(folder / f"{parallel}")],
+        env=os.environ | settings, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    found = [
+        json.loads(line)
+        for path in (folder / f"{parallel}").rglob("samples_*.jsonl")
+        for line in path.read_text(encoding="utf-8").splitlines()
+    ]
+    found.sort(key=lambda one: one["doc_id"])
+    return ended.returncode, [one["resps"][0][0] for one in found], ended.stderr
+
+
+@pytest.mark.slow
+def test_the_harness_runs_a_task_in_parallel_and_sequentially(
+    tmp_path: Path, tiny_checkpoint: TinyCheckpoint
+) -> None:
+    pytest.importorskip("lm_eval")
+    with pasta.load(tiny_checkpoint.adapter, model=tiny_checkpoint.base, engine="torch") as model:
+        for parallel in (True, False):
+            status, answers, errors = evaluate(tmp_path, tiny_checkpoint, parallel=parallel)
+            assert status == 0, errors
+            asked = [QUESTION, "Name some colours."]
+            own = model.batch(asked, max_tokens=24, parallel=parallel, stop="zzz")
+            assert answers == [one.text for one in own]
+
+
+@pytest.mark.slow
+def test_the_harness_says_why_a_text_is_not_scored(
+    tmp_path: Path, tiny_checkpoint: TinyCheckpoint
+) -> None:
+    pytest.importorskip("lm_eval")
+    status, _, errors = evaluate(tmp_path, tiny_checkpoint, output="multiple_choice", metric="acc")
+    assert status == 1
+    assert "pasta-lm-eval: the model pasta writes answers, and scores no given text" in errors
+    assert "Traceback" not in errors
