@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from statistics import geometric_mean
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,7 +31,9 @@ COMMAND = "from pasta_decoding.harness import run; run()"
         ({"max_new_tokens": 5, "max_gen_toks": 7}, {"stop": [], "max_tokens": 7}),
         ({"do_sample": True, "temperature": 0.7}, {"temperature": 0.7, "max_tokens": 512}),
         ({"do_sample": False, "temperature": 0.7}, {"temperature": 0.0, "max_tokens": 512}),
+        ({"do_sample": True, "seed": 3}, {"temperature": 1.0, "seed": 3}),
         ({"temperature": 0.5}, {"temperature": 0.5, "max_tokens": 512}),
+        ({"until": None}, {"stop": [], "temperature": 0.0}),
     ],
 )
 def test_settings_of_a_task_become_options(given: Any, options: dict[str, Any]) -> None:
@@ -58,6 +62,60 @@ def test_given_text_is_not_scored() -> None:
     harness: Any = PastaModel
     with pytest.raises(PastaError, match="scores no given text"):
         harness.loglikelihood(None, [])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"batch_size": "auto"}, "batch_size is auto"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"max_batch_size": 8}, "batch_size is 1"),
+        ({"parallel": "no"}, "parallel is 'no'"),
+        ({"engin": "torch"}, "no model argument 'engin'"),
+        ({"engine": "abacus"}, "no engine 'abacus'"),
+    ],
+)
+def test_arguments_of_the_model_that_mean_nothing_are_refused(
+    given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(PastaError, match=said):
+        PastaModel("balanced", **given)
+
+
+class Kept:
+    """The harness's cache of answers."""
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[Any, str]] = []
+
+    def add_partial(self, _attribute: str, asked: Any, text: str) -> None:
+        self.pairs.append((asked, text))
+
+
+def test_requests_with_different_settings_come_back_in_their_order(
+    tiny_checkpoint: TinyCheckpoint,
+) -> None:
+    tiny: Any = PastaModel(
+        str(tiny_checkpoint.adapter), model=str(tiny_checkpoint.base), engine="torch", batch_size=2
+    )
+    tiny.cache_hook = Kept()
+    lengths = (24, 60, 24, 60, 24)
+    asked = [
+        SimpleNamespace(args=(f"{QUESTION} {n}", {"max_gen_toks": length, "until": []}))
+        for n, length in enumerate(lengths)
+    ]
+    with tiny.model:
+        texts = tiny.generate_until(asked, disable_tqdm=True)
+        own = [
+            tiny.model.answer(one.args[0], max_tokens=one.args[1]["max_gen_toks"]) for one in asked
+        ]
+    assert texts == [one.text for one in own]
+    assert sorted(tiny.cache_hook.pairs, key=str) == sorted(
+        [(one.args, text) for one, text in zip(asked, texts, strict=True)], key=str
+    )
+    told = tiny.get_model_info()
+    assert (told["answers_written"], told["parallel"]) == (5, True)
+    assert told["own_speedup"] == pytest.approx(geometric_mean(one.own_speedup for one in own))
 
 
 TASK = """

@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from inspect import signature
+from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from tqdm import tqdm
+
+from pasta_decoding import __version__
 from pasta_decoding.errors import PastaError, require
 
 if TYPE_CHECKING:
     from pasta_decoding.api.options import Options
+    from pasta_decoding.api.result import Result
 
 NAME = "pasta"
 
@@ -70,31 +76,58 @@ class PastaModel:
         super().__init__()
         from pasta_decoding.api.load import load
 
-        if not str(batch_size).isdigit() or max_batch_size is not None:
+        if not isinstance(parallel, bool):
             raise PastaError(
-                f"batch_size is {batch_size}", hint="It is a number of answers, such as 16."
+                f"parallel is {parallel!r}", hint="Say parallel=True or parallel=False."
             )
+        if not str(batch_size).isdigit() or int(batch_size) < 1 or max_batch_size is not None:
+            hint = "It is the number of answers that are written side by side, such as 16."
+            raise PastaError(f"batch_size is {batch_size}", hint=hint)
         self.together = int(batch_size)
         self.always = {"parallel": parallel, "max_tokens": max_tokens}
+        self.written: list[Result] = []
+        _check_names(loading, signature(load).parameters)
         self.model = load(name, device=None if device == _ANY_DEVICE else device, **loading)
 
-    def generate_until(self, requests: Sequence[Any]) -> list[str]:
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Answer each request; those with the same settings together. The harness's method."""
         groups: dict[str, list[int]] = {}
         for number, one in enumerate(requests):
             groups.setdefault(json.dumps(one.args[1], sort_keys=True), []).append(number)
         answers: dict[int, str] = {}
-        for numbers in groups.values():
-            answers |= zip(numbers, self._answered([requests[one] for one in numbers]), strict=True)
+        with tqdm(total=len(requests), desc="Answers", disable=disable_tqdm) as bar:
+            for numbers in groups.values():
+                texts = self._answered([requests[one] for one in numbers], bar)
+                answers |= zip(numbers, texts, strict=True)
+            if (speed := self._own_speedup()) is not None:
+                bar.set_postfix_str(f"{speed:.2f} tokens a step")
         return [answers[number] for number in range(len(requests))]
 
-    def _answered(self, requests: Sequence[Any]) -> list[str]:
+    def _answered(self, requests: Sequence[Any], bar: Any) -> list[str]:
+        def keep(number: int, result: Result) -> None:
+            self.cache_hook.add_partial("generate_until", requests[number].args, result.text)
+            self.written.append(result)
+            bar.update()
+
         options = options_of_task(requests[0].args[1], **self.always)
         asked = [conversation_in(one.args[0]) for one in requests]
-        results = self.model.batch(asked, max_concurrency=self.together, **options)
-        for one, result in zip(requests, results, strict=True):
-            self.cache_hook.add_partial("generate_until", one.args, result.text)
-        return [result.text for result in results]
+        results = self.model.batch(asked, max_concurrency=self.together, on_result=keep, **options)
+        return [one.text for one in results]
+
+    def get_model_info(self) -> dict[str, Any]:
+        """Return what the harness writes into its results: how the answers came about."""
+        return {
+            "pasta_version": __version__,
+            "parallel": self.always["parallel"],
+            "answers_written": len(self.written),
+            "own_speedup": self._own_speedup(),
+            "truncated": sum(one.truncated for one in self.written),
+        }
+
+    def _own_speedup(self) -> float | None:
+        """Return plain tokens a step, the geometric mean over answers that have any."""
+        speeds = [one.own_speedup for one in self.written if one.usage.plain_tokens]
+        return geometric_mean(speeds) if speeds else None
 
     def loglikelihood(self, _requests: Sequence[Any]) -> NoReturn:
         """Refuse: a text is no answer with threads. The harness's method."""
@@ -118,6 +151,13 @@ class PastaModel:
         return json.dumps(chat_history)
 
 
+def _check_names(given: Iterable[str], known: Iterable[str]) -> None:
+    for name in given:
+        if name not in known:
+            hint = f"Known are: parallel, max_tokens, {', '.join(known)}."
+            raise PastaError(f"no model argument {name!r}", hint=hint)
+
+
 def options_of_task(settings: Mapping[str, Any], **always: Any) -> Options:
     """Return a task's `generation_kwargs` as options; unknown ones are refused where it answers.
 
@@ -127,7 +167,9 @@ def options_of_task(settings: Mapping[str, Any], **always: Any) -> Options:
     limits = [given.pop(name) for name in _LENGTHS if name in given]
     until = given.pop("until", ())
     stops = [until] if isinstance(until, str) else list(until or ())
-    if not given.pop("do_sample", given.get("temperature", 0) > 0):
+    if given.pop("do_sample", given.get("temperature", 0) > 0):
+        given.setdefault("temperature", 1.0)  # transformers' own
+    else:
         given["temperature"] = 0.0
     options: Any = given | {"stop": [stop for stop in stops if stop]}
     return options | ({"max_tokens": int(limits[0])} if limits else {})

@@ -71,6 +71,19 @@ def test_text_events_batches_and_their_async_twins_bring_the_same_answer(
     assert asyncio.run(twins()) == [whole.text] * 5
 
 
+def test_a_batch_tells_each_answer_as_soon_as_it_is_there(model: pasta.Model) -> None:
+    told: dict[int, pasta.Result] = {}
+
+    def note(number: int, result: pasta.Result) -> None:
+        told[number] = result
+
+    prompts = [PROMPT, "Why?", PROMPT]
+    found = model.batch(prompts, max_tokens=TOKENS, max_concurrency=2, on_result=note)
+    assert [told.pop(number) for number in range(3)] == found
+    again = asyncio.run(model.abatch(prompts, max_tokens=TOKENS, on_result=note))
+    assert [told[number] for number in range(3)] == again
+
+
 def test_a_conversation_may_be_given_as_openai_has_it(model: pasta.Model) -> None:
     question = [{"role": "user", "content": PROMPT}]
     assert (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
 from typing import Self, Unpack
@@ -27,6 +27,8 @@ from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.worker import ClosedError, News, Ticket, Worker
 
 DEFAULT_CONCURRENCY = 16
+
+OnResult = Callable[[int, Result], None]
 
 
 class Model:
@@ -65,15 +67,18 @@ class Model:
         prompts: Sequence[Prompt],
         *,
         max_concurrency: int = DEFAULT_CONCURRENCY,
+        on_result: OnResult | None = None,
         **options: Unpack[Options],
     ) -> list[Result]:
         """Return the answers to several prompts, in their order, written side by side.
 
         Each has noise of its own under one seed. The first error cancels the others.
+
+        on_result: called with the number of a prompt and its answer as soon as that is there.
         """
         _check_concurrency(max_concurrency)
         asked = [self._asked(one, options, number) for number, one in enumerate(prompts)]
-        return _Batch(asked, max_concurrency).run()
+        return _Batch(asked, max_concurrency, on_result).run()
 
     async def aanswer(self, prompt: Prompt, **options: Unpack[Options]) -> Result:
         """See `answer`. Being cancelled cancels the answer."""
@@ -95,6 +100,7 @@ class Model:
         prompts: Sequence[Prompt],
         *,
         max_concurrency: int = DEFAULT_CONCURRENCY,
+        on_result: OnResult | None = None,
         **options: Unpack[Options],
     ) -> list[Result]:
         """See `batch`."""
@@ -102,15 +108,17 @@ class Model:
         places = asyncio.Semaphore(max_concurrency)
         asked = [self._asked(one, options, number) for number, one in enumerate(prompts)]
 
-        async def write(start: Start, reading: Reading) -> Result:
+        async def write(number: int, start: Start, reading: Reading) -> Result:
             async with places, AsyncStream(start, reading, text_of) as stream:
                 async for _ in stream:
                     pass
+            if on_result is not None:
+                on_result(number, stream.result)
             return stream.result
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(write(*one)) for one in asked]
+                tasks = [group.create_task(write(n, *one)) for n, one in enumerate(asked)]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
@@ -173,8 +181,14 @@ def _check_concurrency(max_concurrency: int) -> None:
 class _Batch:
     """Several answers under way, no more than so many at a time."""
 
-    def __init__(self, asked: Sequence[tuple[Start, Reading]], max_concurrency: int) -> None:
+    def __init__(
+        self,
+        asked: Sequence[tuple[Start, Reading]],
+        max_concurrency: int,
+        on_result: OnResult | None,
+    ) -> None:
         self._asked = asked
+        self._on_result = on_result
         self._waiting = deque(range(len(asked)))
         self._places = max_concurrency
         self._inbox: SimpleQueue[tuple[int, News]] = SimpleQueue()
@@ -204,3 +218,5 @@ class _Batch:
         reading.take(news)
         if reading.result is not None:
             del self._running[number]
+            if self._on_result is not None:
+                self._on_result(number, reading.result)
