@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 import pasta_decoding as pasta
+from pasta_decoding.api.options import Options
 from tests.checkpoint import TinyCheckpoint
 
 llm = pytest.importorskip("llm")
@@ -103,3 +105,59 @@ def test_options_are_those_of_the_front_door(models: tuple[Any, Any, pasta.Model
     assert blocking.prompt(QUESTION, **settings).text() == tiny.answer(QUESTION, **settings).text
     with pytest.raises(llm.ModelError, match="It is at least 1"):
         blocking.prompt(QUESTION, max_tokens=0).text()
+
+
+def test_what_may_be_said_of_an_answer_is_what_the_front_door_takes(
+    models: tuple[Any, Any, pasta.Model],
+) -> None:
+    """All of it but `logit_bias`, whose ids nobody types; and no default of its own."""
+    blocking, waiting, _ = models
+    fields = blocking.Options.model_fields
+    assert set(fields) == set(Options.__annotations__) - {"logit_bias"}
+    assert blocking.Options().model_dump(exclude_none=True) == {}
+    assert all(field.description for field in fields.values())
+    assert waiting.Options is blocking.Options
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"repetition_penalty": 1.3},
+        {"presence_penalty": 1.5, "frequency_penalty": 0.5},
+        {"max_threads": 2, "max_seconds": 1000.0},
+    ],
+)
+def test_penalties_and_limits_are_handed_on(
+    settings: dict[str, Any], models: tuple[Any, Any, pasta.Model]
+) -> None:
+    blocking, _, tiny = models
+    text = blocking.prompt(QUESTION, max_tokens=60, **settings).text()
+    assert text == tiny.answer(QUESTION, max_tokens=60, **settings).text
+    if "max_threads" not in settings:
+        assert text != tiny.answer(QUESTION, max_tokens=60).text, "or it shows nothing"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"max_threads": 0}, "max_threads is 0. It is at least 1"),
+        ({"max_seconds": -1.0}, "max_seconds is -1.0. It is at least 0"),
+        ({"repetition_penalty": 3.0}, "repetition penalty 3.0 is not above 0 and at most 2"),
+        ({"presence_penalty": 2.5}, "presence penalty 2.5 is not between -2 and 2"),
+        ({"frequency_penalty": -2.5}, "frequency penalty -2.5 is not between -2 and 2"),
+    ],
+)
+def test_what_is_out_of_range_is_told(
+    settings: dict[str, Any], said: str, models: tuple[Any, Any, pasta.Model]
+) -> None:
+    with pytest.raises(llm.ModelError, match=said):
+        models[0].prompt(QUESTION, **settings).text()
+    with pytest.raises(ValidationError):
+        models[0].Options(max_threads="many")
+
+
+def test_time_that_is_over_ends_an_answer(models: tuple[Any, Any, pasta.Model]) -> None:
+    blocking, _, tiny = models
+    assert blocking.prompt(QUESTION, max_seconds=0.0, max_tokens=200).text() != (
+        tiny.answer(QUESTION, max_tokens=200).text
+    )

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import llm
-from pydantic import Field
+from pydantic import Field, create_model
 
 from pasta_decoding.api.load import load
+from pasta_decoding.api.options import AnswerSettings
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.loading import shipped_adapters
 
@@ -20,20 +21,23 @@ if TYPE_CHECKING:
     from pasta_decoding.api.model import Model
     from pasta_decoding.api.result import Result
 
-_Settings: Any = llm.Options
+
+def _options() -> Any:
+    """Return what `-o NAME VALUE` may say: the commands' own options, and those of Python alone.
+
+    Nothing has a default here, so what is left out is Pasta's own; ranges are checked where it
+    answers.
+    """
+    hints = get_type_hints(AnswerSettings, include_extras=True)
+    said = {name: get_args(hint) for name, hint in hints.items()}
+    told: dict[str, Any] = {name: _option(kind, one.help) for name, (kind, one) in said.items()}
+    told["stop"] = _option(str, "The text ends before this.")
+    told["parallel"] = _option(bool, "false: write sequentially.")
+    return create_model("Options", __base__=llm.Options, **told)
 
 
-class Options(_Settings):  # type: ignore[misc]
-    """What `-o NAME VALUE` may say of one answer; what is left out is Pasta's own default."""
-
-    max_tokens: int | None = Field(None, description="End the answer after so many tokens.")
-    temperature: float | None = Field(None, description="0, the default, takes the likeliest.")
-    top_p: float | None = Field(None, description="Draw from the likeliest of this probability.")
-    top_k: int | None = Field(None, description="Draw from so many likeliest tokens.")
-    min_p: float | None = Field(None, description="Least share of the likeliest's probability.")
-    seed: int | None = Field(None, description="The same seed gives the same answer.")
-    stop: str | None = Field(None, description="The text ends before this.")
-    parallel: bool | None = Field(None, description="false: write sequentially.")
+def _option(kind: Any, description: str) -> tuple[Any, Any]:
+    return kind | None, Field(None, description=description)
 
 
 @cache
@@ -66,7 +70,7 @@ class _Named:
     """What both kinds of model say of themselves."""
 
     can_stream = True
-    Options = Options
+    Options = _options()
 
     def __init__(self, adapter: str) -> None:
         self.adapter, self.model_id = adapter, f"pasta-{adapter}"
