@@ -73,8 +73,8 @@ def test_every_end_of_an_answer_ends_it_in_plain_tools_too(merged: Path) -> None
 
 def test_the_model_card_says_what_the_checkpoint_needs(merged: Path) -> None:
     card = (merged / "README.md").read_text(encoding="utf-8")
-    assert card.startswith("---\nlibrary_name: transformers\n")
-    assert "base_model: tests/tiny-llama\n" in card
+    assert card.startswith("---\nbase_model: tests/tiny-llama\n")
+    assert "library_name: transformers\n" in card
     assert "| joins | `kv` |" in card
     assert "must never sample a control token" in card
     control = load_model(merged, merged).checkpoint.control

@@ -48,7 +48,7 @@ def export(
         loaded = load_model(base, folder)
         if loaded.warning is not None:
             say(loaded.warning)
-        export_hf(loaded, out)
+        export_hf(loaded, out, adapter=folder)
     elif out.is_dir():
         raise PastaError(f"{out} is a folder", hint="Give -o the name of a file.")
     else:

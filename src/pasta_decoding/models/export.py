@@ -12,6 +12,7 @@ from typing import Any
 from pasta_decoding.errors import PastaError
 from pasta_decoding.files import written_whole
 from pasta_decoding.models import checkpoint as checkpoints
+from pasta_decoding.models.card import AdapterCard, read_card
 from pasta_decoding.models.gguf import FLOAT_TYPES, write_gguf
 from pasta_decoding.models.loading import Loaded
 from pasta_decoding.models.plain_tools import write_beside_weights
@@ -56,18 +57,21 @@ def _check_rows(model: Any, file_type: str) -> None:
             )
 
 
-def export_hf(loaded: Loaded, target: Path) -> None:
+def export_hf(loaded: Loaded, target: Path, *, adapter: Path | None = None) -> None:
     """Write a merged checkpoint as a Hugging Face folder, `pasta.json` and model card included.
 
     Its `generation_config.json` keeps plain tools from writing control tokens.
+
+    adapter: the folder that was merged in, whose own card has the figures, the data, the licence.
     """
+    known = AdapterCard() if adapter is None else read_card(adapter)
     if target.exists():
         raise PastaError(f"{target} exists", hint="Choose another -o, or remove it.")
     with _written_whole(target) as partial:
         loaded.model.save_pretrained(partial)
         loaded.tokenizer.save_pretrained(partial)
         settings = loaded.model.generation_config
-        write_beside_weights(partial, loaded.checkpoint, settings, loaded.eos_ids)
+        write_beside_weights(partial, loaded.checkpoint, settings, loaded.eos_ids, known)
         checkpoints.save(loaded.checkpoint, partial)
 
 
