@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,8 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.harness import PastaModel, conversation_in, options_of_task
 from tests.checkpoint import TinyCheckpoint
 
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples" / "lm_eval"
 QUESTION = "What are three good habits?"
 COMMAND = "from pasta_decoding.harness import run; run()"
 
@@ -96,7 +99,11 @@ def test_requests_with_different_settings_come_back_in_their_order(
     tiny_checkpoint: TinyCheckpoint,
 ) -> None:
     tiny: Any = PastaModel(
-        str(tiny_checkpoint.adapter), model=str(tiny_checkpoint.base), engine="torch", batch_size=2
+        str(tiny_checkpoint.adapter),
+        model=str(tiny_checkpoint.base),
+        engine="torch",
+        dtype="float32",  # whoever else is in the batch moves what bfloat16 rounds
+        batch_size=2,
     )
     tiny.cache_hook = Kept()
     lengths = (24, 60, 24, 60, 24)
@@ -116,6 +123,25 @@ def test_requests_with_different_settings_come_back_in_their_order(
     told = tiny.get_model_info()
     assert (told["answers_written"], told["parallel"]) == (5, True)
     assert told["own_speedup"] == pytest.approx(geometric_mean(one.own_speedup for one in own))
+
+
+def test_the_example_scores_an_answer_by_all_checks_of_its_prompt() -> None:
+    """The harness fills up arguments that a check does not have, as columns of one table."""
+    score = runpy.run_path(str(EXAMPLES / "checked.py"))["score"]
+    bullets = {"kind": "bullets", "arguments": {"at_least": 2, "at_most": 2, "words": None}}
+    words = {"kind": "words", "arguments": {"at_least": None, "at_most": 4, "words": None}}
+    asked = {"instruction": "Two bullets.", "checks": [bullets, words]}
+    assert score(asked, ["- one\n- two"]) == {"all_checks": 1.0}
+    assert score(asked, ["- one"]) == {"all_checks": 0.0}
+    assert score(asked, ["- one or two\n- three or four"]) == {"all_checks": 0.0}
+
+
+def test_the_example_knows_every_check_that_its_prompts_have() -> None:
+    score = runpy.run_path(str(EXAMPLES / "checked.py"))["score"]
+    lines = (ROOT / "data" / "checked_prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    found = [score(json.loads(line), ["no"])["all_checks"] for line in lines]
+    assert len(found) == 200
+    assert set(found) <= {0.0, 1.0}
 
 
 TASK = """
@@ -142,7 +168,7 @@ def evaluate(
     questions.write_text("\n".join(lines), encoding="utf-8")
     task = TASK.replace("QUESTIONS", str(questions)).replace("OUTPUT", output)
     (folder / "tiny.yaml").write_text(task.replace("METRIC", metric), encoding="utf-8")
-    model = f"name={tiny.adapter},model={tiny.base},engine=torch,parallel={parallel}"
+    model = f"name={tiny.adapter},model={tiny.base},engine=torch,dtype=float32,parallel={parallel}"
     settings = {"HF_HOME": str(folder), "HF_HUB_OFFLINE": "1"}
     ended = subprocess.run(
         [sys.executable, "-c", COMMAND, "--model", "pasta", "--model_args", model,
@@ -164,7 +190,9 @@ def test_the_harness_runs_a_task_in_parallel_and_sequentially(
     tmp_path: Path, tiny_checkpoint: TinyCheckpoint
 ) -> None:
     pytest.importorskip("lm_eval")
-    with pasta.load(tiny_checkpoint.adapter, model=tiny_checkpoint.base, engine="torch") as model:
+    with pasta.load(
+        tiny_checkpoint.adapter, model=tiny_checkpoint.base, engine="torch", dtype="float32"
+    ) as model:
         for parallel in (True, False):
             status, answers, errors = evaluate(tmp_path, tiny_checkpoint, parallel=parallel)
             assert status == 0, errors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pasta_decoding.evaluation.checks import make_check
+from pasta_decoding.data.checks import make_check
 
 
 def score(asked: dict[str, Any], answers: list[str]) -> dict[str, float]:
@@ -15,5 +15,5 @@ def score(asked: dict[str, Any], answers: list[str]) -> dict[str, float]:
 
 def _check(written: dict[str, Any]) -> Any:
     """Return a check as its prompt has it, without the empty columns of the others."""
-    said = {name: value for name, value in written["arguments"].items() if value is not None}
+    said = {name: value for name, value in (written.get("arguments") or {}).items() if value is not None}
     return make_check(written["kind"], said)
