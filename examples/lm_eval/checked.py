@@ -15,5 +15,6 @@ def score(asked: dict[str, Any], answers: list[str]) -> dict[str, float]:
 
 def _check(written: dict[str, Any]) -> Any:
     """Return a check as its prompt has it, without the empty columns of the others."""
-    said = {name: value for name, value in (written.get("arguments") or {}).items() if value is not None}
+    arguments = written.get("arguments") or {}
+    said = {name: value for name, value in arguments.items() if value is not None}
     return make_check(written["kind"], said)

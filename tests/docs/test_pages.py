@@ -27,7 +27,8 @@ OF_OTHERS = {
     *("--block-size", "--data-parallel-size", "--enable-prompt-tokens-details", "--max-num-seqs"),
     *("--logits-processors", "--scheduling-policy", "--routing-logic", "--session-key"),
     *("--num_machines", "--machine_rank", "--main_process_ip"),  # the launcher's
-    *("--model_args", "--batch_size", "--apply_chat_template", "--use_cache"),  # lm-evaluation-harness's
+    # lm-evaluation-harness's
+    *("--model_args", "--batch_size", "--apply_chat_template", "--use_cache"),
     "--engines",  # a benchmark's
     # SGLang's
     *("--enable-priority-scheduling", "--schedule-low-priority-values-first"),
