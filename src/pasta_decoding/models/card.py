@@ -16,7 +16,6 @@ from typing import Any
 import yaml
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models.checkpoint import Checkpoint
 
 CARD = "README.md"
@@ -29,6 +28,7 @@ _SECTION = re.compile(r"^## (.+)\n", re.M)
 _RELATIVE_LINK = re.compile(r"\[([^\]]*)\]\((?!https?://|#)[^)]*\)")
 _KEPT_SECTIONS = ("Data", "What to expect")
 _KEPT_KEYS = ("language", "license", "license_name", "license_link", "datasets")
+_JOIN_OF_SERVERS = "text"
 _TAGS = ("pasta-decoding", "parallel-decoding", "custom_generate")
 
 
@@ -99,7 +99,7 @@ def model_card(
     return _CARD.format(
         front=yaml.safe_dump(front_matter(checkpoint, adapter), sort_keys=False),
         base=base,
-        serving=_serving(trained=Joining.text in checkpoint.joins),
+        serving=_serving(trained=_JOIN_OF_SERVERS in checkpoint.joins),
         scheme=checkpoint.scheme,
         joins=joins or "none",
         ids=", ".join(map(str, banned)),
