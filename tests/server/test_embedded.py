@@ -25,14 +25,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.llama, pytest.mark.timeout(1800)]
 
 SAMPLE = Path(__file__).parents[2] / "examples" / "annotated.jsonl"
 PROMPTS = [row.instruction for row in read_rows(SAMPLE)][:50]
-TOKENS = 96
-ENGINE = ("--engine", "llama", "--quant", "F16")
+TOKENS = 64
+ENGINE = ("--engine", "llama", "--quant", "F32")
 
 
 @pytest.fixture(scope="module")
 def embedded(embedded_dir: Path) -> Iterator[LocalDecoder]:
     decoder = open_local(
-        LoadSettings(model=embedded_dir, engine=EngineName.llama, quant=FileType.F16), place()
+        LoadSettings(model=embedded_dir, engine=EngineName.llama, quant=FileType.F32), place()
     )
     yield decoder
     assert decoder.engine.cells_in_use == 0
@@ -55,6 +55,7 @@ def pasta_run(prompt: str, model: Path) -> str:
 def test_stream_plain_reply_and_pasta_run_agree_to_the_byte_on_fifty_prompts(
     embedded: LocalDecoder, embedded_dir: Path
 ) -> None:
+    """In F32: in F16 the server's kept beginning of each prompt is enough to turn a near-tie."""
     assert len(PROMPTS) == 50
     chunks = 0
     with running(embedded) as server:
@@ -72,7 +73,7 @@ def test_stream_plain_reply_and_pasta_run_agree_to_the_byte_on_fifty_prompts(
 
 
 def test_a_thousand_requests_leave_nothing_behind(embedded: LocalDecoder) -> None:
-    """F16 and a cache in F16, so an answer may read otherwise beside others: few prompts, short."""
+    """An answer may read otherwise beside others where two tokens tie: few prompts, short."""
     expected = right_answers(embedded, PROMPTS[:6], 24)
     with running(embedded, max_concurrency=4, queue=20) as server:
         ends = hammer(server, 1000, 24, expected)
