@@ -6,6 +6,7 @@ import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
@@ -70,7 +71,7 @@ def checkpoint() -> checkpoints.Checkpoint:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_adapter_has_all_that_a_hub_page_needs(name: str) -> None:
-    card = written(name)
+    card: Any = written(name)
     said = card.data
     assert said.base_model == BASE
     assert said.license in ("apache-2.0", "cc-by-sa-4.0")
@@ -85,14 +86,14 @@ def test_a_shipped_adapter_has_all_that_a_hub_page_needs(name: str) -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_card_of_an_adapter_itself_is_one_that_the_hub_reads(name: str) -> None:
-    said = ModelCard.load(ADAPTERS / name / "README.md").data
+    said: Any = ModelCard.load(ADAPTERS / name / "README.md").data
     assert (said.base_model, said.library_name) == (BASE, "peft")
     assert said.model_name == name
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_figures_of_a_shipped_adapter_are_told_with_the_prompts_that_they_are_of(name: str) -> None:
-    card = written(name)
+    card: Any = written(name)
     for figure in card.data.eval_results:
         assert f"{figure.dataset_name}:\n" in card.text
         assert f"| {figure.metric_name} | {figure.metric_value}" in card.text
@@ -104,7 +105,7 @@ def test_an_adapter_says_what_holds_for_the_merged_model(
     own: AdapterCard, checkpoint: checkpoints.Checkpoint
 ) -> None:
     text = card_of(own, checkpoint)
-    said = ModelCard(text).data
+    said: Any = ModelCard(text).data
     assert (said.license, said.language) == ("mit", ["en", "de"])
     assert said.datasets == ["someone/answers"]
     assert said.tags == ["pasta-decoding", "parallel-decoding", "custom_generate", "small"]
@@ -121,7 +122,8 @@ def test_without_a_card_nothing_is_claimed(
     own = read_card(tmp_path)
     assert own == AdapterCard()
     text = card_of(own, checkpoint)
-    assert ModelCard(text).data.license is None
+    said: Any = ModelCard(text).data
+    assert said.license is None
     assert "write `license` into the lines at the top" in text
     assert "## Figures" not in text
     assert "## Data" not in text

@@ -15,6 +15,7 @@ import pytest
 import torch
 from gguf import GGUFReader
 
+from pasta_decoding.data.asked import asked_of
 from pasta_decoding.data.questions import Question
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.methods.skeleton import Skeleton
@@ -29,7 +30,6 @@ from pasta_decoding.training.sample import (
     AnswerSampler,
     decode_sample,
     encode_sample,
-    prompt_of,
     sample_answers,
 )
 from pasta_decoding.training.score import score_layouts
@@ -65,7 +65,7 @@ def test_answers_their_layouts_and_samples_keep_the_end_that_was_chosen(
     decoder: LocalDecoder, tmp_path: Path
 ) -> None:
     sampler = AnswerSampler("ends", 12, RULES, seed=0)
-    prompts = [prompt_of("Why?")]
+    prompts = [asked_of("Why?")]
     path = tmp_path / "samples.jsonl"
     samples = sample_answers(lambda: decoder, prompts, sampler, path, lambda items, *_: items)
     assert {sample.end for sample in samples} >= {OTHER_END, END_ID}
