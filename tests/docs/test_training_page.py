@@ -27,7 +27,7 @@ SHORT = "--max-total-tokens 100000 --shorten-to 3000 --max-prompt-tokens 1000 --
 SMALLER = {
     "data build": SHORT,
     "train sft": "--max-steps 2 --max-length 2048 --pack-tokens 2048 --warmup-steps 1 --no-bf16",
-    "train preference": "--limit 2 --samples 6 --baseline-samples 1 --rounds 1 --max-tokens 60 "
+    "train preference": "--limit 4 --samples 8 --baseline-samples 1 --rounds 1 --max-tokens 200 "
     "--check-limit 1 --engine torch --dtype float32 --pairs-per-step 1 --no-bf16",
 }
 ITEMS = ("Morning walks", "Green tea", "Early nights", "Fresh bread")
@@ -62,6 +62,11 @@ def prepare(cache: Path, base: Path) -> None:
     write("hellobench_open.jsonl.gz", [listed(number) for number in range(8)])
     write("dolly_3k.jsonl.gz", [row | {"instruction": f"Again: {row['id']}?"} for row in plain])
     write("prompts_dev.jsonl.gz", [{"instruction": "Three good habits?"}])
+    for name in ("written", "written_plain", "facts"):
+        write(f"{name}.jsonl", [row | {"source": name} for row in careful])
+    asked = [row["instruction"] for row in careful]
+    for name, questions in (("first", asked[:4]), ("second", asked[4:8])):
+        write(f"{name}.jsonl", [{"instruction": question} for question in questions])
 
 
 @pytest.mark.slow
@@ -78,7 +83,7 @@ def test_every_command_of_the_page_works(
         line = shlex.join(arguments).replace("--layers 18", "--layers 1")
         flags = [SMALLER[step] for step in SMALLER if line.startswith(step)]
         assert main(shlex.split(" ".join([line, *flags]))) == 0, line
-    for run in ("sft", "baseline", "apar", "fast", "quality"):
+    for run in ("sft", "baseline", "apar", "sequential", "balanced", "fast", "quality"):
         told = json.loads(Path(f"runs/{run}/adapter/pasta.json").read_text(encoding="utf-8"))
         assert (
             told["base"]["hidden_size"]
