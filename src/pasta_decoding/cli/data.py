@@ -79,7 +79,7 @@ def report(
 def best(
     run: Annotated[Path, typer.Argument(help="Run folder of `train preference`.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The JSONL (.gz) to write.")],
-    number: Annotated[int, typer.Option("--round", min=1, help="The round whose answers to take.")] = 1,
+    number: Annotated[int, typer.Option("--round", min=1, help="The round to take from.")] = 1,
     per_prompt: Annotated[int, typer.Option(min=1, help="Answers a prompt at most.")] = 2,
     *,
     weights: Weights,
