@@ -32,8 +32,10 @@ from pasta_decoding.models.loading import find_adapter, load_model
 from pasta_decoding.remote.completions import RemoteError
 from pasta_decoding.remote.decoder import RemoteDecoder, remote_decoder
 from pasta_decoding.remote.replicas import ReplicaPool
+from pasta_decoding.remote.service import RetryPolicy
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.briefs import XARG, Brief, Kind, write_brief
+from pasta_decoding.runtime.events import Opened
 from pasta_decoding.runtime.local import LocalDecoder, answer_of, torch_decoder
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.rules import Rules
@@ -44,7 +46,7 @@ from pasta_decoding.server.settings import Load
 from tests.remote.fake import until
 from tests.server.running import MODEL, running_over
 
-pytestmark = [pytest.mark.remote, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.remote, pytest.mark.timeout(7200)]
 
 BENCH = Path(__file__).parents[2] / "bench"
 BLOCK = 32
@@ -74,6 +76,8 @@ PROMPTS = [
     "Why is the sky blue?",
 ]
 RULES = Rules(max_tokens=300)
+PATIENT = RetryPolicy(first_token_s=1800, token_s=1800)
+"""A machine that is busy with other things is slow, and no reason to fail."""
 
 
 def answer_by(remote: RemoteDecoder, request: Request) -> Answer:
@@ -98,11 +102,12 @@ class Vllm:
         options = ["--served-model-name", NAME, "--dtype", "float32", "--max-model-len", "2048"]
         caching = ["--enable-prefix-caching", "--block-size", str(BLOCK)]
         telling = ["--enable-prompt-tokens-details", "--host", "127.0.0.1"]
+        order = ["--scheduling-policy", "priority"]
         port = ["--port", str(self.port)]
         small = ["--enforce-eager", "--max-num-seqs", "16", "--num-gpu-blocks-override", "256"]
         space = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
         self.process = subprocess.Popen(
-            [*command, *options, *caching, *telling, *port, *small],
+            [*command, *options, *caching, *telling, *order, *port, *small],
             env=os.environ | space,
             start_new_session=True,  # its workers are killed with it
         )
@@ -165,7 +170,7 @@ def vllm(merged: Path) -> Iterator[Vllm]:
 
 @pytest.fixture(scope="module")
 def remote(vllm: Vllm, merged: Path) -> RemoteDecoder:
-    return remote_decoder(merged, merged, [vllm.url], names=[NAME])
+    return remote_decoder(merged, merged, [vllm.url], names=[NAME], retry_policy=PATIENT)
 
 
 @pytest.fixture(scope="module")
@@ -175,15 +180,14 @@ def local(merged: Path) -> LocalDecoder:
 
 @pytest.fixture(scope="module")
 def answers(remote: RemoteDecoder, local: LocalDecoder) -> list[tuple[Answer, Answer]]:
-    """Each prompt's answer by vLLM, one after the other, and by the torch engine."""
+    """Each prompt's answer by vLLM, all together, and by the torch engine."""
     requests = [remote.request(prompt, RULES, Sampling()) for prompt in PROMPTS]
-    theirs = [answer_by(remote, request) for request in requests]
-    return list(zip(theirs, together(local, requests), strict=True))
+    return list(zip(together(remote, requests), together(local, requests), strict=True))
 
 
-def together(local: LocalDecoder, requests: list[Request]) -> list[Answer]:
+def together(decoder: RemoteDecoder | LocalDecoder, requests: list[Request]) -> list[Answer]:
     found: dict[int, Answer] = {}
-    with closing(local.scheduler()) as scheduler:
+    with closing(decoder.scheduler()) as scheduler:
         numbers = [scheduler.add(request) for request in requests]
         while len(found) < len(numbers):
             scheduler.step()
@@ -275,12 +279,18 @@ def test_answers_have_chunks_and_syncs_that_were_joined(
 def test_nothing_is_taken_back_and_requests_are_one_and_chunks_and_syncs(
     answers: list[tuple[Answer, Answer]],
 ) -> None:
-    """The server has the logits processor: it is installed beside it."""
+    """The server has the logits processor: it is installed beside it.
+
+    Chunks that the limit took away again were asked for, or waited to be.
+    """
     for theirs, _ in answers:
         syncs = sum(isinstance(segment, SyncRun) for segment in theirs.segments)
+        begun = sum(isinstance(event, Opened) for event in theirs.events)
         assert theirs.trace.sent is not None
         assert theirs.trace.sent.corrections == 0
-        assert theirs.trace.sent.requests == 1 + theirs.chunks + syncs
+        assert 1 + theirs.chunks + syncs <= theirs.trace.sent.requests <= 1 + begun + syncs
+        assert theirs.hit_limit or begun == theirs.chunks
+    assert sum(not theirs.hit_limit for theirs, _ in answers) >= 5
     assert sum(ours.interventions for _, ours in answers) > 10, "by the engine here"
 
 
@@ -396,7 +406,8 @@ def test_of_two_replicas_one_may_be_killed_while_answers_are_written(
 ) -> None:
     """Who was there fails; all that come then are written by the other one, by the same rules."""
     with started(merged) as other:
-        remote = remote_decoder(merged, merged, [vllm.url, other.url], names=[NAME])
+        urls = [vllm.url, other.url]
+        remote = remote_decoder(merged, merged, urls, names=[NAME], retry_policy=PATIENT)
 
         async def write(pool: ReplicaPool, number: int, begun: asyncio.Event) -> Answer:
             request = remote.request(PROMPTS[number], RULES, Sampling())
