@@ -142,3 +142,21 @@ def test_the_best_of_what_is_no_run_is_refused_and_nothing_written(
     assert found.status == 2
     assert f"{tmp_path} holds no scored answers of round 1" in found.err
     assert not (tmp_path / "best.jsonl").exists()
+
+
+def test_instructions_ask_for_what_responses_do(pasta: Pasta, source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "asked.jsonl"
+    found = pasta("data", "hindsight", source, "-o", out, "--seed", "3")
+    assert found.out == "2 of 3 rows ask for what they do\n"
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["response"] for row in rows] == [RESPONSES[i] for i in "ab"]
+    assert all(row["checks"] and len(row["instruction"]) > len("About a?") for row in rows)
+
+
+def test_nothing_to_ask_for_writes_nothing(pasta: Pasta, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text('{"instruction": "?", "response": " "}\n')
+    found = pasta("data", "hindsight", empty, "-o", tmp_path / "asked.jsonl")
+    assert found.status == 2
+    assert "nothing can be asked of the 1 responses" in found.err
+    assert not (tmp_path / "asked.jsonl").exists()

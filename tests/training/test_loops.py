@@ -17,7 +17,14 @@ from pasta_decoding.lang.layout import Run, lay_out
 from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.models.loading import load_tokenizer
 from pasta_decoding.training.config import SftConfig
-from pasta_decoding.training.loops import LoopLayout, draw_loop, looped, sentences
+from pasta_decoding.training.loops import (
+    LoopLayout,
+    draw_list,
+    draw_loop,
+    empty_list,
+    looped,
+    sentences,
+)
 from pasta_decoding.training.loss import LossMeter
 from pasta_decoding.training.sft import loop_rows, train_sft
 from pasta_decoding.training.view import view
@@ -75,6 +82,41 @@ def test_a_drawn_loop_fits_and_repeats_at_least_once() -> None:
     assert kinds == {True, False}  # 30 + 2 x 50 do not fit
     assert draw_loop([], 100, random.Random(0)) is None
     assert draw_loop([()], 100, random.Random(0)) is None
+
+
+def test_an_empty_list_points_at_itself_and_its_first_marker_is_left_alone() -> None:
+    made = empty_list(PROMPT, BEFORE, (30, 31), (32, 33, 34), SCHEME, async_close=CLOSE)
+    assert made.tokens == (*PROMPT, *BEFORE, 30, 31, 32, 33, 34)
+    assert [label for label in made.label if label is not None] == [*BEFORE, 32, 33, 34]
+    assert made.label[2:] == (*BEFORE, None, None, 32, 33, 34, None)
+    assert made.again == [None, None, 2, 3, 4]
+    assert view([loop(2), made]).again_L.tolist()[-3:] == [8 + 2, 8 + 3, 8 + 4]
+
+
+def test_a_drawn_list_stands_behind_a_sentence_and_fits() -> None:
+    encoded = [(1,) * 30, (2,) * 50]
+    befores = set()
+    for seed in range(50):
+        drawn = draw_list(encoded, lambda text: [3] * len(text), 85, random.Random(seed))
+        if drawn is not None:
+            before, marker, more = drawn
+            befores.add(len(before))
+            assert marker
+            assert more
+            assert len(before) + len(marker) + len(more) <= 85
+    assert befores == {30}  # behind 80 there is no room
+    assert draw_list([], lambda _text: [3], 100, random.Random(0)) is not None
+
+
+def test_what_is_compared_with_itself_costs_less_the_less_likely_it_is() -> None:
+    logits_LV = torch.tensor([[0.5, 0.5], [0.75, 0.25]]).log().requires_grad_()
+    outputs = SimpleNamespace(logits=logits_LV[None])
+    labels, again_L = torch.tensor([[0, 0]]), torch.tensor([-1, 1])
+    lost = LossMeter([]).loss(outputs, labels, 1, again_L=again_L)
+    assert float(lost.detach()) == pytest.approx(log(2) - log(1 - 0.75 / 2))
+    torch.autograd.backward(lost)
+    assert logits_LV.grad is not None
+    assert logits_LV.grad[1, 0] > 0
 
 
 def test_a_repeated_label_costs_its_distance_from_half_of_what_it_had() -> None:

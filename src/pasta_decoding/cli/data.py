@@ -1,8 +1,9 @@
-"""Commands on training sets: `data build`, `data report`, `data best`."""
+"""Commands on training sets: `data build`, `data report`, `data best`, `data hindsight`."""
 
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -91,6 +92,25 @@ def best(
     rows = best_rows(run, number, weights, per_prompt)
     write_rows(out, rows)
     typer.echo(f"{len(rows)} answers to {len({row.instruction for row in rows})} prompts")
+
+
+@with_options
+def hindsight(
+    sources: Annotated[list[Path], typer.Argument(help="JSONL (.gz) files, plain or annotated.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The JSONL (.gz) to write.")],
+    most: Annotated[int, typer.Option(min=1, max=3, help="Requests a row at most.")] = 2,
+    seed: Annotated[int, typer.Option(help="The choice of requests follows from it.")] = 0,
+) -> None:
+    """Let instructions ask for what their responses do: so many items, words, a first word."""
+    from pasta_decoding.data.dataset import write_rows
+    from pasta_decoding.data.hindsight import relabelled
+
+    rows = read_all(sources, keep_going=False)
+    asked = list(relabelled(drawn(rows, "relabelling"), most, random.Random(seed)))
+    if not asked:
+        raise PastaError(f"nothing can be asked of the {len(rows)} responses; nothing was written")
+    write_rows(out, asked)
+    typer.echo(f"{len(asked)} of {len(rows)} rows ask for what they do")
 
 
 def check_pattern(pattern: str | None) -> None:

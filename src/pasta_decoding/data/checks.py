@@ -266,6 +266,11 @@ def count_sentences(text: str) -> int:
     return sum(_sentences_of(line) for line in text.split("\n"))
 
 
+def count_items(text: str) -> tuple[int, int]:
+    """Return how many list items with text in them have a bullet, and how many a number."""
+    return _count_items(text, BULLET), _count_items(text, NUMBER)
+
+
 def _sentences_of(line: str) -> int:
     parts = _SENTENCE_END.split(_NO_END.sub(lambda found: found[0].replace(".", " "), line))
     return sum(any(c.isalnum() for c in part) for part in parts)

@@ -25,7 +25,14 @@ from pasta_decoding.models.prompt import PromptEncoder
 from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.launch import recompute_activations, set_attention, training_arguments
 from pasta_decoding.training.loop import run_trainer
-from pasta_decoding.training.loops import LoopLayout, draw_loop, looped, sentences
+from pasta_decoding.training.loops import (
+    LoopLayout,
+    draw_list,
+    draw_loop,
+    empty_list,
+    looped,
+    sentences,
+)
 from pasta_decoding.training.lora import add_lora, save_adapter, save_whole
 from pasta_decoding.training.metrics import plot_losses
 from pasta_decoding.training.progress import Show, Watching
@@ -206,7 +213,9 @@ def compile_row(
 def loop_rows(
     rows: Sequence[Row], tokenizer: Any, control: ControlTokens, config: SftConfig, *, answers: int
 ) -> list[LoopLayout]:
-    """Return answers that repeat one of their sentences, `config.loop_share` of all there are then.
+    """Return answers that loop, `config.loop_share` of all there are then.
+
+    Two of three repeat one of their sentences, the third goes on with an empty list.
 
     answers: how many there are without them. Fewer come back where rows are too long for it.
     """
@@ -220,11 +229,15 @@ def loop_rows(
         except PastaError:  # `compile_rows` said so
             continue
         encoded = [encoder.encode_text(one) for one in sentences(strip(read(row.response)))]
-        drawn = draw_loop(encoded, config.max_tokens - len(prompt), draw)
-        if drawn is not None and len(loops) < wanted:
-            scheme = scheme_named(config.scheme)
-            loops.append(looped(prompt, *drawn, scheme, async_close=control.async_close))
-    return loops
+        room = config.max_tokens - len(prompt)
+        scheme, async_close = scheme_named(config.scheme), control.async_close
+        if len(loops) % 3 == 2:
+            empty = draw_list(encoded, encoder.encode_text, room, draw)
+            if empty is not None:
+                loops.append(empty_list(prompt, *empty, scheme, async_close=async_close))
+        elif (drawn := draw_loop(encoded, room, draw)) is not None:
+            loops.append(looped(prompt, *drawn, scheme, async_close=async_close))
+    return loops[:wanted]
 
 
 def plan_packs(layouts: Sequence[Layout], config: SftConfig) -> list[list[Layout]]:
