@@ -21,8 +21,6 @@ from pasta_decoding.models.download import sha256
 from pasta_decoding.models.merging import merge_adapter
 
 DEFAULT_ADAPTER = "balanced"
-TEXT_ADAPTER = "balanced-text"
-"""Trained for text joins, too, which is what servers can do."""
 SEQUENTIAL = "sequential"
 """The baseline of the shipped adapters: trained on the same responses, tags taken out."""
 NO_ADAPTER = "none"
