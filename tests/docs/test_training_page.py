@@ -30,6 +30,7 @@ SMALLER = {
     "train preference": "--limit 4 --samples 8 --baseline-samples 1 --rounds 1 --max-tokens 200 "
     "--check-limit 1 --engine torch --dtype float32 --pairs-per-step 1 --no-bf16",
 }
+RUNS = ("sft", "baseline", "apar", "sequential", "last_balanced", "last_fast", "last_quality")
 ITEMS = ("Morning walks", "Green tea", "Early nights", "Fresh bread")
 
 
@@ -62,10 +63,10 @@ def prepare(cache: Path, base: Path) -> None:
     write("hellobench_open.jsonl.gz", [listed(number) for number in range(8)])
     write("dolly_3k.jsonl.gz", [row | {"instruction": f"Again: {row['id']}?"} for row in plain])
     write("prompts_dev.jsonl.gz", [{"instruction": "Three good habits?"}])
-    for name in ("written", "written_plain", "facts"):
+    for name in ("written", "written_plain", "facts", "asked_lists", "asked_some", "asked_few"):
         write(f"{name}.jsonl", [row | {"source": name} for row in careful])
     asked = [row["instruction"] for row in careful]
-    for name, questions in (("first", asked[:4]), ("second", asked[4:8])):
+    for name, questions in (("first", asked[:4]), ("second", asked[4:8]), ("third", asked[8:12])):
         write(f"{name}.jsonl", [{"instruction": question} for question in questions])
 
 
@@ -83,7 +84,7 @@ def test_every_command_of_the_page_works(
         line = shlex.join(arguments).replace("--layers 18", "--layers 1")
         flags = [SMALLER[step] for step in SMALLER if line.startswith(step)]
         assert main(shlex.split(" ".join([line, *flags]))) == 0, line
-    for run in ("sft", "baseline", "apar", "sequential", "balanced", "fast", "quality"):
+    for run in RUNS:
         told = json.loads(Path(f"runs/{run}/adapter/pasta.json").read_text(encoding="utf-8"))
         assert (
             told["base"]["hidden_size"]
