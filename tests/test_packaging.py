@@ -105,7 +105,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_the_default_adapters_and_their_licence(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     adapters = {name.split("/")[2] for name in names if name.startswith("pasta_decoding/adapters/")}
-    assert adapters == {"LICENSE.md", "balanced", "sequential"}
+    assert adapters == {"LICENSE.md", "balanced", "quality", "sequential"}
     [metadata] = [name for name in names if name.endswith(".dist-info/METADATA")]
     text = zipfile.ZipFile(wheel).read(metadata).decode()
     assert "License-Expression: Apache-2.0 AND CC-BY-SA-4.0" in text

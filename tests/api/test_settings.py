@@ -16,10 +16,10 @@ from pasta_decoding.models.loading import find_adapter
     ("settings", "name", "join"),
     [
         (LoadSettings(), "balanced", "kv"),
-        (LoadSettings(engine=EngineName.remote), "balanced", "text"),
-        (LoadSettings(base_url=("http://localhost:8000/v1",)), "balanced", "text"),
-        (LoadSettings(engine=EngineName.remote, adapter="fast"), "fast", "text"),
-        (LoadSettings(adapter="quality"), "quality", "text"),
+        (LoadSettings(engine=EngineName.remote), "quality", "text"),
+        (LoadSettings(base_url=("http://localhost:8000/v1",)), "quality", "text"),
+        (LoadSettings(adapter="quality"), "quality", "kv"),
+        (LoadSettings(engine=EngineName.remote, adapter="fast"), "fast", "kv"),
     ],
 )
 def test_servers_get_an_adapter_that_knows_their_join(

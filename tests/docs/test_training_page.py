@@ -30,7 +30,7 @@ SMALLER = {
     "train preference": "--limit 4 --samples 8 --baseline-samples 1 --rounds 1 --max-tokens 200 "
     "--check-limit 1 --engine torch --dtype float32 --pairs-per-step 1 --no-bf16",
 }
-RUNS = ("sft", "baseline", "apar", "sequential", "last_balanced", "last_fast", "last_quality")
+RUNS = ("sft", "baseline", "apar", "sequential", "balanced", "fast", "quality")
 ITEMS = ("Morning walks", "Green tea", "Early nights", "Fresh bread")
 
 
@@ -63,7 +63,7 @@ def prepare(cache: Path, base: Path) -> None:
     write("hellobench_open.jsonl.gz", [listed(number) for number in range(8)])
     write("dolly_3k.jsonl.gz", [row | {"instruction": f"Again: {row['id']}?"} for row in plain])
     write("prompts_dev.jsonl.gz", [{"instruction": "Three good habits?"}])
-    for name in ("written", "written_plain", "facts", "asked_lists", "asked_some", "asked_few"):
+    for name in ("written", "written_plain", "facts", "asked_lists"):
         write(f"{name}.jsonl", [row | {"source": name} for row in careful])
     asked = [row["instruction"] for row in careful]
     for name, questions in (("first", asked[:4]), ("second", asked[4:8]), ("third", asked[8:12])):

@@ -142,8 +142,8 @@ class Vllm:
 
 @pytest.fixture(scope="module")
 def merged(embedded_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The default adapter, but eager to sync: by itself it seldom does."""
-    loaded = load_model(embedded_dir, find_adapter("balanced"))
+    """The adapter for servers, but eager to sync: by itself it seldom does."""
+    loaded = load_model(embedded_dir, find_adapter("quality"))
     with torch.no_grad():
         loaded.model.get_output_embeddings().weight[loaded.checkpoint.control.sync] *= 1.3
     folder = tmp_path_factory.mktemp("merged") / NAME

@@ -49,7 +49,7 @@ def load(
 
     name:     a shipped adapter ("balanced", "fast", "quality", "sequential", ...), the folder of
               an adapter or of a whole model, the name of a whole model on the hub, a GGUF file, or
-              "none" for the base model alone. None: "balanced".
+              "none" for the base model alone. None: "balanced", or "quality" on servers.
     model:    the base model of an adapter: a folder or a name on the hub; the embedded one if left
               out, which is downloaded once (98 MB).
     engine:   "auto", "compiled", "torch", "llama" or "remote".

@@ -21,12 +21,14 @@ from pasta_decoding.models.download import sha256
 from pasta_decoding.models.merging import merge_adapter
 
 DEFAULT_ADAPTER = "balanced"
+TEXT_ADAPTER = "quality"
+"""Trained for text joins, too, which is what servers can do."""
 SEQUENTIAL = "sequential"
 """The baseline of the shipped adapters: trained on the same responses, tags taken out."""
 NO_ADAPTER = "none"
 """The base model as it is, in place of an adapter's name."""
 _PACKAGE = Path(__file__).parents[1]
-_IN_REPOSITORY = ("apar", "fast", "quality")
+_IN_REPOSITORY = ("apar", "fast")
 _SHIPPED = (_PACKAGE / "adapters", _PACKAGE.parents[1] / "adapters")
 
 
