@@ -21,6 +21,18 @@ from pasta_decoding.lang.tree import read, strip
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _WORD = re.compile(r"[a-z]{5,}")
 MOST_ITEMS = 12
+"""Longer lists are not asked for."""
+# Counts and lengths speak of the same; so do lists and headings.
+_FAMILIES = {
+    "sentences": "length",
+    "words": "length",
+    "paragraphs": "length",
+    "bullets": "form",
+    "numbered": "form",
+    "items": "form",
+    "headings": "form",
+    "bold": "form",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +77,6 @@ def relabelled(rows: Iterable[Row], most: int, draw: random.Random) -> Iterator[
                 instruction=asked,
                 extra={**row.extra, "checks": checks},
             )
-
-
-# Counts and lengths speak of the same; so do lists and headings.
-_FAMILIES = {
-    "sentences": "length",
-    "words": "length",
-    "paragraphs": "length",
-    "bullets": "form",
-    "numbered": "form",
-    "items": "form",
-    "headings": "form",
-    "bold": "form",
-}
 
 
 def _of_different_families(requests: Sequence[Request]) -> list[Request]:
