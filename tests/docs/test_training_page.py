@@ -64,7 +64,7 @@ def prepare(cache: Path, base: Path) -> None:
     write("dolly_3k.jsonl.gz", [row | {"instruction": f"Again: {row['id']}?"} for row in plain])
     write("prompts_dev.jsonl.gz", [{"instruction": "Three good habits?"}])
     for name in ("written", "written_plain", "facts", "asked_lists"):
-        write(f"{name}.jsonl", [row | {"source": name} for row in careful])
+        write(f"{name}.jsonl", [row | {"id": f"{name}-{row['id']}"} for row in careful])
     asked = [row["instruction"] for row in careful]
     for name, questions in (("first", asked[:4]), ("second", asked[4:8]), ("third", asked[8:12])):
         write(f"{name}.jsonl", [{"instruction": question} for question in questions])
