@@ -180,3 +180,28 @@ def test_lookup_is_timed_and_reported_against_transformers_own_generate(
     assert pasta("eval", "report", tmp_path / "out", "-o", tmp_path / "report").status == 0
     report = json.loads((tmp_path / "report" / "report.json").read_text())
     assert report["runs"]["lookup-none"]["speedups"]["wall_clock"]["value"] > 0
+
+
+def test_answers_may_be_sampled_and_follow_from_the_seed(
+    generate: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    def texts(out: str, *flags: str) -> list[dict[str, str]]:
+        methods = ("pasta", "sot", "lookup")
+        found = generate("--out", tmp_path / out, "--temperature", "1", *flags, methods=methods)
+        assert found.status == 0, found.err
+        return [
+            {record.instruction: record.text for record in read_records(path)}
+            for path in sorted((tmp_path / out).glob("*/records.jsonl"))
+        ]
+
+    first = texts("first", "--top-p", "0.9")
+    assert first == texts("again", "--top-p", "0.9", "--max-concurrency", "1")
+    assert all(a != b for a, b in zip(first, texts("other", "--seed", "7"), strict=True))
+    run = json.loads((tmp_path / "first" / "pasta-adapter" / "run.json").read_text())
+    assert run["sampling"] == {"temperature": 1.0, "top_p": 0.9, "seed": 0}
+
+
+def test_what_cannot_be_sampled_is_refused(generate: Callable[..., Outcome]) -> None:
+    found = generate("--temperature", "1", "--top-p", "2")
+    assert found.status == 2
+    assert "top-p 2.0 is not above 0 and at most 1" in found.err

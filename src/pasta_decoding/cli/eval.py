@@ -16,6 +16,7 @@ from pasta_decoding.api.settings import EngineName, LoadSettings
 from pasta_decoding.cli.bars import counting
 from pasta_decoding.cli.files import place, say
 from pasta_decoding.cli.methods import (
+    GREEDY,
     THEIRS,
     Chosen,
     Name,
@@ -65,6 +66,12 @@ def generate(
     limit: Limit = None,
     max_tokens: MaxTokens = _ANSWER.max_tokens,
     max_concurrency: Concurrency = None,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="How freely tokens are drawn; 0 takes the likeliest.")
+    ] = 0.0,
+    top_p: Annotated[
+        float, typer.Option(help="Draw from the likeliest tokens that make up this probability.")
+    ] = 1.0,
     timing: Annotated[
         bool,
         typer.Option(
@@ -87,6 +94,7 @@ def generate(
     chosen = choose_all(method, loading, timing=timing)
     questions = read_questions(prompts)[:limit]
     settings = {"max_tokens": max_tokens} | described(plan, prompts, len(questions))
+    settings["sampling"] = sampled(temperature, top_p, plan.seed)
     entrants = make_entrants(chosen, loading, settings, all_in_memory=timing)
     with progress([one.label for one in chosen], len(questions)) as tick:
         found = answer_all(entrants, questions, out, plan, tick)
@@ -126,7 +134,6 @@ def described(plan: Plan, prompts: Path, number: int) -> dict[str, Any]:
     settings = {
         "max_seconds": plan.max_seconds,
         "prompts": {"file": prompts.name, "sha256": digest(prompts), "number": number},
-        "sampling": "greedy",
         "seed": plan.seed,
         "timing": timing,
         "repeats": plan.repeats,
@@ -134,6 +141,16 @@ def described(plan: Plan, prompts: Path, number: int) -> dict[str, Any]:
     }
     # Seconds of two machines are not of one run.
     return settings | ({"machine": machine()} if timing else {})
+
+
+def sampled(temperature: float, top_p: float, seed: int) -> str | dict[str, float]:
+    """Return how tokens are chosen, as run.json has it. Raises PastaError for what cannot be."""
+    from pasta_decoding.runtime.sampling import Sampling
+
+    sampling = Sampling(temperature, top_p, seed=seed)
+    if sampling.greedy:
+        return GREEDY
+    return {"temperature": temperature, "top_p": top_p, "seed": seed}
 
 
 def make_entrants(

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from pasta_decoding.runtime.decoder import Decoder
 
 
+GREEDY = "greedy"
+"""What run.json says of sampling where there is none."""
+
+
 class Name(StrEnum):
     """The methods."""
 
@@ -106,14 +110,17 @@ def make_method(one: Chosen, load: Callable[[], Decoder], settings: Mapping[str,
     from pasta_decoding.evaluation.methods.own import Own
     from pasta_decoding.evaluation.methods.skeleton import Skeleton
     from pasta_decoding.runtime.local import LocalDecoder
+    from pasta_decoding.runtime.sampling import Sampling
 
+    sampling = Sampling(**({} if settings["sampling"] == GREEDY else settings["sampling"]))
     decoder, max_tokens = load(), settings["max_tokens"]
     if one.name in TRAINED or one.name is Name.sequential:
-        return Own(decoder, max_tokens, parallel=one.name in TRAINED)
+        return Own(decoder, max_tokens, parallel=one.name in TRAINED, sampling=sampling)
     assert isinstance(decoder, LocalDecoder), "refused before"
     if one.name is Name.sot:
-        return Skeleton(decoder, max_tokens)
+        return Skeleton(decoder, max_tokens, sampling)
     from pasta_decoding.evaluation.methods.theirs import LOOKUP_TOKENS, Theirs, unpatched
 
     tokens = LOOKUP_TOKENS if one.name is Name.lookup else None
-    return Theirs(decoder, unpatched(decoder), max_tokens, settings["max_seconds"], tokens)
+    limits = (max_tokens, settings["max_seconds"])
+    return Theirs(decoder, unpatched(decoder), *limits, tokens, sampling)

@@ -24,7 +24,7 @@ class Plan:
     max_seconds: Annotated[float, Option(min=1, help="An answer that takes longer has failed.")] = (
         600.0
     )
-    seed: Annotated[int, Option(min=0, help="Shuffles the order that --timing takes.")] = 0
+    seed: Annotated[int, Option(min=0, help="Draws tokens, and the order that --timing takes.")] = 0
     retry_failed: Annotated[
         bool, Option("--retry-failed", help="Ask again where a request failed before.")
     ] = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from pasta_decoding.evaluation.methods.own import Own
 from pasta_decoding.evaluation.methods.theirs import Theirs, unpatched
 from pasta_decoding.evaluation.records import Record
 from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
+from pasta_decoding.runtime.sampling import Sampling
 from tests.checkpoint import TinyCheckpoint
 
 QUESTIONS = [question_of(text) for text in ("Hello", "Two cities, two cities, two", "x")]
@@ -78,3 +81,19 @@ def test_what_torch_cannot_do_is_an_error_of_this_question(
     with pytest.raises(PastaError, match="out of memory"):
         next(Theirs(decoder, twin, 60, 60.0).ask(QUESTIONS[0]))
     assert not twin._forward_pre_hooks
+
+
+SAMPLED = Sampling(temperature=1.0, top_p=0.9)
+
+
+def test_sampled_answers_follow_from_the_seed(decoder: LocalDecoder) -> None:
+    def texts(seed: int) -> list[str]:
+        sampling = replace(SAMPLED, seed=seed)
+        method = Theirs(decoder, unpatched(decoder), 60, 60.0, sampling=sampling)
+        return [one.text for one in asked(method)]
+
+    greedy = [one.text for one in asked(Theirs(decoder, unpatched(decoder), 60, 60.0))]
+    before = torch.random.get_rng_state()
+    assert texts(1) == texts(1) != texts(2)
+    assert texts(1) != greedy
+    assert torch.equal(torch.random.get_rng_state(), before), "the caller's noise is left alone"

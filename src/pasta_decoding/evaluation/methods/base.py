@@ -8,6 +8,8 @@ alone, for timing, and beside other questions, for throughput.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from dataclasses import replace
+from hashlib import sha256
 from typing import Protocol, TypeVar
 
 from pasta_decoding.data.questions import Question
@@ -15,6 +17,7 @@ from pasta_decoding.evaluation.records import Record
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.request import Request
+from pasta_decoding.runtime.sampling import Sampling
 
 Outcome = TypeVar("Outcome")
 
@@ -23,6 +26,15 @@ Stage = Sequence[Request]
 
 Asking = Generator[Stage, list[Answer], Outcome]
 """One question under way: it yields stages, is sent their answers in order, and returns."""
+
+
+def of_question(sampling: Sampling, question: Question, part: int = 0) -> Sampling:
+    """Return the sampling of one of a question's requests: its seed follows from their names.
+
+    So an answer is the same whatever else is asked, and in whichever order.
+    """
+    told = f"{sampling.seed} {question.id} {part}".encode()
+    return replace(sampling, seed=int.from_bytes(sha256(told).digest()[:4], "big"))
 
 
 class Method(Protocol):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pasta_decoding.data.questions import Question
-from pasta_decoding.evaluation.methods.base import Asking
+from pasta_decoding.evaluation.methods.base import Asking, of_question
 from pasta_decoding.evaluation.records import Record, record_of
 from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.rules import Rules
@@ -14,18 +14,21 @@ from pasta_decoding.runtime.sampling import Sampling
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """Greedy decoding by the interpreter.
+    """Decoding by the interpreter.
 
     max_tokens: of an answer, all threads together, tags included.
     parallel:   False bans promises, whatever the weights have learnt.
+    sampling:   greedy unless told otherwise.
     """
 
     decoder: Decoder
     max_tokens: int
     parallel: bool
+    sampling: Sampling = field(default_factory=Sampling)
 
     def ask(self, question: Question) -> Asking[Record]:
         """See `Method`."""
         rules = Rules(max_tokens=self.max_tokens, parallel=self.parallel)
-        [answer] = yield [self.decoder.request(question.instruction, rules, Sampling())]
+        sampling = of_question(self.sampling, question)
+        [answer] = yield [self.decoder.request(question.instruction, rules, sampling)]
         return record_of(self.decoder, question, answer)

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from pasta_decoding.data.questions import Question
-from pasta_decoding.evaluation.methods.base import Asking
+from pasta_decoding.evaluation.methods.base import Asking, of_question
 from pasta_decoding.evaluation.records import Record, record_of, text_times
 from pasta_decoding.lang.measures import repeated_chunks
 from pasta_decoding.lang.tree import (
@@ -106,14 +106,16 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Skeleton:
-    """The method, greedy. Needs no trained model.
+    """The method. Needs no trained model.
 
     max_tokens: of skeleton and points together; each point gets an equal share of what the
                 skeleton leaves. A plain answer in their place may have all of them.
+    sampling:   greedy unless told otherwise.
     """
 
     decoder: LocalDecoder
     max_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
 
     def ask(self, question: Question) -> Asking[Record]:
         """See `Method`."""
@@ -131,7 +133,13 @@ class Skeleton:
     def _ask_skeleton(self, question: Question) -> Request:
         text = SKELETON.format(question=question.instruction)
         most = max(1, int(self.max_tokens * SKELETON_SHARE))
-        return self._request(text, BEGUN, most, is_over=lambda text: list_ended(BEGUN + text))
+        return self._request(
+            text,
+            BEGUN,
+            most,
+            is_over=lambda text: list_ended(BEGUN + text),
+            sampling=of_question(self.sampling, question),
+        )
 
     def _expand(
         self, question: Question, points: Sequence[Point], point: Point, max_tokens: int
@@ -144,14 +152,22 @@ class Skeleton:
             f"{point.text}:",
             max_tokens,
             is_over=lambda text: next_point(text, others) is not None,
+            sampling=of_question(self.sampling, question, point.number),
         )
 
     def _ask_plainly(self, question: Question) -> Request:
         rules = Rules(max_tokens=self.max_tokens, parallel=False)
-        return self.decoder.request(question.instruction, rules, Sampling())
+        sampling = of_question(self.sampling, question)
+        return self.decoder.request(question.instruction, rules, sampling)
 
     def _request(
-        self, text: str, begun: str, max_tokens: int, *, is_over: Callable[[str], bool]
+        self,
+        text: str,
+        begun: str,
+        max_tokens: int,
+        *,
+        is_over: Callable[[str], bool],
+        sampling: Sampling,
     ) -> Request:
         """Return the request that answers `text` with an answer that has been begun."""
         decoder = self.decoder
@@ -159,7 +175,7 @@ class Skeleton:
         prompt = decoder.prompt_ids(text, max_tokens + len(started))
         rules = Rules(max_tokens=max_tokens, parallel=False)
         vocabulary = decoder.vocabulary
-        chooser = Stopping(is_over, vocabulary.decode, vocabulary.end)
+        chooser = Stopping(Sampler(sampling), is_over, vocabulary.decode, vocabulary.end)
         return Request(prompt + started, chooser, rules)
 
     def _record(
@@ -196,8 +212,9 @@ class Skeleton:
 
 @dataclass(slots=True)
 class Stopping:
-    """Chooses greedily, and ends the answer where its text `is_over`, as stop strings do."""
+    """Ends the answer where its text `is_over`, as stop strings do; till then `sampler` chooses."""
 
+    sampler: Sampler
     is_over: Callable[[str], bool]
     decode: Decode
     end: int
@@ -205,12 +222,9 @@ class Stopping:
 
     def choose(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
         """See `Chooser`."""
-        choice = _GREEDY.choose(thread, index, logits_V, allowed)
+        choice = self.sampler.choose(thread, index, logits_V, allowed)
         self.ids.append(choice.token)
         return Choice(self.end, intervened=False) if self.is_over(self.decode(self.ids)) else choice
-
-
-_GREEDY = Sampler(Sampling())
 
 
 def list_ended(outline: str) -> bool:
