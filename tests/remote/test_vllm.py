@@ -205,7 +205,7 @@ def test_requests_find_what_they_share_in_the_prefix_cache(vllm: Vllm, merged: P
     """At least 90% of the whole blocks; the server is new and has only these from others."""
     where = ["--base-url", vllm.url, "--adapter", str(merged), "--block", str(BLOCK)]
     done = subprocess.run(
-        [sys.executable, BENCH / "remote_answers.py", *where, "--limit", "6"],
+        [sys.executable, BENCH / "remote_answers.py", *where, "--limit", "9"],
         env=os.environ | {"BENCH_DRY": "1"},
         stdout=subprocess.PIPE,
         check=True,
