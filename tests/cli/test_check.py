@@ -61,3 +61,14 @@ def test_an_unknown_check_is_refused_with_its_line(
     assert pasta("eval", "check", runs, "--prompts", path).complaint == (
         2, f"pasta: {path}:1: no check is called 'word'", "Is it 'words'?",
     )  # fmt: skip
+
+
+def test_sound_answers_are_kept_as_training_rows(
+    pasta: Pasta, runs: Path, prompts: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "kept.jsonl"
+    found = pasta("eval", "check", runs / "sequential", "--prompts", prompts, "--keep", out)
+    assert f"{out}: 4 of 4 answers are sound" in found.err
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert rows[2]["instruction"] == "What about 2?"
+    assert rows[2]["response"] == "This about 2."

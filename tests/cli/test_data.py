@@ -147,7 +147,7 @@ def test_the_best_of_what_is_no_run_is_refused_and_nothing_written(
 def test_instructions_ask_for_what_responses_do(pasta: Pasta, source: Path, tmp_path: Path) -> None:
     out = tmp_path / "asked.jsonl"
     found = pasta("data", "hindsight", source, "-o", out, "--seed", "3")
-    assert found.out == "2 of 3 rows ask for what they do\n"
+    assert found.out == "2 rows, made of 3, ask for what they do\n"
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["response"] for row in rows] == [RESPONSES[i] for i in "ab"]
     assert all(row["checks"] and len(row["instruction"]) > len("About a?") for row in rows)
@@ -160,3 +160,17 @@ def test_nothing_to_ask_for_writes_nothing(pasta: Pasta, tmp_path: Path) -> None
     assert found.status == 2
     assert "nothing can be asked of the 1 responses" in found.err
     assert not (tmp_path / "asked.jsonl").exists()
+
+
+def test_lists_come_twice_with_either_kind_of_markers(pasta: Pasta, tmp_path: Path) -> None:
+    source, out = tmp_path / "lists.jsonl", tmp_path / "twins.jsonl"
+    rows = [
+        {"instruction": "Two drinks?", "response": "- Tea\n- Milk"},
+        {"instruction": "Drink?", "response": "Tea."},
+    ]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = pasta("data", "hindsight", source, "--twins", "-o", out)
+    assert found.out == "2 rows, made of 2, ask for what they do\n"
+    written = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["response"] for row in written] == ["- Tea\n- Milk", "1. Tea\n2. Milk"]
+    assert [row["checks"][0]["kind"] for row in written] == ["bullets", "numbered"]

@@ -189,3 +189,15 @@ def test_a_full_disk_ends_training_with_an_error_and_the_run_can_go_on(
     )
     assert not (out / "adapter").exists()
     assert train().status == 0
+
+
+def test_adapters_are_averaged_and_the_mean_is_an_adapter(
+    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    adapter, out = tiny_checkpoint.adapter, tmp_path / "mean"
+    found = pasta("train", "average", f"{adapter}=0.7", f"{adapter}=0.3", "--out", out)
+    assert found.out == f"{out}\n"
+    assert load(out) == load(adapter)
+    found = pasta("train", "average", f"{adapter}=half", "--out", tmp_path / "other")
+    assert (found.status, "is not ADAPTER=WEIGHT" in found.err) == (2, True)
+    assert not (tmp_path / "other").exists()

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 
 from pasta_decoding.data.asked import read_all_asked
 from pasta_decoding.data.dataset import Row, write_rows
-from pasta_decoding.data.hindsight import relabelled, requests_of
+from pasta_decoding.data.hindsight import (
+    relabelled,
+    requests_of,
+    with_other_markers,
+    with_twins,
+)
 from pasta_decoding.lang.tree import read, strip
 
 BULLETS = "- **Tea**: hot leaves in water\n- **Milk**: white and cold"
@@ -84,3 +89,38 @@ def test_two_requests_never_speak_of_the_same(seed: int) -> None:
     assert len(
         {"length" if k in ("words", "sentences", "paragraphs") else k for k in kinds}
     ) == len(kinds)
+
+
+CHUNKED_BULLETS = CHUNKS.replace("1. ", "- ").replace("2. ", "- ")
+
+
+@pytest.mark.parametrize(
+    ("response", "other"),
+    [
+        (CHUNKS, CHUNKED_BULLETS),
+        (CHUNKED_BULLETS, CHUNKS),
+        (
+            '<promise topic="a" tokens="20"/><async>* Tea\n* Milk</async>',
+            '<promise topic="a" tokens="20"/><async>1. Tea\n2. Milk</async>',
+        ),
+        ("Few:\n\n1) Tea - hot\n2) Milk 3. Water", "Few:\n\n- Tea - hot\n- Milk 3. Water"),
+        ("No list - and 1. nothing of one", None),
+        ("- Tea\n  - green\n- Milk", None),
+        ("1. Tea\n- Milk", None),
+        ("3. Tea\n4. Milk", None),
+        ("", None),
+    ],
+)
+def test_other_markers(response: str, other: str | None) -> None:
+    assert with_other_markers(response) == other
+
+
+def test_twins_ask_for_their_own_markers_and_say_the_same_otherwise() -> None:
+    rows = [Row("l", "s", "Two drinks?", CHUNKS), Row("p", "s", "Why?", PROSE)]
+    found = list(with_twins(rows, random.Random(1)))
+    assert [(row.id, row.response) for row in found] == [
+        ("l-numbered", CHUNKS),
+        ("l-bullets", CHUNKED_BULLETS),
+    ]
+    assert all(row.instruction.startswith("Two drinks? ") for row in found)
+    assert found[0].instruction != found[1].instruction

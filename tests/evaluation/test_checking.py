@@ -11,7 +11,7 @@ import pytest
 
 from pasta_decoding.data.asked import Asked, BehindSync, read_asked
 from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation.checking import NotChecked, check_runs
+from pasta_decoding.evaluation.checking import NotChecked, check_runs, sound_rows
 from pasta_decoding.evaluation.records import Record
 from pasta_decoding.evaluation.runs import MethodRun
 from tests.runfolders import CHUNKED, failed, parallel, record
@@ -124,3 +124,28 @@ def test_a_line_that_cannot_be_verified_is_refused_with_its_place(
 ) -> None:
     with pytest.raises(PastaError, match=message):
         asking(file, line)
+
+
+def test_sound_answers_ended_pass_all_checks_and_neither_loop_nor_leave_items_empty(
+    file: Path,
+) -> None:
+    long = {"kind": "words", "arguments": {"at_least": 9}}
+    asked = asking(file, *[{"checks": [SHORT]}] * 7, {"checks": [long]}, {"plain": True})
+    loop = "a b c d a b c d"
+    runs = [
+        run_of(
+            "ours",
+            record(0),
+            record(1, hit_limit=True),
+            record(2, text="1. 1. 1.", annotated="1. 1. 1."),
+            record(3, text=loop, annotated=loop),
+            record(4, text="", annotated=""),
+            failed(5),
+            record(7),
+            parallel(8),
+        )
+    ]
+    (row,) = sound_rows(runs, asked)
+    assert (row.id, row.source, row.instruction, row.response) == (
+        "ours-p0", "ours", "What about 0?", "This about 0.",
+    )  # fmt: skip

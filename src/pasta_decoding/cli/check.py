@@ -30,6 +30,13 @@ def check(
     baseline: Annotated[
         Path | None, typer.Option(help="The run to compare with; the sequential one if left out.")
     ] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write sound answers here, as rows for `train sft`: they ended, pass "
+            "all checks, have no empty list item and hardly a repetition."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Verify answers by program: checks that they pass, promises and syncs where they belong.
@@ -38,7 +45,8 @@ def check(
     asked.
     """
     from pasta_decoding.data.asked import read_asked
-    from pasta_decoding.evaluation.checking import check_runs
+    from pasta_decoding.data.dataset import write_rows
+    from pasta_decoding.evaluation.checking import check_runs, sound_rows
     from pasta_decoding.evaluation.runs import baseline_of, find_runs, read_run
 
     asked = read_asked(prompts)
@@ -49,6 +57,10 @@ def check(
         typer.echo(json.dumps(asdict(checked), ensure_ascii=False))
     else:
         show(checked)
+    if keep:
+        rows = sound_rows(found, asked)
+        write_rows(keep, rows)
+        say(f"{keep}: {len(rows)} of {len(found) * len(asked)} answers are sound")
     for one in checked.not_checked:
         say(f"{one.run}: the prompt {one.prompt} {one.reason}")
 

@@ -100,17 +100,24 @@ def hindsight(
     out: Annotated[Path, typer.Option("--out", "-o", help="The JSONL (.gz) to write.")],
     most: Annotated[int, typer.Option(min=1, max=3, help="Requests a row at most.")] = 2,
     seed: Annotated[int, typer.Option(help="The choice of requests follows from it.")] = 0,
+    twins: Annotated[
+        bool,
+        typer.Option(
+            "--twins", help="Only lists, each twice: with bullets and with numbers, as asked."
+        ),
+    ] = False,
 ) -> None:
     """Let instructions ask for what their responses do: so many items, words, a first word."""
     from pasta_decoding.data.dataset import write_rows
-    from pasta_decoding.data.hindsight import relabelled
+    from pasta_decoding.data.hindsight import relabelled, with_twins
 
     rows = read_all(sources, keep_going=False)
-    asked = list(relabelled(drawn(rows, "relabelling"), most, random.Random(seed)))
+    draw, reading = random.Random(seed), drawn(rows, "relabelling")
+    asked = list(with_twins(reading, draw) if twins else relabelled(reading, most, draw))
     if not asked:
         raise PastaError(f"nothing can be asked of the {len(rows)} responses; nothing was written")
     write_rows(out, asked)
-    typer.echo(f"{len(asked)} of {len(rows)} rows ask for what they do")
+    typer.echo(f"{len(asked)} rows, made of {len(rows)}, ask for what they do")
 
 
 def check_pattern(pattern: str | None) -> None:

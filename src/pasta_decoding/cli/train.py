@@ -1,8 +1,9 @@
-"""Commands that train: `train sft`, `train head`."""
+"""Commands that train: `train sft`, `train average`, `train head`."""
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -139,6 +140,40 @@ def rows_of(config: SftConfig) -> tuple[list[Row], list[Row]]:
     if both := sum(row.asked in known for row in held_out):
         say(f"{both} of {len(held_out)} held-out prompts are trained on, too")
     return rows, held_out
+
+
+def average(
+    adapters: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ADAPTER=WEIGHT...", help="Adapters that come from one start; weights add to 1."
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The adapter's folder to write.")],
+) -> None:
+    """Average adapters: a point between a fast one and a good one, without training."""
+    require_training()
+    from pasta_decoding.models.loading import find_adapter
+    from pasta_decoding.training.average import average as write_average
+
+    weighted = [
+        (find_adapter(name), weight) for name, weight in (weighted_name(one) for one in adapters)
+    ]
+    typer.echo(write_average(weighted, out))
+
+
+def weighted_name(text: str) -> tuple[str, float]:
+    """Split ADAPTER=WEIGHT. Raises PastaError."""
+    name, _, weight = text.rpartition("=")
+    try:
+        value = float(weight)
+    except ValueError:
+        value = math.nan
+    if not name or not math.isfinite(value):
+        raise PastaError(
+            f"{text!r} is not ADAPTER=WEIGHT", hint="For example: fast=0.7 quality=0.3"
+        )
+    return name, value
 
 
 def head(

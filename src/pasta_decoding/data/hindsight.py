@@ -12,14 +12,19 @@ import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
-from pasta_decoding.data.checks import Check, count_items, count_sentences, make_check
+from pasta_decoding.data.checks import BULLET, Check, count_items, count_sentences, make_check
 from pasta_decoding.data.dataset import Row
 from pasta_decoding.lang.tree import read, strip
 
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _WORD = re.compile(r"[a-z]{5,}")
+# A marker begins a line, or a chunk that begins one; the tags of its promise may stand between.
+_MARKER = re.compile(
+    rf"((?:^|\n)(?:<promise [^>]*/>)?(?:<async>)?)(?:{BULLET}|(\d{{1,3}})[.)])(?= )"
+)
 MOST_ITEMS = 12
 """Longer lists are not asked for."""
 # Counts and lengths speak of the same; so do lists and headings.
@@ -77,6 +82,49 @@ def relabelled(rows: Iterable[Row], most: int, draw: random.Random) -> Iterator[
                 instruction=asked,
                 extra={**row.extra, "checks": checks},
             )
+
+
+def with_twins(rows: Iterable[Row], draw: random.Random) -> Iterator[Row]:
+    """Yield each row with a list twice: as it is, and with the other kind of list markers.
+
+    Each asks for its own: so many bullets, or so many numbered items. What to do then depends on
+    what is asked alone. Rows without such a list are left out. Ids get the kind behind them.
+    """
+    for row in rows:
+        other = with_other_markers(row.response)
+        for response in [] if other is None else [row.response, other]:
+            text = strip(read(response))
+            request = _bullets(row.instruction, text, draw) or _numbered(
+                row.instruction, text, draw
+            )
+            if request is None or not request.check.passes(text):
+                continue
+            kind, arguments = request.check.kind, dict(request.check.arguments)
+            yield replace(
+                row,
+                id=f"{row.id}-{kind}",
+                instruction=f"{row.instruction.rstrip()} {request.sentence}",
+                response=response,
+                extra={**row.extra, "checks": [{"kind": kind, "arguments": arguments}]},
+            )
+
+
+def with_other_markers(response: str) -> str | None:
+    """Return an annotated response with numbers for its bullets, or bullets for its numbers.
+
+    None unless it has one list, of one kind and one level, whose numbers count from 1.
+    """
+    bullets, numbered = count_items(strip(read(response)))
+    markers = list(_MARKER.finditer(response))
+    if not markers or min(bullets, numbered) or len(markers) != bullets + numbered:
+        return None
+    if numbered and [int(one[2]) for one in markers] != list(range(1, numbered + 1)):
+        return None
+    number = count(1)
+    changed = _MARKER.sub(
+        lambda one: f"{one[1]}-" if one[2] else f"{one[1]}{next(number)}.", response
+    )
+    return changed if count_items(strip(read(changed))) == (numbered, bullets) else None
 
 
 def _of_different_families(requests: Sequence[Request]) -> list[Request]:

@@ -19,12 +19,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from pasta_decoding.data.asked import Asked
+from pasta_decoding.data.dataset import Row
 from pasta_decoding.data.syncs import text_behind_sync, uses_parts
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.bootstrap import Drawn, Interval
 from pasta_decoding.evaluation.figures import mean
 from pasta_decoding.evaluation.records import Record
 from pasta_decoding.evaluation.runs import MethodRun, same_prompts
+from pasta_decoding.lang.measures import MOST_REP_4, empty_items, rep_4
 from pasta_decoding.lang.tree import Sync, read
 
 Verdict = Callable[[Asked, Record], bool | None]
@@ -75,6 +77,31 @@ def check_runs(runs: Sequence[MethodRun], baseline: MethodRun, asked: Sequence[A
         {run.label: _shares(run, reference, known, FIGURES) for run in others},
         {run.label: _shares(run, reference, known, by_kind) for run in others},
         [one for run in others for one in _not_checked(run, asked)],
+    )
+
+
+def sound_rows(runs: Sequence[MethodRun], asked: Sequence[Asked]) -> list[Row]:
+    """Return the answers that `train sft` may learn from, as rows in the runs' order.
+
+    They ended by themselves, do all that is asked, have no empty list item, and hardly repeat
+    themselves (`MOST_REP_4`).
+    """
+    return [
+        Row(f"{run.label}-{one.name}", run.label, one.instruction, record.annotated)
+        for run in runs
+        for one in asked
+        if (record := run.records.get(one.id)) is not None and _is_sound(one, record)
+    ]
+
+
+def _is_sound(asked: Asked, record: Record) -> bool:
+    return (
+        record.error is None
+        and not record.hit_limit
+        and not empty_items(record.text)
+        and rep_4(record.text) < MOST_REP_4
+        and bool(record.text.strip())
+        and asked.is_met(read(record.annotated))
     )
 
 

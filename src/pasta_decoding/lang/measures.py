@@ -37,6 +37,9 @@ A token of a repetition costs a model next to nothing instead of the two nats or
 so a share r of them saves 2 r. The penalty must be more than that.
 """
 
+MOST_REP_4 = 0.1
+"""Answers that repeat more of their words are not learnt from."""
+
 IN_USE = 0.05
 
 _STEM_CHARS = 4

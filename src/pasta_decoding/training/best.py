@@ -11,11 +11,11 @@ from pathlib import Path
 from pasta_decoding.data.dataset import Row
 from pasta_decoding.data.lines import read_lines
 from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.measures import MOST_REP_4
 from pasta_decoding.training.config import Weights
 from pasta_decoding.training.sample import Sample, decode_sample
 from pasta_decoding.training.scoring import Scored, ScoreParts, baseline_tokens, score_parts
 
-MOST_REP_4 = 0.1
 FEWEST_TOKENS = 3
 
 
