@@ -15,6 +15,7 @@ from transformers import AutoConfig
 
 from pasta_decoding.cli import main
 from pasta_decoding.lang.tree import read, strip
+from pasta_decoding.models.checkpoint import load
 from pasta_decoding.models.embedded import pull
 from tests.checkpoint import TinyCheckpoint
 from tests.docs.pages import ROOT, calls, pasta_arguments
@@ -27,10 +28,11 @@ SHORT = "--max-total-tokens 100000 --shorten-to 3000 --max-prompt-tokens 1000 --
 SMALLER = {
     "data build": SHORT,
     "train sft": "--max-steps 2 --max-length 2048 --pack-tokens 2048 --warmup-steps 1 --no-bf16",
+    "eval generate": "--limit 2 --max-tokens 50 --engine torch --dtype float32",
     "train preference": "--limit 4 --samples 8 --baseline-samples 1 --rounds 1 --max-tokens 200 "
     "--check-limit 1 --engine torch --dtype float32 --pairs-per-step 1 --no-bf16",
 }
-RUNS = ("sft", "baseline", "apar", "sequential", "balanced", "fast", "quality")
+RUNS = ("sft", "baseline", "apar", "sequential", "balanced", "fast", "quality", "obeying")
 ITEMS = ("Morning walks", "Green tea", "Early nights", "Fresh bread")
 
 
@@ -63,7 +65,7 @@ def prepare(cache: Path, base: Path) -> None:
     write("hellobench_open.jsonl.gz", [listed(number) for number in range(8)])
     write("dolly_3k.jsonl.gz", [row | {"instruction": f"Again: {row['id']}?"} for row in plain])
     write("prompts_dev.jsonl.gz", [{"instruction": "Three good habits?"}])
-    for name in ("written", "written_plain", "facts", "asked_lists"):
+    for name in ("written", "written_plain", "facts", "asked_lists", "obeying"):
         write(f"{name}.jsonl", [row | {"id": f"{name}-{row['id']}"} for row in careful])
     asked = [row["instruction"] for row in careful]
     for name, questions in (("first", asked[:4]), ("second", asked[4:8]), ("third", asked[8:12])):
@@ -90,3 +92,4 @@ def test_every_command_of_the_page_works(
             told["base"]["hidden_size"]
             == AutoConfig.from_pretrained(tiny_checkpoint.base).hidden_size
         )
+    assert load(Path("adapters/fast")).joins == ("kv",)
