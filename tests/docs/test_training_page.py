@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ RUNS = ("sft", "baseline", "apar", "sequential", "balanced", "fast", "quality", 
 ITEMS = ("Morning walks", "Green tea", "Early nights", "Fresh bread")
 
 
-def write(path: str, rows: list[dict[str, str]]) -> None:
+def write(path: str, rows: Sequence[Mapping[str, object]]) -> None:
     Path(path).parent.mkdir(exist_ok=True)
     opened = gzip.open if path.endswith(".gz") else open
     with opened(path, "wt", encoding="utf-8") as file:
@@ -70,6 +71,9 @@ def prepare(cache: Path, base: Path) -> None:
     asked = [row["instruction"] for row in careful]
     for name, questions in (("first", asked[:4]), ("second", asked[4:8]), ("third", asked[8:12])):
         write(f"{name}.jsonl", [{"instruction": question} for question in questions])
+    words = {"kind": "words", "arguments": {"at_least": 1}}
+    demands = [{"instruction": question, "checks": [words]} for question in asked[:2]]
+    write("demands.jsonl", demands)
 
 
 @pytest.mark.slow
