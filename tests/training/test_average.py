@@ -43,7 +43,7 @@ def test_every_tensor_is_the_weighted_mean_and_the_joins_are_those_of_all(
         torch.testing.assert_close(tensor, first[name] + 0.75)
     assert load(out).joins == ("kv",)
     assert load(out).control == load(one).control
-    assert (out / CONFIG).read_bytes() == (one / CONFIG).read_bytes()
+    assert json.loads((out / CONFIG).read_text()) == json.loads((one / CONFIG).read_text())
 
 
 @pytest.mark.parametrize(
@@ -79,3 +79,15 @@ def test_weights_add_to_one_and_nothing_is_written_over(one: Path, tmp_path: Pat
         average([(one, 0.6), (one, 0.6)], tmp_path / "mean")
     with pytest.raises(PastaError, match="exists"):
         average([(one, 1.0)], one)
+
+
+def test_another_scale_of_the_same_tensors_is_refused(one: Path, tmp_path: Path) -> None:
+    two = variant(one, tmp_path / "two", 0)
+    config = json.loads((one / CONFIG).read_text())
+    (two / CONFIG).write_text(json.dumps(config | {"lora_alpha": config["lora_alpha"] * 2}))
+    with pytest.raises(PastaError, match="lora_alpha"):
+        average([(one, 0.5), (two, 0.5)], tmp_path / "mean")
+    (two / CONFIG).unlink()
+    with pytest.raises(PastaError, match="holds no adapter_config"):
+        average([(one, 0.5), (two, 0.5)], tmp_path / "mean")
+    assert not (tmp_path / "mean").exists()

@@ -9,12 +9,12 @@ one, it is nothing of use.
 
 from __future__ import annotations
 
+import json
 import math
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.files import written_whole
@@ -24,6 +24,16 @@ if TYPE_CHECKING:
     import torch
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_SCALING = (
+    "peft_type",
+    "r",
+    "lora_alpha",
+    "use_rslora",
+    "use_dora",
+    "rank_pattern",
+    "alpha_pattern",
+)
+"""By these the same tensors mean something else."""
 
 
 def average(adapters: Sequence[tuple[Path, float]], out: Path) -> Path:
@@ -42,13 +52,13 @@ def average(adapters: Sequence[tuple[Path, float]], out: Path) -> Path:
         raise PastaError(f"{out} exists already", hint="Choose another --out.")
     if not math.isclose(total := math.fsum(weight for _, weight in adapters), 1, abs_tol=1e-6):
         raise PastaError(f"the weights add up to {total:g}, not to 1")
-    checkpoint = _common([folder for folder, _ in adapters])
-    (first, _), *_ = adapters
+    folders = [folder for folder, _ in adapters]
+    checkpoint, config = _common(folders), _common_config(folders)
     tensors = _mean(adapters)
     with written_whole(out) as partial:
         partial.mkdir(parents=True)
         save_file(tensors, partial / WEIGHTS, metadata={"format": "pt"})
-        shutil.copyfile(first / CONFIG, partial / CONFIG)
+        (partial / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
         save(checkpoint, partial)
     return out
 
@@ -69,6 +79,31 @@ def _common(folders: Sequence[Path]) -> Checkpoint:
             hint="`pasta train sft --join kv --join text` trains for both.",
         )
     return replace(first, joins=joins)
+
+
+def _common_config(folders: Sequence[Path]) -> dict[str, Any]:
+    """Return what peft knows of all adapters: rank, scale and the like, which must be the same."""
+    first, *others = [_read_config(folder) for folder in folders]
+    for folder, other in zip(folders[1:], others, strict=True):
+        for name in _SCALING:
+            if other.get(name) != first.get(name):
+                raise PastaError(
+                    f"{folders[0]} has {name} {first.get(name)}, {folder} {other.get(name)}",
+                    hint="Average adapters that were trained with the same settings of LoRA.",
+                )
+    return first
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG
+    if not path.is_file():
+        raise PastaError(
+            f"{folder} holds no {CONFIG}", hint="Only adapters can be averaged, not whole models."
+        )
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise PastaError(f"{path} cannot be read: {error}") from error
 
 
 def _mean(adapters: Sequence[tuple[Path, float]]) -> dict[str, torch.Tensor]:
@@ -96,9 +131,7 @@ def _read(folder: Path) -> dict[str, torch.Tensor]:
 
     path = folder / WEIGHTS
     if not path.is_file():
-        raise PastaError(
-            f"{folder} holds no {WEIGHTS}", hint="Only adapters can be averaged, not whole models."
-        )
+        raise PastaError(f"{folder} holds no {WEIGHTS}", hint="Give the folder of an adapter.")
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
