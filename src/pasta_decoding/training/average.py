@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-_SCALING = (
+_LORA_SETTINGS = (
     "peft_type",
     "r",
     "lora_alpha",
@@ -33,7 +33,7 @@ _SCALING = (
     "rank_pattern",
     "alpha_pattern",
 )
-"""By these the same tensors mean something else."""
+"""What the tensors mean depends on these, so they must be the same in all adapters."""
 
 
 def average(adapters: Sequence[tuple[Path, float]], out: Path) -> Path:
@@ -82,10 +82,10 @@ def _common(folders: Sequence[Path]) -> Checkpoint:
 
 
 def _common_config(folders: Sequence[Path]) -> dict[str, Any]:
-    """Return what peft knows of all adapters: rank, scale and the like, which must be the same."""
+    """Return the first adapter's peft config. Raises PastaError if the others' LoRA differs."""
     first, *others = [_read_config(folder) for folder in folders]
     for folder, other in zip(folders[1:], others, strict=True):
-        for name in _SCALING:
+        for name in _LORA_SETTINGS:
             if other.get(name) != first.get(name):
                 raise PastaError(
                     f"{folders[0]} has {name} {first.get(name)}, {folder} {other.get(name)}",
