@@ -174,3 +174,35 @@ def test_lists_come_twice_with_either_kind_of_markers(pasta: Pasta, tmp_path: Pa
     written = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["response"] for row in written] == ["- Tea\n- Milk", "1. Tea\n2. Milk"]
     assert [row["checks"][0]["kind"] for row in written] == ["bullets", "numbered"]
+
+
+def test_answers_come_at_several_lengths(pasta: Pasta, tmp_path: Path) -> None:
+    source, out = tmp_path / "long.jsonl", tmp_path / "lengths.jsonl"
+    chunk = '<promise topic="{0}" tokens="90"/><async>Some {0}. Much {0}. All {0} there.</async>'
+    rows = [
+        {
+            "id": "a",
+            "instruction": "?",
+            "response": f"{chunk.format('tea')}\n{chunk.format('milk')}",
+        },
+        {"id": "b", "instruction": "?", "response": f"{chunk.format('tea')}<sync/> So tea."},
+    ]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = pasta("data", "lengths", source, "-o", out)
+    assert found.out == "3 rows, made of 2\n"
+    written = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["id"] for row in written] == ["a", "a-2", "a-1"]
+    assert written[2]["response"] == (
+        '<promise topic="tea" tokens="10"/><async>Some tea.</async>\n'
+        '<promise topic="milk" tokens="10"/><async>Some milk.</async>'
+    )
+
+
+def test_answers_that_cannot_be_cut_write_nothing(
+    pasta: Pasta, source: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "lengths.jsonl"
+    found = pasta("data", "lengths", source, "-o", out)
+    assert found.status == 2
+    assert "none of the 3 answers has chunks to cut" in found.err
+    assert not out.exists()

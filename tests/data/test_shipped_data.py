@@ -14,7 +14,12 @@ from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import Chunk, Sync, read, strip
 
 FOLDER = Path(__file__).parents[2] / "data"
-ROWS = {"annotated_clean": 1233, "annotated_written": 716, "training_sample": 200}
+ROWS = {
+    "annotated_clean": 1233,
+    "annotated_written": 716,
+    "annotated_demands": 1200,
+    "training_sample": 200,
+}
 
 
 def shipped(name: str) -> list[Row]:

@@ -149,3 +149,14 @@ def test_sound_answers_ended_pass_all_checks_and_neither_loop_nor_leave_items_em
     assert (row.id, row.source, row.instruction, row.response) == (
         "ours-p0", "ours", "What about 0?", "This about 0.",
     )  # fmt: skip
+
+
+def test_of_a_prompts_sound_answers_those_with_most_tokens_a_step_are_kept(file: Path) -> None:
+    asked = asking(file, {"checks": [SHORT]}, {"checks": [SHORT]})
+    slow = run_of("first", record(0, text="One", annotated="One", plain_tokens=20), record(1))
+    fast = run_of("second", record(0, text="Two", annotated="Two", plain_tokens=90), record(1))
+    rows = sound_rows([slow, fast], asked, per_prompt=1)
+    assert [(row.id, row.response) for row in rows] == [
+        ("second-p0", "Two"), ("first-p1", record(1).annotated),
+    ]  # fmt: skip
+    assert len(sound_rows([slow, fast], asked)) == 3, "a text counts once"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pasta_decoding.cli.files import say
+from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
     from pasta_decoding.evaluation.bootstrap import Interval
@@ -37,6 +38,12 @@ def check(
             "all checks, have no empty list item and hardly a repetition."
         ),
     ] = None,
+    per_prompt: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Of a prompt's answers --keep only those with most tokens a step."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Verify answers by program: checks that they pass, promises and syncs where they belong.
@@ -58,9 +65,11 @@ def check(
     else:
         show(checked)
     if keep:
-        rows = sound_rows(found, asked)
+        rows = sound_rows(found, asked, per_prompt)
+        if not rows:
+            raise PastaError(f"no answer is sound; {keep} was not written")
         write_rows(keep, rows)
-        say(f"{keep}: {len(rows)} of {len(found) * len(asked)} answers are sound")
+        say(f"{keep}: {len(rows)} sound answers of {len(found) * len(asked)}")
     for one in checked.not_checked:
         say(f"{one.run}: the prompt {one.prompt} {one.reason}")
 

@@ -1,4 +1,4 @@
-"""Commands on training sets: `data build`, `data report`, `data best`, `data hindsight`."""
+"""Commands on training sets: `data build`, `report`, `best`, `hindsight` and `lengths`."""
 
 from __future__ import annotations
 
@@ -118,6 +118,27 @@ def hindsight(
         raise PastaError(f"nothing can be asked of the {len(rows)} responses; nothing was written")
     write_rows(out, asked)
     typer.echo(f"{len(asked)} rows, made of {len(rows)}, ask for what they do")
+
+
+@with_options
+def lengths(
+    sources: Annotated[list[Path], typer.Argument(help="JSONL (.gz) files, annotated.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The JSONL (.gz) to write.")],
+    model: Embedded = None,
+) -> None:
+    """Write each answer at several lengths: its chunks cut behind their first sentences."""
+    from pasta_decoding.data.dataset import write_rows
+    from pasta_decoding.data.lengths import at_lengths
+
+    rows = read_all(sources, keep_going=False)
+    found = list(at_lengths(drawn(rows, "cutting"), token_counter(model)))
+    if not found:
+        raise PastaError(
+            f"none of the {len(rows)} answers has chunks to cut; nothing was written",
+            hint="It takes two chunks of more than one sentence, and no sync.",
+        )
+    write_rows(out, found)
+    typer.echo(f"{len(found)} rows, made of {len(rows)}")
 
 
 def check_pattern(pattern: str | None) -> None:

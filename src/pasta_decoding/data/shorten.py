@@ -26,7 +26,7 @@ def shorten(tree: Tree, count_tokens: Callable[[str], int], max_tokens: int) -> 
     chunk are too many, the answer ends behind its last chunk that fits. Empty if none does.
     """
     for sentences in SENTENCES:
-        short = tuple(_first_sentences(node, sentences, count_tokens) for node in tree)
+        short = tuple(first_sentences(node, sentences, count_tokens) for node in tree)
         if count_tokens(strip(short)) <= max_tokens:
             return short
     chunks = [place for place, node in enumerate(short) if isinstance(node, Chunk)]
@@ -34,7 +34,13 @@ def shorten(tree: Tree, count_tokens: Callable[[str], int], max_tokens: int) -> 
     return short[: fitting[-1] + 1] if fitting else ()
 
 
-def _first_sentences(node: Node, sentences: int | None, count_tokens: Callable[[str], int]) -> Node:
+def count_sentences(text: str) -> int:
+    """Return how many sentences of a chunk `first_sentences` can tell apart."""
+    return len(_SENTENCE_END.findall(text))
+
+
+def first_sentences(node: Node, sentences: int | None, count_tokens: Callable[[str], int]) -> Node:
+    """Return a chunk with its first so many sentences, and the promise of that; None keeps all."""
     if not isinstance(node, Chunk) or sentences is None:
         return node
     ends = [found.end() for found in _SENTENCE_END.finditer(node.text)]

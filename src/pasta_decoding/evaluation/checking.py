@@ -80,18 +80,27 @@ def check_runs(runs: Sequence[MethodRun], baseline: MethodRun, asked: Sequence[A
     )
 
 
-def sound_rows(runs: Sequence[MethodRun], asked: Sequence[Asked]) -> list[Row]:
-    """Return the answers that `train sft` may learn from, as rows in the runs' order.
+def sound_rows(
+    runs: Sequence[MethodRun], asked: Sequence[Asked], per_prompt: int | None = None
+) -> list[Row]:
+    """Return the answers that `train sft` may learn from, as rows, prompt by prompt.
 
     They ended by themselves, do all that is asked, have no empty list item, and hardly repeat
-    themselves (`MOST_REP_4`).
+    themselves (`MOST_REP_4`). Of a prompt's at most `per_prompt`: those with most plain tokens a
+    step, each text once.
     """
-    return [
-        Row(f"{run.label}-{one.name}", run.label, one.instruction, record.annotated)
-        for run in runs
-        for one in asked
-        if (record := run.records.get(one.id)) is not None and _is_sound(one, record)
-    ]
+    return [row for one in asked for row in _sound_rows_of(runs, one)[:per_prompt]]
+
+
+def _sound_rows_of(runs: Sequence[MethodRun], asked: Asked) -> list[Row]:
+    """Return a row for each sound answer to a prompt, the fastest first."""
+    found: dict[str, tuple[float, Row]] = {}
+    for run in runs:
+        record = run.records.get(asked.id)
+        if record is not None and record.annotated not in found and _is_sound(asked, record):
+            row = Row(f"{run.label}-{asked.name}", run.label, asked.instruction, record.annotated)
+            found[record.annotated] = record.own_speedup, row
+    return [row for _, row in sorted(found.values(), key=lambda one: -one[0])]
 
 
 def _is_sound(asked: Asked, record: Record) -> bool:
