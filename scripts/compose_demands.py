@@ -6,7 +6,7 @@ words and two sentences that need none of the others. Drawn against what can be 
 the form: one part is an item of three words, a sentence or two, in a chunk or not. Every row
 passes its own checks.
 
-    python scripts/compose_demands.py --count 900 --seed 1 -o data/annotated_demands.jsonl.gz
+    python scripts/compose_demands.py --count 1600 --seed 1 -o data/annotated_demands.jsonl.gz
 """
 
 from __future__ import annotations
@@ -228,6 +228,9 @@ def numbered(sources: Sources, draw: Draw) -> Composed:
             f"Write a numbered list of {said} {what}.",
             f"{capital(said)} {what}, numbered from 1 to {n}.",
             f"{written.question(draw)} Give {said} numbered points.",
+            f"{written.question(draw)} Answer with exactly {said} numbered steps.",
+            f"I want a numbered list of {what} that has {said} entries.",
+            f"Use numbers, not bullets: {said} {what}.",
             f"Give {said} {what} and put a number before each.",
         )
     )
@@ -572,10 +575,22 @@ def cased(sources: Sources, draw: Draw) -> Composed:
     written = sources.any(draw)
     text = prose(written.some(draw.randint(1, 2), draw), draw)
     if draw.random() < 0.5:
-        wording = draw.choice(("Use capital letters only.", "ALL OF IT IN CAPITALS.", "Uppercase."))
+        wording = draw.choice(
+            (
+                "Use capital letters only.",
+                "ALL OF IT IN CAPITALS.",
+                "Write it all in capital letters.",
+            )
+        )
         nodes, kind = (Span(text.upper()),), "upper"
     else:
-        wording = draw.choice(("Use small letters only.", "Everything in lowercase, please."))
+        wording = draw.choice(
+            (
+                "Use small letters only.",
+                "Everything in lowercase, please.",
+                "No capital letter at all.",
+            )
+        )
         nodes, kind = (Span(text.lower()),), "lower"
     return Composed(f"{written.question(draw)} {wording}", nodes, ((kind, {}),), plain=True)
 
@@ -654,9 +669,17 @@ def total(_sources: Sources, draw: Draw) -> Composed:
         )
     )  # fmt: skip
     how = draw.choice(
-        ("", 'Finish with "Total: N".', 'Write "Total: N" in the last line.', 'End: "Total: N".')
+        (
+            "",
+            "The number alone, please.",
+            'Finish with "Total: N".',
+            'In the last line: "Total: N".',
+        )
     )
-    text = f"{sum_} = {value}" + (f"\n\nTotal: {value}" if how else "")
+    if "alone" in how:
+        text = str(value)
+    else:
+        text = f"{sum_} = {value}" + (f"\n\nTotal: {value}" if how else "")
     checks = (("total", {"value": value}),)
     return Composed(f"{wording} {how}".strip(), (Span(text),), checks, plain=True)
 
@@ -666,7 +689,7 @@ What is the capital of Egypt?|Cairo|The capital of Egypt is Cairo.
 What is the capital of Norway?|Oslo|The capital of Norway is Oslo.
 How many legs does an insect have?|six|An insect has six legs.
 How many months are there in a year?|12|There are 12 months in a year.
-How many sides does a hexagon have?|six|A hexagon has six sides.
+How many corners does a pentagon have?|five|A pentagon has five corners.
 How many minutes are in an hour?|60|An hour has 60 minutes.
 What colour do you get from blue and yellow?|green|Blue and yellow make green.
 What is the largest ocean?|Pacific|The largest ocean is the Pacific.
@@ -690,15 +713,49 @@ Can penguins fly?|no
 Do frogs lay eggs?|yes
 Is gold a gas?|no
 Is a mile longer than a metre?|yes
-Is February the longest month?|no"""
-REVIEWS = """The soup was cold and the waiter rude.|negative
+Is February the longest month?|no
+Is Rome in Italy?|yes
+Does a triangle have four sides?|no
+Is a violin an instrument?|yes
+Do fish live in water?|yes
+Is the moon larger than the earth?|no
+Is lead heavier than paper?|yes"""
+TRUTHS = """A day has 24 hours.|true
+Cows lay eggs.|false
+Snow is warm.|false
+Bees make honey.|true
+The heart pumps blood.|true
+An hour has 100 minutes.|false
+Oslo is in Norway.|true
+Owls sleep at night and hunt by day.|false
+Bread is made from flour.|true
+Elephants are smaller than mice.|false"""
+LETTERS = """Which one is a fruit?|hammer|apple|sofa|b
+Which one can fly?|eagle|horse|snail|a
+Which one is a colour?|table|river|green|c
+Which one is a number?|seven|cloud|bread|a
+Which one is cold?|fire|ice|soup|b
+Which one is a country?|violin|pencil|Spain|c
+Which one is a tool?|milk|saw|song|b
+Which one is a season?|winter|spoon|glass|a"""
+LABELS = """Is this message spam or normal?|spam|Claim your free prize before midnight!
+Is this message spam or normal?|normal|The meeting starts at ten in room four.
+Is this a question or a statement?|question|Where did you put the keys?
+Is this a question or a statement?|statement|The keys are on the shelf.
+Is this about sport or cooking?|sport|The team scored twice in the last minute.
+Is this about sport or cooking?|cooking|Stir the sauce until it is thick.
+Is the writer happy or angry?|happy|What a lovely surprise, thank you so much!
+Is the writer happy or angry?|angry|This is the third time you have forgotten me."""
+REVIEWS = """The pizza was burnt and the waiter rude.|negative
 We had a wonderful evening and will come back.|positive
 The battery died after two days.|negative
 My daughter loves this book.|positive
 Fast delivery and a great price.|positive
 The film was a waste of time.|negative
 The zip broke on the first day.|negative
-Friendly people and a clean beach.|positive"""
+Friendly people and a clean beach.|positive
+The bed was hard and the street loud.|negative
+The guide was funny and knew everything.|positive"""
 SPELLINGS = """I definately want to come.|definately|definitely
 She is realy tired today.|realy|really
 They beleive every word.|beleive|believe
@@ -732,22 +789,32 @@ def fact(_sources: Sources, draw: Draw) -> Composed:
 
 
 def one_word(_sources: Sources, draw: Draw) -> Composed:
-    """Yes or no, positive or negative."""
-    if draw.random() < 0.5:
+    """Yes or no, true or false, a letter, a label."""
+    only = draw.choice(("One word only.", "Reply with one word.", "Nothing but that word, please."))
+    kind = draw.randrange(5)
+    if kind == 0:
         question, answer = draw.choice(CHOICES.split("\n")).split("|")
-        how = draw.choice(("Yes or no?", "Say yes or no only.", "Just one word: yes or no."))
+        how = draw.choice(("Yes or no?", "Say yes or no.", "Just yes or no.", "Yes or no only."))
         instruction = f"{question} {how}"
+    elif kind == 1:
+        statement, answer = draw.choice(TRUTHS.split("\n")).split("|")
+        instruction = draw.choice(
+            (f"True or false? {statement} {only}", f'"{statement}" Is that true or false? {only}')
+        )
+    elif kind == 2:
+        question, a, b, c, answer = draw.choice(LETTERS.split("\n")).split("|")
+        instruction = f"{question} a) {a} b) {b} c) {c}. The letter is enough."
+    elif kind == 3:
+        question, answer, text = draw.choice(LABELS.split("\n")).split("|")
+        instruction = f'{question} "{text}" {only}'
     else:
         review, answer = draw.choice(REVIEWS.split("\n")).split("|")
         instruction = draw.choice(
-            (
-                f'Positive or negative? One word only. "{review}"',
-                f'"{review}" Does this sound positive or negative? Reply with that word alone.',
-            )
+            (f'Positive or negative? {only} "{review}"', f'"{review}" Positive or negative? {only}')
         )
     checks = (("one_of", {"strings": [answer]}),)
-    text = draw.choice((capital(answer), f"{capital(answer)}."))
-    return Composed(instruction, (Span(text),), checks, plain=True)
+    text = answer if kind == 2 else capital(answer)
+    return Composed(instruction, (Span(text + draw.choice(("", "."))),), checks, plain=True)
 
 
 def rewritten(_sources: Sources, draw: Draw) -> Composed:
@@ -780,8 +847,8 @@ MAKERS: dict[Maker, int] = {
     bullets: 14, numbered: 10, items: 10, free_list: 12, as_json_array: 3, as_json_object: 2,
     sentences: 8, one_paragraph: 5, paragraphs: 7, most_words: 7, least_words: 5, free_text: 14,
     sections: 4, includes: 6, occurs: 4, excludes: 5, without: 5, begins: 5, ends: 5,
-    begins_and_ends: 2, cased: 4, quoted: 2, titled: 3, bold: 3, lines: 3, total: 6, fact: 3,
-    one_word: 3, rewritten: 4,
+    begins_and_ends: 2, cased: 5, quoted: 2, titled: 4, bold: 3, lines: 3, total: 7, fact: 3,
+    one_word: 8, rewritten: 5,
 }  # fmt: skip
 
 
@@ -821,7 +888,7 @@ def with_lengths(nodes: Sequence[Node], count_tokens: Callable[[str], int]) -> t
 def main() -> None:
     """Write the file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--count", type=int, default=900)
+    parser.add_argument("--count", type=int, default=1600)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("-o", "--out", type=Path, required=True)
     options = parser.parse_args()

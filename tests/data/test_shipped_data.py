@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parents[2] / "data"
 ROWS = {
     "annotated_clean": 1233,
     "annotated_written": 716,
-    "annotated_demands": 1200,
+    "annotated_demands": 1600,
     "training_sample": 200,
 }
 

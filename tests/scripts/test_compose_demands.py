@@ -15,7 +15,7 @@ from pasta_decoding.lang.tree import Chunk, read, strip, valid_topic
 from scripts.compose_demands import MAKERS, PARTS, Draw, Maker, Sources, compose, read_parts
 
 FILE = Path(__file__).parents[2] / "data/annotated_demands.jsonl.gz"
-COUNT = 1200
+COUNT = 1600
 
 
 def count_words(text: str) -> int:
