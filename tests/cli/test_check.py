@@ -72,3 +72,15 @@ def test_sound_answers_are_kept_as_training_rows(
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert rows[2]["instruction"] == "What about 2?"
     assert rows[2]["response"] == "This about 2."
+
+
+def test_where_no_answer_is_sound_no_file_is_written(
+    pasta: Pasta, runs: Path, tmp_path: Path
+) -> None:
+    asked, out = tmp_path / "loud.jsonl", tmp_path / "kept.jsonl"
+    loud = {"instruction": "What about 0?", "checks": [{"kind": "upper"}]}
+    asked.write_text(json.dumps(loud) + "\n")
+    found = pasta("eval", "check", runs / "sequential", "--prompts", asked, "--keep", out)
+    assert found.status == 2
+    assert f"no answer is sound; {out} was not written" in found.err
+    assert not out.exists()
