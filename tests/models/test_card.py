@@ -135,7 +135,7 @@ def test_a_folder_is_no_name_on_the_hub(checkpoint: checkpoints.Checkpoint) -> N
 
 
 def test_the_recipe_for_a_server_says_whether_the_model_was_trained_for_it() -> None:
-    trained, untrained = (written(name).text for name in ("quality", "balanced"))
+    trained, untrained = (written(name).text for name in ("quality", "fast"))
     for text in (trained, untrained):
         assert "pip install --no-deps pasta-decoding\nvllm serve THIS_FOLDER " in text
         assert "pasta_decoding.vllm" in text
@@ -145,7 +145,7 @@ def test_the_recipe_for_a_server_says_whether_the_model_was_trained_for_it() -> 
     assert "was not trained for the\njoin `text`" in untrained
 
 
-@pytest.mark.parametrize("name", ["balanced", "quality"])
+@pytest.mark.parametrize("name", ["balanced", "fast", "quality"])
 def test_its_command_lines_are_taken_by_the_parser(name: str) -> None:
     lines = re.findall(r"^pasta (.*)", written(name).text, re.M)
     assert len(lines) == 2
