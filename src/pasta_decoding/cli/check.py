@@ -41,7 +41,7 @@ def check(
     per_prompt: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Of a prompt's answers --keep only those with most tokens a step."
+            min=1, help="Keep so many of a prompt's answers: those with most tokens a step."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
