@@ -84,3 +84,10 @@ def test_where_no_answer_is_sound_no_file_is_written(
     assert found.status == 2
     assert f"no answer is sound; {out} was not written" in found.err
     assert not out.exists()
+
+
+def test_per_prompt_without_keep_is_refused(pasta: Pasta, runs: Path, prompts: Path) -> None:
+    found = pasta("eval", "check", runs, "--prompts", prompts, "--per-prompt", "1")
+    assert found.complaint == (
+        2, "pasta: --per-prompt is about what --keep writes", "Give --keep FILE, too.",
+    )  # fmt: skip

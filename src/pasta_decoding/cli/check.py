@@ -56,6 +56,8 @@ def check(
     from pasta_decoding.evaluation.checking import check_runs, sound_rows
     from pasta_decoding.evaluation.runs import baseline_of, find_runs, read_run
 
+    if per_prompt and not keep:
+        raise PastaError("--per-prompt is about what --keep writes", hint="Give --keep FILE, too.")
     asked = read_asked(prompts)
     found = find_runs(runs)
     reference = read_run(baseline) if baseline else baseline_of(found)

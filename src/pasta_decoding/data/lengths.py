@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from pasta_decoding.data.dataset import Row
-from pasta_decoding.data.shorten import count_sentences, first_sentences
+from pasta_decoding.data.shorten import first_sentences, sentence_ends
 from pasta_decoding.lang.tree import Chunk, Sync, Tree, read, show, strip
 
 SENTENCES = (1, 2, 3)
@@ -41,5 +41,5 @@ def at_lengths(rows: Iterable[Row], count_tokens: Callable[[str], int]) -> Itera
 
 def _can_be_cut(tree: Tree) -> bool:
     chunks = [node for node in tree if isinstance(node, Chunk)]
-    long = sum(count_sentences(chunk.text) > 1 for chunk in chunks)
+    long = sum(len(sentence_ends(chunk.text)) > 1 for chunk in chunks)
     return long >= max(2, LONG_SHARE * len(chunks)) and Sync() not in tree

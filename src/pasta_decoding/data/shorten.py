@@ -34,15 +34,15 @@ def shorten(tree: Tree, count_tokens: Callable[[str], int], max_tokens: int) -> 
     return short[: fitting[-1] + 1] if fitting else ()
 
 
-def count_sentences(text: str) -> int:
-    """Return how many sentences of a chunk `first_sentences` can tell apart."""
-    return len(_SENTENCE_END.findall(text))
+def sentence_ends(text: str) -> list[int]:
+    """Return where the sentences of a chunk end, in characters."""
+    return [found.end() for found in _SENTENCE_END.finditer(text)]
 
 
 def first_sentences(node: Node, sentences: int | None, count_tokens: Callable[[str], int]) -> Node:
     """Return a chunk with its first so many sentences, and the promise of that; None keeps all."""
     if not isinstance(node, Chunk) or sentences is None:
         return node
-    ends = [found.end() for found in _SENTENCE_END.finditer(node.text)]
+    ends = sentence_ends(node.text)
     text = node.text[: ends[sentences - 1]] if len(ends) >= sentences else node.text
     return replace(node, text=text, tokens=valid_tokens(count_tokens(text)))
