@@ -8,9 +8,13 @@ import runpy
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from pasta_decoding.runtime.sampling import Choice
+from tests.checkpoint import TinyCheckpoint
 
 BENCH = Path(__file__).parents[2] / "bench"
 
@@ -94,3 +98,28 @@ def test_prompts_has_a_line_for_turns_for_choices_and_for_a_stream_beside_a_prom
     assert choices["of_apart"]["median"] > 0
     assert beside["stream_of_alone"]["median"] > 0
     assert beside["prompt_of_alone"]["median"] > 0
+
+
+def test_kept_lengths_counts_the_chunk_behind_each_length_that_is_forced(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(f'{{"instruction": "What about {n}?"}}\n' for n in range(4)))
+    where = ("--model", tiny_checkpoint.base, "--adapter", tiny_checkpoint.adapter)
+    engine = ("--engines", "torch:float32", "--ctx", 2048)
+    (found,) = lines_of("kept_lengths.py", *where, *engine, "--prompts", prompts)
+    assert found["asked"] == 4
+    assert found["promising"] > 0
+    assert found["medians"].keys() == {"20", "30", "40", "60", "100"}
+    assert 0 <= found["kept"] <= 1
+    assert found["slope"] is not None
+
+
+def test_of_the_first_promise_alone_the_closing_is_forced() -> None:
+    with pytest.MonkeyPatch.context() as here:
+        here.setattr(sys, "path", [str(BENCH), *sys.path])
+        forcing = runpy.run_path(str(BENCH / "kept_lengths.py"), run_name="bench")["Forcing"]
+    wanted = iter((5, 7, 5, 7))
+    model = SimpleNamespace(choose=lambda *_: Choice(next(wanted), intervened=False))
+    chooser = forcing(model, [7, 8, 9], 9)
+    assert [chooser.choose(0, index, None, None).token for index in range(4)] == [5, 9, 5, 7]
