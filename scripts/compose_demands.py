@@ -458,7 +458,9 @@ def includes(sources: Sources, draw: Draw) -> Composed:
     tree = merged(body(written, draw))
     known = set(re.findall(r"[a-z]{4,}", written.question(draw).casefold()))
     there = sorted(set(re.findall(r"\b[a-z]{5,}\b", strip(tree))) - known)
-    words = draw.sample(there, draw.choice((1, 1, 2)))
+    if not there:
+        return includes(sources, draw)
+    words = draw.sample(there, min(len(there), draw.choice((1, 1, 2))))
     wording = worded("includes", draw, **named(words))
     return about(written, draw, wording, tree, ("includes", {"strings": words}))
 

@@ -68,7 +68,7 @@ def test_sound_answers_are_kept_as_training_rows(
 ) -> None:
     out = tmp_path / "kept.jsonl"
     found = pasta("eval", "check", runs / "sequential", "--prompts", prompts, "--keep", out)
-    assert f"{out}: 4 sound answers of 4" in found.err
+    assert f"{out}: kept 4 of 4 answers" in found.err
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert rows[2]["instruction"] == "What about 2?"
     assert rows[2]["response"] == "This about 2."

@@ -189,7 +189,7 @@ def test_answers_come_at_several_lengths(pasta: Pasta, tmp_path: Path) -> None:
     ]
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = pasta("data", "lengths", source, "-o", out)
-    assert found.out == "3 rows, made of 2\n"
+    assert found.out == "3 rows, of 1 of 2 answers\n"
     written = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["id"] for row in written] == ["a", "a-2", "a-1"]
     assert written[2]["response"] == (

@@ -92,6 +92,7 @@ def test_every_command_of_the_page_works(
     tmp_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PASTA_CACHE", str(tmp_path / "cache"))
@@ -101,10 +102,10 @@ def test_every_command_of_the_page_works(
         flags = [SMALLER[step] for step in SMALLER if line.startswith(step)]
         status = main(shlex.split(" ".join([line, *flags])))
         if "--keep" in arguments:  # no answer of a tiny model ends, so none is sound
+            kept = arguments[arguments.index("--keep") + 1]
             assert status == 2, line
-            write(
-                arguments[arguments.index("--keep") + 1], [{"instruction": "?", "response": "A."}]
-            )
+            assert f"no answer is sound; {kept} was not written" in capsys.readouterr().err
+            write(kept, [{"instruction": "?", "response": "A."}])
         else:
             assert status == 0, line
     for run in (*RUNS, *EXACT, "exact_sequential"):

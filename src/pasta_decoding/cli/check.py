@@ -66,14 +66,17 @@ def check(
         typer.echo(json.dumps(asdict(checked), ensure_ascii=False))
     else:
         show(checked)
+    for one in checked.not_checked:
+        say(f"{one.run}: the prompt {one.prompt} {one.reason}")
     if keep:
         rows = sound_rows(found, asked, per_prompt)
         if not rows:
-            raise PastaError(f"no answer is sound; {keep} was not written")
+            raise PastaError(
+                f"no answer is sound; {keep} was not written",
+                hint="Sound answers end by themselves and do all that is asked of them.",
+            )
         write_rows(keep, rows)
-        say(f"{keep}: {len(rows)} sound answers of {len(found) * len(asked)}")
-    for one in checked.not_checked:
-        say(f"{one.run}: the prompt {one.prompt} {one.reason}")
+        say(f"{keep}: kept {len(rows)} of {len(found) * len(asked)} answers")
 
 
 def show(checked: Checked) -> None:

@@ -126,7 +126,11 @@ def lengths(
     out: Annotated[Path, typer.Option("--out", "-o", help="The JSONL (.gz) to write.")],
     model: Embedded = None,
 ) -> None:
-    """Write each answer at several lengths: its chunks cut behind their first sentences."""
+    """Write answers at several lengths: their chunks cut behind their first sentences.
+
+    Left out are answers with a sync, and those in which fewer than two chunks, or fewer than
+    60 percent of them, have more than one sentence.
+    """
     from pasta_decoding.data.dataset import write_rows
     from pasta_decoding.data.lengths import at_lengths
 
@@ -135,10 +139,12 @@ def lengths(
     if not found:
         raise PastaError(
             f"none of the {len(rows)} answers has chunks to cut; nothing was written",
-            hint="It takes two chunks of more than one sentence, and no sync.",
+            hint="Two chunks, and 60 percent of them, must have a second sentence; no sync may be.",
         )
     write_rows(out, found)
-    typer.echo(f"{len(found)} rows, made of {len(rows)}")
+    ids = {row.id for row in rows}
+    cut = sum(row.id in ids for row in found)
+    typer.echo(f"{len(found)} rows, of {cut} of {len(rows)} answers")
 
 
 def check_pattern(pattern: str | None) -> None:
