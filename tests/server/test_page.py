@@ -24,6 +24,8 @@ pytestmark = [pytest.mark.browser]
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 HOSTILE = '<script>document.title="stolen"</script><img src=x onerror="document.title=1">'
 HOSTILE_CHUNK = "</p><svg onload=alert(1)>"
+SECONDS = re.compile(r"\d s\b")
+"""What the page says of an answer that is there, and not while a baseline is loading."""
 MARKDOWN = "# Plan\n\n1. **First** `a<b`\n2. "
 
 
@@ -61,7 +63,7 @@ def ask(page: Any, url: str, question: str = "Hello", *, race: bool = False) -> 
         page.get_by_label("Race the sequential baseline").check()
     page.get_by_label("Your question").fill(question)
     page.keyboard.press("Enter")
-    page.get_by_role("status").filter(has_text=" s").wait_for()
+    page.get_by_role("status").filter(has_text=SECONDS).wait_for()
 
 
 def test_what_a_limit_trims_is_not_shown(page: Any, decoder: LocalDecoder) -> None:
@@ -72,7 +74,7 @@ def test_what_a_limit_trims_is_not_shown(page: Any, decoder: LocalDecoder) -> No
         page.get_by_label("Longest answer").fill("40")
         page.get_by_label("Your question").fill("Hello")
         page.keyboard.press("Enter")
-        page.get_by_role("status").filter(has_text=" s").wait_for()
+        page.get_by_role("status").filter(has_text=SECONDS).wait_for()
         shown = page.locator("#parallel").inner_text()
         body = {"messages": [{"role": "user", "content": "Hello"}], "model": "tiny"}
         plain = server.ask("/v1/chat/completions", body | {"max_tokens": 40, "temperature": 0})
