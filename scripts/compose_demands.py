@@ -559,10 +559,8 @@ def total(_sources: Sources, draw: Draw) -> Composed:
     value = int(first)
     for sign, further in zip(rest[::2], rest[1::2], strict=True):
         value = RECKONING[sign](value, int(further))
-    how = draw.choice(("", *DEMANDS["total"]))
-    text = f"{reckoned} = {value}" + f"\n\nTotal: {value}" * ("Total" in how)
-    if "alone" in how:
-        text = str(value)
+    how, form = cells(draw.choice((" | {reckoned} = {value}", *DEMANDS["total"])))
+    text = form.format(reckoned=reckoned, value=value).replace("//", "\n\n")
     return answered(f"{question} {how}".strip(), text, ("total", {"value": value}))
 
 

@@ -13,8 +13,12 @@ from typing import Any
 
 import pytest
 
+from pasta_decoding.data.questions import Question
+from pasta_decoding.engines.scripted import follow
+from pasta_decoding.runtime.local import torch_decoder
 from pasta_decoding.runtime.sampling import Choice
 from tests.checkpoint import TinyCheckpoint
+from tests.server.scripts import ids, with_engine
 
 BENCH = Path(__file__).parents[2] / "bench"
 
@@ -100,7 +104,7 @@ def test_prompts_has_a_line_for_turns_for_choices_and_for_a_stream_beside_a_prom
     assert beside["prompt_of_alone"]["median"] > 0
 
 
-def test_kept_lengths_counts_the_chunk_behind_each_length_that_is_forced(
+def test_kept_lengths_has_a_median_for_each_length_that_is_forced(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
     prompts = tmp_path / "prompts.jsonl"
@@ -115,10 +119,43 @@ def test_kept_lengths_counts_the_chunk_behind_each_length_that_is_forced(
     assert found["slope"] is not None
 
 
-def test_of_the_first_promise_alone_the_closing_is_forced() -> None:
+def parts_of(script: str) -> dict[str, Any]:
+    """Return what a benchmark defines."""
     with pytest.MonkeyPatch.context() as here:
         here.setattr(sys, "path", [str(BENCH), *sys.path])
-        forcing = runpy.run_path(str(BENCH / "kept_lengths.py"), run_name="bench")["Forcing"]
+        return runpy.run_path(str(BENCH / script), run_name="bench")
+
+
+def test_the_tokens_of_the_chunk_behind_each_closing_are_counted(
+    tiny_checkpoint: TinyCheckpoint,
+) -> None:
+    decoder = torch_decoder(tiny_checkpoint.base, tiny_checkpoint.adapter, cells=2048)
+    control = decoder.vocabulary.control
+    (letter,) = ids(decoder, "a")
+    promise = (
+        *ids(decoder, "assistant\n"),
+        control.promise_open,
+        letter,
+        control.promise_close[50],
+    )
+    chunks = [
+        (closing, control.async_open, *[letter] * (length // 10), control.async_close)
+        for length, closing in control.promise_close.items()
+    ]
+    script = follow(
+        promise,
+        *chunks,
+        vocabulary_size=decoder.engine.vocabulary_size,
+        otherwise=min(decoder.vocabulary.eos_ids),
+    )
+    found = parts_of("kept_lengths.py")["forced"](
+        with_engine(decoder, script), Question("q", "?"), 60
+    )
+    assert found == {20: 2, 30: 3, 40: 4, 60: 6, 100: 10}
+
+
+def test_of_the_first_promise_alone_the_closing_is_forced() -> None:
+    forcing = parts_of("kept_lengths.py")["Forcing"]
     wanted = iter((5, 7, 5, 7))
     model = SimpleNamespace(choose=lambda *_: Choice(next(wanted), intervened=False))
     chooser = forcing(model, [7, 8, 9], 9)
