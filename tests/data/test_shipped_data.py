@@ -56,11 +56,12 @@ def test_each_part_of_the_written_rows_has_the_tags_that_its_source_says() -> No
     }
 
 
-def test_the_prompts_for_checking_can_all_be_checked() -> None:
-    asked = read_asked(FOLDER / "checked_prompts.jsonl")
-    assert (len(asked), sum(one.plain for one in asked)) == (200, 40)
+@pytest.mark.parametrize(("name", "count"), [("checked", 200), ("unseen", 300)])
+def test_the_prompts_for_checking_can_all_be_checked(name: str, count: int) -> None:
+    asked = read_asked(FOLDER / f"{name}_prompts.jsonl")
+    assert (len(asked), sum(one.plain for one in asked)) == (count, 40)
     assert all(one.checks for one in asked)
-    assert len({one.name for one in asked}) == 200
+    assert len({one.name for one in asked}) == len({one.instruction for one in asked}) == count
 
 
 def test_the_prompts_for_syncs_are_half_of_each_kind() -> None:
@@ -83,7 +84,25 @@ def test_no_prompt_of_an_evaluation_shares_eight_words_with_a_row() -> None:
     sampled = [one.instruction for one in read_all_asked(FOLDER / "preference_prompts.jsonl")]
     exact |= set(map(normalised, sampled))
     runs = {run for text in [*texts, *sampled] for run in runs_of_words(text)}
-    for name in ("checked_prompts", "sync_prompts"):
+    for name in ("checked_prompts", "unseen_prompts", "sync_prompts"):
         for one in read_asked(FOLDER / f"{name}.jsonl"):
             assert normalised(one.instruction) not in exact, one.name
             assert runs.isdisjoint(runs_of_words(one.instruction)), one.name
+
+
+def test_no_unseen_prompt_shares_five_words_with_a_prompt_that_was_looked_at() -> None:
+    seen = [row.instruction for name in ROWS for row in shipped(name)]
+    seen += [one.instruction for one in read_all_asked(FOLDER / "preference_prompts.jsonl")]
+    seen += [one.instruction for one in read_asked(FOLDER / "checked_prompts.jsonl")]
+    runs = {run for text in seen for run in _fives(text)}
+    shared = [
+        one.name
+        for one in read_asked(FOLDER / "unseen_prompts.jsonl")
+        if not runs.isdisjoint(_fives(one.instruction))
+    ]
+    assert shared == []
+
+
+def _fives(text: str) -> set[tuple[str, ...]]:
+    words = normalised(text).split()
+    return {tuple(words[first : first + 5]) for first in range(len(words) - 4)}
