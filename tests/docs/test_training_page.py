@@ -35,6 +35,7 @@ SMALLER = {
 }
 RUNS = ("sft", "baseline", "apar", "sequential", "balanced", "fast", "quality", "obeying")
 EXACT = ("exact_first", "exact_second", "exact_third", "exact_fast")
+LAST = ("greedy_again", "kept_balanced", "kept_fast")
 ITEMS = ("Morning walks", "Green tea", "Early nights", "Fresh bread")
 
 
@@ -75,10 +76,12 @@ def prepare(cache: Path, base: Path) -> None:
         "obeying",
         "exact_plain",
         *EXACT,
+        *LAST,
     ):
         write(f"{name}.jsonl", [row | {"id": f"{name}-{row['id']}"} for row in careful])
     asked = [row["instruction"] for row in careful]
-    for name, questions in (("first", asked[:4]), ("second", asked[4:8]), ("third", asked[8:12])):
+    parts = ("first", asked[:4]), ("second", asked[4:8]), ("third", asked[8:12])
+    for name, questions in (*parts, ("asked_again", asked[12:16])):
         write(f"{name}.jsonl", [{"instruction": question} for question in questions])
     words = {"kind": "words", "arguments": {"at_least": 1}}
     demands = [{"instruction": question, "checks": [words]} for question in asked[:2]]
@@ -108,11 +111,11 @@ def test_every_command_of_the_page_works(
             write(kept, [{"instruction": "?", "response": "A."}])
         else:
             assert status == 0, line
-    for run in (*RUNS, *EXACT, "exact_sequential"):
+    for run in (*RUNS, *EXACT, *LAST, "exact_sequential"):
         told = json.loads(Path(f"runs/{run}/adapter/pasta.json").read_text(encoding="utf-8"))
         assert (
             told["base"]["hidden_size"]
             == AutoConfig.from_pretrained(tiny_checkpoint.base).hidden_size
         )
     assert load(Path("adapters/fast")).joins == ("kv",)
-    assert load(Path("adapters/balanced")).joins == ("kv", "text")
+    assert load(Path("adapters/quality")).joins == ("kv", "text")
