@@ -72,9 +72,9 @@ def test_the_prompts_for_syncs_are_half_of_each_kind() -> None:
 
 def test_the_prompts_of_stage_2_say_what_their_answers_have_to_do() -> None:
     asked = read_all_asked(FOLDER / "preference_prompts.jsonl")
-    assert len({one.id for one in asked}) == len(asked) == 627
+    assert len({one.id for one in asked}) == len(asked) == 1250
     counts = sum(bool(one.checks) for one in asked), sum(one.plain for one in asked)
-    assert (*counts, sum(one.needs_sync is True for one in asked)) == (320, 112, 90)
+    assert (*counts, sum(one.needs_sync is True for one in asked)) == (943, 289, 90)
 
 
 def test_no_prompt_of_an_evaluation_shares_eight_words_with_a_row() -> None:
