@@ -35,7 +35,7 @@ SMALLER = {
 }
 RUNS = ("sft", "baseline", "apar", "sequential", "balanced", "fast", "quality", "obeying")
 EXACT = ("exact_first", "exact_second", "exact_third", "exact_fast")
-LAST = ("greedy_again", "kept_balanced", "kept_fast")
+LAST = ("kept_balanced", "kept_fast", "wide_balanced", "wide_fast")
 ITEMS = ("Morning walks", "Green tea", "Early nights", "Fresh bread")
 
 
@@ -81,7 +81,9 @@ def prepare(cache: Path, base: Path) -> None:
         write(f"{name}.jsonl", [row | {"id": f"{name}-{row['id']}"} for row in careful])
     asked = [row["instruction"] for row in careful]
     parts = ("first", asked[:4]), ("second", asked[4:8]), ("third", asked[8:12])
-    for name, questions in (*parts, ("asked_again", asked[12:16])):
+    last = (f"wide_{name}_prompts" for name in ("balanced", "fast"))
+    again = ((name, asked[12:16]) for name in ("asked_again", *last))
+    for name, questions in (*parts, *again):
         write(f"{name}.jsonl", [{"instruction": question} for question in questions])
     words = {"kind": "words", "arguments": {"at_least": 1}}
     demands = [{"instruction": question, "checks": [words]} for question in asked[:2]]
@@ -118,4 +120,4 @@ def test_every_command_of_the_page_works(
             == AutoConfig.from_pretrained(tiny_checkpoint.base).hidden_size
         )
     assert load(Path("adapters/fast")).joins == ("kv",)
-    assert load(Path("adapters/quality")).joins == ("kv", "text")
+    assert load(Path("adapters/balanced")).joins == ("kv", "text")
