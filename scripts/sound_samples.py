@@ -8,9 +8,9 @@ would make promised lengths untrue.
 
     python scripts/sound_samples.py runs/sampled --prompts asked.jsonl -o sound.jsonl
 
-The run folder is one of `pasta train preference`, ended when it begins to score. Sound: ended by
-itself, does all that is asked, no empty list item, no chunk that repeats what else is there, hardly
-a repetition. Of a prompt's those with most plain tokens a step are taken first.
+The run folder is one of `pasta train preference`, which may be ended when it begins to score. Sound
+is what `Asked.is_sound` says, without chunks that repeat another or the main text. Of a prompt's
+sound samples the two with most plain tokens a step are taken.
 """
 
 from __future__ import annotations
@@ -18,21 +18,24 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
+from pasta_decoding.data.annotate.structure import sentences
 from pasta_decoding.data.asked import Asked, read_all_asked
 from pasta_decoding.data.checks import BULLET, NUMBER
 from pasta_decoding.data.lines import read_lines, write_lines
-from pasta_decoding.lang.measures import MOST_REP_4, echoes, empty_items, rep_4, repetitions
+from pasta_decoding.lang.measures import echoes, repetitions
 from pasta_decoding.lang.tree import Span, Tree, has_chunk, read, show, strip
 
+MOST_ROWS = 2
+"""Of one prompt."""
 FEWEST_TITLED_WORDS = 25
 _ITEM = re.compile(rf"^\s*(?:{BULLET}|{NUMBER})\s", re.MULTILINE)
-_SENTENCE = re.compile(r"(?<=[.!?])[\"')]*\s+(?=[\"'(]?[A-Z])")
 _SUBJECT = re.compile(
     r"(?:\babout|^Explain|^Describe) (?:the |a |an )?([\w' -]+?)"
     r"(?= with | under | and |[.,;(]|$)"
@@ -46,7 +49,10 @@ Mend = Callable[[str, str, Arguments], Iterator[str]]
 
 def sentences_of(text: str) -> list[str]:
     """Return the sentences of prose; none of a list or a text of several lines."""
-    return [] if _ITEM.search(text) or "\n" in text.strip() else _SENTENCE.split(text.strip())
+    text = text.strip()
+    if _ITEM.search(text) or "\n" in text:
+        return []
+    return [text[start:end].strip() for start, end in sentences(text, 0, len(text))]
 
 
 def first_sentences(_instruction: str, text: str, _arguments: Arguments) -> Iterator[str]:
@@ -56,7 +62,7 @@ def first_sentences(_instruction: str, text: str, _arguments: Arguments) -> Iter
 
 
 def without_sentences(_instruction: str, text: str, arguments: Arguments) -> Iterator[str]:
-    """Leave out the sentences with a word that is not allowed, if as many stay."""
+    """Leave out the sentences with a word that is not allowed, if at least half of all stay."""
     found = sentences_of(text)
     banned = re.compile("|".join(rf"\b{re.escape(one)}\b" for one in arguments["strings"]), re.I)
     kept = [one for one in found if not banned.search(one)]
@@ -124,17 +130,17 @@ MENDS: Mapping[str, Mend] = {
 
 
 def is_sound(asked: Asked, tree: Tree) -> bool:
-    """Does an answer that ended do all that is asked, without faults?"""
-    text = strip(tree)
-    repeats = bool(repetitions(tree) or echoes(tree)) or rep_4(text) >= MOST_REP_4
-    return not repeats and not empty_items(text) and asked.is_met(tree)
+    """Is an answer that ended fit to learn from?"""
+    return not repetitions(tree) and not echoes(tree) and asked.is_sound(tree)
 
 
 def mended(asked: Asked, tree: Tree) -> Tree | None:
     """Return an answer that does all that is asked, or None if it takes more than one mend."""
     text = strip(tree)
+    if not text.strip():
+        return None
     broken = [one for one in asked.checks if not one.passes(text) and one.kind in MENDS]
-    for check in broken if text.strip() else ():
+    for check in broken:
         for other in MENDS[check.kind](asked.instruction, text, check.arguments):
             if not has_chunk(tree):
                 found: Tree = (Span(other),)
@@ -147,16 +153,15 @@ def mended(asked: Asked, tree: Tree) -> Tree | None:
     return None
 
 
-def rows_of(asked: Asked, samples: Sequence[Row], per_prompt: int) -> Iterator[Row]:
-    """Return up to so many rows from the samples of a prompt, sound ones before mended ones."""
+def rows_of(asked: Asked, samples: Sequence[Row]) -> Iterator[Row]:
+    """Return up to `MOST_ROWS` rows of the samples of a prompt, sound ones before mended ones."""
     ended = [one for one in samples if not one["truncated"]]
     ended.sort(key=lambda one: -one["plain_tokens"] / max(1, one["critical_path"]))
     trees = [(one["number"], read(one["annotated"])) for one in ended]
     sound = [("sound", number, tree) for number, tree in trees if is_sound(asked, tree)]
-    lacking = max(0, per_prompt - len(sound))
     others = ((number, mended(asked, tree)) for number, tree in trees)
     made = (("mended", number, tree) for number, tree in others if tree)
-    for kind, number, tree in [*sound[:per_prompt], *islice(made, lacking)]:
+    for kind, number, tree in islice(chain(sound, made), MOST_ROWS):
         yield {
             "id": f"{asked.id}-{number}",
             "source": f"samples/{kind}",
@@ -170,7 +175,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("--prompts", type=Path, required=True)
-    parser.add_argument("--per-prompt", type=int, default=2)
     parser.add_argument("-o", "--out", type=Path, required=True)
     options = parser.parse_args()
     samples: dict[str, list[Row]] = {}
@@ -179,8 +183,10 @@ def main() -> None:
     rows = [
         row
         for one in read_all_asked(options.prompts)
-        for row in rows_of(one, samples.get(one.id, []), options.per_prompt)
+        for row in rows_of(one, samples.get(one.id, []))
     ]
+    if not rows:
+        sys.exit(f"no sample of {options.run} is sound or can be mended; {options.out} not written")
     write_lines(options.out, rows)
     print(json.dumps(Counter(row["source"] for row in rows)))
 

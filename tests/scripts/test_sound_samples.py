@@ -54,6 +54,7 @@ def mend(one: Asked, text: str) -> str | None:
         ("one_of", {"strings": ["yes", "no"]}, "Bees do. No.", None),
         ("json", {"keys": ["bee"]}, 'Here: {"bee": 1}', '{"bee": 1}'),
         ("json", {"keys": ["bee"]}, "Here: {bee}", None),
+        ("sentences", {"at_most": 1}, f'"{FIRST}" {SECOND}', f'"{FIRST}"'),
         ("without", {"characters": "!"}, PROSE, PROSE.replace("!", ".")),
         ("without", {"characters": ","}, "Bees, wasps", None),
         ("quoted", {}, "Hum.\n", '"Hum."'),
@@ -104,13 +105,16 @@ def test_the_fastest_sound_answers_come_first_and_mended_ones_fill_up() -> None:
         sample | {"number": 4, "annotated": f"{SECOND} Hum. " * 9 + "Hum."},
         sample | {"number": 5, "annotated": f"Bread is baked. {CHUNKS} Hum."},
     ]
-    rows = [list(rows_of(hums, samples, count)) for count in (1, 2, 3, 4)]
-    assert rows[0] == rows[3][:1]
-    assert [(row["id"], row["source"], row["response"]) for row in rows[3]] == [
-        ("q-3", "samples/sound", f"{CHUNKS} Hum."),
-        ("q-2", "samples/sound", f"{FIRST} Hum."),
-        ("q-0", "samples/mended", f"{PROSE} Hum."),
-    ]
+    mended_one = ("q-0", "samples/mended", f"{PROSE} Hum.")
+    slow = ("q-2", "samples/sound", f"{FIRST} Hum.")
+    fast = ("q-3", "samples/sound", f"{CHUNKS} Hum.")
+    for left_out, wanted in (
+        (None, [fast, slow]),
+        (3, [slow, mended_one]),
+        (2, [fast, mended_one]),
+    ):
+        rows = rows_of(hums, [one for one in samples if one["number"] != left_out])
+        assert [(row["id"], row["source"], row["response"]) for row in rows] == wanted
 
 
 def test_the_script_reads_a_run_and_says_what_it_wrote(
@@ -131,3 +135,9 @@ def test_the_script_reads_a_run_and_says_what_it_wrote(
     main()
     assert json.loads(capsys.readouterr().out) == {"samples/mended": 1}
     assert json.loads(out.read_text())["response"] == f"{PROSE} Hum."
+
+    out.unlink()
+    (tmp_path / "round-1/samples.jsonl").write_text("")
+    with pytest.raises(SystemExit, match="is sound or can be mended"):
+        main()
+    assert not out.exists()

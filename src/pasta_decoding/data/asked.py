@@ -21,6 +21,7 @@ from pasta_decoding.data.dataset import one_question, read_objects
 from pasta_decoding.data.questions import question_of, read_questions
 from pasta_decoding.data.syncs import uses_parts
 from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.measures import MOST_REP_4, empty_items, rep_4
 from pasta_decoding.lang.tree import Chunk, Sync, Tree, strip
 
 _KEYS = {"plain": bool, "needs_sync": bool, "number": bool, "at_least": int}
@@ -76,6 +77,20 @@ class Asked:
             and not (self.needs_sync is True and not uses_parts(tree, instruction))
             and not (self.needs_sync is False and Sync in kinds)
             and all(check.passes(text) for check in self.checks)
+        )
+
+    def is_sound(self, tree: Tree) -> bool:
+        """Is an answer that ended by itself fit to learn from?
+
+        It says something, does all that is asked, has no empty list item, and hardly repeats
+        itself (`MOST_REP_4`).
+        """
+        text = strip(tree)
+        return (
+            bool(text.strip())
+            and not empty_items(text)
+            and rep_4(text) < MOST_REP_4
+            and self.is_met(tree)
         )
 
 

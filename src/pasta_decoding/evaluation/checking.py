@@ -26,7 +26,6 @@ from pasta_decoding.evaluation.bootstrap import Drawn, Interval
 from pasta_decoding.evaluation.figures import mean
 from pasta_decoding.evaluation.records import Record
 from pasta_decoding.evaluation.runs import MethodRun, same_prompts
-from pasta_decoding.lang.measures import MOST_REP_4, empty_items, rep_4
 from pasta_decoding.lang.tree import Sync, read
 
 Verdict = Callable[[Asked, Record], bool | None]
@@ -85,9 +84,8 @@ def sound_rows(
 ) -> list[Row]:
     """Return the answers that `train sft` may learn from, as rows, prompt by prompt.
 
-    They ended by themselves, do all that is asked, have no empty list item, and hardly repeat
-    themselves (`MOST_REP_4`). Of a prompt's at most `per_prompt`: those with most plain tokens a
-    step, each text once.
+    They ended by themselves and are sound (`Asked.is_sound`). Of a prompt's at most `per_prompt`:
+    those with most plain tokens a step, each text once.
     """
     return [row for one in asked for row in _sound_rows_of(runs, one)[:per_prompt]]
 
@@ -104,14 +102,8 @@ def _sound_rows_of(runs: Sequence[MethodRun], asked: Asked) -> list[Row]:
 
 
 def _is_sound(asked: Asked, record: Record) -> bool:
-    return (
-        record.error is None
-        and not record.hit_limit
-        and not empty_items(record.text)
-        and rep_4(record.text) < MOST_REP_4
-        and bool(record.text.strip())
-        and asked.is_met(read(record.annotated))
-    )
+    ended = record.error is None and not record.hit_limit
+    return ended and asked.is_sound(read(record.annotated))
 
 
 def _shares(
