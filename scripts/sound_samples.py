@@ -29,6 +29,7 @@ from pasta_decoding.data.annotate.structure import sentences
 from pasta_decoding.data.asked import Asked, read_all_asked
 from pasta_decoding.data.checks import BULLET, NUMBER
 from pasta_decoding.data.lines import read_lines, write_lines
+from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.measures import echoes, repetitions
 from pasta_decoding.lang.tree import Span, Tree, has_chunk, read, show, strip
 
@@ -192,4 +193,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except PastaError as error:
+        sys.exit(str(error))
