@@ -54,7 +54,7 @@ def torch_subject(name: str, device: str = "cpu", *, fixed_shapes: bool | None =
 def compiled_tiny(name: str) -> CompiledPass:
     """Compile a tiny model; it takes half a minute, so all tests of all processes share it."""
     folder = Path(os.environ["PASTA_TEST_RUN"]) / "compiled"
-    compile_to = partial(compile_model, TINY_MODELS[name]())
+    compile_to = partial(compile_model, TINY_MODELS[name](), {})
     origin = compile_cache.this_origin(FORMAT)
     return CompiledPass(compile_cache.make(folder, name, origin, compile_to, tell=print))
 

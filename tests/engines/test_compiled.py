@@ -64,7 +64,7 @@ def test_the_program_computes_in_place_of_the_model_unless_a_pass_is_too_wide() 
 
 def test_compiling_leaves_the_model_as_it_was() -> None:
     model = tiny_llama()
-    program = compiled._exported(model)
+    program = compiled._exported(model, {})
     assert model.config._attn_implementation == "sdpa"
     calls = [str(node.target) for node in program.graph.nodes if "pasta" in str(node.target)]
     assert calls == ["pasta.attend.default"] * model.config.num_hidden_layers
@@ -93,7 +93,7 @@ def test_products_are_those_of_the_processor_and_either_kind_is_right(
 ) -> None:
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
     assert ("max_autotune" in compiled.inductor_options()) == tiles
-    compile_model(tiny_llama(), tmp_path / "tiny.pt2", tmp_path)
+    compile_model(tiny_llama(), {}, tmp_path / "tiny.pt2", tmp_path)
     engines = (
         TorchEngine(tiny_llama(), compiled=CompiledPass(tmp_path / "tiny.pt2")),
         TorchEngine(tiny_llama()),
@@ -110,7 +110,7 @@ def test_products_are_those_of_the_processor_and_either_kind_is_right(
 def test_without_a_compiler_a_sentence_says_so(tmp_path: Path) -> None:
     without = torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)})
     with without, pytest.raises(PastaError, match=r"^no C\+\+ compiler was found$") as error:
-        compile_model(tiny_llama(), tmp_path / "x.pt2", tmp_path)
+        compile_model(tiny_llama(), {}, tmp_path / "x.pt2", tmp_path)
     assert "g++" in error.value.hint
 
 
@@ -122,7 +122,7 @@ def test_what_cannot_be_compiled_is_told_in_a_line(
 
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", broken)
     with pytest.raises(PastaError) as error:
-        compile_model(tiny_llama(), tmp_path / "x.pt2", tmp_path)
+        compile_model(tiny_llama(), {}, tmp_path / "x.pt2", tmp_path)
     assert str(error.value) == "this model cannot be compiled: first line"
 
 

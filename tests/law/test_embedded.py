@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from pasta_decoding.engines.compiled import CompiledPass, compile_model
+from pasta_decoding.api.compiled import Compiled, compiled_pass
+from pasta_decoding.api.place import Place
+from pasta_decoding.engines.base import Engine, Feed
+from pasta_decoding.engines.packed_linear import is_fast_here
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import Run
 from pasta_decoding.lang.positions import SharedMax
@@ -110,8 +113,8 @@ def test_a_compiled_bfloat16_model_is_as_near_to_float32_as_the_eager_one(
     adapter = find_adapter(DEFAULT_ADAPTER)
     exact = load_model(embedded_dir, adapter)
     eager, compiled = (load_model(embedded_dir, adapter, dtype="bfloat16") for _ in range(2))
-    compile_model(compiled.model, tmp_path / "model.pt2", tmp_path)
-    program = CompiledPass(tmp_path / "model.pt2")
+    wanted = Compiled(embedded_dir, adapter, "bfloat16", threads=None)
+    program = compiled_pass(wanted, Place(tmp_path, print))
     reference = decoder_over(TorchEngine(exact.model), exact)
     rounded = (
         decoder_over(TorchEngine(eager.model), eager),
@@ -126,7 +129,30 @@ def test_a_compiled_bfloat16_model_is_as_near_to_float32_as_the_eager_one(
             found = _replayed(decoder, request.prompt, answer)
             assert found.keys() == expected.keys()
             own += [float(np.abs(found[key] - expected[key]).mean()) for key in found]
-    assert np.mean(errors[1]) < 1.1 * np.mean(errors[0])
+    assert np.mean(errors[1]) < (0.8 if is_fast_here() else 1.1) * np.mean(errors[0])
+    if is_fast_here():  # whose products do not depend on what else is computed
+        engine = rounded[1].engine
+        alone = _logits_beside(0, engine)
+        for others in (1, 4, 13):
+            np.testing.assert_array_equal(_logits_beside(others, engine), alone)
+
+
+def _logits_beside(others: int, engine: Engine) -> Logits:
+    """Return the logits of three steps of a request, while others write, too."""
+    requests = [engine.open(reserved_tokens=60) for _ in range(1 + others)]
+    starts = [20 + place for place in range(1 + others)]
+    for request, start in zip(requests, starts, strict=True):
+        engine.step([Feed((request,), (start,) * start, tuple(range(start)))])
+    found = []
+    for later in range(3):
+        feeds = [
+            Feed((request,), (100,), (start + later,))
+            for request, start in zip(requests, starts, strict=True)
+        ]
+        found.append(engine.step(feeds)[0].copy())
+    for request in requests:
+        engine.close(request)
+    return np.stack(found)
 
 
 def _replayed(

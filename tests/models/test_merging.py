@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from torch import nn
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.models.loading import find_adapter, load_base
-from pasta_decoding.models.merging import merge_adapter
+from pasta_decoding.models.merging import merge_adapter, read_added
 from pasta_decoding.training.lora import add_lora, save_adapter
 from tests.checkpoint import TinyCheckpoint, byte_tokenizer
 from tests.tiny import TINY_MODELS, seeded
@@ -69,6 +70,26 @@ def test_shipped_adapters_are_merged_as_peft_does(name: str, embedded_dir: Path)
         load_base(embedded_dir, dtype="float32")[0], str(adapter)
     ).merge_and_unload()
     assert_alike(ours, theirs)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", TINY_MODELS)
+@torch.no_grad()
+def test_what_an_adapter_adds_apart_is_what_merging_adds(
+    name: str, tied: bool, tmp_path: Path
+) -> None:
+    def base() -> Any:
+        return TINY_MODELS[name](vocabulary=272, tie_word_embeddings=tied)
+
+    adapter, model = saved(base(), tmp_path / "a"), base()
+    added = read_added(model, adapter)
+    assert_alike(model, base())
+    merged = merge_adapter(base(), adapter)
+    linears = {key: one for key, one in model.named_modules() if isinstance(one, nn.Linear)}
+    assert added.keys() == linears.keys()
+    for key, (down_RI, up_OR) in added.items():
+        whole = linears[key].weight + up_OR.float() @ down_RI.float()
+        torch.testing.assert_close(whole, merged.get_submodule(key).weight)
 
 
 def test_an_adapter_of_another_kind_is_refused(

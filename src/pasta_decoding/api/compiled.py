@@ -16,6 +16,9 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.models.loading import NO_ADAPTER
 
 if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
+
     from pasta_decoding.engines.compile_cache import Origin
     from pasta_decoding.engines.compiled import CompiledPass
 
@@ -91,7 +94,6 @@ def compile_checkpoint(wanted: Compiled, place: Place) -> Path:
     """Return a checkpoint's compiled pass in the user's cache, made now if it is not there."""
     from pasta_decoding.engines.compile_cache import find, make
     from pasta_decoding.engines.compiled import check_compiler, compile_model
-    from pasta_decoding.models.loading import load_model
 
     folder, name = _folder(place.cache), wanted.name
     try:
@@ -101,10 +103,26 @@ def compile_checkpoint(wanted: Compiled, place: Place) -> Path:
 
     def compile_to(target: Path, scratch: Path) -> None:
         place.tell(f"compiling {name} for this processor (once; it takes a minute or two)")
-        model = load_model(wanted.base, wanted.adapter, dtype=wanted.dtype).model
-        compile_model(model, target, scratch)
+        compile_model(*_model(wanted), target, scratch)
 
     return make(folder, name, wanted.origin, compile_to, tell=place.tell)
+
+
+def _model(wanted: Compiled) -> tuple[PreTrainedModel, dict[str, nn.Module]]:
+    """Load what is compiled, and what computes its layers where Inductor's products are slower."""
+    import torch
+
+    from pasta_decoding.engines.packed_linear import is_fast_here, packed_layers
+    from pasta_decoding.models.loading import load_apart, load_model
+    from pasta_decoding.models.merging import merge_adapter
+
+    if wanted.dtype != "bfloat16" or not is_fast_here():
+        return load_model(wanted.base, wanted.adapter, dtype=wanted.dtype).model, {}
+    model, added = load_apart(wanted.base, wanted.adapter)
+    layers = packed_layers(model, added)
+    if added and wanted.adapter is not None:
+        merge_adapter(model, wanted.adapter)
+    return model.to(torch.bfloat16), layers
 
 
 @contextmanager

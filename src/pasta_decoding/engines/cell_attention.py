@@ -9,11 +9,9 @@ layers, H heads, G kv heads, C cells of the cache, D head width.
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from pasta_decoding.engines.attention import PooledLayer
+from pasta_decoding.engines.operators import LIBRARY
 from pasta_decoding.engines.pool import BoolArray
 from pasta_decoding.engines.request_table import Work
 from pasta_decoding.engines.windows import sees_all_before, visible
@@ -30,14 +29,9 @@ from pasta_decoding.engines.windows import sees_all_before, visible
 TRACED = "pasta_traced"
 """The attention function under which a model is traced: it calls the operator."""
 
-SOURCE = Path(__file__).with_name("attention.cpp")
-ENTRY = "data/pasta/attention.so"
-"""Where the operator lies in a compiled program's archive, below its one folder."""
-
 _NOTHING = torch.empty(0, 0, 6, dtype=torch.long)
 
-_LIBRARY: Any = torch.library.Library("pasta", "DEF")  # type: ignore[no-untyped-call]
-_LIBRARY.define(
+LIBRARY.define(
     "attend(Tensor query, Tensor key, Tensor value, int layer, float scaling, int? window)"
     " -> Tensor"
 )
@@ -48,7 +42,7 @@ def _shape_only(query_1HQD: Tensor, _key: Tensor, value_1GQD: Tensor, *_rest: An
     return query_1HQD.new_empty(1, queries, heads, value_1GQD.shape[-1])
 
 
-_LIBRARY.impl("attend", _shape_only, "Meta")
+LIBRARY.impl("attend", _shape_only, "Meta")
 
 
 def _traced_attention(
@@ -120,33 +114,3 @@ def looking_at(layers: Sequence[PooledLayer], seen: Seen) -> Iterator[None]:
         yield
     finally:
         see([], [], _NOTHING, _NOTHING, [])
-
-
-def add_operator(program: Path, scratch: Path) -> None:
-    """Compile the operator for this processor and put it into a compiled program's archive."""
-    from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions
-    from torch._inductor.cpu_vec_isa import pick_vec_isa
-
-    options = CppTorchOptions(
-        vec_isa=pick_vec_isa(),
-        include_pytorch=True,
-        warning_all=False,
-        extra_flags=["-ftree-loop-vectorize"],
-    )
-    builder = CppBuilder("attention", str(SOURCE), options, str(scratch))
-    builder.build()
-    with zipfile.ZipFile(program, "a") as archive:
-        archive.write(builder.get_target_file_path(), _entry(archive))
-
-
-def load_operator(program: Path, folder: Path) -> None:
-    """Load the operator of a compiled program, unpacked into `folder`; once a process is enough."""
-    if hasattr(torch.ops.pasta, "see"):
-        return
-    with zipfile.ZipFile(program) as archive:
-        operators: Any = torch.ops
-        operators.load_library(archive.extract(_entry(archive), folder))
-
-
-def _entry(archive: zipfile.ZipFile) -> str:
-    return f"{archive.namelist()[0].partition('/')[0]}/{ENTRY}"

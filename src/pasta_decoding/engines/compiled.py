@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,17 +25,17 @@ from pasta_decoding.engines.attention import PooledLayer
 from pasta_decoding.engines.cell_attention import (
     TRACED,
     Seen,
-    add_operator,
-    load_operator,
     looking_at,
 )
 from pasta_decoding.engines.frames import Tokens
+from pasta_decoding.engines.operators import add_operators, load_operators
+from pasta_decoding.engines.packed_linear import in_place_of
 from pasta_decoding.errors import PastaError
 
 MAX_TOKENS = 512
 """Tokens of a compiled pass; the model itself computes wider ones."""
 
-FORMAT = 3
+FORMAT = 4
 """Raised when the same model is compiled to something else."""
 
 # Products by Inductor's C++ templates where the processor has AMX tiles, else by oneDNN's packed
@@ -70,11 +70,15 @@ class _Pass(nn.Module):
         return output.logits[0].float()
 
 
-def compile_model(model: PreTrainedModel, target: Path, scratch: Path) -> None:
+def compile_model(
+    model: PreTrainedModel, layers: Mapping[str, nn.Module], target: Path, scratch: Path
+) -> None:
     """Compile a model that is on the CPU into the file `target` (.pt2); takes a minute or more.
 
     The weights go into it, packed for the processor, and so does torch's number of threads. All
     that is written on the way goes below `scratch`. Raises PastaError where that cannot be done.
+
+    layers: by their names, what computes in place of the model's own (`packed_layers`), if any.
     """
     from torch._inductor import aoti_compile_and_package
     from torch._inductor.utils import fresh_cache
@@ -86,9 +90,11 @@ def compile_model(model: PreTrainedModel, target: Path, scratch: Path) -> None:
         stack.enter_context(fresh_cache(dir=str(scratch), delete=False))
         try:
             aoti_compile_and_package(
-                _exported(model), package_path=str(target), inductor_configs=inductor_options()
+                _exported(model, layers),
+                package_path=str(target),
+                inductor_configs=inductor_options(),
             )
-            add_operator(target, scratch)
+            add_operators(target, scratch)
         except Exception as error:
             raise PastaError(
                 f"this model cannot be compiled: {_first_line(error)}",
@@ -96,19 +102,22 @@ def compile_model(model: PreTrainedModel, target: Path, scratch: Path) -> None:
             ) from error
 
 
-def _exported(model: PreTrainedModel) -> torch.export.ExportedProgram:
+def _exported(
+    model: PreTrainedModel, layers: Mapping[str, nn.Module]
+) -> torch.export.ExportedProgram:
     """Trace the pass with any number of tokens; the model is left as it was."""
     width, wanted = (torch.export.Dim(name, min=2, max=MAX_TOKENS) for name in ("width", "wanted"))
     ids_1Q, wanted_F = torch.zeros(1, 4, dtype=torch.long), torch.arange(3)
     attention = model.config._attn_implementation
     model.set_attn_implementation(TRACED)
     try:
-        return torch.export.export(
-            _Pass(model.eval()),
-            (ids_1Q, ids_1Q.clone(), wanted_F),
-            dynamic_shapes=({1: width}, {1: width}, {0: wanted}),
-            strict=False,
-        )
+        with in_place_of(model, layers):
+            return torch.export.export(
+                _Pass(model.eval()),
+                (ids_1Q, ids_1Q.clone(), wanted_F),
+                dynamic_shapes=({1: width}, {1: width}, {0: wanted}),
+                strict=False,
+            )
     finally:
         model.set_attn_implementation(attention)
 
@@ -156,7 +165,7 @@ class CompiledPass:
 
         try:
             with _unpacked_and_removed() as folder:
-                load_operator(path, folder)
+                load_operators(path, folder)
                 self._program: Callable[..., Tensor] = aoti_load_package(str(path))
         except Exception as error:
             raise PastaError(

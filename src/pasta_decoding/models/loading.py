@@ -18,7 +18,7 @@ from pasta_decoding.models.control_tokens import (
     grow_vocabulary,
 )
 from pasta_decoding.models.download import sha256
-from pasta_decoding.models.merging import merge_adapter
+from pasta_decoding.models.merging import merge_adapter, read_added
 
 DEFAULT_ADAPTER = "balanced"
 TEXT_ADAPTER = "quality"
@@ -174,6 +174,22 @@ def load_model(base: Path, adapter: Path | None, *, dtype: str = "float32") -> L
     return Loaded(merged, tokenizer, checkpoint, eos_ids_of(model, tokenizer), warning)
 
 
+def load_apart(base: Path, adapter: Path | None) -> tuple[Any, dict[str, tuple[Any, Any]]]:
+    """Load a model in the number format of its files, and what its adapter adds to its layers.
+
+    That is down_RI and up_OR by a layer's name, as `read_added` has them, and empty where a folder
+    holds both in one; nothing is merged. Raises PastaError as `load_model` does.
+    """
+    if adapter is None or holds_weights(adapter):
+        return load_model(base, adapter, dtype="auto").model, {}
+    checkpoint = checkpoints.load(adapter)
+    model, tokenizer = load_base(base, dtype="auto")
+    add_missing_tokens(tokenizer, checkpoint.token_texts)
+    checkpoints.check_match(checkpoint, model, tokenizer)
+    grow_vocabulary(model, checkpoint.control)
+    return model, read_added(model, adapter)
+
+
 def load_metadata(base: Path, adapter: Path | None) -> tuple[Loaded, int, int]:
     """Load all but the weights; return how many logits and positions the model has, too.
 
@@ -249,7 +265,10 @@ def _listed_eos_ids(settings: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def load_base(base: Path, *, dtype: str) -> tuple[Any, Any]:
-    """Load a Hugging Face model and its tokenizer from a folder."""
+    """Load a Hugging Face model and its tokenizer from a folder.
+
+    dtype: a name of torch's, or "auto" for that of the files.
+    """
     import torch
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -259,7 +278,8 @@ def load_base(base: Path, *, dtype: str) -> tuple[Any, Any]:
             f"{base} holds no model", hint="Run `pasta pull`, or give --model a folder."
         )
     try:
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, dtype))
+        numbers = dtype if dtype == "auto" else getattr(torch, dtype)
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=numbers)
         tokenizer = AutoTokenizer.from_pretrained(base)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         hint = "Fetch it again: `pasta pull` for the embedded model."

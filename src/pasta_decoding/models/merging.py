@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,31 +35,66 @@ def merge_adapter(model: Any, folder: Path) -> Any:
     Raises PastaError for an adapter that is broken, or does what Pasta's never do.
     """
     import torch
+
+    with _reading(folder), torch.no_grad():
+        modules, (weights, settings) = dict(model.named_modules()), _read(folder)
+        for layer, (down_RI, up_OR) in _low_rank(weights):
+            _add_lora(modules[layer], down_RI, up_OR, _scale(settings))
+        for layer, row_TI in _rows(weights):
+            _replace_rows(modules[layer], _tokens(settings, layer), row_TI)
+    return model
+
+
+def read_added(model: Any, folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return what the adapter adds to the linear layers of `model`, by their names.
+
+    Each is down_RI and up_OR, whose product up @ down is to be added to the layer's weight. What
+    trained tokens change in the output layer is of such a form, too: a rank for each of them.
+    Raises PastaError as `merge_adapter` does.
+    """
+    import torch
+
+    with _reading(folder), torch.no_grad():
+        weights, settings = _read(folder)
+        scale = _scale(settings)
+        added = {
+            layer: (down_RI, up_OR.float() * scale)
+            for layer, (down_RI, up_OR) in _low_rank(weights)
+        }
+        names = {module: name for name, module in model.named_modules()}
+        head = model.get_output_embeddings()
+        for layer, row_TI in _rows(weights):
+            if model.get_submodule(layer).weight is not head.weight:
+                continue
+            tokens = torch.tensor(_tokens(settings, layer))
+            up_OT = torch.zeros(len(head.weight), len(tokens))
+            up_OT[tokens, torch.arange(len(tokens))] = 1.0
+            added[names[head]] = (row_TI.float() - head.weight[tokens].float(), up_OT)
+        for layer, (down_RI, up_OR) in added.items():
+            if (len(up_OR), down_RI.shape[1]) != tuple(model.get_submodule(layer).weight.shape):
+                raise ValueError(f"{layer} has another shape")
+    return added
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
     from safetensors import SafetensorError
 
     try:
-        settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-        with torch.no_grad():
-            _merge(dict(model.named_modules()), _weights(folder), settings)
+        yield
     except PastaError:
         raise
     except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError,
             SafetensorError) as error:  # fmt: skip
         message = f"the adapter in {folder} cannot be loaded: {error}"
         raise PastaError(message, hint="Train it again, or fetch it again.") from error
-    return model
 
 
-def _weights(folder: Path) -> dict[str, Tensor]:
+def _read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return weights and settings of an adapter that is of the kind that Pasta trains."""
     from safetensors.torch import load_file
 
-    found = load_file(folder / "adapter_model.safetensors")
-    return {name.removeprefix(_PREFIX): weight for name, weight in found.items()}
-
-
-def _merge(
-    modules: Mapping[str, Any], weights: Mapping[str, Tensor], settings: Mapping[str, Any]
-) -> None:
+    settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
     foreign = [name for name in _FOREIGN if settings.get(name)]
     if settings["peft_type"] != "LORA" or settings.get("bias", "none") != "none" or foreign:
         said = ", ".join(foreign) or f"{settings['peft_type']} with bias {settings.get('bias')!r}"
@@ -66,18 +102,37 @@ def _merge(
             f"the adapter is of a kind that Pasta does not merge ({said})",
             hint="Merge it with peft, and give the merged folder.",
         )
+    found = load_file(folder / "adapter_model.safetensors")
+    weights = {name.removeprefix(_PREFIX): weight for name, weight in found.items()}
+    for name in weights:
+        if not name.endswith((*_LORA, _TOKENS)):
+            raise KeyError(f"{name} has no place")
+    return weights, settings
+
+
+def _scale(settings: Mapping[str, Any]) -> float:
     rank = settings["r"]
-    scale = settings["lora_alpha"] / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+    return float(settings["lora_alpha"] / (math.sqrt(rank) if settings.get("use_rslora") else rank))
+
+
+def _low_rank(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
+    """Yield each layer that LoRA changes, with its down_RI and up_OR."""
     for name in sorted(weights):
         if name.endswith(_LORA[0]):
             layer = name.removesuffix(_LORA[0])
-            _add_lora(modules[layer], weights[name], weights[layer + _LORA[1]], scale)
-        elif name.endswith(_TOKENS):
-            layer = name.removesuffix(_TOKENS)
-            tokens = settings["trainable_token_indices"][layer.rpartition(".")[2]]
-            _replace_rows(modules[layer], tokens, weights[name])
-        elif not name.endswith(_LORA[1]):
-            raise KeyError(f"{name} has no place")
+            yield layer, (weights[name], weights[layer + _LORA[1]])
+
+
+def _rows(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yield each layer with trained tokens, with their rows_TI."""
+    for name in sorted(weights):
+        if name.endswith(_TOKENS):
+            yield name.removesuffix(_TOKENS), weights[name]
+
+
+def _tokens(settings: Mapping[str, Any], layer: str) -> list[int]:
+    tokens: list[int] = settings["trainable_token_indices"][layer.rpartition(".")[2]]
+    return tokens
 
 
 def _add_lora(linear: Any, down_RI: Tensor, up_OR: Tensor, scale: float) -> None:
