@@ -1,10 +1,10 @@
-"""Commands that train: `train sft`, `train average`, `train head`."""
+"""Commands that train: `train sft`, `train average`, `train lengths`, `train head`."""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -160,6 +160,47 @@ def average(
         (find_adapter(name), weight) for name, weight in (weighted_name(one) for one in adapters)
     ]
     typer.echo(write_average(weighted, out))
+
+
+def lengths(
+    adapter: Annotated[str, typer.Argument(help="Adapter, by its folder, its run's, or by name.")],
+    data: Annotated[
+        list[Path],
+        typer.Option(help="Annotated answers, best its own: JSONL (.gz); may be repeated."),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The adapter's folder to write.")],
+    by: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="How far shares move to those that chunks have: 1 is all."),
+    ] = 0.8,
+    model: Base = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
+) -> None:
+    """Let an adapter promise rarer lengths more often, without training.
+
+    Greedy decoding promises the likeliest length, and that is often one of two. The answers are
+    read once by the model; then a few rows of its output layer are moved, so that each length is
+    promised about as often as chunks have it.
+    """
+    require_training()
+    from pasta_decoding.data.dataset import read_rows
+    from pasta_decoding.models.loading import find_adapter
+    from pasta_decoding.training.lengths import adjust_lengths
+
+    rows = [row for path in data for row in read_rows(path)]
+    found = adjust_lengths(
+        find_adapter(adapter), base_folder(model), drawn(rows, "reading"), out, by=by
+    )
+    if as_json:
+        typer.echo(json.dumps(asdict(found)))
+        return
+    say(f"{found.promises} promises were read. Lengths, in % of them:")
+    for bucket, probable in found.probable.items():
+        shares = (found.before[bucket], found.after[bucket], probable)
+        if max(shares) >= 0.001:
+            before, after, chunks = (f"{100 * share:5.1f}" for share in shares)
+            say(f"{bucket:4} tokens: {before} before, {after} now, chunks {chunks}")
+    typer.echo(out)
 
 
 def weighted_name(text: str) -> tuple[str, float]:

@@ -109,8 +109,7 @@ void tile(
   const at::Half* scales = matrix.scales + panel * matrix.blocks * Weights::scales * kPanel;
   for (int64_t block = 0; block < matrix.blocks; ++block, weights += Weights::bytes) {
     __m512 products[rows];
-    for (int row = 0; row < rows; ++row)
-      products[row] = Weights::scales ? _mm512_setzero_ps() : total[row];
+    for (int row = 0; row < rows; ++row) products[row] = _mm512_setzero_ps();
     for (int quarter = 0; quarter < 4; ++quarter) {
       __m512bh pairs[4];
       const uint8_t* own = weights + quarter * (Weights::bytes / 4);
@@ -130,7 +129,7 @@ void tile(
     };
     for (int row = 0; row < rows; ++row) {
       if constexpr (Weights::scales == 0)
-        total[row] = products[row];
+        total[row] = _mm512_add_ps(total[row], products[row]);
       else
         total[row] = _mm512_fmadd_ps(number(0), products[row], total[row]);
       if constexpr (Weights::scales == 2) {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,8 +40,8 @@ def merge_adapter(model: Any, folder: Path) -> Any:
         modules, (weights, settings) = dict(model.named_modules()), _read(folder)
         for layer, (down_RI, up_OR) in _low_rank(weights):
             _add_lora(modules[layer], down_RI, up_OR, _scale(settings))
-        for layer, row_TI in _rows(weights):
-            _replace_rows(modules[layer], _tokens(settings, layer), row_TI)
+        for name, layer, tokens in trained_rows(weights, settings):
+            _replace_rows(modules[layer], tokens, weights[name])
     return model
 
 
@@ -63,13 +63,12 @@ def read_added(model: Any, folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
         }
         names = {module: name for name, module in model.named_modules()}
         head = model.get_output_embeddings()
-        for layer, row_TI in _rows(weights):
+        for name, layer, tokens in trained_rows(weights, settings):
             if model.get_submodule(layer).weight is not head.weight:
                 continue
-            tokens = torch.tensor(_tokens(settings, layer))
             up_OT = torch.zeros(len(head.weight), len(tokens))
-            up_OT[tokens, torch.arange(len(tokens))] = 1.0
-            added[names[head]] = (row_TI.float() - head.weight[tokens].float(), up_OT)
+            up_OT[tokens, range(len(tokens))] = 1.0
+            added[names[head]] = (weights[name].float() - head.weight[tokens].float(), up_OT)
         for layer, (down_RI, up_OR) in added.items():
             if (len(up_OR), down_RI.shape[1]) != tuple(model.get_submodule(layer).weight.shape):
                 raise ValueError(f"{layer} has another shape")
@@ -123,16 +122,14 @@ def _low_rank(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, tuple[Tensor
             yield layer, (weights[name], weights[layer + _LORA[1]])
 
 
-def _rows(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Yield each layer with trained tokens, with their rows_TI."""
-    for name in sorted(weights):
+def trained_rows(
+    tensors: Iterable[str], settings: Mapping[str, Any]
+) -> Iterator[tuple[str, str, list[int]]]:
+    """Yield which of an adapter's tensors are rows of trained tokens, the layer, and the tokens."""
+    for name in sorted(tensors):
         if name.endswith(_TOKENS):
-            yield name.removesuffix(_TOKENS), weights[name]
-
-
-def _tokens(settings: Mapping[str, Any], layer: str) -> list[int]:
-    tokens: list[int] = settings["trainable_token_indices"][layer.rpartition(".")[2]]
-    return tokens
+            layer = name.removeprefix(_PREFIX).removesuffix(_TOKENS)
+            yield name, layer, settings["trainable_token_indices"][layer.rpartition(".")[2]]
 
 
 def _add_lora(linear: Any, down_RI: Tensor, up_OR: Tensor, scale: float) -> None:

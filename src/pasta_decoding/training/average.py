@@ -108,10 +108,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 def _mean(adapters: Sequence[tuple[Path, float]]) -> dict[str, torch.Tensor]:
     (first, weight), *others = adapters
-    tensors = _read(first)
+    tensors = read_tensors(first)
     mean = {name: weight * one.float() for name, one in tensors.items()}
     for folder, weight in others:
-        other = _read(folder)
+        other = read_tensors(folder)
         if {name: one.shape for name, one in other.items()} != {
             name: one.shape for name, one in tensors.items()
         }:
@@ -125,7 +125,8 @@ def _mean(adapters: Sequence[tuple[Path, float]]) -> dict[str, torch.Tensor]:
     return {name: one.to(tensors[name].dtype).contiguous() for name, one in mean.items()}
 
 
-def _read(folder: Path) -> dict[str, torch.Tensor]:
+def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """Return an adapter's tensors by name. Raises PastaError."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
