@@ -77,11 +77,12 @@ def prepare(cache: Path, base: Path) -> None:
         "exact_plain",
         *EXACT,
         *LAST,
+        "own_answers",
     ):
         write(f"{name}.jsonl", [row | {"id": f"{name}-{row['id']}"} for row in careful])
     asked = [row["instruction"] for row in careful]
     parts = ("first", asked[:4]), ("second", asked[4:8]), ("third", asked[8:12])
-    last = (f"wide_{name}_prompts" for name in ("balanced", "fast"))
+    last = (*(f"wide_{name}_prompts" for name in ("balanced", "fast")), "every_fifth")
     again = ((name, asked[12:16]) for name in ("asked_again", *last))
     for name, questions in (*parts, *again):
         write(f"{name}.jsonl", [{"instruction": question} for question in questions])
@@ -119,5 +120,6 @@ def test_every_command_of_the_page_works(
             told["base"]["hidden_size"]
             == AutoConfig.from_pretrained(tiny_checkpoint.base).hidden_size
         )
+    assert load(Path("runs/lengths_balanced")) == load(Path("adapters/balanced"))
     assert load(Path("adapters/fast")).joins == ("kv",)
     assert load(Path("adapters/balanced")).joins == ("kv", "text")
