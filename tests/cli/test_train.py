@@ -203,9 +203,7 @@ def test_adapters_are_averaged_and_the_mean_is_an_adapter(
     assert not (tmp_path / "other").exists()
 
 
-def test_lengths_are_promised_as_often_as_chunks_have_them(
-    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
+def test_lengths_get_offsets(pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     chunk = '<promise topic="part" tokens="20"/><async>{}</async>'
     data = tmp_path / "own.jsonl"
     with data.open("w") as file:
@@ -213,12 +211,15 @@ def test_lengths_are_promised_as_often_as_chunks_have_them(
             response = " ".join(chunk.format("x" * (10 + (7 * n + 20 * m) % 50)) for m in range(3))
             row = {"id": f"r{n}", "instruction": f"Why {n}?", "response": response}
             file.write(json.dumps(row | {"source": "made"}) + "\n")
-    given = (tiny_checkpoint.adapter, "--model", tiny_checkpoint.base, "--data", data)
+    offsets = ("--offset", "20=1.2", "--offset", "60=-0.5")
+    given = (tiny_checkpoint.adapter, "--model", tiny_checkpoint.base, "--data", data, *offsets)
     found = pasta("train", "lengths", *given, "--out", tmp_path / "adjusted")
     assert (found.status, found.out) == (0, f"{tmp_path / 'adjusted'}\n")
     assert "60 promises were read" in found.err
     found = pasta("train", "lengths", *given, "--json", "--out", tmp_path / "other")
     assert json.loads(found.out)["promises"] == 60
+    found = pasta("train", "lengths", *given, "--offset", "long=1", "--out", tmp_path / "more")
+    assert (found.status, "'long' is not a length" in found.err) == (2, True)
     found = pasta("train", "lengths", *given, "--out", tmp_path / "other")
     assert found.status == 2
     assert "exists already" in found.err

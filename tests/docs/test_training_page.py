@@ -82,7 +82,7 @@ def prepare(cache: Path, base: Path) -> None:
         write(f"{name}.jsonl", [row | {"id": f"{name}-{row['id']}"} for row in careful])
     asked = [row["instruction"] for row in careful]
     parts = ("first", asked[:4]), ("second", asked[4:8]), ("third", asked[8:12])
-    last = (*(f"wide_{name}_prompts" for name in ("balanced", "fast")), "every_fifth")
+    last = (*(f"wide_{name}_prompts" for name in ("balanced", "fast")), "clean_prompts")
     again = ((name, asked[12:16]) for name in ("asked_again", *last))
     for name, questions in (*parts, *again):
         write(f"{name}.jsonl", [{"instruction": question} for question in questions])

@@ -1,4 +1,4 @@
-"""Lengths are promised about as often as chunks have them, and nothing else changes."""
+"""Lengths get offsets to their logits, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pasta_decoding.data.dataset import Row
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.checkpoint import load
 from pasta_decoding.training.average import CONFIG, WEIGHTS
-from pasta_decoding.training.lengths import RARE, adjust_lengths
+from pasta_decoding.training.lengths import offset_lengths
 from tests.checkpoint import TinyCheckpoint
 
 CHUNK = '<promise topic="part {n}" tokens="20"/><async>{text}</async>'
@@ -35,25 +35,22 @@ def answers(number: int) -> list[Row]:
     ]
 
 
-def test_shares_move_towards_those_that_chunks_have(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
-    adapter, out = tiny_checkpoint.adapter, tmp_path / "adjusted"
-    found = adjust_lengths(adapter, tiny_checkpoint.base, answers(60), out, by=0.8)
+def test_an_offset_is_what_the_logit_gets(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    adapter, base, out = tiny_checkpoint.adapter, tiny_checkpoint.base, tmp_path / "adjusted"
+    found = offset_lengths(adapter, base, answers(60), out, {30: 3.0, 100: -3.0})
     assert found.promises == 180
-    for bucket, share in found.after.items():
-        wanted = 0.2 * found.before[bucket] + 0.8 * found.probable[bucket]
-        if found.probable[bucket] >= RARE:
-            assert share == pytest.approx(wanted, abs=0.03), bucket
-    assert found.before[30] < RARE < found.after[30], "one that greedy decoding passed over"
-    again = adjust_lengths(out, tiny_checkpoint.base, answers(60), tmp_path / "same", by=0)
+    assert found.before[30] < 0.1
+    assert found.before[100] > 0.4
+    assert found.after[30] > 0.3
+    assert found.after[100] < 0.1
+    again = offset_lengths(out, base, answers(60), tmp_path / "same", {})
     assert again.before == again.after
     assert again.before == pytest.approx(found.after, abs=0.05), "as it was written"
 
 
 def test_only_the_rows_of_lengths_change(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     adapter, out = tiny_checkpoint.adapter, tmp_path / "adjusted"
-    adjust_lengths(adapter, tiny_checkpoint.base, answers(30), out, by=1)
+    offset_lengths(adapter, tiny_checkpoint.base, answers(30), out, {20: 1, 60: 2})
     assert load(out) == load(adapter)
     assert (out / CONFIG).read_bytes() == (adapter / CONFIG).read_bytes()
     before, after = load_file(adapter / WEIGHTS), load_file(out / WEIGHTS)
@@ -63,8 +60,7 @@ def test_only_the_rows_of_lengths_change(tiny_checkpoint: TinyCheckpoint, tmp_pa
     (name,) = changed
     assert after[name].dtype == before[name].dtype
     moved = (before[name] != after[name]).any(1)
-    lengths = len(load(adapter).control.promise_close)
-    assert 0 < moved.sum() <= lengths < len(moved)
+    assert moved.sum() == 2
 
 
 def test_what_cannot_be_adjusted_is_refused(
@@ -72,11 +68,14 @@ def test_what_cannot_be_adjusted_is_refused(
 ) -> None:
     adapter, base = tiny_checkpoint.adapter, tiny_checkpoint.base
     with pytest.raises(PastaError, match="exists already"):
-        adjust_lengths(adapter, base, answers(30), tmp_path, by=1)
+        offset_lengths(adapter, base, answers(30), tmp_path, {20: 1})
     with pytest.raises(PastaError, match="the rows have 9 promises"):
-        adjust_lengths(adapter, base, answers(3), tmp_path / "few", by=1)
+        offset_lengths(adapter, base, answers(3), tmp_path / "few", {20: 1})
     assert not (tmp_path / "few").exists()
+    with pytest.raises(PastaError, match="25 is not a length") as caught:
+        offset_lengths(adapter, base, answers(30), tmp_path / "none", {25: 1})
+    assert caught.value.hint.startswith("Known: 20, 30, ")
     whole = Path(shutil.copytree(base, tmp_path / "whole"))
     shutil.copy(adapter / "pasta.json", whole)
     with pytest.raises(PastaError, match="is a whole model"):
-        adjust_lengths(whole, base, answers(30), tmp_path / "none", by=1)
+        offset_lengths(whole, base, answers(30), tmp_path / "none", {20: 1})

@@ -169,27 +169,27 @@ def lengths(
         typer.Option(help="Annotated answers, best its own: JSONL (.gz); may be repeated."),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The adapter's folder to write.")],
-    by: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="How far shares move to those that chunks have: 1 is all."),
-    ] = 0.8,
+    offset: Annotated[
+        list[str],
+        typer.Option(metavar="LENGTH=NATS", help="Added to a length's logit; may be repeated."),
+    ],
     model: Base = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
 ) -> None:
-    """Let an adapter promise rarer lengths more often, without training.
+    """Let an adapter promise some lengths more often, without training.
 
     Greedy decoding promises the likeliest length, and that is often one of two. The answers are
-    read once by the model; then a few rows of its output layer are moved, so that each length is
-    promised about as often as chunks have it.
+    read once by the model; then the lengths' rows of its output layer are moved by the offsets.
     """
     require_training()
     from pasta_decoding.data.dataset import read_rows
     from pasta_decoding.models.loading import find_adapter
-    from pasta_decoding.training.lengths import adjust_lengths
+    from pasta_decoding.training.lengths import offset_lengths
 
     rows = [row for path in data for row in read_rows(path)]
-    found = adjust_lengths(
-        find_adapter(adapter), base_folder(model), drawn(rows, "reading"), out, by=by
+    offsets = {_length(name): nats for name, nats in map(weighted_name, offset)}
+    found = offset_lengths(
+        find_adapter(adapter), base_folder(model), drawn(rows, "reading"), out, offsets
     )
     if as_json:
         typer.echo(json.dumps(asdict(found)))
@@ -198,9 +198,18 @@ def lengths(
     for bucket, probable in found.probable.items():
         shares = (found.before[bucket], found.after[bucket], probable)
         if max(shares) >= 0.001:
-            before, after, chunks = (f"{100 * share:5.1f}" for share in shares)
-            say(f"{bucket:4} tokens: {before} before, {after} now, chunks {chunks}")
+            before, after, mean = (f"{100 * share:5.1f}" for share in shares)
+            say(f"{bucket:4} tokens: {before} before, {after} now, mean probability {mean}")
     typer.echo(out)
+
+
+def _length(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise PastaError(
+            f"{text!r} is not a length", hint="For example: --offset 20=1.2"
+        ) from error
 
 
 def weighted_name(text: str) -> tuple[str, float]:

@@ -1,12 +1,10 @@
-"""Promised lengths that are used as often as chunks have them, without training.
+"""Promised lengths that are used more evenly, without training: offsets to their logits.
 
 Greedy decoding promises the likeliest length, and where most chunks are of similar lengths that is
-one of two, though the model knows better: its mean probability of a length is the share that chunks
-of this length have. So each length gets an offset to its logit, as in logit adjustment (Menon et
-al. 2021, arXiv 2007.07314); here they are those with which the greedy choice has the wanted shares,
-the dual variables of an optimal transport from states to lengths. They are written into the rows
-that the lengths have in the output layer, along a direction on which the states in front of a
-promised length all have the value 1.
+one of two, though the model's mean probability of each is the share that chunks of it have. So a
+rarer length gets an offset to its logit (logit adjustment, Menon et al. 2021, arXiv 2007.07314).
+It is written into the row that the length has in the output layer, along a direction on which the
+states in front of a promised length all have the value 1.
 
 Shapes: P promises of the rows, B length buckets, D width of the model.
 """
@@ -14,7 +12,7 @@ Shapes: P promises of the rows, B length buckets, D width of the model.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -36,21 +34,19 @@ from pasta_decoding.training.view import compile_answer
 if TYPE_CHECKING:
     from torch import Tensor
 
-RARE = 0.03
-"""Lengths with a smaller share stay as they are: too few chunks have them to follow a promise."""
 _RIDGE = 1e-3  # on the direction, of the mean square of a state's number
 _FEWEST = 50  # promises
 _TOGETHER = 8  # rows that are read at a time
-_STEPS = 4000  # of the subgradient that finds offsets
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """What was found and changed, by length bucket.
+    """What was found in the rows and what has changed there, by length bucket.
 
-    probable: the model's mean probability of each: the share that chunks of it have.
-    before:   the share that greedy decoding gave each on these rows.
-    after:    the share with the change.
+    probable: the model's mean probability of each.
+    before:   the share that the greedy choice gives each.
+    after:    the same with the offsets. While decoding, promises follow each other, so shares there
+              are others: ask and measure.
     """
 
     promises: int
@@ -59,15 +55,15 @@ class Lengths:
     after: dict[int, float]
 
 
-def adjust_lengths(
-    adapter: Path, base: Path, rows: Iterable[Row], out: Path, *, by: float
+def offset_lengths(
+    adapter: Path, base: Path, rows: Iterable[Row], out: Path, offsets: Mapping[int, float]
 ) -> Lengths:
-    """Write an adapter to the folder `out` that promises rarer lengths more often.
+    """Write an adapter to the folder `out` whose lengths have offsets to their logits, in nats.
 
     rows: annotated answers like those that it writes, best its own; they are read, not learnt.
-    by:   how far shares move to those that chunks have: 0 changes nothing, 1 is all the way.
 
-    Raises PastaError if `out` exists, the adapter holds a whole model, or rows have few promises.
+    Raises PastaError if `out` exists, a length is no bucket, the adapter holds a whole model, or
+    the rows have few promises.
     """
     import torch
     from safetensors.torch import save_file
@@ -78,6 +74,9 @@ def adjust_lengths(
         raise PastaError(f"{adapter} is a whole model", hint="Give the adapter it was made of.")
     loaded, tensors = load_model(base, adapter), read_tensors(adapter)
     close = loaded.checkpoint.control.promise_close
+    for length in offsets.keys() - close.keys():
+        known = ", ".join(map(str, close))
+        raise PastaError(f"{length} is not a length that can be promised", hint=f"Known: {known}.")
     name, places = _rows_of(close.values(), adapter, loaded.model)
     state_PD, row_BD = _states(loaded, rows), _head(loaded.model)[list(close.values())].double()
     if len(state_PD) < _FEWEST:
@@ -85,10 +84,7 @@ def adjust_lengths(
             f"the rows have {len(state_PD)} promises, which say little",
             hint=f"Give annotated answers with {_FEWEST} or more.",
         )
-    logits_PB = state_PD @ row_BD.T
-    probable_B, greedy_B = logits_PB.softmax(1).mean(0), _shares(logits_PB)
-    wanted_B = torch.lerp(greedy_B, probable_B, by)
-    offset_B = _offsets(logits_PB, wanted_B, probable_B >= RARE)
+    offset_B = torch.tensor([offsets.get(length, 0.0) for length in close], dtype=torch.float64)
     change_BD = offset_B[:, None] * _direction(state_PD)
     changed = tensors[name].double()
     changed[places] += change_BD
@@ -99,38 +95,19 @@ def adjust_lengths(
         (partial / CONFIG).write_bytes((adapter / CONFIG).read_bytes())
         save(loaded.checkpoint, partial)
 
+    def shares(logits_PB: Tensor) -> Tensor:
+        return torch.bincount(logits_PB.argmax(1), minlength=len(close)) / len(logits_PB)
+
     def by_length(share_B: Tensor) -> dict[int, float]:
         return dict(zip(close, share_B.tolist(), strict=True))
 
+    logits_PB = state_PD @ row_BD.T
     return Lengths(
         promises=len(state_PD),
-        probable=by_length(probable_B),
-        before=by_length(greedy_B),
-        after=by_length(_shares(logits_PB + state_PD @ change_BD.T)),
+        probable=by_length(logits_PB.softmax(1).mean(0)),
+        before=by_length(shares(logits_PB)),
+        after=by_length(shares(logits_PB + state_PD @ change_BD.T)),
     )
-
-
-def _shares(logits_PB: Tensor) -> Tensor:
-    """Return share_B of the greedy choices."""
-    import torch
-
-    counts_B = torch.bincount(logits_PB.argmax(1), minlength=logits_PB.shape[1])
-    return counts_B.double() / len(logits_PB)
-
-
-def _offsets(logits_PB: Tensor, wanted_B: Tensor, moved_B: Tensor) -> Tensor:
-    """Return offset_B with which greedy choices have the wanted shares, nearly; 0 unless moved.
-
-    It minimises mean_P(max_B(logits + offset)) - sum_B(wanted * offset), which is convex, by
-    subgradients in steps that get smaller.
-    """
-    import torch
-
-    offset_B = torch.zeros_like(wanted_B)
-    for step in range(_STEPS):
-        missing_B = (wanted_B - _shares(logits_PB + offset_B)) * moved_B
-        offset_B += 1.5 / (1 + step / 100) * missing_B
-    return offset_B
 
 
 def _states(loaded: Loaded, rows: Iterable[Row]) -> Tensor:
