@@ -218,8 +218,10 @@ def test_lengths_get_offsets(pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_
     assert "60 promises were read" in found.err
     found = pasta("train", "lengths", *given, "--json", "--out", tmp_path / "other")
     assert json.loads(found.out)["promises"] == 60
-    found = pasta("train", "lengths", *given, "--offset", "long=1", "--out", tmp_path / "more")
-    assert (found.status, "'long' is not a length" in found.err) == (2, True)
+    for wrong in ("long=1", "20", "20=much", "20=nan"):
+        found = pasta("train", "lengths", *given, "--offset", wrong, "--out", tmp_path / "more")
+        assert (found.status, f"{wrong!r} is not LENGTH=NATS" in found.err) == (2, True), wrong
+    assert not (tmp_path / "more").exists()
     found = pasta("train", "lengths", *given, "--out", tmp_path / "other")
     assert found.status == 2
     assert "exists already" in found.err

@@ -187,7 +187,7 @@ def lengths(
     from pasta_decoding.training.lengths import offset_lengths
 
     rows = [row for path in data for row in read_rows(path)]
-    offsets = {_length(name): nats for name, nats in map(weighted_name, offset)}
+    offsets = dict(map(_offset, offset))
     found = offset_lengths(
         find_adapter(adapter), base_folder(model), drawn(rows, "reading"), out, offsets
     )
@@ -203,13 +203,15 @@ def lengths(
     typer.echo(out)
 
 
-def _length(text: str) -> int:
+def _offset(text: str) -> tuple[int, float]:
+    length, _, nats = text.partition("=")
     try:
-        return int(text)
-    except ValueError as error:
-        raise PastaError(
-            f"{text!r} is not a length", hint="For example: --offset 20=1.2"
-        ) from error
+        found = int(length), float(nats)
+    except ValueError:
+        found = 0, math.nan
+    if not math.isfinite(found[1]):
+        raise PastaError(f"{text!r} is not LENGTH=NATS", hint="For example: --offset 60=0.9")
+    return found
 
 
 def weighted_name(text: str) -> tuple[str, float]:
