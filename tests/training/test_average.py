@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.checkpoint import load
-from pasta_decoding.training.average import CONFIG, WEIGHTS, average
+from pasta_decoding.training.adapter_files import CONFIG, WEIGHTS
+from pasta_decoding.training.average import average
 from tests.checkpoint import TinyCheckpoint
 
 

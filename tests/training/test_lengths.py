@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from safetensors.torch import load_file
 from pasta_decoding.data.dataset import Row
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.checkpoint import load
-from pasta_decoding.training.average import CONFIG, WEIGHTS
+from pasta_decoding.training.adapter_files import CONFIG, WEIGHTS
 from pasta_decoding.training.lengths import offset_lengths
 from tests.checkpoint import TinyCheckpoint
 
@@ -52,7 +53,8 @@ def test_only_the_rows_of_lengths_change(tiny_checkpoint: TinyCheckpoint, tmp_pa
     adapter, out = tiny_checkpoint.adapter, tmp_path / "adjusted"
     offset_lengths(adapter, tiny_checkpoint.base, answers(30), out, {20: 1, 60: 2})
     assert load(out) == load(adapter)
-    assert (out / CONFIG).read_bytes() == (adapter / CONFIG).read_bytes()
+    settings = [json.loads((one / CONFIG).read_text()) for one in (out, adapter)]
+    assert settings[0] == settings[1]
     before, after = load_file(adapter / WEIGHTS), load_file(out / WEIGHTS)
     assert before.keys() == after.keys()
     changed = {name for name, one in before.items() if not torch.equal(one, after[name])}
@@ -77,5 +79,5 @@ def test_what_cannot_be_adjusted_is_refused(
     assert caught.value.hint.startswith("Known: 20, 30, ")
     whole = Path(shutil.copytree(base, tmp_path / "whole"))
     shutil.copy(adapter / "pasta.json", whole)
-    with pytest.raises(PastaError, match="is a whole model"):
+    with pytest.raises(PastaError, match="whole holds no adapter_model"):
         offset_lengths(whole, base, answers(30), tmp_path / "none", {20: 1})

@@ -204,27 +204,26 @@ def lengths(
 
 
 def _offset(text: str) -> tuple[int, float]:
-    length, _, nats = text.partition("=")
-    try:
-        found = int(length), float(nats)
-    except ValueError:
-        found = 0, math.nan
-    if not math.isfinite(found[1]):
-        raise PastaError(f"{text!r} is not LENGTH=NATS", hint="For example: --offset 60=0.9")
-    return found
+    form, example = "LENGTH=NATS", "--offset 60=0.9"
+    length, nats = _named_number(text, form, example)
+    if not length.isdecimal():
+        raise PastaError(f"{text!r} is not {form}", hint=f"For example: {example}")
+    return int(length), nats
 
 
 def weighted_name(text: str) -> tuple[str, float]:
     """Split ADAPTER=WEIGHT. Raises PastaError."""
-    name, _, weight = text.rpartition("=")
+    return _named_number(text, "ADAPTER=WEIGHT", "fast=0.7 quality=0.3")
+
+
+def _named_number(text: str, form: str, example: str) -> tuple[str, float]:
+    name, _, number = text.rpartition("=")
     try:
-        value = float(weight)
+        value = float(number)
     except ValueError:
         value = math.nan
     if not name or not math.isfinite(value):
-        raise PastaError(
-            f"{text!r} is not ADAPTER=WEIGHT", hint="For example: fast=0.7 quality=0.3"
-        )
+        raise PastaError(f"{text!r} is not {form}", hint=f"For example: {example}")
     return name, value
 
 

@@ -2,7 +2,8 @@
 
 One program serves every width and cache length: its products have packed weights and any number of
 rows, and attention is an operator of ours, which alone sees the cells. The model stays unpatched:
-while it is traced, its attention function is one that calls the operator.
+while it is traced, its attention function is one that calls the operator, and where an operator of
+ours is fastest, other layers stand in the place of its linear ones (packed_linear.py).
 
 Shapes: Q tokens of the pass, F of them with logits, V vocabulary.
 """
@@ -22,11 +23,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pasta_decoding.engines.attention import PooledLayer
-from pasta_decoding.engines.cell_attention import (
-    TRACED,
-    Seen,
-    looking_at,
-)
+from pasta_decoding.engines.cell_attention import TRACED, Seen, looking_at
 from pasta_decoding.engines.frames import Tokens
 from pasta_decoding.engines.operators import add_operators, load_operators
 from pasta_decoding.engines.packed_linear import in_place_of
@@ -38,9 +35,10 @@ MAX_TOKENS = 512
 FORMAT = 4
 """Raised when the same model is compiled to something else."""
 
-# Products by Inductor's C++ templates where the processor has AMX tiles, else by oneDNN's packed
-# ones: each is twice as fast as the other there. No benchmark chooses (`max_autotune` with both): a
-# busy machine misleads it, and it then took oneDNN's for four products of seven, a fifth of a step.
+# Products that no operator of ours computes, by Inductor's C++ templates where the processor has
+# AMX tiles, else by oneDNN's packed ones: each is twice as fast as the other there. No benchmark
+# chooses (`max_autotune` with both): a busy machine misleads it, and it then took oneDNN's for four
+# products of seven, a fifth of a step.
 _TEMPLATES: dict[str, Any] = {"max_autotune": True, "max_autotune_gemm_backends": "CPP"}
 _ONEDNN: dict[str, Any] = {"cpp.enable_concat_linear": True}
 

@@ -163,6 +163,26 @@ def load_model(base: Path, adapter: Path | None, *, dtype: str = "float32") -> L
 
     Without an adapter it is the base model, which can only be decoded sequentially.
     """
+    loaded = _unmerged(base, adapter, dtype)
+    if adapter is not None and not holds_weights(adapter):
+        merge_adapter(loaded.model, adapter)
+    return loaded
+
+
+def load_apart(base: Path, adapter: Path | None) -> tuple[Any, dict[str, tuple[Any, Any]]]:
+    """Load a model in the number format of its files, and what its adapter adds to its layers.
+
+    That is down_RI and up_OR by a layer's name, as `read_added` has them, and empty where there is
+    nothing to merge. Raises PastaError as `load_model` does.
+    """
+    model = _unmerged(base, adapter, "auto").model
+    if adapter is None or holds_weights(adapter):
+        return model, {}
+    return model, read_added(model, adapter)
+
+
+def _unmerged(base: Path, adapter: Path | None, dtype: str) -> Loaded:
+    """Load a model that knows its adapter's tokens, and has nothing else of the adapter yet."""
     if adapter is None:
         return _untrained(base, dtype)
     checkpoint = checkpoints.load(adapter)
@@ -170,24 +190,7 @@ def load_model(base: Path, adapter: Path | None, *, dtype: str = "float32") -> L
     add_missing_tokens(tokenizer, checkpoint.token_texts)
     warning = checkpoints.check_match(checkpoint, model, tokenizer)
     grow_vocabulary(model, checkpoint.control)
-    merged = model if holds_weights(adapter) else merge_adapter(model, adapter)
-    return Loaded(merged, tokenizer, checkpoint, eos_ids_of(model, tokenizer), warning)
-
-
-def load_apart(base: Path, adapter: Path | None) -> tuple[Any, dict[str, tuple[Any, Any]]]:
-    """Load a model in the number format of its files, and what its adapter adds to its layers.
-
-    That is down_RI and up_OR by a layer's name, as `read_added` has them, and empty where a folder
-    holds both in one; nothing is merged. Raises PastaError as `load_model` does.
-    """
-    if adapter is None or holds_weights(adapter):
-        return load_model(base, adapter, dtype="auto").model, {}
-    checkpoint = checkpoints.load(adapter)
-    model, tokenizer = load_base(base, dtype="auto")
-    add_missing_tokens(tokenizer, checkpoint.token_texts)
-    checkpoints.check_match(checkpoint, model, tokenizer)
-    grow_vocabulary(model, checkpoint.control)
-    return model, read_added(model, adapter)
+    return Loaded(model, tokenizer, checkpoint, eos_ids_of(model, tokenizer), warning)
 
 
 def load_metadata(base: Path, adapter: Path | None) -> tuple[Loaded, int, int]:

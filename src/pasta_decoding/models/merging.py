@@ -40,7 +40,7 @@ def merge_adapter(model: Any, folder: Path) -> Any:
         modules, (weights, settings) = dict(model.named_modules()), _read(folder)
         for layer, (down_RI, up_OR) in _low_rank(weights):
             _add_lora(modules[layer], down_RI, up_OR, _scale(settings))
-        for name, layer, tokens in trained_rows(weights, settings):
+        for name, layer, tokens in _trained_rows(weights, settings):
             _replace_rows(modules[layer], tokens, weights[name])
     return model
 
@@ -63,9 +63,7 @@ def read_added(model: Any, folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
         }
         names = {module: name for name, module in model.named_modules()}
         head = model.get_output_embeddings()
-        for name, layer, tokens in trained_rows(weights, settings):
-            if model.get_submodule(layer).weight is not head.weight:
-                continue
+        for name, tokens in output_rows(model, weights, settings):
             up_OT = torch.zeros(len(head.weight), len(tokens))
             up_OT[tokens, range(len(tokens))] = 1.0
             added[names[head]] = (weights[name].float() - head.weight[tokens].float(), up_OT)
@@ -122,7 +120,17 @@ def _low_rank(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, tuple[Tensor
             yield layer, (weights[name], weights[layer + _LORA[1]])
 
 
-def trained_rows(
+def output_rows(
+    model: Any, tensors: Iterable[str], settings: Mapping[str, Any]
+) -> Iterator[tuple[str, list[int]]]:
+    """Yield which of an adapter's tensors are rows of the output layer, and of which tokens."""
+    head = model.get_output_embeddings().weight
+    for name, layer, tokens in _trained_rows(tensors, settings):
+        if model.get_submodule(layer).weight is head:
+            yield name, tokens
+
+
+def _trained_rows(
     tensors: Iterable[str], settings: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, list[int]]]:
     """Yield which of an adapter's tensors are rows of trained tokens, the layer, and the tokens."""

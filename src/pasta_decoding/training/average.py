@@ -9,7 +9,6 @@ one, it is nothing of use.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,13 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.files import written_whole
-from pasta_decoding.models.checkpoint import Checkpoint, load, save
+from pasta_decoding.models.checkpoint import Checkpoint, load
+from pasta_decoding.training.adapter_files import (
+    read_config,
+    read_tensors,
+    refuse_existing,
+    write_adapter,
+)
 
 if TYPE_CHECKING:
     import torch
 
-WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _LORA_SETTINGS = (
     "peft_type",
     "r",
@@ -46,21 +49,13 @@ def average(adapters: Sequence[tuple[Path, float]], out: Path) -> Path:
     Raises PastaError if `out` exists, the weights are none, or the adapters differ in anything
     else than their tensors' values.
     """
-    from safetensors.torch import save_file
-
-    if out.exists():
-        raise PastaError(f"{out} exists already", hint="Choose another --out.")
+    refuse_existing(out)
     if not math.isclose(total := math.fsum(weight for _, weight in adapters), 1, abs_tol=1e-6):
         raise PastaError(f"the weights add up to {total:g}, not to 1")
     folders = [folder for folder, _ in adapters]
     checkpoint, config = _common(folders), _common_config(folders)
     tensors = _mean(adapters)
-    with written_whole(out) as partial:
-        partial.mkdir(parents=True)
-        save_file(tensors, partial / WEIGHTS, metadata={"format": "pt"})
-        (partial / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
-        save(checkpoint, partial)
-    return out
+    return write_adapter(out, tensors, config, checkpoint)
 
 
 def _common(folders: Sequence[Path]) -> Checkpoint:
@@ -83,7 +78,7 @@ def _common(folders: Sequence[Path]) -> Checkpoint:
 
 def _common_config(folders: Sequence[Path]) -> dict[str, Any]:
     """Return the first adapter's peft config. Raises PastaError if the others' LoRA differs."""
-    first, *others = [_read_config(folder) for folder in folders]
+    first, *others = [read_config(folder) for folder in folders]
     for folder, other in zip(folders[1:], others, strict=True):
         for name in _LORA_SETTINGS:
             if other.get(name) != first.get(name):
@@ -92,18 +87,6 @@ def _common_config(folders: Sequence[Path]) -> dict[str, Any]:
                     hint="Average adapters that were trained with the same settings of LoRA.",
                 )
     return first
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG
-    if not path.is_file():
-        raise PastaError(
-            f"{folder} holds no {CONFIG}", hint="Only adapters can be averaged, not whole models."
-        )
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise PastaError(f"{path} cannot be read: {error}") from error
 
 
 def _mean(adapters: Sequence[tuple[Path, float]]) -> dict[str, torch.Tensor]:
@@ -123,17 +106,3 @@ def _mean(adapters: Sequence[tuple[Path, float]]) -> dict[str, torch.Tensor]:
         for name, one in other.items():
             mean[name] += weight * one.float()
     return {name: one.to(tensors[name].dtype).contiguous() for name, one in mean.items()}
-
-
-def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """Return an adapter's tensors by name. Raises PastaError."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    path = folder / WEIGHTS
-    if not path.is_file():
-        raise PastaError(f"{folder} holds no {WEIGHTS}", hint="Give the folder of an adapter.")
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise PastaError(f"{path} cannot be read: {error}") from error

@@ -11,23 +11,25 @@ Shapes: P promises of the rows, B length buckets, D width of the model.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pasta_decoding.data.dataset import Row
 from pasta_decoding.errors import PastaError
-from pasta_decoding.files import written_whole
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.lang.tree import read
-from pasta_decoding.models.checkpoint import save
-from pasta_decoding.models.loading import Loaded, holds_weights, load_model
-from pasta_decoding.models.merging import trained_rows
+from pasta_decoding.models.loading import Loaded, load_model
+from pasta_decoding.models.merging import output_rows
 from pasta_decoding.models.prompt import Message, PromptEncoder
-from pasta_decoding.training.average import CONFIG, WEIGHTS, read_tensors
+from pasta_decoding.training.adapter_files import (
+    read_config,
+    read_tensors,
+    refuse_existing,
+    write_adapter,
+)
 from pasta_decoding.training.score import read_layouts
 from pasta_decoding.training.view import compile_answer
 
@@ -66,19 +68,15 @@ def offset_lengths(
     the rows have few promises.
     """
     import torch
-    from safetensors.torch import save_file
 
-    if out.exists():
-        raise PastaError(f"{out} exists already", hint="Choose another --out.")
-    if holds_weights(adapter):
-        raise PastaError(f"{adapter} is a whole model", hint="Give the adapter it was made of.")
-    loaded, tensors = load_model(base, adapter), read_tensors(adapter)
+    refuse_existing(out)
+    tensors, settings = read_tensors(adapter), read_config(adapter)
+    loaded = load_model(base, adapter)
     close = loaded.checkpoint.control.promise_close
     for length in offsets.keys() - close.keys():
         known = ", ".join(map(str, close))
         raise PastaError(f"{length} is not a length that can be promised", hint=f"Known: {known}.")
-    name, places = _rows_of(close.values(), adapter, loaded.model)
-    state_PD, row_BD = _states(loaded, rows), _head(loaded.model)[list(close.values())].double()
+    state_PD = _states(loaded, rows)
     if len(state_PD) < _FEWEST:
         raise PastaError(
             f"the rows have {len(state_PD)} promises, which say little",
@@ -86,28 +84,28 @@ def offset_lengths(
         )
     offset_B = torch.tensor([offsets.get(length, 0.0) for length in close], dtype=torch.float64)
     change_BD = offset_B[:, None] * _direction(state_PD)
-    changed = tensors[name].double()
-    changed[places] += change_BD
-    tensors[name] = changed.to(tensors[name].dtype)
-    with written_whole(out) as partial:
-        partial.mkdir(parents=True)
-        save_file(tensors, partial / WEIGHTS, metadata={"format": "pt"})
-        (partial / CONFIG).write_bytes((adapter / CONFIG).read_bytes())
-        save(loaded.checkpoint, partial)
-
-    def shares(logits_PB: Tensor) -> Tensor:
-        return torch.bincount(logits_PB.argmax(1), minlength=len(close)) / len(logits_PB)
-
-    def by_length(share_B: Tensor) -> dict[int, float]:
-        return dict(zip(close, share_B.tolist(), strict=True))
-
-    logits_PB = state_PD @ row_BD.T
+    trained = dict(output_rows(loaded.model, tensors, settings))
+    if not trained:
+        raise PastaError(f"the adapter in {adapter} has no rows of the output layer to write to")
+    for name, tokens in trained.items():
+        changed = tensors[name].double()
+        changed[[tokens.index(token) for token in close.values()]] += change_BD
+        tensors[name] = changed.to(tensors[name].dtype)
+    write_adapter(out, tensors, settings, loaded.checkpoint)
+    head_VD = loaded.model.get_output_embeddings().weight.detach()
+    row_BD = head_VD[list(close.values())].double()
+    before_PB, after_PB = state_PD @ row_BD.T, state_PD @ (row_BD + change_BD).T
+    found = (before_PB.softmax(1).mean(0), _shares(before_PB), _shares(after_PB))
     return Lengths(
-        promises=len(state_PD),
-        probable=by_length(logits_PB.softmax(1).mean(0)),
-        before=by_length(shares(logits_PB)),
-        after=by_length(shares(logits_PB + state_PD @ change_BD.T)),
+        len(state_PD), *(dict(zip(close, share_B.tolist(), strict=True)) for share_B in found)
     )
+
+
+def _shares(logits_PB: Tensor) -> Tensor:
+    """Return share_B: how often each length is the likeliest."""
+    import torch
+
+    return torch.bincount(logits_PB.argmax(1), minlength=logits_PB.shape[1]) / len(logits_PB)
 
 
 def _states(loaded: Loaded, rows: Iterable[Row]) -> Tensor:
@@ -148,22 +146,4 @@ def _direction(state_PD: Tensor) -> Tensor:
     ridge = _RIDGE * state_PD.square().mean()
     return torch.linalg.solve(
         square_DD + ridge * torch.eye(len(square_DD), dtype=square_DD.dtype), state_PD.mean(0)
-    )
-
-
-def _head(model: Any) -> Tensor:
-    weight_VD: Tensor = model.get_output_embeddings().weight.detach()
-    return weight_VD
-
-
-def _rows_of(ids: Iterable[int], adapter: Path, model: Any) -> tuple[str, list[int]]:
-    """Return which of the adapter's tensors has rows of the output layer, and where these are."""
-    settings = json.loads((adapter / CONFIG).read_text(encoding="utf-8"))
-    head = model.get_output_embeddings().weight
-    for name, layer, tokens in trained_rows(read_tensors(adapter), settings):
-        if model.get_submodule(layer).weight is head:
-            return name, [tokens.index(token) for token in ids]
-    raise PastaError(
-        f"{adapter} has no trained rows of the output layer",
-        hint="Give one that `pasta train sft` wrote with LoRA.",
     )
