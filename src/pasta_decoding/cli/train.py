@@ -1,4 +1,4 @@
-"""Commands that train: `train sft`, `train average`, `train lengths`, `train head`."""
+"""Commands that train: `train sft`, `train average`, `train offsets`, `train head`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from pasta_decoding.training.config import SftConfig
 
 if TYPE_CHECKING:
     from pasta_decoding.data.dataset import Row
+    from pasta_decoding.training.offsets import Share
 
 
 _SFT = SftConfig(data=(), base_name="")
@@ -162,49 +163,69 @@ def average(
     typer.echo(write_average(weighted, out))
 
 
-def lengths(
+def offsets(
     adapter: Annotated[str, typer.Argument(help="Adapter, by its folder, its run's, or by name.")],
     data: Annotated[
         list[Path],
         typer.Option(help="Annotated answers, best its own: JSONL (.gz); may be repeated."),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The adapter's folder to write.")],
-    offset: Annotated[
-        list[str],
+    length: Annotated[
+        list[str] | None,
         typer.Option(metavar="LENGTH=NATS", help="Added to a length's logit; may be repeated."),
-    ],
+    ] = None,
+    promise: Annotated[
+        float,
+        typer.Option(metavar="NATS", help="Added to the promise's logit: above 0 is faster."),
+    ] = 0.0,
     model: Base = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
 ) -> None:
-    """Let an adapter promise some lengths more often, without training.
+    """Let an adapter promise more or less often, or other lengths, without training.
 
     Greedy decoding promises the likeliest length, and that is often one of two. The answers are
-    read once by the model; then the lengths' rows of its output layer are moved by the offsets.
+    read once by the model; then rows of its output layer are moved by the offsets.
     """
     require_training()
     from pasta_decoding.data.dataset import read_rows
     from pasta_decoding.models.loading import find_adapter
-    from pasta_decoding.training.lengths import offset_lengths
+    from pasta_decoding.training.offsets import offset_logits
 
+    wanted = dict(map(_offset, length or ()))
+    if not wanted and not promise:
+        raise PastaError("nothing to change", hint="Give --length or --promise.")
+    if not math.isfinite(promise):
+        raise PastaError(f"--promise {promise} is not a number of nats")
     rows = [row for path in data for row in read_rows(path)]
-    offsets = dict(map(_offset, offset))
-    found = offset_lengths(
-        find_adapter(adapter), base_folder(model), drawn(rows, "reading"), out, offsets
+    found = offset_logits(
+        find_adapter(adapter),
+        base_folder(model),
+        drawn(rows, "reading"),
+        out,
+        lengths=wanted,
+        promise=promise,
     )
     if as_json:
         typer.echo(json.dumps(asdict(found)))
         return
-    say(f"{found.promises} promises were read. Lengths, in % of them:")
-    for bucket, probable in found.probable.items():
-        shares = (found.before[bucket], found.after[bucket], probable)
-        if max(shares) >= 0.001:
-            before, after, mean = (f"{100 * share:5.1f}" for share in shares)
-            say(f"{bucket:4} tokens: {before} before, {after} now, mean probability {mean}")
+    say(f"{found.promises} promises were read. In % of the main thread's tokens:")
+    say(_share("promise", found.promise))
+    say("Lengths, in % of the promises:")
+    for bucket, share in found.lengths.items():
+        if max(share.before, share.after, share.probable) >= 0.001:
+            say(_share(f"{bucket:4} tokens", share))
     typer.echo(out)
 
 
+def _share(name: str, share: Share) -> str:
+    before, after, mean = (
+        f"{100 * one:5.1f}" for one in (share.before, share.after, share.probable)
+    )
+    return f"{name}: {before} before, {after} now, mean probability {mean}"
+
+
 def _offset(text: str) -> tuple[int, float]:
-    form, example = "LENGTH=NATS", "--offset 60=0.9"
+    form, example = "LENGTH=NATS", "--length 60=0.9"
     length, nats = _named_number(text, form, example)
     if not length.isdecimal():
         raise PastaError(f"{text!r} is not {form}", hint=f"For example: {example}")

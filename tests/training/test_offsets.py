@@ -1,4 +1,4 @@
-"""Lengths get offsets to their logits, and nothing else changes."""
+"""Lengths and the promise get offsets to their logits, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pasta_decoding.data.dataset import Row
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.checkpoint import load
 from pasta_decoding.training.adapter_files import CONFIG, WEIGHTS
-from pasta_decoding.training.lengths import offset_lengths
+from pasta_decoding.training.offsets import offset_logits
 from tests.checkpoint import TinyCheckpoint
 
 CHUNK = '<promise topic="part {n}" tokens="20"/><async>{text}</async>'
@@ -38,20 +38,31 @@ def answers(number: int) -> list[Row]:
 
 def test_an_offset_is_what_the_logit_gets(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     adapter, base, out = tiny_checkpoint.adapter, tiny_checkpoint.base, tmp_path / "adjusted"
-    found = offset_lengths(adapter, base, answers(60), out, {30: 3.0, 100: -3.0})
+    found = offset_logits(
+        adapter, base, answers(60), out, lengths={30: 3.0, 100: -3.0}, promise=2.0
+    )
     assert found.promises == 180
-    assert found.before[30] < 0.1
-    assert found.before[100] > 0.4
-    assert found.after[30] > 0.3
-    assert found.after[100] < 0.1
-    again = offset_lengths(out, base, answers(60), tmp_path / "same", {})
-    assert again.before == again.after
-    assert again.before == pytest.approx(found.after, abs=0.05), "as it was written"
+    assert found.lengths[30].before < 0.1
+    assert found.lengths[100].before > 0.4
+    assert found.lengths[30].after > 0.3
+    assert found.lengths[100].after < 0.1
+    assert found.promise.before < found.promise.after
+    again = offset_logits(out, base, answers(60), tmp_path / "same", lengths={})
+    for share in (*again.lengths.values(), again.promise):
+        assert share.before == share.after
+    assert {length: share.before for length, share in again.lengths.items()} == pytest.approx(
+        {length: share.after for length, share in found.lengths.items()}, abs=0.05
+    ), "as it was written"
+    assert again.promise.before == pytest.approx(found.promise.after, abs=0.05)
 
 
-def test_only_the_rows_of_lengths_change(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_only_the_rows_with_an_offset_change(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
     adapter, out = tiny_checkpoint.adapter, tmp_path / "adjusted"
-    offset_lengths(adapter, tiny_checkpoint.base, answers(30), out, {20: 1, 60: 2})
+    offset_logits(
+        adapter, tiny_checkpoint.base, answers(30), out, lengths={20: 1, 60: 2}, promise=-1
+    )
     assert load(out) == load(adapter)
     settings = [json.loads((one / CONFIG).read_text()) for one in (out, adapter)]
     assert settings[0] == settings[1]
@@ -62,7 +73,7 @@ def test_only_the_rows_of_lengths_change(tiny_checkpoint: TinyCheckpoint, tmp_pa
     (name,) = changed
     assert after[name].dtype == before[name].dtype
     moved = (before[name] != after[name]).any(1)
-    assert moved.sum() == 2
+    assert moved.sum() == 3
 
 
 def test_what_cannot_be_adjusted_is_refused(
@@ -70,14 +81,14 @@ def test_what_cannot_be_adjusted_is_refused(
 ) -> None:
     adapter, base = tiny_checkpoint.adapter, tiny_checkpoint.base
     with pytest.raises(PastaError, match="exists already"):
-        offset_lengths(adapter, base, answers(30), tmp_path, {20: 1})
+        offset_logits(adapter, base, answers(30), tmp_path, lengths={20: 1})
     with pytest.raises(PastaError, match="the rows have 9 promises"):
-        offset_lengths(adapter, base, answers(3), tmp_path / "few", {20: 1})
+        offset_logits(adapter, base, answers(3), tmp_path / "few", lengths={20: 1})
     assert not (tmp_path / "few").exists()
     with pytest.raises(PastaError, match="25 is not a length") as caught:
-        offset_lengths(adapter, base, answers(30), tmp_path / "none", {25: 1})
+        offset_logits(adapter, base, answers(30), tmp_path / "none", lengths={25: 1})
     assert caught.value.hint.startswith("Known: 20, 30, ")
     whole = Path(shutil.copytree(base, tmp_path / "whole"))
     shutil.copy(adapter / "pasta.json", whole)
     with pytest.raises(PastaError, match="whole holds no adapter_model"):
-        offset_lengths(whole, base, answers(30), tmp_path / "none", {20: 1})
+        offset_logits(whole, base, answers(30), tmp_path / "none", lengths={20: 1})

@@ -1,0 +1,212 @@
+"""What greedy decoding passes over is chosen more often, without training: offsets to logits.
+
+Greedy decoding promises the likeliest length, and where most chunks are of similar lengths that is
+one of two, though the model's mean probability of each is the share that chunks of it have. So a
+rarer length gets an offset to its logit (logit adjustment, Menon et al. 2021, arXiv 2007.07314).
+An offset to the promise itself makes the same model promise more, and so faster, or less.
+
+An offset is written into the row that the token has in the output layer, along a direction on which
+the states where the token may be chosen all have the value 1.
+
+Shapes: S states where a token may be chosen, B length buckets, D width of the model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pasta_decoding.data.dataset import Row
+from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.layout import MAIN, Layout
+from pasta_decoding.lang.positions import scheme_named
+from pasta_decoding.lang.tree import read
+from pasta_decoding.models.loading import Loaded, load_model
+from pasta_decoding.models.merging import output_rows
+from pasta_decoding.models.prompt import Message, PromptEncoder
+from pasta_decoding.training.adapter_files import (
+    read_config,
+    read_tensors,
+    refuse_existing,
+    write_adapter,
+)
+from pasta_decoding.training.score import read_layouts
+from pasta_decoding.training.view import compile_answer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_RIDGE = 1e-3  # on a direction, of the mean square of a state's number
+_FEWEST = 50  # promises
+_TOGETHER = 8  # rows that are read at a time
+_BLOCK = 1024  # states whose logits are in memory at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How often a token is chosen in the rows that were read, as a share of the places.
+
+    probable: the model's mean probability of it.
+    before:   how often it is the likeliest.
+    after:    the same with the offsets. While decoding, one choice follows the other, so shares
+              there are others: ask and measure.
+    """
+
+    probable: float
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """What was found in the rows and what has changed there.
+
+    promises: how many the rows have.
+    lengths:  of the promises, by length bucket.
+    promise:  of the main thread's tokens.
+    """
+
+    promises: int
+    lengths: dict[int, Share]
+    promise: Share
+
+
+def offset_logits(
+    adapter: Path,
+    base: Path,
+    rows: Iterable[Row],
+    out: Path,
+    *,
+    lengths: Mapping[int, float],
+    promise: float = 0.0,
+) -> Offsets:
+    """Write an adapter to the folder `out` in which lengths and the promise have offsets, in nats.
+
+    rows: annotated answers like those that it writes, best its own; they are read, not learnt.
+
+    Raises PastaError if `out` exists, a length is no bucket, the adapter holds a whole model, or
+    the rows have few promises.
+    """
+    import torch
+
+    refuse_existing(out)
+    tensors, settings = read_tensors(adapter), read_config(adapter)
+    loaded = load_model(base, adapter)
+    control = loaded.checkpoint.control
+    close = control.promise_close
+    for length in lengths.keys() - close.keys():
+        known = ", ".join(map(str, close))
+        raise PastaError(f"{length} is not a length that can be promised", hint=f"Known: {known}.")
+    main_SD, length_SD = _states(loaded, rows)
+    if len(length_SD) < _FEWEST:
+        raise PastaError(
+            f"the rows have {len(length_SD)} promises, which say little",
+            hint=f"Give annotated answers with {_FEWEST} or more.",
+        )
+    offset_B = torch.tensor([lengths.get(length, 0.0) for length in close], dtype=torch.float64)
+    change_BD = offset_B[:, None] * _direction(length_SD)
+    change_D = promise * _direction(main_SD)
+    changes = dict(
+        zip((*close.values(), control.promise_open), (*change_BD, change_D), strict=True)
+    )
+    trained = dict(output_rows(loaded.model, tensors, settings))
+    if not trained:
+        raise PastaError(f"the adapter in {adapter} has no rows of the output layer to write to")
+    for name, tokens in trained.items():
+        changed = tensors[name].double()
+        for token, change in changes.items():
+            changed[tokens.index(token)] += change
+        tensors[name] = changed.to(tensors[name].dtype)
+    write_adapter(out, tensors, settings, loaded.checkpoint)
+    head_VD = loaded.model.get_output_embeddings().weight.detach().double()
+    return Offsets(
+        len(length_SD),
+        _length_shares(length_SD, head_VD[list(close.values())], change_BD, list(close)),
+        _promise_share(main_SD, head_VD, control.promise_open, change_D),
+    )
+
+
+def _length_shares(
+    state_SD: Tensor, row_BD: Tensor, change_BD: Tensor, lengths: list[int]
+) -> dict[int, Share]:
+    import torch
+
+    before_SB, after_SB = state_SD @ row_BD.T, state_SD @ (row_BD + change_BD).T
+    chosen = (
+        torch.bincount(logits_SB.argmax(1), minlength=len(lengths)) / len(state_SD)
+        for logits_SB in (before_SB, after_SB)
+    )
+    columns = (column_B.tolist() for column_B in (before_SB.softmax(1).mean(0), *chosen))
+    return dict(zip(lengths, map(Share, *columns), strict=True))
+
+
+def _promise_share(state_SD: Tensor, head_VD: Tensor, token: int, change_D: Tensor) -> Share:
+    import torch
+
+    probable = before = after = 0.0
+    for block_SD in torch.split(state_SD, _BLOCK):
+        logits_SV = block_SD @ head_VD.T
+        probable += logits_SV.softmax(1)[:, token].sum().item()
+        own_S = logits_SV[:, token].clone()
+        logits_SV[:, token] = -float("inf")
+        rival_S = logits_SV.amax(1)
+        before += (own_S > rival_S).sum().item()
+        after += (own_S + block_SD @ change_D > rival_S).sum().item()
+    return Share(*(total / len(state_SD) for total in (probable, before, after)))
+
+
+def _states(loaded: Loaded, rows: Iterable[Row]) -> tuple[Tensor, Tensor]:
+    """Return states (float64) [S, D]: in front of the main thread's tokens, and of lengths."""
+    import torch
+
+    width = loaded.model.config.get_text_config().hidden_size
+    lengths = set(loaded.checkpoint.control.promise_close.values())
+    main, before_length = [torch.empty(0, width)], [torch.empty(0, width)]
+    for layout, state_TD in _read(loaded, rows):
+        chosen = [
+            None if thread != MAIN else label
+            for label, thread in zip(layout.label, layout.thread, strict=True)
+        ]
+        before_length.append(state_TD[[label in lengths for label in chosen]])
+        main.append(state_TD[[label is not None and label not in lengths for label in chosen]])
+    return torch.cat(main).double(), torch.cat(before_length).double()
+
+
+def _read(loaded: Loaded, rows: Iterable[Row]) -> Iterator[tuple[Layout, Tensor]]:
+    """Yield how each row is laid out and its tokens' last hidden states [T, D]."""
+    control, config = loaded.checkpoint.control, loaded.model.config.get_text_config()
+    encoder = PromptEncoder(loaded.tokenizer, forbidden_ids=control.ids)
+    loaded.model.eval()
+    waiting = iter(rows)
+    while together := list(islice(waiting, _TOGETHER)):
+        layouts = [
+            layout
+            for row in together
+            for layout in compile_answer(
+                encoder.encode([*row.history, Message("user", row.instruction)]),
+                read(row.response),
+                control=control,
+                encode=encoder.encode_text,
+                scheme=scheme_named(loaded.checkpoint.scheme),
+                end=loaded.end,
+                max_tokens=config.max_position_embeddings,
+            )
+        ]
+        scored = read_layouts(loaded.model, layouts, layers=[config.num_hidden_layers])
+        for layout, (_, state_TD) in zip(layouts, scored, strict=True):
+            assert state_TD is not None
+            yield layout, state_TD
+
+
+def _direction(state_SD: Tensor) -> Tensor:
+    """Return direction_D on which each state nearly has the value 1, by ridge regression."""
+    import torch
+
+    square_DD = state_SD.T @ state_SD / len(state_SD)
+    ridge = _RIDGE * state_SD.square().mean()
+    return torch.linalg.solve(
+        square_DD + ridge * torch.eye(len(square_DD), dtype=square_DD.dtype), state_SD.mean(0)
+    )
