@@ -203,7 +203,9 @@ def test_adapters_are_averaged_and_the_mean_is_an_adapter(
     assert not (tmp_path / "other").exists()
 
 
-def test_lengths_get_offsets(pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_lengths_and_the_promise_get_offsets(
+    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
     chunk = '<promise topic="part" tokens="20"/><async>{}</async>'
     data = tmp_path / "own.jsonl"
     with data.open("w") as file:
@@ -211,17 +213,20 @@ def test_lengths_get_offsets(pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_
             response = " ".join(chunk.format("x" * (10 + (7 * n + 20 * m) % 50)) for m in range(3))
             row = {"id": f"r{n}", "instruction": f"Why {n}?", "response": response}
             file.write(json.dumps(row | {"source": "made"}) + "\n")
-    offsets = ("--offset", "20=1.2", "--offset", "60=-0.5")
-    given = (tiny_checkpoint.adapter, "--model", tiny_checkpoint.base, "--data", data, *offsets)
-    found = pasta("train", "lengths", *given, "--out", tmp_path / "adjusted")
+    rows = (tiny_checkpoint.adapter, "--model", tiny_checkpoint.base, "--data", data)
+    given = (*rows, "--length", "20=1.2", "--length", "60=-0.5", "--promise", "0.5")
+    found = pasta("train", "offsets", *given, "--out", tmp_path / "adjusted")
     assert (found.status, found.out) == (0, f"{tmp_path / 'adjusted'}\n")
     assert "60 promises were read" in found.err
-    found = pasta("train", "lengths", *given, "--json", "--out", tmp_path / "other")
+    found = pasta("train", "offsets", *given, "--json", "--out", tmp_path / "other")
     assert json.loads(found.out)["promises"] == 60
     for wrong in ("long=1", "20", "20=much", "20=nan"):
-        found = pasta("train", "lengths", *given, "--offset", wrong, "--out", tmp_path / "more")
+        found = pasta("train", "offsets", *given, "--length", wrong, "--out", tmp_path / "more")
         assert (found.status, f"{wrong!r} is not LENGTH=NATS" in found.err) == (2, True), wrong
+    for options, message in (((), "nothing to change"), (("--promise", "inf"), "not a number")):
+        found = pasta("train", "offsets", *rows, *options, "--out", tmp_path / "more")
+        assert (found.status, message in found.err) == (2, True), options
     assert not (tmp_path / "more").exists()
-    found = pasta("train", "lengths", *given, "--out", tmp_path / "other")
+    found = pasta("train", "offsets", *given, "--out", tmp_path / "other")
     assert found.status == 2
     assert "exists already" in found.err
