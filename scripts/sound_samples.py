@@ -3,8 +3,8 @@
 A policy cannot learn from its own sound answers what it never does: close with given words, write
 in capitals, stop at the third sentence. So where a prompt has too few, an answer is mended: its
 text stays as it was sampled, its form is made what the prompt asks, and it is kept if it then
-passes every check. In answers with chunks each chunk stays as it is, or goes as a whole: what is
-cut in it would make its promised length untrue.
+passes every check. Answers with a chunk get last words and nothing else: what is cut elsewhere
+would make promised lengths untrue.
 
     python scripts/sound_samples.py runs/sampled --prompts asked.jsonl -o sound.jsonl
 
@@ -21,26 +21,22 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
 from pasta_decoding.data.annotate.structure import sentences
 from pasta_decoding.data.asked import Asked, read_all_asked
-from pasta_decoding.data.checks import BULLET, NUMBER, Check
+from pasta_decoding.data.checks import BULLET, NUMBER
 from pasta_decoding.data.lines import read_lines, write_lines
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.measures import echoes, repetitions
-from pasta_decoding.lang.tree import Chunk, Node, Span, Tree, has_chunk, read, show, strip
+from pasta_decoding.lang.tree import Span, Tree, has_chunk, read, show, strip
 
 MOST_ROWS = 2
 """Of one prompt."""
 FEWEST_TITLED_WORDS = 25
 _ITEM = re.compile(rf"^\s*(?:{BULLET}|{NUMBER})\s", re.MULTILINE)
-_MARKER = re.compile(rf"(?:{BULLET}|{NUMBER})\s+")
-_LABEL = re.compile(r"\s*(?:\*\*)?([A-Z][\w' -]{1,40}?)(?:\*\*:|:\*\*|:)\s+")
-_PRIVATE = 0xE000
 _SUBJECT = re.compile(
     r"(?:\babout|^Explain|^Describe) (?:the |a |an )?([\w' -]+?)"
     r"(?= with | under | and |[.,;(]|$)"
@@ -134,68 +130,6 @@ MENDS: Mapping[str, Mend] = {
 }
 
 
-def listed(tree: Tree, arguments: Arguments, marker: Callable[[int], str]) -> Iterator[Tree]:
-    """Give the items of a list other markers, and cut a list that ends the answer when it is full.
-
-    marker: of an item by its number, from 1.
-    """
-    text, others = _folded(tree)
-    lines = text.split("\n")
-    items = [place for place, line in enumerate(lines) if _MARKER.match(line)]
-    most = arguments.get("at_most")
-    if most is not None and most < len(items):
-        if any(line.strip() for line in lines[items[-1] + 1 :]):
-            return
-        lines = lines[: items[most]]
-    for number, place in enumerate(items[:most], start=1):
-        lines[place] = f"{marker(number)} {_MARKER.sub('', lines[place])}"
-    yield _unfolded("\n".join(lines).rstrip(), others)
-
-
-def under_headings(tree: Tree, arguments: Arguments) -> Iterator[Tree]:
-    """Make the first chunks sections: what each is about becomes a heading above it."""
-    chunks = [node for node in tree if isinstance(node, Chunk)][: arguments["at_least"]]
-    sections: list[Node] = []
-    for chunk in chunks:
-        label = _LABEL.match(chunk.text)
-        title = label[1] if label else chunk.topic or ""
-        gap = "\n\n" if sections else ""
-        body = chunk.text[label.end() :] if label else chunk.text
-        if not title.strip() or not body.strip():
-            return
-        sections += [
-            Span(f"{gap}## {title.strip().capitalize()}\n\n"),
-            replace(chunk, text=body.strip()),
-        ]
-    yield tuple(sections)
-
-
-TREE_MENDS: Mapping[str, Callable[[Tree, Arguments], Iterator[Tree]]] = {
-    "bullets": lambda tree, arguments: listed(tree, arguments, lambda _number: "-"),
-    "headings": under_headings,
-    "items": lambda tree, arguments: listed(tree, arguments, lambda _number: "-"),
-    "numbered": lambda tree, arguments: listed(tree, arguments, lambda number: f"{number}."),
-}
-
-
-def _folded(tree: Tree) -> tuple[str, list[Node]]:
-    """Return the main text with a private-use character for each chunk and sync, and these."""
-    others: list[Node] = [node for node in tree if not isinstance(node, Span)]
-    marks = (chr(_PRIVATE + number) for number in range(len(others)))
-    return "".join(node.text if isinstance(node, Span) else next(marks) for node in tree), others
-
-
-def _unfolded(text: str, others: Sequence[Node]) -> Tree:
-    """Return the tree of a text of `_folded`; what a character is missing of is left out."""
-    parts = re.split(f"([{chr(_PRIVATE)}-{chr(_PRIVATE + 999)}])", text)
-    nodes: list[Node] = [
-        others[ord(part) - _PRIVATE] if place % 2 else Span(part)
-        for place, part in enumerate(parts)
-        if part
-    ]
-    return read(show(tuple(nodes)))
-
-
 def is_sound(asked: Asked, tree: Tree) -> bool:
     """Is an answer that ended fit to learn from?"""
     return not repetitions(tree) and not echoes(tree) and asked.is_sound(tree)
@@ -204,22 +138,20 @@ def is_sound(asked: Asked, tree: Tree) -> bool:
 def mended(asked: Asked, tree: Tree) -> Tree | None:
     """Return an answer that does all that is asked, or None if it takes more than one mend."""
     text = strip(tree)
-    broken = [check for check in asked.checks if not check.passes(text)] if text.strip() else []
-    found = (other for check in broken for other in _mends(asked.instruction, tree, check))
-    return next((other for other in found if is_sound(asked, other)), None)
-
-
-def _mends(instruction: str, tree: Tree, check: Check) -> Iterator[Tree]:
-    """Return answers that may pass a check, the nearest first."""
-    if mend_tree := TREE_MENDS.get(check.kind):
-        yield from mend_tree(tree, check.arguments)
-    if mend := MENDS.get(check.kind):
-        text = strip(tree)
-        for other in mend(instruction, text, check.arguments):
+    if not text.strip():
+        return None
+    broken = [one for one in asked.checks if not one.passes(text) and one.kind in MENDS]
+    for check in broken:
+        for other in MENDS[check.kind](asked.instruction, text, check.arguments):
             if not has_chunk(tree):
-                yield (Span(other),)
+                found: Tree = (Span(other),)
             elif check.kind == "ends":
-                yield read(show((*tree, Span(other.removeprefix(text.rstrip())))))
+                found = read(show((*tree, Span(other.removeprefix(text.rstrip())))))
+            else:
+                continue
+            if is_sound(asked, found):
+                return found
+    return None
 
 
 def rows_of(asked: Asked, samples: Sequence[Row]) -> Iterator[Row]:

@@ -11,7 +11,7 @@ import pytest
 from pasta_decoding.data.asked import Asked, read_all_asked
 from pasta_decoding.data.checks import KINDS, make_check
 from pasta_decoding.lang.tree import read, show
-from scripts.sound_samples import MENDS, TREE_MENDS, main, mended, rows_of
+from scripts.sound_samples import MENDS, main, mended, rows_of
 
 FIRST, SECOND, THIRD = "Bees make honey.", "They gather nectar!", "It dries in the comb."
 PROSE = f"{FIRST} {SECOND} {THIRD}"
@@ -23,11 +23,6 @@ LISTED = "- Bread\n- Cheese"
 CHUNKS = (
     'Two things:\n- <promise topic="bread" tokens="10"/><async>Bread is baked.</async>\n'
     '- <promise topic="cheese" tokens="10"/><async>Cheese is aged.</async>'
-)
-NUMBERED = CHUNKS.replace("\n- ", "\n1. ", 1).replace("\n- ", "\n2. ")
-HEADED = (
-    '## Bread\n\n<promise topic="bread" tokens="10"/><async>Bread is baked.</async>\n\n'
-    '## Cheese\n\n<promise topic="cheese" tokens="10"/><async>Cheese is aged.</async>'
 )
 
 
@@ -68,14 +63,6 @@ def mend(one: Asked, text: str) -> str | None:
         ("titled", {}, LONG, "# Bees\n\n" + LONG),
         ("titled", {}, PROSE, None),
         ("bullets", {"at_least": 3}, LISTED, None),
-        ("bullets", {"at_least": 1, "at_most": 1}, LISTED, "- Bread"),
-        ("numbered", {"at_least": 2, "at_most": 2}, LISTED, "1. Bread\n2. Cheese"),
-        ("numbered", {"at_least": 1, "at_most": 1}, LISTED + "\n\nGood.", None),
-        ("numbered", {"at_least": 2, "at_most": 2}, CHUNKS, NUMBERED),
-        ("numbered", {"at_least": 1, "at_most": 1}, CHUNKS, NUMBERED.partition("\n2.")[0]),
-        ("headings", {"at_least": 2}, CHUNKS, HEADED),
-        ("headings", {"at_least": 3}, CHUNKS, None),
-        ("headings", {"at_least": 1}, PROSE, None),
     ],
 )
 def test_an_answer_is_mended_where_one_mend_is_enough(
@@ -85,7 +72,7 @@ def test_an_answer_is_mended_where_one_mend_is_enough(
 
 
 def test_all_mends_are_of_kinds_that_there_are() -> None:
-    assert MENDS.keys() | TREE_MENDS.keys() <= KINDS.keys()
+    assert MENDS.keys() <= KINDS.keys()
 
 
 def test_what_an_answer_with_chunks_promises_stays_true() -> None:
