@@ -35,7 +35,7 @@ SMALLER = {
 }
 RUNS = ("sft", "baseline", "apar", "sequential", "balanced", "fast", "quality", "obeying")
 EXACT = ("exact_first", "exact_second", "exact_third", "exact_fast")
-LAST = ("kept_balanced", "kept_fast", "wide_balanced", "wide_fast")
+LAST = ("kept_balanced", "kept_fast", "wide_balanced")
 ITEMS = ("Morning walks", "Green tea", "Early nights", "Fresh bread")
 
 
@@ -120,6 +120,5 @@ def test_every_command_of_the_page_works(
             told["base"]["hidden_size"]
             == AutoConfig.from_pretrained(tiny_checkpoint.base).hidden_size
         )
-    assert load(Path("runs/lengths_balanced")) == load(Path("adapters/balanced"))
-    assert load(Path("adapters/fast")).joins == ("kv",)
-    assert load(Path("adapters/balanced")).joins == ("kv", "text")
+    for name in ("fast", "balanced", "quality"):
+        assert load(Path("adapters") / name).joins == ("kv", "text")
