@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _RIDGE = 1e-3  # on a direction, of the mean square of a state's number
 _FEWEST = 50  # promises
 _TOGETHER = 8  # rows that are read at a time
-_BLOCK = 1024  # states whose logits are in memory at a time
+_BLOCK = 128  # states whose logits are in memory at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +121,10 @@ def offset_logits(
             changed[tokens.index(token)] += change
         tensors[name] = changed.to(tensors[name].dtype)
     write_adapter(out, tensors, settings, loaded.checkpoint)
-    head_VD = loaded.model.get_output_embeddings().weight.detach().double()
+    head_VD = loaded.model.get_output_embeddings().weight.detach()
     return Offsets(
         len(length_SD),
-        _length_shares(length_SD, head_VD[list(close.values())], change_BD, list(close)),
+        _length_shares(length_SD, head_VD[list(close.values())].double(), change_BD, list(close)),
         _promise_share(main_SD, head_VD, control.promise_open, change_D),
     )
 
@@ -148,7 +148,7 @@ def _promise_share(state_SD: Tensor, head_VD: Tensor, token: int, change_D: Tens
 
     probable = before = after = 0.0
     for block_SD in torch.split(state_SD, _BLOCK):
-        logits_SV = block_SD @ head_VD.T
+        logits_SV = block_SD.to(head_VD.dtype) @ head_VD.T
         probable += logits_SV.softmax(1)[:, token].sum().item()
         own_S = logits_SV[:, token].clone()
         logits_SV[:, token] = -float("inf")
