@@ -121,4 +121,4 @@ def test_every_command_of_the_page_works(
             == AutoConfig.from_pretrained(tiny_checkpoint.base).hidden_size
         )
     for name in ("fast", "balanced", "quality"):
-        assert load(Path("adapters") / name).joins == ("kv", "text")
+        assert load(Path("runs") / f"{name}_offsets").joins == ("kv", "text")
