@@ -51,6 +51,21 @@ def test_only_what_torch_would_compute_on_a_cpu_is_worth_it(
     assert worth_compiling(auto, here) is None
 
 
+def test_a_compiler_that_is_killed_is_told(
+    tiny_checkpoint: TinyCheckpoint,
+    here: Place,
+    told: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Compiled, "command", ["sh", "-c", "kill -9 $$"])
+    wanted = Compiled(tiny_checkpoint.base, tiny_checkpoint.adapter, "float32", 1)
+    with compiled_meanwhile(wanted, here, lambda _: None):
+        ended = time.monotonic() + 60
+        while not told and time.monotonic() < ended:
+            time.sleep(0.05)
+    assert told == ["not compiled, so steps stay as they are: it was ended early"]
+
+
 def test_what_cannot_be_compiled_is_told_and_nothing_changes(
     tiny_checkpoint: TinyCheckpoint, here: Place, told: list[str]
 ) -> None:

@@ -48,6 +48,13 @@ def test_the_list_names_what_is_ours_by_size(cache: Path, pasta: Pasta) -> None:
     assert found.err == f"6.2 MB in {cache}\n"
 
 
+def test_what_is_told_of_a_compiled_model_goes_with_it(cache: Path, pasta: Pasta) -> None:
+    for kind in ("json", "lock"):
+        (cache / f"compiled/a-bfloat16-2.{kind}").write_text("{}")
+    assert pasta("cache", "clean", "--all").status == 0
+    assert list((cache / "compiled").iterdir()) == []
+
+
 def test_cleaning_removes_exports_and_what_broke_off_long_ago(cache: Path, pasta: Pasta) -> None:
     found = pasta("cache", "clean")
     assert found.out.split() == ["gguf/a-F16.gguf", "gguf/b-Q4_0.gguf", "gguf/.export-old"]

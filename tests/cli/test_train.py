@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from pasta_decoding.lang.positions import SCHEMES
 from pasta_decoding.models.checkpoint import load
@@ -191,6 +192,20 @@ def test_a_full_disk_ends_training_with_an_error_and_the_run_can_go_on(
     assert train().status == 0
 
 
+def test_a_full_disk_ends_what_writes_an_adapter_with_an_error(
+    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    out = tmp_path / "mean"
+    found = pasta("train", "average", f"{tiny_checkpoint.adapter}=1", "--out", out)
+    assert (found.status, found.out) == (2, "")
+    assert f"cannot write {out}: " in found.err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_adapters_are_averaged_and_the_mean_is_an_adapter(
     pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
@@ -223,7 +238,11 @@ def test_lengths_and_the_promise_get_offsets(
     for wrong in ("long=1", "20", "20=much", "20=nan"):
         found = pasta("train", "offsets", *given, "--length", wrong, "--out", tmp_path / "more")
         assert (found.status, f"{wrong!r} is not LENGTH=NATS" in found.err) == (2, True), wrong
-    for options, message in (((), "nothing to change"), (("--promise", "inf"), "not a number")):
+    for options, message in (
+        ((), "nothing to change"),
+        (("--promise", "inf"), "not a number"),
+        (("--length", "20=1", "--length", "20=2"), "--length 20 is given twice"),
+    ):
         found = pasta("train", "offsets", *rows, *options, "--out", tmp_path / "more")
         assert (found.status, message in found.err) == (2, True), options
     assert not (tmp_path / "more").exists()

@@ -84,7 +84,18 @@ def test_tampered_code_is_refused(folder: Path) -> None:
     assert complaint(folder) == "the compiled model tiny was changed on disk"
 
 
-@pytest.mark.parametrize("manifest", ["", "{", "[]", '{"file": 3}', '{"file": "tiny.pt2"}', "{}"])
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        "",
+        "{",
+        "[]",
+        '{"file": 3}',
+        '{"file": "tiny.pt2"}',
+        "{}",
+        '{"file": "tiny.pt2", "sha256": "0", "origin": ["x"]}',
+    ],
+)
 def test_a_damaged_manifest_is_refused(folder: Path, manifest: str) -> None:
     make_here(folder)
     (folder / "tiny.json").write_text(manifest)

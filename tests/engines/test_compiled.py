@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +145,31 @@ def test_a_loaded_program_leaves_nothing_in_the_temporary_folder(
     assert seen[0].parent == tmp_path
     assert list(tmp_path.iterdir()) == []
     assert os.environ["TMPDIR"] == "as before"
+
+
+def test_programs_that_are_loaded_at_once_do_not_share_where_they_are_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = threading.Semaphore(1)
+
+    def load(_path: str) -> None:
+        assert inside.acquire(blocking=False), "one at a time"
+        assert Path(os.environ["TMPDIR"]).is_dir()
+        time.sleep(0.1)
+        inside.release()
+
+    monkeypatch.setattr(torch._inductor, "aoti_load_package", load)
+    monkeypatch.setenv("TMPDIR", "as before")
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda _: CompiledPass(tmp_path / "x.pt2"), range(3)))
+    assert os.environ["TMPDIR"] == "as before"
+
+
+def test_a_model_that_the_engine_refuses_is_not_compiled(tmp_path: Path) -> None:
+    model = tiny_llama()
+    model.config.attn_logit_softcapping = 30.0
+    with pytest.raises(PastaError, match="its attention caps its scores"):
+        compile_model(model, {}, tmp_path / "x.pt2", tmp_path)
 
 
 def test_what_is_no_program_is_refused(tmp_path: Path) -> None:

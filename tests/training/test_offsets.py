@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ from safetensors.torch import load_file
 
 from pasta_decoding.data.dataset import Row
 from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.models.checkpoint import load
+from pasta_decoding.models.loading import load_model
 from pasta_decoding.training.adapter_files import CONFIG, WEIGHTS
-from pasta_decoding.training.offsets import offset_logits
+from pasta_decoding.training.offsets import _places, _read, offset_logits
 from tests.checkpoint import TinyCheckpoint
 
 CHUNK = '<promise topic="part {n}" tokens="20"/><async>{text}</async>'
@@ -74,6 +77,52 @@ def test_only_the_rows_with_an_offset_change(
     assert after[name].dtype == before[name].dtype
     moved = (before[name] != after[name]).any(1)
     assert moved.sum() == 3
+
+
+def test_a_promise_has_no_place_in_a_topic_and_topics_are_read_as_the_adapter_has_them(
+    tiny_checkpoint: TinyCheckpoint,
+) -> None:
+    loaded = load_model(tiny_checkpoint.base, tiny_checkpoint.adapter)
+    control = loaded.checkpoint.control
+    lengths = frozenset(control.promise_close.values())
+    for topic, inside in (("required", len("part 0")), ("none", 0)):
+        reader = replace(loaded, checkpoint=replace(loaded.checkpoint, topic=topic))
+        ((layout, _states),) = _read(reader, answers(1), print)
+        places = _places(layout, control.promise_open, lengths)
+        main = [
+            (label, place)
+            for label, thread, place in zip(layout.label, layout.thread, places, strict=True)
+            if thread == MAIN and label is not None
+        ]
+        opening = next(at for at, (label, _) in enumerate(main) if label == control.promise_open)
+        found = [place for _, place in main[opening : opening + inside + 2]]
+        assert found == ["main", *[None] * inside, "length"]
+        assert sum(place == "length" for place in places) == 3
+
+
+def test_rows_that_cannot_be_read_are_named_and_left_out(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    broken = answers(1)[0]
+    rows = [
+        *answers(30),
+        replace(broken, id="silent", instruction=""),
+        replace(broken, id="broken", response='<promise topic="x" tokens="20"/> and on'),
+    ]
+    said: list[str] = []
+    found = offset_logits(
+        tiny_checkpoint.adapter,
+        tiny_checkpoint.base,
+        rows,
+        tmp_path / "out",
+        lengths={20: 1},
+        say=said.append,
+    )
+    assert found.promises == 90
+    assert [line.split(": ")[0] for line in said] == [
+        "row silent left out",
+        "row broken left out",
+    ]
 
 
 def test_what_cannot_be_adjusted_is_refused(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -27,10 +29,13 @@ from pasta_decoding.training.config import PreferenceConfig, Weights
 from pasta_decoding.training.pairs import Reference
 from pasta_decoding.training.preference import train_preference
 from pasta_decoding.training.preference_run import Surroundings
+from pasta_decoding.training.progress import GOES_ON
+from pasta_decoding.training.run import begin_run
 from pasta_decoding.training.score import score_layouts
 from pasta_decoding.training.scoring import Quality
 from pasta_decoding.training.settings import share_samples
 from tests.checkpoint import TinyCheckpoint, make_adapter, make_base
+from tests.training.test_guard import spoil
 
 Item = TypeVar("Item")
 INSTRUCTIONS = ["Why?", "How?", "What?", "Who?", "When?", "Where?"]
@@ -344,10 +349,81 @@ def test_a_loss_that_is_no_number_stops_training_and_keeps_what_was_saved(
         return [Reference(-1.0, -2.0)] + [Reference(float("nan"), -1.0)] * (count - 1)
 
     monkeypatch.setattr(preference_run, "reference_sums", no_numbers)
-    with pytest.raises(PastaError, match=r"^the loss is nan after step [01]$"):
+    with pytest.raises(PastaError, match=r"^the loss is not a number at step [12]$") as caught:
         tiny.train(tmp_path)
+    assert "--samples-from" in caught.value.hint
     assert not (tmp_path / "adapter").exists()
     assert len(lines(tmp_path / "round-1" / "samples.jsonl")) == 6 * 6
+
+
+def test_weights_that_are_no_numbers_are_not_saved(
+    tiny: World, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share_samples(finished, tmp_path, tiny.config)
+    spoil(monkeypatch, after=len(lines(finished / "round-1" / "pairs.jsonl")))  # the last step
+    with pytest.raises(PastaError, match="weights are no longer numbers"):
+        tiny.train(tmp_path)
+    assert not (tmp_path / "round-1" / "adapter").exists()
+
+
+def test_control_c_in_the_last_step_stops_behind_the_rounds_adapter(
+    tiny: World, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share_samples(finished, tmp_path, tiny.config)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    last = len(lines(finished / "round-1" / "pairs.jsonl"))
+    step, steps = torch.optim.AdamW.step, 0
+
+    def interrupted(self: torch.optim.AdamW, *arguments: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == last:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(self, *arguments)
+
+    try:
+        with monkeypatch.context() as context:
+            context.setattr(torch.optim.AdamW, "step", interrupted)
+            with pytest.raises(KeyboardInterrupt, match=GOES_ON):
+                tiny.train(tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert (tmp_path / "round-1" / "adapter").is_dir()
+    assert not (tmp_path / "adapter").exists()
+    tiny.train(tmp_path)
+    assert outcome(tmp_path) == outcome(finished)
+
+
+def test_another_runs_folder_is_left_alone_by_samples_from(
+    tiny: World, finished: Path, tmp_path: Path
+) -> None:
+    begin_run(tmp_path, replace(tiny.config, seed=7))
+    before = {path.name for path in tmp_path.rglob("*")}
+    with pytest.raises(PastaError, match=r"was begun with other settings: seed \(7 -> 0\)"):
+        share_samples(finished, tmp_path, tiny.config)
+    assert {path.name for path in tmp_path.rglob("*")} == before
+
+
+def test_of_a_torn_file_the_whole_lines_are_shared(
+    tiny: World, finished: Path, tmp_path: Path
+) -> None:
+    source = Path(shutil.copytree(finished, tmp_path / "source"))
+    samples = source / "round-1" / "samples.jsonl"
+    whole = samples.read_bytes()
+    samples.write_bytes(whole + '{"prompt": "é'.encode()[:-1])
+    share_samples(source, tmp_path / "out", tiny.config)
+    assert (tmp_path / "out" / "round-1" / "samples.jsonl").read_bytes() == whole
+
+
+def test_answers_that_were_measured_twice_count_once(finished: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(finished, tmp_path / "out"))
+    parts = out / "round-1" / "parts.jsonl"
+    first, *others = parts.read_text().splitlines(keepends=True)
+    parts.write_text("".join([first, first, *others]))
+    assert best_rows(out, 1, Weights(), 2) == best_rows(finished, 1, Weights(), 2)
+    (out / "baseline.jsonl").unlink()
+    with pytest.raises(PastaError, match="holds no scored answers"):
+        best_rows(out, 1, Weights(), 2)
 
 
 def test_nothing_to_learn_from_is_an_error(tiny: World, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.models.loading import load_base, load_model, load_tokenizer
 from pasta_decoding.models.prompt import Message
 from pasta_decoding.runtime.local import torch_decoder
+from pasta_decoding.training.adapter_files import read_config
 from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.launch import set_attention
 from pasta_decoding.training.score import takes_blocks
@@ -32,7 +33,14 @@ from pasta_decoding.training.sft import (
     plan_packs,
     train_sft,
 )
-from tests.checkpoint import BASE_NAME, END_ID, TinyCheckpoint, byte_tokenizer, make_base
+from tests.checkpoint import (
+    BASE_NAME,
+    END_ID,
+    TinyCheckpoint,
+    byte_tokenizer,
+    make_adapter,
+    make_base,
+)
 from tests.shapes import make_llama3
 
 CONFIG = SftConfig(
@@ -348,6 +356,51 @@ def test_all_weights_cannot_go_on_from_an_adapter(
     config = replace(CONFIG, lora_rank=0, start=str(tiny_checkpoint.adapter))
     with pytest.raises(PastaError, match="no adapter to go on from"):
         train_sft(config, ROWS, base=tiny_checkpoint.base, out=tmp_path, say=lambda _line: None)
+
+
+def test_a_run_goes_on_with_its_own_rows_and_base_model_only(
+    tiny_checkpoint: TinyCheckpoint,
+    finished: Path,
+    tmp_path: Path,
+    dying_optimizer: pytest.MonkeyPatch,
+) -> None:
+    base, other = tiny_checkpoint.base, make_base(tmp_path / "other", seed=1)
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        train_sft(CONFIG, ROWS, base=base, out=out, say=lambda _line: None)
+    dying_optimizer.undo()
+    rows = [*ROWS[:-1], replace(ROWS[-1], response="Goodbye.")]
+    for run in (out, finished):
+        with pytest.raises(PastaError, match=r"was begun with other settings: rows \(\w+ -> \w+\)"):
+            train_sft(CONFIG, rows, base=base, out=run, say=lambda _line: None)
+    with pytest.raises(PastaError, match="was begun with other settings: base "):
+        train_sft(CONFIG, ROWS, base=other, out=out, say=lambda _line: None)
+    train_sft(CONFIG, ROWS, base=base, out=out, say=lambda _line: None)
+    assert files(out / "adapter") == files(finished / "adapter")
+
+
+def test_what_training_cannot_go_on_from_is_refused_before_there_is_a_run(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    stranger = make_adapter(make_base(tmp_path / "other", seed=1), tmp_path / "stranger")
+    whole = Path(shutil.copytree(tiny_checkpoint.base, tmp_path / "whole"))
+    shutil.copy(tiny_checkpoint.adapter / "pasta.json", whole)
+    rank = read_config(tiny_checkpoint.adapter)["r"]
+    for start, lora_rank, message in (
+        (stranger, rank, "the adapter was trained on .*norms_sha256"),
+        (whole, rank, "holds a whole model, not an adapter"),
+        (tiny_checkpoint.adapter, rank + 1, f"has LoRA of rank {rank}, which stays"),
+    ):
+        config = replace(CONFIG, start=str(start), lora_rank=lora_rank)
+        with pytest.raises(PastaError, match=message):
+            train_sft(
+                config,
+                ROWS,
+                base=tiny_checkpoint.base,
+                out=tmp_path / "out",
+                say=lambda _line: None,
+            )
+    assert not (tmp_path / "out").exists()
 
 
 def test_activations_computed_again_give_the_same_losses(

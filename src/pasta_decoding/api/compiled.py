@@ -133,17 +133,18 @@ def compiled_meanwhile(
 
     It ends with the context, whether it is done or not. What goes wrong is told, and no more.
     """
+    ended = threading.Event()
     process = subprocess.Popen(
         wanted.command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
 
     def wait() -> None:
         _, complaint = process.communicate()
-        if process.returncode < 0:  # the context has ended
+        if ended.is_set():
             return
         try:
             if process.returncode:
-                raise PastaError(complaint.rpartition("pasta: ")[2].strip() or "it ended early")
+                raise PastaError(complaint.rpartition("pasta: ")[2].strip() or "it was ended early")
             take(compiled_pass(wanted, place))
             place.tell("compiled: from now on steps take less time")
         except PastaError as error:
@@ -154,6 +155,7 @@ def compiled_meanwhile(
     try:
         yield
     finally:
+        ended.set()
         process.terminate()
         waiting.join()
 

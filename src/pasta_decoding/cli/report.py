@@ -10,6 +10,7 @@ import typer
 
 from pasta_decoding.cli.files import say
 from pasta_decoding.errors import require
+from pasta_decoding.files import written_whole
 
 if TYPE_CHECKING:
     from pasta_decoding.evaluation.report.build import Report
@@ -54,4 +55,5 @@ def write(found: Report, out: Path) -> None:
     write_text(out / "prompts.csv", prompts_csv(found))
     for name, plot in plots(found).items():
         if (picture := as_png(plot, found)) is not None:
-            (out / f"{name}.png").write_bytes(picture)
+            with written_whole(out / f"{name}.png") as partial:
+                partial.write_bytes(picture)

@@ -191,7 +191,11 @@ def offsets(
     from pasta_decoding.models.loading import find_adapter
     from pasta_decoding.training.offsets import offset_logits
 
-    wanted = dict(map(_offset, length or ()))
+    wanted: dict[int, float] = {}
+    for bucket, nats in map(_offset, length or ()):
+        if bucket in wanted:
+            raise PastaError(f"--length {bucket} is given twice")
+        wanted[bucket] = nats
     if not wanted and not promise:
         raise PastaError("nothing to change", hint="Give --length or --promise.")
     if not math.isfinite(promise):
@@ -204,6 +208,7 @@ def offsets(
         out,
         lengths=wanted,
         promise=promise,
+        say=say,
     )
     if as_json:
         typer.echo(json.dumps(asdict(found)))

@@ -64,6 +64,11 @@ def derived_id(row: Row) -> str:
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
 
 
+def digest(rows: Iterable[Row]) -> str:
+    """Return a digest of what rows ask and answer, in their order."""
+    return hashlib.sha256("".join(map(derived_id, rows)).encode()).hexdigest()[:16]
+
+
 def read_rows(
     path: Path, *, on_problem: Callable[[PastaError], None] | None = None
 ) -> Iterator[Row]:

@@ -68,7 +68,11 @@ def find(folder: Path, name: str, origin: Origin) -> Path:
     check_private(folder)
     try:
         told = json.loads(manifest.read_text(encoding="utf-8"))
-        path, digest, made_for = folder / Path(told["file"]).name, told["sha256"], told["origin"]
+        path, digest, made_for = (
+            folder / Path(told["file"]).name,
+            told["sha256"],
+            dict(told["origin"]),
+        )
         for path_ in (manifest, path):
             check_private(path_)
         with path.open("rb") as file:

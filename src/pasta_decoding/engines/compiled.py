@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,6 +28,7 @@ from pasta_decoding.engines.cell_attention import TRACED, Seen, looking_at
 from pasta_decoding.engines.frames import Tokens
 from pasta_decoding.engines.operators import add_operators, load_operators
 from pasta_decoding.engines.packed_linear import in_place_of
+from pasta_decoding.engines.refusal import refuse_unsupported
 from pasta_decoding.errors import PastaError
 
 MAX_TOKENS = 512
@@ -81,6 +83,7 @@ def compile_model(
     from torch._inductor import aoti_compile_and_package
     from torch._inductor.utils import fresh_cache
 
+    refuse_unsupported(model)
     check_compiler()
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings(action="ignore"))
@@ -136,6 +139,9 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
+_ENVIRONMENT = threading.Lock()
+
+
 @contextmanager
 def _unpacked_and_removed() -> Iterator[Path]:
     """Let torch unpack a program where it goes at once: what is mapped needs no name.
@@ -143,8 +149,8 @@ def _unpacked_and_removed() -> Iterator[Path]:
     Else each process that is killed leaves 330 MB in the temporary folder. Only the environment
     says where torch unpacks.
     """
-    before = os.environ.get("TMPDIR")
-    with tempfile.TemporaryDirectory(prefix="pasta-compiled-") as folder:
+    with _ENVIRONMENT, tempfile.TemporaryDirectory(prefix="pasta-compiled-") as folder:
+        before = os.environ.get("TMPDIR")
         os.environ["TMPDIR"] = folder
         try:
             yield Path(folder)

@@ -55,11 +55,14 @@ def is_spare(one: Kept, *, now_s: float | None = None) -> bool:
 
 
 def remove(one: Kept) -> None:
-    """Take it out of the cache."""
+    """Take it out of the cache, a compiled model with what is told of it."""
     if one.path.is_dir():
         shutil.rmtree(one.path)
-    else:
-        one.path.unlink()
+        return
+    one.path.unlink()
+    if one.what == "compiled":
+        for beside in (".json", ".lock"):
+            one.path.with_suffix(beside).unlink(missing_ok=True)
 
 
 def _kept(cache: Path, path: Path, what: str) -> Kept:

@@ -94,9 +94,11 @@ def _adapter_in(folder: Path) -> Path:
     if (folder / "adapter" / checkpoints.FILE_NAME).is_file():
         return folder / "adapter"
     if any((folder / left).is_file() for left in ("metrics.jsonl", "prompts.jsonl")):
+        whole = any(folder.glob(f"checkpoint-*/{checkpoints.FILE_NAME}"))
         raise PastaError(
             f"the training run in {folder} is not finished: it holds no adapter yet",
-            hint="Repeat its command, which goes on, or give one of its checkpoint folders.",
+            hint="Repeat its command, which goes on"
+            + (", or give one of its checkpoint folders." if whole else "."),
         )
     return folder
 

@@ -238,7 +238,7 @@ class Model(Wire):
 
 
 class ModelList(Wire):
-    """All models that can be asked for: one."""
+    """All models that can be asked for: one, and its baseline where that is served, too."""
 
     object: Literal["list"] = "list"
     data: list[Model]

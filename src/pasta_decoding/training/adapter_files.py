@@ -54,12 +54,19 @@ def write_adapter(
     config: Mapping[str, Any],
     checkpoint: Checkpoint,
 ) -> Path:
-    """Write an adapter to the folder `out`, whole or not at all, and return it."""
+    """Write an adapter to the folder `out`, whole or not at all, and return it.
+
+    Raises PastaError where there is no room.
+    """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    with written_whole(out) as partial:
-        partial.mkdir(parents=True)
-        save_file(dict(tensors), partial / WEIGHTS, metadata={"format": "pt"})
-        (partial / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
-        save(checkpoint, partial)
+    try:
+        with written_whole(out) as partial:
+            partial.mkdir(parents=True)
+            save_file(dict(tensors), partial / WEIGHTS, metadata={"format": "pt"})
+            (partial / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
+            save(checkpoint, partial)
+    except SafetensorError as error:
+        raise PastaError(f"cannot write {out}: {error}") from error
     return out

@@ -26,13 +26,16 @@ def best_rows(run: Path, number: int, weights: Weights, per_prompt: int) -> list
     """
     folder = run / f"round-{number}"
     instructions = {line["id"]: line["instruction"] for line in read_lines(run / "prompts.jsonl")}
-    parts = [ScoreParts(**line) for line in read_lines(folder / "parts.jsonl")]
-    if not parts:
+    lines = [ScoreParts(**line) for line in read_lines(folder / "parts.jsonl")]
+    # Where measuring broke off within a prompt, it was measured again.
+    parts = list({(part.prompt, part.number): part for part in lines}.values())
+    answers = _samples(run / "baseline.jsonl")
+    if not parts or not answers or not instructions:
         raise PastaError(
             f"{run} holds no scored answers of round {number}",
             hint="Give the run folder of `pasta train preference`, and --round.",
         )
-    baseline = baseline_tokens(_samples(run / "baseline.jsonl"))
+    baseline = baseline_tokens(answers)
     texts = {(one.prompt, one.number): one.annotated for one in _samples(folder / "samples.jsonl")}
     best: dict[str, list[Scored]] = {}
     for one in sorted(score_parts(parts, baseline, weights).scored, key=lambda one: -one.score):

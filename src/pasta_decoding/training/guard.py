@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.training.loss import LossMeter
-from pasta_decoding.training.run import last_checkpoint
+from pasta_decoding.training.metrics import Meter
 
 
 class FiniteGuard(TrainerCallback):
-    """Raises PastaError where a loss, or a weight that is about to be saved, is not a number."""
+    """Raises PastaError where a loss, or a weight that is about to be saved, is not a number.
 
-    def __init__(self, meter: LossMeter, out: Path) -> None:
+    begin_again: says what to do then.
+    """
+
+    def __init__(self, meter: Meter, begin_again: Callable[[], str]) -> None:
         self._meter = meter
-        self._out = out
+        self._begin_again = begin_again
 
     def on_pre_optimizer_step(
         self,
@@ -43,11 +45,4 @@ class FiniteGuard(TrainerCallback):
             raise self._error(f"weights are no longer numbers after step {state.global_step}")
 
     def _error(self, message: str) -> PastaError:
-        good = last_checkpoint(self._out)
-        hint = "Begin again in another --out with a lower --learning-rate."
-        if good is not None:
-            hint = (
-                f"The last good state is {good}. Go on from there with --start {good}, "
-                "another --out and a lower --learning-rate."
-            )
-        return PastaError(message, hint=hint)
+        return PastaError(message, hint=self._begin_again())

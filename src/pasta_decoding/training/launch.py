@@ -56,8 +56,8 @@ def training_arguments(
     if arguments.n_gpu > 1:
         raise PastaError(
             f"one process sees {arguments.n_gpu} GPUs",
-            hint="Start one for each: accelerate launch -m pasta_decoding train sft ...; "
-            "or let it see one: CUDA_VISIBLE_DEVICES=0.",
+            hint="Let it see one: CUDA_VISIBLE_DEVICES=0. Stage 1 also takes several, a process "
+            "each: accelerate launch -m pasta_decoding train sft ...",
         )
     return arguments
 

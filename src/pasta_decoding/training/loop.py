@@ -25,6 +25,7 @@ from pasta_decoding.training.lora import shard_tied_together
 from pasta_decoding.training.loss import IGNORED, LossMeter
 from pasta_decoding.training.metrics import MeteredTrainer, MetricsFile
 from pasta_decoding.training.progress import ProgressReport, StopBehindStep, Watching
+from pasta_decoding.training.run import last_checkpoint
 from pasta_decoding.training.score import model_inputs, takes_blocks
 from pasta_decoding.training.view import View, view
 
@@ -53,7 +54,7 @@ def run_trainer(
     callbacks = [
         stop,
         LastStep(),
-        FiniteGuard(meter, out),
+        FiniteGuard(meter, partial(_begin_again, out, lora=hasattr(model, "peft_config"))),
         MetricsFile(out / "metrics.jsonl"),
         ProgressReport(meter, [_tokens(pack) for pack in packs], watching.show),
         CheckpointRecord(checkpoint),
@@ -74,6 +75,17 @@ def run_trainer(
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
     return trainer.accelerator.get_state_dict(trainer.model_wrapped) if sharded else None
+
+
+def _begin_again(out: Path, *, lora: bool) -> str:
+    """Return what to do behind a step that spoilt the weights."""
+    good = last_checkpoint(out)
+    if good is None or not lora:
+        return "Begin again in another --out with a lower --learning-rate."
+    return (
+        f"The last good state is {good}. Go on from there with --start {good}, another --out and "
+        "a lower --learning-rate."
+    )
 
 
 class SftTrainer(MeteredTrainer):

@@ -20,9 +20,13 @@ from pasta_decoding.data.lines import append_line, read_lines, write_lines
 
 
 class Meter(Protocol):
-    """Collects figures of its own between two log steps. `last`: the loss of the last batch."""
+    """Collects figures of its own between two log steps. `last`: the loss of the last batch.
+
+    finite: whether every loss so far was a number.
+    """
 
     last: float | None
+    finite: bool
 
     def read(self, device: torch.device | str = "cpu") -> dict[str, float]:
         """Return what was collected, and start anew; processes talk through `device`."""
@@ -67,6 +71,8 @@ class MetricsFile(TrainerCallback):
             return
         kept = [line for line in read_lines(self._path) if line["step"] <= state.global_step]
         write_lines(self._path, kept)
+        if kept:
+            self._began_s -= kept[-1]["seconds"]
 
     def on_log(
         self,
@@ -77,6 +83,8 @@ class MetricsFile(TrainerCallback):
         **kwargs: Any,  # noqa: ARG002
     ) -> None:
         """Append one line: step, losses in nats per labelled token, learning rate, seconds.
+
+        Seconds are those of all training that the file tells of, wherever it went on.
 
         Of an evaluation on held-out rows only its losses are kept.
         """

@@ -13,7 +13,7 @@ Shapes: S states where a token may be chosen, B length buckets, D width of the m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,20 +21,19 @@ from typing import TYPE_CHECKING
 
 from pasta_decoding.data.dataset import Row
 from pasta_decoding.errors import PastaError
-from pasta_decoding.lang.layout import MAIN, Layout
-from pasta_decoding.lang.positions import scheme_named
-from pasta_decoding.lang.tree import read
+from pasta_decoding.lang.layout import MAIN, Joining, Layout
 from pasta_decoding.models.loading import Loaded, load_model
 from pasta_decoding.models.merging import output_rows
-from pasta_decoding.models.prompt import Message, PromptEncoder
+from pasta_decoding.models.prompt import PromptEncoder
 from pasta_decoding.training.adapter_files import (
     read_config,
     read_tensors,
     refuse_existing,
     write_adapter,
 )
+from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.score import read_layouts
-from pasta_decoding.training.view import compile_answer
+from pasta_decoding.training.sft import compile_row
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,7 +65,7 @@ class Offsets:
 
     promises: how many the rows have.
     lengths:  of the promises, by length bucket.
-    promise:  of the main thread's tokens.
+    promise:  of the main thread's tokens outside of topics.
     """
 
     promises: int
@@ -82,10 +81,12 @@ def offset_logits(
     *,
     lengths: Mapping[int, float],
     promise: float = 0.0,
+    say: Callable[[str], None] = lambda _line: None,
 ) -> Offsets:
     """Write an adapter to the folder `out` in which lengths and the promise have offsets, in nats.
 
     rows: annotated answers like those that it writes, best its own; they are read, not learnt.
+    say:  is told which rows cannot be read.
 
     Raises PastaError if `out` exists, a length is no bucket, the adapter holds a whole model, or
     the rows have few promises.
@@ -100,7 +101,7 @@ def offset_logits(
     for length in lengths.keys() - close.keys():
         known = ", ".join(map(str, close))
         raise PastaError(f"{length} is not a length that can be promised", hint=f"Known: {known}.")
-    main_SD, length_SD = _states(loaded, rows)
+    main_SD, length_SD = _states(loaded, rows, say)
     if len(length_SD) < _FEWEST:
         raise PastaError(
             f"the rows have {len(length_SD)} promises, which say little",
@@ -158,43 +159,66 @@ def _promise_share(state_SD: Tensor, head_VD: Tensor, token: int, change_D: Tens
     return Share(*(total / len(state_SD) for total in (probable, before, after)))
 
 
-def _states(loaded: Loaded, rows: Iterable[Row]) -> tuple[Tensor, Tensor]:
-    """Return states (float64) [S, D]: in front of the main thread's tokens, and of lengths."""
+def _states(
+    loaded: Loaded, rows: Iterable[Row], say: Callable[[str], None]
+) -> tuple[Tensor, Tensor]:
+    """Return states (float64) [S, D] where a promise may stand next, and where a length does."""
     import torch
 
+    control = loaded.checkpoint.control
     width = loaded.model.config.get_text_config().hidden_size
-    lengths = set(loaded.checkpoint.control.promise_close.values())
+    lengths = frozenset(control.promise_close.values())
     main, before_length = [torch.empty(0, width)], [torch.empty(0, width)]
-    for layout, state_TD in _read(loaded, rows):
-        chosen = [
-            None if thread != MAIN else label
-            for label, thread in zip(layout.label, layout.thread, strict=True)
-        ]
-        before_length.append(state_TD[[label in lengths for label in chosen]])
-        main.append(state_TD[[label is not None and label not in lengths for label in chosen]])
+    for layout, state_TD in _read(loaded, rows, say):
+        places = _places(layout, control.promise_open, lengths)
+        main.append(state_TD[[place == "main" for place in places]])
+        before_length.append(state_TD[[place == "length" for place in places]])
     return torch.cat(main).double(), torch.cat(before_length).double()
 
 
-def _read(loaded: Loaded, rows: Iterable[Row]) -> Iterator[tuple[Layout, Tensor]]:
+def _places(layout: Layout, opening: int, lengths: frozenset[int]) -> list[str | None]:
+    """Return, token by token, what is chosen behind it.
+
+    "length", "main" (where a promise may stand: in the main thread, in no topic), or None: other.
+    """
+    found: list[str | None] = []
+    in_topic = False
+    for label, thread in zip(layout.label, layout.thread, strict=True):
+        if label is None or thread != MAIN:
+            found.append(None)
+        elif label in lengths:
+            found.append("length")
+            in_topic = False
+        else:
+            found.append(None if in_topic else "main")
+            in_topic = in_topic or label == opening
+    return found
+
+
+def _read(
+    loaded: Loaded, rows: Iterable[Row], say: Callable[[str], None]
+) -> Iterator[tuple[Layout, Tensor]]:
     """Yield how each row is laid out and its tokens' last hidden states [T, D]."""
-    control, config = loaded.checkpoint.control, loaded.model.config.get_text_config()
+    checkpoint, config = loaded.checkpoint, loaded.model.config.get_text_config()
+    control = checkpoint.control
     encoder = PromptEncoder(loaded.tokenizer, forbidden_ids=control.ids)
+    laying = SftConfig(
+        data=(),
+        base_name=checkpoint.base.name,
+        scheme=checkpoint.scheme,
+        topic=checkpoint.topic,
+        joins=tuple(map(Joining, checkpoint.joins[:1])) or (Joining.kv,),
+        max_tokens=config.max_position_embeddings,
+    )
     loaded.model.eval()
     waiting = iter(rows)
     while together := list(islice(waiting, _TOGETHER)):
-        layouts = [
-            layout
-            for row in together
-            for layout in compile_answer(
-                encoder.encode([*row.history, Message("user", row.instruction)]),
-                read(row.response),
-                control=control,
-                encode=encoder.encode_text,
-                scheme=scheme_named(loaded.checkpoint.scheme),
-                end=loaded.end,
-                max_tokens=config.max_position_embeddings,
-            )
-        ]
+        layouts: list[Layout] = []
+        for row in together:
+            try:
+                layouts += compile_row(row, encoder, control, laying, end=loaded.end)
+            except PastaError as reason:
+                say(f"row {row.id} left out: {reason}")
         scored = read_layouts(loaded.model, layouts, layers=[config.num_hidden_layers])
         for layout, (_, state_TD) in zip(layouts, scored, strict=True):
             assert state_TD is not None

@@ -5,6 +5,7 @@ Shapes: T tokens of a pair (both answers in a row, which do not see each other),
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,15 +16,20 @@ import torch
 from torch import Tensor
 
 from pasta_decoding.engines.windows import attention_windows
-from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Layout
 from pasta_decoding.training.bonbon import PairLoss, bonbon_loss, target_gap
 from pasta_decoding.training.config import PairConfig
+from pasta_decoding.training.guard import FiniteGuard
 from pasta_decoding.training.launch import training_arguments
 from pasta_decoding.training.metrics import MeteredTrainer, MetricsFile
 from pasta_decoding.training.progress import ProgressReport, StopBehindStep, Watching
 from pasta_decoding.training.score import logprobs_of, model_inputs
 from pasta_decoding.training.view import View, view
+
+_BEGIN_AGAIN = (
+    "Begin again in another --out with a lower --learning-rate; --samples-from this run's folder "
+    "spares the sampling."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +84,11 @@ def train_pairs(
     resume: Path | None,
     watching: Watching,
     report_to: Sequence[str] = (),
-) -> None:
-    """Let the Trainer step over all pairs, each epoch in an order of its own."""
+) -> bool:
+    """Let the Trainer step over all pairs, each epoch in an order of its own.
+
+    Return whether it was asked to stop behind the last step, when there was nothing left to do.
+    """
     arguments = training_arguments(
         out, config, config.pairs_per_step, logging_steps=1, report_to=list(report_to)
     )
@@ -94,6 +103,7 @@ def train_pairs(
         train_dataset=plan,
         data_collator=partial(_collate, attention_windows(model.config.get_text_config())),
         callbacks=[
+            FiniteGuard(meter, lambda: _BEGIN_AGAIN),
             MetricsFile(out / "metrics.jsonl"),
             stop,
             ProgressReport(meter, [one["example"].tokens for one in plan], watching.show),
@@ -101,6 +111,7 @@ def train_pairs(
     )
     with stop:
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    return stop.asked
 
 
 def _plan(
@@ -139,11 +150,6 @@ class PairTrainer(MeteredTrainer):
         reference_2, target = inputs.pop("reference_2"), inputs.pop("target")
         best, worst = log_probabilities(model, inputs)
         found = bonbon_loss(best, worst, *reference_2, target=float(target), alpha=self._alpha)
-        if not torch.isfinite(found.total):
-            raise PastaError(
-                f"the loss is {float(found.total.detach())} after step {self.state.global_step}",
-                hint="What was saved before stays as it was. Lower --learning-rate.",
-            )
         self.meter.add(found, float(target))
         return found.total
 
@@ -181,16 +187,19 @@ class PairMeter:
 
     sft and square: the parts of the loss; gap and target: the margin and where it should be;
     accuracy: share of pairs whose gap is above 0; drift: mean log-ratio of all sequences.
+    finite: whether every loss so far was a number.
     """
 
     def __init__(self) -> None:
         self._rows: list[dict[str, float]] = []
         self.last: float | None = None
+        self.finite = True
 
     def add(self, loss: PairLoss, target: float) -> None:
         """Take note of one pair."""
         gap = float(loss.gap.detach())
         self.last = float(loss.total.detach())
+        self.finite &= math.isfinite(self.last)
         self._rows.append(
             {
                 "sft": float(loss.sft.detach()),

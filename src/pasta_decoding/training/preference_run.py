@@ -27,7 +27,7 @@ from pasta_decoding.training.pairs import (
     reference_sums,
     train_pairs,
 )
-from pasta_decoding.training.progress import Draw, Watching, undrawn
+from pasta_decoding.training.progress import GOES_ON, Draw, Watching, undrawn
 from pasta_decoding.training.rounds import summarise, worst_repeats
 from pasta_decoding.training.run import begin_run, find_run
 from pasta_decoding.training.sample import (
@@ -176,11 +176,16 @@ class PreferenceRun:
         with self.spending(number, "train") as spent, drawn as show:
             watching, trackers = Watching(self.around.say, show), self.around.report_to
             config, out = self.config.pair_config, folder / "train"
-            train_pairs(model, examples, references, config, out, resume, watching, trackers)
+            asked = train_pairs(
+                model, examples, references, config, out, resume, watching, trackers
+            )
             spent["tokens"] = tokens * self.config.epochs
         # What a policy knew of other joins, this round has not kept up.
         record = replace(checkpoint, joins=(Joining.kv.value,))
-        return save_adapter(model, record, folder / "adapter")
+        adapter = save_adapter(model, record, folder / "adapter")
+        if asked:
+            raise KeyboardInterrupt(GOES_ON)
+        return adapter
 
     def references(
         self, number: int, model: Any, examples: Sequence[PairExample]

@@ -150,12 +150,14 @@ class StopBehindStep(TrainerCallback):
 
     Use it as a context around training: leaving it raises KeyboardInterrupt if it stopped a run.
     Several processes would not stop at the same step, so each of those stops at once.
+
+    asked: whether there was a Ctrl-C. Behind the last step it stops nothing: see to it.
     """
 
     def __init__(self, say: Callable[[str], None], *, processes: int) -> None:
         self._say = say
         self._alone = processes == 1
-        self._asked = self._stopped = False
+        self.asked = self._stopped = False
         self._before: Any = None
 
     def __enter__(self) -> StopBehindStep:
@@ -171,15 +173,15 @@ class StopBehindStep(TrainerCallback):
             raise KeyboardInterrupt(GOES_ON)
 
     def _ask(self, _signal: int, _frame: FrameType | None) -> None:
-        if self._asked:
+        if self.asked:
             raise KeyboardInterrupt(GOES_ON)
-        self._asked = True
+        self.asked = True
         self._say("stopping behind this step; Ctrl-C again stops at once")
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_kwargs: Any
     ) -> None:
         """Have everything kept, unless the run is over anyway."""
-        if self._asked and state.global_step < state.max_steps:
+        if self.asked and state.global_step < state.max_steps:
             self._stopped = True
             control.should_log = control.should_save = control.should_training_stop = True

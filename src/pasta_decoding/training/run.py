@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, asdict, fields
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pasta_decoding.data.lines import read_lines, refuse_other_settings, write_text
+from pasta_decoding.data.lines import (
+    read_lines,
+    refuse_other_settings,
+    write_lines,
+    write_text,
+)
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.checkpoint import FILE_NAME
 
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 SUMMARY = "summary.json"
+INPUTS = "inputs.json"
 
 
 def find_run(out: Path, config: DataclassInstance) -> Path | None:
@@ -26,6 +31,18 @@ def find_run(out: Path, config: DataclassInstance) -> Path | None:
     if path.exists():
         _check_same(path, json.loads(_resolved(config)), _defaults(config))
     return last_checkpoint(out)
+
+
+def refuse_other_inputs(out: Path, inputs: Mapping[str, Any]) -> None:
+    """Raise PastaError if the run in `out` was begun with other rows or another base model.
+
+    inputs: of what `begin_run` kept, those that are known by now. An older version kept none.
+    """
+    kept = read_lines(out / INPUTS)
+    hint = "Choose another --out, or restore what it was begun with to resume it."
+    for there in kept:
+        known = {name: there.get(name) for name in inputs}
+        refuse_other_settings(out, known, inputs, hint=hint)
 
 
 def last_checkpoint(out: Path) -> Path | None:
@@ -61,9 +78,9 @@ def finish_run(out: Path, tokens: int, say: Callable[[str], None]) -> None:
     tokens: that it was shown, prompts included.
     """
     lines = read_lines(out / "metrics.jsonl")
-    figures: dict[str, Any] = {"steps": 0, "tokens": tokens, "seconds": _seconds(lines)}
+    figures: dict[str, Any] = {"steps": 0, "tokens": tokens, "seconds": 0.0}
     for line in lines:
-        figures["steps"] = line["step"]
+        figures |= {"steps": line["step"], "seconds": line["seconds"]}
         figures |= {name: one for name, one in line.items() if name.endswith("loss")}
     write_text(out / SUMMARY, json.dumps(figures, indent=2) + "\n")
     say(f"finished: {described(figures)}")
@@ -94,12 +111,6 @@ def described(figures: dict[str, Any]) -> str:
     return f"{work}; last losses: {', '.join(losses)}" if losses else work
 
 
-def _seconds(lines: Sequence[dict[str, Any]]) -> float:
-    """Return how long training took in all; each time that it went on the clock began anew."""
-    seconds = [line["seconds"] for line in lines]
-    return sum(now for now, later in pairwise([*seconds, 0.0]) if later < now)
-
-
 def _reads(path: Path) -> bool:
     try:
         json.loads(path.read_text(encoding="utf-8"))
@@ -108,8 +119,15 @@ def _reads(path: Path) -> bool:
     return True
 
 
-def begin_run(out: Path, config: DataclassInstance) -> None:
-    """Create the run folder with the resolved settings in it, whole or not at all."""
+def begin_run(
+    out: Path, config: DataclassInstance, inputs: Mapping[str, Any] | None = None
+) -> None:
+    """Create the run folder with the resolved settings in it, whole or not at all.
+
+    inputs: digests of what the settings only name, such as rows; see `refuse_other_inputs`.
+    """
+    if inputs is not None and not (out / INPUTS).exists():
+        write_lines(out / INPUTS, [dict(inputs)])
     write_text(out / "config.json", _resolved(config))
 
 

@@ -14,6 +14,7 @@ from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.loading import holds_weights
 from pasta_decoding.training.config import PairConfig, PreferenceConfig
+from pasta_decoding.training.run import find_run
 
 # Keys that neither samples nor what is measured of them depend on: how pairs are trained on.
 _FREE_OF_SAMPLES = {
@@ -76,8 +77,11 @@ def keep_prompts(out: Path, prompts: Sequence[Asked]) -> list[Asked]:
 def share_samples(source: Path, out: Path, config: PreferenceConfig) -> None:
     """Copy what another run of the same policy sampled and measured, before a run begins.
 
-    Raises PastaError if that run's samples were made with other settings.
+    Raises PastaError if that run's samples were made with other settings, `out` is another run, or
+    the adapters do not fit.
     """
+    find_run(out, config)
+    refuse_misfits(config)
     try:
         theirs = json.loads((source / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -103,5 +107,7 @@ def share_samples(source: Path, out: Path, config: PreferenceConfig) -> None:
 
 
 def _copy_once(source: Path, target: Path) -> None:
+    """Copy all whole lines of a file: a run that was broken off may have left a torn one."""
     if source.exists() and not target.exists():
-        write_text(target, source.read_text(encoding="utf-8"))
+        whole = source.read_bytes()
+        write_text(target, whole[: whole.rfind(b"\n") + 1].decode("utf-8"))

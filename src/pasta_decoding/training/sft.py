@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pasta_decoding.data.dataset import Row
+from pasta_decoding.data.dataset import Row, digest
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.layout import Joining, Layout
@@ -20,8 +20,9 @@ from pasta_decoding.lang.tree import Span, has_chunk, read, strip, without_topic
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.checkpoint import Checkpoint
 from pasta_decoding.models.control_tokens import ControlTokens, choose_tokens, grow_vocabulary
-from pasta_decoding.models.loading import answer_end, eos_ids_of, load_base
+from pasta_decoding.models.loading import answer_end, eos_ids_of, holds_weights, load_base
 from pasta_decoding.models.prompt import PromptEncoder
+from pasta_decoding.training.adapter_files import read_config
 from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.launch import recompute_activations, set_attention, training_arguments
 from pasta_decoding.training.loop import run_trainer
@@ -36,7 +37,14 @@ from pasta_decoding.training.loops import (
 from pasta_decoding.training.lora import add_lora, save_adapter, save_whole
 from pasta_decoding.training.metrics import plot_losses
 from pasta_decoding.training.progress import Show, Watching
-from pasta_decoding.training.run import begin_run, disk_errors, find_run, finish_run, finished_run
+from pasta_decoding.training.run import (
+    begin_run,
+    disk_errors,
+    find_run,
+    finish_run,
+    finished_run,
+    refuse_other_inputs,
+)
 from pasta_decoding.training.view import compile_answer, pack
 
 if TYPE_CHECKING:
@@ -70,13 +78,17 @@ def train_sft(
 
     arguments = _arguments(config, out, evaluates=bool(held_out), report_to=report_to)
     resume = find_run(out, config)
+    inputs: dict[str, Any] = {"rows": digest(rows), "held_out": digest(held_out)}
+    refuse_other_inputs(out, inputs)
     if finished_run(out, say):
         return out / "adapter"
     model, tokenizer, checkpoint = _load(base, config, arguments.device, say)
+    inputs["base"] = asdict(checkpoint.base)
+    refuse_other_inputs(out, inputs)
     packs, evaluated = _plan(rows, held_out, model, tokenizer, checkpoint.control, config, say)
     with disk_errors(out):
         if arguments.should_save:
-            begin_run(out, config)
+            begin_run(out, config, inputs)
         watching = Watching(say, show)
         weights = run_trainer(model, packs, evaluated, checkpoint, arguments, resume, watching)
         if arguments.should_save:
@@ -119,6 +131,8 @@ def _load(
         topic=config.topic,
         joins=tuple(join.value for join in config.joins),
     )
+    if config.start is not None:
+        _check_start(Path(config.start), config.lora_rank, model, tokenizer, control, say)
     grow_vocabulary(model, control)
     attention = set_attention(model, config.attention, on_gpu=device.type == "cuda")
     say(f"attention: {attention}")
@@ -128,6 +142,32 @@ def _load(
         rank, seed, start = config.lora_rank, config.seed, config.start
         model = add_lora(model, control, rank=rank, seed=seed, start=start)
     return model, tokenizer, checkpoint
+
+
+def _check_start(
+    start: Path,
+    rank: int,
+    model: Any,
+    tokenizer: Any,
+    control: ControlTokens,
+    say: Callable[[str], None],
+) -> None:
+    """Refuse to go on from what is no adapter of this model, or one of another rank."""
+    if holds_weights(start):
+        raise PastaError(
+            f"{start} holds a whole model, not an adapter to go on from",
+            hint="Give it as --model, and leave --start out.",
+        )
+    record = checkpoints.load(start)
+    if warning := checkpoints.check_match(record, model, tokenizer):
+        say(warning)
+    if record.control != control:
+        raise PastaError(f"{start} writes its tags with other control tokens than this version")
+    if (its_rank := read_config(start).get("r")) != rank:
+        raise PastaError(
+            f"{start} has LoRA of rank {its_rank}, which stays",
+            hint=f"Give --lora-rank {its_rank}.",
+        )
 
 
 def _plan(

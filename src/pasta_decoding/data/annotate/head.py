@@ -74,7 +74,7 @@ def unit_inputs(states_VD: Tensor) -> Tensor:
 
 
 def save_head(head: Head, path: Path) -> None:
-    """Write a head to one file, whole or not at all."""
+    """Write a head to one file, whole or not at all. Raises PastaError where there is no room."""
     names = ("mean_F", "scale_F", "weight_F3", "bias_3")
     tensors = {name: getattr(head, name).contiguous() for name in names}
     about = {
@@ -83,8 +83,11 @@ def save_head(head: Head, path: Path) -> None:
         "layers": head.layers,
         "weights": asdict(head.weights),
     }
-    with written_whole(path) as partial:
-        save_file(tensors, partial, metadata={"pasta": json.dumps(about)})
+    try:
+        with written_whole(path) as partial:
+            save_file(tensors, partial, metadata={"pasta": json.dumps(about)})
+    except SafetensorError as error:
+        raise PastaError(f"cannot write {path}: {error}") from error
 
 
 def load_head(path: Path) -> Head:
