@@ -153,6 +153,12 @@ def test_instructions_ask_for_what_responses_do(pasta: Pasta, source: Path, tmp_
     assert all(row["checks"] and len(row["instruction"]) > len("About a?") for row in rows)
 
 
+def test_a_folder_is_no_file_to_write(pasta: Pasta, source: Path) -> None:
+    found = pasta("data", "hindsight", source, "-o", "./")
+    assert (found.status, found.out) == (2, "")
+    assert "cannot write .: Is a directory" in found.err
+
+
 def test_nothing_to_ask_for_writes_nothing(pasta: Pasta, tmp_path: Path) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.write_text('{"instruction": "?", "response": " "}\n')
