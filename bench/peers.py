@@ -121,7 +121,7 @@ def generate(model: Any, ids: tuple[int, ...], max_tokens: int, banned: list[int
 
     ours_ = model.config._attn_implementation
     model.set_attn_implementation("sdpa")
-    prompt = torch.tensor([ids])
+    prompt = torch.tensor([ids], device=model.device)
     began_s = time.perf_counter()
     output = model.generate(
         prompt,

@@ -24,7 +24,7 @@ from typing import Any
 
 from pasta_decoding.cli.files import token_counter
 from pasta_decoding.data.checks import make_check
-from pasta_decoding.data.lines import write_lines
+from pasta_decoding.data.dataset import Row, write_rows
 from pasta_decoding.lang.tree import Chunk, Node, Span, Tree, read, show, strip, valid_tokens
 
 DATA = Path(__file__).parent.parent / "data"
@@ -633,7 +633,7 @@ MAKERS: dict[Maker, int] = {
 
 def compose(
     sources: Sources, count: int, seed: int, count_tokens: Callable[[str], int]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Row]:
     """Yield so many rows, no instruction twice."""
     draw, seen = Draw(seed), set[str]()
     while len(seen) < count:
@@ -643,13 +643,11 @@ def compose(
         if one.instruction in seen or not all(check.passes(strip(one.tree)) for check in checks):
             continue
         seen.add(one.instruction)
-        yield {
-            "id": f"demand-{len(seen):04}",
-            "source": SOURCE,
-            "instruction": one.instruction,
-            "response": show(with_lengths(one.tree, count_tokens)),
-            "checks": [{"kind": kind, "arguments": arguments} for kind, arguments in one.checks],
-        }
+        asked = [{"kind": kind, "arguments": arguments} for kind, arguments in one.checks]
+        response = show(with_lengths(one.tree, count_tokens))
+        yield Row(
+            f"demand-{len(seen):04}", SOURCE, one.instruction, response, extra={"checks": asked}
+        )
 
 
 def with_lengths(tree: Tree, count_tokens: Callable[[str], int]) -> Tree:
@@ -671,7 +669,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("-o", "--out", type=Path, required=True)
     options = parser.parse_args()
-    write_lines(options.out, compose(read_parts(), options.count, options.seed, token_counter()))
+    write_rows(options.out, compose(read_parts(), options.count, options.seed, token_counter()))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ from typing import Any
 from pasta_decoding.data.annotate.structure import sentences
 from pasta_decoding.data.asked import Asked, read_all_asked
 from pasta_decoding.data.checks import BULLET, NUMBER
-from pasta_decoding.data.lines import read_lines, write_lines
+from pasta_decoding.data.dataset import Row, write_rows
+from pasta_decoding.data.lines import read_lines
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.measures import echoes, repetitions
 from pasta_decoding.lang.tree import Span, Tree, has_chunk, read, show, strip
@@ -43,7 +44,7 @@ _SUBJECT = re.compile(
 )
 
 Arguments = Mapping[str, Any]
-Row = dict[str, Any]
+Line = dict[str, Any]
 Mend = Callable[[str, str, Arguments], Iterator[str]]
 """(instruction, answer, the check's arguments) -> answers that may pass, the nearest first."""
 
@@ -75,7 +76,8 @@ def in_paragraphs(_instruction: str, text: str, arguments: Arguments) -> Iterato
     """Join the lines of prose, and break them behind sentences into as many paragraphs."""
     if _ITEM.search(text):
         return
-    found, count = sentences_of(" ".join(text.split())), arguments["at_least"]
+    found = sentences_of(" ".join(text.split()))
+    count = arguments.get("at_least") or arguments["at_most"]
     if len(found) >= count:
         starts = [round(len(found) * n / count) for n in range(count + 1)]
         yield "\n\n".join(" ".join(found[first:last]) for first, last in pairwise(starts))
@@ -154,7 +156,7 @@ def mended(asked: Asked, tree: Tree) -> Tree | None:
     return None
 
 
-def rows_of(asked: Asked, samples: Sequence[Row]) -> Iterator[Row]:
+def rows_of(asked: Asked, samples: Sequence[Line]) -> Iterator[Row]:
     """Return up to `MOST_ROWS` rows of the samples of a prompt, sound ones before mended ones."""
     ended = [one for one in samples if not one["truncated"]]
     ended.sort(key=lambda one: -one["plain_tokens"] / max(1, one["critical_path"]))
@@ -163,12 +165,7 @@ def rows_of(asked: Asked, samples: Sequence[Row]) -> Iterator[Row]:
     others = ((number, mended(asked, tree)) for number, tree in trees)
     made = (("mended", number, tree) for number, tree in others if tree)
     for kind, number, tree in islice(chain(sound, made), MOST_ROWS):
-        yield {
-            "id": f"{asked.id}-{number}",
-            "source": f"samples/{kind}",
-            "instruction": asked.instruction,
-            "response": show(tree),
-        }
+        yield Row(f"{asked.id}-{number}", f"samples/{kind}", asked.instruction, show(tree))
 
 
 def main() -> None:
@@ -178,7 +175,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("-o", "--out", type=Path, required=True)
     options = parser.parse_args()
-    samples: dict[str, list[Row]] = {}
+    samples: dict[str, list[Line]] = {}
     for one in read_lines(options.run / "round-1/samples.jsonl"):
         samples.setdefault(one["prompt"], []).append(one)
     rows = [
@@ -188,8 +185,8 @@ def main() -> None:
     ]
     if not rows:
         sys.exit(f"no sample of {options.run} is sound or can be mended; {options.out} not written")
-    write_lines(options.out, rows)
-    print(json.dumps(Counter(row["source"] for row in rows)))
+    write_rows(options.out, rows)
+    print(json.dumps(Counter(row.source for row in rows)))
 
 
 if __name__ == "__main__":

@@ -14,10 +14,14 @@ from pathlib import Path
 def written_whole(path: Path) -> Iterator[Path]:
     """Hand out where to write a file or a folder, which is `path` once the block has ended well.
 
-    Until then, and after a failure, what was at `path` stays. Raises OSError.
+    Until then, and after a failure, what was at `path` stays. What a link leads to is written; a
+    device or a pipe is not. Raises OSError.
     """
     if not path.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    path = path.resolve() if path.is_symlink() else path
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "it is neither a file nor a folder", str(path))
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         yield partial

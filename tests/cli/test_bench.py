@@ -110,13 +110,15 @@ def test_an_interrupted_bench_keeps_whole_records_and_goes_on_behind_them(
         context.setattr(LlamaForCausalLM, "forward", forward)
         assert bench("--records", records).status == 130
     before = records.read_text()
-    assert [json.loads(line)["record"]["instruction"] for line in before.splitlines()] == PROMPTS[
-        :1
-    ]
+    assert [
+        json.loads(line)["record"]["instruction"] for line in before.splitlines()[1:]
+    ] == PROMPTS[:1]
     resumed = bench("--records", records, "--json")
     assert resumed.object["answers"] == 3
     assert records.read_text().startswith(before)
-    assert len(records.read_text().splitlines()) == 3
+    assert len(records.read_text().splitlines()) == 1 + 3
+    other = bench("--records", records, "--max-tokens", "7")
+    assert (other.status, "was begun with other settings: max_tokens" in other.err) == (2, True)
     again = bench("--records", records, "--json")
     assert again.out == resumed.out
 

@@ -98,6 +98,9 @@ def test_a_row_without_an_id_in_two_files_is_a_duplicate(pasta: Pasta, tmp_path:
         path.write_text('{"prompt": "How?", "completion": "So."}\n')
     build = ("data", "build", first, second, "-o", tmp_path / "train.jsonl", "--json")
     assert pasta(*build).object["dropped"] == {"duplicate": 1}
+    for path in (first, second):
+        path.write_text(path.read_text() * 2)
+    assert pasta(*build).object["dropped"] == {"duplicate": 3}
 
 
 def test_broken_lines_are_named_and_the_rest_kept(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -43,6 +44,22 @@ class Links(HTMLParser):
             value or "" for name, value in attrs if name in {"src", "href", "xlink:href"}
         ]
         self.found += [tag] if tag in {"link", "iframe", "object", "base"} else []
+
+
+def test_pictures_show_prompts_as_they_are_and_runs_without_a_figure_not_at_all(
+    pasta: Pasta, tmp_path: Path
+) -> None:
+    said = r"Simplify $\frac{1}{2$ now"
+    runs, out = tmp_path / "runs", tmp_path / "report"
+    write_run(runs / "sequential", "sequential", [replace(record(0), instruction=said)])
+    answer = replace(parallel(0), instruction=said, chunks=3)
+    math = replace(answer, annotated=answer.annotated.replace('"diet"', '"$\\frac{$"'))
+    write_run(runs / "pasta", "pasta", [math])
+    found = pasta("eval", "report", runs, "-o", out)
+    assert (found.status, (out / "timelines.png").is_file()) == (0, True)
+    write_run(runs / "sequential", "sequential", [replace(failed(0), instruction=said)])
+    found = pasta("eval", "report", runs, "-o", out)
+    assert found.status == 0, found.err
 
 
 def test_a_report_is_a_page_tables_and_pictures(pasta: Pasta, runs: Path, tmp_path: Path) -> None:

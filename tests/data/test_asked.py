@@ -52,6 +52,20 @@ def test_what_cannot_be_verified_is_refused_with_its_line(tmp_path: Path) -> Non
         read_all_asked(path)
 
 
+def test_a_prompt_without_a_name_is_called_by_its_line_and_no_two_have_one_name(
+    tmp_path: Path,
+) -> None:
+    found = read_all_asked(
+        written(tmp_path, {"instruction": "Why?", "id": None}, {"instruction": "How?", "id": None})
+    )
+    assert [one.name for one in found] == ["1", "2"]
+    twice = written(
+        tmp_path, {"instruction": "Why?", "id": "a"}, {"instruction": "How?", "id": "a"}
+    )
+    with pytest.raises(PastaError, match=r"prompts.jsonl:2: id 'a' was used before"):
+        read_all_asked(twice)
+
+
 def test_of_prompts_with_the_same_text_the_first_is_kept() -> None:
     first, other, again = asked_of("Why?"), asked_of("How?"), asked_of("Why?")
     assert each_once([first, other, again]) == [first, other]

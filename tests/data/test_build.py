@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pasta_decoding.data.build import Builder, Wanted, holds_code, named_topics
 from pasta_decoding.data.contamination import Contamination
 from pasta_decoding.data.dataset import Row, is_held_out
-from pasta_decoding.data.shorten import shorten
+from pasta_decoding.data.shorten import sentence_ends, shorten
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import read, show, strip
 
@@ -171,6 +171,17 @@ def test_a_shortened_answer_fits_and_is_well_formed(sizes: list[int], limit: int
     assert not check(show(short))
     if count_words(strip(whole)) <= limit:
         assert short == whole
+
+
+def test_abbreviations_end_no_sentence_and_numbers_do() -> None:
+    for text, ends in (
+        ("A study by Prof. Smith shows this. Sleep works.", ["shows this.", "Sleep works."]),
+        ("It was founded in 1990. Then it grew.", ["in 1990.", "it grew."]),
+        ("Steps:\n12. Wash them.\n13. Dry them.", ["Wash them.", "Dry them."]),
+    ):
+        found = sentence_ends(text)
+        assert len(found) == len(ends), text
+        assert all(text[:end].endswith(one) for end, one in zip(found, ends, strict=True))
 
 
 def test_chunks_keep_their_first_sentences_before_any_chunk_is_dropped() -> None:

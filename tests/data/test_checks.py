@@ -34,6 +34,8 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("begins", {"string": "Dear"}, "**Dear** Ann,", "Dearest Ann,"),
     ("begins", {"string": "Once upon a time"}, '"Once upon\na time there', "Once upon a tim"),
     ("ends", {"string": "The end"}, "So it was. *The end.*", "So it was. The end of it"),
+    ("ends", {"string": "The end"}, "So it was. **The end**.", "The end. So it was."),
+    ("ends", {"string": "Good night."}, 'He said "Good night".', "Good night, Sam."),
     ("ends", {"string": "?"}, "Shall we go?", "We shall go."),
     ("ends", {"string": "Sam"}, "Yours, Sam", "Yours, Balsam"),
     ("json", {"keys": ["a"]}, '```json\n{"a": 1, "b": 2}\n```', '{"b": 2}'),
@@ -44,8 +46,14 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("quoted", {}, '"All of it."', '"Some" of "it"'),
     ("titled", {}, "The Bees\nThey fly.", "The bees fly.\nThey do."),
     ("titled", {}, "**On Bees: a long story.**\nThey fly.", "The Bees"),
+    ("titled", {}, "On Milk and Bread\nBuy both.", "- apples\n- pears"),
+    ("titled", {}, "# 1. Bread\nBuy it.", "1. Buy milk\n2. Go home"),
+    ("one_of", {"strings": ["Yes.", "No."]}, '"Yes".', "Yes and no."),
     ("one_of", {"strings": ["yes", "(b)"]}, "**Yes.**", "Yes, it is."),
     ("total", {"value": 1050}, "20.\nTotal: 1,000 + 50 = $1,050.00\nBye to 3", "Total: 1000"),
+    ("total", {"value": 12}, "That makes 12 in total.\nEnjoy your 2 days!", "In total 2 of 12: 2"),
+    ("total", {"value": 42}, "Subtotal 30, total 42.\nI am totally sure, 3 of 3.", "Total 3"),
+    ("total", {"value": 42}, "Total:\n$42\nCome back in 3 days.", "Total:\n3\n42"),
     ("total", {"value": 13}, "6 + 7 = 13.", "6 + 7"),
 ]  # fmt: skip
 HOSTILE = [
@@ -92,6 +100,12 @@ def test_an_empty_answer_passes_nothing(kind: str) -> None:
         ("1. First\n2. Second.", 2),
         ("A heading\n\nA sentence. And", 3),
         ("...", 0),
+        ("The U.S. economy grew at 5 p.m. today.", 1),
+        ("She lives in the U.S. It is big.", 2),
+        ("J. K. Rowling wrote it.", 1),
+        ("Prof. Smith met No. 5.", 1),
+        ("It has vitamin C. Eat it.", 2),
+        ("Buy apples, pears, etc. Then bake.", 2),
     ],
 )
 def test_sentences_are_counted_as_people_do(text: str, count: int) -> None:
@@ -111,6 +125,8 @@ def test_sentences_are_counted_as_people_do(text: str, count: int) -> None:
         ("includes", {"strings": "abc"}, "does not take strings = 'abc'", "list"),
         ("includes", {"strings": []}, r"does not take strings = \[\]", "list"),
         ("upper", {"at_least": 1}, "does not take at_least = 1", "It takes nothing"),
+        ("includes", {"strings": ["a", " "]}, "does not take strings", "strings: list"),
+        ("begins", {"string": " "}, "does not take string", "string: str"),
         ("total", {"value": None}, "does not take value = None", "value: float"),
     ],
 )

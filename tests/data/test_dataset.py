@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,17 @@ def test_the_forms_of_other_projects_are_read_and_written_as_our_own(
     write_rows(path, [row])
     assert json.loads(path.read_text())["instruction"] == "i"
     assert list(read_rows(path)) == [row]
+
+
+def test_of_two_forms_of_the_same_the_one_that_was_read_is_written(tmp_path: Path) -> None:
+    two = lines(tmp_path, json.dumps({"messages": [*ASKED[1:], *ANSWER], "response": "OTHER"}))
+    [row] = read_rows(two)
+    assert (row.response, row.extra) == ("r", {})
+    sides = lines(tmp_path, json.dumps({"prompt": "i", "completion": "r", "history": "x"}))
+    [row] = read_rows(sides)
+    write_rows(sides, [replace(row, extra={"score": 3})])
+    assert json.loads(sides.read_text())["response"] == "r"
+    assert row.extra == {}
 
 
 def test_rows_without_an_id_get_one_of_what_they_say_and_each_its_own(tmp_path: Path) -> None:

@@ -146,6 +146,18 @@ def test_nobody_at_the_door_is_fatal() -> None:
     assert found.value.hint == "Check the base URL and that the server runs."
 
 
+@pytest.mark.parametrize(
+    "url", ["localhost:8000/v1", "ftp://here/v1", "", "http://host:abc/v1", "http://[::1/v1"]
+)
+def test_what_is_no_base_url_is_told_before_anything_is_asked(url: str) -> None:
+    async def ask() -> None:
+        async with connect(Endpoint(url, "m")):
+            raise AssertionError("nobody is there")
+
+    with pytest.raises(PastaError, match="is no base URL"):
+        asyncio.run(ask())
+
+
 def test_no_more_requests_are_under_way_than_allowed() -> None:
     together = threading.Barrier(3)
 

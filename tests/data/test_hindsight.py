@@ -63,6 +63,14 @@ def test_prose_is_asked_for_its_sentences_paragraphs_and_words() -> None:
     assert all(word not in "what of cocoa" for one in found["includes"] for word in one["strings"])  # type: ignore[attr-defined]
 
 
+def test_what_is_to_be_avoided_is_a_whole_word_of_the_question() -> None:
+    question = "Describe Washington and McDonalds for Shakespeare."
+    avoided = {str(one["strings"]) for one in asked(question, PROSE)["excludes"]}
+    assert avoided == {
+        "['describe']", "['washington']", "['mcdonalds']", "['shakespeare']"
+    }  # fmt: skip
+
+
 @given(st.text(max_size=200), st.text(max_size=200), st.integers(0, 5))
 def test_whatever_is_asked_is_done(instruction: str, response: str, seed: int) -> None:
     for one in requests_of(instruction, response, random.Random(seed)):

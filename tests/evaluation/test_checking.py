@@ -130,7 +130,9 @@ def test_sound_answers_ended_pass_all_checks_and_neither_loop_nor_leave_items_em
     file: Path,
 ) -> None:
     long = {"kind": "words", "arguments": {"at_least": 9}}
-    asked = asking(file, *[{"checks": [SHORT]}] * 7, {"checks": [long]}, {"plain": True})
+    asked = asking(
+        file, *[{"checks": [SHORT]}] * 7, {"checks": [long]}, {"plain": True}, {"checks": [SHORT]}
+    )
     loop = "a b c d a b c d"
     runs = [
         run_of(
@@ -143,6 +145,7 @@ def test_sound_answers_ended_pass_all_checks_and_neither_loop_nor_leave_items_em
             failed(5),
             record(7),
             parallel(8),
+            record(9, truncated_chunks=1),
         )
     ]
     (row,) = sound_rows(runs, asked)

@@ -157,6 +157,18 @@ def test_its_command_lines_are_taken_by_the_parser(name: str) -> None:
         parse(shlex.split(line))
 
 
+def test_a_tag_may_be_a_text_or_missing_and_a_card_must_be_one(
+    checkpoint: checkpoints.Checkpoint, tmp_path: Path
+) -> None:
+    for tags, own in (("chat", ["chat"]), ("", []), ("[chat, small]", ["chat", "small"])):
+        (tmp_path / "README.md").write_text(f"---\ntags: {tags}\nlicense: mit\n---\n\n# x\n")
+        found = front_matter(checkpoint, read_card(tmp_path))["tags"]
+        assert found == ["pasta-decoding", "parallel-decoding", "custom_generate", *own]
+    (tmp_path / "README.md").write_bytes(b"\xff")
+    with pytest.raises(PastaError, match=r"README.md cannot be read"):
+        read_card(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("front", "said"),
     [

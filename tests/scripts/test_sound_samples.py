@@ -114,7 +114,7 @@ def test_the_fastest_sound_answers_come_first_and_mended_ones_fill_up() -> None:
         (2, [fast, mended_one]),
     ):
         rows = rows_of(hums, [one for one in samples if one["number"] != left_out])
-        assert [(row["id"], row["source"], row["response"]) for row in rows] == wanted
+        assert [(row.id, row.source, row.response) for row in rows] == wanted
 
 
 def test_the_script_reads_a_run_and_says_what_it_wrote(

@@ -65,6 +65,7 @@ def answers(
 ) -> None:
     """Answer prompts in parallel and sequentially; report speedups and what goes wrong."""
     from pasta_decoding.api.opening import open_decoder
+    from pasta_decoding.cli.eval import describe
     from pasta_decoding.data.questions import read_questions
     from pasta_decoding.evaluation.bench_answers import Bench, bench, summary
 
@@ -80,7 +81,14 @@ def answers(
     )
     with progress("answering", len(questions)) as tick:
         together = amount.max_concurrency
-        found = bench(plan, questions, out=records, tick=tick, max_concurrency=together)
+        found = bench(
+            plan,
+            questions,
+            out=records,
+            tick=tick,
+            max_concurrency=together,
+            settings=describe(loading) | {"max_tokens": max_tokens},
+        )
     figures = summary(found) | {"engine": decoder.name}
     if as_json:
         typer.echo(json.dumps(figures))

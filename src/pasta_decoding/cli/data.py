@@ -183,7 +183,8 @@ def read_all(sources: Sequence[Path], *, keep_going: bool) -> list[Row]:
     rows = []
     for path in sources:
         for row in read_rows(path, on_problem=on_problem):
-            if row.id in found and row.id != derived_id(row):
+            made = re.fullmatch(rf"{derived_id(row)}(-\d+)?", row.id)
+            if row.id in found and not made:
                 raise PastaError(
                     f"id {row.id!r} is in {found[row.id]} and in {path}",
                     hint="Give every row its own id, or leave one of the files out.",

@@ -121,12 +121,19 @@ def read_asked(path: Path) -> list[Asked]:
 
 def read_all_asked(path: Path) -> list[Asked]:
     """Return the prompts of a file, whether or not they ask for more than an answer."""
-    found = []
+    found: list[Asked] = []
+    names: set[str] = set()
     for number, line in read_objects(path):
         try:
-            found.append(_asked(line, number))
+            one = _asked(line, number)
+            if one.name in names:
+                raise PastaError(
+                    f"id {one.name!r} was used before", hint="Give every prompt its own."
+                )
         except PastaError as problem:
             raise PastaError(f"{path}:{number}: {problem}", hint=problem.hint) from problem
+        names.add(one.name)
+        found.append(one)
     return found
 
 
@@ -137,7 +144,7 @@ def _asked(line: Mapping[str, Any], number: int) -> Asked:
     instruction = one_question(line)
     return Asked(
         id=question_of(instruction).id,
-        name=str(line.get("id", number)),
+        name=str(number if line.get("id") is None else line["id"]),
         instruction=instruction,
         checks=tuple(_check(one) for one in _list(line, "checks")),
         plain=line.get("plain", False),

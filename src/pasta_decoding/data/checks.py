@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from itertools import dropwhile
 from typing import Any
 
 from pasta_decoding.errors import PastaError
@@ -22,12 +23,20 @@ from pasta_decoding.errors import PastaError
 BULLET, NUMBER = r"[-*+\u2022]", r"\d{1,3}[.)]"
 _FENCED = re.compile(r"\A```\w*\n(.*?)\n?```\Z", re.DOTALL)
 _NUMERAL = re.compile(r"(?<![\w.])-?\d+(?:,\d{3})*(?:\.\d+)?")
+_TOTAL = re.compile(r"\btotal\b", re.IGNORECASE)
 _QUOTES = {'"': '"', "\u201c": "\u201d"}
 _SENTENCE_END = re.compile(r"(?<![.!?\u2026])[.!?\u2026]++[\"'\u201d\u2019)\]*_]*+(?=\s|\Z)")
-# The point behind one of these ends no sentence, nor does the one of a list marker.
+# The points of these end no sentence: of titles, of what goes on with a small letter, of initials
+# in front of a name, and of a list marker.
 _NO_END = re.compile(
-    r"\b(?:e\.g|i\.e|etc|mr|mrs|ms|dr|st|vs)\.(?=\s)|^\s*\d{1,3}\.(?=\s)", re.I | re.M
+    r"\b(?i:e\.g|i\.e|mr|mrs|ms|dr|prof|st|vs)\.(?=\s)"
+    r"|\b(?i:no)\.(?=\s+\d)"
+    r"|\b(?:(?i:etc|inc|jr|sr)|(?:[A-Za-z]\.)+[A-Za-z])\.(?=\s+[a-z])"
+    r"|\b(?:[A-Z]\.\s+)+[A-Z]\.(?=\s+[A-Z])"
+    r"|^\s*\d{1,3}\.(?=\s)",
+    re.MULTILINE,
 )
+_MARKS = "*_\"'`\u201c\u201d "
 
 _KINDS_OF_ARGUMENTS: Mapping[str, tuple[type, ...]] = {
     "int": (int,),
@@ -74,9 +83,14 @@ def _suits(value: object, annotation: str) -> bool:
     name = annotation.removesuffix(" | None")
     if isinstance(value, bool) and name != "bool":
         return False
-    if isinstance(value, list) and not (value and all(isinstance(one, str) for one in value)):
-        return False
-    return isinstance(value, _KINDS_OF_ARGUMENTS[name]) and value != ""
+    if isinstance(value, list):
+        return name == "list[str]" and bool(value) and all(map(_says_something, value))
+    kinds = _KINDS_OF_ARGUMENTS[name]
+    return isinstance(value, kinds) and (str not in kinds or _says_something(value))
+
+
+def _says_something(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
 
 
 # Counts
@@ -169,7 +183,7 @@ def begins(text: str, *, string: str) -> bool:
 
 def ends(text: str, *, string: str) -> bool:
     """Its last words are these, marks of emphasis and quotes aside; the stop may be missing."""
-    wanted, found = _bare(string).rstrip("."), _bare(text).rstrip(".")
+    wanted, found = _bare(string, "."), _bare(text, ".")
     return _word(wanted).match(found, max(0, len(found) - len(wanted))) is not None
 
 
@@ -185,12 +199,16 @@ def is_json(
     """
     fenced = _FENCED.match(text.strip())
     try:
-        found = json.loads(fenced.group(1) if fenced else text)
+        found = json.loads(fenced.group(1) if fenced else text, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return False
     if not isinstance(found, list if array else dict):
         return False
     return all(key in found for key in keys or ()) and length in (None, len(found))
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def upper(text: str) -> bool:
@@ -211,25 +229,30 @@ def quoted(text: str) -> bool:
 
 
 def titled(text: str) -> bool:
-    """The first line is a title: a heading, bold, or a line of at most twelve words of its own."""
+    """The first line is a title: a heading, bold, or at most twelve words that are no list item."""
     first, _, rest = text.strip().partition("\n")
     if not rest.strip() or not any(c.isalnum() for c in first):
         return False
     marked = headings(first.strip(), at_least=1) or first.casefold().startswith("title:")
     alone = len(first.split()) <= 12 and not first.rstrip().endswith((".", ",", ":", ";"))
-    return marked or alone
+    return marked or (alone and not _count_items(first, BULLET, NUMBER))
 
 
 def one_of(text: str, *, strings: list[str]) -> bool:
     """It is one of the strings and nothing else; a last stop does not count."""
-    return _bare(text).rstrip(".!") in {_bare(one) for one in strings}
+    return _bare(text, ".!") in {_bare(one, ".!") for one in strings}
 
 
 def total(text: str, *, value: float) -> bool:
-    """The last number is this one; the last of its line, if a line says `total` and a number."""
-    _, said, behind = text.casefold().rpartition("total")
-    lines_with = [found for line in behind.split("\n") if (found := _numbers(line))]
-    found = lines_with[0] if said and lines_with else _numbers(text)
+    """The last number is this one; where a line says `total`, the last of that line.
+
+    Of several such lines the last with a number; if none has one, the next line that does.
+    """
+    in_lines = [(_TOTAL.search(line) is not None, _numbers(line)) for line in text.split("\n")]
+    said = [found for says, found in in_lines if says and found]
+    behind = dropwhile(lambda line: not line[0], in_lines)
+    after = [found for _, found in behind if found]
+    found = said[-1] if said else after[0] if after else _numbers(text)
     return bool(found) and math.isclose(found[-1], value, abs_tol=0.005)
 
 
@@ -292,9 +315,9 @@ def _word(string: str) -> re.Pattern[str]:
     return re.compile(f"{before}{spaced}{behind}", re.IGNORECASE)
 
 
-def _bare(text: str) -> str:
-    """Return a text for comparing: small letters, single spaces, no marks around it."""
-    return " ".join(text.split()).strip("*_\"'`\u201c\u201d ").casefold()
+def _bare(text: str, stops: str = "") -> str:
+    """Return a text for comparing: small letters, single spaces, no marks and stops around it."""
+    return " ".join(text.split()).strip(_MARKS).rstrip(_MARKS + stops).casefold()
 
 
 def _numbers(text: str) -> list[float]:

@@ -36,7 +36,8 @@ class Row:
     """One answered instruction. `response` may hold tags in text form.
 
     id:      the file's, else one made of what the row says (`derived_id`).
-    extra:   keys of the file that have no field here, written back unchanged.
+    extra:   keys of the file that have no field here, written back unchanged. Another form of the
+             same is none: of two, such as `messages` and `response`, one is read and kept.
     history: the conversation before the instruction, plain text.
     """
 
@@ -169,7 +170,8 @@ def _read_row(line: bytes, seen: set[str]) -> Row:
     found = _read_object(line)
     turns, keys = _conversation(found)
     *history, asked, answered = turns
-    extra = {key: found[key] for key in found if key not in (*keys, "id", "source")}
+    own = {*keys, *_FIELDS, "history"}
+    extra = {key: value for key, value in found.items() if key not in own}
     source = _text(found, "source") if found.get("source") is not None else ""
     row = Row("", source, asked.content, answered.content, extra, tuple(history))
     if found.get("id") is None:

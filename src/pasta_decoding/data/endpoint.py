@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 from typer import Option
 
@@ -93,12 +94,16 @@ class EndpointError(PastaError):
 
 @asynccontextmanager
 async def connect(endpoint: Endpoint) -> AsyncIterator[Chat]:
-    """Open connections for as long as the block runs. Raises PastaError without the extra."""
+    """Open connections for as long as the block runs.
+
+    Raises PastaError without the extra, or for a base URL that is none.
+    """
     try:
         from openai import AsyncOpenAI
     except ImportError as error:
         message = "asking an endpoint needs the package openai"
         raise PastaError(message, hint=install_command("endpoint")) from error
+    _check_url(endpoint.base_url)
     client = AsyncOpenAI(
         base_url=endpoint.base_url,
         api_key=endpoint.api_key or "none",  # the client insists on one, local servers do not
@@ -107,6 +112,17 @@ async def connect(endpoint: Endpoint) -> AsyncIterator[Chat]:
     )
     async with client:
         yield Chat(endpoint, client)
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fits = False
+    if not fits:
+        hint = "For example: --base-url http://localhost:8000/v1"
+        raise PastaError(f"{url!r} is no base URL", hint=hint)
 
 
 class Chat:

@@ -20,7 +20,7 @@ from pasta_decoding.data.dataset import Row
 from pasta_decoding.lang.tree import read, strip
 
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-_WORD = re.compile(r"[a-z]{5,}")
+_WORD = re.compile(r"(?<!\w)[a-z]{5,}(?!\w)")
 # A marker begins a line, or a chunk that begins one; the tags of its promise may stand between.
 _MARKER = re.compile(
     rf"((?:^|\n)(?:<promise [^>]*/>)?(?:<async>)?)(?:{BULLET}|(\d{{1,3}})[.)])(?= )"
@@ -112,7 +112,7 @@ def with_twins(rows: Iterable[Row], draw: random.Random) -> Iterator[Row]:
 def with_other_markers(response: str) -> str | None:
     """Return an annotated response with numbers for its bullets, or bullets for its numbers.
 
-    None unless it has one list, of one kind and one level, whose numbers count from 1.
+    None unless its items are of one kind and one level, and its numbers count from 1 throughout.
     """
     bullets, numbered = count_items(strip(read(response)))
     markers = list(_MARKER.finditer(response))
@@ -278,7 +278,7 @@ def _includes(instruction: str, response: str, draw: random.Random) -> Request |
 
 def _excludes(instruction: str, response: str, draw: random.Random) -> Request | None:
     there = response.casefold()
-    absent = sorted(one for one in set(_WORD.findall(instruction)) if one not in there)
+    absent = sorted(one for one in set(_WORD.findall(instruction.casefold())) if one not in there)
     if not absent:
         return None
     word = draw.choice(absent)

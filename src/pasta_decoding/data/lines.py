@@ -58,7 +58,7 @@ def parse_lines(
     for number, line in enumerate(whole, start=1):
         try:
             found.append(parse(dict(json.loads(line.decode("utf-8")))))
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise PastaError(f"{path}:{number}: not {what}: {error}", hint=hint) from error
     if resume and torn:
         write_text(path, contents[: len(contents) - len(torn)].decode("utf-8"))

@@ -10,13 +10,14 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
+from pasta_decoding.data.annotate.structure import ABBREVIATION
 from pasta_decoding.lang.tree import Chunk, Node, Tree, strip, valid_tokens
 
 SENTENCES = (None, 4, 3, 2)
 """How many first sentences a chunk keeps, tried in this order; None: all."""
 
-# Three letters before the mark: "e.g." and "No. 5" do not end a sentence.
-_SENTENCE_END = re.compile(r"(?<=[a-z][a-z][a-z)\"][.!?])(?=\s|$)")
+# Three letters before the mark, or two digits; abbreviations and markers of lists are no ends.
+_SENTENCE_END = re.compile(r"(?:(?<=[a-z][a-z][a-z)\"][.!?])|(?<=\d\d[.!?]))(?=\s|$)")
 
 
 def shorten(tree: Tree, count_tokens: Callable[[str], int], max_tokens: int) -> Tree:
@@ -36,7 +37,10 @@ def shorten(tree: Tree, count_tokens: Callable[[str], int], max_tokens: int) -> 
 
 def sentence_ends(text: str) -> list[int]:
     """Return where the sentences of a chunk end, in characters."""
-    return [found.end() for found in _SENTENCE_END.finditer(text)]
+    ends = (found.end() for found in _SENTENCE_END.finditer(text))
+    return [
+        end for end in ends if not ABBREVIATION.search(text[text.rfind("\n", 0, end) + 1 : end])
+    ]
 
 
 def first_sentences(node: Node, sentences: int | None, count_tokens: Callable[[str], int]) -> Node:

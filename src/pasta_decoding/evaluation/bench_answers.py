@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pasta_decoding.data.lines import append_line, parse_lines
+from pasta_decoding.data.lines import (
+    append_line,
+    parse_lines,
+    read_lines,
+    refuse_other_settings,
+)
 from pasta_decoding.data.questions import Question
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.asking import Ended, ask_all
@@ -115,11 +120,17 @@ def bench(
     out: Path | None,
     tick: Callable[[], None],
     max_concurrency: int = 1,
+    settings: Mapping[str, Any] | None = None,
 ) -> list[Examined]:
     """Bench every question. With `max_concurrency` > 1 several are answered together, untimed.
 
     With `out`, what is found is kept there line by line, and a stopped run goes on where it was.
+
+    settings: what the answers depend on; the first line of `out`. Raises PastaError if it was begun
+              with other ones.
     """
+    if out is not None and settings is not None:
+        _begin(out, settings)
     found = [] if out is None else read_examined(out, resume=True)
     known = {one.record.id: one for one in found}
     waiting = [question for question in questions if question.id not in known]
@@ -134,6 +145,17 @@ def bench(
     return [known[question.id] for question in questions]
 
 
+def _begin(out: Path, settings: Mapping[str, Any]) -> None:
+    """Begin a file of records, or refuse to go on with one of other settings."""
+    first = read_lines(out, resume=True)[:1]
+    if not first:
+        append_line(out, {"settings": settings})
+    for line in first:
+        there = line.get("settings", settings)  # an older version kept none
+        hint = "Choose another --records file, or repeat its settings to resume it."
+        refuse_other_settings(out, there, settings, hint=hint)
+
+
 def _found(ended: Ended[Examined]) -> Examined:
     if isinstance(ended.outcome, PastaError):
         return Examined(failed(ended.question, str(ended.outcome)))
@@ -146,10 +168,14 @@ def read_examined(path: Path, *, resume: bool = False) -> list[Examined]:
     resume: the file is to grow on, so a torn last line is cut away.
     """
     what, hint = "a record of this bench", "Choose another --records file."
-    return parse_lines(path, _examined, what=what, hint=hint, resume=resume)
+    lines = parse_lines(path, _examined, what=what, hint=hint, resume=resume)
+    return [one for one in lines if one is not None]
 
 
-def _examined(line: dict[str, Any]) -> Examined:
+def _examined(line: dict[str, Any]) -> Examined | None:
+    """Return what a line holds; None of the first one, which holds the settings."""
+    if "settings" in line:
+        return None
     timing = line.pop("timing")
     record = from_line(line.pop("record"))
     return Examined(record, **line, timing=Timing(**timing) if timing else None)

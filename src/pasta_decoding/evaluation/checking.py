@@ -102,7 +102,8 @@ def _sound_rows_of(runs: Sequence[MethodRun], asked: Asked) -> list[Row]:
 
 
 def _is_sound(asked: Asked, record: Record) -> bool:
-    ended = record.error is None and not record.hit_limit
+    """Is it sound, and did it and all its chunks end by themselves?"""
+    ended = record.error is None and not record.hit_limit and not record.truncated_chunks
     return ended and asked.is_sound(read(record.annotated))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -119,7 +120,10 @@ def pairs_to_judge(run: MethodRun, baseline: MethodRun) -> list[tuple[Record, Re
 
 
 def _known(record: Record, base: Record) -> float | None:
-    """Return the preference for the record's answer where nobody needs to be asked."""
+    """Return the preference for the record's answer where nobody needs to be asked.
+
+    An empty answer loses, also against another one.
+    """
     if not record.text.strip():
         return 0.0
     if not base.text.strip():
@@ -176,16 +180,18 @@ def read_difficulties(path: Path, prompts: Path) -> dict[str, float]:
     """
     numbers = dict(_numbered(prompts))
     found = {}
-    with path.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            try:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
                 number = int(next(iter(row.values())) or "")
                 difficulty = float(row["instruction_difficulty"])
-            except (ValueError, KeyError, TypeError) as error:
-                hint = "Its columns are a number and instruction_difficulty."
-                raise PastaError(f"{path}: not difficulties: {error}", hint=hint) from error
-            if number in numbers:
-                found[numbers[number]] = difficulty
+                if not math.isfinite(difficulty):
+                    raise ValueError(f"{difficulty} of number {number}")
+                if number in numbers:
+                    found[numbers[number]] = difficulty
+    except (ValueError, KeyError, TypeError, csv.Error) as error:
+        hint = "Its columns are a number and instruction_difficulty."
+        raise PastaError(f"{path}: not difficulties: {error}", hint=hint) from error
     if not found:
         raise PastaError(f"{path} and {prompts} have no instruction in common")
     return found

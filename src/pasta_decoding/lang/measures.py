@@ -47,7 +47,7 @@ _MARKERS = {"bullet": re.compile(r"[-*+\u2022]"), "number": re.compile(r"\d{1,3}
 
 
 def own_speedup(plain_tokens: int, critical_path: int) -> float:
-    """Return plain tokens / critical path; 1 for an answer that needed no step."""
+    """Return plain tokens / critical path; 1 for an answer without a token or a step."""
     return plain_tokens / critical_path if critical_path and plain_tokens else 1.0
 
 

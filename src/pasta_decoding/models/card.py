@@ -52,7 +52,10 @@ def read_card(folder: Path) -> AdapterCard:
     path = folder / CARD
     if not path.is_file():
         return AdapterCard()
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise PastaError(f"{path} cannot be read: {error}") from error
     found = _FRONT.match(text)
     parts = _SECTION.split(text)
     sections = {
@@ -115,7 +118,8 @@ def front_matter(checkpoint: Checkpoint, adapter: AdapterCard) -> dict[str, Any]
     front: dict[str, Any] = {name: said[name] for name in _KEPT_KEYS if name in said}
     if _is_hub_name(base):
         front |= {"base_model": base, "base_model_relation": "finetune"}
-    tags = dict.fromkeys([*_TAGS, *said.get("tags", ())])
+    own = said.get("tags") or ()
+    tags = dict.fromkeys([*_TAGS, *([own] if isinstance(own, str) else own)])
     front |= {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": list(tags)}
     return front | {name: said[name] for name in ("model-index",) if name in said}
 

@@ -150,13 +150,6 @@ def test_the_numbers_are_json_with_failures_inside(runs: Path) -> None:
     assert found["judge"] == "judge: not used, because none was given to `pasta eval rate`"
 
 
-def test_a_verdict_against_the_local_judge_is_told(runs: Path) -> None:
-    rating = {"judge": "judge.json", "judge_not_used": "it likes padding"}
-    (runs / "sot/rating.json").write_text(json.dumps(rating))
-    found = build(find_runs([runs]))
-    assert found.judge == "local judge: not used, because it likes padding"
-
-
 def rows(text: str) -> list[dict[str, Any]]:
     return list(csv.DictReader(io.StringIO(text)))
 

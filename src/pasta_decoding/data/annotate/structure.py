@@ -27,7 +27,7 @@ LONG_SECTION_WORDS = 110  # into items and paragraphs,
 LONG_ITEM_WORDS = 140  # and into sub-items
 
 _SENTENCE = re.compile(r"(?<=[.!?])[\"'\u201d\u2019)]*\s+(?=[\"'\u201c\u2018(\[*]*[A-Z0-9])")
-_ABBREVIATION = re.compile(
+ABBREVIATION = re.compile(
     r"(?:\b(?:[A-Za-z]|Dr|Mr|Mrs|Ms|St|vs|etc|No|Inc|Jr|Prof|e\.g|i\.e|U\.S)|^\W*\d{1,3})\.$"
 )
 LEANS_BACK = re.compile(
@@ -229,7 +229,7 @@ def sentences(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
     """Yield where the sentences of `text[start:end]` begin and end, white space behind included."""
     left = start
     for gap in _SENTENCE.finditer(text, start, end):
-        if not _ABBREVIATION.search(text[max(left, gap.start() - 8) : gap.start()]):
+        if not ABBREVIATION.search(text[max(left, gap.start() - 8) : gap.start()]):
             yield left, gap.end()
             left = gap.end()
     if left < end:

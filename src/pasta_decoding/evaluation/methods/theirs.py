@@ -17,6 +17,7 @@ from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.methods.base import Asking, of_question
 from pasta_decoding.evaluation.records import Record
+from pasta_decoding.lang.tree import Span, show
 from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.sampling import Sampling
@@ -55,7 +56,7 @@ class Theirs:
             question.instruction,
             question.dataset,
             text=text,
-            annotated=text,
+            annotated=show((Span(text),)) if text else "",
             plain_tokens=self.decoder.plain_tokens(text),
             critical_path=passes - 1,  # the first one is the prefill
             fed_tokens=len(ids),

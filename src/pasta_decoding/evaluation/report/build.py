@@ -166,13 +166,9 @@ def _dominance(lines: Sequence[Line], speed: str) -> dict[str, list[Dominance]]:
 
 def _about_judges(lines: Sequence[Line]) -> str:
     judged = sorted({q.by for line in lines for n, q in line.qualities.items() if n == LC_WIN_RATE})
-    reasons = sorted({str(r) for line in lines if (r := line.run.rating.get("judge_not_used"))})
-    said = [f"local judge: not used, because {reason}" for reason in reasons]
     if judged:
-        said.insert(0, f"compared by {judged[0]}")
-    elif not reasons:
-        said.append("judge: not used, because none was given to `pasta eval rate`")
-    return "; ".join(said)
+        return f"compared by {judged[0]}"
+    return "judge: not used, because none was given to `pasta eval rate`"
 
 
 # Numbers

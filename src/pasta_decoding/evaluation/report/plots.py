@@ -50,7 +50,15 @@ def frontier(measure: str) -> Plot:
     """Return the plot of speed against one measure of quality, a point a run."""
 
     def plot(report: Report, colours: Palette) -> Figure | None:
-        lines = [line for line in report.lines if measure in line.qualities]
+        lines = [
+            line
+            for line in report.lines
+            if measure in line.qualities
+            and line.qualities[measure].interval.value is not None
+            and line.figures.speedups[report.speed].value is not None
+        ]
+        if not lines:
+            return None
         figure, [axes] = new_figure(colours, 3.9)
         _cross_at_baseline(axes, EQUAL[measure], report.baseline.label, colours)
         family = [_point(line, measure, report.speed) for line in lines if line.run.method == OURS]
@@ -112,7 +120,14 @@ def _draw_paper(axes: Axes, colours: Palette) -> None:
 
 def _name(axes: Axes, text: str, at: tuple[float, float], colour: str) -> None:
     axes.annotate(
-        text, at, xytext=(7, 6), textcoords="offset points", color=colour, fontsize=9.5, zorder=5
+        text,
+        at,
+        xytext=(7, 6),
+        textcoords="offset points",
+        color=colour,
+        fontsize=9.5,
+        zorder=5,
+        parse_math=False,
     )
 
 
@@ -139,6 +154,8 @@ def speedups(report: Report, colours: Palette) -> Figure | None:
 
 def _draw_spread(axes: Axes, row: int, value_P: FloatArray, colour: str) -> None:
     jitter_P = np.random.default_rng(row).uniform(-0.28, 0.28, len(value_P))
+    if not len(value_P):
+        return
     axes.plot(value_P, row + jitter_P, ".", color=colour, ms=4, alpha=0.45, mew=0)
     low, middle, high = np.percentile(value_P, [25, 50, 75])
     axes.plot([low, high], [row, row], color=colour, lw=5, alpha=0.55, solid_capstyle="round")
@@ -152,6 +169,8 @@ def lengths(report: Report, colours: Palette) -> Figure | None:
         return None
     figure, [axes] = new_figure(colours, 3.6)
     bins = list(lines[0].figures.by_length)
+    if not bins:
+        return None
     for number, line in enumerate(lines):
         intervals = [line.figures.by_length[name].speedups[report.speed] for name in bins]
         places = np.arange(len(bins)) + 0.09 * (number - (len(lines) - 1) / 2)
@@ -229,7 +248,7 @@ def timelines(report: Report, colours: Palette) -> Figure | None:
         axes.set_xlim(0, 1.3 * max(bar.end for bar in some))
         said = " ".join(record.instruction.split())
         title = f"{line.run.label}: {said[:48]}{'...' if len(said) > 48 else ''}"
-        axes.set_title(title, loc="left", color=colours.ink, fontsize=9.5)
+        axes.set_title(title, loc="left", color=colours.ink, fontsize=9.5, parse_math=False)
     panels[-1].set_xlabel("steps at unlimited width")
     return figure
 
@@ -257,6 +276,7 @@ def _draw_threads(axes: Axes, bars: Sequence[Bar], colour: str, colours: Palette
                 va="center",
                 color=colours.muted,
                 fontsize=8.5,
+                parse_math=False,
             )
     axes.set_yticks([0], ["main"])
     axes.invert_yaxis()
