@@ -36,6 +36,8 @@ COMMAND = "from pasta_decoding.harness import run; run()"
         ({"do_sample": False, "temperature": 0.7}, {"temperature": 0.0, "max_tokens": 512}),
         ({"do_sample": True, "seed": 3}, {"temperature": 1.0, "seed": 3}),
         ({"temperature": 0.5}, {"temperature": 0.5, "max_tokens": 512}),
+        ({"max_completion_tokens": 50}, {"max_tokens": 50}),
+        ({"max_gen_toks": None, "temperature": None}, {"max_tokens": 512, "temperature": 0.0}),
         ({"until": None}, {"stop": [], "temperature": 0.0}),
     ],
 )

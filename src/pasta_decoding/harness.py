@@ -163,8 +163,12 @@ def options_of_task(settings: Mapping[str, Any], **always: Any) -> Options:
 
     always: what was said for the whole run; the task's own settings go before it.
     """
-    given = {**always, **settings}
-    limits = [given.pop(name) for name in _LENGTHS if name in given]
+    limits = [
+        one[name] for one in (settings, always) for name in _LENGTHS if one.get(name) is not None
+    ]
+    given = {name: one for name, one in {**always, **settings}.items() if name not in _LENGTHS}
+    if given.get("temperature") is None:
+        given.pop("temperature", None)
     until = given.pop("until", ())
     stops = [until] if isinstance(until, str) else list(until or ())
     if given.pop("do_sample", given.get("temperature", 0) > 0):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import pasta_decoding as pasta
+from pasta_decoding.api.worker import open_worker
 from pasta_decoding.lang.tree import Chunk, strip
 from pasta_decoding.runtime.events import ordered
 from pasta_decoding.runtime.local import LocalDecoder
@@ -148,6 +152,66 @@ def test_a_cancelled_coroutine_frees_what_it_holds(model: pasta.Model) -> None:
     assert cells(model) == 0
 
 
+def test_a_coroutines_stream_that_is_dropped_frees_what_it_holds(model: pasta.Model) -> None:
+    async def drop() -> None:
+        async for _ in model.astream(PROMPT, max_tokens=LONG):
+            break
+
+    asyncio.run(drop())
+    gc.collect()
+    model.answer("x", max_tokens=1)
+    assert cells(model) == 0
+
+
+@pytest.mark.timeout(60)
+def test_who_reads_a_stream_that_is_closed_meanwhile_is_let_go(model: pasta.Model) -> None:
+    stream = model.stream(PROMPT, max_tokens=LONG)
+    reader = threading.Thread(target=list, args=[stream])
+    reader.start()
+    stream.close()
+    reader.join()
+
+    async def close() -> None:
+        other = model.astream(PROMPT, max_tokens=LONG)
+
+        async def read() -> None:
+            async for _ in other:
+                pass
+
+        task = asyncio.create_task(read())
+        await asyncio.sleep(0.05)
+        await other.aclose()
+        await task
+
+    asyncio.run(close())
+
+
+def test_a_limit_of_any_kind_is_a_reason_to_have_finished(model: pasta.Model) -> None:
+    assert model.answer(PROMPT, max_tokens=LONG, max_seconds=0.0).finish_reason == "length"
+
+
+def test_threads_that_ask_first_at_the_same_time_get_one_worker(
+    tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[object] = []
+
+    def slowly(decoder: LocalDecoder) -> object:
+        time.sleep(0.05)
+        opened.append(open_worker(decoder))
+        return opened[-1]
+
+    monkeypatch.setattr("pasta_decoding.api.model.open_worker", slowly)
+    with load(tiny_checkpoint) as fresh, ThreadPoolExecutor(4) as pool:
+        together = threading.Barrier(4)
+
+        def ask(_number: int) -> str:
+            together.wait()
+            return fresh.answer(PROMPT, max_tokens=4).text
+
+        assert len(set(pool.map(ask, range(4)))) == 1
+    assert len(opened) == 1
+
+
 def test_any_number_of_threads_may_ask(model: pasta.Model) -> None:
     found: list[str] = []
 
@@ -195,6 +259,19 @@ def test_a_closed_model_answers_nobody_and_tells_those_who_wait(
         ("x", {"stop": ""}, "a stop string is empty"),
         ("x", {"max_seconds": -1.0}, "max_seconds is -1.0"),
         ("x", {"max_token": 3}, "no option 'max_token'"),
+        ("x", {"max_tokens": None}, "max_tokens is None"),
+        ("x", {"max_tokens": "5"}, "max_tokens is '5'"),
+        ("x", {"max_tokens": 2.5}, "max_tokens is 2.5"),
+        ("x", {"max_threads": True}, "max_threads is True"),
+        ("x", {"temperature": None}, "temperature is None"),
+        ("x", {"temperature": float("nan")}, "temperature is nan"),
+        ("x", {"top_k": 2.5, "temperature": 1.0}, "top_k is 2.5"),
+        ("x", {"seed": None}, "seed is None"),
+        ("x", {"stop": [1]}, "stop is "),
+        ("x", {"max_seconds": "3"}, "max_seconds is '3'"),
+        ("x", {"max_seconds": float("nan")}, "max_seconds is nan"),
+        ("x", {"logit_bias": {"a": 1}}, "logit_bias is "),
+        ("x", {"parallel": "yes"}, "parallel is 'yes'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
@@ -202,6 +279,25 @@ def test_what_makes_no_sense_is_refused(
 ) -> None:
     with pytest.raises(pasta.PastaError, match=message):
         model.answer(prompt, **options)  # type: ignore[arg-type]
+
+
+def test_options_may_be_none_where_none_is_their_default_and_ids_may_be_texts(
+    model: pasta.Model,
+) -> None:
+    plain = model.answer(PROMPT, max_tokens=TOKENS).annotated
+    nothing = {"stop": None, "logit_bias": None, "top_k": None, "max_seconds": None}
+    assert model.answer(PROMPT, max_tokens=TOKENS, **nothing).annotated == plain  # type: ignore[arg-type]
+    biased = [
+        model.answer(PROMPT, max_tokens=TOKENS, logit_bias={token: 100.0}).annotated  # type: ignore[dict-item]
+        for token in (65, "65")
+    ]
+    assert biased[0] == biased[1] != plain
+
+
+def test_numbers_below_one_are_refused_before_anything_is_loaded() -> None:
+    for wrong in ({"threads": 0}, {"context": -1}):
+        with pytest.raises(pasta.PastaError, match=r"(threads is 0|context is -1)$"):
+            pasta.load("none", **wrong)  # type: ignore[arg-type]
 
 
 def test_a_wrong_option_is_told_the_nearest_one(model: pasta.Model) -> None:

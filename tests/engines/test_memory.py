@@ -11,11 +11,17 @@ from pasta_decoding.errors import PastaError
 
 
 def test_what_is_left_is_the_machines_or_the_groups(tmp_path: Path) -> None:
-    machine, group, none = tmp_path / "meminfo", tmp_path / "memory.max", tmp_path / "none"
+    machine, group, none = tmp_path / "meminfo", tmp_path / "group", tmp_path / "none"
+    group.mkdir()
     machine.write_text("MemTotal: 900 kB\nMemAvailable:    500 kB\n")
     for text, expected in (("max\n", 512_000), ("1000\n", 1000), ("600000\n", 512_000)):
-        group.write_text(text)
+        (group / "memory.max").write_text(text)
         assert memory.available_bytes(machine, group) == expected
+    (group / "memory.max").write_text("400000\n")
+    (group / "memory.current").write_text("300000\n")
+    assert memory.available_bytes(machine, group) == 100_000
+    (group / "memory.stat").write_text("anon 200000\ninactive_file 50000\n")
+    assert memory.available_bytes(machine, group) == 150_000
     assert memory.available_bytes(machine, none) == 512_000
     physical = memory.available_bytes(none, none)
     assert physical is None or physical > 2**20

@@ -1,6 +1,6 @@
 """A server of completions as vLLM is one, over a script or a tiny model, on a port of this machine.
 
-It speaks the dialect that `engines.completions` describes, refuses what vLLM refuses, and keeps a
+It speaks the dialect that `remote.completions` describes, refuses what vLLM refuses, and keeps a
 prefix cache of whole blocks, of which it only counts the hits. `Mischief` makes it misbehave.
 """
 

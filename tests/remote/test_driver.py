@@ -158,6 +158,22 @@ def test_events_are_told_as_they_happen_with_the_step_that_they_need_at_least() 
     assert len(answer.event_s) == len(answer.events)
 
 
+@pytest.mark.parametrize("stop", ["bc", "acc", " a"])
+def test_a_reader_is_told_what_the_answer_holds_where_a_stop_string_ends_it(stop: str) -> None:
+    told: list[Event] = []
+    with serving(Fake(TWO_CHUNKS, SIZE, END)) as fake:
+        [answer] = write(
+            service_of(fake),
+            [asked(LONG_PROMPT, stops=(stop,))],
+            on_news=lambda events, _step: told.extend(events),
+        )
+    assert answer.stopped
+    assert told == list(answer.events)
+    assert "".join(ordered(told)) == answer.text
+    assert answer.text.endswith(stop)
+    assert answer.text == locally(asked(LONG_PROMPT, stops=(stop,)), TWO_CHUNKS).text
+
+
 def test_the_same_seed_asks_for_the_same_and_another_choice_for_something_else() -> None:
     def request(choice: int) -> Request:
         sampler = Sampler(Sampling(temperature=1.0, top_p=0.9, seed=5), request=choice)

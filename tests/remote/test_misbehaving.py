@@ -19,7 +19,7 @@ from pasta_decoding.engines.scripted import follow
 from pasta_decoding.errors import PastaError
 from pasta_decoding.remote.completions import Completion, RemoteError
 from pasta_decoding.remote.replicas import ReplicaPool
-from pasta_decoding.remote.service import Service, find_model
+from pasta_decoding.remote.service import Service, checked_url, find_model
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.rules import Rules
 from tests.law.world import ASYNC, END, OPEN, P20
@@ -340,6 +340,22 @@ def test_a_server_that_fails_at_the_start_may_come_later_if_another_is_there() -
         with pytest.raises(PastaError) as caught:
             find_model([url], [], api_key=None)
     assert str(caught.value) == f"no server is ready: {url}: it failed with status 529: loading"
+
+
+def test_what_no_name_server_could_look_up_is_no_base_url() -> None:
+    for url in ("http://a..b/v1", f"http://{'a' * 64}.org/v1"):
+        with pytest.raises(PastaError, match="base"):
+            checked_url(url)
+    assert checked_url("http://[::1]:8000") == "http://[::1]:8000/v1"
+
+
+def test_a_list_of_models_that_is_too_deep_is_told() -> None:
+    body = b"[" * 200_000
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n"
+    with hanging_up(head + body) as port:
+        url = f"http://127.0.0.1:{port}/v1"
+        with pytest.raises(PastaError, match="does not list models"):
+            find_model([url], [], api_key=None)
 
 
 def test_a_server_that_nobody_answers_at_is_named() -> None:

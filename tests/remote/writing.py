@@ -66,7 +66,13 @@ def writer(
 ) -> AnswerWriter:
     prompt_tokens, most = len(request.prompt), pool.service.max_positions
     interpreter = Interpreter(
-        vocabulary, SharedMax(), request.rules, prompt_tokens, most, Joining.text
+        vocabulary,
+        SharedMax(),
+        request.rules,
+        prompt_tokens,
+        most,
+        Joining.text,
+        stops=request.stops,
     )
     return AnswerWriter(request, interpreter, pool, on_news)
 

@@ -42,6 +42,13 @@ def test_a_device_draws_what_the_host_would(
     assert draw_rows(torch.from_numpy(logits_FV), draws) == expected
 
 
+@pytest.mark.timeout(60)
+def test_the_smallest_top_p_takes_the_likeliest() -> None:
+    logits_FV = torch.arange(100, dtype=torch.float32)[None]
+    draw = Sampler(Sampling(temperature=1, top_p=1e-46)).draw(0, 0)
+    assert draw_rows(logits_FV, [draw]) == [99]
+
+
 def test_rows_that_are_no_numbers_give_some_token_and_leave_the_others_theirs() -> None:
     logits_FV = np.zeros((2, 1000), dtype=np.float32)
     logits_FV[0] = np.nan

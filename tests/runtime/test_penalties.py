@@ -46,6 +46,18 @@ def test_a_thread_counts_what_it_sees_and_no_tags_or_topics() -> None:
     assert seen.counts(MAIN) == Counter({A: 1, B: 1})
 
 
+def test_in_a_topic_nothing_is_penalised() -> None:
+    seen = history()
+    for token in (A, B):
+        seen.note(MAIN, token)
+    penalties = Penalties(repetition=1.5, presence=1.0)
+    assert seen.adjustment(MAIN, penalties, {}).ids.tolist()
+    seen.note(MAIN, OPEN)
+    assert seen.adjustment(MAIN, penalties, {7: 2.0}).ids.tolist() == [7]
+    seen.note(MAIN, P20)
+    assert A in seen.adjustment(MAIN, penalties, {}).ids
+
+
 @pytest.mark.parametrize("order", list(permutations([MAIN, 1, 2])))
 def test_main_sees_chunks_behind_their_sync_whoever_was_first(order: tuple[int, ...]) -> None:
     seen = history()

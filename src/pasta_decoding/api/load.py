@@ -62,6 +62,9 @@ def load(
     Raises PastaError for an unknown adapter (with those that ship), a model of another base, an
     engine that is not installed (with the command that installs it), and broken files.
     """
+    for what, number in (("threads", threads), ("context", context)):
+        if number is not None and number < 1:
+            raise PastaError(f"{what} is {number}", hint="It is at least 1.")
     settings = _named(name, model, base_url, context=context, threads=threads, device=device)
     choices = _known(engine=engine, join=join, dtype=dtype, quant=quant)
     settings = replace(settings, remote_key=api_key, **choices)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
+from threading import Lock
 from typing import Self, Unpack
 
 from pasta_decoding.api.options import (
@@ -45,6 +46,7 @@ class Model:
     def __init__(self, decoder: AnyDecoder) -> None:
         self.decoder = decoder
         self._worker: Worker | None = None
+        self._lock = Lock()
         self._closed = False
 
     def answer(self, prompt: Prompt, **options: Unpack[Options]) -> Result:
@@ -129,10 +131,11 @@ class Model:
 
     def close(self) -> None:
         """Cancel everything and free the engine's thread. Again, it does nothing."""
-        self._closed = True
-        if self._worker is not None:
-            self._worker.close()
-            self._worker = None
+        with self._lock:
+            self._closed = True
+            worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()
 
     def __enter__(self) -> Self:
         """Close at the end of the block."""
@@ -166,11 +169,12 @@ class Model:
         return self.decoder.request_of(ids, rules, sampler, max_seconds=seconds, stops=stops)
 
     def _working(self) -> Worker:
-        if self._closed:
-            raise ClosedError
-        if self._worker is None:
-            self._worker = open_worker(self.decoder)
-        return self._worker
+        with self._lock:  # an engine has one worker, whichever threads ask first
+            if self._closed:
+                raise ClosedError
+            if self._worker is None:
+                self._worker = open_worker(self.decoder)
+            return self._worker
 
 
 def _check_concurrency(max_concurrency: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
 from typer import Option
@@ -34,7 +35,7 @@ class Options(TypedDict, total=False):
     repetition_penalty: what was said or asked is divided by it; 1.
     presence_penalty, frequency_penalty: taken from the logits of what was said, once or as often
                  as it was; 0.
-    logit_bias:  token id -> what is added to its logit; none.
+    logit_bias:  token id -> what is added to its logit; none. Ids may be texts, as JSON has them.
     seed:        of the noise; 0. The same seed gives the same answer, whoever else is there.
     parallel:    False bans promises: sequential decoding with the same weights. True.
     stop:        a string, or several, before which the text ends; none.
@@ -113,9 +114,48 @@ def check_options(options: Options) -> None:
             near = get_close_matches(name, known, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"Known are: {', '.join(known)}."
             raise PastaError(f"no option {name!r}", hint=hint)
+        _check_type(name, options[name])  # type: ignore[literal-required]
     rules_of(options)
     sampling_of(options)
     stops_of(options)
+
+
+def _check_type(name: str, value: object) -> None:
+    """Raise PastaError for a value of another type than `Options` has, or that is no number."""
+    wanted = Options.__annotations__[name]
+    kind = str(getattr(wanted, "__forward_arg__", wanted))
+    if value is None:
+        fits = "None" in kind or name in ("stop", "logit_bias")
+    elif name == "stop":
+        fits = isinstance(value, str) or (
+            isinstance(value, Sequence) and all(isinstance(one, str) for one in value)
+        )
+    elif name == "logit_bias":
+        fits = isinstance(value, Mapping) and all(map(_is_bias, value.items()))
+    elif kind.startswith("bool"):
+        fits = isinstance(value, bool)
+    elif kind.startswith("int"):
+        fits = isinstance(value, Integral) and not isinstance(value, bool)
+    else:
+        fits = isinstance(value, Real) and not isinstance(value, bool) and value == value  # noqa: PLR0124 (not NaN)
+    if not fits:
+        raise PastaError(f"{name} is {value!r}", hint=f"It is {_MEANING.get(name, kind)}.")
+
+
+_MEANING = {
+    "stop": "a string, or several",
+    "logit_bias": "token ids, and what is added to the logit of each",
+    "max_seconds": "a number of seconds, or None",
+    "top_k": "a whole number, or None",
+    "parallel": "True or False",
+    **dict.fromkeys(("max_tokens", "max_threads", "seed"), "a whole number"),
+}
+
+
+def _is_bias(item: tuple[object, object]) -> bool:
+    token, bias = item
+    named = isinstance(token, str) and token.isdecimal()
+    return (named or isinstance(token, Integral)) and isinstance(bias, Real)
 
 
 def rules_of(options: Options) -> Rules:
@@ -137,12 +177,15 @@ def sampling_of(options: Options) -> Sampling:
     from pasta_decoding.runtime.sampling import Sampling
 
     told: dict[str, Any] = asdict(_DEFAULT) | dict(options)
+    bias = options.get("logit_bias") or {}
+    told["logit_bias"] = {int(token): float(one) for token, one in bias.items()}
     return Sampling(**{one.name: told[one.name] for one in fields(Sampling) if one.name in told})
 
 
 def stops_of(options: Options) -> tuple[str, ...]:
     """Return the stop strings. Raises PastaError for an empty one."""
     stop = options.get("stop", ())
+    stop = () if stop is None else stop
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     if "" in stops:
         raise PastaError("a stop string is empty", hint="Leave it out.")

@@ -86,7 +86,7 @@ def result_of(answer: Answer, *, text: str, stopped: bool, plain_tokens: int) ->
         threads=threads_of(answer.tree),
         critical_path=answer.critical_path,
         usage=Usage(answer.trace.prompt_tokens, plain_tokens, answer.fed_tokens),
-        finish_reason="length" if answer.hit_limit and not stopped else "stop",
+        finish_reason="length" if answer.end is None and not stopped else "stop",
         truncated=answer.truncated and not stopped,
         interventions=answer.interventions,
         seconds=answer.seconds,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Generic, Self, TypeVar
 
@@ -114,7 +115,7 @@ class Stream(_Pulled[Item], Iterator[Item]):
 
     def __init__(self, start: Start, reading: Reading, pick: Pick[Item]) -> None:
         super().__init__(reading, pick)
-        self._inbox: SimpleQueue[News] = SimpleQueue()
+        self._inbox: SimpleQueue[News | None] = SimpleQueue()  # None: closed meanwhile
         self._ticket = start(self._inbox.put)
 
     def __next__(self) -> Item:
@@ -123,15 +124,19 @@ class Stream(_Pulled[Item], Iterator[Item]):
             if self._over:
                 raise StopIteration
             try:
-                self._feed(self._inbox.get())
+                news = self._inbox.get()
+                if news is None:
+                    raise StopIteration
+                self._feed(news)
             except BaseException:
                 self.close()
                 raise
         return self._ready.popleft()
 
     def close(self) -> None:
-        """Cancel the answer unless it is complete."""
+        """Cancel the answer unless it is complete. Who reads it in another thread is let go."""
         self._give_up()
+        self._inbox.put(None)
 
     def __enter__(self) -> Self:
         """Close at the end of the block."""
@@ -151,7 +156,7 @@ class AsyncStream(_Pulled[Item], AsyncIterator[Item]):
     def __init__(self, start: Start, reading: Reading, pick: Pick[Item]) -> None:
         super().__init__(reading, pick)
         self._start = start
-        self._inbox: asyncio.Queue[News] = asyncio.Queue()
+        self._inbox: asyncio.Queue[News | None] = asyncio.Queue()  # None: closed meanwhile
 
     async def __anext__(self) -> Item:
         """Wait for the next piece; errors as of `Stream`. Being cancelled cancels the answer."""
@@ -160,15 +165,19 @@ class AsyncStream(_Pulled[Item], AsyncIterator[Item]):
                 raise StopAsyncIteration
             try:
                 self._begin()
-                self._feed(await self._inbox.get())
+                news = await self._inbox.get()
+                if news is None:
+                    raise StopAsyncIteration
+                self._feed(news)
             except BaseException:
                 self._give_up()
                 raise
         return self._ready.popleft()
 
     async def aclose(self) -> None:
-        """Cancel the answer unless it is complete."""
+        """Cancel the answer unless it is complete. Who reads it in another task is let go."""
         self._give_up()
+        self._inbox.put_nowait(None)
 
     async def __aenter__(self) -> Self:
         """Close at the end of the block."""
@@ -176,14 +185,19 @@ class AsyncStream(_Pulled[Item], AsyncIterator[Item]):
 
     async def __aexit__(self, *_error: object) -> None:
         """See `__aenter__`."""
+        await self.aclose()
+
+    def __del__(self) -> None:
         self._give_up()
 
     def _begin(self) -> None:
         if self._ticket is None:
-            loop = asyncio.get_running_loop()
-            self._ticket = self._start(lambda news: _hand_over(loop, self._inbox, news))
+            loop, inbox = asyncio.get_running_loop(), self._inbox  # not `self`: it may be dropped
+            self._ticket = self._start(lambda news: _hand_over(loop, inbox, news))
 
 
-def _hand_over(loop: asyncio.AbstractEventLoop, inbox: asyncio.Queue[News], news: News) -> None:
-    if not loop.is_closed():  # whose loop has ended has given up
+def _hand_over(
+    loop: asyncio.AbstractEventLoop, inbox: asyncio.Queue[News | None], news: News
+) -> None:
+    with suppress(RuntimeError):  # whose loop has ended has given up
         loop.call_soon_threadsafe(inbox.put_nowait, news)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FloatArray = npt.NDArray[np.float32]
-"""Tokens that an engine's cache holds unless it is told otherwise."""
 
 Branch = NewType("Branch", int)
 """The name of a path through the cache. Opaque, hashable, never given out twice by an engine."""

@@ -10,7 +10,7 @@ from typing import Any
 from pasta_decoding.errors import PastaError
 
 _MEMORY = Path("/proc/meminfo")
-_GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_GROUP = Path("/sys/fs/cgroup")
 
 
 def refuse_what_cannot_fit(cells: int, cell_bytes: int) -> None:
@@ -36,9 +36,12 @@ def cell_numbers(config: Mapping[str, Any]) -> int | None:
         return None
 
 
-def available_bytes(memory: Path = _MEMORY, group_limit: Path = _GROUP_LIMIT) -> int | None:
-    """Return how much memory the process can still have; None where nobody says."""
-    found = [_available(memory), _number(group_limit)]
+def available_bytes(memory: Path = _MEMORY, group: Path = _GROUP) -> int | None:
+    """Return how much memory the process can still have; None where nobody says.
+
+    group: folder of its control group (cgroup v2), such as a container has.
+    """
+    found = [_available(memory), _left_in(group)]
     return min((number for number in found if number is not None), default=None)
 
 
@@ -52,6 +55,19 @@ def _available(memory: Path) -> int | None:
     sizes = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
     kilobytes = next(sizes, None)
     return None if kilobytes is None else int(kilobytes) * 1024
+
+
+def _left_in(group: Path) -> int | None:
+    """Return what its limit leaves a group; pages of files that it only reads can be dropped."""
+    limit, used = _number(group / "memory.max"), _number(group / "memory.current")
+    if limit is None:
+        return None
+    try:
+        lines = (group / "memory.stat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        lines = []
+    dropped = sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+    return max(0, limit - max(0, (used or 0) - dropped))
 
 
 def _number(path: Path) -> int | None:

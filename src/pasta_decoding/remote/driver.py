@@ -114,10 +114,10 @@ class AnswerWriter:
                 choice = await stream.choose()
                 self.account.note(thread, choice)
                 self._apply(self.interpreter.on_token(thread, choice.token))
+                if self.account.has_met_a_stop():
+                    self.stop()  # before it is told: what is trimmed stands in front of it
                 self._end_tasks()
                 self._report()
-                if self.account.has_met_a_stop():
-                    self.stop()
                 if thread == MAIN and choice.token == sync:
                     return  # it goes on behind the join, in a task of its own
         finally:

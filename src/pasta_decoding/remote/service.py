@@ -68,7 +68,8 @@ def checked_url(url: str) -> str:
     httpx = http_library()
     try:
         parsed = httpx.URL(url)
-    except (httpx.InvalidURL, TypeError) as error:
+        parsed.host.encode("idna")  # what a connection would look up
+    except (httpx.InvalidURL, TypeError, UnicodeError) as error:
         raise _bad_url(url) from error
     if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query:
         raise _bad_url(url)
@@ -119,7 +120,13 @@ def _model_of(client: Client, base_url: str, names: Sequence[str]) -> tuple[str,
     try:
         listed = response.raise_for_status().json()["data"]
         models = {str(one["id"]): one.get("max_model_len") for one in listed}
-    except (http_library().HTTPStatusError, ValueError, LookupError, TypeError) as error:
+    except (
+        http_library().HTTPStatusError,
+        ValueError,
+        LookupError,
+        TypeError,
+        RecursionError,
+    ) as error:
         message = f"{base_url}/models does not list models: {excerpt(response.text)}"
         raise PastaError(message, hint=hint) from error
     known = [name for name in names if name in models]

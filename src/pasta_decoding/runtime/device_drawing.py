@@ -74,7 +74,8 @@ def _weights(logits_FV: Tensor, draws: Sequence[Draw]) -> Tensor:
 def _sample(weight_FV: Tensor, draws: Sequence[Draw]) -> Tensor:
     """See `drawing.draw`. A row without any weight gets -1."""
     weight_FV = pad(weight_FV, (0, -weight_FV.shape[1] % BLOCK))
-    top_p_F = _column([draw.cut.top_p for draw in draws], weight_FV).double()
+    top_p_F = torch.tensor([[draw.cut.top_p] for draw in draws], dtype=torch.float64)
+    top_p_F = top_p_F.to(weight_FV.device)
     total_F = weight_FV.sum(1, keepdim=True, dtype=torch.float64)
     noise = [uniforms(*draw.key) for draw in draws]
     pool_FV, done_F = weight_FV, ~(total_F > 0)

@@ -83,6 +83,8 @@ class History:
     ) -> Adjustment:
         """Return what `penalties` and a bias do to the logits of `thread`'s next token."""
         counts = self.counts(thread)
+        if thread == MAIN and self._in_topic:
+            return biased(bias)
         repeated = counts.keys() | self._said if penalties.repetition != 1 else ()
         factors = dict.fromkeys(repeated, penalties.repetition)
         added = dict(bias)

@@ -82,7 +82,7 @@ class Scheduler:
 
     @property
     def live_threads(self) -> int:
-        """How many threads write in the next step, those of all requests together."""
+        """How many threads are being written, those of all requests together, delayed ones too."""
         decoding = [one for one in self._running() if not one.unfed]
         return sum(len(generation.interpreter.writing) for generation in decoding)
 

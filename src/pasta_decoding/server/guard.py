@@ -78,6 +78,11 @@ class Places:
         """Take places; returns what gives them back, once. Raises ApiError if there are too few."""
         if self.most is None:
             return lambda: None
+        if answers > self.most:
+            message = (
+                f"a client may have {self.most} answers under way, and this asks for {answers}"
+            )
+            raise ApiError(400, message, param="n", code="client_limit")
         if self._taken[client] + answers > self.most:
             message = f"a client may have {self.most} answers under way at a time"
             raise too_many(message, "client_limit", retry_after_s=1)

@@ -90,6 +90,8 @@ def http_server(
     last_words_s: how long answers may go on once it is told to stop.
     """
     last_words_s = LAST_WORDS_S if last_words_s is None else last_words_s
+    if not math.isfinite(last_words_s):
+        raise PastaError(f"{last_words_s} is no number of seconds", hint="Give --drain-seconds 30.")
     return Server(
         uvicorn.Config(
             app,
