@@ -100,6 +100,7 @@ def test_an_engine_that_breaks_fails_who_was_there_and_nobody_after(decoder: Loc
         failed = server.ask("/v1/chat/completions", body)
         assert failed.status == 500
         assert failed.error["type"] == "server_error"
+        assert failed.headers["x-request-id"]
         assert server.ask("/v1/chat/completions", body).status == 200
         assert server.ask("/health").json == {"status": "ok", "running": 0, "waiting": 0}
         server.wait_until_idle()

@@ -165,6 +165,21 @@ def test_a_client_has_so_many_places_and_gets_them_back(decoder: LocalDecoder) -
         server.wait_until_idle()
 
 
+def test_what_nobody_expected_is_told_as_any_other_error(
+    server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr("pasta_decoding.server.routes.Reply", broken)
+    failed = server.ask(CHAT, GOOD)
+    assert (failed.status, failed.error["type"]) == (500, "server_error")
+    assert failed.headers["x-request-id"].startswith("req-")
+    assert failed.headers["x-content-type-options"] == "nosniff"
+    assert "secret" not in json.dumps(failed.error)
+    assert "a secret" in caplog.text
+
+
 def test_each_request_is_a_bounded_line_of_the_log(
     server: Running, caplog: pytest.LogCaptureFixture
 ) -> None:

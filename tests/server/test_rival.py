@@ -66,14 +66,23 @@ def test_the_baseline_is_loaded_when_it_is_first_asked_for_and_its_answers_are_c
         assert server.metric('pasta_answers_total{end="stop"}') == 2
 
 
-def test_a_baseline_that_cannot_be_loaded_is_503_and_is_tried_again(decoder: LocalDecoder) -> None:
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (PastaError("there is no memory left"), "there is no memory left"),
+        (RuntimeError("a secret"), "the server's log says why"),
+    ],
+)
+def test_a_baseline_that_cannot_be_loaded_is_503_and_is_tried_again(
+    decoder: LocalDecoder, error: Exception, told: str
+) -> None:
     script = saying(decoder, "One: ", "fruit", "an apple", " Done.")
     tries: list[int] = []
 
     def load() -> LocalDecoder:
         tries.append(len(tries))
         if len(tries) == 1:
-            raise PastaError("there is no memory left")
+            raise error
         return with_engine(decoder, script)
 
     own, metrics = with_engine(decoder, script), Metrics()
@@ -85,7 +94,8 @@ def test_a_baseline_that_cannot_be_loaded_is_503_and_is_tried_again(decoder: Loc
         body = {"model": BASELINE, "messages": HELLO, "temperature": 0}
         refused = server.ask("/v1/chat/completions", body)
         assert (refused.status, refused.error["code"]) == (503, "model_not_loaded")
-        assert refused.error["message"] == "the model cannot be loaded: there is no memory left"
+        assert refused.error["message"] == f"the model cannot be loaded: {told}"
+        assert refused.headers["x-request-id"]
         with ThreadPoolExecutor(3) as clients:
             asked = [clients.submit(server.ask, "/v1/chat/completions", body) for _ in range(3)]
             assert [one.result().status for one in asked] == [200] * 3

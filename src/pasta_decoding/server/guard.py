@@ -19,7 +19,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pasta_decoding.server.errors import ApiError, excerpt, too_many
+from pasta_decoding.server.errors import ApiError, excerpt, failure, too_many
 from pasta_decoding.server.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -139,11 +139,11 @@ class Guard:
 
         try:
             await app(scope, receive, telling)
-        except Exception:
-            if not status:  # the framework replies to what nobody expected, outside of all this
-                status = HTTPStatus.INTERNAL_SERVER_ERROR
-                self._metrics.replied(status)
-            raise
+        except Exception as error:
+            log.exception("%s failed", name)
+            if status:  # the reply had begun: the connection breaks off
+                raise
+            await failure(error).response()(scope, receive, telling)
         finally:
             client = (scope.get("client") or ("-",))[0]
             what = f"{method or scope['method']} {excerpt(scope['path'])}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,8 @@ from pasta_decoding.server.forms import ChatForm, Form, TextForm
 from pasta_decoding.server.guard import Places
 from pasta_decoding.server.replies import Reply
 from pasta_decoding.server.transport import StreamedReply, WholeReply
+
+log = logging.getLogger("pasta_decoding.server")
 
 TAGS_AMONG = 16
 """Alternatives that are looked at beside those that are told: some may be tags, which are not."""
@@ -144,8 +147,15 @@ async def _loaded(backend: Backend) -> AnyDecoder:
     except ClosedError:
         raise
     except PastaError as error:
-        message = f"the model cannot be loaded: {error}"
-        raise ApiError(503, message, kind="server_error", code="model_not_loaded") from error
+        raise _not_loaded(str(error)) from error
+    except Exception as error:
+        log.exception("a model cannot be loaded")
+        raise _not_loaded("the server's log says why") from error
+
+
+def _not_loaded(why: str) -> ApiError:
+    message = f"the model cannot be loaded: {why}"
+    return ApiError(503, message, kind="server_error", code="model_not_loaded")
 
 
 def _asks(body: requests.Body, prompts: Sequence[tuple[int, ...]], limit: int) -> list[Ask]:
