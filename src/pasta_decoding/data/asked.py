@@ -1,7 +1,7 @@
 """What a file of prompts asks of their answers, beyond answering: JSONL (.gz), a prompt a line.
 
-Each line has an `instruction` (prompts of stage 2 may have another form, see data/dataset.py) and any
-of these:
+Each line has an `instruction` (prompts of stage 2 may have another form, see data/dataset.py), and
+any of these:
 
 - `checks`: a list of {"kind", "arguments"}, see data/checks.py;
 - `plain`: true where nothing can be promised: a rewrite, an extraction, a short fact, a poem;
