@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import resource
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,6 +73,16 @@ def test_an_adapter_says_how_it_was_trained_and_one_that_goes_on_from_it_says_th
     for adapter in (first, second):
         checkpoint = load(adapter)
         assert (checkpoint.scheme, checkpoint.topic) == (scheme, "none")
+
+
+def test_an_adapter_with_joins_of_another_version_is_no_start(
+    train: Callable[..., Outcome], tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    start = Path(shutil.copytree(tiny_checkpoint.adapter, tmp_path / "start"))
+    record = json.loads((start / "pasta.json").read_text()) | {"joins": ["prose"]}
+    (start / "pasta.json").write_text(json.dumps(record))
+    found = train("--start", start)
+    assert (found.status, "unknown join: 'prose'" in found.err) == (2, True)
 
 
 def test_without_more_words_topics_are_required_and_positions_shared(

@@ -214,7 +214,6 @@ BREAKS: dict[str, tuple[Change, str]] = {
     "base incomplete": (lambda r: r["base"].pop("layers"), "TypeError"),
     "topic unknown": (lambda r: r.update(topic="maybe"), "topic is 'maybe', not 'required' or"),
     "scheme no text": (lambda r: r.update(scheme=[]), "[] is not a text"),
-    "joins of another version": (lambda r: r.update(joins=["foo"]), "unknown joins ['foo']"),
     "joins no list": (lambda r: r.update(joins="kv"), "'kv' is not a list"),
     "text missing": (lambda r: r["token_texts"].pop("1"), "token_texts does not tell the texts"),
     "text no text": (lambda r: r["token_texts"].update({"1": None}), "None is not a text"),

@@ -120,6 +120,17 @@ def check_options(options: Options) -> None:
     stops_of(options)
 
 
+_MEANING = {
+    "stop": "a string, or several",
+    "logit_bias": "token ids, and what is added to the logit of each",
+    "max_seconds": "a number of seconds, or None",
+    "top_k": "a whole number, or None",
+    "parallel": "True or False",
+    **dict.fromkeys(("max_tokens", "max_threads", "seed"), "a whole number"),
+}
+"""What options are, in words."""
+
+
 def _check_type(name: str, value: object) -> None:
     """Raise PastaError for a value of another type than `Options` has, or that is no number."""
     wanted = Options.__annotations__[name]
@@ -140,16 +151,6 @@ def _check_type(name: str, value: object) -> None:
         fits = isinstance(value, Real) and not isinstance(value, bool) and value == value  # noqa: PLR0124 (not NaN)
     if not fits:
         raise PastaError(f"{name} is {value!r}", hint=f"It is {_MEANING.get(name, kind)}.")
-
-
-_MEANING = {
-    "stop": "a string, or several",
-    "logit_bias": "token ids, and what is added to the logit of each",
-    "max_seconds": "a number of seconds, or None",
-    "top_k": "a whole number, or None",
-    "parallel": "True or False",
-    **dict.fromkeys(("max_tokens", "max_threads", "seed"), "a whole number"),
-}
 
 
 def _is_bias(item: tuple[object, object]) -> bool:

@@ -16,7 +16,7 @@ from pasta_decoding.cli.options import Base, with_options
 from pasta_decoding.cli.training_bar import ReportTo, drawn_progress, goes_on, trackers
 from pasta_decoding.errors import PastaError, require
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.training.config import SftConfig
+from pasta_decoding.training.config import SftConfig, joins_named
 
 if TYPE_CHECKING:
     from pasta_decoding.data.dataset import Row
@@ -62,7 +62,7 @@ class Origin:
             start=str(folder) if folder else None,
             scheme=self.scheme or begun.scheme,
             topic=self.topic or begun.topic,
-            joins=tuple(map(Joining, self.join or begun.joins)),
+            joins=joins_named(self.join or begun.joins),
         )
 
 

@@ -211,9 +211,6 @@ def _checkpoint(record: dict[str, Any]) -> Checkpoint:
         raise ValueError("two parts of a tag share one control token")
     if record["topic"] not in ("required", "none"):
         raise ValueError(f"topic is {record['topic']!r}, not 'required' or 'none'")
-    joins = tuple(_text(join) for join in _list(record["joins"]))
-    if unknown_joins := set(joins) - {"kv", "text"}:
-        raise ValueError(f"unknown joins {sorted(unknown_joins)}")
     texts = {int(token): _text(text) for token, text in record["token_texts"].items()}
     if set(texts) != control.ids:
         raise ValueError("token_texts does not tell the texts of the control tokens")
@@ -222,7 +219,7 @@ def _checkpoint(record: dict[str, Any]) -> Checkpoint:
         control=control,
         token_texts=texts,
         scheme=_text(record["scheme"]),
-        joins=joins,
+        joins=tuple(_text(join) for join in _list(record["joins"])),
         topic=record["topic"],
     )
 

@@ -6,15 +6,26 @@ Nothing here needs torch: `pasta train --help` reads them.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
+from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 
 if TYPE_CHECKING:
     from pasta_decoding.runtime.rules import Rules
+
+
+def joins_named(names: Iterable[str]) -> tuple[Joining, ...]:
+    """Return the joins of these names. Raises PastaError for one of another version."""
+    try:
+        return tuple(map(Joining, names))
+    except ValueError as error:
+        known = ", ".join(join.value for join in Joining)
+        raise PastaError(f"unknown join: {error}", hint=f"This version knows {known}.") from error
 
 
 @dataclass(frozen=True, slots=True)

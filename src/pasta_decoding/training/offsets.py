@@ -31,7 +31,7 @@ from pasta_decoding.training.adapter_files import (
     refuse_existing,
     write_adapter,
 )
-from pasta_decoding.training.config import SftConfig
+from pasta_decoding.training.config import SftConfig, joins_named
 from pasta_decoding.training.score import read_layouts
 from pasta_decoding.training.sft import compile_row
 
@@ -207,7 +207,7 @@ def _read(
         base_name=checkpoint.base.name,
         scheme=checkpoint.scheme,
         topic=checkpoint.topic,
-        joins=tuple(map(Joining, checkpoint.joins[:1])) or (Joining.kv,),
+        joins=joins_named(checkpoint.joins[:1]) or (Joining.kv,),
         max_tokens=config.max_position_embeddings,
     )
     loaded.model.eval()
