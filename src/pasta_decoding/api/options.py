@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
 from numbers import Integral, Real
@@ -120,43 +121,46 @@ def check_options(options: Options) -> None:
     stops_of(options)
 
 
-_MEANING = {
-    "stop": "a string, or several",
-    "logit_bias": "token ids, and what is added to the logit of each",
-    "max_seconds": "a number of seconds, or None",
-    "top_k": "a whole number, or None",
-    "parallel": "True or False",
-    **dict.fromkeys(("max_tokens", "max_threads", "seed"), "a whole number"),
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def _is_truth(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _are_stops(value: object) -> bool:
+    several = isinstance(value, Sequence) and all(isinstance(one, str) for one in value)
+    return isinstance(value, str) or several
+
+
+def _are_biases(value: object) -> bool:
+    return isinstance(value, Mapping) and all(
+        (_is_whole(token) or (isinstance(token, str) and token.isdecimal())) and _is_number(bias)
+        for token, bias in value.items()
+    )
+
+
+_KINDS: Mapping[str, tuple[Callable[[object], bool], str]] = {
+    **dict.fromkeys(("max_tokens", "max_threads", "seed"), (_is_whole, "a whole number")),
+    "top_k": (_is_whole, "a whole number, or None"),
+    "max_seconds": (_is_number, "a number of seconds, or None"),
+    "parallel": (_is_truth, "True or False"),
+    "stop": (_are_stops, "a string, or several"),
+    "logit_bias": (_are_biases, "token ids, and what is added to the logit of each"),
 }
-"""What options are, in words."""
+_MAY_BE_NONE = ("top_k", "max_seconds", "stop", "logit_bias")
 
 
 def _check_type(name: str, value: object) -> None:
     """Raise PastaError for a value of another type than `Options` has, or that is no number."""
-    wanted = Options.__annotations__[name]
-    kind = str(getattr(wanted, "__forward_arg__", wanted))
-    if value is None:
-        fits = "None" in kind or name in ("stop", "logit_bias")
-    elif name == "stop":
-        fits = isinstance(value, str) or (
-            isinstance(value, Sequence) and all(isinstance(one, str) for one in value)
-        )
-    elif name == "logit_bias":
-        fits = isinstance(value, Mapping) and all(map(_is_bias, value.items()))
-    elif kind.startswith("bool"):
-        fits = isinstance(value, bool)
-    elif kind.startswith("int"):
-        fits = isinstance(value, Integral) and not isinstance(value, bool)
-    else:
-        fits = isinstance(value, Real) and not isinstance(value, bool) and value == value  # noqa: PLR0124 (not NaN)
-    if not fits:
-        raise PastaError(f"{name} is {value!r}", hint=f"It is {_MEANING.get(name, kind)}.")
-
-
-def _is_bias(item: tuple[object, object]) -> bool:
-    token, bias = item
-    named = isinstance(token, str) and token.isdecimal()
-    return (named or isinstance(token, Integral)) and isinstance(bias, Real)
+    fits, meaning = _KINDS.get(name, (_is_number, "a number"))
+    if not fits(value) and not (value is None and name in _MAY_BE_NONE):
+        raise PastaError(f"{name} is {value!r}", hint=f"It is {meaning}.")
 
 
 def rules_of(options: Options) -> Rules:

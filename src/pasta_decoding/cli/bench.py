@@ -84,10 +84,10 @@ def answers(
         found = bench(
             plan,
             questions,
+            settings=describe(loading) | {"max_tokens": max_tokens},
             out=records,
             tick=tick,
             max_concurrency=together,
-            settings=describe(loading) | {"max_tokens": max_tokens},
         )
     figures = summary(found) | {"engine": decoder.name}
     if as_json:

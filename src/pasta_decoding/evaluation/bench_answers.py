@@ -117,10 +117,10 @@ def bench(
     plan: Bench,
     questions: Sequence[Question],
     *,
+    settings: Mapping[str, Any],
     out: Path | None,
     tick: Callable[[], None],
     max_concurrency: int = 1,
-    settings: Mapping[str, Any] | None = None,
 ) -> list[Examined]:
     """Bench every question. With `max_concurrency` > 1 several are answered together, untimed.
 
@@ -129,7 +129,7 @@ def bench(
     settings: what the answers depend on; the first line of `out`. Raises PastaError if it was begun
               with other ones.
     """
-    if out is not None and settings is not None:
+    if out is not None:
         _begin(out, settings)
     found = [] if out is None else read_examined(out, resume=True)
     known = {one.record.id: one for one in found}
@@ -147,13 +147,13 @@ def bench(
 
 def _begin(out: Path, settings: Mapping[str, Any]) -> None:
     """Begin a file of records, or refuse to go on with one of other settings."""
-    first = read_lines(out, resume=True)[:1]
-    if not first:
+    lines = read_lines(out, resume=True)
+    if not lines:
         append_line(out, {"settings": settings})
-    for line in first:
-        there = line.get("settings", settings)  # an older version kept none
-        hint = "Choose another --records file, or repeat its settings to resume it."
-        refuse_other_settings(out, there, settings, hint=hint)
+        return
+    there = lines[0].get("settings", settings)  # an older version kept none
+    hint = "Choose another --records file, or repeat its settings to resume it."
+    refuse_other_settings(out, there, settings, hint=hint)
 
 
 def _found(ended: Ended[Examined]) -> Examined:
