@@ -163,7 +163,6 @@ def test_a_coroutines_stream_that_is_dropped_frees_what_it_holds(model: pasta.Mo
     assert cells(model) == 0
 
 
-@pytest.mark.timeout(60)
 def test_who_reads_a_stream_that_is_closed_meanwhile_is_let_go(model: pasta.Model) -> None:
     stream = model.stream(PROMPT, max_tokens=LONG)
     reader = threading.Thread(target=list, args=[stream])
