@@ -1,7 +1,9 @@
-"""`pasta judge eval`, on made-up preferences and a made-up endpoint."""
+"""`pasta judge`: made-up preferences, a made-up endpoint, and pairs for people."""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from tests.chatserver import Act, Body, chat_server, failure
 from tests.cli.conftest import Pasta
 from tests.judging import made_up, write_pairs
+from tests.runfolders import PLAIN, failed, parallel, record, write_run
 
 EVAL = ("judge", "eval")
 
@@ -84,3 +87,60 @@ def test_a_judge_is_an_endpoint(pasta: Pasta, pairs: Path) -> None:
     found = pasta(*EVAL, "--pairs", pairs)
     assert found.status == 2
     assert "Missing option '--base-url'" in found.err
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Two runs beside the baseline: one wrote the other's first answer, and failed once."""
+    write_run(tmp_path / "runs/sequential", "sequential", [record(n) for n in range(8)])
+    ours = [parallel(n, text=f"{PLAIN} {n}") for n in range(8)]
+    write_run(tmp_path / "runs/pasta", "pasta", ours)
+    others = [ours[0], *(parallel(n, text=f"{n}! {PLAIN}") for n in range(1, 7)), failed(7)]
+    write_run(tmp_path / "runs/pasta-fast", "pasta", others)
+    return tmp_path / "runs"
+
+
+def sheet(path: Path) -> list[dict[str, str | None]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_people_get_every_pair_once_and_cannot_tell_who_wrote_what(
+    pasta: Pasta, runs: Path
+) -> None:
+    out = runs.parent / "pairs.jsonl"
+    assert pasta("judge", "pairs", runs, "-o", out).err == "14 pairs\n"
+    lines = sheet(out)
+    assert [sorted(line) for line in lines] == 14 * [
+        ["label", "prompt", "response_a", "response_b"]
+    ]
+    assert {line["label"] for line in lines} == {None}
+    about = Counter(line["prompt"] for line in lines)
+    assert about == {f"What about {n}?": 1 if n in (0, 7) else 2 for n in range(8)}
+    first = [str(line["response_a"]).startswith("This") for line in lines]
+    assert 0 < sum(first) < 14
+    assert [line["prompt"] for line in lines] != sorted(str(line["prompt"]) for line in lines)
+
+
+def test_in_both_orders_the_second_half_is_the_first_the_other_way_round(
+    pasta: Pasta, runs: Path
+) -> None:
+    out = runs.parent / "pairs.jsonl"
+    pasta("judge", "pairs", runs, "-o", out, "--both-orders")
+    shown = [(line["prompt"], line["response_a"], line["response_b"]) for line in sheet(out)]
+    swapped = [(prompt, b, a) for prompt, a, b in shown[14:]]
+    assert len(shown) == 28
+    assert Counter(shown[:14]) == Counter(swapped)
+
+
+def test_what_people_said_is_not_written_over(pasta: Pasta, runs: Path) -> None:
+    out = runs.parent / "pairs.jsonl"
+    out.write_text("{}\n")
+    status, message, hint = pasta("judge", "pairs", runs, "-o", out).complaint
+    assert (status, message) == (2, f"pasta: {out} is there already")
+    assert hint == "Somebody may have judged some of it; move it away, or give another name."
+    assert out.read_text() == "{}\n"
+
+
+def test_the_baseline_alone_is_nothing_to_compare(pasta: Pasta, runs: Path) -> None:
+    found = pasta("judge", "pairs", runs / "sequential", "-o", runs.parent / "pairs.jsonl")
+    assert found.complaint[:2] == (2, "pasta: no two answers to compare")

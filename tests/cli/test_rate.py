@@ -210,8 +210,24 @@ def test_what_does_not_go_together_is_refused(pasta: Pasta, runs: Path) -> None:
     both = pasta("eval", "rate", runs, "--annotator", "x", "--base-url", "y", "--model", "z")
     assert both.complaint[1:] == (
         "pasta: several judges",
-        "Give --base-url or --annotator, not both.",
+        "Give one of --base-url, --annotator and --judged.",
     )
+
+
+def test_what_people_said_of_pairs_is_a_judgement(pasta: Pasta, runs: Path) -> None:
+    """Two read the first pair and do not agree; nobody has come to the second."""
+    out = runs.parent / "people.jsonl"
+    pasta("judge", "pairs", runs, "-o", out, "--both-orders")
+    read = lines(out)
+    for number, line in enumerate(read):
+        ours = "a" if line["response_a"].startswith("Two things") else "b"
+        if line["prompt"] == "What about 0?":
+            line["label"] = ours if number < 2 else "tie"
+    out.write_text("".join(json.dumps(line) + "\n" for line in read))
+    found = pasta("eval", "rate", runs, "--no-likelihood", "--judged", out)
+    assert [row["preference"] for row in verdicts(runs)] == [1.75, None, 1.0]
+    assert verdicts(runs)[0]["annotator"] == "people"
+    assert found.err.endswith("pasta: 2 verdicts of people, 1 missing\n")
 
 
 def test_runs_of_other_prompts_are_not_compared(pasta: Pasta, runs: Path) -> None:

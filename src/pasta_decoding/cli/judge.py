@@ -1,4 +1,4 @@
-"""The command `judge eval`: what an endpoint's judgement is worth."""
+"""The commands under `judge`: pairs for people, and what an endpoint's judgement is worth."""
 
 from __future__ import annotations
 
@@ -27,6 +27,55 @@ Pairs = Annotated[
 AlpacaEval = Annotated[
     Path | None, typer.Option(help="Folder with AlpacaEval's outputs and annotations.")
 ]
+
+
+def pairs(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of `eval generate`, or the folder around them.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="JSONL: prompt, response_a, response_b, label.")
+    ],
+    baseline: Annotated[
+        Path | None, typer.Option(help="The run to compare with; the sequential one if left out.")
+    ] = None,
+    both_orders: Annotated[
+        bool,
+        typer.Option(
+            "--both-orders", help="Each pair twice, so that being first is worth nothing."
+        ),
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Decides the order of the pairs and in them.")] = 0,
+) -> None:
+    """Write answers beside the baseline's for people to judge, without a word on who wrote which.
+
+    Whoever judges writes a, b or tie in the place of each null; `eval rate --judged` reads that.
+    Equal and empty answers are not in it.
+    """
+    from pasta_decoding.data.lines import write_lines
+    from pasta_decoding.evaluation.judge.readers import blind
+    from pasta_decoding.evaluation.rate import pairs_to_judge
+    from pasta_decoding.evaluation.runs import baseline_of, find_runs, read_run, same_prompts
+
+    if out.suffix == ".gz":
+        raise PastaError(f"{out} is for people to write in", hint="Leave the .gz out.")
+    if out.exists():
+        hint = "Somebody may have judged some of it; move it away, or give another name."
+        raise PastaError(f"{out} is there already", hint=hint)
+    found = find_runs(runs)
+    reference = read_run(baseline) if baseline else baseline_of(found)
+    reference, *others = same_prompts([reference, *found])
+    asked = [
+        (record.instruction, record.text, base.text)
+        for run in others
+        if run.folder.resolve() != reference.folder.resolve()
+        for record, base in pairs_to_judge(run, reference)
+    ]
+    if not asked:
+        raise PastaError("no two answers to compare", hint="Give a run besides the baseline.")
+    lines = blind(asked, both_orders=both_orders, seed=seed)
+    write_lines(out, lines)
+    say(f"{len(lines)} pairs")
 
 
 def evaluate(

@@ -41,6 +41,12 @@ class Asking:
         str | None,
         typer.Option(help="Instead: an annotator configuration of the package alpaca_eval."),
     ] = None
+    judged: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Instead: what people said of the pairs of `judge pairs`; may be repeated."
+        ),
+    ] = None
     difficulty: Annotated[
         Path | None, typer.Option(help="AlpacaEval's instruction_difficulty.csv; needs --prompts.")
     ] = None
@@ -92,8 +98,8 @@ def rate(
 
 def check_asking(asking: Asking) -> None:
     """Refuse what does not go together."""
-    if asking.base_url is not None and asking.annotator is not None:
-        raise PastaError("several judges", hint="Give --base-url or --annotator, not both.")
+    if sum(map(bool, (asking.base_url, asking.annotator, asking.judged))) > 1:
+        raise PastaError("several judges", hint="Give one of --base-url, --annotator and --judged.")
     if (asking.base_url is None) != (asking.model is None):
         raise PastaError("an endpoint is --base-url and --model", hint="Give both.")
     if (asking.difficulty is None) != (asking.prompts is None):
@@ -168,4 +174,10 @@ def open_judge(
         cache = run.folder / f"alpaca_{VERDICTS}"
         package = AlpacaAnnotator(asking.annotator, cache, retries=endpoint.max_retries, tick=tick)
         return package, Path(asking.annotator).name, package.failures
+    if asking.judged:
+        from pasta_decoding.evaluation.judge.pairs import read_pairs, source_name
+        from pasta_decoding.evaluation.judge.readers import Readers
+
+        said = [pair for path in asking.judged for pair in read_pairs(path)]
+        return Readers(said, tick=tick), ", ".join(map(source_name, asking.judged)), Counter()
     return None

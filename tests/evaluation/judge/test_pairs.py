@@ -30,6 +30,7 @@ def test_pairs_come_back_as_they_were_written_under_the_files_name(
         (ROW | {"label": "c"}, "the label is 'c'"),
         (ROW | {"label": 1}, "the label is 1"),
         (ROW | {"label": ["a"]}, "the label is ['a']"),
+        ({key: ROW[key] for key in ROW if key != "label"}, "no 'label'"),
         ({"prompt": "p", "response_a": "x", "label": "a"}, "no text 'response_b'"),
         (ROW | {"prompt": None}, "no text 'prompt'"),
     ],
@@ -43,6 +44,12 @@ def test_a_row_that_is_no_pair_is_named(
         read_pairs(path)
     assert str(found.value) == f"{path}:3: {message}"
     assert found.value.hint
+
+
+def test_a_pair_that_nobody_has_judged_yet_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "people.jsonl"
+    path.write_text(json.dumps(ROW | {"label": None}) + "\n" + json.dumps(ROW) + "\n")
+    assert read_pairs(path) == [JudgedPair("people", "p", "x", "y", 1.0)]
 
 
 def write_lines(path: Path, rows: list[dict[str, object]]) -> None:

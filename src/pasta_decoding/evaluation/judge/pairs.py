@@ -29,10 +29,12 @@ _BETWEEN_PER_PROMPT = 20
 def read_pairs(path: Path) -> list[JudgedPair]:
     """Read JSONL (.gz): `prompt`, `response_a`, `response_b`, and `label`, one of a, b and tie.
 
-    Their source is the file's name up to its first dot. Raises PastaError.
+    Pairs whose label is null were not judged yet, and are left out. Their source is the file's
+    name up to its first dot. Raises PastaError.
     """
     source = source_name(path)
-    return [_pair(source, found, f"{path}:{number}") for number, found in read_objects(path)]
+    read = (_pair(source, found, f"{path}:{number}") for number, found in read_objects(path))
+    return [pair for pair in read if pair is not None]
 
 
 def source_name(path: Path) -> str:
@@ -40,14 +42,19 @@ def source_name(path: Path) -> str:
     return path.name.partition(".")[0]
 
 
-def _pair(source: str, found: dict[str, object], where: str) -> JudgedPair:
+def _pair(source: str, found: dict[str, object], where: str) -> JudgedPair | None:
     texts = []
     for name in _TEXTS:
         text = found.get(name)
         if not isinstance(text, str):
             raise PastaError(f"{where}: no text {name!r}", hint=f"A pair has {', '.join(_TEXTS)}.")
         texts.append(text)
-    label = found.get("label")
+    if "label" not in found:
+        message = f"{where}: no 'label'"
+        raise PastaError(message, hint=f"A label is one of {', '.join(_LABELS)}.")
+    label = found["label"]
+    if label is None:
+        return None
     if not isinstance(label, str) or label not in _LABELS:
         message = f"{where}: the label is {label!r}"
         raise PastaError(message, hint=f"A label is one of {', '.join(_LABELS)}.")
