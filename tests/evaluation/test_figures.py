@@ -168,3 +168,10 @@ def test_texts_are_looked_at_for_empty_items_and_repetition() -> None:
     )
     assert found.empty_scaffolds.value == pytest.approx(1 / 3)
     assert found.rep_4 == pytest.approx(0.1)
+
+
+def test_topics_that_every_prompt_gets_are_counted_over_the_whole_run() -> None:
+    """All four answers promise "diet" and "sleep"; one prompt asks about sleep."""
+    ours = [parallel(number) for number in range(3)]
+    ours.append(replace(parallel(3), instruction="What about sleep?"))
+    assert figures(pair(ours)).stock_topics == 7 / 8

@@ -10,6 +10,7 @@ from pasta_decoding.lang.measures import (
     echoes,
     empty_items,
     missing_topics,
+    stock_topics,
     text_quality,
 )
 from pasta_decoding.lang.tree import read
@@ -42,6 +43,15 @@ def test_a_topic_is_missing_if_none_of_its_longer_words_begins_a_word(
 def test_every_chunk_is_asked_for_its_own_topic() -> None:
     both = chunk("diet", "Sleep well.") + " " + chunk("sleep", "Sleep well.")
     assert len(missing_topics(read(both))) == 1
+
+
+def test_a_topic_is_stock_if_three_prompts_got_it_that_do_not_name_it() -> None:
+    both = read(chunk("Tips", "Try.") + chunk("snow", "Cold.") + chunk("tips", "Again."))
+    tips = read(chunk("tips", "Try."))
+    assert stock_topics([("Skiing?", both), ("Cooking?", tips)]) == 0
+    asked = [("Skiing?", both), ("Cooking?", tips), ("Any tips on tea?", tips)]
+    assert stock_topics(asked) == 3 / 5, "the last prompt counts, and its own topic is not stock"
+    assert stock_topics([("Hello.", read("Hello.")), ("Plain?", read(chunk(None, "So.")))]) is None
 
 
 def test_a_chunk_is_echoed_if_the_main_text_says_most_of_it_too() -> None:

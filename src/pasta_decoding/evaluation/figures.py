@@ -28,7 +28,14 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.bootstrap import Drawn, FloatArray, Interval, drawn
 from pasta_decoding.evaluation.records import Record
 from pasta_decoding.evaluation.runs import MethodRun
-from pasta_decoding.lang.measures import bucket_shares, empty_items, own_speedup, rep_4
+from pasta_decoding.lang.measures import (
+    bucket_shares,
+    empty_items,
+    own_speedup,
+    rep_4,
+    stock_topics,
+)
+from pasta_decoding.lang.tree import read
 
 OWN, THEORETICAL, WALL_CLOCK, PER_TOKEN = "own", "theoretical", "wall_clock", "per_token"
 BOTH_ENDED = "both ended"
@@ -69,6 +76,7 @@ class Figures:
     near_promises, promised_ratio, buckets: of all chunks that ended by themselves, how many have
                    about the promised length; written / promised tokens; the share of each length.
     rep_4:         the mean over all answers.
+    stock_topics:  of all topics, see lang/measures.py.
     first_text_s, last_text_s: medians over the answers; None unless the run was timed.
     """
 
@@ -91,6 +99,7 @@ class Figures:
     buckets: Mapping[int, float]
     rep_4: float | None
     repeated_chunks: float | None
+    stock_topics: float | None
     truncated_chunks: float | None
     interventions_per_token: float | None
     first_text_s: float | None
@@ -125,6 +134,7 @@ def figures(pair: RecordPair) -> Figures:
         buckets=bucket_shares(promised for promised, _ in promises),
         rep_4=_ratio(sum(rep_4(record.text) for record in answers), len(answers)),
         repeated_chunks=_ratio(sum(record.repeated_chunks for record in answers), chunks),
+        stock_topics=stock_topics((one.instruction, read(one.annotated)) for one in answers),
         truncated_chunks=_ratio(sum(record.truncated_chunks for record in answers), chunks),
         interventions_per_token=_ratio(
             sum(record.interventions for record in answers), sum(r.fed_tokens for r in answers)

@@ -11,6 +11,8 @@
 - empty scaffold: an answer with an empty item.
 - bucket in use: a length that more than `IN_USE` of all promises give.
 - missing topic: a chunk that holds no word of its promise's topic, by the words' beginnings.
+- stock topic: one that `STOCK_PROMPTS` or more prompts got and that does not stand in its own: what
+  a model promises whatever it is asked, such as "tips" and "last thing".
 - echoed chunk: one most of whose word pairs the main text of the same answer has too.
 - text quality: minus nats per token of a plain text under a sequential model, minus `REP_4_COST`
   times its rep-4.
@@ -41,6 +43,8 @@ MOST_REP_4 = 0.1
 """Answers that repeat more of their words are not learnt from."""
 
 IN_USE = 0.05
+
+STOCK_PROMPTS = 3
 
 _STEM_CHARS = 4
 _MARKERS = {"bullet": re.compile(r"[-*+\u2022]"), "number": re.compile(r"\d{1,3}[.)]")}
@@ -147,6 +151,28 @@ def missing_topics(tree: Tree) -> list[int]:
         for place, node in enumerate(chunks)
         if node.topic and not _beginnings(node.topic, telling=True) & _beginnings(node.text)
     ]
+
+
+def stock_topics(answers: Iterable[tuple[str, Tree]]) -> float | None:
+    """Return which share of all topics are stock ones; None where there is no topic.
+
+    answers: a prompt and its answer, each prompt once. More prompts show more of it, so compare
+    runs of the same ones.
+    """
+    topics = [
+        (
+            prompt.casefold(),
+            [one.topic.casefold() for one in tree if isinstance(one, Chunk) and one.topic],
+        )
+        for prompt, tree in answers
+    ]
+    prompts = Counter(topic for _, own in topics for topic in set(own))
+    stock = [
+        prompts[topic] >= STOCK_PROMPTS and topic not in prompt
+        for prompt, own in topics
+        for topic in own
+    ]
+    return sum(stock) / len(stock) if stock else None
 
 
 def text_quality(nats: float, repeated: float) -> float:

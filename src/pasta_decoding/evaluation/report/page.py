@@ -18,7 +18,7 @@ from pasta_decoding.evaluation.report.drawing import DARK, LIGHT, Palette, as_sv
 from pasta_decoding.evaluation.report.plots import QUALITY_NAMES, SHOWN_SPEEDUPS, SPEED_NAMES, plots
 from pasta_decoding.evaluation.report.promises import too_few
 from pasta_decoding.evaluation.report.tables import Cell, Value, interval_html, percent, table
-from pasta_decoding.lang.measures import IN_USE, buckets_in_use
+from pasta_decoding.lang.measures import IN_USE, STOCK_PROMPTS, buckets_in_use
 
 _CAPTIONS = {
     "frontier_lc_win_rate": "Speed against quality, a point a run; bars are 95 % intervals. Up and "
@@ -51,6 +51,8 @@ _DEFINITIONS = {
     "length_controlled_noreg, or length_controlled_minimal where difficulties are unknown. A "
     "missing verdict is left out and counted, never a tie.",
     "repeated chunk": "most of its word pairs are in an earlier chunk of the answer.",
+    "stock topic": f"one that {STOCK_PROMPTS} or more prompts got and that is not named in its "
+    "own: what a model promises whatever it is asked.",
     "empty scaffold": "an answer with a marker of a list that has no text behind it.",
     "promise near": "the chunk is as long as promised, or a step of the lengths longer or shorter.",
     "lengths in use": f"promised lengths that more than {IN_USE:.0%} of the promises give.",
@@ -220,7 +222,7 @@ def _details(report: Report) -> str:
     columns = [
         "run", "plain tokens", "hit the limit", "empty scaffolds", "chunks an answer",
         "syncs an answer", "live threads", "promise near", "written / promised", "lengths in use",
-        "repeated chunks", "truncated chunks", "missing topics", "rep-4",
+        "repeated chunks", "stock topics", "truncated chunks", "missing topics", "rep-4",
         "interventions a token", "first text, s", "last text, s",
     ]  # fmt: skip
     return table(columns, [_detail_row(line) for line in report.lines])
@@ -240,6 +242,7 @@ def _detail_row(line: Line) -> Sequence[Value]:
         found.promised_ratio,
         str(buckets_in_use(found.buckets)),
         percent(found.repeated_chunks),
+        percent(found.stock_topics),
         percent(found.truncated_chunks),
         percent(faults.missing_topics) if faults else None,
         percent(found.rep_4),
