@@ -74,6 +74,16 @@ def test_sound_answers_are_kept_as_training_rows(
     assert rows[2]["response"] == "This about 2."
 
 
+def test_answers_to_prompts_that_ask_for_nothing_can_be_kept_but_not_checked(
+    pasta: Pasta, runs: Path, tmp_path: Path
+) -> None:
+    asked, out = tmp_path / "open.jsonl", tmp_path / "kept.jsonl"
+    asked.write_text('{"instruction": "What about 0?"}\n{"instruction": "What about 1?"}\n')
+    command = ("eval", "check", runs / "sequential", "--prompts", asked)
+    assert f"{asked} asks nothing that could be checked" in pasta(*command).err
+    assert f"{out}: kept 2 of 2 answers" in pasta(*command, "--keep", out).err
+
+
 def test_where_no_answer_is_sound_no_file_is_written(
     pasta: Pasta, runs: Path, tmp_path: Path
 ) -> None:

@@ -35,7 +35,7 @@ def check(
         Path | None,
         typer.Option(
             help="Write sound answers here, as rows for `train sft`: they ended, pass "
-            "all checks, have no empty list item and hardly a repetition."
+            "all checks, have no empty list item, hardly a repetition, and no topic that many get."
         ),
     ] = None,
     per_prompt: Annotated[
@@ -58,7 +58,7 @@ def check(
 
     if per_prompt and not keep:
         raise PastaError("--per-prompt is about what --keep writes", hint="Give --keep FILE, too.")
-    asked = read_asked(prompts)
+    asked = read_asked(prompts, anything=keep is not None)
     found = find_runs(runs)
     reference = read_run(baseline) if baseline else baseline_of(found)
     checked = check_runs(found, reference, asked)

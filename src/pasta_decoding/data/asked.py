@@ -108,11 +108,16 @@ def each_once(prompts: Iterable[Asked]) -> list[Asked]:
     return list(first.values())
 
 
-def read_asked(path: Path) -> list[Asked]:
-    """Return what a file asks. Raises PastaError, naming the line, for what cannot be verified."""
+def read_asked(path: Path, *, anything: bool = False) -> list[Asked]:
+    """Return what a file asks. Raises PastaError, naming the line, for what cannot be verified.
+
+    anything: no line needs to ask for more than an answer.
+    """
     read_questions(path)  # refuses what no run could have answered
     found = read_all_asked(path)
-    if not any(one.checks or one.plain or one.needs_sync is not None for one in found):
+    if not anything and not any(
+        one.checks or one.plain or one.needs_sync is not None for one in found
+    ):
         hint = (
             "Its lines need `checks`, `plain` or `needs_sync`, as data/checked_prompts.jsonl has."
         )

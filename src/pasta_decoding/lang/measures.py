@@ -153,26 +153,28 @@ def missing_topics(tree: Tree) -> list[int]:
     ]
 
 
-def stock_topics(answers: Iterable[tuple[str, Tree]]) -> float | None:
-    """Return which share of all topics are stock ones; None where there is no topic.
+def prompts_by_topic(answers: Iterable[Tree]) -> Counter[str]:
+    """Return how many answers have a topic, by the topic; letters' case does not count.
 
-    answers: a prompt and its answer, each prompt once. More prompts show more of it, so compare
+    answers: of a run, one a prompt.
+    """
+    return Counter(topic for tree in answers for topic in set(_topics(tree)))
+
+
+def stock_topics(prompt: str, tree: Tree, prompts: Mapping[str, int]) -> list[str]:
+    """Return which topics of an answer are stock ones.
+
+    prompts: how many have a topic (`prompts_by_topic`). More prompts show more of it, so compare
     runs of the same ones.
     """
-    topics = [
-        (
-            prompt.casefold(),
-            [one.topic.casefold() for one in tree if isinstance(one, Chunk) and one.topic],
-        )
-        for prompt, tree in answers
+    asked = prompt.casefold()
+    return [
+        topic for topic in _topics(tree) if prompts[topic] >= STOCK_PROMPTS and topic not in asked
     ]
-    prompts = Counter(topic for _, own in topics for topic in set(own))
-    stock = [
-        prompts[topic] >= STOCK_PROMPTS and topic not in prompt
-        for prompt, own in topics
-        for topic in own
-    ]
-    return sum(stock) / len(stock) if stock else None
+
+
+def _topics(tree: Tree) -> list[str]:
+    return [node.topic.casefold() for node in tree if isinstance(node, Chunk) and node.topic]
 
 
 def text_quality(nats: float, repeated: float) -> float:
