@@ -120,5 +120,5 @@ def test_every_command_of_the_page_works(
             told["base"]["hidden_size"]
             == AutoConfig.from_pretrained(tiny_checkpoint.base).hidden_size
         )
-    for name in ("fast", "balanced", "quality"):
-        assert load(Path("runs") / f"{name}_offsets").joins == ("kv", "text")
+    for name in ("fast_offsets", "balanced_offsets", "quality_mean"):
+        assert load(Path("runs") / name).joins == ("kv", "text")
