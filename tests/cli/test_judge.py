@@ -139,6 +139,8 @@ def test_what_people_said_is_not_written_over(pasta: Pasta, runs: Path) -> None:
     assert (status, message) == (2, f"pasta: {out} is there already")
     assert hint == "Somebody may have judged some of it; move it away, or give another name."
     assert out.read_text() == "{}\n"
+    packed = pasta("judge", "pairs", runs, "-o", runs.parent / "pairs.jsonl.gz").complaint
+    assert packed[1:] == (f"pasta: {out}.gz is for people to write in", "Leave the .gz out.")
 
 
 def test_the_baseline_alone_is_nothing_to_compare(pasta: Pasta, runs: Path) -> None:

@@ -163,12 +163,3 @@ def test_of_a_prompts_sound_answers_those_with_most_tokens_a_step_are_kept(file:
         ("second-p0", "Two"), ("first-p1", record(1).annotated),
     ]  # fmt: skip
     assert len(sound_rows([slow, fast], asked)) == 3, "a text counts once"
-
-
-def test_an_answer_with_a_topic_that_three_prompts_got_is_not_kept(file: Path) -> None:
-    fifty = {"kind": "words", "arguments": {"at_most": 50}}
-    asked = asking(file, *[{"checks": [fifty]}] * 4)
-    ours = run_of("ours", *(parallel(number) for number in range(3)), record(3))
-    assert [row.id for row in sound_rows([ours], asked)] == ["ours-p3"]
-    two = run_of("ours", *(parallel(number) for number in range(2)), record(2), record(3))
-    assert len(sound_rows([two], asked)) == 4

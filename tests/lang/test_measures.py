@@ -10,7 +10,6 @@ from pasta_decoding.lang.measures import (
     echoes,
     empty_items,
     missing_topics,
-    prompts_by_topic,
     stock_topics,
     text_quality,
 )
@@ -49,11 +48,10 @@ def test_every_chunk_is_asked_for_its_own_topic() -> None:
 def test_a_topic_is_stock_if_three_prompts_got_it_and_this_one_does_not_name_it() -> None:
     both = read(chunk("Tips", "Try.") + chunk("snow", "Cold.") + chunk("tips", "Again."))
     tips, plain = read(chunk("tips", "Try.")), read(chunk(None, "So."))
-    assert stock_topics("Skiing?", both, prompts_by_topic([both, tips, plain])) == []
-    prompts = prompts_by_topic([both, tips, tips])
-    assert prompts == {"tips": 3, "snow": 1}
-    assert stock_topics("Skiing?", both, prompts) == ["tips", "tips"]
-    assert stock_topics("Any tips on tea?", tips, prompts) == []
+    assert stock_topics([("Skiing?", both), ("Cooking?", tips), ("Tea?", plain)]) == 0
+    asked = [("Skiing?", both), ("Cooking?", tips), ("Any tips on tea?", tips)]
+    assert stock_topics(asked) == 3 / 5, "the last prompt counts, and its own topic is not stock"
+    assert stock_topics([("Tea?", plain)]) is None
 
 
 def test_a_chunk_is_echoed_if_the_main_text_says_most_of_it_too() -> None:

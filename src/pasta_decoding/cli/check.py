@@ -35,7 +35,7 @@ def check(
         Path | None,
         typer.Option(
             help="Write sound answers here, as rows for `train sft`: they ended, pass "
-            "all checks, have no empty list item, hardly a repetition, and no topic that many get."
+            "all checks, have no empty list item and hardly a repetition."
         ),
     ] = None,
     per_prompt: Annotated[
@@ -54,13 +54,12 @@ def check(
     from pasta_decoding.data.asked import read_asked
     from pasta_decoding.data.dataset import write_rows
     from pasta_decoding.evaluation.checking import check_runs, sound_rows
-    from pasta_decoding.evaluation.runs import baseline_of, find_runs, read_run
+    from pasta_decoding.evaluation.runs import beside_baseline
 
     if per_prompt and not keep:
         raise PastaError("--per-prompt is about what --keep writes", hint="Give --keep FILE, too.")
     asked = read_asked(prompts, anything=keep is not None)
-    found = find_runs(runs)
-    reference = read_run(baseline) if baseline else baseline_of(found)
+    reference, found = beside_baseline(runs, baseline)
     checked = check_runs(found, reference, asked)
     if as_json:
         typer.echo(json.dumps(asdict(checked), ensure_ascii=False))

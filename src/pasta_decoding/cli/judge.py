@@ -55,19 +55,17 @@ def pairs(
     from pasta_decoding.data.lines import write_lines
     from pasta_decoding.evaluation.judge.readers import blind
     from pasta_decoding.evaluation.rate import pairs_to_judge
-    from pasta_decoding.evaluation.runs import baseline_of, find_runs, read_run, same_prompts
+    from pasta_decoding.evaluation.runs import beside_baseline
 
     if out.suffix == ".gz":
         raise PastaError(f"{out} is for people to write in", hint="Leave the .gz out.")
     if out.exists():
         hint = "Somebody may have judged some of it; move it away, or give another name."
         raise PastaError(f"{out} is there already", hint=hint)
-    found = find_runs(runs)
-    reference = read_run(baseline) if baseline else baseline_of(found)
-    reference, *others = same_prompts([reference, *found])
+    reference, found = beside_baseline(runs, baseline)
     asked = [
         (record.instruction, record.text, base.text)
-        for run in others
+        for run in found
         if run.folder.resolve() != reference.folder.resolve()
         for record, base in pairs_to_judge(run, reference)
     ]

@@ -83,12 +83,10 @@ def rate(
     it was stopped, and asks again where there was no verdict. Keys come from
     PASTA_ENDPOINT_KEY or OPENAI_API_KEY; --annotator takes what alpaca_eval takes.
     """
-    from pasta_decoding.evaluation.runs import baseline_of, find_runs, read_run, same_prompts
+    from pasta_decoding.evaluation.runs import beside_baseline
 
     check_asking(asking)
-    found = find_runs(runs)
-    reference = read_run(baseline) if baseline else baseline_of(found)
-    reference, *rated = same_prompts([reference, *found])
+    reference, rated = beside_baseline(runs, baseline)
     if likelihood:
         rate_all_texts(rated, reference, adapter, base)
     for run in rated:

@@ -13,7 +13,6 @@ A failed request has passed nothing and written no tag. Intervals as in evaluati
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,7 +26,6 @@ from pasta_decoding.evaluation.bootstrap import Drawn, Interval
 from pasta_decoding.evaluation.figures import mean
 from pasta_decoding.evaluation.records import Record
 from pasta_decoding.evaluation.runs import MethodRun, same_prompts
-from pasta_decoding.lang.measures import prompts_by_topic, stock_topics
 from pasta_decoding.lang.tree import Sync, read
 
 Verdict = Callable[[Asked, Record], bool | None]
@@ -86,39 +84,27 @@ def sound_rows(
 ) -> list[Row]:
     """Return the answers that `train sft` may learn from, as rows, prompt by prompt.
 
-    They ended by themselves, are sound (`Asked.is_sound`), and promise none of their run's stock
-    topics (lang/measures.py): what a model learns from its own answers, it does more often. Of a
-    prompt's at most `per_prompt`: those with most plain tokens a step, each text once.
+    They ended by themselves and are sound (`Asked.is_sound`). Of a prompt's at most `per_prompt`:
+    those with most plain tokens a step, each text once.
     """
-    prompts = [
-        prompts_by_topic(read(record.annotated) for record in run.records.values()) for run in runs
-    ]
-    known = list(zip(runs, prompts, strict=True))
-    return [row for one in asked for row in _sound_rows_of(known, one)[:per_prompt]]
+    return [row for one in asked for row in _sound_rows_of(runs, one)[:per_prompt]]
 
 
-def _sound_rows_of(runs: Sequence[tuple[MethodRun, Counter[str]]], asked: Asked) -> list[Row]:
-    """Return a row for each sound answer to a prompt, the fastest first.
-
-    runs: each with how many of its prompts have a topic.
-    """
+def _sound_rows_of(runs: Sequence[MethodRun], asked: Asked) -> list[Row]:
+    """Return a row for each sound answer to a prompt, the fastest first."""
     found: dict[str, tuple[float, Row]] = {}
-    for run, prompts in runs:
+    for run in runs:
         record = run.records.get(asked.id)
-        if record is None or record.annotated in found:
-            continue
-        if _is_sound(asked, record, prompts):
+        if record is not None and record.annotated not in found and _is_sound(asked, record):
             row = Row(f"{run.label}-{asked.name}", run.label, asked.instruction, record.annotated)
             found[record.annotated] = record.own_speedup, row
     return [row for _, row in sorted(found.values(), key=lambda one: -one[0])]
 
 
-def _is_sound(asked: Asked, record: Record, prompts: Counter[str]) -> bool:
-    """Is it sound, without a stock topic, and did it and all its chunks end by themselves?"""
-    if record.error is not None or record.hit_limit or record.truncated_chunks:
-        return False
-    tree = read(record.annotated)
-    return asked.is_sound(tree) and not stock_topics(record.instruction, tree, prompts)
+def _is_sound(asked: Asked, record: Record) -> bool:
+    """Is it sound, and did it and all its chunks end by themselves?"""
+    ended = record.error is None and not record.hit_limit and not record.truncated_chunks
+    return ended and asked.is_sound(read(record.annotated))
 
 
 def _shares(

@@ -32,11 +32,10 @@ from pasta_decoding.lang.measures import (
     bucket_shares,
     empty_items,
     own_speedup,
-    prompts_by_topic,
     rep_4,
     stock_topics,
 )
-from pasta_decoding.lang.tree import Chunk, read
+from pasta_decoding.lang.tree import read
 
 OWN, THEORETICAL, WALL_CLOCK, PER_TOKEN = "own", "theoretical", "wall_clock", "per_token"
 BOTH_ENDED = "both ended"
@@ -135,7 +134,7 @@ def figures(pair: RecordPair) -> Figures:
         buckets=bucket_shares(promised for promised, _ in promises),
         rep_4=_ratio(sum(rep_4(record.text) for record in answers), len(answers)),
         repeated_chunks=_ratio(sum(record.repeated_chunks for record in answers), chunks),
-        stock_topics=_stock_share(answers),
+        stock_topics=stock_topics((one.instruction, read(one.annotated)) for one in answers),
         truncated_chunks=_ratio(sum(record.truncated_chunks for record in answers), chunks),
         interventions_per_token=_ratio(
             sum(record.interventions for record in answers), sum(r.fed_tokens for r in answers)
@@ -253,18 +252,6 @@ def total_widths(records: Sequence[Record]) -> Counter[int]:
     for record in records:
         found.update(record.widths)
     return found
-
-
-def _stock_share(answers: Sequence[Record]) -> float | None:
-    """Return which share of all topics are stock ones."""
-    trees = [read(record.annotated) for record in answers]
-    prompts = prompts_by_topic(trees)
-    stock = sum(
-        len(stock_topics(record.instruction, tree, prompts))
-        for record, tree in zip(answers, trees, strict=True)
-    )
-    topics = sum(isinstance(one, Chunk) and bool(one.topic) for tree in trees for one in tree)
-    return _ratio(stock, topics)
 
 
 def _ratio(part: float, whole: float) -> float | None:

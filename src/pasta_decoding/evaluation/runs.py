@@ -159,6 +159,19 @@ def baseline_of(runs: Sequence[MethodRun]) -> MethodRun:
     return found[0]
 
 
+def beside_baseline(
+    paths: Sequence[Path], baseline: Path | None
+) -> tuple[MethodRun, list[MethodRun]]:
+    """Return the run to compare with, and all runs found, in one order of prompts.
+
+    baseline: its folder; None for the first sequential one found. Raises PastaError.
+    """
+    found = find_runs(paths)
+    reference = read_run(baseline) if baseline else baseline_of(found)
+    first, *others = same_prompts([reference, *found])
+    return first, others
+
+
 def same_prompts(runs: Sequence[MethodRun], *, common: bool = False) -> list[MethodRun]:
     """Return the runs, in one order of prompts. Raises PastaError if the prompts are not the same.
 

@@ -153,28 +153,26 @@ def missing_topics(tree: Tree) -> list[int]:
     ]
 
 
-def prompts_by_topic(answers: Iterable[Tree]) -> Counter[str]:
-    """Return how many answers have a topic, by the topic; letters' case does not count.
+def stock_topics(answers: Iterable[tuple[str, Tree]]) -> float | None:
+    """Return which share of all topics are stock ones; None where there is no topic.
 
-    answers: of a run, one a prompt.
+    answers: of a run, each prompt with its own. Letters' case does not count. More prompts show
+    more of it, so compare runs of the same ones.
     """
-    return Counter(topic for tree in answers for topic in set(_topics(tree)))
-
-
-def stock_topics(prompt: str, tree: Tree, prompts: Mapping[str, int]) -> list[str]:
-    """Return which topics of an answer are stock ones.
-
-    prompts: how many have a topic (`prompts_by_topic`). More prompts show more of it, so compare
-    runs of the same ones.
-    """
-    asked = prompt.casefold()
-    return [
-        topic for topic in _topics(tree) if prompts[topic] >= STOCK_PROMPTS and topic not in asked
+    topics = [
+        (
+            prompt.casefold(),
+            [one.topic.casefold() for one in tree if isinstance(one, Chunk) and one.topic],
+        )
+        for prompt, tree in answers
     ]
-
-
-def _topics(tree: Tree) -> list[str]:
-    return [node.topic.casefold() for node in tree if isinstance(node, Chunk) and node.topic]
+    prompts = Counter(topic for _, own in topics for topic in set(own))
+    stock = [
+        prompts[topic] >= STOCK_PROMPTS and topic not in prompt
+        for prompt, own in topics
+        for topic in own
+    ]
+    return sum(stock) / len(stock) if stock else None
 
 
 def text_quality(nats: float, repeated: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from statistics import fmean
 
@@ -52,13 +52,12 @@ class Readers:
         self, prompts: Sequence[str], a: Sequence[str], b: Sequence[str]
     ) -> list[float | None]:
         """Return the preference for a over b, one for each prompt; None where nobody said."""
-        return list(self._means(zip(prompts, a, b, strict=True)))
-
-    def _means(self, pairs: Iterable[Triple]) -> Iterator[float | None]:
-        for pair in pairs:
+        means: list[float | None] = []
+        for pair in zip(prompts, a, b, strict=True):
             said = self._said.get(pair)
+            means.append(fmean(said) if said else None)
             self._tick()
-            yield fmean(said) if said else None
+        return means
 
 
 def _swapped(pair: Triple) -> Triple:
