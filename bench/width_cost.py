@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import torch
 from common import arguments, decoder_named, emit, interleaved, seconds_of, spread
 
 from pasta_decoding.engines.base import Engine, Feed
@@ -59,6 +60,8 @@ def step(engine: Engine, width: int, cells: int) -> float:
     main_ = engine.open(reserved_tokens=cells + width)
     prompt = Feed((main_,), (1,) * cells, tuple(range(cells)), wants_logits=False)
     engine.step([prompt])
+    if torch.cuda.is_available():  # the prompt wants no logits, so nothing waited for its pass
+        torch.cuda.synchronize()
     branches = [main_, *(engine.fork(main_) for _ in range(width - 1))]
     feeds = [Feed((branch,), (1,), (cells,)) for branch in branches]
     taken = seconds_of(lambda: engine.step(feeds))
