@@ -46,7 +46,9 @@ class Checker:
         with run.spending(number, f"{Path(name).name}_answers") as spent:
             answers = run.sample(adapter, self._prompts, sampler, f"{name}.jsonl")
             spent["tokens"] = sum(answer.fed_tokens for answer in answers)
-        return describe_parts(run.measure(number, self._prompts, answers, f"{name}_parts.jsonl"))
+        load_quality = run.around.load_quality
+        parts = run.measure(number, self._prompts, answers, f"{name}_parts.jsonl", load_quality)
+        return describe_parts(parts)
 
     def _spent_until(self, number: int) -> dict[str, float]:
         """Return what all stages but the checks took up to the end of a round."""

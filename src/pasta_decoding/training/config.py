@@ -130,6 +130,8 @@ class PreferenceConfig:
     check:            prompts whose greedy answers show each round's effect; None for no check.
     limit:            among those of at most `max_prompt_chars`.
     engine:           what decodes, in words; answers of two engines differ in near-ties.
+    grades:           sheet in which somebody grades the samples (`training/grades.py`); None for
+                      the likelihood under the baseline.
     temperature:      of the samples. BoNBoN is derived for 1, where a small model writes what it
                       never would when it decodes greedily.
     """
@@ -139,6 +141,13 @@ class PreferenceConfig:
     baseline: str
     engine: str = ""
     quality: str = "nats"
+    grades: Annotated[
+        str | None,
+        Option(
+            help="JSONL: the samples, for somebody to grade in the place of nats. Written if it is "
+            "missing; the same command goes on when all have grades."
+        ),
+    ] = None
     weights: Weights = field(default_factory=Weights)
     rounds: Annotated[int, Option(min=1, help="Each samples from the one before.")] = 1
     samples: Annotated[int, Option(min=2, help="Annotated answers a prompt.")] = 8

@@ -20,6 +20,7 @@ from pasta_decoding.models.control_tokens import add_missing_tokens, grow_vocabu
 from pasta_decoding.models.loading import default_device, load_base
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.training.config import PreferenceConfig
+from pasta_decoding.training.grades import graded
 from pasta_decoding.training.lora import add_lora, save_adapter
 from pasta_decoding.training.pairs import (
     PairExample,
@@ -90,7 +91,10 @@ class PreferenceRun:
         folder = self.around.out / f"round-{number}"
         adapter = folder / "adapter"
         samples = self.sample_round(number, policy)
-        parts = self.measure(number, self.prompts, samples, f"round-{number}/parts.jsonl")
+        load_quality = self.graded(samples) if self.config.grades else self.around.load_quality
+        parts = self.measure(
+            number, self.prompts, samples, f"round-{number}/parts.jsonl", load_quality
+        )
         scores = score_parts(parts, baseline, self.config.weights)
         pairs = choose_pairs(samples, scores)
         self.write_scores(folder, samples, scores, pairs, baseline)
@@ -111,8 +115,19 @@ class PreferenceRun:
             spent["tokens"] = sum(sample.fed_tokens for sample in samples)
         return samples
 
+    def graded(self, samples: Sequence[Sample]) -> Callable[[], Quality]:
+        """Return what loads the grades that somebody gave; see `graded` for what it raises."""
+        assert self.config.grades is not None, "the caller asked"
+        rate = graded(Path(self.config.grades), self.prompts, samples, self.config.seed)
+        return lambda: Quality("grades", rate, idle_cost=0.0)
+
     def measure(
-        self, number: int, prompts: Sequence[Asked], samples: Sequence[Sample], name: str
+        self,
+        number: int,
+        prompts: Sequence[Asked],
+        samples: Sequence[Sample],
+        name: str,
+        load_quality: Callable[[], Quality],
     ) -> list[ScoreParts]:
         """Return the parts of all scores; what is not yet in the file is measured."""
         path = self.around.out / name
@@ -128,7 +143,7 @@ class PreferenceRun:
         ]
         with self.spending(number, Path(name).stem) as spent:
             for prompt in self.around.track(missing, "scoring", len(missing)):
-                quality = self.around.load_quality()
+                quality = load_quality()
                 measured = measure(prompt, groups[prompt.id], quality)
                 for part in measured:
                     append_line(path, asdict(part))

@@ -38,8 +38,13 @@ _SHARED_STAGES = frozenset(
 
 
 def refuse_misfits(config: PreferenceConfig) -> None:
-    """Refuse adapters that cannot be trained on or compared, before hours are spent."""
+    """Refuse settings and adapters that do not go together, before hours are spent."""
     policy, baseline = Path(config.policy), Path(config.baseline)
+    if config.grades and (config.rounds > 1 or config.check):
+        raise PastaError(
+            "--grades are of one round's samples, and of no check prompts",
+            hint="Leave --check out, and grade a second round in another run.",
+        )
     if holds_weights(policy):
         raise PastaError(
             f"{policy} holds a whole model, not an adapter to go on from",
