@@ -33,6 +33,8 @@ class SftConfig:
     """One finetuning run; its resolved form is `config.json` in the run folder.
 
     start:          folder of an adapter to go on from; None starts a new one.
+    tags_from:      folder of an adapter whose tags are learnt, while text stays as `start` has it;
+                    the rows only say where both are asked (`training/teachers.py`).
     scheme:         the position scheme, by name.
     topic:          "none" leaves the topics out of all promises; "required" refuses rows without.
     joins:          those that it is trained for.
@@ -47,6 +49,7 @@ class SftConfig:
     data: tuple[str, ...]
     base_name: str
     start: str | None = None
+    tags_from: str | None = None
     plain: Annotated[
         bool, Option("--plain", help="Take the tags out: trains the sequential baseline.")
     ] = False

@@ -27,6 +27,7 @@ from pasta_decoding.training.metrics import MeteredTrainer, MetricsFile
 from pasta_decoding.training.progress import ProgressReport, StopBehindStep, Watching
 from pasta_decoding.training.run import last_checkpoint
 from pasta_decoding.training.score import model_inputs, takes_blocks
+from pasta_decoding.training.teachers import Teachers
 from pasta_decoding.training.view import View, view
 
 if TYPE_CHECKING:
@@ -43,8 +44,11 @@ def run_trainer(
     arguments: TrainingArguments,
     resume: Path | None,
     watching: Watching,
+    teachers: Teachers | None = None,
 ) -> dict[str, Tensor] | None:
     """Let transformers' Trainer do the loop: accumulation, schedule, checkpoints, evaluation.
+
+    teachers: whose answers are learnt in the place of the labels.
 
     Return the state of the whole model where each process only holds a shard of it.
     """
@@ -62,6 +66,7 @@ def run_trainer(
     trainer = SftTrainer(
         meter,
         LossMeter(checkpoint.control.ids),
+        teachers,
         model=model,
         args=arguments,
         train_dataset=share_out(packs, arguments.world_size),
@@ -91,15 +96,27 @@ def _begin_again(out: Path, *, lora: bool) -> str:
 class SftTrainer(MeteredTrainer):
     """The Trainer, whose loss on held-out packs is the mean over their labels, not over packs."""
 
-    def __init__(self, meter: LossMeter, held_out: LossMeter, **settings: Any) -> None:
+    def __init__(
+        self, meter: LossMeter, held_out: LossMeter, teachers: Teachers | None, **settings: Any
+    ) -> None:
         super().__init__(meter, compute_loss_func=meter.loss, **settings)
-        self._loss, self._held_out = meter.loss, held_out
+        self._meter, self._held_out, self._teachers = meter, held_out, teachers
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], *arguments: Any, **settings: Any
     ) -> Any:
-        """Tell the loss which labels are repeated; the Trainer knows of labels alone."""
-        self.compute_loss_func = partial(self._loss, again_L=inputs.pop("again_L"))
+        """Tell the loss what the Trainer does not know: repeated labels, or teachers."""
+        again_L = inputs.pop("again_L")
+        if self._teachers is None:
+            self.compute_loss_func = partial(self._meter.loss, again_L=again_L)
+        else:
+            asked = {name: one for name, one in inputs.items() if name != "labels"}
+            targets_LV, chosen_C = self._teachers.targets(asked), self._teachers.chosen_C
+            self.compute_loss_func = partial(
+                self._meter.distance,
+                targets_LV=targets_LV,
+                chosen_C=chosen_C.to(targets_LV.device),
+            )
         return super().compute_loss(model, inputs, *arguments, **settings)
 
     def prediction_step(

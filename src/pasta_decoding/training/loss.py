@@ -13,6 +13,8 @@ from accelerate.utils import reduce
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from pasta_decoding.training.teachers import distance
+
 IGNORED = -100
 """The label of a place where nothing is to be predicted, as torch and transformers have it."""
 DECAY = 0.5
@@ -57,6 +59,25 @@ class LossMeter:
         if bool(repeated_L.any()):
             nats_L = torch.where(repeated_L, _loop_loss(nats_L, again_L), nats_L)
         self._count(nats_L.detach(), label_L, repeated_L)
+        items = label_L.numel() if num_items_in_batch is None else num_items_in_batch
+        return nats_L.sum() / items
+
+    def distance(
+        self,
+        outputs: Any,
+        labels: Tensor,
+        num_items_in_batch: Tensor | int | None = None,
+        *,
+        targets_LV: Tensor,
+        chosen_C: Tensor,
+    ) -> Tensor:
+        """Return, in the place of `loss`, how far a pack is from what teachers say (`teachers.py`).
+
+        Where the label is a control token, it counts as one of theirs.
+        """
+        label_L = labels[labels != IGNORED]
+        nats_L = distance(outputs.logits[0].float(), targets_LV, chosen_C)
+        self._count(nats_L.detach(), label_L, torch.zeros_like(label_L, dtype=torch.bool))
         items = label_L.numel() if num_items_in_batch is None else num_items_in_batch
         return nats_L.sum() / items
 

@@ -20,7 +20,13 @@ from pasta_decoding.lang.tree import Span, has_chunk, read, strip, without_topic
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.checkpoint import Checkpoint
 from pasta_decoding.models.control_tokens import ControlTokens, choose_tokens, grow_vocabulary
-from pasta_decoding.models.loading import answer_end, eos_ids_of, holds_weights, load_base
+from pasta_decoding.models.loading import (
+    answer_end,
+    eos_ids_of,
+    holds_weights,
+    load_base,
+    load_model,
+)
 from pasta_decoding.models.prompt import PromptEncoder
 from pasta_decoding.training.adapter_files import read_config
 from pasta_decoding.training.config import SftConfig
@@ -45,6 +51,7 @@ from pasta_decoding.training.run import (
     finished_run,
     refuse_other_inputs,
 )
+from pasta_decoding.training.teachers import Teachers, chosen_tokens
 from pasta_decoding.training.view import compile_answer, pack
 
 if TYPE_CHECKING:
@@ -90,7 +97,10 @@ def train_sft(
         if arguments.should_save:
             begin_run(out, config, inputs)
         watching = Watching(say, show)
-        weights = run_trainer(model, packs, evaluated, checkpoint, arguments, resume, watching)
+        teachers = _teachers(base, config, checkpoint, arguments.device)
+        weights = run_trainer(
+            model, packs, evaluated, checkpoint, arguments, resume, watching, teachers
+        )
         if arguments.should_save:
             _save(model, tokenizer, checkpoint, config, out, weights)
             finish_run(out, _tokens(packs), say)
@@ -106,6 +116,13 @@ def _arguments(
         raise PastaError(
             "all weights are to be trained, so there is no adapter to go on from",
             hint="Merge it first, `pasta export --to hf`, and give --model what that wrote.",
+        )
+    if config.tags_from is not None and (
+        config.start is None or config.plain or config.loop_share or config.topic != "required"
+    ):
+        raise PastaError(
+            "--tags-from teaches the tags of one adapter to another, which --start names",
+            hint="Give --start; leave out --plain, --loop-share and --topic none.",
         )
     return training_arguments(
         out,
@@ -142,6 +159,22 @@ def _load(
         rank, seed, start = config.lora_rank, config.seed, config.start
         model = add_lora(model, control, rank=rank, seed=seed, start=start)
     return model, tokenizer, checkpoint
+
+
+def _teachers(
+    base: Path, config: SftConfig, checkpoint: Checkpoint, device: torch.device
+) -> Teachers | None:
+    """Return the models that are learnt from, text's being that which the run starts from."""
+    if config.start is None or config.tags_from is None:
+        return None
+    dtype = "bfloat16" if config.bf16 else "float32"
+    loaded = [load_model(base, Path(one), dtype=dtype) for one in (config.start, config.tags_from)]
+    if loaded[1].checkpoint.control != checkpoint.control:
+        raise PastaError(f"{config.tags_from} writes its tags with other control tokens")
+    if loaded[1].checkpoint.scheme != checkpoint.scheme:
+        raise PastaError(f"{config.tags_from} was trained with other positions")
+    text, tags = (one.model.to(device) for one in loaded)
+    return Teachers(text, tags, chosen_tokens(checkpoint.control))
 
 
 def _check_start(
