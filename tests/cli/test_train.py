@@ -252,7 +252,6 @@ def test_lengths_and_the_promise_get_offsets(
     for options, message in (
         ((), "nothing to change"),
         (("--promise", "inf"), "not a number"),
-        (("--sync", "nan"), "not a number"),
         (("--length", "20=1", "--length", "20=2"), "--length 20 is given twice"),
     ):
         found = pasta("train", "offsets", *rows, *options, "--out", tmp_path / "more")

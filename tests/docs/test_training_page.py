@@ -36,7 +36,6 @@ SMALLER = {
 RUNS = ("sft", "baseline", "apar", "sequential", "balanced", "fast", "quality", "obeying")
 EXACT = ("exact_first", "exact_second", "exact_third", "exact_fast")
 LAST = ("kept_balanced", "kept_fast", "wide_balanced")
-TAGS = ("tags_first", "tags_second")
 ITEMS = ("Morning walks", "Green tea", "Early nights", "Fresh bread")
 
 
@@ -79,7 +78,6 @@ def prepare(cache: Path, base: Path) -> None:
         *EXACT,
         *LAST,
         "own_answers",
-        *TAGS,
     ):
         write(f"{name}.jsonl", [row | {"id": f"{name}-{row['id']}"} for row in careful])
     asked = [row["instruction"] for row in careful]
@@ -116,7 +114,7 @@ def test_every_command_of_the_page_works(
             write(kept, [{"instruction": "?", "response": "A."}])
         else:
             assert status == 0, line
-    for run in (*RUNS, *EXACT, *LAST, *TAGS, "exact_sequential"):
+    for run in (*RUNS, *EXACT, *LAST, "exact_sequential"):
         told = json.loads(Path(f"runs/{run}/adapter/pasta.json").read_text(encoding="utf-8"))
         assert (
             told["base"]["hidden_size"]

@@ -1,4 +1,4 @@
-"""Lengths, promise and sync get offsets to their logits, and nothing else changes."""
+"""Lengths and the promise get offsets to their logits, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def answers(number: int) -> list[Row]:
 def test_an_offset_is_what_the_logit_gets(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     adapter, base, out = tiny_checkpoint.adapter, tiny_checkpoint.base, tmp_path / "adjusted"
     found = offset_logits(
-        adapter, base, answers(60), out, lengths={30: 3.0, 100: -3.0}, promise=2.0, sync=2.0
+        adapter, base, answers(60), out, lengths={30: 3.0, 100: -3.0}, promise=2.0
     )
     assert found.promises == 180
     assert found.lengths[30].before < 0.1
@@ -50,16 +50,13 @@ def test_an_offset_is_what_the_logit_gets(tiny_checkpoint: TinyCheckpoint, tmp_p
     assert found.lengths[30].after > 0.3
     assert found.lengths[100].after < 0.1
     assert found.promise.before < found.promise.after
-    assert found.sync.before < found.sync.after
     again = offset_logits(out, base, answers(60), tmp_path / "same", lengths={})
-    for share in (*again.lengths.values(), again.promise, again.sync):
+    for share in (*again.lengths.values(), again.promise):
         assert share.before == share.after
     assert {length: share.before for length, share in again.lengths.items()} == pytest.approx(
         {length: share.after for length, share in found.lengths.items()}, abs=0.05
     ), "as it was written"
-    for one in ("promise", "sync"):
-        before, after = getattr(again, one).before, getattr(found, one).after
-        assert before == pytest.approx(after, abs=0.05)
+    assert again.promise.before == pytest.approx(found.promise.after, abs=0.05)
 
 
 def test_only_the_rows_with_an_offset_change(
@@ -67,7 +64,7 @@ def test_only_the_rows_with_an_offset_change(
 ) -> None:
     adapter, out = tiny_checkpoint.adapter, tmp_path / "adjusted"
     offset_logits(
-        adapter, tiny_checkpoint.base, answers(30), out, lengths={20: 1, 60: 2}, promise=-1, sync=1
+        adapter, tiny_checkpoint.base, answers(30), out, lengths={20: 1, 60: 2}, promise=-1
     )
     assert load(out) == load(adapter)
     settings = [json.loads((one / CONFIG).read_text()) for one in (out, adapter)]
@@ -79,7 +76,7 @@ def test_only_the_rows_with_an_offset_change(
     (name,) = changed
     assert after[name].dtype == before[name].dtype
     moved = (before[name] != after[name]).any(1)
-    assert moved.sum() == 4
+    assert moved.sum() == 3
 
 
 def test_a_promise_has_no_place_in_a_topic_and_topics_are_read_as_the_adapter_has_them(

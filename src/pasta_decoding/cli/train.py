@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -189,14 +188,10 @@ def offsets(
         float,
         typer.Option(metavar="NATS", help="Added to the promise's logit: above 0 is faster."),
     ] = 0.0,
-    sync: Annotated[
-        float,
-        typer.Option(metavar="NATS", help="Added to the sync's logit: above 0 waits more often."),
-    ] = 0.0,
     model: Base = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
 ) -> None:
-    """Let an adapter promise or wait more or less often, or promise other lengths, untrained.
+    """Let an adapter promise more or less often, or other lengths, without training.
 
     Greedy decoding promises the likeliest length, and that is often one of two. The answers are
     read once by the model; then rows of its output layer are moved by the offsets.
@@ -206,12 +201,15 @@ def offsets(
     from pasta_decoding.models.loading import find_adapter
     from pasta_decoding.training.offsets import offset_logits
 
-    wanted = _offsets(length or ())
-    if not wanted and not promise and not sync:
-        raise PastaError("nothing to change", hint="Give --length, --promise or --sync.")
-    for name, nats in (("promise", promise), ("sync", sync)):
-        if not math.isfinite(nats):
-            raise PastaError(f"--{name} {nats} is not a number of nats")
+    wanted: dict[int, float] = {}
+    for bucket, nats in map(_offset, length or ()):
+        if bucket in wanted:
+            raise PastaError(f"--length {bucket} is given twice")
+        wanted[bucket] = nats
+    if not wanted and not promise:
+        raise PastaError("nothing to change", hint="Give --length or --promise.")
+    if not math.isfinite(promise):
+        raise PastaError(f"--promise {promise} is not a number of nats")
     rows = [row for path in data for row in read_rows(path)]
     found = offset_logits(
         find_adapter(adapter),
@@ -220,7 +218,6 @@ def offsets(
         out,
         lengths=wanted,
         promise=promise,
-        sync=sync,
         say=say,
     )
     if as_json:
@@ -228,7 +225,6 @@ def offsets(
         return
     say(f"{found.promises} promises were read. In % of the main thread's tokens:")
     say(_share("promise", found.promise))
-    say(_share("sync", found.sync))
     say("Lengths, in % of the promises:")
     for bucket, share in found.lengths.items():
         if max(share.before, share.after, share.probable) >= 0.001:
@@ -241,16 +237,6 @@ def _share(name: str, share: Share) -> str:
         f"{100 * one:5.1f}" for one in (share.before, share.after, share.probable)
     )
     return f"{name}: {before} before, {after} now, mean probability {mean}"
-
-
-def _offsets(given: Sequence[str]) -> dict[int, float]:
-    """Return the offsets by length. Raises PastaError for what is none, or a length given twice."""
-    wanted: dict[int, float] = {}
-    for bucket, nats in map(_offset, given):
-        if bucket in wanted:
-            raise PastaError(f"--length {bucket} is given twice")
-        wanted[bucket] = nats
-    return wanted
 
 
 def _offset(text: str) -> tuple[int, float]:

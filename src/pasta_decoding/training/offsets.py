@@ -3,8 +3,7 @@
 Greedy decoding promises the likeliest length, and where most chunks are of similar lengths that is
 one of two, though the model's mean probability of each is the share that chunks of it have. So a
 rarer length gets an offset to its logit (logit adjustment, Menon et al. 2021, arXiv 2007.07314).
-An offset to the promise itself makes the same model promise more, and so faster, or less; one to
-the sync makes it wait more often, or less.
+An offset to the promise itself makes the same model promise more, and so faster, or less.
 
 An offset is written into the row that the token has in the output layer, along a direction on which
 the states where the token may be chosen all have the value 1.
@@ -66,13 +65,12 @@ class Offsets:
 
     promises: how many the rows have.
     lengths:  of the promises, by length bucket.
-    promise:  of the main thread's tokens outside of topics; so is `sync`.
+    promise:  of the main thread's tokens outside of topics.
     """
 
     promises: int
     lengths: dict[int, Share]
     promise: Share
-    sync: Share
 
 
 def offset_logits(
@@ -83,10 +81,9 @@ def offset_logits(
     *,
     lengths: Mapping[int, float],
     promise: float = 0.0,
-    sync: float = 0.0,
     say: Callable[[str], None] = lambda _line: None,
 ) -> Offsets:
-    """Write an adapter to the folder `out` in which lengths, promise and sync have offsets, nats.
+    """Write an adapter to the folder `out` in which lengths and the promise have offsets, in nats.
 
     rows: annotated answers like those that it writes, best its own; they are read, not learnt.
     say:  is told which rows cannot be read.
@@ -112,9 +109,10 @@ def offset_logits(
         )
     offset_B = torch.tensor([lengths.get(length, 0.0) for length in close], dtype=torch.float64)
     change_BD = offset_B[:, None] * _direction(length_SD)
-    direction_D = _direction(main_SD)
-    of_main = {control.promise_open: promise * direction_D, control.sync: sync * direction_D}
-    changes = dict(zip(close.values(), change_BD, strict=True)) | of_main
+    change_D = promise * _direction(main_SD)
+    changes = dict(
+        zip((*close.values(), control.promise_open), (*change_BD, change_D), strict=True)
+    )
     trained = dict(output_rows(loaded.model, tensors, settings))
     if not trained:
         raise PastaError(f"the adapter in {adapter} has no rows of the output layer to write to")
@@ -128,7 +126,7 @@ def offset_logits(
     return Offsets(
         len(length_SD),
         _length_shares(length_SD, head_VD[list(close.values())].double(), change_BD, list(close)),
-        *(_share(main_SD, head_VD, token, change_D) for token, change_D in of_main.items()),
+        _promise_share(main_SD, head_VD, control.promise_open, change_D),
     )
 
 
@@ -146,7 +144,7 @@ def _length_shares(
     return dict(zip(lengths, map(Share, *columns), strict=True))
 
 
-def _share(state_SD: Tensor, head_VD: Tensor, token: int, change_D: Tensor) -> Share:
+def _promise_share(state_SD: Tensor, head_VD: Tensor, token: int, change_D: Tensor) -> Share:
     import torch
 
     probable = before = after = 0.0

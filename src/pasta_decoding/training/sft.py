@@ -118,11 +118,15 @@ def _arguments(
             hint="Merge it first, `pasta export --to hf`, and give --model what that wrote.",
         )
     if config.tags_from is not None and (
-        config.start is None or config.plain or config.loop_share or config.topic != "required"
+        config.start is None
+        or config.plain
+        or config.loop_share
+        or config.topic != "required"
+        or evaluates
     ):
         raise PastaError(
             "--tags-from teaches the tags of one adapter to another, which --start names",
-            hint="Give --start; leave out --plain, --loop-share and --topic none.",
+            hint="Give --start; leave out --plain, --loop-share, --topic none and held-out rows.",
         )
     return training_arguments(
         out,
