@@ -177,6 +177,8 @@ def _teachers(
         raise PastaError(f"{config.tags_from} writes its tags with other control tokens")
     if loaded[1].checkpoint.scheme != checkpoint.scheme:
         raise PastaError(f"{config.tags_from} was trained with other positions")
+    for one in loaded:  # they get the student's masks
+        set_attention(one.model, config.attention, on_gpu=device.type == "cuda")
     text, tags = (one.model.to(device) for one in loaded)
     return Teachers(text, tags, chosen_tokens(checkpoint.control))
 
