@@ -106,7 +106,6 @@ def test_a_round_waits_for_grades_and_prefers_what_they_prefer(tiny: World, tmp_
     config = replace(
         tiny.config,
         grades=str(sheet),
-        quality="grades",
         weights=Weights(lambda_=None, length_control=False),
     )
     with pytest.raises(PastaError, match="has no grades"):
@@ -129,6 +128,17 @@ def test_a_round_waits_for_grades_and_prefers_what_they_prefer(tiny: World, tmp_
         best = len(texts[pair["prompt"], pair["best"]])
         assert best == max(len(texts[key]) for key in sound if key[0] == pair["prompt"])
     assert (out / "adapter" / "pasta.json").exists()
+
+    before = (out / "round-1/parts.jsonl").read_bytes()
+    grade(sheet, [[1.0] * len(line["answers"]) for line in lines(sheet)])
+    with pytest.raises(PastaError, match="are not those that this run began with"):
+        tiny.train(out, config)
+    assert (out / "round-1/parts.jsonl").read_bytes() == before
+
+
+def test_a_sheet_is_no_archive(tiny: World) -> None:
+    with pytest.raises(PastaError, match=r"sheet\.jsonl\.gz is for people to write in"):
+        refuse_misfits(replace(tiny.config, grades="sheet.jsonl.gz"))
 
 
 @pytest.mark.parametrize("other", [{"rounds": 2}, {"check": "two.jsonl"}])

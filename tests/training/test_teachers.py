@@ -86,9 +86,7 @@ def test_a_run_comes_nearer_to_the_tags_and_keeps_the_text(
     assert abs(of_text[ours] - of_text[text]) < abs(of_text[ours] - of_text[tags]) / 2
 
 
-@pytest.mark.parametrize(
-    "other", [{"start": None}, {"plain": True}, {"loop_share": 0.1}, {"topic": "none"}]
-)
+@pytest.mark.parametrize("other", [{"start": None}, {"plain": True}, {"loop_share": 0.1}])
 def test_what_does_not_go_with_teachers_is_refused(
     other: dict[str, object], tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
@@ -102,4 +100,17 @@ def test_what_does_not_go_with_teachers_is_refused(
             out=tmp_path / "out",
             say=print,
         )
+    assert not (tmp_path / "out").exists()
+
+
+def test_tags_of_another_scheme_are_refused_before_anything_is_written(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    base = tiny_checkpoint.base
+    start = make_adapter(base, tmp_path / "start")
+    other = replace(CONFIG, scheme="reserve", max_steps=1)
+    tags = train_sft(other, ROWS, base=base, out=tmp_path / "tags", say=print)
+    config = replace(CONFIG, start=str(start), tags_from=str(tags), lora_rank=rank_of(start))
+    with pytest.raises(PastaError, match="differ in control tokens, scheme or topics"):
+        train_sft(config, ROWS, base=base, out=tmp_path / "out", say=print)
     assert not (tmp_path / "out").exists()

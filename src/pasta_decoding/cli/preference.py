@@ -80,7 +80,6 @@ def preference(
         policy=str(find_adapter(policy)),
         baseline=str(find_adapter(baseline)),
         check=str(check) if check else None,
-        quality="grades" if config.grades else config.quality,
         weights=weights,
     )
     loading = replace(loading, model=base_folder(model), engine=EngineName(engine))

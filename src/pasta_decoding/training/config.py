@@ -133,8 +133,8 @@ class PreferenceConfig:
     check:            prompts whose greedy answers show each round's effect; None for no check.
     limit:            among those of at most `max_prompt_chars`.
     engine:           what decodes, in words; answers of two engines differ in near-ties.
-    grades:           sheet in which somebody grades the samples (`training/grades.py`); None for
-                      the likelihood under the baseline.
+    quality:          what rates the samples where nobody grades them.
+    grades:           sheet in which somebody does (`training/grades.py`).
     temperature:      of the samples. BoNBoN is derived for 1, where a small model writes what it
                       never would when it decodes greedily.
     """

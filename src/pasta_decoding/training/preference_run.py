@@ -91,10 +91,7 @@ class PreferenceRun:
         folder = self.around.out / f"round-{number}"
         adapter = folder / "adapter"
         samples = self.sample_round(number, policy)
-        load_quality = self.graded(samples) if self.config.grades else self.around.load_quality
-        parts = self.measure(
-            number, self.prompts, samples, f"round-{number}/parts.jsonl", load_quality
-        )
+        parts = self.measure_round(number, samples)
         scores = score_parts(parts, baseline, self.config.weights)
         pairs = choose_pairs(samples, scores)
         self.write_scores(folder, samples, scores, pairs, baseline)
@@ -115,11 +112,26 @@ class PreferenceRun:
             spent["tokens"] = sum(sample.fed_tokens for sample in samples)
         return samples
 
-    def graded(self, samples: Sequence[Sample]) -> Callable[[], Quality]:
-        """Return what loads the grades that somebody gave; see `graded` for what it raises."""
-        assert self.config.grades is not None, "the caller asked"
+    def measure_round(self, number: int, samples: Sequence[Sample]) -> list[ScoreParts]:
+        """Return the parts of the scores of a round's samples, by somebody's grades if wanted.
+
+        Raises PastaError while there are none, or if they are others than when it was measured.
+        """
+        name = f"round-{number}/parts.jsonl"
+        if self.config.grades is None:
+            return self.measure(number, self.prompts, samples, name, self.around.load_quality)
         rate = graded(Path(self.config.grades), self.prompts, samples, self.config.seed)
-        return lambda: Quality("grades", rate, idle_cost=0.0)
+        quality = Quality("grades", rate, idle_cost=0.0)
+        parts = self.measure(number, self.prompts, samples, name, lambda: quality)
+        asked = {prompt.id: prompt.instruction for prompt in self.prompts}
+        for part, sample in zip(parts, samples, strict=True):
+            if [part.quality] != rate(asked[sample.prompt], [sample.text]):
+                raise PastaError(
+                    f"the grades of {self.config.grades} are not those that this run began with",
+                    hint=f"Restore them, or remove {self.around.out / f'round-{number}'} but its "
+                    "samples.jsonl to begin with these.",
+                )
+        return parts
 
     def measure(
         self,

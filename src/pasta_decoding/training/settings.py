@@ -40,6 +40,8 @@ _SHARED_STAGES = frozenset(
 def refuse_misfits(config: PreferenceConfig) -> None:
     """Refuse settings and adapters that do not go together, before hours are spent."""
     policy, baseline = Path(config.policy), Path(config.baseline)
+    if config.grades and config.grades.endswith(".gz"):
+        raise PastaError(f"{config.grades} is for people to write in", hint="Leave the .gz out.")
     if config.grades and (config.rounds > 1 or config.check):
         raise PastaError(
             "--grades are of one round's samples, and of no check prompts",

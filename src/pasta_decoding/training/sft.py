@@ -92,12 +92,12 @@ def train_sft(
     model, tokenizer, checkpoint = _load(base, config, arguments.device, say)
     inputs["base"] = asdict(checkpoint.base)
     refuse_other_inputs(out, inputs)
+    teachers = _teachers(base, config, checkpoint, arguments.device)
     packs, evaluated = _plan(rows, held_out, model, tokenizer, checkpoint.control, config, say)
     with disk_errors(out):
         if arguments.should_save:
             begin_run(out, config, inputs)
         watching = Watching(say, show)
-        teachers = _teachers(base, config, checkpoint, arguments.device)
         weights = run_trainer(
             model, packs, evaluated, checkpoint, arguments, resume, watching, teachers
         )
@@ -118,15 +118,11 @@ def _arguments(
             hint="Merge it first, `pasta export --to hf`, and give --model what that wrote.",
         )
     if config.tags_from is not None and (
-        config.start is None
-        or config.plain
-        or config.loop_share
-        or config.topic != "required"
-        or evaluates
+        config.start is None or config.plain or config.loop_share or evaluates
     ):
         raise PastaError(
             "--tags-from teaches the tags of one adapter to another, which --start names",
-            hint="Give --start; leave out --plain, --loop-share, --topic none and held-out rows.",
+            hint="Give --start; leave out --plain, --loop-share and held-out rows.",
         )
     return training_arguments(
         out,
@@ -173,10 +169,13 @@ def _teachers(
         return None
     dtype = "bfloat16" if config.bf16 else "float32"
     loaded = [load_model(base, Path(one), dtype=dtype) for one in (config.start, config.tags_from)]
-    if loaded[1].checkpoint.control != checkpoint.control:
-        raise PastaError(f"{config.tags_from} writes its tags with other control tokens")
-    if loaded[1].checkpoint.scheme != checkpoint.scheme:
-        raise PastaError(f"{config.tags_from} was trained with other positions")
+    theirs = loaded[1].checkpoint
+    ours = checkpoint.control, checkpoint.scheme, checkpoint.topic
+    if (theirs.control, theirs.scheme, theirs.topic) != ours:
+        raise PastaError(
+            f"{config.tags_from} and {config.start} differ in control tokens, scheme or topics",
+            hint="Give adapters of one kind; their pasta.json files say what they are.",
+        )
     for one in loaded:  # they get the student's masks
         set_attention(one.model, config.attention, on_gpu=device.type == "cuda")
     text, tags = (one.model.to(device) for one in loaded)
