@@ -69,7 +69,9 @@ def test_a_run_comes_nearer_to_the_tags_and_keeps_the_text(
     text, tags, run = taught
     before, after = (read_lines(run / "metrics.jsonl")[place] for place in (0, -1))
     assert after["control_loss"] < before["control_loss"] / 2
-    chosen = set(chosen_tokens(load_model(tiny_checkpoint.base, tags).checkpoint.control).tolist())
+    control = load_model(tiny_checkpoint.base, tags).checkpoint.control
+    chosen = set(chosen_tokens(control, END_ID).tolist())
+    assert chosen == control.ids - {control.async_open} | {END_ID}
     of_tags: dict[Path, float] = {}
     of_text: dict[Path, float] = {}
     for adapter in (text, tags, run / "adapter"):

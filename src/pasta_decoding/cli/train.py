@@ -79,8 +79,8 @@ def sft(
     tags_from: Annotated[
         str | None,
         typer.Option(
-            help="Learn only when to write tags, and which, and from this adapter; text stays as "
-            "--start writes it."
+            help="Learn only when to write tags, which, and when to end, and from this adapter; "
+            "text stays as --start writes it."
         ),
     ] = None,
     report_to: ReportTo = None,

@@ -33,7 +33,7 @@ class SftConfig:
     """One finetuning run; its resolved form is `config.json` in the run folder.
 
     start:          folder of an adapter to go on from; None starts a new one.
-    tags_from:      folder of an adapter whose tags are learnt, while text stays as `start` has it;
+    tags_from:      folder of an adapter whose tags and end are learnt, text stays as in `start`;
                     the rows only say where both are asked (`training/teachers.py`).
     scheme:         the position scheme, by name.
     topic:          "none" leaves the topics out of all promises; "required" refuses rows without.

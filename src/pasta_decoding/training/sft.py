@@ -179,7 +179,7 @@ def _teachers(
     for one in loaded:  # they get the student's masks
         set_attention(one.model, config.attention, on_gpu=device.type == "cuda")
     text, tags = (one.model.to(device) for one in loaded)
-    return Teachers(text, tags, chosen_tokens(checkpoint.control))
+    return Teachers(text, tags, chosen_tokens(checkpoint.control, loaded[0].end))
 
 
 def _check_start(

@@ -4,7 +4,7 @@ So a model comes to write the tags of an adapter in the words of another (distil
 al. 2015; keeping what is there, Li and Hoiem 2016). The rows only say where the teachers are asked:
 what they answer is learnt, not what stands in the rows.
 
-Shapes: L labelled places, V vocabulary, C tokens that are chosen to write a tag.
+Shapes: L labelled places, V vocabulary, C tokens that write a tag or end the answer.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ class Teachers:
         return mixed(text_LV, tags_LV, self.chosen_C.to(text_LV.device))
 
 
-def chosen_tokens(control: ControlTokens) -> Tensor:
+def chosen_tokens(control: ControlTokens, end: int) -> Tensor:
     """Return the ids of the control tokens that a model chooses; where a chunk begins is forced.
 
-    Where it ends is among them: an adapter that knows how long it promised to write ends it there.
+    Where a chunk ends is among them: an adapter that knows how long it promised to write ends it
+    there. So is `end`, of the answer: behind its chunks it ends, or waits for them and goes on.
     """
-    return torch.tensor(sorted(control.ids - {control.async_open}))
+    return torch.tensor(sorted(control.ids - {control.async_open} | {end}))
 
 
 def mixed(text_LV: Tensor, tags_LV: Tensor, chosen_C: Tensor) -> Tensor:
