@@ -252,6 +252,8 @@ def test_lengths_and_the_promise_get_offsets(
     for options, message in (
         ((), "nothing to change"),
         (("--promise", "inf"), "not a number"),
+        (("--sync", "nan"), "--sync nan is not a number"),
+        (("--sync", "1"), "the rows have 0 syncs"),
         (("--length", "20=1", "--length", "20=2"), "--length 20 is given twice"),
     ):
         found = pasta("train", "offsets", *rows, *options, "--out", tmp_path / "more")

@@ -59,6 +59,26 @@ def test_an_offset_is_what_the_logit_gets(tiny_checkpoint: TinyCheckpoint, tmp_p
     assert again.promise.before == pytest.approx(found.promise.after, abs=0.05)
 
 
+def test_a_sync_gets_its_offset_where_one_stands_and_not_elsewhere(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    adapter, base, out = tiny_checkpoint.adapter, tiny_checkpoint.base, tmp_path / "waiting"
+    rows = [
+        replace(row, response=f"{row.response}\n\n<sync/>So {n}.")
+        for n, row in enumerate(answers(60))
+    ]
+    found = offset_logits(adapter, base, rows, out, lengths={}, sync=12.0)
+    assert (found.promises, found.syncs) == (180, 60)
+    assert found.sync is not None
+    assert found.sync.before < 0.1
+    assert found.sync.after > 0.8
+    assert found.no_sync.after < 0.05
+    again = offset_logits(out, base, rows, tmp_path / "same", lengths={20: 0.1})
+    assert again.sync is not None
+    assert again.sync.before == pytest.approx(found.sync.after, abs=0.05), "as it was written"
+    assert again.promise.before == pytest.approx(found.promise.before, abs=0.02)
+
+
 def test_only_the_rows_with_an_offset_change(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
@@ -84,11 +104,10 @@ def test_a_promise_has_no_place_in_a_topic_and_topics_are_read_as_the_adapter_ha
 ) -> None:
     loaded = load_model(tiny_checkpoint.base, tiny_checkpoint.adapter)
     control = loaded.checkpoint.control
-    lengths = frozenset(control.promise_close.values())
     for topic, inside in (("required", len("part 0")), ("none", 0)):
         reader = replace(loaded, checkpoint=replace(loaded.checkpoint, topic=topic))
         ((layout, _states),) = _read(reader, answers(1), print)
-        places = _places(layout, control.promise_open, lengths)
+        places = _places(layout, control)
         main = [
             (label, place)
             for label, thread, place in zip(layout.label, layout.thread, places, strict=True)
@@ -96,7 +115,7 @@ def test_a_promise_has_no_place_in_a_topic_and_topics_are_read_as_the_adapter_ha
         ]
         opening = next(at for at, (label, _) in enumerate(main) if label == control.promise_open)
         found = [place for _, place in main[opening : opening + inside + 2]]
-        assert found == ["main", *[None] * inside, "length"]
+        assert found == ["promise", *[None] * inside, "length"]
         assert sum(place == "length" for place in places) == 3
 
 
@@ -133,6 +152,8 @@ def test_what_cannot_be_adjusted_is_refused(
         offset_logits(adapter, base, answers(30), tmp_path, lengths={20: 1})
     with pytest.raises(PastaError, match="the rows have 9 promises"):
         offset_logits(adapter, base, answers(3), tmp_path / "few", lengths={20: 1})
+    with pytest.raises(PastaError, match="the rows have 0 syncs"):
+        offset_logits(adapter, base, answers(30), tmp_path / "few", lengths={}, sync=1.0)
     assert not (tmp_path / "few").exists()
     with pytest.raises(PastaError, match="25 is not a length") as caught:
         offset_logits(adapter, base, answers(30), tmp_path / "none", lengths={25: 1})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -20,7 +21,7 @@ from pasta_decoding.training.config import SftConfig, joins_named
 
 if TYPE_CHECKING:
     from pasta_decoding.data.dataset import Row
-    from pasta_decoding.training.offsets import Share
+    from pasta_decoding.training.offsets import Offsets, Share
 
 
 _SFT = SftConfig(data=(), base_name="")
@@ -188,10 +189,17 @@ def offsets(
         float,
         typer.Option(metavar="NATS", help="Added to the promise's logit: above 0 is faster."),
     ] = 0.0,
+    sync: Annotated[
+        float,
+        typer.Option(
+            metavar="NATS",
+            help="Added to the sync's where answers have one, and nearly nowhere else.",
+        ),
+    ] = 0.0,
     model: Base = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
 ) -> None:
-    """Let an adapter promise more or less often, or other lengths, without training.
+    """Let an adapter promise or wait more or less often, or other lengths, without training.
 
     Greedy decoding promises the likeliest length, and that is often one of two. The answers are
     read once by the model; then rows of its output layer are moved by the offsets.
@@ -201,15 +209,12 @@ def offsets(
     from pasta_decoding.models.loading import find_adapter
     from pasta_decoding.training.offsets import offset_logits
 
-    wanted: dict[int, float] = {}
-    for bucket, nats in map(_offset, length or ()):
-        if bucket in wanted:
-            raise PastaError(f"--length {bucket} is given twice")
-        wanted[bucket] = nats
-    if not wanted and not promise:
-        raise PastaError("nothing to change", hint="Give --length or --promise.")
-    if not math.isfinite(promise):
-        raise PastaError(f"--promise {promise} is not a number of nats")
+    wanted = _lengths(length or ())
+    if not (wanted or promise or sync):
+        raise PastaError("nothing to change", hint="Give --length, --promise or --sync.")
+    for name, offset in (("promise", promise), ("sync", sync)):
+        if not math.isfinite(offset):
+            raise PastaError(f"--{name} {offset} is not a number of nats")
     rows = [row for path in data for row in read_rows(path)]
     found = offset_logits(
         find_adapter(adapter),
@@ -218,18 +223,26 @@ def offsets(
         out,
         lengths=wanted,
         promise=promise,
+        sync=sync,
         say=say,
     )
     if as_json:
         typer.echo(json.dumps(asdict(found)))
         return
+    _tell(found)
+    typer.echo(out)
+
+
+def _tell(found: Offsets) -> None:
     say(f"{found.promises} promises were read. In % of the main thread's tokens:")
     say(_share("promise", found.promise))
+    say(_share("sync, where the answers have none", found.no_sync))
+    if found.sync:
+        say(_share(f"sync, in the {found.syncs} places where they have one", found.sync))
     say("Lengths, in % of the promises:")
     for bucket, share in found.lengths.items():
         if max(share.before, share.after, share.probable) >= 0.001:
             say(_share(f"{bucket:4} tokens", share))
-    typer.echo(out)
 
 
 def _share(name: str, share: Share) -> str:
@@ -237,6 +250,15 @@ def _share(name: str, share: Share) -> str:
         f"{100 * one:5.1f}" for one in (share.before, share.after, share.probable)
     )
     return f"{name}: {before} before, {after} now, mean probability {mean}"
+
+
+def _lengths(texts: Iterable[str]) -> dict[int, float]:
+    wanted: dict[int, float] = {}
+    for bucket, nats in map(_offset, texts):
+        if bucket in wanted:
+            raise PastaError(f"--length {bucket} is given twice")
+        wanted[bucket] = nats
+    return wanted
 
 
 def _offset(text: str) -> tuple[int, float]:

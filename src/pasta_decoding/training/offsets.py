@@ -3,10 +3,12 @@
 Greedy decoding promises the likeliest length, and where most chunks are of similar lengths that is
 one of two, though the model's mean probability of each is the share that chunks of it have. So a
 rarer length gets an offset to its logit (logit adjustment, Menon et al. 2021, arXiv 2007.07314).
-An offset to the promise itself makes the same model promise more, and so faster, or less.
+An offset to the promise itself makes the same model promise more, and so faster, or less. One to
+the sync makes it wait where rows wait, and nowhere else.
 
 An offset is written into the row that the token has in the output layer, along a direction on which
-the states where the token may be chosen all have the value 1.
+the states where the token may be chosen all have the value 1. For the sync these are few among the
+places that look like them, so there the others have the value 0.
 
 Shapes: S states where a token may be chosen, B length buckets, D width of the model, V vocabulary.
 """
@@ -22,6 +24,7 @@ from typing import TYPE_CHECKING
 from pasta_decoding.data.dataset import Row
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import MAIN, Joining, Layout
+from pasta_decoding.models.control_tokens import ControlTokens
 from pasta_decoding.models.loading import Loaded, load_model
 from pasta_decoding.models.merging import output_rows
 from pasta_decoding.models.prompt import PromptEncoder
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _RIDGE = 1e-3  # on a direction, of the mean square of a state's number
-_FEWEST = 50  # promises
+_FEWEST = 50  # promises, or syncs
 _TOGETHER = 8  # rows that are read at a time
 _BLOCK = 128  # states whose logits are in memory at a time
 
@@ -66,11 +69,17 @@ class Offsets:
     promises: how many the rows have.
     lengths:  of the promises, by length bucket.
     promise:  of the main thread's tokens outside of topics.
+    syncs:    how many the rows have.
+    sync:     of these places; None if there are none.
+    no_sync:  the sync's, of the main thread's other tokens outside of topics.
     """
 
     promises: int
     lengths: dict[int, Share]
     promise: Share
+    syncs: int
+    sync: Share | None
+    no_sync: Share
 
 
 def offset_logits(
@@ -81,15 +90,16 @@ def offset_logits(
     *,
     lengths: Mapping[int, float],
     promise: float = 0.0,
+    sync: float = 0.0,
     say: Callable[[str], None] = lambda _line: None,
 ) -> Offsets:
-    """Write an adapter to the folder `out` in which lengths and the promise have offsets, in nats.
+    """Write an adapter to the folder `out` in which some control tokens have offsets, in nats.
 
     rows: annotated answers like those that it writes, best its own; they are read, not learnt.
     say:  is told which rows cannot be read.
 
     Raises PastaError if `out` exists, a length is no bucket, the adapter holds a whole model, or
-    the rows have few promises.
+    the rows have few promises, or few syncs where these get an offset.
     """
     import torch
 
@@ -101,18 +111,26 @@ def offset_logits(
     for length in lengths.keys() - close.keys():
         known = ", ".join(map(str, close))
         raise PastaError(f"{length} is not a length that can be promised", hint=f"Known: {known}.")
-    main_SD, length_SD = _states(loaded, rows, say)
-    if len(length_SD) < _FEWEST:
-        raise PastaError(
-            f"the rows have {len(length_SD)} promises, which say little",
-            hint=f"Give annotated answers with {_FEWEST} or more.",
-        )
+    state_SD = _states(loaded, rows, say)
+    for name, needed in (("promise", True), ("sync", sync != 0)):
+        if needed and len(state_SD[name]) < _FEWEST:
+            raise PastaError(
+                f"the rows have {len(state_SD[name])} {name}s, which say little",
+                hint=f"Give annotated answers with {_FEWEST} or more.",
+            )
+    idle_SD = torch.cat([state_SD["text"], state_SD["promise"]])
+    main_SD = torch.cat([idle_SD, state_SD["sync"]])
     offset_B = torch.tensor([lengths.get(length, 0.0) for length in close], dtype=torch.float64)
-    change_BD = offset_B[:, None] * _direction(length_SD)
-    change_D = promise * _direction(main_SD)
-    changes = dict(
-        zip((*close.values(), control.promise_open), (*change_BD, change_D), strict=True)
-    )
+    change_BD = offset_B[:, None] * _direction(state_SD["length"])
+    promise_D = promise * _direction(main_SD)
+    sync_D = torch.zeros_like(promise_D)
+    if sync:
+        sync_D = sync * _direction(state_SD["sync"], state_SD["text"], state_SD["promise"])
+    changes = {
+        control.promise_open: promise_D,
+        control.sync: sync_D,
+        **dict(zip(close.values(), change_BD, strict=True)),
+    }
     trained = dict(output_rows(loaded.model, tensors, settings))
     if not trained:
         raise PastaError(f"the adapter in {adapter} has no rows of the output layer to write to")
@@ -124,9 +142,16 @@ def offset_logits(
     write_adapter(out, tensors, settings, loaded.checkpoint)
     head_VD = loaded.model.get_output_embeddings().weight.detach()
     return Offsets(
-        len(length_SD),
-        _length_shares(length_SD, head_VD[list(close.values())].double(), change_BD, list(close)),
-        _promise_share(main_SD, head_VD, control.promise_open, change_D),
+        promises=len(state_SD["promise"]),
+        lengths=_length_shares(
+            state_SD["length"], head_VD[list(close.values())].double(), change_BD, list(close)
+        ),
+        promise=_share(main_SD, head_VD, control.promise_open, promise_D),
+        syncs=len(state_SD["sync"]),
+        sync=_share(state_SD["sync"], head_VD, control.sync, sync_D)
+        if len(state_SD["sync"])
+        else None,
+        no_sync=_share(idle_SD, head_VD, control.sync, sync_D),
     )
 
 
@@ -144,7 +169,7 @@ def _length_shares(
     return dict(zip(lengths, map(Share, *columns), strict=True))
 
 
-def _promise_share(state_SD: Tensor, head_VD: Tensor, token: int, change_D: Tensor) -> Share:
+def _share(state_SD: Tensor, head_VD: Tensor, token: int, change_D: Tensor) -> Share:
     import torch
 
     probable = before = after = 0.0
@@ -159,28 +184,26 @@ def _promise_share(state_SD: Tensor, head_VD: Tensor, token: int, change_D: Tens
     return Share(*(total / len(state_SD) for total in (probable, before, after)))
 
 
-def _states(
-    loaded: Loaded, rows: Iterable[Row], say: Callable[[str], None]
-) -> tuple[Tensor, Tensor]:
-    """Return states (float64) [S, D] where a promise may stand next, and where a length does."""
+def _states(loaded: Loaded, rows: Iterable[Row], say: Callable[[str], None]) -> dict[str, Tensor]:
+    """Return the states (float64) [S, D] of each kind of place (`_places`)."""
     import torch
 
     control = loaded.checkpoint.control
     width = loaded.model.config.get_text_config().hidden_size
-    lengths = frozenset(control.promise_close.values())
-    main, before_length = [torch.empty(0, width)], [torch.empty(0, width)]
+    found = {kind: [torch.empty(0, width)] for kind in ("text", "promise", "sync", "length")}
     for layout, state_TD in _read(loaded, rows, say):
-        places = _places(layout, control.promise_open, lengths)
-        main.append(state_TD[[place == "main" for place in places]])
-        before_length.append(state_TD[[place == "length" for place in places]])
-    return torch.cat(main).double(), torch.cat(before_length).double()
+        places = _places(layout, control)
+        for kind, states in found.items():
+            states.append(state_TD[[place == kind for place in places]])
+    return {kind: torch.cat(states).double() for kind, states in found.items()}
 
 
-def _places(layout: Layout, opening: int, lengths: frozenset[int]) -> list[str | None]:
-    """Return, token by token, what is chosen behind it.
+def _places(layout: Layout, control: ControlTokens) -> list[str | None]:
+    """Return, token by token, what stands behind it.
 
-    "length", "main" (where a promise may stand: in the main thread, in no topic), or None: other.
+    "length", or in the main thread and in no topic "promise", "sync" or "text"; None elsewhere.
     """
+    lengths = frozenset(control.promise_close.values())
     found: list[str | None] = []
     in_topic = False
     for label, thread in zip(layout.label, layout.thread, strict=True):
@@ -189,9 +212,13 @@ def _places(layout: Layout, opening: int, lengths: frozenset[int]) -> list[str |
         elif label in lengths:
             found.append("length")
             in_topic = False
+        elif in_topic:
+            found.append(None)
+        elif label == control.promise_open:
+            found.append("promise")
+            in_topic = True
         else:
-            found.append(None if in_topic else "main")
-            in_topic = in_topic or label == opening
+            found.append("sync" if label == control.sync else "text")
     return found
 
 
@@ -225,12 +252,17 @@ def _read(
             yield layout, state_TD
 
 
-def _direction(state_SD: Tensor) -> Tensor:
-    """Return direction_D on which each state nearly has the value 1, by ridge regression."""
+def _direction(state_SD: Tensor, *others_SD: Tensor) -> Tensor:
+    """Return direction_D on which each state nearly has the value 1, by ridge regression.
+
+    Those of `others_SD` nearly have the value 0; each of them weighs as much as `state_SD`.
+    """
     import torch
 
-    square_DD = state_SD.T @ state_SD / len(state_SD)
-    ridge = _RIDGE * state_SD.square().mean()
+    square_DD = torch.stack(
+        [one_SD.T @ one_SD / len(one_SD) for one_SD in (state_SD, *others_SD)]
+    ).sum(0)
+    ridge = _RIDGE * square_DD.diagonal().mean()
     return torch.linalg.solve(
         square_DD + ridge * torch.eye(len(square_DD), dtype=square_DD.dtype), state_SD.mean(0)
     )
