@@ -78,6 +78,7 @@ def prepare(cache: Path, base: Path) -> None:
         *EXACT,
         *LAST,
         "own_answers",
+        "quality_answers",
     ):
         write(f"{name}.jsonl", [row | {"id": f"{name}-{row['id']}"} for row in careful])
     asked = [row["instruction"] for row in careful]
@@ -120,5 +121,5 @@ def test_every_command_of_the_page_works(
             told["base"]["hidden_size"]
             == AutoConfig.from_pretrained(tiny_checkpoint.base).hidden_size
         )
-    for name in ("fast_offsets", "balanced_offsets", "quality_mean"):
+    for name in ("fast_offsets", "balanced_offsets", "quality_mean", "quality_offsets"):
         assert load(Path("runs") / name).joins == ("kv", "text")
