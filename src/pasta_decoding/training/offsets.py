@@ -4,7 +4,7 @@ Greedy decoding promises the likeliest length, and where most chunks are of simi
 one of two, though the model's mean probability of each is the share that chunks of it have. So a
 rarer length gets an offset to its logit (logit adjustment, Menon et al. 2021, arXiv 2007.07314).
 An offset to the promise itself makes the same model promise more, and so faster, or less. One to
-the sync makes it wait where rows wait, and nowhere else.
+the sync makes it wait where rows wait, and hardly anywhere else.
 
 An offset is written into the row that the token has in the output layer, along a direction on which
 the states where the token may be chosen all have the value 1. For the sync these are few among the
