@@ -193,7 +193,7 @@ def offsets(
         float,
         typer.Option(
             metavar="NATS",
-            help="Added to the sync's where answers have one, and nearly nowhere else.",
+            help="Added to the sync's logit where the answers have one; hardly elsewhere.",
         ),
     ] = 0.0,
     model: Base = None,
@@ -234,11 +234,11 @@ def offsets(
 
 
 def _tell(found: Offsets) -> None:
-    say(f"{found.promises} promises were read. In % of the main thread's tokens:")
-    say(_share("promise", found.promise))
+    say(f"{found.promises} promises were read, {found.syncs} syncs. In % of the places:")
+    say(_share("promise, in the main thread", found.promise))
     say(_share("sync, where the answers have none", found.no_sync))
     if found.sync:
-        say(_share(f"sync, in the {found.syncs} places where they have one", found.sync))
+        say(_share("sync, where they have one", found.sync))
     say("Lengths, in % of the promises:")
     for bucket, share in found.lengths.items():
         if max(share.before, share.after, share.probable) >= 0.001:
