@@ -21,6 +21,9 @@ ROWS = {
     "training_sample": 200,
 }
 
+ASKED = "preference_prompts.jsonl", "open_prompts.jsonl"
+"""Prompts that models of ours answered, to learn from what they wrote."""
+
 
 def shipped(name: str) -> list[Row]:
     return list(read_rows(FOLDER / f"{name}.jsonl.gz"))
@@ -77,11 +80,17 @@ def test_the_prompts_of_stage_2_say_what_their_answers_have_to_do() -> None:
     assert (*counts, sum(one.needs_sync is True for one in asked)) == (943, 289, 90)
 
 
+def test_the_open_prompts_are_questions_alone() -> None:
+    asked = read_all_asked(FOLDER / "open_prompts.jsonl")
+    assert len({one.id for one in asked}) == len({one.instruction for one in asked}) == 344
+    assert not any(one.checks or one.plain or one.needs_sync for one in asked)
+
+
 def test_no_prompt_of_an_evaluation_shares_eight_words_with_a_row() -> None:
     rows = [row for name in ROWS for row in shipped(name)]
     exact = {normalised(row.instruction) for row in rows}
     texts = [text for row in rows for text in (row.asked, strip(read(row.response)))]
-    sampled = [one.instruction for one in read_all_asked(FOLDER / "preference_prompts.jsonl")]
+    sampled = [one.instruction for name in ASKED for one in read_all_asked(FOLDER / name)]
     exact |= set(map(normalised, sampled))
     runs = {run for text in [*texts, *sampled] for run in runs_of_words(text)}
     for name in ("checked_prompts", "unseen_prompts", "sync_prompts"):
@@ -92,7 +101,7 @@ def test_no_prompt_of_an_evaluation_shares_eight_words_with_a_row() -> None:
 
 def test_no_unseen_prompt_shares_five_words_with_a_prompt_that_was_looked_at() -> None:
     seen = [row.instruction for name in ROWS for row in shipped(name)]
-    seen += [one.instruction for one in read_all_asked(FOLDER / "preference_prompts.jsonl")]
+    seen += [one.instruction for name in ASKED for one in read_all_asked(FOLDER / name)]
     seen += [one.instruction for one in read_asked(FOLDER / "checked_prompts.jsonl")]
     runs = {run for text in seen for run in _fives(text)}
     shared = [

@@ -79,17 +79,24 @@ def prepare(cache: Path, base: Path) -> None:
         *LAST,
         "own_answers",
         "quality_answers",
+        "liked",
     ):
         write(f"{name}.jsonl", [row | {"id": f"{name}-{row['id']}"} for row in careful])
     asked = [row["instruction"] for row in careful]
     parts = ("first", asked[:4]), ("second", asked[4:8]), ("third", asked[8:12])
     last = (*(f"wide_{name}_prompts" for name in ("balanced", "fast")), "clean_prompts")
+    last += ("data/open_prompts",)
     again = ((name, asked[12:16]) for name in ("asked_again", *last))
     for name, questions in (*parts, *again):
         write(f"{name}.jsonl", [{"instruction": question} for question in questions])
     words = {"kind": "words", "arguments": {"at_least": 1}}
     demands = [{"instruction": question, "checks": [words]} for question in asked[:2]]
-    for path in ("demands.jsonl", "data/preference_prompts.jsonl", "greedy_prompts.jsonl"):
+    for path in (
+        "demands.jsonl",
+        "data/preference_prompts.jsonl",
+        "greedy_prompts.jsonl",
+        "asked_300.jsonl",
+    ):
         write(path, demands)
 
 
@@ -115,7 +122,7 @@ def test_every_command_of_the_page_works(
             write(kept, [{"instruction": "?", "response": "A."}])
         else:
             assert status == 0, line
-    for run in (*RUNS, *EXACT, *LAST, "exact_sequential"):
+    for run in (*RUNS, *EXACT, *LAST, "obeying_liked", "exact_sequential"):
         told = json.loads(Path(f"runs/{run}/adapter/pasta.json").read_text(encoding="utf-8"))
         assert (
             told["base"]["hidden_size"]
