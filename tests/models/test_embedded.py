@@ -24,6 +24,7 @@ from transformers import (
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.download import Fetch
 from pasta_decoding.models.embedded import (
+    FORMAT,
     MANIFEST,
     NAME,
     default_cache,
@@ -185,13 +186,13 @@ def change_tokenizer(folder: Path) -> None:
 def change_format(folder: Path) -> None:
     manifest = folder / MANIFEST
     text = manifest.read_text(encoding="utf-8")
-    manifest.write_text(text.replace('"format": 1', '"format": 0'), encoding="utf-8")
+    manifest.write_text(text.replace(f'"format": {FORMAT}', '"format": 0'), encoding="utf-8")
 
 
 DAMAGE = {
     truncate_weights: r"model\.safetensors has \d+ bytes, not \d+",
     change_tokenizer: r"tokenizer\.json has .+",
-    change_format: r"it is of format 0, not 2",
+    change_format: f"it is of format 0, not {FORMAT}",
     lambda folder: (folder / "config.json").unlink(): r"config\.json is missing",
     lambda folder: (folder / MANIFEST).unlink(): r"manifest\.json is missing or unreadable",
     lambda folder: (folder / MANIFEST).write_text(
