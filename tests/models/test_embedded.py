@@ -16,7 +16,6 @@ from transformers import (
     AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
-    PreTrainedConfig,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
@@ -103,7 +102,7 @@ def test_a_tokenizer_of_a_gguf_ends_where_its_model_ends() -> None:
         bos_token="<s>",
         eos_token="<s>",
     )
-    config = PreTrainedConfig(bos_token_id=1, eos_token_id=2, pad_token_id=2)
+    config = LlamaConfig(bos_token_id=1, eos_token_id=2, pad_token_id=2)
     name_special_tokens(tokenizer, config)
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (1, 2, 2)
 
