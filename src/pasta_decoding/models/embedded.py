@@ -148,7 +148,7 @@ def _load_gguf(gguf: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     assert not unexpected, unexpected
     model.tie_weights()
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    name_special_tokens(tokenizer, config)
+    mend_tokenizer(tokenizer, config)
     return model, tokenizer
 
 
@@ -162,25 +162,29 @@ def _load_folder(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
     return model, PreTrainedTokenizerFast.from_pretrained(folder)
 
 
-def name_special_tokens(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
-    """Give the tokenizer the special tokens whose ids the GGUF states, which `config` holds.
+def mend_tokenizer(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
+    """Undo what transformers 5.17 reads wrong in a GGUF; later versions need none of it.
 
-    transformers 5.17 takes the token that begins an answer for the one that ends it, and training
-    would show that one behind every answer.
+    It calls the token that begins a turn the one that ends it, too, and training would show that
+    one behind every answer; `config` holds the ids that the GGUF states. And its decoder would
+    make a blank of every U+2581, where text comes back byte by byte.
     """
+    from tokenizers import decoders
+
     for role in ("bos", "eos", "pad", "unk"):
         if (number := getattr(config, f"{role}_token_id", None)) is not None:
             setattr(tokenizer, f"{role}_token", tokenizer.convert_ids_to_tokens(number))
+    backend: Any = tokenizer.backend_tokenizer
+    backend.decoder = decoders.ByteLevel()
 
 
 def split_digits(tokenizer: PreTrainedTokenizerBase) -> None:
     """Cut text at every digit before merging, as SmolLM2 was trained.
 
     The GGUF says so (`tokenizer.ggml.pre = smollm`), but transformers ignores it. Without this
-    the blank line before every "1." becomes two tokens where the model has only seen one. Text
-    comes back byte by byte; transformers 5.17 would also make a blank of every U+2581.
+    the blank line before every "1." becomes two tokens where the model has only seen one.
     """
-    from tokenizers import decoders, pre_tokenizers
+    from tokenizers import pre_tokenizers
 
     backend: Any = tokenizer.backend_tokenizer
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -189,7 +193,6 @@ def split_digits(tokenizer: PreTrainedTokenizerBase) -> None:
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
         ]
     )
-    backend.decoder = decoders.ByteLevel()
 
 
 def _write_manifest(folder: Path, source: str) -> None:

@@ -35,7 +35,6 @@ class SftConfig:
     start:          folder of an adapter to go on from; None starts a new one.
     tags_from:      folder of an adapter whose tags and end are learnt, text stays as in `start`;
                     the rows only say where both are asked (`training/teachers.py`).
-    tags_only:      learn tags and end from the rows, text stays as in `start`.
     scheme:         the position scheme, by name.
     topic:          "none" leaves the topics out of all promises; "required" refuses rows without.
     joins:          those that it is trained for.
@@ -51,14 +50,6 @@ class SftConfig:
     base_name: str
     start: str | None = None
     tags_from: str | None = None
-    tags_only: Annotated[
-        bool,
-        Option(
-            "--tags-only",
-            help="Learn from the rows only when to write tags, which, and when to end; "
-            "text stays as --start writes it.",
-        ),
-    ] = False
     plain: Annotated[
         bool, Option("--plain", help="Take the tags out: trains the sequential baseline.")
     ] = False
@@ -93,11 +84,6 @@ class SftConfig:
         Literal["auto", "flex", "dense"],
         Option(help="auto: flex, with block masks, on a GPU; dense masks elsewhere."),
     ] = "auto"
-
-    @property
-    def keeps_text(self) -> bool:
-        """Does text stay as `start` writes it, and only tags and the end are learnt?"""
-        return self.tags_only or self.tags_from is not None
 
 
 def _finite(value: float | None) -> float | None:

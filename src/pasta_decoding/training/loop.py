@@ -111,9 +111,7 @@ class SftTrainer(MeteredTrainer):
             self.compute_loss_func = partial(self._meter.loss, again_L=again_L)
         else:
             asked = {name: one for name, one in inputs.items() if name != "labels"}
-            label_L = inputs["labels"][inputs["labels"] != IGNORED]
-            targets_LV = self._teachers.targets(asked, label_L)
-            chosen_C = self._teachers.chosen_C
+            targets_LV, chosen_C = self._teachers.targets(asked), self._teachers.chosen_C
             self.compute_loss_func = partial(
                 self._meter.distance,
                 targets_LV=targets_LV,

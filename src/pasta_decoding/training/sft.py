@@ -117,17 +117,12 @@ def _arguments(
             "all weights are to be trained, so there is no adapter to go on from",
             hint="Merge it first, `pasta export --to hf`, and give --model what that wrote.",
         )
-    if config.keeps_text and (
+    if config.tags_from is not None and (
         config.start is None or config.plain or config.loop_share or evaluates
     ):
         raise PastaError(
-            "--tags-from and --tags-only teach tags to an adapter, which --start names",
+            "--tags-from teaches the tags of one adapter to another, which --start names",
             hint="Give --start; leave out --plain, --loop-share and held-out rows.",
-        )
-    if config.tags_only and config.tags_from is not None:
-        raise PastaError(
-            "--tags-only learns the tags of the rows, --tags-from those of an adapter",
-            hint="Give one of them.",
         )
     return training_arguments(
         out,
@@ -170,12 +165,11 @@ def _teachers(
     base: Path, config: SftConfig, checkpoint: Checkpoint, device: torch.device
 ) -> Teachers | None:
     """Return the models that are learnt from, text's being that which the run starts from."""
-    if config.start is None or not config.keeps_text:
+    if config.start is None or config.tags_from is None:
         return None
     dtype = "bfloat16" if config.bf16 else "float32"
-    names = [one for one in (config.start, config.tags_from) if one is not None]
-    loaded = [load_model(base, Path(one), dtype=dtype) for one in names]
-    theirs = loaded[-1].checkpoint
+    loaded = [load_model(base, Path(one), dtype=dtype) for one in (config.start, config.tags_from)]
+    theirs = loaded[1].checkpoint
     ours = checkpoint.control, checkpoint.scheme, checkpoint.topic
     if (theirs.control, theirs.scheme, theirs.topic) != ours:
         raise PastaError(
@@ -184,8 +178,7 @@ def _teachers(
         )
     for one in loaded:  # they get the student's masks
         set_attention(one.model, config.attention, on_gpu=device.type == "cuda")
-    text, *others = (one.model.to(device) for one in loaded)
-    tags = others[0] if others else None
+    text, tags = (one.model.to(device) for one in loaded)
     return Teachers(text, tags, chosen_tokens(checkpoint.control, loaded[0].end))
 
 

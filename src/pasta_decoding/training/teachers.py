@@ -1,9 +1,8 @@
-"""Teachers: when to write a tag, and which, is learnt from one, all text from the other.
+"""Two teachers: when to write a tag, and which, is learnt from one, all text from the other.
 
 So a model comes to write the tags of an adapter in the words of another (distillation, Hinton et
-al. 2015; keeping what is there, Li and Hoiem 2016). The rows then only say where the teachers are
-asked: what they answer is learnt, not what stands in the rows. Or the rows teach the tags
-themselves, and there is one teacher, of text.
+al. 2015; keeping what is there, Li and Hoiem 2016). The rows only say where the teachers are asked:
+what they answer is learnt, not what stands in the rows.
 
 Shapes: L labelled places, V vocabulary, C tokens that write a tag or end the answer.
 """
@@ -27,24 +26,20 @@ STAKES = 4.0
 class Teachers:
     """Frozen models of one base: whose text is learnt, and whose tags.
 
-    tags:     None where the labels say which tag is right, and where none is.
     chosen_C: see `chosen_tokens`.
     """
 
     text: Any
-    tags: Any | None
+    tags: Any
     chosen_C: Tensor
 
     @torch.no_grad()
-    def targets(self, inputs: dict[str, Any], label_L: Tensor) -> Tensor:
+    def targets(self, inputs: dict[str, Any]) -> Tensor:
         """Return the probabilities to learn, [L, V] in float32, at the labels of one pack."""
-        text_LV = self.text.eval()(**inputs).logits[0].float()
-        chosen_C = self.chosen_C.to(text_LV.device)
-        if self.tags is None:
-            chosen_LC = (label_L[:, None] == chosen_C).float()
-        else:
-            chosen_LC = softmax(self.tags.eval()(**inputs).logits[0].float(), dim=-1)[:, chosen_C]
-        return mixed(text_LV, chosen_LC, chosen_C)
+        text_LV, tags_LV = (
+            model(**inputs).logits[0].float() for model in (self.text.eval(), self.tags.eval())
+        )
+        return mixed(text_LV, tags_LV, self.chosen_C.to(text_LV.device))
 
 
 def chosen_tokens(control: ControlTokens, end: int) -> Tensor:
@@ -56,11 +51,12 @@ def chosen_tokens(control: ControlTokens, end: int) -> Tensor:
     return torch.tensor(sorted(control.ids - {control.async_open} | {end}))
 
 
-def mixed(text_LV: Tensor, chosen_LC: Tensor, chosen_C: Tensor) -> Tensor:
-    """Return probabilities: `chosen_LC` of `chosen_C`, the rest shared out as text is.
+def mixed(text_LV: Tensor, tags_LV: Tensor, chosen_C: Tensor) -> Tensor:
+    """Return probabilities: of `chosen_C` by the logits `tags_LV`, the rest shared out as text is.
 
     Among the other tokens each has its share by the logits `text_LV`.
     """
+    chosen_LC = softmax(tags_LV, dim=-1)[:, chosen_C]
     text_LV = softmax(text_LV.index_fill(1, chosen_C, float("-inf")), dim=-1)
     targets_LV = text_LV * (1 - chosen_LC.sum(dim=-1, keepdim=True))
     return targets_LV.index_copy(1, chosen_C, chosen_LC)
