@@ -27,8 +27,8 @@ from pasta_decoding.models.embedded import (
     MANIFEST,
     NAME,
     default_cache,
-    mend_tokenizer,
     model_dir,
+    name_special_tokens,
     pull,
 )
 from pasta_decoding.models.gguf import write_gguf
@@ -103,7 +103,7 @@ def test_a_tokenizer_of_a_gguf_ends_where_its_model_ends() -> None:
         eos_token="<s>",
     )
     config = LlamaConfig(bos_token_id=1, eos_token_id=2, pad_token_id=2)
-    mend_tokenizer(tokenizer, config)
+    name_special_tokens(tokenizer, config)
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (1, 2, 2)
 
 

@@ -148,7 +148,7 @@ def _load_gguf(gguf: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     assert not unexpected, unexpected
     model.tie_weights()
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    mend_tokenizer(tokenizer, config)
+    name_special_tokens(tokenizer, config)
     return model, tokenizer
 
 
@@ -162,20 +162,15 @@ def _load_folder(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
     return model, PreTrainedTokenizerFast.from_pretrained(folder)
 
 
-def mend_tokenizer(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
-    """Undo what transformers 5.17 reads wrong in a GGUF; later versions need none of it.
+def name_special_tokens(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
+    """Give the tokenizer the special tokens whose ids the GGUF states, which `config` holds.
 
-    It calls the token that begins a turn the one that ends it, too, and training would show that
-    one behind every answer; `config` holds the ids that the GGUF states. And its decoder would
-    make a blank of every U+2581, where text comes back byte by byte.
+    transformers 5.17 calls the token that begins a turn the one that ends it, too, and training
+    would show that one behind every answer.
     """
-    from tokenizers import decoders
-
     for role in ("bos", "eos", "pad", "unk"):
         if (number := getattr(config, f"{role}_token_id", None)) is not None:
             setattr(tokenizer, f"{role}_token", tokenizer.convert_ids_to_tokens(number))
-    backend: Any = tokenizer.backend_tokenizer
-    backend.decoder = decoders.ByteLevel()
 
 
 def split_digits(tokenizer: PreTrainedTokenizerBase) -> None:
