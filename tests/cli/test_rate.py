@@ -230,6 +230,16 @@ def test_what_people_said_of_pairs_is_a_judgement(pasta: Pasta, runs: Path) -> N
     assert found.err.endswith("pasta: 2 verdicts of people, 1 missing\n")
 
 
+def test_broken_judgements_are_refused_before_anything_long(pasta: Pasta, runs: Path) -> None:
+    """Reading every text comes first otherwise; the file then would be refused minutes later."""
+    broken = runs.parent / "people.jsonl"
+    broken.write_text('{"prompt": "What about 0?"}\n')
+    status, message, _hint = pasta("eval", "rate", runs, "--judged", broken).complaint
+    assert status == 2
+    assert f"{broken}:1: " in message
+    assert not list(runs.rglob("quality.jsonl"))
+
+
 def test_runs_of_other_prompts_are_not_compared(pasta: Pasta, runs: Path) -> None:
     write_run(runs / "sequential", "sequential", [record(n) for n in range(1, 4)])
     status, message, _hint = pasta("eval", "rate", runs, "--no-likelihood").complaint

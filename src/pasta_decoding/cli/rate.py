@@ -19,7 +19,7 @@ from pasta_decoding.data.endpoint import Endpoint
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
-    from pasta_decoding.evaluation.judge.base import Judge
+    from pasta_decoding.evaluation.judge.base import Judge, JudgedPair
     from pasta_decoding.evaluation.rate import Nll
     from pasta_decoding.evaluation.runs import MethodRun
 
@@ -86,12 +86,13 @@ def rate(
     from pasta_decoding.evaluation.runs import beside_baseline
 
     check_asking(asking)
+    said, difficulties = read_files(asking)
     reference, rated = beside_baseline(runs, baseline)
     if likelihood:
         rate_all_texts(rated, reference, adapter, base)
     for run in rated:
         if run.folder.resolve() != reference.folder.resolve():
-            compare(run, reference, asking, endpoint)
+            compare(run, reference, asking, endpoint, said, difficulties)
 
 
 def check_asking(asking: Asking) -> None:
@@ -102,6 +103,17 @@ def check_asking(asking: Asking) -> None:
         raise PastaError("an endpoint is --base-url and --model", hint="Give both.")
     if (asking.difficulty is None) != (asking.prompts is None):
         raise PastaError("difficulties are --difficulty and --prompts", hint="Give both.")
+
+
+def read_files(asking: Asking) -> tuple[list[JudgedPair], dict[str, float] | None]:
+    """Return what people said and how difficult the prompts are, before anything long begins."""
+    from pasta_decoding.evaluation.judge.pairs import read_pairs
+    from pasta_decoding.evaluation.rate import read_difficulties
+
+    said = [pair for path in asking.judged or () for pair in read_pairs(path)]
+    if asking.difficulty and asking.prompts:
+        return said, read_difficulties(asking.difficulty, asking.prompts)
+    return said, None
 
 
 def rate_all_texts(
@@ -135,16 +147,20 @@ def load_likelihood(adapter: str, base: Path | None) -> tuple[Nll, str]:
     return nll, f"{name} ({base.name if base else 'embedded'}, {dtype})"
 
 
-def compare(run: MethodRun, baseline: MethodRun, asking: Asking, endpoint: Endpoint) -> None:
+def compare(
+    run: MethodRun,
+    baseline: MethodRun,
+    asking: Asking,
+    endpoint: Endpoint,
+    said: list[JudgedPair],
+    difficulties: dict[str, float] | None,
+) -> None:
     """Let whoever there is compare a run's answers with the baseline's."""
-    from pasta_decoding.evaluation.rate import annotate, pairs_to_judge, read_difficulties
+    from pasta_decoding.evaluation.rate import annotate, pairs_to_judge
 
-    difficulties = None
-    if asking.difficulty and asking.prompts:
-        difficulties = read_difficulties(asking.difficulty, asking.prompts)
     orders = 2 if asking.base_url else 1
     with progress(f"judging {run.label}", orders * len(pairs_to_judge(run, baseline))) as tick:
-        found = open_judge(run, asking, endpoint, tick)
+        found = open_judge(run, asking, endpoint, said, tick)
         if found is None:
             return
         judge, name, failures = found
@@ -155,7 +171,11 @@ def compare(run: MethodRun, baseline: MethodRun, asking: Asking, endpoint: Endpo
 
 
 def open_judge(
-    run: MethodRun, asking: Asking, endpoint: Endpoint, tick: Callable[[], None]
+    run: MethodRun,
+    asking: Asking,
+    endpoint: Endpoint,
+    said: list[JudgedPair],
+    tick: Callable[[], None],
 ) -> tuple[Judge, str, Counter[str]] | None:
     """Return who compares, under which name, and where it counts its failures."""
     if asking.base_url is not None and asking.model is not None:
@@ -173,9 +193,8 @@ def open_judge(
         package = AlpacaAnnotator(asking.annotator, cache, retries=endpoint.max_retries, tick=tick)
         return package, Path(asking.annotator).name, package.failures
     if asking.judged:
-        from pasta_decoding.evaluation.judge.pairs import read_pairs, source_name
+        from pasta_decoding.evaluation.judge.pairs import source_name
         from pasta_decoding.evaluation.judge.readers import Readers
 
-        said = [pair for path in asking.judged for pair in read_pairs(path)]
         return Readers(said, tick=tick), ", ".join(map(source_name, asking.judged)), Counter()
     return None
