@@ -1,9 +1,10 @@
-"""Tags from one adapter, text from another: the targets, the loss, and a whole run."""
+"""Tags from rows, text from a teacher: the targets, the loss, and a whole run."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,70 +12,103 @@ import torch
 from pasta_decoding.data.lines import read_lines
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.loading import load_model
+from pasta_decoding.training.adapter_files import read_config
 from pasta_decoding.training.config import SftConfig
+from pasta_decoding.training.loss import LossMeter
 from pasta_decoding.training.score import score_layouts
 from pasta_decoding.training.sft import compile_rows, train_sft
-from pasta_decoding.training.teachers import STAKES, chosen_tokens, distance, mixed
+from pasta_decoding.training.teachers import (
+    STAKES,
+    Kept,
+    chosen_tokens,
+    distance,
+    kept,
+    targets,
+)
+from pasta_decoding.training.view import view
 from tests.checkpoint import END_ID, TinyCheckpoint, make_adapter
 from tests.training.test_sft import CONFIG, ROWS
 
-TEXT = torch.tensor([[1.0, 2.0, 0.5, -1.0], [0.0, 0.0, 3.0, 1.0]])
-TAGS = torch.tensor([[0.0, 4.0, 0.0, 1.0], [2.0, 0.0, 0.0, 0.0]])
+TEACHER = torch.tensor([[1.0, 2.0, 0.5, -1.0], [0.0, 0.0, 3.0, 1.0]])
 CHOSEN = torch.tensor([3, 1])
+TAG, TEXT = 1, 2
+LABELS = torch.tensor([TAG, TEXT])
 
 
-def test_tags_are_as_likely_as_one_says_and_the_rest_as_the_other() -> None:
-    targets = mixed(TEXT, TAGS, CHOSEN)
-    assert torch.allclose(targets.sum(dim=-1), torch.ones(2))
-    assert torch.allclose(targets[:, CHOSEN], TAGS.softmax(dim=-1)[:, CHOSEN])
-    ratio = targets[:, 0] / targets[:, 2]
-    assert torch.allclose(ratio, torch.exp(TEXT[:, 0] - TEXT[:, 2]))
+def kept_at(*places: int) -> Kept:
+    at = torch.tensor(places)
+    return Kept(at, targets(TEACHER[at], LABELS[at], CHOSEN), CHOSEN)
 
 
-def test_who_says_the_same_has_no_distance_and_tags_weigh_more() -> None:
-    targets = mixed(TEXT, TAGS, CHOSEN)
-    assert torch.allclose(distance(targets.log(), targets, CHOSEN), torch.zeros(2), atol=1e-6)
+def test_a_tag_is_certain_and_text_is_as_the_teacher_has_it() -> None:
+    of_tag, of_text = targets(TEACHER, LABELS, CHOSEN)
+    assert of_tag.tolist() == [0, 1, 0, 0]
+    assert of_text[CHOSEN].tolist() == [0, 0]
+    assert torch.allclose(of_text[[0, 2]], TEACHER[1, [0, 2]].softmax(dim=-1))
+
+
+def test_tags_weigh_more_and_who_writes_the_same_text_has_no_distance() -> None:
     logits = torch.zeros(2, 4)
-    divergence = (targets * (targets.log() - logits.log_softmax(dim=-1))).sum(dim=-1)
-    weight = 1 + STAKES * targets[:, CHOSEN].sum(dim=-1)
-    assert torch.allclose(distance(logits, targets, CHOSEN), divergence * weight)
+    found = distance(logits, kept_at(0, 1))
+    assert found[0].item() == pytest.approx((1 + STAKES) * torch.tensor(4.0).log().item())
+    same = targets(TEACHER, LABELS, CHOSEN).clamp(min=1e-30).log()
+    assert torch.allclose(distance(same, kept_at(0, 1)), torch.zeros(2), atol=1e-6)
+
+
+def test_labels_of_other_rows_in_the_pack_are_learnt_as_they_stand() -> None:
+    outputs = SimpleNamespace(logits=torch.zeros(1, 2, 4))
+    plain = LossMeter([TAG]).loss(outputs, LABELS[None], 1)
+    mixed = LossMeter([TAG]).loss(outputs, LABELS[None], 1, kept=kept_at(1))
+    own = distance(torch.zeros(1, 4), kept_at(1))
+    assert mixed.item() == pytest.approx(plain.item() / 2 + own.item())
+
+
+def test_a_pack_knows_which_labels_are_of_kept_rows(tiny_checkpoint: TinyCheckpoint) -> None:
+    loaded = load_model(tiny_checkpoint.base, tiny_checkpoint.adapter)
+    control = loaded.checkpoint.control
+    one, *_ = compile_rows(ROWS, loaded.tokenizer, control, CONFIG, print, end=END_ID)
+    labels = sum(label is not None for label in one.label)
+    assert view([one, *kept([one])]).kept_L.tolist() == [False] * labels + [True] * labels
 
 
 @pytest.fixture(scope="module")
 def taught(
     tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Path, Path]:
-    """Return a text adapter, a tags adapter, and the run in which the first learnt from both."""
+    """Return an adapter, what it learns from rows as they stand, and what from their tags alone."""
     folder = tmp_path_factory.mktemp("teachers")
     base = tiny_checkpoint.base
-    text = make_adapter(base, folder / "text")
-    tags = train_sft(CONFIG, ROWS, base=base, out=folder / "tags", say=lambda _line: None)
+    start = make_adapter(base, folder / "start")
     config = replace(
-        CONFIG, start=str(text), tags_from=str(tags), max_steps=30, epochs=30, learning_rate=1e-2
+        CONFIG,
+        start=str(start),
+        lora_rank=rank_of(start),
+        max_steps=30,
+        epochs=30,
+        learning_rate=1e-2,
     )
-    config = replace(config, lora_rank=rank_of(text))
-    train_sft(config, ROWS, base=base, out=folder / "taught", say=lambda _line: None)
-    return text, tags, folder / "taught"
+    learnt = train_sft(config, ROWS, base=base, out=folder / "learnt", say=print)
+    config = replace(config, tags_data=("rows",))
+    train_sft(config, [], base=base, out=folder / "tags", say=print, tags_rows=ROWS)
+    return start, learnt, folder / "tags"
 
 
 def rank_of(adapter: Path) -> int:
-    from pasta_decoding.training.adapter_files import read_config
-
     return int(read_config(adapter)["r"])
 
 
-def test_a_run_comes_nearer_to_the_tags_and_keeps_the_text(
+def test_a_run_learns_the_tags_and_keeps_the_text(
     taught: tuple[Path, Path, Path], tiny_checkpoint: TinyCheckpoint
 ) -> None:
-    text, tags, run = taught
+    start, learnt, run = taught
     before, after = (read_lines(run / "metrics.jsonl")[place] for place in (0, -1))
     assert after["control_loss"] < before["control_loss"] / 2
-    control = load_model(tiny_checkpoint.base, tags).checkpoint.control
+    control = load_model(tiny_checkpoint.base, start).checkpoint.control
     chosen = set(chosen_tokens(control, END_ID).tolist())
     assert chosen == control.ids - {control.async_open} | {END_ID}
     of_tags: dict[Path, float] = {}
     of_text: dict[Path, float] = {}
-    for adapter in (text, tags, run / "adapter"):
+    for adapter in (start, learnt, run / "adapter"):
         loaded = load_model(tiny_checkpoint.base, adapter)
         layouts = compile_rows(
             ROWS, loaded.tokenizer, loaded.checkpoint.control, CONFIG, print, end=END_ID
@@ -84,35 +118,71 @@ def test_a_run_comes_nearer_to_the_tags_and_keeps_the_text(
         of_tags[adapter] = sum(n for n, one in zip(nats, labels, strict=True) if one in chosen)
         of_text[adapter] = sum(n for n, one in zip(nats, labels, strict=True) if one not in chosen)
     ours = run / "adapter"
-    assert abs(of_tags[ours] - of_tags[tags]) < abs(of_tags[text] - of_tags[tags]) / 2
-    assert abs(of_text[ours] - of_text[text]) < abs(of_text[ours] - of_text[tags]) / 2
+    assert of_tags[ours] < of_tags[start] / 2
+    assert abs(of_text[ours] - of_text[start]) < abs(of_text[learnt] - of_text[start]) / 2
 
 
-@pytest.mark.parametrize("other", [{"start": None}, {"plain": True}, {"loop_share": 0.1}])
-def test_what_does_not_go_with_teachers_is_refused(
-    other: dict[str, object], tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"start": None}, "there is none"),
+        ({"plain": True}, "--plain takes them out"),
+        ({"tags_data": (), "text_from": "x"}, "for the rows of --tags-data"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    other: dict[str, object], why: str, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
-    adapter = str(tiny_checkpoint.adapter)
-    config: SftConfig = replace(CONFIG, start=adapter, tags_from=adapter)
-    with pytest.raises(PastaError, match="--tags-from teaches"):
+    config: SftConfig = replace(CONFIG, start=str(tiny_checkpoint.adapter), tags_data=("rows",))
+    with pytest.raises(PastaError, match=why):
         train_sft(
             replace(config, **other),  # type: ignore[arg-type]
             ROWS,
             base=tiny_checkpoint.base,
             out=tmp_path / "out",
             say=print,
+            tags_rows=ROWS,
         )
     assert not (tmp_path / "out").exists()
 
 
-def test_tags_of_another_scheme_are_refused_before_anything_is_written(
+def test_a_run_without_rows_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(PastaError, match="no row to train on") as caught:
+        train_sft(CONFIG, [], base=tmp_path, out=tmp_path / "out", say=print)
+    assert caught.value.hint == "Give --data or --tags-data."
+
+
+def test_a_run_goes_on_only_with_the_rows_that_it_was_begun_with(
+    taught: tuple[Path, Path, Path], tiny_checkpoint: TinyCheckpoint
+) -> None:
+    start, _learnt, run = taught
+    config = replace(
+        CONFIG,
+        start=str(start),
+        lora_rank=rank_of(start),
+        max_steps=30,
+        epochs=30,
+        learning_rate=1e-2,
+        tags_data=("rows",),
+    )
+    with pytest.raises(PastaError, match="tags_rows"):
+        train_sft(config, [], base=tiny_checkpoint.base, out=run, say=print, tags_rows=ROWS[:1])
+
+
+def test_a_teacher_of_another_scheme_is_refused_before_anything_is_written(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
     base = tiny_checkpoint.base
     start = make_adapter(base, tmp_path / "start")
     other = replace(CONFIG, scheme="reserve", max_steps=1)
-    tags = train_sft(other, ROWS, base=base, out=tmp_path / "tags", say=print)
-    config = replace(CONFIG, start=str(start), tags_from=str(tags), lora_rank=rank_of(start))
-    with pytest.raises(PastaError, match="differ in control tokens, scheme or topics"):
-        train_sft(config, ROWS, base=base, out=tmp_path / "out", say=print)
+    text = train_sft(other, ROWS, base=base, out=tmp_path / "text", say=print)
+    config = replace(
+        CONFIG,
+        start=str(start),
+        text_from=str(text),
+        tags_data=("rows",),
+        lora_rank=rank_of(start),
+    )
+    with pytest.raises(PastaError, match="differs from what is trained in control tokens"):
+        train_sft(config, [], base=base, out=tmp_path / "out", say=print, tags_rows=ROWS)
     assert not (tmp_path / "out").exists()

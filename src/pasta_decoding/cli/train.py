@@ -69,20 +69,25 @@ class Origin:
 
 @with_options
 def sft(
-    data: Annotated[list[Path], typer.Option(help="Annotated JSONL (.gz); may be repeated.")],
     out: Annotated[Path, typer.Option(help="Run folder; the same command resumes it.")],
+    data: Annotated[
+        list[Path] | None, typer.Option(help="Annotated JSONL (.gz); may be repeated.")
+    ] = None,
+    tags_data: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="The same, but learn only when to write tags, which, and when to end; text stays "
+            "as --text-from writes it."
+        ),
+    ] = None,
+    text_from: Annotated[
+        str | None, typer.Option(help="Adapter whose text that is; --start if left out.")
+    ] = None,
     model: Base = None,
     base_name: Annotated[str | None, typer.Option(help="What the adapter calls its base.")] = None,
     eval_data: Annotated[
         list[Path] | None,
         typer.Option(help="Held-out JSONL (.gz), whose loss is measured at every checkpoint."),
-    ] = None,
-    tags_from: Annotated[
-        str | None,
-        typer.Option(
-            help="Learn only when to write tags, which, and when to end, and from this adapter; "
-            "text stays as --start writes it."
-        ),
     ] = None,
     report_to: ReportTo = None,
     *,
@@ -95,8 +100,9 @@ def sft(
     require_training()
     config = replace(
         origin.begin(config),
-        tags_from=str(find_adapter(tags_from)) if tags_from else None,
-        data=tuple(map(str, data)),
+        data=tuple(map(str, data or [])),
+        tags_data=tuple(map(str, tags_data or [])),
+        text_from=str(find_adapter(text_from)) if text_from else None,
         base_name=base_name or called(model),
         eval_data=tuple(map(str, eval_data or [])),
     )
@@ -122,16 +128,19 @@ def called(model: Path | None) -> str:
 
 def train(config: SftConfig, model: Path | None, out: Path, report_to: list[str]) -> Path:
     """Read the rows, find the base model, and train."""
+    from pasta_decoding.data.dataset import read_rows
     from pasta_decoding.training.sft import train_sft
 
     with goes_on(), drawn_progress("training") as show:
         rows, held_out = rows_of(config)
+        tags_rows = [row for path in config.tags_data for row in read_rows(Path(path))]
         return train_sft(
             config,
             rows,
             base=base_folder(model),
             out=out,
             say=say,
+            tags_rows=tags_rows,
             held_out=held_out,
             show=show,
             report_to=report_to,

@@ -33,8 +33,9 @@ class SftConfig:
     """One finetuning run; its resolved form is `config.json` in the run folder.
 
     start:          folder of an adapter to go on from; None starts a new one.
-    tags_from:      folder of an adapter whose tags and end are learnt, text stays as in `start`;
-                    the rows only say where both are asked (`training/teachers.py`).
+    tags_data:      files whose rows teach when to write tags, which, and when to end; their text
+                    stays as a teacher writes it (`training/teachers.py`).
+    text_from:      folder of the adapter that is this teacher; None for `start`.
     scheme:         the position scheme, by name.
     topic:          "none" leaves the topics out of all promises; "required" refuses rows without.
     joins:          those that it is trained for.
@@ -49,7 +50,8 @@ class SftConfig:
     data: tuple[str, ...]
     base_name: str
     start: str | None = None
-    tags_from: str | None = None
+    tags_data: tuple[str, ...] = ()
+    text_from: str | None = None
     plain: Annotated[
         bool, Option("--plain", help="Take the tags out: trains the sequential baseline.")
     ] = False

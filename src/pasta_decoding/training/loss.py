@@ -13,7 +13,7 @@ from accelerate.utils import reduce
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from pasta_decoding.training.teachers import distance
+from pasta_decoding.training.teachers import Kept, distance
 
 IGNORED = -100
 """The label of a place where nothing is to be predicted, as torch and transformers have it."""
@@ -25,7 +25,8 @@ class LossMeter:
     """Cross entropy in nats per labelled token, with the control tokens' share kept apart.
 
     Where a label repeats an earlier one, what is lost is the distance from the probability that it
-    should have (`DECAY`), as -ln(1 - distance); its share is kept apart, too.
+    should have (`DECAY`), as -ln(1 - distance); its share is kept apart, too. In rows that teach
+    their tags alone it is the distance from what a teacher of text says (`teachers.py`).
 
     finite: whether every loss so far was a number.
     last:   mean over the labels of the last pack that had any, of this process.
@@ -45,10 +46,12 @@ class LossMeter:
         num_items_in_batch: Tensor | int | None = None,
         *,
         again_L: Tensor | None = None,
+        kept: Kept | None = None,
     ) -> Tensor:
         """Return the summed loss of one pack over the labels of its whole optimiser step.
 
         again_L: as in `View`; None where nothing is repeated.
+        kept:    None where all rows are learnt as they stand.
         """
         label_L = labels[labels != IGNORED]
         logits_LV = outputs.logits[0].float()
@@ -58,26 +61,9 @@ class LossMeter:
         repeated_L = again_L >= 0
         if bool(repeated_L.any()):
             nats_L = torch.where(repeated_L, _loop_loss(nats_L, again_L), nats_L)
+        if kept is not None:
+            nats_L = nats_L.index_copy(0, kept.at_K, distance(logits_LV[kept.at_K], kept))
         self._count(nats_L.detach(), label_L, repeated_L)
-        items = label_L.numel() if num_items_in_batch is None else num_items_in_batch
-        return nats_L.sum() / items
-
-    def distance(
-        self,
-        outputs: Any,
-        labels: Tensor,
-        num_items_in_batch: Tensor | int | None = None,
-        *,
-        targets_LV: Tensor,
-        chosen_C: Tensor,
-    ) -> Tensor:
-        """Return, in the place of `loss`, how far a pack is from what teachers say (`teachers.py`).
-
-        Where the label is a control token, it counts as one of theirs.
-        """
-        label_L = labels[labels != IGNORED]
-        nats_L = distance(outputs.logits[0].float(), targets_LV, chosen_C)
-        self._count(nats_L.detach(), label_L, torch.zeros_like(label_L, dtype=torch.bool))
         items = label_L.numel() if num_items_in_batch is None else num_items_in_batch
         return nats_L.sum() / items
 

@@ -51,7 +51,7 @@ from pasta_decoding.training.run import (
     finished_run,
     refuse_other_inputs,
 )
-from pasta_decoding.training.teachers import Teachers, chosen_tokens
+from pasta_decoding.training.teachers import TextTeacher, chosen_tokens, kept
 from pasta_decoding.training.view import compile_answer, pack
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def train_sft(
     base: Path,
     out: Path,
     say: Callable[[str], None],
+    tags_rows: Sequence[Row] = (),
     held_out: Sequence[Row] = (),
     show: Show = lambda _progress: None,
     report_to: Sequence[str] = (),
@@ -74,6 +75,7 @@ def train_sft(
     """Train, resuming if `out` holds this run, and return the folder of the finished adapter.
 
     A run that is finished is left as it is, and its figures are said again.
+    tags_rows: rows that teach tags and ends alone; their text stays as a teacher has it.
     held_out:  rows whose loss is measured on the way; those of `eval_share` are found here.
     show:      hears how far it is, forward pass by forward pass.
     report_to: trackers that the Trainer logs to, by its names.
@@ -83,23 +85,28 @@ def train_sft(
     """
     from accelerate import PartialState
 
+    if not rows and not tags_rows:
+        raise PastaError("no row to train on", hint="Give --data or --tags-data.")
     arguments = _arguments(config, out, evaluates=bool(held_out), report_to=report_to)
     resume = find_run(out, config)
     inputs: dict[str, Any] = {"rows": digest(rows), "held_out": digest(held_out)}
+    if tags_rows:
+        inputs["tags_rows"] = digest(tags_rows)
     refuse_other_inputs(out, inputs)
     if finished_run(out, say):
         return out / "adapter"
     model, tokenizer, checkpoint = _load(base, config, arguments.device, say)
     inputs["base"] = asdict(checkpoint.base)
     refuse_other_inputs(out, inputs)
-    teachers = _teachers(base, config, checkpoint, arguments.device)
-    packs, evaluated = _plan(rows, held_out, model, tokenizer, checkpoint.control, config, say)
+    teacher = _teacher(base, config, checkpoint, arguments.device) if tags_rows else None
+    every = rows, tags_rows, held_out
+    packs, evaluated = _plan(*every, model, tokenizer, checkpoint.control, config, say)
     with disk_errors(out):
         if arguments.should_save:
             begin_run(out, config, inputs)
         watching = Watching(say, show)
         weights = run_trainer(
-            model, packs, evaluated, checkpoint, arguments, resume, watching, teachers
+            model, packs, evaluated, checkpoint, arguments, resume, watching, teacher
         )
         if arguments.should_save:
             _save(model, tokenizer, checkpoint, config, out, weights)
@@ -117,12 +124,18 @@ def _arguments(
             "all weights are to be trained, so there is no adapter to go on from",
             hint="Merge it first, `pasta export --to hf`, and give --model what that wrote.",
         )
-    if config.tags_from is not None and (
-        config.start is None or config.plain or config.loop_share or evaluates
-    ):
+    if config.tags_data and not (config.text_from or config.start):
         raise PastaError(
-            "--tags-from teaches the tags of one adapter to another, which --start names",
-            hint="Give --start; leave out --plain, --loop-share and held-out rows.",
+            "--tags-data keeps the text of an adapter, and there is none",
+            hint="Name it by --text-from, or by --start if training goes on from it.",
+        )
+    if config.text_from and not config.tags_data:
+        raise PastaError(
+            "--text-from is for the rows of --tags-data, and there are none", hint="Give both."
+        )
+    if config.plain and config.tags_data:
+        raise PastaError(
+            "--tags-data teaches tags, and --plain takes them out", hint="Give one of them."
         )
     return training_arguments(
         out,
@@ -161,25 +174,23 @@ def _load(
     return model, tokenizer, checkpoint
 
 
-def _teachers(
+def _teacher(
     base: Path, config: SftConfig, checkpoint: Checkpoint, device: torch.device
-) -> Teachers | None:
-    """Return the models that are learnt from, text's being that which the run starts from."""
-    if config.start is None or config.tags_from is None:
-        return None
-    dtype = "bfloat16" if config.bf16 else "float32"
-    loaded = [load_model(base, Path(one), dtype=dtype) for one in (config.start, config.tags_from)]
-    theirs = loaded[1].checkpoint
+) -> TextTeacher:
+    """Return the model whose text is kept."""
+    name = config.text_from or config.start
+    assert name is not None, "checked with the other settings"
+    loaded = load_model(base, Path(name), dtype="bfloat16" if config.bf16 else "float32")
+    theirs = loaded.checkpoint
     ours = checkpoint.control, checkpoint.scheme, checkpoint.topic
     if (theirs.control, theirs.scheme, theirs.topic) != ours:
         raise PastaError(
-            f"{config.tags_from} and {config.start} differ in control tokens, scheme or topics",
-            hint="Give adapters of one kind; their pasta.json files say what they are.",
+            f"{name} differs from what is trained in control tokens, scheme or topics",
+            hint="Give an adapter of its kind; their pasta.json files say what they are.",
         )
-    for one in loaded:  # they get the student's masks
-        set_attention(one.model, config.attention, on_gpu=device.type == "cuda")
-    text, tags = (one.model.to(device) for one in loaded)
-    return Teachers(text, tags, chosen_tokens(checkpoint.control, loaded[0].end))
+    # It gets the student's masks.
+    set_attention(loaded.model, config.attention, on_gpu=device.type == "cuda")
+    return TextTeacher(loaded.model.to(device), chosen_tokens(checkpoint.control, loaded.end))
 
 
 def _check_start(
@@ -210,6 +221,7 @@ def _check_start(
 
 def _plan(
     rows: Sequence[Row],
+    tags_rows: Sequence[Row],
     held_out: Sequence[Row],
     model: Any,
     tokenizer: Any,
@@ -219,9 +231,12 @@ def _plan(
 ) -> tuple[list[list[Layout]], list[list[Layout]]]:
     """Return the packs of the run, and those that are held out, and say how much that is."""
     end = answer_end(tokenizer, eos_ids_of(model, tokenizer))
-    layouts = compile_rows(rows, tokenizer, control, config, say, end=end)
+    layouts, tagged, evaluated = (
+        compile_rows(some, tokenizer, control, config, say, end=end) if some else []
+        for some in (rows, tags_rows, held_out)
+    )
     loops = loop_rows(rows, tokenizer, control, config, answers=len(layouts))
-    evaluated = compile_rows(held_out, tokenizer, control, config, say, end=end) if held_out else []
+    layouts += kept(tagged)
     packs = plan_packs([*layouts, *loops], config)
     if loops:
         say(f"{len(loops)} answers that loop beside them")

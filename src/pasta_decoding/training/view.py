@@ -27,6 +27,7 @@ from pasta_decoding.lang.positions import Scheme
 from pasta_decoding.lang.tree import Chunk, Span, Sync, Tree
 from pasta_decoding.models.control_tokens import ControlTokens
 from pasta_decoding.training.loops import LoopLayout
+from pasta_decoding.training.teachers import KeptLayout
 
 EncodeText = Callable[[str], Sequence[int]]
 
@@ -45,6 +46,7 @@ class View:
     label_L:    int64, the token id to predict there.
     again_L:    int64, index in L of the label that this one repeats and is to be unlearnt beside;
                 -1 for all others.
+    kept_L:     bool, is it of a row that teaches its tags and ends alone?
     """
 
     tokens_T: Tensor
@@ -56,6 +58,7 @@ class View:
     source_L: Tensor
     label_L: Tensor
     again_L: Tensor
+    kept_L: Tensor
 
     def to(self, device: torch.device | str) -> View:
         """Return the same on `device`."""
@@ -161,6 +164,7 @@ def view(layouts: Sequence[Layout]) -> View:
         return torch.tensor([value for layout in layouts for value in getattr(layout, name)])
 
     labels = [label for layout in layouts for label in layout.label]
+    keeps = [isinstance(layout, KeptLayout) for layout in layouts for _ in layout.label]
     documents = [n for n, layout in enumerate(layouts) for _ in layout.tokens]
     return View(
         tokens_T=column("tokens"),
@@ -172,6 +176,9 @@ def view(layouts: Sequence[Layout]) -> View:
         source_L=torch.tensor([n for n, label in enumerate(labels) if label is not None]),
         label_L=torch.tensor([label for label in labels if label is not None]),
         again_L=_again(layouts),
+        kept_L=torch.tensor(
+            [kept for kept, label in zip(keeps, labels, strict=True) if label is not None]
+        ),
     )
 
 
