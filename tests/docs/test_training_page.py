@@ -80,12 +80,16 @@ def prepare(cache: Path, base: Path) -> None:
         "own_answers",
         "quality_answers",
         "liked",
+        "preferred",
+        "tagged",
+        "tagged_answers",
+        "asked_of_it",
     ):
         write(f"{name}.jsonl", [row | {"id": f"{name}-{row['id']}"} for row in careful])
     asked = [row["instruction"] for row in careful]
     parts = ("first", asked[:4]), ("second", asked[4:8]), ("third", asked[8:12])
     last = (*(f"wide_{name}_prompts" for name in ("balanced", "fast")), "clean_prompts")
-    last += ("data/open_prompts",)
+    last += ("data/open_prompts", "first_open_prompts")
     again = ((name, asked[12:16]) for name in ("asked_again", *last))
     for name, questions in (*parts, *again):
         write(f"{name}.jsonl", [{"instruction": question} for question in questions])
@@ -96,6 +100,7 @@ def prepare(cache: Path, base: Path) -> None:
         "data/preference_prompts.jsonl",
         "greedy_prompts.jsonl",
         "asked_300.jsonl",
+        "asked_400.jsonl",
     ):
         write(path, demands)
 
@@ -122,11 +127,11 @@ def test_every_command_of_the_page_works(
             write(kept, [{"instruction": "?", "response": "A."}])
         else:
             assert status == 0, line
-    for run in (*RUNS, *EXACT, *LAST, "obeying_liked", "exact_sequential"):
+    for run in (*RUNS, *EXACT, *LAST, "obeying_liked", "tagged", "exact_sequential"):
         told = json.loads(Path(f"runs/{run}/adapter/pasta.json").read_text(encoding="utf-8"))
         assert (
             told["base"]["hidden_size"]
             == AutoConfig.from_pretrained(tiny_checkpoint.base).hidden_size
         )
-    for name in ("fast_offsets", "balanced_offsets", "quality_mean", "quality_offsets"):
+    for name in ("fast_offsets", "balanced_offsets", "quality_mean", "quality_offsets", "tagged_offsets"):
         assert load(Path("runs") / name).joins == ("kv", "text")
