@@ -133,5 +133,11 @@ def test_every_command_of_the_page_works(
             told["base"]["hidden_size"]
             == AutoConfig.from_pretrained(tiny_checkpoint.base).hidden_size
         )
-    for name in ("fast_offsets", "balanced_offsets", "quality_mean", "quality_offsets", "tagged_offsets"):
+    for name in (
+        "fast_offsets",
+        "balanced_offsets",
+        "quality_mean",
+        "quality_offsets",
+        "tagged_offsets",
+    ):
         assert load(Path("runs") / name).joins == ("kv", "text")

@@ -318,7 +318,7 @@ def test_with_nothing_to_train_on_training_is_refused(rows: list[Row]) -> None:
     tokenizer = byte_tokenizer()
     with pytest.raises(PastaError, match=r"^no row to train on$") as caught:
         compile_rows(rows, tokenizer, choose_tokens(tokenizer), CONFIG, print, end=END_ID)
-    assert caught.value.hint == "Raise --max-length or give other --data."
+    assert caught.value.hint == "Raise --max-length or give other rows."
 
 
 def test_packs_of_all_epochs_are_fixed_in_advance_and_each_epoch_shows_every_row() -> None:

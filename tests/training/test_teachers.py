@@ -152,6 +152,12 @@ def test_a_run_without_rows_is_refused_at_once(tmp_path: Path) -> None:
     assert caught.value.hint == "Give --data or --tags-data."
 
 
+def test_loops_are_made_of_rows_that_are_learnt_whole(tmp_path: Path) -> None:
+    config = replace(CONFIG, start="x", tags_data=("rows",), loop_share=0.1)
+    with pytest.raises(PastaError, match="--loop-share makes answers of --data loop"):
+        train_sft(config, [], base=tmp_path, out=tmp_path / "out", say=print, tags_rows=ROWS)
+
+
 def test_a_run_goes_on_only_with_the_rows_that_it_was_begun_with(
     taught: tuple[Path, Path, Path], tiny_checkpoint: TinyCheckpoint
 ) -> None:

@@ -128,12 +128,10 @@ def called(model: Path | None) -> str:
 
 def train(config: SftConfig, model: Path | None, out: Path, report_to: list[str]) -> Path:
     """Read the rows, find the base model, and train."""
-    from pasta_decoding.data.dataset import read_rows
     from pasta_decoding.training.sft import train_sft
 
     with goes_on(), drawn_progress("training") as show:
-        rows, held_out = rows_of(config)
-        tags_rows = [row for path in config.tags_data for row in read_rows(Path(path))]
+        rows, tags_rows, held_out = rows_of(config)
         return train_sft(
             config,
             rows,
@@ -147,20 +145,30 @@ def train(config: SftConfig, model: Path | None, out: Path, report_to: list[str]
         )
 
 
-def rows_of(config: SftConfig) -> tuple[list[Row], list[Row]]:
-    """Return the rows to train on and those that are held out; say how many are both."""
+def rows_of(config: SftConfig) -> tuple[list[Row], list[Row], list[Row]]:
+    """Return the rows to learn, those to learn for their tags alone, and those that are held out.
+
+    Says how many of the last are of prompts that are trained on, too.
+    """
     from pasta_decoding.data.dataset import hold_out, read_rows
 
     if config.eval_data and config.eval_share:
         raise PastaError("--eval-data and --eval-share are two ways", hint="Give one of them.")
-    rows = [row for path in config.data for row in read_rows(Path(path))]
+    if config.eval_share and not config.data:
+        raise PastaError(
+            "--eval-share holds out rows of --data, and there are none",
+            hint="Give --data, or --eval-data in its place.",
+        )
+    rows, tags_rows, held_out = (
+        [row for path in paths for row in read_rows(Path(path))]
+        for paths in (config.data, config.tags_data, config.eval_data)
+    )
     if config.eval_share:
-        return hold_out(rows, config.eval_share)
-    held_out = [row for path in config.eval_data for row in read_rows(Path(path))]
-    known = {row.asked for row in rows}
+        rows, held_out = hold_out(rows, config.eval_share)
+    known = {row.asked for row in (*rows, *tags_rows)}
     if both := sum(row.asked in known for row in held_out):
         say(f"{both} of {len(held_out)} held-out prompts are trained on, too")
-    return rows, held_out
+    return rows, tags_rows, held_out
 
 
 def average(

@@ -75,7 +75,11 @@ class SftConfig:
     ] = 0.0
     loop_share: Annotated[
         float,
-        Option(min=0, max=0.5, help="Share of answers that loop, to learn not to go on with it."),
+        Option(
+            min=0,
+            max=0.5,
+            help="Answers that loop, to learn not to go on with it, as a share of them and --data.",
+        ),
     ] = 0.0
     seed: Annotated[int, Option(min=0)] = 0
     bf16: Annotated[bool, Option(help="bfloat16 weights and activations.")] = True

@@ -87,6 +87,11 @@ def train_sft(
 
     if not rows and not tags_rows:
         raise PastaError("no row to train on", hint="Give --data or --tags-data.")
+    if config.loop_share and not rows:
+        raise PastaError(
+            "--loop-share makes answers of --data loop, and there are none",
+            hint="Give --data, or leave out --loop-share.",
+        )
     arguments = _arguments(config, out, evaluates=bool(held_out), report_to=report_to)
     resume = find_run(out, config)
     inputs: dict[str, Any] = {"rows": digest(rows), "held_out": digest(held_out)}
@@ -98,7 +103,7 @@ def train_sft(
     model, tokenizer, checkpoint = _load(base, config, arguments.device, say)
     inputs["base"] = asdict(checkpoint.base)
     refuse_other_inputs(out, inputs)
-    teacher = _teacher(base, config, checkpoint, arguments.device) if tags_rows else None
+    teacher = _teacher(base, config, checkpoint, arguments.device, say) if tags_rows else None
     every = rows, tags_rows, held_out
     packs, evaluated = _plan(*every, model, tokenizer, checkpoint.control, config, say)
     with disk_errors(out):
@@ -175,12 +180,18 @@ def _load(
 
 
 def _teacher(
-    base: Path, config: SftConfig, checkpoint: Checkpoint, device: torch.device
+    base: Path,
+    config: SftConfig,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    say: Callable[[str], None],
 ) -> TextTeacher:
     """Return the model whose text is kept."""
     name = config.text_from or config.start
     assert name is not None, "checked with the other settings"
     loaded = load_model(base, Path(name), dtype="bfloat16" if config.bf16 else "float32")
+    if loaded.warning:
+        say(loaded.warning)
     theirs = loaded.checkpoint
     ours = checkpoint.control, checkpoint.scheme, checkpoint.topic
     if (theirs.control, theirs.scheme, theirs.topic) != ours:
@@ -268,7 +279,7 @@ def compile_rows(
     for why, ids in left_out.items():
         say(f"{len(ids)} rows left out, the first is {ids[0]}: {why}")
     if not layouts:
-        raise PastaError("no row to train on", hint="Raise --max-length or give other --data.")
+        raise PastaError("no row to train on", hint="Raise --max-length or give other rows.")
     return layouts
 
 
@@ -306,11 +317,11 @@ def compile_row(
 def loop_rows(
     rows: Sequence[Row], tokenizer: Any, control: ControlTokens, config: SftConfig, *, answers: int
 ) -> list[LoopLayout]:
-    """Return answers that loop, `config.loop_share` of all there are then.
+    """Return answers that loop, `config.loop_share` of them and of `answers`.
 
     Two of three repeat one of their sentences, the third goes on with an empty list.
 
-    answers: how many there are without them. Fewer come back where rows are too long for it.
+    answers: how many the rows made. Fewer come back where rows are too long for it.
     """
     wanted = round(answers * config.loop_share / (1 - config.loop_share))
     draw = random.Random(config.seed)
