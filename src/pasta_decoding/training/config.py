@@ -34,7 +34,7 @@ class SftConfig:
 
     start:          folder of an adapter to go on from; None starts a new one.
     tags_data:      files whose rows teach when to write tags, which, and when to end; their text
-                    stays as a teacher writes it (`training/teachers.py`).
+                    stays as a teacher writes it (`training/teacher.py`).
     text_from:      folder of the adapter that is this teacher; None for `start`.
     scheme:         the position scheme, by name.
     topic:          "none" leaves the topics out of all promises; "required" refuses rows without.

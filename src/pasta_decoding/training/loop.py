@@ -27,7 +27,7 @@ from pasta_decoding.training.metrics import MeteredTrainer, MetricsFile
 from pasta_decoding.training.progress import ProgressReport, StopBehindStep, Watching
 from pasta_decoding.training.run import last_checkpoint
 from pasta_decoding.training.score import model_inputs, takes_blocks
-from pasta_decoding.training.teachers import TextTeacher
+from pasta_decoding.training.teacher import TextTeacher
 from pasta_decoding.training.view import View, view
 
 if TYPE_CHECKING:

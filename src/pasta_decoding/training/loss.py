@@ -13,7 +13,7 @@ from accelerate.utils import reduce
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from pasta_decoding.training.teachers import Kept, distance
+from pasta_decoding.training.teacher import Kept, distance
 
 IGNORED = -100
 """The label of a place where nothing is to be predicted, as torch and transformers have it."""
@@ -26,7 +26,7 @@ class LossMeter:
 
     Where a label repeats an earlier one, what is lost is the distance from the probability that it
     should have (`DECAY`), as -ln(1 - distance); its share is kept apart, too. In rows that teach
-    their tags alone it is the distance from what a teacher of text says (`teachers.py`).
+    their tags alone it is the distance from what a teacher of text says (`teacher.py`).
 
     finite: whether every loss so far was a number.
     last:   mean over the labels of the last pack that had any, of this process.

@@ -51,7 +51,7 @@ from pasta_decoding.training.run import (
     finished_run,
     refuse_other_inputs,
 )
-from pasta_decoding.training.teachers import TextTeacher, chosen_tokens, kept
+from pasta_decoding.training.teacher import TextTeacher, chosen_tokens, keeping_text
 from pasta_decoding.training.view import compile_answer, pack
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ def _plan(
         for some in (rows, tags_rows, held_out)
     )
     loops = loop_rows(rows, tokenizer, control, config, answers=len(layouts))
-    layouts += kept(tagged)
+    layouts += keeping_text(tagged)
     packs = plan_packs([*layouts, *loops], config)
     if loops:
         say(f"{len(loops)} answers that loop beside them")

@@ -27,7 +27,7 @@ from pasta_decoding.lang.positions import Scheme
 from pasta_decoding.lang.tree import Chunk, Span, Sync, Tree
 from pasta_decoding.models.control_tokens import ControlTokens
 from pasta_decoding.training.loops import LoopLayout
-from pasta_decoding.training.teachers import KeptLayout
+from pasta_decoding.training.teacher import KeptLayout
 
 EncodeText = Callable[[str], Sequence[int]]
 
@@ -164,7 +164,6 @@ def view(layouts: Sequence[Layout]) -> View:
         return torch.tensor([value for layout in layouts for value in getattr(layout, name)])
 
     labels = [label for layout in layouts for label in layout.label]
-    keeps = [isinstance(layout, KeptLayout) for layout in layouts for _ in layout.label]
     documents = [n for n, layout in enumerate(layouts) for _ in layout.tokens]
     return View(
         tokens_T=column("tokens"),
@@ -177,7 +176,12 @@ def view(layouts: Sequence[Layout]) -> View:
         label_L=torch.tensor([label for label in labels if label is not None]),
         again_L=_again(layouts),
         kept_L=torch.tensor(
-            [kept for kept, label in zip(keeps, labels, strict=True) if label is not None]
+            [
+                isinstance(layout, KeptLayout)
+                for layout in layouts
+                for label in layout.label
+                if label is not None
+            ]
         ),
     )
 

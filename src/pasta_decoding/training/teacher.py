@@ -31,7 +31,7 @@ class KeptLayout(Layout):
     """An answer that teaches its tags and its ends; its text says where the teacher is asked."""
 
 
-def kept(layouts: Iterable[Layout]) -> list[KeptLayout]:
+def keeping_text(layouts: Iterable[Layout]) -> list[KeptLayout]:
     """Return the layouts as ones that teach tags and ends alone."""
     names = [field.name for field in fields(Layout)]
     return [KeptLayout(*(getattr(one, name) for name in names)) for one in layouts]
@@ -43,12 +43,12 @@ class Kept:
 
     at_K:       int64, index in L of these labels.
     targets_KV: float32, probabilities.
-    chosen_C:   see `chosen_tokens`.
+    weight_K:   float32, how much each counts.
     """
 
     at_K: Tensor
     targets_KV: Tensor
-    chosen_C: Tensor
+    weight_K: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,9 @@ class TextTeacher:
         at_K = kept_L.nonzero()[:, 0]
         logits_KV = self.model.eval()(**inputs).logits[0][at_K].float()
         chosen_C = self.chosen_C.to(logits_KV.device)
-        return Kept(at_K, targets(logits_KV, label_L[at_K], chosen_C), chosen_C)
+        label_K = label_L[at_K]
+        weight_K = 1 + STAKES * torch.isin(label_K, chosen_C).float()
+        return Kept(at_K, targets(logits_KV, label_K, chosen_C), weight_K)
 
 
 def chosen_tokens(control: ControlTokens, end: int) -> Tensor:
@@ -93,5 +95,4 @@ def targets(logits_KV: Tensor, label_K: Tensor, chosen_C: Tensor) -> Tensor:
 def distance(logits_KV: Tensor, kept: Kept) -> Tensor:
     """Return KL(targets || model) in nats, [K], each place with its weight."""
     log_KV = log_softmax(logits_KV, dim=-1)
-    nats_K = kl_div(log_KV, kept.targets_KV, reduction="none").sum(dim=-1)
-    return nats_K * (1 + STAKES * kept.targets_KV[:, kept.chosen_C].sum(dim=-1))
+    return kl_div(log_KV, kept.targets_KV, reduction="none").sum(dim=-1) * kept.weight_K

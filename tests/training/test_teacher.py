@@ -17,12 +17,13 @@ from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.loss import LossMeter
 from pasta_decoding.training.score import score_layouts
 from pasta_decoding.training.sft import compile_rows, train_sft
-from pasta_decoding.training.teachers import (
+from pasta_decoding.training.teacher import (
     STAKES,
     Kept,
+    TextTeacher,
     chosen_tokens,
     distance,
-    kept,
+    keeping_text,
     targets,
 )
 from pasta_decoding.training.view import view
@@ -36,8 +37,16 @@ LABELS = torch.tensor([TAG, TEXT])
 
 
 def kept_at(*places: int) -> Kept:
-    at = torch.tensor(places)
-    return Kept(at, targets(TEACHER[at], LABELS[at], CHOSEN), CHOSEN)
+    """Return what a model with these logits teaches at some of the two labels."""
+    kept_L = torch.zeros(2, dtype=torch.bool).index_fill(0, torch.tensor(places), 1)
+    return TextTeacher(Said(), CHOSEN).ask({}, LABELS, kept_L)
+
+
+class Said(torch.nn.Module):
+    """A model whose logits are `TEACHER`, whatever it is asked."""
+
+    def forward(self) -> SimpleNamespace:
+        return SimpleNamespace(logits=TEACHER[None])
 
 
 def test_a_tag_is_certain_and_text_is_as_the_teacher_has_it() -> None:
@@ -68,7 +77,7 @@ def test_a_pack_knows_which_labels_are_of_kept_rows(tiny_checkpoint: TinyCheckpo
     control = loaded.checkpoint.control
     one, *_ = compile_rows(ROWS, loaded.tokenizer, control, CONFIG, print, end=END_ID)
     labels = sum(label is not None for label in one.label)
-    assert view([one, *kept([one])]).kept_L.tolist() == [False] * labels + [True] * labels
+    assert view([one, *keeping_text([one])]).kept_L.tolist() == [False] * labels + [True] * labels
 
 
 @pytest.fixture(scope="module")
@@ -79,22 +88,18 @@ def taught(
     folder = tmp_path_factory.mktemp("teachers")
     base = tiny_checkpoint.base
     start = make_adapter(base, folder / "start")
-    config = replace(
-        CONFIG,
-        start=str(start),
-        lora_rank=rank_of(start),
-        max_steps=30,
-        epochs=30,
-        learning_rate=1e-2,
-    )
-    learnt = train_sft(config, ROWS, base=base, out=folder / "learnt", say=print)
-    config = replace(config, tags_data=("rows",))
+    config = of_tags_alone(start)
+    whole = replace(config, tags_data=())
+    learnt = train_sft(whole, ROWS, base=base, out=folder / "learnt", say=print)
     train_sft(config, [], base=base, out=folder / "tags", say=print, tags_rows=ROWS)
     return start, learnt, folder / "tags"
 
 
-def rank_of(adapter: Path) -> int:
-    return int(read_config(adapter)["r"])
+def of_tags_alone(start: Path) -> SftConfig:
+    """Return the settings of a run that goes on from `start`, long enough to learn its rows."""
+    rank = int(read_config(start)["r"])
+    config = replace(CONFIG, start=str(start), lora_rank=rank, tags_data=("rows",))
+    return replace(config, max_steps=30, epochs=30, learning_rate=1e-2)
 
 
 def test_a_run_learns_the_tags_and_keeps_the_text(
@@ -162,15 +167,7 @@ def test_a_run_goes_on_only_with_the_rows_that_it_was_begun_with(
     taught: tuple[Path, Path, Path], tiny_checkpoint: TinyCheckpoint
 ) -> None:
     start, _learnt, run = taught
-    config = replace(
-        CONFIG,
-        start=str(start),
-        lora_rank=rank_of(start),
-        max_steps=30,
-        epochs=30,
-        learning_rate=1e-2,
-        tags_data=("rows",),
-    )
+    config = of_tags_alone(start)
     with pytest.raises(PastaError, match="tags_rows"):
         train_sft(config, [], base=tiny_checkpoint.base, out=run, say=print, tags_rows=ROWS[:1])
 
@@ -182,13 +179,7 @@ def test_a_teacher_of_another_scheme_is_refused_before_anything_is_written(
     start = make_adapter(base, tmp_path / "start")
     other = replace(CONFIG, scheme="reserve", max_steps=1)
     text = train_sft(other, ROWS, base=base, out=tmp_path / "text", say=print)
-    config = replace(
-        CONFIG,
-        start=str(start),
-        text_from=str(text),
-        tags_data=("rows",),
-        lora_rank=rank_of(start),
-    )
+    config = replace(of_tags_alone(start), text_from=str(text))
     with pytest.raises(PastaError, match="differs from what is trained in control tokens"):
         train_sft(config, [], base=base, out=tmp_path / "out", say=print, tags_rows=ROWS)
     assert not (tmp_path / "out").exists()
