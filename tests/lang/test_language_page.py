@@ -71,13 +71,18 @@ def worked_example() -> Layout:
 def drawing(layout: Layout) -> str:
     """Draw the integers and the mask the way the page does."""
     columns = zip(
-        layout.thread, layout.position, layout.horizon, layout.reveal, layout.step, strict=True
+        layout.thread,
+        layout.position,
+        layout.visible_until,
+        layout.visible_from,
+        layout.step,
+        strict=True,
     )
     lines = []
-    for token, (thread, position, horizon, reveal, step) in enumerate(columns):
+    for token, (thread, position, until, since, step) in enumerate(columns):
         seen = "".join(".x"[sees(layout, token, key)] for key in range(len(TOKENS)))
         lines.append(
-            f"{token:3}  {TOKENS[token]:14} {thread:6} {position:8} {horizon:7} {reveal:6} {step:4}"
+            f"{token:3}  {TOKENS[token]:14} {thread:6} {position:8} {until:13} {since:12} {step:4}"
             f"  {seen}"
         )
     return "\n".join(lines)

@@ -181,8 +181,8 @@ def test_a_pack_by_hand() -> None:
     assert found.position_T.tolist() == [*range(8), 8, 9, 10, 11, 12, 0, 1, 2]
     assert found.document_T.tolist() == [0] * 13 + [1] * 3
     assert found.thread_T.tolist() == [0] * 8 + [1] * 3 + [0] * 5
-    assert found.horizon_T.tolist() == [*range(8), 7, 7, 7, 8, 9, 0, 1, 2]
-    assert found.reveal_T.tolist() == [*range(8), 8, 8, 8, 8, 9, 0, 1, 2]
+    assert found.visible_until_T.tolist() == [*range(8), 7, 7, 7, 8, 9, 0, 1, 2]
+    assert found.visible_from_T.tolist() == [*range(8), 8, 8, 8, 8, 9, 0, 1, 2]
 
 
 def test_labels_by_hand() -> None:

@@ -4,11 +4,11 @@ This is the one definition. Training builds masks, positions and labels from it;
 the same integers as it goes. All counting is in tokens of the main thread, prompt included: the
 n-th one, from 0, has the ordinal n.
 
-- A main token with ordinal i has horizon = reveal = i.
-- A chunk token's horizon is the ordinal of its PROMISE_CLOSE, and its reveal the ordinal of the
-  SYNC that joined it, or the main thread's length if none did.
+- A main token with ordinal i has visible_until = visible_from = i.
+- A chunk token's visible_until is the ordinal of its PROMISE_CLOSE, and its visible_from the
+  ordinal of the SYNC that joined it, or the main thread's length if none did.
 - A token sees itself, the earlier tokens of its own thread, and of the other threads those with
-  reveal <= its horizon.
+  visible_from <= its visible_until.
 
 That is the `kv` join: nothing is computed again. Under the `text` join an answer is several such
 layouts, *rows*: each SYNC begins a new one, whose prompt is all of the answer so far in reading
@@ -73,20 +73,20 @@ Segment = Run | PromiseRun | ChunkRun | SyncRun
 class Layout:
     """One answer in reading order, T tokens, all columns of length T.
 
-    tokens:   token ids, exactly those that decoding feeds.
-    thread:   0 for the main thread, k for the k-th chunk.
-    position: position ids; threads that run side by side overlap.
-    horizon:  ordinal of the last main token that this one may see.
-    reveal:   ordinal of the first main token that may see this one.
-    label:    the id to predict from this token; None where nothing was chosen by the model.
-    step:     forward pass that feeds it at unlimited width; 0 is the prefill.
+    tokens:        token ids, exactly those that decoding feeds.
+    thread:        0 for the main thread, k for the k-th chunk.
+    position:      position ids; threads that run side by side overlap.
+    visible_until: ordinal of the last main token that this one may see.
+    visible_from:  ordinal of the first main token that may see this one.
+    label:         the id to predict from this token; None where the model chose nothing.
+    step:          forward pass that feeds it at unlimited width; 0 is the prefill.
     """
 
     tokens: tuple[int, ...]
     thread: tuple[int, ...]
     position: tuple[int, ...]
-    horizon: tuple[int, ...]
-    reveal: tuple[int, ...]
+    visible_until: tuple[int, ...]
+    visible_from: tuple[int, ...]
     label: tuple[int | None, ...]
     step: tuple[int, ...]
 
@@ -100,7 +100,7 @@ def sees(layout: Layout, query: int, key: int) -> bool:
     """May token `query` attend to token `key`? The rule itself, one pair at a time."""
     if layout.thread[query] == layout.thread[key]:
         return key <= query
-    return layout.reveal[key] <= layout.horizon[query]
+    return layout.visible_from[key] <= layout.visible_until[query]
 
 
 def lay_out(
@@ -171,8 +171,8 @@ class _Row:
     token: int
     thread: int
     position: int
-    horizon: int
-    reveal: int
+    visible_until: int
+    visible_from: int
     step: int
     label: int | None = None
 
@@ -213,8 +213,8 @@ class _Builder:
         assert self.promised is None, "a promise without its chunk"
         if self.main:
             self.main[-1].label = end
-        self._reveal_open_chunks(len(self.main))
-        columns = ("token", "thread", "position", "horizon", "reveal", "label", "step")
+        self._make_visible(len(self.main))
+        columns = ("token", "thread", "position", "visible_until", "visible_from", "label", "step")
         return Layout(*(tuple(getattr(row, name) for row in self.rows) for name in columns))
 
     def _add_run(self, ids: Sequence[int], forced: int) -> None:
@@ -237,7 +237,7 @@ class _Builder:
         first = self.scheme.chunk_start(close.position, self.promised)
         self.threads += 1
         chunk = [
-            _Row(token, self.threads, first + n, close.horizon, 0, close.step + n)
+            _Row(token, self.threads, first + n, close.visible_until, 0, close.step + n)
             for n, token in enumerate(ids)
         ]
         labels = [*ids[1:], self.async_close if closed else None]
@@ -252,12 +252,12 @@ class _Builder:
     def _add_sync(self, token: int) -> None:
         position = self.scheme.sync(self.next_position, self.extents)
         ends = [chunk[-1].step for chunk in self.open_chunks]
-        self._reveal_open_chunks(len(self.main))
+        self._make_visible(len(self.main))
         self._append_main(token, position, step=max([self.main[-1].step, *ends]) + 1, chosen=True)
 
-    def _reveal_open_chunks(self, ordinal: int) -> None:
+    def _make_visible(self, ordinal: int) -> None:
         for chunk in self.open_chunks:
             for row in chunk:
-                row.reveal = ordinal
+                row.visible_from = ordinal
         self.open_chunks.clear()
         self.extents.clear()

@@ -40,8 +40,8 @@ class View:
     position_T: int64, the position ids that decoding uses; not monotone.
     document_T: int64, which answer of the pack; answers do not see each other.
     thread_T:   int64, 0 for the main thread, 1.. for chunks.
-    horizon_T:  int64, ordinal of the last main token that this one may see.
-    reveal_T:   int64, ordinal of the first main token that may see this one.
+    visible_until_T:  int64, ordinal of the last main token that this one may see.
+    visible_from_T:   int64, ordinal of the first main token that may see this one.
     source_L:   int64, index in T of the tokens from which something is predicted.
     label_L:    int64, the token id to predict there.
     again_L:    int64, index in L of the label that this one repeats and is to be unlearnt beside;
@@ -53,8 +53,8 @@ class View:
     position_T: Tensor
     document_T: Tensor
     thread_T: Tensor
-    horizon_T: Tensor
-    reveal_T: Tensor
+    visible_until_T: Tensor
+    visible_from_T: Tensor
     source_L: Tensor
     label_L: Tensor
     again_L: Tensor
@@ -170,8 +170,8 @@ def view(layouts: Sequence[Layout]) -> View:
         position_T=column("position"),
         document_T=torch.tensor(documents),
         thread_T=column("thread"),
-        horizon_T=column("horizon"),
-        reveal_T=column("reveal"),
+        visible_until_T=column("visible_until"),
+        visible_from_T=column("visible_from"),
         source_L=torch.tensor([n for n, label in enumerate(labels) if label is not None]),
         label_L=torch.tensor([label for label in labels if label is not None]),
         again_L=_again(layouts),
@@ -200,9 +200,9 @@ def _again(layouts: Sequence[Layout]) -> Tensor:
 def visibility(view: View, window: int | None = None) -> Tensor:
     """Return mask_QK (bool): may query token q attend to key token k?
 
-    A token sees the earlier tokens of its own thread, and of the other threads what was revealed
-    by its horizon. That one rule covers fork, join and siblings. In a layer with a window it sees
-    only those of them at positions above its own - window.
+    A token sees the earlier tokens of its own thread, and of the other threads those with
+    `visible_from` <= its `visible_until`. That one rule covers fork, join and siblings. In a layer
+    with a window it sees only those of them at positions above its own - window.
     """
     index_T = torch.arange(len(view.tokens_T), device=view.tokens_T.device)
     return _sees(view, window, index_T[:, None], index_T[None, :])
@@ -238,7 +238,7 @@ def _sees(view: View, window: int | None, query: Tensor, key: Tensor) -> Tensor:
     seen = query >= key
     seen = seen & (view.document_T[query] == view.document_T[key])
     same = view.thread_T[query] == view.thread_T[key]
-    seen = seen & (same | (view.reveal_T[key] <= view.horizon_T[query]))
+    seen = seen & (same | (view.visible_from_T[key] <= view.visible_until_T[query]))
     if window is not None:
         seen = seen & (view.position_T[query] - view.position_T[key] < window)
     return seen
