@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from safetensors import SafetensorError
 
 from pasta_decoding.lang.positions import SCHEMES
 from pasta_decoding.models.checkpoint import load
@@ -218,64 +217,3 @@ def test_a_full_disk_ends_training_with_an_error_and_the_run_can_go_on(
     )
     assert not (out / "adapter").exists()
     assert train().status == 0
-
-
-def test_a_full_disk_ends_what_writes_an_adapter_with_an_error(
-    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise SafetensorError("No space left on device")
-
-    monkeypatch.setattr("safetensors.torch.save_file", full)
-    out = tmp_path / "mean"
-    found = pasta("train", "average", f"{tiny_checkpoint.adapter}=1", "--out", out)
-    assert (found.status, found.out) == (2, "")
-    assert f"cannot write {out}: " in found.err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_adapters_are_averaged_and_the_mean_is_an_adapter(
-    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
-    adapter, out = tiny_checkpoint.adapter, tmp_path / "mean"
-    found = pasta("train", "average", f"{adapter}=0.7", f"{adapter}=0.3", "--out", out)
-    assert found.out == f"{out}\n"
-    assert load(out) == load(adapter)
-    found = pasta("train", "average", f"{adapter}=half", "--out", tmp_path / "other")
-    assert (found.status, "is not ADAPTER=WEIGHT" in found.err) == (2, True)
-    assert not (tmp_path / "other").exists()
-
-
-def test_lengths_and_the_promise_get_offsets(
-    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
-    chunk = '<promise topic="part" tokens="20"/><async>{}</async>'
-    data = tmp_path / "own.jsonl"
-    with data.open("w") as file:
-        for n in range(20):
-            response = " ".join(chunk.format("x" * (10 + (7 * n + 20 * m) % 50)) for m in range(3))
-            row = {"id": f"r{n}", "instruction": f"Why {n}?", "response": response}
-            file.write(json.dumps(row | {"source": "made"}) + "\n")
-    rows = (tiny_checkpoint.adapter, "--model", tiny_checkpoint.base, "--data", data)
-    given = (*rows, "--length", "20=1.2", "--length", "60=-0.5", "--promise", "0.5")
-    found = pasta("train", "offsets", *given, "--out", tmp_path / "adjusted")
-    assert (found.status, found.out) == (0, f"{tmp_path / 'adjusted'}\n")
-    assert "60 promises were read" in found.err
-    found = pasta("train", "offsets", *given, "--json", "--out", tmp_path / "other")
-    assert json.loads(found.out)["promises"] == 60
-    for wrong in ("long=1", "20", "20=much", "20=nan"):
-        found = pasta("train", "offsets", *given, "--length", wrong, "--out", tmp_path / "more")
-        assert (found.status, f"{wrong!r} is not LENGTH=NATS" in found.err) == (2, True), wrong
-    for options, message in (
-        ((), "nothing to change"),
-        (("--promise", "inf"), "not a number"),
-        (("--sync", "nan"), "--sync nan is not a number"),
-        (("--sync", "1"), "the rows have 0 syncs"),
-        (("--length", "20=1", "--length", "20=2"), "--length 20 is given twice"),
-    ):
-        found = pasta("train", "offsets", *rows, *options, "--out", tmp_path / "more")
-        assert (found.status, message in found.err) == (2, True), options
-    assert not (tmp_path / "more").exists()
-    found = pasta("train", "offsets", *given, "--out", tmp_path / "other")
-    assert found.status == 2
-    assert "exists already" in found.err

@@ -24,9 +24,9 @@ from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.models.loading import load_base, load_model, load_tokenizer
 from pasta_decoding.models.prompt import Message
 from pasta_decoding.runtime.local import torch_decoder
-from pasta_decoding.training.adapter_files import read_config
 from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.launch import set_attention
+from pasta_decoding.training.lora import lora_rank
 from pasta_decoding.training.score import takes_blocks
 from pasta_decoding.training.sft import (
     compile_rows,
@@ -385,13 +385,13 @@ def test_what_training_cannot_go_on_from_is_refused_before_there_is_a_run(
     stranger = make_adapter(make_base(tmp_path / "other", seed=1), tmp_path / "stranger")
     whole = Path(shutil.copytree(tiny_checkpoint.base, tmp_path / "whole"))
     shutil.copy(tiny_checkpoint.adapter / "pasta.json", whole)
-    rank = read_config(tiny_checkpoint.adapter)["r"]
-    for start, lora_rank, message in (
+    rank = lora_rank(tiny_checkpoint.adapter)
+    for start, wanted_rank, message in (
         (stranger, rank, "the adapter was trained on .*norms_sha256"),
         (whole, rank, "holds a whole model, not an adapter"),
         (tiny_checkpoint.adapter, rank + 1, f"has LoRA of rank {rank}, which stays"),
     ):
-        config = replace(CONFIG, start=str(start), lora_rank=lora_rank)
+        config = replace(CONFIG, start=str(start), lora_rank=wanted_rank)
         with pytest.raises(PastaError, match=message):
             train_sft(
                 config,

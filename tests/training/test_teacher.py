@@ -12,8 +12,8 @@ import torch
 from pasta_decoding.data.lines import read_lines
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.loading import load_model
-from pasta_decoding.training.adapter_files import read_config
 from pasta_decoding.training.config import SftConfig
+from pasta_decoding.training.lora import lora_rank
 from pasta_decoding.training.loss import LossMeter
 from pasta_decoding.training.score import score_layouts
 from pasta_decoding.training.sft import compile_rows, train_sft
@@ -97,7 +97,7 @@ def taught(
 
 def of_tags_alone(start: Path) -> SftConfig:
     """Return the settings of a run that goes on from `start`, long enough to learn its rows."""
-    rank = int(read_config(start)["r"])
+    rank = lora_rank(start)
     config = replace(CONFIG, start=str(start), lora_rank=rank, tags_data=("rows",))
     return replace(config, max_steps=30, epochs=30, learning_rate=1e-2)
 

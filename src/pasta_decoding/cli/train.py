@@ -1,11 +1,9 @@
-"""Commands that train: `train sft`, `train average`, `train offsets`, `train head`."""
+"""Commands that train: `train sft`, `train head`."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -21,7 +19,6 @@ from pasta_decoding.training.config import SftConfig, joins_named
 
 if TYPE_CHECKING:
     from pasta_decoding.data.dataset import Row
-    from pasta_decoding.training.offsets import Offsets, Share
 
 
 _SFT = SftConfig(data=(), base_name="")
@@ -169,137 +166,6 @@ def rows_of(config: SftConfig) -> tuple[list[Row], list[Row], list[Row]]:
     if both := sum(row.asked in known for row in held_out):
         say(f"{both} of {len(held_out)} held-out prompts are trained on, too")
     return rows, tags_rows, held_out
-
-
-def average(
-    adapters: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="ADAPTER=WEIGHT...", help="Adapters that come from one start; weights add to 1."
-        ),
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The adapter's folder to write.")],
-) -> None:
-    """Average adapters: a point between a fast one and a good one, without training."""
-    require_training()
-    from pasta_decoding.models.loading import find_adapter
-    from pasta_decoding.training.average import average as write_average
-
-    weighted = [
-        (find_adapter(name), weight) for name, weight in (weighted_name(one) for one in adapters)
-    ]
-    typer.echo(write_average(weighted, out))
-
-
-def offsets(
-    adapter: Annotated[str, typer.Argument(help="Adapter, by its folder, its run's, or by name.")],
-    data: Annotated[
-        list[Path],
-        typer.Option(help="Annotated answers, best its own: JSONL (.gz); may be repeated."),
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The adapter's folder to write.")],
-    length: Annotated[
-        list[str] | None,
-        typer.Option(metavar="LENGTH=NATS", help="Added to a length's logit; may be repeated."),
-    ] = None,
-    promise: Annotated[
-        float,
-        typer.Option(metavar="NATS", help="Added to the promise's logit: above 0 is faster."),
-    ] = 0.0,
-    sync: Annotated[
-        float,
-        typer.Option(
-            metavar="NATS",
-            help="Added to the sync's logit where the answers have one; hardly elsewhere.",
-        ),
-    ] = 0.0,
-    model: Base = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
-) -> None:
-    """Let an adapter promise or wait more or less often, or other lengths, without training.
-
-    Greedy decoding promises the likeliest length, and that is often one of two. The answers are
-    read once by the model; then rows of its output layer are moved by the offsets.
-    """
-    require_training()
-    from pasta_decoding.data.dataset import read_rows
-    from pasta_decoding.models.loading import find_adapter
-    from pasta_decoding.training.offsets import offset_logits
-
-    wanted = _lengths(length or ())
-    if not (wanted or promise or sync):
-        raise PastaError("nothing to change", hint="Give --length, --promise or --sync.")
-    for name, offset in (("promise", promise), ("sync", sync)):
-        if not math.isfinite(offset):
-            raise PastaError(f"--{name} {offset} is not a number of nats")
-    rows = [row for path in data for row in read_rows(path)]
-    found = offset_logits(
-        find_adapter(adapter),
-        base_folder(model),
-        drawn(rows, "reading"),
-        out,
-        lengths=wanted,
-        promise=promise,
-        sync=sync,
-        say=say,
-    )
-    if as_json:
-        typer.echo(json.dumps(asdict(found)))
-        return
-    _tell(found)
-    typer.echo(out)
-
-
-def _tell(found: Offsets) -> None:
-    say(f"{found.promises} promises were read, {found.syncs} syncs. In % of the places:")
-    say(_share("promise, in the main thread", found.promise))
-    say(_share("sync, where the answers have none", found.no_sync))
-    if found.sync:
-        say(_share("sync, where they have one", found.sync))
-    say("Lengths, in % of the promises:")
-    for bucket, share in found.lengths.items():
-        if max(share.before, share.after, share.probable) >= 0.001:
-            say(_share(f"{bucket:4} tokens", share))
-
-
-def _share(name: str, share: Share) -> str:
-    before, after, mean = (
-        f"{100 * one:5.1f}" for one in (share.before, share.after, share.probable)
-    )
-    return f"{name}: {before} before, {after} now, mean probability {mean}"
-
-
-def _lengths(texts: Iterable[str]) -> dict[int, float]:
-    wanted: dict[int, float] = {}
-    for bucket, nats in map(_offset, texts):
-        if bucket in wanted:
-            raise PastaError(f"--length {bucket} is given twice")
-        wanted[bucket] = nats
-    return wanted
-
-
-def _offset(text: str) -> tuple[int, float]:
-    form, example = "LENGTH=NATS", "--length 60=0.9"
-    length, nats = _named_number(text, form, example)
-    if not length.isdecimal():
-        raise PastaError(f"{text!r} is not {form}", hint=f"For example: {example}")
-    return int(length), nats
-
-
-def weighted_name(text: str) -> tuple[str, float]:
-    """Split ADAPTER=WEIGHT. Raises PastaError."""
-    return _named_number(text, "ADAPTER=WEIGHT", "fast=0.7 quality=0.3")
-
-
-def _named_number(text: str, form: str, example: str) -> tuple[str, float]:
-    name, _, number = text.rpartition("=")
-    try:
-        value = float(number)
-    except ValueError:
-        value = math.nan
-    if not name or not math.isfinite(value):
-        raise PastaError(f"{text!r} is not {form}", hint=f"For example: {example}")
-    return name, value
 
 
 def head(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pasta_decoding.errors import PastaError
 from pasta_decoding.files import written_whole
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.checkpoint import Checkpoint
@@ -45,6 +47,15 @@ def add_lora(
         task_type="CAUSAL_LM",
     )
     return get_peft_model(model, settings)
+
+
+def lora_rank(folder: Path) -> int:
+    """Return the rank of the LoRA that an adapter's folder holds. Raises PastaError."""
+    path = folder / "adapter_config.json"
+    try:
+        return int(json.loads(path.read_text(encoding="utf-8"))["r"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise PastaError(f"{path} cannot be read: {error}") from error
 
 
 def shard_tied_together(model: Any) -> None:

@@ -28,7 +28,6 @@ from pasta_decoding.models.loading import (
     load_model,
 )
 from pasta_decoding.models.prompt import PromptEncoder
-from pasta_decoding.training.adapter_files import read_config
 from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.launch import recompute_activations, set_attention, training_arguments
 from pasta_decoding.training.loop import run_trainer
@@ -40,7 +39,7 @@ from pasta_decoding.training.loops import (
     looped,
     sentences,
 )
-from pasta_decoding.training.lora import add_lora, save_adapter, save_whole
+from pasta_decoding.training.lora import add_lora, lora_rank, save_adapter, save_whole
 from pasta_decoding.training.metrics import plot_losses
 from pasta_decoding.training.progress import Show, Watching
 from pasta_decoding.training.run import (
@@ -223,7 +222,7 @@ def _check_start(
         say(warning)
     if record.control != control:
         raise PastaError(f"{start} writes its tags with other control tokens than this version")
-    if (its_rank := read_config(start).get("r")) != rank:
+    if (its_rank := lora_rank(start)) != rank:
         raise PastaError(
             f"{start} has LoRA of rank {its_rank}, which stays",
             hint=f"Give --lora-rank {its_rank}.",
