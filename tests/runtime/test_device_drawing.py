@@ -37,21 +37,21 @@ def test_a_device_draws_what_the_host_would(
 ) -> None:
     rows_FV = 2 * np.random.default_rng(seed).standard_normal((len(samplings), size))
     logits_FV = rows_FV.astype(np.float32)
-    draws = [Sampler(one, row).draw(row, 3) for row, one in enumerate(samplings)]
+    draws = [Sampler(one, row).draw(row, 3, {}) for row, one in enumerate(samplings)]
     expected = [drawn(logits_V, one) for logits_V, one in zip(logits_FV, draws, strict=True)]
     assert draw_rows(torch.from_numpy(logits_FV), draws) == expected
 
 
 def test_the_smallest_top_p_takes_the_likeliest() -> None:
     logits_FV = torch.arange(100, dtype=torch.float32)[None]
-    draw = Sampler(Sampling(temperature=1, top_p=1e-46)).draw(0, 0)
+    draw = Sampler(Sampling(temperature=1, top_p=1e-46)).draw(0, 0, {})
     assert draw_rows(logits_FV, [draw]) == [99]
 
 
 def test_rows_that_are_no_numbers_give_some_token_and_leave_the_others_theirs() -> None:
     logits_FV = np.zeros((2, 1000), dtype=np.float32)
     logits_FV[0] = np.nan
-    draws = [Sampler(Sampling(temperature=1), row).draw(0, 0) for row in range(2)]
+    draws = [Sampler(Sampling(temperature=1), row).draw(0, 0, {}) for row in range(2)]
     first, second = draw_rows(torch.from_numpy(logits_FV), draws)
     assert 0 <= first < 1000
     assert second == drawn(logits_FV[1], draws[1])

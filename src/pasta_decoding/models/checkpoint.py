@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -52,6 +53,7 @@ class Checkpoint:
 
     joins: those that it was trained for; none of a model that does not know the language.
     topic: "required" or "none".
+    eagerness: added to the promise's logit while decoding, unless a request says otherwise.
     token_texts: id -> the text of that token in the tokenizer, to notice a foreign vocabulary.
     """
 
@@ -61,6 +63,7 @@ class Checkpoint:
     scheme: str = "shared-max"
     joins: tuple[str, ...] = ("kv",)
     topic: str = "required"
+    eagerness: float = 0.0
     format_version: int = FORMAT_VERSION
 
 
@@ -221,7 +224,14 @@ def _checkpoint(record: dict[str, Any]) -> Checkpoint:
         scheme=_text(record["scheme"]),
         joins=tuple(_text(join) for join in _list(record["joins"])),
         topic=record["topic"],
+        eagerness=_number(record.get("eagerness", 0.0)),
     )
+
+
+def _number(value: object) -> float:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"eagerness is {value!r}, not a number")
+    return value
 
 
 def _as_int(item: tuple[str, object]) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,12 +17,14 @@ class Constraint:
     banned: what is forbidden just here stands behind what is in many places.
     instead: where the model wants a banned token, it chooses among these; None: among the rest.
     forced: the choice is not the model's (a limit ended something), so it is no intervention.
+    bias: added to the logits of some ids first, as if the model had wanted it so.
     """
 
     banned: Ids
     only: Ids | None = None
     instead: Ids | None = None
     forced: bool = False
+    bias: Mapping[int, float] = field(default_factory=dict)
 
     def admits(self, token: int) -> bool:
         """May `token` stand here?"""

@@ -16,7 +16,9 @@ from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.vocabulary import FRAGMENT, Ids, Vocabulary, fold_topic
 
 
-def main_constraint(vocabulary: Vocabulary, *, promise: bool, sync: bool) -> Constraint:
+def main_constraint(
+    vocabulary: Vocabulary, *, promise: bool, sync: bool, eagerness: float = 0.0
+) -> Constraint:
     """Return what main may write outside topics, given whether it may promise and may sync."""
     control = vocabulary.control
     banned = set(control.ids)
@@ -24,7 +26,8 @@ def main_constraint(vocabulary: Vocabulary, *, promise: bool, sync: bool) -> Con
         banned.remove(control.promise_open)
     if sync:
         banned.remove(control.sync)
-    return Constraint(np.array(sorted(banned)))
+    bias = {control.promise_open: eagerness} if promise and eagerness else {}
+    return Constraint(np.array(sorted(banned)), bias=bias)
 
 
 def chunk_constraint(chunk: WrittenChunk, budget: Budget, vocabulary: Vocabulary) -> Constraint:

@@ -60,6 +60,7 @@ class Decoder:
     """Everything that one answer needs but what computes it.
 
     topic:    whether its promises carry one.
+    eagerness: added to the promise's logit, of requests that name none.
     parallel: whether the checkpoint knows the language; else all decoding is sequential.
     trained:  whether it was trained for the way in which main comes to see chunks here.
     warning:  see `Loaded`.
@@ -70,6 +71,7 @@ class Decoder:
     topic: bool
     parallel: bool = True
     trained: bool = True
+    eagerness: float = 0.0
     warning: str | None = None
 
     @property
@@ -147,7 +149,12 @@ class Decoder:
         priority: Priority = Priority.normal,
     ) -> Request:
         """Return the request that answers an encoded prompt, as the checkpoint was trained to."""
-        own = replace(rules, topic=self.topic, parallel=rules.parallel and self.parallel)
+        own = replace(
+            rules,
+            topic=self.topic,
+            parallel=rules.parallel and self.parallel,
+            eagerness=self.eagerness if rules.eagerness is None else rules.eagerness,
+        )
         return Request(ids, chooser, own, max_seconds, priority, stops)
 
     def plain_tokens(self, text: str) -> int:
@@ -166,6 +173,7 @@ def decoder_fields(loaded: Loaded, vocabulary_size: int, joining: Joining) -> di
         "encoder": PromptEncoder(tokenizer, forbidden_ids=checkpoint.control.ids),
         "vocabulary": vocabulary_of(tokenizer, checkpoint.control, vocabulary_size, *ends),
         "topic": checkpoint.topic == "required",
+        "eagerness": checkpoint.eagerness,
         "parallel": bool(checkpoint.joins),
         "trained": not checkpoint.joins or joining in checkpoint.joins,
         "warning": loaded.warning,

@@ -198,7 +198,9 @@ class Generation:
     def draw(self, thread: int) -> Draw:
         """Return what draws the next token of `thread`, for a sampler's request."""
         assert isinstance(self.request.chooser, Sampler), "others want the logits"
-        return self.request.chooser.draw(thread, self.account.chosen.get(thread, 0))
+        eager = thread == MAIN and self.interpreter.rules.eagerness
+        bias = self.interpreter.constraint(thread).bias if eager else {}
+        return self.request.chooser.draw(thread, self.account.chosen.get(thread, 0), bias)
 
     def settle(
         self, thread: int, draw: Draw, wanted: int, logits: Callable[[], FloatArray]

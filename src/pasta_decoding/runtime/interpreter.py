@@ -128,7 +128,10 @@ class Interpreter:
             return self.topics.constraint()
         may_promise = self.promises_left > 0 and self._positions_suffice()
         may_sync = self.rules.parallel and bool(self._unjoined)
-        return main_constraint(self.vocabulary, promise=may_promise, sync=may_sync)
+        eagerness = self.rules.eagerness or 0.0
+        return main_constraint(
+            self.vocabulary, promise=may_promise, sync=may_sync, eagerness=eagerness
+        )
 
     @property
     def promises_left(self) -> int:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pasta_decoding.errors import PastaError
+
+MAX_EAGERNESS = 100
+
 
 @dataclass(frozen=True, slots=True)
 class Rules:
@@ -20,6 +24,7 @@ class Rules:
                       from one topic to its variations; large ones may do without.
     parallel:         False bans promises and syncs: sequential decoding with the same weights.
     topic:            False for checkpoints whose promises carry none.
+    eagerness:        added to the promise's logit where main may promise; None: the checkpoint's.
     """
 
     max_tokens: int = 512
@@ -31,3 +36,10 @@ class Rules:
     topics_begin_apart: bool = True
     parallel: bool = True
     topic: bool = True
+    eagerness: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.eagerness is not None and not abs(self.eagerness) <= MAX_EAGERNESS:
+            raise PastaError(
+                f"eagerness {self.eagerness} is not between {-MAX_EAGERNESS} and {MAX_EAGERNESS}"
+            )

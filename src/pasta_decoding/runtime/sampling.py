@@ -141,15 +141,15 @@ class Sampler:
 
     def choose(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
         """See `Chooser`. Overruled is the choice among all tokens."""
-        draw = self.draw(thread, index)
+        draw = self.draw(thread, index, allowed.bias)
         return self.settle(thread, draw, drawn(logits_V, draw), lambda: logits_V, allowed)
 
-    def draw(self, thread: int, index: int) -> Draw:
-        """Return what draws the `index`-th token of `thread` among all."""
+    def draw(self, thread: int, index: int, bias: Mapping[int, float]) -> Draw:
+        """Return what draws the `index`-th token of `thread` among all, `bias` added to logits."""
         sampling = self.sampling
         cut = Cut(sampling.top_p, sampling.top_k, sampling.min_p)
         key = (sampling.seed, self.request, thread, index)
-        return Draw(sampling.temperature, cut, key, self._adjustment(thread, index))
+        return Draw(sampling.temperature, cut, key, self._adjustment(thread, index, bias))
 
     def settle(
         self,
@@ -172,13 +172,16 @@ class Sampler:
         told = None if top is None else logprobs_of(logits(), token, top)
         return Choice(token, not admitted and not allowed.forced, told)
 
-    def _adjustment(self, thread: int, index: int) -> Adjustment | None:
+    def _adjustment(self, thread: int, index: int, bias: Mapping[int, float]) -> Adjustment | None:
         sampling = self.sampling
+        added = dict(sampling.logit_bias)
+        for token, more in bias.items():
+            added[token] = added.get(token, 0.0) + more
         if self.history is None:
-            return biased(sampling.logit_bias) if sampling.logit_bias else None
+            return biased(added) if added else None
         if (thread, index) == (MAIN, 0):
             self.history.begin()
-        return self.history.adjustment(thread, sampling.penalties, sampling.logit_bias)
+        return self.history.adjustment(thread, sampling.penalties, added)
 
 
 def logprobs_of(logits_V: Logits, token: int, top: int) -> TokenLogprobs:
