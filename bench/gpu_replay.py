@@ -6,7 +6,7 @@ The weights are random, since speed does not depend on their values. Steps have 
 CUDA graphs on a GPU; a bare step is such a graph alone. With `--layers inductor` what a layer does
 beside attention is compiled, and recorded by the same graphs; both kinds are timed in turns.
 `--device cpu --shapes tiny` runs the same code anywhere. Prompts and tokens are those of the
-embedded model's tokenizer.
+default model's tokenizer.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from pasta_decoding.cli.files import cache_folder
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.evaluation.bare import BareCall, BareTimes
 from pasta_decoding.models import checkpoint as checkpoints
+from pasta_decoding.models.bases import model_dir
 from pasta_decoding.models.control_tokens import add_missing_tokens
-from pasta_decoding.models.embedded import model_dir
 from pasta_decoding.models.loading import DEFAULT_ADAPTER, Loaded, find_adapter
 from pasta_decoding.runtime.local import decoder_over
 

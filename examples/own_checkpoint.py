@@ -1,7 +1,7 @@
 """An adapter of one's own: python examples/own_checkpoint.py FOLDER [--model BASE] [--engine NAME].
 
 The folder is what `pasta train sft` or `pasta train preference` wrote; --model names its base
-model where that is not the embedded one.
+model where that is not the default one.
 """
 
 import argparse

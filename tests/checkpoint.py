@@ -1,7 +1,7 @@
 """A tiny checkpoint on disk: a random Llama in Hugging Face form, and an adapter for it.
 
 Its tokenizer writes one token a byte, has a chat template, and spare tokens that become the
-control tokens, so that everything a command does with the embedded model works on it too.
+control tokens, so that everything a command does with the default model works on it too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What all tests share: the hypothesis profile, and the embedded model where it is present."""
+"""What all tests share: the hypothesis profile, and the default model where it is present."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.models.embedded import default_cache, model_dir
+from pasta_decoding.models.bases import default_cache, model_dir
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -54,8 +54,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
-def embedded_dir() -> Path:
-    """Return the folder of the embedded model; the test is skipped where there is none."""
+def default_model_dir() -> Path:
+    """Return the folder of the default model; the test is skipped where there is none."""
     try:
         return model_dir(default_cache(os.environ))
     except PastaError as error:
@@ -63,11 +63,11 @@ def embedded_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
-def embedded_tokenizer(embedded_dir: Path) -> PreTrainedTokenizerBase:
-    """Return the embedded model's tokenizer. Shared: do not change it."""
+def default_tokenizer(default_model_dir: Path) -> PreTrainedTokenizerBase:
+    """Return the default model's tokenizer. Shared: do not change it."""
     from transformers import AutoTokenizer
 
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(embedded_dir)
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(default_model_dir)
     return tokenizer
 
 

@@ -124,7 +124,7 @@ def run(python: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.usefixtures("embedded_dir")
+@pytest.mark.usefixtures("default_model_dir")
 def test_an_installed_wheel_answers_from_another_folder(installed: Path, tmp_path: Path) -> None:
     options = ("--engine", "torch", "--max-tokens", "40", "--json")
     found = run(installed, "run", "Name two good habits.", *options, cwd=tmp_path)

@@ -16,8 +16,8 @@ from transformers import AutoConfig
 
 from pasta_decoding.cli import main
 from pasta_decoding.lang.tree import read, strip
-from pasta_decoding.models.embedded import pull
 from pasta_decoding.models.loading import load_base, load_model
+from pasta_decoding.models.pull import pull
 from tests.chatserver import chat_server, in_turn
 from tests.shapes import HUB_SHAPES
 from tests.training.test_sft import ROWS

@@ -25,7 +25,7 @@ def test_adapters_that_ship_are_compared_with_the_trained_baseline(adapter: str 
 def test_others_are_compared_with_their_base_model(model: Path | None) -> None:
     found = baseline_of(LoadSettings(adapter="runs/mine", model=model), None)
     assert found.settings == LoadSettings(adapter="none", model=model)
-    assert found.name == ("the embedded model" if model is None else "model")
+    assert found.name == ("the default model" if model is None else "model")
 
 
 def test_what_is_named_is_taken_with_the_same_base() -> None:

@@ -1,4 +1,4 @@
-"""Every script of examples/ runs, on a tiny checkpoint in the place of the embedded model."""
+"""Every script of examples/ runs, on a tiny checkpoint in the place of the default model."""
 
 from __future__ import annotations
 

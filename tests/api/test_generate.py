@@ -21,7 +21,7 @@ from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
 from tests.checkpoint import TinyCheckpoint
-from tests.law.test_embedded import PROMPTS
+from tests.law.test_default_model import PROMPTS
 from tests.tiny import tiny_llama
 
 QUESTIONS = ("What are three good habits?", "Name some colours.", "How do I learn to swim?")
@@ -218,14 +218,14 @@ def test_an_error_on_the_way_leaves_the_model_and_ends_the_stream(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_an_export_of_the_embedded_model_writes_what_pasta_run_writes(
-    embedded_dir: Path, tmp_path: Path
+def test_an_export_of_the_default_model_writes_what_pasta_run_writes(
+    default_model_dir: Path, tmp_path: Path
 ) -> None:
     """Token by token, on twenty prompts: float32, greedy, the torch engine on both sides."""
     adapter, folder = find_adapter(DEFAULT_ADAPTER), tmp_path / "merged"
-    export_hf(load_model(embedded_dir, adapter), folder)
+    export_hf(load_model(default_model_dir, adapter), folder)
     merged: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    decoder, parallel = torch_decoder(embedded_dir, adapter), 0
+    decoder, parallel = torch_decoder(default_model_dir, adapter), 0
     for question in PROMPTS:
         inputs, answer = prompt(folder, question), own(decoder, question)
         output = merged.generate(

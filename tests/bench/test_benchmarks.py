@@ -57,8 +57,8 @@ def test_overhead_has_a_line_for_each_width_and_one_for_each_way_to_choose() -> 
 
 # torch 2.13's own modules, when it compiles.
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
-def test_the_gpu_replay_runs_anywhere_on_a_tiny_shape(embedded_dir: Path) -> None:
-    where = ("--model", embedded_dir, "--shapes", "tiny", "--device", "cpu")
+def test_the_gpu_replay_runs_anywhere_on_a_tiny_shape(default_model_dir: Path) -> None:
+    where = ("--model", default_model_dir, "--shapes", "tiny", "--device", "cpu")
     found = lines_of("gpu_replay.py", *where, "--limit", 1, "--repeats", 1)
     for kind in ("eager", "inductor"):
         own = [line for line in found if line["layers"] == kind]
@@ -92,10 +92,10 @@ def test_plots_are_drawn_from_the_lines(tmp_path: Path) -> None:
 
 
 def test_prompts_has_a_line_for_turns_for_choices_and_for_a_stream_beside_a_prompt(
-    embedded_dir: Path,
+    default_model_dir: Path,
 ) -> None:
     sizes = ("--prompt", 60, "--long", 300, "--repeats", 1)
-    model = ("--model", embedded_dir, "--engines", "torch:bfloat16", "--ctx", 1024)
+    model = ("--model", default_model_dir, "--engines", "torch:bfloat16", "--ctx", 1024)
     turn, choices, beside = lines_of("prompts.py", *model, *sizes)
     assert [turn["what"], choices["what"], beside["what"]] == ["second turn", "choices", "beside"]
     assert turn["of_apart"]["median"] > 0

@@ -14,7 +14,7 @@ import pytest
 
 from pasta_decoding.cli import main
 from pasta_decoding.engines.llamacpp import library
-from pasta_decoding.models.embedded import pull
+from pasta_decoding.models.pull import pull
 from tests.checkpoint import TinyCheckpoint
 
 
@@ -87,7 +87,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
 
 @pytest.fixture(scope="session")
 def pulled(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a cache in which the tiny model stands for the embedded one."""
+    """Return a cache in which the tiny model stands for the default one."""
     cache = tmp_path_factory.mktemp("cache")
     pull(cache, fetch=lambda _folder: tiny_checkpoint.base)
     return cache
@@ -95,6 +95,6 @@ def pulled(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def tiny_cache(pulled: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let commands find the tiny model where the embedded one would be."""
+    """Let commands find the tiny model where the default one would be."""
     monkeypatch.setenv("PASTA_CACHE", str(pulled))
     return pulled

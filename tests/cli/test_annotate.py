@@ -99,13 +99,13 @@ def test_annotate_names_an_output_that_it_cannot_write(tmp_path: Path, pasta: Pa
     assert f"pasta: cannot write {out}: No such file or directory\n" in found.err
 
 
-def test_annotate_without_the_embedded_model_says_to_pull_it(
+def test_annotate_without_the_default_model_says_to_pull_it(
     tmp_path: Path, pasta: Pasta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PASTA_CACHE", str(tmp_path))
     path = tmp_path / "rows.jsonl"
     path.write_text(row(1, LIST))
-    expected = (2, f"pasta: the embedded model is not in {tmp_path}", "run `pasta pull`")
+    expected = (2, f"pasta: the default model is not in {tmp_path}", "run `pasta pull`")
     assert pasta("annotate", path, tmp_path / "out.jsonl").complaint == expected
 
 

@@ -179,7 +179,7 @@ def test_pull_into_a_cache_that_cannot_be_written_names_the_way_out(
     monkeypatch.setenv("PASTA_CACHE", str(cache))
     status, message, hint = pasta("pull").complaint
     assert status == 2
-    assert message.startswith(f"pasta: could not put the embedded model into {cache}: ")
+    assert message.startswith(f"pasta: could not put the default model into {cache}: ")
     assert hint == ("it needs 0.8 GB in a folder that you may write; PASTA_CACHE names another one")
 
 

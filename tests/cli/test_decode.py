@@ -70,7 +70,7 @@ def test_a_join_that_the_checkpoint_was_not_trained_for_is_taken_with_a_warning(
     assert ask(PROMPT, "--join", "kv", "--engine", "torch").err.count("not trained") == 0
 
 
-def test_run_without_a_model_uses_the_embedded_one(
+def test_run_without_a_model_uses_the_default_one(
     ask: Ask, pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tiny_cache: Path
 ) -> None:
     assert tiny_cache.is_dir()
@@ -78,11 +78,11 @@ def test_run_without_a_model_uses_the_embedded_one(
     assert found.out == ask(PROMPT).out
 
 
-def test_run_before_the_embedded_model_is_pulled_says_to_pull_it(
+def test_run_before_the_default_model_is_pulled_says_to_pull_it(
     pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PASTA_CACHE", str(tmp_path))
-    expected = (2, f"pasta: the embedded model is not in {tmp_path}", "run `pasta pull`")
+    expected = (2, f"pasta: the default model is not in {tmp_path}", "run `pasta pull`")
     assert pasta("run", PROMPT, "--adapter", tiny_checkpoint.adapter).complaint == expected
 
 

@@ -55,10 +55,10 @@ def test_the_guide_names_every_tag_and_the_demonstrations_obey_it() -> None:
 
 
 def test_the_demonstrations_promise_the_lengths_they_have(
-    embedded_tokenizer: PreTrainedTokenizerBase,
+    default_tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     def count(text: str) -> int:
-        return len(embedded_tokenizer.encode(text, add_special_tokens=False))
+        return len(default_tokenizer.encode(text, add_special_tokens=False))
 
     for row in demonstrations():
         assert accept(row.response, strip(read(row.response)), count) == row.response

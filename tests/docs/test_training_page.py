@@ -16,7 +16,7 @@ from transformers import AutoConfig
 
 from pasta_decoding.cli import main
 from pasta_decoding.lang.tree import read, strip
-from pasta_decoding.models.embedded import pull
+from pasta_decoding.models.pull import pull
 from tests.checkpoint import TinyCheckpoint
 from tests.docs.pages import ROOT, calls, pasta_arguments
 

@@ -99,8 +99,8 @@ def test_spare_tokens_of_the_vocabulary_are_used(spare: list[str]) -> None:
     assert len(control.ids) == PARTS
 
 
-def test_the_embedded_vocabulary_has_tokens_to_spare(embedded_tokenizer: Any) -> None:
-    assert set(texts_of(embedded_tokenizer, choose_tokens(embedded_tokenizer))) <= set(SMOLLM2)
+def test_the_default_vocabulary_has_tokens_to_spare(default_tokenizer: Any) -> None:
+    assert set(texts_of(default_tokenizer, choose_tokens(default_tokenizer))) <= set(SMOLLM2)
 
 
 def test_with_too_few_to_spare_tokens_are_added_and_nothing_else_changes() -> None:
@@ -315,8 +315,8 @@ def test_a_record_from_before_roundings_were_told_apart_still_loads(tmp_path: Pa
     assert load(tmp_path) == CHECKPOINT
 
 
-def test_shipped_adapters_say_that_their_base_was_rounded(embedded_dir: Path) -> None:
-    model, _ = load_base(embedded_dir, dtype="bfloat16")
+def test_shipped_adapters_say_that_their_base_was_rounded(default_model_dir: Path) -> None:
+    model, _ = load_base(default_model_dir, dtype="bfloat16")
     digest = describe_base(model, "").embeddings_sha256
     assert KNOWN_WEIGHTS[digest].startswith("dequantised Q4_1")
     for shipped in sorted((Path(__file__).parents[2] / "adapters").glob("*/pasta.json")):

@@ -1,4 +1,4 @@
-"""Where the embedded model comes from: every way that a download fails says what to do next."""
+"""Where the default model comes from: every way that a download fails says what to do next."""
 
 from __future__ import annotations
 

@@ -63,11 +63,11 @@ def test_merged_weights_are_those_of_peft(
 
 
 @pytest.mark.parametrize("name", ["balanced", "apar"])
-def test_shipped_adapters_are_merged_as_peft_does(name: str, embedded_dir: Path) -> None:
+def test_shipped_adapters_are_merged_as_peft_does(name: str, default_model_dir: Path) -> None:
     adapter = find_adapter(name)
-    ours = merge_adapter(load_base(embedded_dir, dtype="float32")[0], adapter)
+    ours = merge_adapter(load_base(default_model_dir, dtype="float32")[0], adapter)
     theirs = PeftModel.from_pretrained(
-        load_base(embedded_dir, dtype="float32")[0], str(adapter)
+        load_base(default_model_dir, dtype="float32")[0], str(adapter)
     ).merge_and_unload()
     assert_alike(ours, theirs)
 

@@ -116,10 +116,10 @@ def test_llama_cpp_reads_what_must_not_be_sampled_and_pasta_samples_it_all_the_s
     assert answer.chunks > 0
 
 
-def test_the_embedded_model_answers_a_plain_tool_without_tags(
-    embedded_dir: Path, tmp_path: Path
+def test_the_default_model_answers_a_plain_tool_without_tags(
+    default_model_dir: Path, tmp_path: Path
 ) -> None:
-    loaded = load_model(embedded_dir, find_adapter("balanced"))
+    loaded = load_model(default_model_dir, find_adapter("balanced"))
     export_hf(loaded, tmp_path / "merged")
     unbanned = plainly(tmp_path / "merged", QUESTION, 24, suppress_tokens=None)
     ids = plainly(tmp_path / "merged", QUESTION, 24)

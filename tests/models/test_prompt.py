@@ -102,10 +102,10 @@ def test_no_text_in_any_place_produces_a_token_that_acts_tiny() -> None:
     check_every_place(TINY)
 
 
-def test_no_text_in_any_place_produces_a_token_that_acts_embedded(
-    embedded_tokenizer: PreTrainedTokenizerBase,
+def test_no_text_in_any_place_produces_a_token_that_acts_by_default(
+    default_tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    check_every_place(embedded_tokenizer)
+    check_every_place(default_tokenizer)
 
 
 def test_a_tag_split_across_message_borders_stays_split() -> None:
@@ -146,9 +146,9 @@ HARMLESS = [
 
 @pytest.mark.parametrize("text", HARMLESS)
 def test_harmless_text_gives_the_ids_of_the_chat_template(
-    text: str, embedded_tokenizer: PreTrainedTokenizerBase
+    text: str, default_tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    for tokenizer in (TINY, embedded_tokenizer):
+    for tokenizer in (TINY, default_tokenizer):
         for messages in ([Message("user", text)], conversation("Be brief.", text, text, "Go on.")):
             expected = tokenizer.apply_chat_template(
                 [{"role": m.role, "content": m.content} for m in messages],
@@ -158,22 +158,22 @@ def test_harmless_text_gives_the_ids_of_the_chat_template(
             assert PromptEncoder(tokenizer).encode(messages) == expected
 
 
-def test_the_embedded_templates_own_system_message_is_kept(
-    embedded_tokenizer: PreTrainedTokenizerBase,
+def test_the_default_templates_own_system_message_is_kept(
+    default_tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    ids = PromptEncoder(embedded_tokenizer).encode([Message("user", "Hi")])
-    assert embedded_tokenizer.decode(ids) == (
+    ids = PromptEncoder(default_tokenizer).encode([Message("user", "Hi")])
+    assert default_tokenizer.decode(ids) == (
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging "
         "Face<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )
 
 
-def test_a_seam_is_never_crossed(embedded_tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_seam_is_never_crossed(default_tokenizer: PreTrainedTokenizerBase) -> None:
     """The template's line break and the content's are cut apart; the text is the same."""
-    encoder = PromptEncoder(embedded_tokenizer)
+    encoder = PromptEncoder(default_tokenizer)
     ids = encoder.encode([Message("user", "\n\n\nHi")])
-    assert ids != embedded_tokenizer.encode(embedded_tokenizer.decode(ids))
-    assert "user\n\n\n\nHi<|im_end|>" in embedded_tokenizer.decode(ids)
+    assert ids != default_tokenizer.encode(default_tokenizer.decode(ids))
+    assert "user\n\n\n\nHi<|im_end|>" in default_tokenizer.decode(ids)
 
 
 def test_a_vocabulary_that_spells_a_control_token_is_cut_inside_it() -> None:

@@ -43,11 +43,11 @@ def from_files(tokenizer: PreTrainedTokenizerBase, folder: Path) -> FileTokenize
     return FileTokenizer(files, "here.gguf")
 
 
-@pytest.fixture(params=["tiny", "embedded"])
+@pytest.fixture(params=["tiny", "default"])
 def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerBase:
     if request.param == "tiny":
         return byte_tokenizer()
-    found: PreTrainedTokenizerBase = request.getfixturevalue("embedded_tokenizer")
+    found: PreTrainedTokenizerBase = request.getfixturevalue("default_tokenizer")
     return found
 
 

@@ -1,4 +1,4 @@
-"""vLLM for real, unmodified: its CPU build with the embedded model, in float32.
+"""vLLM for real, unmodified: its CPU build with the default model, in float32.
 
 `make test-vllm` installs it beside the package and runs this. A start takes it minutes.
 """
@@ -52,7 +52,7 @@ BENCH = Path(__file__).parents[2] / "bench"
 BLOCK = 32
 START_S = 900
 NEAR_TIE = 1e-3
-NAME = "embedded"
+NAME = "default"
 PROMPTS = [
     "Give me three tips for better sleep.",
     "How do I learn a new language?",
@@ -141,9 +141,9 @@ class Vllm:
 
 
 @pytest.fixture(scope="module")
-def merged(embedded_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def merged(default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The adapter for servers, but eager to sync: by itself it seldom does."""
-    loaded = load_model(embedded_dir, find_adapter("quality"))
+    loaded = load_model(default_model_dir, find_adapter("quality"))
     with torch.no_grad():
         loaded.model.get_output_embeddings().weight[loaded.checkpoint.control.sync] *= 1.3
     folder = tmp_path_factory.mktemp("merged") / NAME

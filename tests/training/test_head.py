@@ -148,10 +148,10 @@ def test_a_file_that_is_no_head_is_refused(contents: bytes | None, tmp_path: Pat
         load_head(path)
 
 
-def test_the_embedded_model_has_a_head_and_a_stranger_has_none() -> None:
-    embedded = checkpoints.load(find_adapter("balanced")).base
-    head = shipped_head(embedded.norms_sha256)
+def test_the_default_model_has_a_head_and_a_stranger_has_none() -> None:
+    default = checkpoints.load(find_adapter("balanced")).base
+    head = shipped_head(default.norms_sha256)
     assert head is not None
-    assert head.weight_F3.shape == (4 * embedded.hidden_size * len(head.layers), 3)
-    assert max(head.layers) <= embedded.layers
+    assert head.weight_F3.shape == (4 * default.hidden_size * len(head.layers), 3)
+    assert max(head.layers) <= default.layers
     assert shipped_head("another") is None

@@ -44,7 +44,7 @@ def baseline_of(settings: LoadSettings, named: str | None) -> Baseline:
     if settings.model is None and settings.adapter_name in shipped_adapters():
         about = "trained on the same responses with the tags taken out"
         return Baseline(replace(settings, adapter=SEQUENTIAL), SEQUENTIAL, about)
-    base = "the embedded model" if settings.model is None else settings.model.name
+    base = "the default model" if settings.model is None else settings.model.name
     about = "the base model as it is, which was not trained on these responses"
     return Baseline(replace(settings, adapter=NO_ADAPTER), base, about)
 

@@ -16,9 +16,10 @@ from pasta_decoding.api.place import Place, Tell
 from pasta_decoding.api.settings import Dtype, EngineName, FileType, LoadSettings
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
+from pasta_decoding.models.bases import DEFAULT_MODEL, default_cache
 from pasta_decoding.models.download import model_folder
-from pasta_decoding.models.embedded import NAME, default_cache, pull
 from pasta_decoding.models.loading import NO_ADAPTER, find_adapter, holds_weights
+from pasta_decoding.models.pull import pull
 
 _DEFAULT = LoadSettings()
 _KINDS: Mapping[str, type[StrEnum]] = {
@@ -50,7 +51,7 @@ def load(
     name:     a shipped adapter ("balanced", "fast", "quality", "sequential", ...), the folder of
               an adapter or of a whole model, the name of a whole model on the hub, a GGUF file, or
               "none" for the base model alone. None: "balanced", or "quality" on servers.
-    model:    the base model of an adapter: a folder or a name on the hub; the embedded one if left
+    model:    the base model of an adapter: a folder or a name on the hub; the default one if left
               out, which is downloaded once (98 MB).
     engine:   "auto", "compiled", "torch", "llama" or "remote".
     base_url: servers of OpenAI-style completions that hold the merged checkpoint, such as
@@ -113,6 +114,6 @@ def _located(settings: LoadSettings, place: Place) -> LoadSettings:
         settings = replace(settings, adapter=str(model_folder(named, tell=place.tell)))
     name = settings.adapter_name
     needs_base = name == NO_ADAPTER or not holds_weights(find_adapter(name))
-    if needs_base and settings.model is None and not (place.cache / NAME).exists():
+    if needs_base and settings.model is None and not (place.cache / DEFAULT_MODEL).exists():
         pull(place.cache, progress=place.tell)
     return settings

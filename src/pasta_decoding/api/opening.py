@@ -169,9 +169,9 @@ def folders(settings: LoadSettings, place: Place) -> tuple[Path, Path | None]:
 
 
 def base_folder(model: Path | None, place: Place) -> Path:
-    """Return the folder of a base model: a folder, a name on the hub, or None: the embedded one."""
+    """Return the folder of a base model: a folder, a name on the hub, or None: the default one."""
+    from pasta_decoding.models.bases import model_dir
     from pasta_decoding.models.download import model_folder
-    from pasta_decoding.models.embedded import model_dir
 
     return model_dir(place.cache) if model is None else model_folder(model, tell=place.tell)
 

@@ -66,7 +66,7 @@ class LoadSettings:
     model: Annotated[
         Path | None,
         Option(
-            help="Folder of the base model, or its name on the hub; the embedded one if left out. "
+            help="Folder of the base model, or its name on the hub; the default one if left out. "
             "Or a whole model, adapter and all: a GGUF or a merged folder that `pasta export` "
             "wrote."
         ),

@@ -13,7 +13,7 @@ from pasta_decoding.api.options import MaxTokens
 from pasta_decoding.api.settings import LoadSettings
 from pasta_decoding.cli.bars import drawn, progress
 from pasta_decoding.cli.files import base_folder, cache_folder, place, say
-from pasta_decoding.cli.options import AsJson, Base, Embedded, with_options
+from pasta_decoding.cli.options import AsJson, Base, DefaultModel, with_options
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 
@@ -146,7 +146,7 @@ def compare(
     baseline: Annotated[
         str | None, typer.Option(help="Adapter under which answers are rated (nats a token).")
     ] = None,
-    model: Embedded = None,
+    model: DefaultModel = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare two checkpoints prompt by prompt, with paired bootstrap intervals.
@@ -184,7 +184,7 @@ def rate_pairs(
 ) -> dict[str, Sequence[float]]:
     """Return the quality of both answers to each prompt, under the sequential baseline."""
     from pasta_decoding.evaluation.rating import likelihood_rate, load_nll
-    from pasta_decoding.models.embedded import model_dir
+    from pasta_decoding.models.bases import model_dir
     from pasta_decoding.models.loading import default_device, find_adapter, native_dtype
     from pasta_decoding.training.score import score_layouts
 
@@ -288,7 +288,7 @@ def _cell(value: float | None, low: float | None, high: float | None) -> str:
 
 def token_end_finder() -> Callable[[str], Sequence[int]]:
     """Return a function that tells where the tokens of a text end."""
-    from pasta_decoding.models.embedded import model_dir
+    from pasta_decoding.models.bases import model_dir
     from pasta_decoding.models.loading import load_tokenizer
 
     tokenizer = load_tokenizer(model_dir(cache_folder()))

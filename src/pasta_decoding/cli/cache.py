@@ -36,7 +36,7 @@ def clean(
         ),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Remove the embedded model, too; `pasta pull` fetches it.")
+        bool, typer.Option("--all", help="Remove the default model, too; `pasta pull` fetches it.")
     ] = False,
 ) -> None:
     """Remove exported files, which are made again when they are needed, and what broke off."""

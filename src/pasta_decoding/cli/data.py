@@ -13,7 +13,7 @@ import typer
 
 from pasta_decoding.cli.bars import drawn
 from pasta_decoding.cli.files import say, token_counter
-from pasta_decoding.cli.options import Embedded, with_options
+from pasta_decoding.cli.options import DefaultModel, with_options
 from pasta_decoding.data.build import Wanted
 from pasta_decoding.errors import PastaError, install_command
 from pasta_decoding.training.config import Weights
@@ -34,7 +34,7 @@ def build(
         list[Path] | None,
         typer.Option(help="Leave out what resembles the prompts of this JSONL (evaluation)."),
     ] = None,
-    model: Embedded = None,
+    model: DefaultModel = None,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Name broken lines and keep the rest.")
     ] = False,
@@ -65,7 +65,7 @@ def build(
 
 def report(
     source: Annotated[Path, typer.Argument(help="JSONL (.gz) files, plain or annotated.")],
-    model: Embedded = None,
+    model: DefaultModel = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what a training set is made of: rows, lengths, parts, ideal speedup."""
@@ -124,7 +124,7 @@ def hindsight(
 def lengths(
     sources: Annotated[list[Path], typer.Argument(help="JSONL (.gz) files, annotated.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The JSONL (.gz) to write.")],
-    model: Embedded = None,
+    model: DefaultModel = None,
 ) -> None:
     """Write answers at several lengths: their chunks cut behind their first sentences.
 

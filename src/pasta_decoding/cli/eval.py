@@ -197,7 +197,7 @@ def make_entrants(
 def describe(loading: LoadSettings) -> dict[str, Any]:
     """Return what is decoded on what, as run.json has it."""
     from pasta_decoding.api.opening import choose_engine, folders
-    from pasta_decoding.models import embedded
+    from pasta_decoding.models.bases import DEFAULT_MODEL
     from pasta_decoding.models.loading import adapter_digest
 
     base, folder = folders(loading, place())
@@ -207,7 +207,7 @@ def describe(loading: LoadSettings) -> dict[str, Any]:
     adapter = folder and {"name": loading.adapter, "sha256": adapter_digest(folder)}
     return {
         "adapter": adapter,
-        "model": embedded.NAME if loading.model is None else str(loading.model),
+        "model": DEFAULT_MODEL if loading.model is None else str(loading.model),
         "engine": engine.value,
         "file_type": number_format,
         "context": loading.context,

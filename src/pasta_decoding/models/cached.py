@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from pasta_decoding.models.embedded import MANIFEST, NAME
+from pasta_decoding.models.bases import DEFAULT_MODEL, MANIFEST
 
 STALE_S = 24 * 3600
 """Scratch folders this old belong to nobody who is still at work."""
@@ -34,7 +34,7 @@ def kept(cache: Path) -> list[Kept]:
     scratch = [*cache.glob(".pull-*"), *cache.glob("gguf/.export-*")]
     scratch += [path for path in cache.glob("compiled/.*") if path.is_dir()]
     exports = cache.glob("gguf/*.gguf")
-    model = [cache / NAME] if (cache / NAME / MANIFEST).is_file() else []
+    model = [cache / DEFAULT_MODEL] if (cache / DEFAULT_MODEL / MANIFEST).is_file() else []
     found = [
         _kept(cache, path, what)
         for what, paths in (

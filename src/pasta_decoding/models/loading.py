@@ -123,7 +123,7 @@ def default_device() -> str:
 def may_have_gpu() -> bool:
     """Is there a driver that torch could compute with? Where there is none, torch is not asked.
 
-    Its import takes longer than a short answer of the embedded model.
+    Its import takes longer than a short answer of the default model.
     """
     drivers = ("libcuda.so.1", "nvcuda.dll", "libamdhip64.so")
     return Path("/dev/kfd").exists() or any(map(_is_library, drivers))
@@ -287,7 +287,7 @@ def load_base(base: Path, *, dtype: str) -> tuple[Any, Any]:
         model = AutoModelForCausalLM.from_pretrained(base, dtype=numbers)
         tokenizer = AutoTokenizer.from_pretrained(base)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        hint = "Fetch it again: `pasta pull` for the embedded model."
+        hint = "Fetch it again: `pasta pull` for the default model."
         raise PastaError(f"the model in {base} cannot be loaded: {error}", hint=hint) from error
     return model, tokenizer
 

@@ -1,4 +1,4 @@
-"""On the embedded model: what `transformers` writes, and what the exported file decodes."""
+"""On the default model: what `transformers` writes, and what the exported file decodes."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ PROMPTS = [
 @pytest.mark.parametrize(
     "prompts", [PROMPTS[:3], pytest.param(PROMPTS, marks=pytest.mark.slow)], ids=["three", "twenty"]
 )
-def test_sequential_decoding_equals_generate(prompts: list[str], embedded_dir: Path) -> None:
-    model, tokenizer = load_base(embedded_dir, dtype="float32")
+def test_sequential_decoding_equals_generate(prompts: list[str], default_model_dir: Path) -> None:
+    model, tokenizer = load_base(default_model_dir, dtype="float32")
     control = choose_tokens(tokenizer)
     encoder = PromptEncoder(tokenizer, forbidden_ids=control.ids)
     asked = [encoder.encode([Message("user", text)]) for text in prompts]
@@ -82,12 +82,12 @@ def test_sequential_decoding_equals_generate(prompts: list[str], embedded_dir: P
 
 @pytest.mark.llama
 def test_the_exported_file_decodes_as_the_torch_engine_does(
-    embedded_dir: Path, tmp_path: Path
+    default_model_dir: Path, tmp_path: Path
 ) -> None:
     """In F32, on real prompts, in parallel: the same logits, and the same greedy tokens."""
     from pasta_decoding.models.export import export_gguf
 
-    loaded = load_model(embedded_dir, find_adapter(DEFAULT_ADAPTER))
+    loaded = load_model(default_model_dir, find_adapter(DEFAULT_ADAPTER))
     export_gguf(loaded, tmp_path / "f32.gguf", "F32", quantize=_not_asked)
     ours = decoder_over(TorchEngine(loaded.model), loaded)
     llama = llama_decoder(tmp_path / "f32.gguf", cells=1024, threads=1, exact=True)
@@ -107,13 +107,13 @@ def test_the_exported_file_decodes_as_the_torch_engine_does(
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_compiled_bfloat16_model_is_as_near_to_float32_as_the_eager_one(
-    embedded_dir: Path, tmp_path: Path
+    default_model_dir: Path, tmp_path: Path
 ) -> None:
     """On real prompts, in parallel. A bfloat16 logit of 16 has neighbours 0.125 away."""
     adapter = find_adapter(DEFAULT_ADAPTER)
-    exact = load_model(embedded_dir, adapter)
-    eager, compiled = (load_model(embedded_dir, adapter, dtype="bfloat16") for _ in range(2))
-    wanted = Compiled(embedded_dir, adapter, "bfloat16", threads=None)
+    exact = load_model(default_model_dir, adapter)
+    eager, compiled = (load_model(default_model_dir, adapter, dtype="bfloat16") for _ in range(2))
+    wanted = Compiled(default_model_dir, adapter, "bfloat16", threads=None)
     program = compiled_pass(wanted, Place(tmp_path, print))
     reference = decoder_over(TorchEngine(exact.model), exact)
     rounded = (

