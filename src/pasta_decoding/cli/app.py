@@ -12,7 +12,6 @@ from pasta_decoding.cli import (
     bench,
     cache,
     chat,
-    check,
     compile,
     data,
     decode,
@@ -83,7 +82,6 @@ bench_app.command("compare")(bench.compare)
 bench_app.command("annotations")(bench.compare_annotations)
 eval_app.command("generate")(eval.generate)
 eval_app.command("rate")(rate.rate)
-eval_app.command("check")(check.check)
 eval_app.command("report")(report.report)
 app.add_typer(data_app, name="data")
 cache_app.command("list")(cache.show)
