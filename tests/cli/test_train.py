@@ -145,23 +145,6 @@ def test_rows_are_held_out_by_share_or_by_file(
     )
 
 
-def test_rows_whose_tags_alone_are_learnt_are_trained_on_too(
-    train: Callable[..., Outcome], rows: Path, tmp_path: Path
-) -> None:
-    adapter = train().out.strip()
-    tags = ("--tags-data", str(rows), "--start", adapter)
-    found = train(*tags, "--eval-data", str(rows), out=tmp_path / "tags")
-    assert found.status == 0
-    assert "1 of 1 held-out prompts are trained on, too" in found.err
-    told = json.loads((tmp_path / "tags" / "config.json").read_text())
-    assert told["tags_data"] == [str(rows)]
-    alone = train("--text-from", adapter, out=tmp_path / "alone")
-    assert alone.complaint[1:] == (
-        "pasta: --text-from is for the rows of --tags-data, and there are none",
-        "Give both.",
-    )
-
-
 def test_a_tracker_that_is_not_installed_is_told_with_its_remedy(
     train: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:

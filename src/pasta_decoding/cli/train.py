@@ -70,16 +70,6 @@ def sft(
     data: Annotated[
         list[Path] | None, typer.Option(help="Annotated JSONL (.gz); may be repeated.")
     ] = None,
-    tags_data: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="The same, but learn only when to write tags, which, and when to end; text stays "
-            "as --text-from writes it."
-        ),
-    ] = None,
-    text_from: Annotated[
-        str | None, typer.Option(help="Adapter whose text that is; --start if left out.")
-    ] = None,
     model: Base = None,
     base_name: Annotated[str | None, typer.Option(help="What the adapter calls its base.")] = None,
     eval_data: Annotated[
@@ -92,14 +82,10 @@ def sft(
     config: SftConfig = _SFT,
 ) -> None:
     """Stage 1: finetune on annotated responses (LoRA and the control-token rows, or everything)."""
-    from pasta_decoding.models.loading import find_adapter
-
     require_training()
     config = replace(
         origin.begin(config),
         data=tuple(map(str, data or [])),
-        tags_data=tuple(map(str, tags_data or [])),
-        text_from=str(find_adapter(text_from)) if text_from else None,
         base_name=base_name or called(model),
         eval_data=tuple(map(str, eval_data or [])),
     )
@@ -128,22 +114,21 @@ def train(config: SftConfig, model: Path | None, out: Path, report_to: list[str]
     from pasta_decoding.training.sft import train_sft
 
     with goes_on(), drawn_progress("training") as show:
-        rows, tags_rows, held_out = rows_of(config)
+        rows, held_out = rows_of(config)
         return train_sft(
             config,
             rows,
             base=base_folder(model),
             out=out,
             say=say,
-            tags_rows=tags_rows,
             held_out=held_out,
             show=show,
             report_to=report_to,
         )
 
 
-def rows_of(config: SftConfig) -> tuple[list[Row], list[Row], list[Row]]:
-    """Return the rows to learn, those to learn for their tags alone, and those that are held out.
+def rows_of(config: SftConfig) -> tuple[list[Row], list[Row]]:
+    """Return the rows to learn, and those that are held out.
 
     Says how many of the last are of prompts that are trained on, too.
     """
@@ -151,21 +136,16 @@ def rows_of(config: SftConfig) -> tuple[list[Row], list[Row], list[Row]]:
 
     if config.eval_data and config.eval_share:
         raise PastaError("--eval-data and --eval-share are two ways", hint="Give one of them.")
-    if config.eval_share and not config.data:
-        raise PastaError(
-            "--eval-share holds out rows of --data, and there are none",
-            hint="Give --data, or --eval-data in its place.",
-        )
-    rows, tags_rows, held_out = (
+    rows, held_out = (
         [row for path in paths for row in read_rows(Path(path))]
-        for paths in (config.data, config.tags_data, config.eval_data)
+        for paths in (config.data, config.eval_data)
     )
     if config.eval_share:
         rows, held_out = hold_out(rows, config.eval_share)
-    known = {row.asked for row in (*rows, *tags_rows)}
+    known = {row.asked for row in rows}
     if both := sum(row.asked in known for row in held_out):
         say(f"{both} of {len(held_out)} held-out prompts are trained on, too")
-    return rows, tags_rows, held_out
+    return rows, held_out
 
 
 def head(

@@ -33,9 +33,6 @@ class SftConfig:
     """One finetuning run; its resolved form is `config.json` in the run folder.
 
     start:          folder of an adapter to go on from; None starts a new one.
-    tags_data:      files whose rows teach when to write tags, which, and when to end; their text
-                    stays as a teacher writes it (`training/teacher.py`).
-    text_from:      folder of the adapter that is this teacher; None for `start`.
     scheme:         the position scheme, by name.
     topic:          "none" leaves the topics out of all promises; "required" refuses rows without.
     joins:          those that it is trained for.
@@ -50,8 +47,6 @@ class SftConfig:
     data: tuple[str, ...]
     base_name: str
     start: str | None = None
-    tags_data: tuple[str, ...] = ()
-    text_from: str | None = None
     plain: Annotated[
         bool, Option("--plain", help="Take the tags out: trains the sequential baseline.")
     ] = False
@@ -72,14 +67,6 @@ class SftConfig:
     eval_data: tuple[str, ...] = ()
     eval_share: Annotated[
         float, Option(min=0, max=0.5, help="Share of --data to hold out for that instead.")
-    ] = 0.0
-    loop_share: Annotated[
-        float,
-        Option(
-            min=0,
-            max=0.5,
-            help="Answers that loop, to learn not to go on with it, as a share of them and --data.",
-        ),
     ] = 0.0
     seed: Annotated[int, Option(min=0)] = 0
     bf16: Annotated[bool, Option(help="bfloat16 weights and activations.")] = True

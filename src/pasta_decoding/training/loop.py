@@ -27,7 +27,6 @@ from pasta_decoding.training.metrics import MeteredTrainer, MetricsFile
 from pasta_decoding.training.progress import ProgressReport, StopBehindStep, Watching
 from pasta_decoding.training.run import last_checkpoint
 from pasta_decoding.training.score import model_inputs, takes_blocks
-from pasta_decoding.training.teacher import TextTeacher
 from pasta_decoding.training.view import View, view
 
 if TYPE_CHECKING:
@@ -44,11 +43,8 @@ def run_trainer(
     arguments: TrainingArguments,
     resume: Path | None,
     watching: Watching,
-    teacher: TextTeacher | None = None,
 ) -> dict[str, Tensor] | None:
     """Let transformers' Trainer do the loop: accumulation, schedule, checkpoints, evaluation.
-
-    teacher: whose text is kept in rows that teach their tags alone.
 
     Return the state of the whole model where each process only holds a shard of it.
     """
@@ -66,7 +62,6 @@ def run_trainer(
     trainer = SftTrainer(
         meter,
         LossMeter(checkpoint.control.ids),
-        teacher,
         model=model,
         args=arguments,
         train_dataset=share_out(packs, arguments.world_size),
@@ -96,23 +91,9 @@ def _begin_again(out: Path, *, lora: bool) -> str:
 class SftTrainer(MeteredTrainer):
     """The Trainer, whose loss on held-out packs is the mean over their labels, not over packs."""
 
-    def __init__(
-        self, meter: LossMeter, held_out: LossMeter, teacher: TextTeacher | None, **settings: Any
-    ) -> None:
+    def __init__(self, meter: LossMeter, held_out: LossMeter, **settings: Any) -> None:
         super().__init__(meter, compute_loss_func=meter.loss, **settings)
-        self._meter, self._held_out, self._teacher = meter, held_out, teacher
-
-    def compute_loss(
-        self, model: Any, inputs: dict[str, Any], *arguments: Any, **settings: Any
-    ) -> Any:
-        """Tell the loss what the Trainer does not know: repeated labels, and the text to keep."""
-        again_L, kept_L, kept = inputs.pop("again_L"), inputs.pop("kept_L"), None
-        if self._teacher is not None and bool(kept_L.any()):
-            asked = {name: one for name, one in inputs.items() if name != "labels"}
-            labels = inputs["labels"]
-            kept = self._teacher.ask(asked, labels[labels != IGNORED], kept_L)
-        self.compute_loss_func = partial(self._meter.loss, again_L=again_L, kept=kept)
-        return super().compute_loss(model, inputs, *arguments, **settings)
+        self._held_out = held_out
 
     def prediction_step(
         self,
@@ -124,7 +105,6 @@ class SftTrainer(MeteredTrainer):
         """Count the loss of one pack; what is returned only keeps the Trainer's loop going."""
         inputs = self._prepare_inputs(inputs)
         labels = inputs.pop("labels")
-        del inputs["again_L"], inputs["kept_L"]
         with torch.no_grad(), self.compute_loss_context_manager():
             outputs = model(**inputs)
             self._held_out.loss(outputs, labels, num_items_in_batch=1)
@@ -171,7 +151,7 @@ def share_out(packs: Packs, processes: int) -> list[dict[str, View]]:
     """
     views = [view(layouts) for layouts in packs]
     empty = torch.empty(0, dtype=torch.long)
-    filler = replace(views[-1], source_L=empty, label_L=empty, again_L=empty, kept_L=empty.bool())
+    filler = replace(views[-1], source_L=empty, label_L=empty)
     views += [filler] * (-len(views) % processes)
     return [{"view": pack_view} for pack_view in views]
 
@@ -199,8 +179,6 @@ def _collate(
     return {
         **model_inputs(pack_view, windows, blocks=device is not None),
         "labels": labels[None],
-        "again_L": pack_view.again_L,
-        "kept_L": pack_view.kept_L,
     }
 
 

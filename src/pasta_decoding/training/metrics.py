@@ -110,7 +110,6 @@ def plot_losses(metrics: Path, picture: Path) -> None:
     for name, label in (
         ("text_loss", "text"),
         ("control_loss", "control tokens"),
-        ("loop_loss", "loops, to be unlearnt"),
         ("eval_text_loss", "text, held out"),
         ("eval_control_loss", "control tokens, held out"),
     ):

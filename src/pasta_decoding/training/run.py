@@ -102,7 +102,6 @@ def described(figures: dict[str, Any]) -> str:
     names = {
         "text_loss": "text",
         "control_loss": "control tokens",
-        "loop_loss": "loops",
         "eval_text_loss": "held-out text",
         "eval_control_loss": "held-out control tokens",
     }

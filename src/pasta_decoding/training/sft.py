@@ -25,20 +25,11 @@ from pasta_decoding.models.loading import (
     eos_ids_of,
     holds_weights,
     load_base,
-    load_model,
 )
 from pasta_decoding.models.prompt import PromptEncoder
 from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.launch import recompute_activations, set_attention, training_arguments
 from pasta_decoding.training.loop import run_trainer
-from pasta_decoding.training.loops import (
-    LoopLayout,
-    draw_list,
-    draw_loop,
-    empty_list,
-    looped,
-    sentences,
-)
 from pasta_decoding.training.lora import add_lora, lora_rank, save_adapter, save_whole
 from pasta_decoding.training.metrics import plot_losses
 from pasta_decoding.training.progress import Show, Watching
@@ -50,7 +41,6 @@ from pasta_decoding.training.run import (
     finished_run,
     refuse_other_inputs,
 )
-from pasta_decoding.training.teacher import TextTeacher, chosen_tokens, keeping_text
 from pasta_decoding.training.view import compile_answer, pack
 
 if TYPE_CHECKING:
@@ -66,7 +56,6 @@ def train_sft(
     base: Path,
     out: Path,
     say: Callable[[str], None],
-    tags_rows: Sequence[Row] = (),
     held_out: Sequence[Row] = (),
     show: Show = lambda _progress: None,
     report_to: Sequence[str] = (),
@@ -74,7 +63,6 @@ def train_sft(
     """Train, resuming if `out` holds this run, and return the folder of the finished adapter.
 
     A run that is finished is left as it is, and its figures are said again.
-    tags_rows: rows that teach tags and ends alone; their text stays as a teacher has it.
     held_out:  rows whose loss is measured on the way; those of `eval_share` are found here.
     show:      hears how far it is, forward pass by forward pass.
     report_to: trackers that the Trainer logs to, by its names.
@@ -84,34 +72,23 @@ def train_sft(
     """
     from accelerate import PartialState
 
-    if not rows and not tags_rows:
-        raise PastaError("no row to train on", hint="Give --data or --tags-data.")
-    if config.loop_share and not rows:
-        raise PastaError(
-            "--loop-share makes answers of --data loop, and there are none",
-            hint="Give --data, or leave out --loop-share.",
-        )
+    if not rows:
+        raise PastaError("no row to train on", hint="Give --data.")
     arguments = _arguments(config, out, evaluates=bool(held_out), report_to=report_to)
     resume = find_run(out, config)
     inputs: dict[str, Any] = {"rows": digest(rows), "held_out": digest(held_out)}
-    if tags_rows:
-        inputs["tags_rows"] = digest(tags_rows)
     refuse_other_inputs(out, inputs)
     if finished_run(out, say):
         return out / "adapter"
     model, tokenizer, checkpoint = _load(base, config, arguments.device, say)
     inputs["base"] = asdict(checkpoint.base)
     refuse_other_inputs(out, inputs)
-    teacher = _teacher(base, config, checkpoint, arguments.device, say) if tags_rows else None
-    every = rows, tags_rows, held_out
-    packs, evaluated = _plan(*every, model, tokenizer, checkpoint.control, config, say)
+    packs, evaluated = _plan(rows, held_out, model, tokenizer, checkpoint.control, config, say)
     with disk_errors(out):
         if arguments.should_save:
             begin_run(out, config, inputs)
         watching = Watching(say, show)
-        weights = run_trainer(
-            model, packs, evaluated, checkpoint, arguments, resume, watching, teacher
-        )
+        weights = run_trainer(model, packs, evaluated, checkpoint, arguments, resume, watching)
         if arguments.should_save:
             _save(model, tokenizer, checkpoint, config, out, weights)
             finish_run(out, _tokens(packs), say)
@@ -127,19 +104,6 @@ def _arguments(
         raise PastaError(
             "all weights are to be trained, so there is no adapter to go on from",
             hint="Merge it first, `pasta export --to hf`, and give --model what that wrote.",
-        )
-    if config.tags_data and not (config.text_from or config.start):
-        raise PastaError(
-            "--tags-data keeps the text of an adapter, and there is none",
-            hint="Name it by --text-from, or by --start if training goes on from it.",
-        )
-    if config.text_from and not config.tags_data:
-        raise PastaError(
-            "--text-from is for the rows of --tags-data, and there are none", hint="Give both."
-        )
-    if config.plain and config.tags_data:
-        raise PastaError(
-            "--tags-data teaches tags, and --plain takes them out", hint="Give one of them."
         )
     return training_arguments(
         out,
@@ -178,31 +142,6 @@ def _load(
     return model, tokenizer, checkpoint
 
 
-def _teacher(
-    base: Path,
-    config: SftConfig,
-    checkpoint: Checkpoint,
-    device: torch.device,
-    say: Callable[[str], None],
-) -> TextTeacher:
-    """Return the model whose text is kept."""
-    name = config.text_from or config.start
-    assert name is not None, "checked with the other settings"
-    loaded = load_model(base, Path(name), dtype="bfloat16" if config.bf16 else "float32")
-    if loaded.warning:
-        say(loaded.warning)
-    theirs = loaded.checkpoint
-    ours = checkpoint.control, checkpoint.scheme, checkpoint.topic
-    if (theirs.control, theirs.scheme, theirs.topic) != ours:
-        raise PastaError(
-            f"{name} differs from what is trained in control tokens, scheme or topics",
-            hint="Give an adapter of its kind; their pasta.json files say what they are.",
-        )
-    # It gets the student's masks.
-    set_attention(loaded.model, config.attention, on_gpu=device.type == "cuda")
-    return TextTeacher(loaded.model.to(device), chosen_tokens(checkpoint.control, loaded.end))
-
-
 def _check_start(
     start: Path,
     rank: int,
@@ -231,7 +170,6 @@ def _check_start(
 
 def _plan(
     rows: Sequence[Row],
-    tags_rows: Sequence[Row],
     held_out: Sequence[Row],
     model: Any,
     tokenizer: Any,
@@ -241,15 +179,11 @@ def _plan(
 ) -> tuple[list[list[Layout]], list[list[Layout]]]:
     """Return the packs of the run, and those that are held out, and say how much that is."""
     end = answer_end(tokenizer, eos_ids_of(model, tokenizer))
-    layouts, tagged, evaluated = (
+    layouts, evaluated = (
         compile_rows(some, tokenizer, control, config, say, end=end) if some else []
-        for some in (rows, tags_rows, held_out)
+        for some in (rows, held_out)
     )
-    loops = loop_rows(rows, tokenizer, control, config, answers=len(layouts))
-    layouts += keeping_text(tagged)
-    packs = plan_packs([*layouts, *loops], config)
-    if loops:
-        say(f"{len(loops)} answers that loop beside them")
+    packs = plan_packs(layouts, config)
     what = "rows" if Joining.text in config.joins else "answers"
     say(f"{len(layouts)} {what}, {_tokens(packs)} tokens in {len(packs)} packs")
     if evaluated:
@@ -311,36 +245,6 @@ def compile_row(
     if not layouts:
         raise PastaError(f"longer than {config.max_tokens} tokens")
     return layouts
-
-
-def loop_rows(
-    rows: Sequence[Row], tokenizer: Any, control: ControlTokens, config: SftConfig, *, answers: int
-) -> list[LoopLayout]:
-    """Return answers that loop, `config.loop_share` of them and of `answers`.
-
-    Two of three repeat one of their sentences, the third goes on with an empty list.
-
-    answers: how many the rows made. Fewer come back where rows are too long for it.
-    """
-    wanted = round(answers * config.loop_share / (1 - config.loop_share))
-    draw = random.Random(config.seed)
-    encoder = PromptEncoder(tokenizer, forbidden_ids=control.ids)
-    loops: list[LoopLayout] = []
-    for row in draw.choices(rows, k=2 * wanted) if wanted else ():
-        try:
-            prompt = encoder.encode(row.conversation)
-        except PastaError:  # `compile_rows` said so
-            continue
-        encoded = [encoder.encode_text(one) for one in sentences(strip(read(row.response)))]
-        room = config.max_tokens - len(prompt)
-        scheme, async_close = scheme_named(config.scheme), control.async_close
-        if len(loops) % 3 == 2:
-            empty = draw_list(encoded, encoder.encode_text, room, draw)
-            if empty is not None:
-                loops.append(empty_list(prompt, *empty, scheme, async_close=async_close))
-        elif (drawn := draw_loop(encoded, room, draw)) is not None:
-            loops.append(looped(prompt, *drawn, scheme, async_close=async_close))
-    return loops[:wanted]
 
 
 def plan_packs(layouts: Sequence[Layout], config: SftConfig) -> list[list[Layout]]:

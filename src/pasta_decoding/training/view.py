@@ -26,8 +26,6 @@ from pasta_decoding.lang.layout import (
 from pasta_decoding.lang.positions import Scheme
 from pasta_decoding.lang.tree import Chunk, Span, Sync, Tree
 from pasta_decoding.models.control_tokens import ControlTokens
-from pasta_decoding.training.loops import LoopLayout
-from pasta_decoding.training.teacher import KeptLayout
 
 EncodeText = Callable[[str], Sequence[int]]
 
@@ -44,9 +42,6 @@ class View:
     visible_from_T:   int64, ordinal of the first main token that may see this one.
     source_L:   int64, index in T of the tokens from which something is predicted.
     label_L:    int64, the token id to predict there.
-    again_L:    int64, index in L of the label that this one repeats and is to be unlearnt beside;
-                -1 for all others.
-    kept_L:     bool, is it of a row that teaches its tags and ends alone?
     """
 
     tokens_T: Tensor
@@ -57,8 +52,6 @@ class View:
     visible_from_T: Tensor
     source_L: Tensor
     label_L: Tensor
-    again_L: Tensor
-    kept_L: Tensor
 
     def to(self, device: torch.device | str) -> View:
         """Return the same on `device`."""
@@ -174,27 +167,7 @@ def view(layouts: Sequence[Layout]) -> View:
         visible_from_T=column("visible_from"),
         source_L=torch.tensor([n for n, label in enumerate(labels) if label is not None]),
         label_L=torch.tensor([label for label in labels if label is not None]),
-        again_L=_again(layouts),
-        kept_L=torch.tensor(
-            [
-                isinstance(layout, KeptLayout)
-                for layout in layouts
-                for label in layout.label
-                if label is not None
-            ]
-        ),
     )
-
-
-def _again(layouts: Sequence[Layout]) -> Tensor:
-    again: list[int] = []
-    for layout in layouts:
-        first = len(again)
-        if isinstance(layout, LoopLayout):
-            again += [-1 if label is None else first + label for label in layout.again]
-        else:
-            again += [-1] * sum(label is not None for label in layout.label)
-    return torch.tensor(again)
 
 
 def visibility(view: View, window: int | None = None) -> Tensor:
