@@ -29,7 +29,7 @@ SMALLER = {
     "data build": SHORT,
     "train sft": "--max-steps 2 --max-length 2048 --pack-tokens 2048 --warmup-steps 1 --no-bf16",
     "train preference": "--limit 4 --samples 8 --baseline-samples 1 --rounds 1 --max-tokens 200 "
-    "--check-limit 1 --engine torch --dtype float32 --pairs-per-step 1 --no-bf16",
+    "--engine torch --dtype float32 --pairs-per-step 1 --no-bf16",
 }
 RUNS = ("sft", "baseline", "apar", "balanced", "fast")
 ITEMS = ("Morning walks", "Green tea", "Early nights", "Fresh bread")
@@ -63,7 +63,6 @@ def prepare(cache: Path, base: Path) -> None:
     write("IN.jsonl", plain[:4])
     write("hellobench_open.jsonl.gz", [listed(number) for number in range(8)])
     write("dolly_3k.jsonl.gz", [row | {"instruction": f"Again: {row['id']}?"} for row in plain])
-    write("prompts_dev.jsonl.gz", [{"instruction": "Three good habits?"}])
     asked = [row["instruction"] for row in careful]
     for name, questions in (("first", asked[:4]), ("second", asked[4:8])):
         write(f"{name}.jsonl", [{"instruction": question} for question in questions])

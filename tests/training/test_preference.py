@@ -39,7 +39,6 @@ from tests.training.test_guard import spoil
 
 Item = TypeVar("Item")
 INSTRUCTIONS = ["Why?", "How?", "What?", "Who?", "When?", "Where?"]
-CHECK = ["Really?", "Now?"]
 
 
 def quietly(items: Iterable[Item], _doing: str, _total: int) -> Iterable[Item]:
@@ -85,11 +84,9 @@ class World:
         self.loaded.append(adapter)
         return torch_decoder(self.checkpoint.base, adapter)
 
-    def train(
-        self, out: Path, config: PreferenceConfig | None = None, check: Sequence[str] = ()
-    ) -> dict[str, Any]:
-        prompts, checked = ([asked_of(one) for one in texts] for texts in (INSTRUCTIONS, check))
-        return train_preference(config or self.config, prompts, checked, self.around(out))
+    def train(self, out: Path, config: PreferenceConfig | None = None) -> dict[str, Any]:
+        prompts = [asked_of(one) for one in INSTRUCTIONS]
+        return train_preference(config or self.config, prompts, self.around(out))
 
 
 @pytest.fixture(scope="module")
@@ -272,7 +269,7 @@ def test_a_run_folder_refuses_other_settings_and_other_prompts(tiny: World, fini
     with pytest.raises(PastaError, match="other settings"):
         tiny.train(finished, replace(tiny.config, alpha=0.5))
     with pytest.raises(PastaError, match="the prompts are not those") as caught:
-        train_preference(tiny.config, [asked_of("Else?")], (), tiny.around(finished))
+        train_preference(tiny.config, [asked_of("Else?")], tiny.around(finished))
     assert caught.value.hint == "Choose another --out, or restore the files of --prompts."
     assert outcome(finished) == before
 
@@ -320,21 +317,14 @@ def test_samples_made_with_other_settings_are_not_taken_over(
 
 
 def test_a_second_round_samples_from_the_first_ones_adapter(tiny: World, tmp_path: Path) -> None:
-    two = replace(tiny.config, rounds=2, check="two.jsonl")
+    two = replace(tiny.config, rounds=2)
     tiny.loaded.clear()
-    found = tiny.train(tmp_path, two, check=CHECK)
+    tiny.train(tmp_path, two)
     policy, first = tiny.checkpoint.adapter, tmp_path / "round-1" / "adapter"
     second = tmp_path / "round-2" / "adapter"
-    # Baseline, check, round 1, check, round 2, check, and the baseline's check.
-    assert tiny.loaded == [policy, policy, policy, first, first, second, policy]
+    assert tiny.loaded == [policy, policy, first], "baseline, round 1, round 2"
     seeds = [{s["seed"] for s in lines(tmp_path / f"round-{n}/samples.jsonl")} for n in (1, 2)]
     assert not seeds[0] & seeds[1]
-    assert [point["round"] for point in found["check"]] == [0, 1, 2]
-    seconds = [point["seconds"] for point in found["check"]]
-    assert seconds == sorted(seconds)
-    assert (tmp_path / "rounds.png").read_bytes().startswith(b"\x89PNG")
-    written = json.loads((tmp_path / "rounds.json").read_text())
-    assert written["rounds"] == found["check"]
     weights = "adapter_model.safetensors"
     assert (tmp_path / "adapter" / weights).read_bytes() == (second / weights).read_bytes()
 
@@ -432,7 +422,7 @@ def test_nothing_to_learn_from_is_an_error(tiny: World, tmp_path: Path) -> None:
         tiny.train(tmp_path / "out", cut)
     assert "--max-tokens" in caught.value.hint
     with pytest.raises(PastaError, match="no prompt to answer"):
-        train_preference(tiny.config, [], (), tiny.around(tmp_path / "none"))
+        train_preference(tiny.config, [], tiny.around(tmp_path / "none"))
 
 
 def test_adapters_that_do_not_fit_are_refused_before_the_work(tiny: World, tmp_path: Path) -> None:

@@ -39,9 +39,6 @@ LocalEngine = Annotated[
         help="auto takes torch on a GPU and where llama is not installed or cannot run the model."
     ),
 ]
-Check = Annotated[
-    Path | None, typer.Option(help="JSONL (.gz): prompts that show what each round did.")
-]
 SamplesFrom = Annotated[
     Path | None,
     typer.Option(help="Run folder whose first samples to use: same policy, another lambda."),
@@ -60,7 +57,6 @@ def preference(
     ],
     model: DefaultModel = None,
     samples_from: SamplesFrom = None,
-    check: Check = None,
     report_to: ReportTo = None,
     engine: LocalEngine = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
@@ -79,7 +75,6 @@ def preference(
         prompts=tuple(map(str, prompts)),
         policy=str(find_adapter(policy)),
         baseline=str(find_adapter(baseline)),
-        check=str(check) if check else None,
         weights=weights,
     )
     loading = replace(loading, model=base_folder(model), engine=EngineName(engine))
@@ -122,15 +117,10 @@ def settled(loading: LoadSettings, policy: Path) -> tuple[LoadSettings, str]:
 
 
 def show(found: dict[str, Any]) -> None:
-    """Say what a run came to: what it took, and the check prompts after each round."""
+    """Say what a run came to: what it took."""
     pairs = sum(one["pairs"] for one in found["rounds"])
     seconds = sum(one["seconds"] for one in found["spent"])
     say(f"finished: {len(found['rounds'])} rounds, {pairs} pairs, {seconds:.0f} s in all")
-    for point in found["check"]:
-        say(
-            f"check after round {point['round']}: own speedup {point['own_speedup']:.2f}, "
-            f"text quality {point['quality']:.3f}, {point['hit_limit']:.0%} hit the limit"
-        )
 
 
 def train(
@@ -156,9 +146,8 @@ def train(
             config.max_prompt_chars,
             config.seed,
         )
-        checked = read_all_asked(Path(config.check))[: config.check_limit] if config.check else []
         around = surroundings(config, out, loading, report_to)
-        return train_preference(config, chosen, checked, around)
+        return train_preference(config, chosen, around)
 
 
 def choose(prompts: Sequence[Asked], limit: int | None, max_chars: int, seed: int) -> list[Asked]:

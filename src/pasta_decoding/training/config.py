@@ -123,11 +123,9 @@ class PreferenceConfig:
 
     policy:           adapter that the first round samples from and trains on.
     baseline:         adapter of the sequential baseline.
-    check:            prompts whose greedy answers show each round's effect; None for no check.
     limit:            among those of at most `max_prompt_chars`.
     engine:           what decodes, in words; answers of two engines differ in near-ties.
-    quality:          what rates the samples where nobody grades them.
-    grades:           sheet in which somebody does (`training/grades.py`).
+    quality:          what rates the samples.
     temperature:      of the samples. BoNBoN is derived for 1, where a small model writes what it
                       never would when it decodes greedily.
     """
@@ -137,13 +135,6 @@ class PreferenceConfig:
     baseline: str
     engine: str = ""
     quality: str = "nats"
-    grades: Annotated[
-        str | None,
-        Option(
-            help="JSONL: the samples, for somebody to grade in the place of nats. Written if it is "
-            "missing; the same command goes on when all have grades."
-        ),
-    ] = None
     weights: Weights = field(default_factory=Weights)
     rounds: Annotated[int, Option(min=1, help="Each samples from the one before.")] = 1
     samples: Annotated[int, Option(min=2, help="Annotated answers a prompt.")] = 8
@@ -151,8 +142,6 @@ class PreferenceConfig:
     baseline_samples: Annotated[
         int, Option(min=1, help="Sequential answers a prompt, of the baseline.")
     ] = 4
-    check: str | None = None
-    check_limit: Annotated[int, Option(min=1, help="Only the first so many.")] = 50
     limit: Annotated[
         int | None, Option(min=1, help="So many of the prompts, chosen by the seed.")
     ] = None

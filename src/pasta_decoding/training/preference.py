@@ -9,8 +9,7 @@ The run folder keeps everything, and every stage goes on from what is there:
     round-N/scores.jsonl  pairs.jsonl  worst_repeats.jsonl  summary.json
     round-N/reference.jsonl                   log-probabilities before training
     round-N/train/  round-N/adapter/          checkpoints and metrics; the round's result
-    round-N/check.jsonl  check_parts.jsonl    greedy answers to the check prompts afterwards
-    rounds.json  rounds.png  adapter/         speed and quality after each round; the last result
+    adapter/                                  the last round's result
 
 Only scores, pairs and what follows depend on lambda, so runs that differ in it can share the
 rest: `share_samples`.
@@ -22,9 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pasta_decoding.data.asked import Asked, each_once
+from pasta_decoding.data.asked import Asked
 from pasta_decoding.files import copy_whole
-from pasta_decoding.training.checks import Checker
 from pasta_decoding.training.config import PreferenceConfig
 from pasta_decoding.training.preference_run import PreferenceRun, Surroundings
 from pasta_decoding.training.run import begin_run, disk_errors, find_run
@@ -35,7 +33,6 @@ from pasta_decoding.training.settings import keep_prompts, refuse_misfits
 def train_preference(
     config: PreferenceConfig,
     prompts: Sequence[Asked],
-    check: Sequence[Asked],
     around: Surroundings,
 ) -> dict[str, Any]:
     """Run all rounds, resuming what is in the run folder; return where the adapter is, and figures.
@@ -47,13 +44,9 @@ def train_preference(
     with disk_errors(around.out):
         begin_run(around.out, config)
         run = PreferenceRun(config, around, keep_prompts(around.out, prompts))
-        checker = Checker(run, each_once(check))
         baseline = baseline_tokens(run.baseline_answers())
-        checker.check(0, Path(config.policy))
         policy = Path(config.policy)
         for number in range(1, config.rounds + 1):
             policy = run.round(number, policy, baseline)
-            checker.check(number, policy)
-        checker.report()
         copy_whole(policy, around.out / "adapter")
-        return run.result(checker.points)
+        return run.result()

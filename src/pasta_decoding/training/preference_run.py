@@ -20,7 +20,6 @@ from pasta_decoding.models.control_tokens import add_missing_tokens, grow_vocabu
 from pasta_decoding.models.loading import default_device, load_base
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.training.config import PreferenceConfig
-from pasta_decoding.training.grades import graded
 from pasta_decoding.training.lora import add_lora, save_adapter
 from pasta_decoding.training.pairs import (
     PairExample,
@@ -91,7 +90,7 @@ class PreferenceRun:
         folder = self.around.out / f"round-{number}"
         adapter = folder / "adapter"
         samples = self.sample_round(number, policy)
-        parts = self.measure_round(number, samples)
+        parts = self.measure(number, samples)
         scores = score_parts(parts, baseline, self.config.weights)
         pairs = choose_pairs(samples, scores)
         self.write_scores(folder, samples, scores, pairs, baseline)
@@ -112,37 +111,9 @@ class PreferenceRun:
             spent["tokens"] = sum(sample.fed_tokens for sample in samples)
         return samples
 
-    def measure_round(self, number: int, samples: Sequence[Sample]) -> list[ScoreParts]:
-        """Return the parts of the scores of a round's samples, by somebody's grades if wanted.
-
-        Raises PastaError while there are none, or if they are others than when it was measured.
-        """
-        name = f"round-{number}/parts.jsonl"
-        if self.config.grades is None:
-            return self.measure(number, self.prompts, samples, name, self.around.load_quality)
-        rate = graded(Path(self.config.grades), self.prompts, samples, self.config.seed)
-        quality = Quality("grades", rate, idle_cost=0.0)
-        parts = self.measure(number, self.prompts, samples, name, lambda: quality)
-        asked = {prompt.id: prompt.instruction for prompt in self.prompts}
-        for part, sample in zip(parts, samples, strict=True):
-            if [part.quality] != rate(asked[sample.prompt], [sample.text]):
-                raise PastaError(
-                    f"the grades of {self.config.grades} are not those that this run began with",
-                    hint=f"Restore them, or remove {self.around.out / f'round-{number}'} but its "
-                    "samples.jsonl to begin with these.",
-                )
-        return parts
-
-    def measure(
-        self,
-        number: int,
-        prompts: Sequence[Asked],
-        samples: Sequence[Sample],
-        name: str,
-        load_quality: Callable[[], Quality],
-    ) -> list[ScoreParts]:
+    def measure(self, number: int, samples: Sequence[Sample]) -> list[ScoreParts]:
         """Return the parts of all scores; what is not yet in the file is measured."""
-        path = self.around.out / name
+        path = self.around.out / f"round-{number}" / "parts.jsonl"
         parts = [ScoreParts(**line) for line in read_lines(path, resume=True)]
         known = {(part.prompt, part.number): part for part in parts}
         groups: dict[str, list[Sample]] = {}
@@ -150,13 +121,12 @@ class PreferenceRun:
             groups.setdefault(sample.prompt, []).append(sample)
         missing = [
             prompt
-            for prompt in prompts
+            for prompt in self.prompts
             if any((prompt.id, sample.number) not in known for sample in groups[prompt.id])
         ]
-        with self.spending(number, Path(name).stem) as spent:
+        with self.spending(number, "parts") as spent:
             for prompt in self.around.track(missing, "scoring", len(missing)):
-                quality = load_quality()
-                measured = measure(prompt, groups[prompt.id], quality)
+                measured = measure(prompt, groups[prompt.id], self.around.load_quality())
                 for part in measured:
                     append_line(path, asdict(part))
                 known |= {(part.prompt, part.number): part for part in measured}
@@ -258,7 +228,7 @@ class PreferenceRun:
                 line = {"round": number, "stage": stage, "seconds": seconds, **spent}
                 write_lines(path, [*read_lines(path), line])
 
-    def result(self, points: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def result(self) -> dict[str, Any]:
         """Return the figures of the whole run."""
         summaries = [
             json.loads((self.around.out / f"round-{n}/summary.json").read_text(encoding="utf-8"))
@@ -267,7 +237,6 @@ class PreferenceRun:
         return {
             "adapter": str(self.around.out / "adapter"),
             "rounds": summaries,
-            "check": list(points),
             "spent": read_lines(self.around.out / "spent.jsonl"),
         }
 

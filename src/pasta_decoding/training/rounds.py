@@ -1,10 +1,9 @@
-"""What a round of preference training leaves to look at: figures, worst repeats, the plot."""
+"""What a round of preference training leaves to look at: figures, worst repeats."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -124,20 +123,3 @@ def worst_repeats(samples: Sequence[Sample], scores: Scores) -> list[dict[str, A
         }
         for one in ranked
     ]
-
-
-def plot_rounds(points: Sequence[dict[str, Any]], picture: Path) -> None:
-    """Draw own speedup and quality after each round over the compute spent until then."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 3.6), layout="constrained")
-    hours = [point["seconds"] / 3600 for point in points]
-    for place, (name, label) in enumerate(
-        [("own_speedup", "own speedup, geometric mean"), ("quality", "quality, mean")]
-    ):
-        axes = figure.add_subplot(1, 2, place + 1, xlabel="hours spent", ylabel=label)
-        axes.plot(hours, [point[name] for point in points], marker="o")
-        axes.margins(0.2)
-        for hour, point in zip(hours, points, strict=True):
-            axes.annotate(f"round {point['round']}", (hour, point[name]))
-    figure.savefig(picture, dpi=120)

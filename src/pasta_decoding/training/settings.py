@@ -27,10 +27,6 @@ _FREE_OF_SAMPLES = {
 _SHARED_STAGES = frozenset(
     {
         (0, "baseline"),
-        (0, "check_answers"),
-        (0, "check_parts"),
-        (0, "check_baseline_answers"),
-        (0, "check_baseline_parts"),
         (1, "sample"),
         (1, "parts"),
     }
@@ -40,13 +36,6 @@ _SHARED_STAGES = frozenset(
 def refuse_misfits(config: PreferenceConfig) -> None:
     """Refuse settings and adapters that do not go together, before hours are spent."""
     policy, baseline = Path(config.policy), Path(config.baseline)
-    if config.grades and config.grades.endswith(".gz"):
-        raise PastaError(f"{config.grades} is for people to write in", hint="Leave the .gz out.")
-    if config.grades and (config.rounds > 1 or config.check):
-        raise PastaError(
-            "--grades are of one round's samples, and of no check prompts",
-            hint="Leave --check out, and grade a second round in another run.",
-        )
     if holds_weights(policy):
         raise PastaError(
             f"{policy} holds a whole model, not an adapter to go on from",
@@ -99,18 +88,12 @@ def share_samples(source: Path, out: Path, config: PreferenceConfig) -> None:
             f"the samples of {source} were made with other {', '.join(others)}",
             hint="Repeat these settings of its config.json, or leave --samples-from out.",
         )
-    for name in ("prompts", "baseline", "check_baseline", "check_baseline_parts"):
+    for name in ("prompts", "baseline", "round-1/samples", "round-1/parts"):
         _copy_once(source / f"{name}.jsonl", out / f"{name}.jsonl")
     if not (out / "spent.jsonl").exists():
         spent = read_lines(source / "spent.jsonl")
         shared = [one for one in spent if (one["round"], one["stage"]) in _SHARED_STAGES]
         write_lines(out / "spent.jsonl", shared)
-    for folder, names in (
-        ("round-0", ("check", "check_parts")),
-        ("round-1", ("samples", "parts")),
-    ):
-        for name in names:
-            _copy_once(source / folder / f"{name}.jsonl", out / folder / f"{name}.jsonl")
 
 
 def _copy_once(source: Path, target: Path) -> None:
