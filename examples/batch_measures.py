@@ -8,7 +8,7 @@ PROMPTS = [
     "Who wrote Hamlet?",
 ]
 
-with pasta.load("fast") as model:
+with pasta.load("balanced") as model:
     results = model.batch(PROMPTS, max_tokens=160, max_concurrency=len(PROMPTS))
 
 print("tokens  steps  own speedup  threads  prompt")

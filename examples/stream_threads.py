@@ -7,7 +7,7 @@ import pasta_decoding as pasta
 QUESTION = "Compare trains, buses and bicycles for getting to work."
 
 with (
-    pasta.load("fast") as model,
+    pasta.load("balanced") as model,
     model.events(" ".join(sys.argv[1:]) or QUESTION, max_tokens=200) as events,
 ):
     for event in events:

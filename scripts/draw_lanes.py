@@ -21,7 +21,7 @@ PROMPT = "How do I start a small vegetable garden?"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--adapter", default="fast")
+    parser.add_argument("--adapter", default="balanced")
     parser.add_argument("--prompt", default=PROMPT)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--half-way", type=float, default=0.6, help="which share of the events")

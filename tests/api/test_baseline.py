@@ -11,7 +11,7 @@ from pasta_decoding.api.settings import EngineName, LoadSettings
 from pasta_decoding.errors import PastaError
 
 
-@pytest.mark.parametrize("adapter", [None, "balanced", "fast", "sequential"])
+@pytest.mark.parametrize("adapter", [None, "balanced", "sequential"])
 def test_adapters_that_ship_are_compared_with_the_trained_baseline(adapter: str | None) -> None:
     found = baseline_of(LoadSettings(adapter=adapter, threads=1), None)
     assert found.settings == LoadSettings(adapter="sequential", threads=1)

@@ -16,10 +16,8 @@ from pasta_decoding.models.loading import find_adapter
     ("settings", "name", "join"),
     [
         (LoadSettings(), "balanced", "kv"),
-        (LoadSettings(engine=EngineName.remote), "quality", "text"),
-        (LoadSettings(base_url=("http://localhost:8000/v1",)), "quality", "text"),
-        (LoadSettings(adapter="quality"), "quality", "kv"),
-        (LoadSettings(engine=EngineName.remote, adapter="fast"), "fast", "kv"),
+        (LoadSettings(engine=EngineName.remote), "balanced", "text"),
+        (LoadSettings(adapter="sequential"), "sequential", "kv"),
     ],
 )
 def test_servers_get_an_adapter_that_knows_their_join(
@@ -36,7 +34,7 @@ def test_the_format_that_keeps_the_answers_is_the_default() -> None:
 def test_a_whole_model_is_named_once_as_either() -> None:
     file = Path("mine.gguf")
     assert LoadSettings(model=file).whole == LoadSettings(adapter=str(file)).whole == file
-    assert LoadSettings(model=Path("org/base"), adapter="fast").whole is None
-    for beside in (LoadSettings("fast", file), LoadSettings(str(file), Path("org/base"))):
+    assert LoadSettings(model=Path("org/base"), adapter="balanced").whole is None
+    for beside in (LoadSettings("balanced", file), LoadSettings(str(file), Path("org/base"))):
         with pytest.raises(PastaError, match=r"mine\.gguf is a whole model, adapter and all"):
             _ = beside.whole

@@ -219,8 +219,7 @@ def test_an_unknown_adapter_is_refused_with_the_names_of_those_that_ship(ask: As
     status, message, hint = ask(PROMPT, adapter="nope").complaint
     assert (status, message) == (2, "pasta: no adapter 'nope'")
     assert hint == (
-        "These ship: balanced, apar, fast, quality, sequential. "
-        "Or give a folder that `pasta train sft` wrote."
+        "These ship: balanced, sequential. Or give a folder that `pasta train sft` wrote."
     )
 
 

@@ -135,7 +135,7 @@ def test_a_folder_is_no_name_on_the_hub(checkpoint: checkpoints.Checkpoint) -> N
 
 
 def test_the_recipe_for_a_server_says_whether_the_model_was_trained_for_it() -> None:
-    folder = ADAPTERS / "quality"
+    folder = ADAPTERS / "balanced"
     card, both = read_card(folder), checkpoints.load(folder)
     trained, untrained = (
         ModelCard(card_of(card, replace(both, joins=joins))).text for joins in (both.joins, ("kv",))
@@ -149,7 +149,7 @@ def test_the_recipe_for_a_server_says_whether_the_model_was_trained_for_it() -> 
     assert "was not trained for the\njoin `text`" in untrained
 
 
-@pytest.mark.parametrize("name", ["balanced", "fast", "quality"])
+@pytest.mark.parametrize("name", ["balanced", "sequential"])
 def test_its_command_lines_are_taken_by_the_parser(name: str) -> None:
     lines = re.findall(r"^pasta (.*)", written(name).text, re.M)
     assert len(lines) == 2

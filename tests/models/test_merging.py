@@ -62,7 +62,7 @@ def test_merged_weights_are_those_of_peft(
     assert len(changed) > 14
 
 
-@pytest.mark.parametrize("name", ["balanced", "apar"])
+@pytest.mark.parametrize("name", ["balanced", "sequential"])
 def test_shipped_adapters_are_merged_as_peft_does(name: str, default_model_dir: Path) -> None:
     adapter = find_adapter(name)
     ours = merge_adapter(load_base(default_model_dir, dtype="float32")[0], adapter)

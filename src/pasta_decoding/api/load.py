@@ -48,9 +48,9 @@ def load(
 ) -> Model:
     """Load a checkpoint onto the best engine of this machine, or find the servers that have it.
 
-    name:     a shipped adapter ("balanced", "fast", "quality", "sequential", ...), the folder of
+    name:     a shipped adapter ("balanced", "sequential"), the folder of
               an adapter or of a whole model, the name of a whole model on the hub, a GGUF file, or
-              "none" for the base model alone. None: "balanced", or "quality" on servers.
+              "none" for the base model alone. None: "balanced".
     model:    the base model of an adapter: a folder or a name on the hub; the default one if left
               out, which is downloaded once (98 MB).
     engine:   "auto", "compiled", "torch", "llama" or "remote".

@@ -12,7 +12,7 @@ from typer import Option
 from pasta_decoding.engines import DEFAULT_CELLS
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.models.loading import DEFAULT_ADAPTER, TEXT_ADAPTER, is_whole
+from pasta_decoding.models.loading import DEFAULT_ADAPTER, is_whole
 
 
 class EngineName(StrEnum):
@@ -58,8 +58,8 @@ class LoadSettings:
     adapter: Annotated[
         str | None,
         Option(
-            help="Folder of an adapter, or the name of a shipped one; balanced if left out, and "
-            "quality on servers. `none` takes the base model alone, which writes sequentially.",
+            help="Folder of an adapter, or the name of a shipped one; balanced if left out. "
+            "`none` takes the base model alone, which writes sequentially.",
             show_default=False,
         ),
     ] = None
@@ -135,9 +135,7 @@ class LoadSettings:
     @property
     def adapter_name(self) -> str:
         """The adapter that is meant, where no whole model is named."""
-        if self.adapter is not None:
-            return self.adapter
-        return TEXT_ADAPTER if self.is_remote else DEFAULT_ADAPTER
+        return self.adapter or DEFAULT_ADAPTER
 
     @property
     def whole(self) -> Path | None:

@@ -35,7 +35,6 @@ DEFAULT_ADAPTERS = {
     Name.sequential: "sequential",
     Name.pasta: DEFAULT_ADAPTER,
     Name.sot: "sequential",
-    Name.apar: "apar",
     Name.transformers: "sequential",
     Name.lookup: "sequential",
 }
@@ -61,6 +60,8 @@ def choose(text: str) -> Chosen:
             f"--method {text!r} is none of {', '.join(Name)}",
             hint="An adapter may follow, as in pasta=balanced.",
         )
+    if not given and name not in DEFAULT_ADAPTERS:
+        raise PastaError(f"no adapter of {name} ships", hint=f"Name yours: --method {name}=FOLDER.")
     if not given:
         return Chosen(Name(name), DEFAULT_ADAPTERS[Name(name)], name)
     if adapter == NO_ADAPTER and name in TRAINED:

@@ -21,14 +21,11 @@ from pasta_decoding.models.download import sha256
 from pasta_decoding.models.merging import merge_adapter, read_added
 
 DEFAULT_ADAPTER = "balanced"
-TEXT_ADAPTER = "quality"
-"""Trained for text joins, too, which is what servers can do."""
 SEQUENTIAL = "sequential"
 """The baseline of the shipped adapters: trained on the same responses, tags taken out."""
 NO_ADAPTER = "none"
 """The base model as it is, in place of an adapter's name."""
 _PACKAGE = Path(__file__).parents[1]
-_IN_REPOSITORY = ("apar", "fast")
 _SHIPPED = (_PACKAGE / "adapters", _PACKAGE.parents[1] / "adapters")
 
 
@@ -75,11 +72,6 @@ def find_adapter(name: str) -> Path:
     for shipped in _SHIPPED:
         if (shipped / name / checkpoints.FILE_NAME).is_file():
             return shipped / name
-    if name in _IN_REPOSITORY:
-        raise PastaError(
-            f"the adapter {name!r} is in Pasta's repository, not in the package",
-            hint="Give its folder there: --adapter REPOSITORY/adapters/" + name,
-        )
     known = ", ".join(shipped_adapters())
     raise PastaError(
         f"no adapter {name!r}",
