@@ -133,7 +133,7 @@ def random_engine(shape: str, options: argparse.Namespace, layers: str) -> Torch
         model = AutoModelForCausalLM.from_config(SHAPES[shape], dtype=torch.bfloat16)
     if layers == "inductor":
         compile_layers(model)
-    return TorchEngine(model, cells=options.cells, fixed_shapes=True)
+    return TorchEngine(model, cache_tokens=options.cells, fixed_shapes=True)
 
 
 def compile_layers(model: Any) -> None:

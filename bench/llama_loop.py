@@ -19,7 +19,7 @@ def llama_loop(engine: LlamaEngine, ids: Sequence[int], choose: Choice) -> float
 
     It works in the engine's context, which must have nothing open.
     """
-    assert engine.cells_in_use == 0, "the loop needs the context for itself"
+    assert engine.slots_in_use == 0, "the loop needs the context for itself"
     llama, context = engine.library, engine.context
     batch = llama.llama_batch_init(len(ids), 0, 1)
     began_s, tokens, position = time.perf_counter(), list(ids), 0

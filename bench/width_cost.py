@@ -41,7 +41,7 @@ def main() -> None:
                 "width_cost",
                 engine=engine.name,
                 width=width,
-                cells=options.cells,
+                cache_tokens=options.cells,
                 seconds=ours,
                 bare_seconds=library,
                 cost=round(ours["median"] / one, 3),

@@ -129,7 +129,7 @@ def parts_of(script: str) -> dict[str, Any]:
 def test_the_tokens_of_the_chunk_behind_each_closing_are_counted(
     tiny_checkpoint: TinyCheckpoint,
 ) -> None:
-    decoder = torch_decoder(tiny_checkpoint.base, tiny_checkpoint.adapter, cells=2048)
+    decoder = torch_decoder(tiny_checkpoint.base, tiny_checkpoint.adapter, cache_tokens=2048)
     control = decoder.vocabulary.control
     (letter,) = ids(decoder, "a")
     promise = (

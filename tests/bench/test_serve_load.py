@@ -18,7 +18,7 @@ QUICK = ("--seconds", 1, "--warmup", 1, "--max-tokens", 24)
 
 @pytest.fixture(scope="module")
 def decoder(tiny_checkpoint: TinyCheckpoint) -> LocalDecoder:
-    return torch_decoder(tiny_checkpoint.base, tiny_checkpoint.adapter, cells=4096)
+    return torch_decoder(tiny_checkpoint.base, tiny_checkpoint.adapter, cache_tokens=4096)
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ class Subject:
 
 def scripted_subject() -> Subject:
     script = shuffled(VOCABULARY)
-    engine = ScriptedEngine(script, VOCABULARY, max_positions=512, max_cells=4000, max_branches=50)
+    engine = ScriptedEngine(script, VOCABULARY, max_positions=512, max_slots=4000, max_branches=50)
     return Subject(engine, by_script(script))
 
 
@@ -70,7 +70,7 @@ def llama_subject(name: str) -> Subject:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tiny.gguf"
         write_gguf(speaking(TINY_MODELS[name]()), path, float_type="F32")
-        engine = LlamaEngine(path, cells=4096, threads=1, cache_type="F32")
+        engine = LlamaEngine(path, cache_tokens=4096, threads=1, cache_type="F32")
     return Subject(engine, dense(TINY_MODELS[name]()))
 
 

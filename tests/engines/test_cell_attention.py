@@ -11,11 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pasta_decoding.engines.attention import KeyShape, PooledLayer, pooled_cache
+from pasta_decoding.engines.attention import KeyShape, SlotLayer, slot_cache
 from pasta_decoding.engines.cell_attention import Seen, looking_at
-from pasta_decoding.engines.pool import BoolArray, Step
-from pasta_decoding.engines.request_table import Work
-from pasta_decoding.engines.windows import visible
+from pasta_decoding.engines.kv_cache import BatchItem, BoolArray
 from tests.engines.subjects import compiled_tiny
 
 pytestmark = pytest.mark.timeout(900)
@@ -37,11 +35,11 @@ class Case:
     query_1HQD: Tensor
     key_1GQD: Tensor
     value_1GQD: Tensor
-    layer: PooledLayer
-    works: list[Work[int]]
+    layer: SlotLayer
+    items: list[BatchItem]
 
     def found(self, window: int | None = None) -> Tensor:
-        seen = Seen.of(self.works, (None, 5))
+        seen = Seen.of(self.items, (None, 5))
         with looking_at([self.layer], seen):
             return torch.ops.pasta.attend(
                 self.query_1HQD, self.key_1GQD, self.value_1GQD, 0, 0.3, window
@@ -53,10 +51,10 @@ class Case:
         query_HQD = self.query_1HQD[0].double()
         out_QHD = torch.zeros(query_HQD.shape[1], len(query_HQD), query_HQD.shape[2]).double()
         shared, first = len(query_HQD) // len(keys_GCD), 0
-        for work in self.works:
-            mask_QK = torch.from_numpy(visible(work.step, window).copy())
+        for item in self.items:
+            mask_QK = torch.from_numpy(item.visible(window).copy())
             for place, mask_K in enumerate(mask_QK):
-                cells = work.store + mask_K.nonzero()[:, 0]
+                cells = item.start + mask_K.nonzero()[:, 0]
                 for head, query_D in enumerate(query_HQD[:, first + place]):
                     keys_KD = keys_GCD[head // shared, cells]
                     weights_K = (keys_KD @ query_D * 0.3).softmax(0)
@@ -73,24 +71,24 @@ def case(
     torch.manual_seed(7)
     total = sum(cells for _, cells in requests)
     one_G1D = torch.zeros(kv_heads, 1, width, dtype=dtype)
-    cache, _ = pooled_cache([KeyShape(one_G1D, one_G1D)], total)
+    cache, _ = slot_cache([KeyShape(one_G1D, one_G1D)], total)
     layer = cache.layers[0]
-    assert isinstance(layer, PooledLayer)
+    assert isinstance(layer, SlotLayer)
     for held in layer.held():
         held.normal_()
-    works, start = [], 0
+    items, start = [], 0
     for queries, cells in requests:
         mask_QK: BoolArray = np.tri(queries, cells, cells - queries, dtype=np.bool_)
         if not plain:
             mask_QK[:, : cells - queries] &= random.random((queries, cells - queries)) < 0.4
-        step = Step(cells - queries, [0] * queries, list(range(cells - queries, cells)), mask_QK,
-                    np.arange(cells), [])  # fmt: skip
-        works.append(Work(start, [], step, []))
+        own = list(range(cells - queries, cells))
+        items.append(BatchItem((), start, cells - queries, [0] * queries, own, mask_QK,
+                               np.arange(cells), [], []))  # fmt: skip
         start += cells
     tokens = sum(queries for queries, _ in requests) + padding
     query_1HQD = torch.randn(1, tokens, heads, width, dtype=dtype).transpose(1, 2)
     key_1GQD, value_1GQD = torch.randn(2, 1, tokens, kv_heads, width, dtype=dtype).transpose(2, 3)
-    return Case(query_1HQD, key_1GQD, value_1GQD, layer, works)
+    return Case(query_1HQD, key_1GQD, value_1GQD, layer, items)
 
 
 @pytest.mark.parametrize(

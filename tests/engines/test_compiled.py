@@ -18,7 +18,7 @@ from torch import nn
 from pasta_decoding.engines import compiled
 from pasta_decoding.engines.base import Branch, Feed
 from pasta_decoding.engines.compiled import MAX_TOKENS, CompiledPass, compile_model
-from pasta_decoding.engines.frames import Tokens
+from pasta_decoding.engines.kv_cache import Batch
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.bare import bare_call
@@ -184,12 +184,12 @@ def test_the_bare_call_of_a_compiled_engine_is_its_program(
     width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program, asked = compiled_tiny("llama"), []
-    engine = TorchEngine(tiny_llama(), cells=40, compiled=program)
+    engine = TorchEngine(tiny_llama(), cache_tokens=40, compiled=program)
     call = CompiledPass.__call__
 
-    def watched(self: CompiledPass, tokens: Tokens, *rest: Any) -> torch.Tensor:
-        asked.append(len(tokens.ids))
-        return call(self, tokens, *rest)
+    def watched(self: CompiledPass, batch: Batch, *rest: Any) -> torch.Tensor:
+        asked.append(len(batch.ids))
+        return call(self, batch, *rest)
 
     monkeypatch.setattr(CompiledPass, "__call__", watched)
     assert all(seconds > 0 for seconds in bare_call(engine)(width, 1000, 3))

@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from pasta_decoding.engines.attention import KeyShape, Plan, PooledLayer, QuerySegment
+from pasta_decoding.engines.attention import KeyShape, Plan, QuerySegment, SlotLayer
 from pasta_decoding.engines.base import Feed
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.errors import PastaError
@@ -72,7 +72,7 @@ def test_the_head_computes_only_the_rows_that_are_wanted() -> None:
 def test_the_pool_is_taken_once_and_written_in_place() -> None:
     keys, values = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 6)
     plan = Plan([QuerySegment(slice(0, 3), slice(2, 5), slice(2, 5), {})])
-    layer = PooledLayer(plan, KeyShape(keys[0, :, :1], values[0, :, :1]), cells=8)
+    layer = SlotLayer(plan, KeyShape(keys[0, :, :1], values[0, :, :1]), slots=8)
     seen, _ = layer.update(keys, values)
     assert seen.shape == (1, 2, 8, 4)
     plan.segments = [QuerySegment(slice(None), torch.tensor([5, 7]), slice(0, 8), {})]
@@ -85,14 +85,14 @@ def test_the_pool_is_taken_once_and_written_in_place() -> None:
 
 def test_a_cache_that_does_not_fit_into_memory_is_refused() -> None:
     with pytest.raises(PastaError, match=rf"a cache of {10**13} tokens takes"):
-        TorchEngine(tiny_llama(), cells=10**13)
+        TorchEngine(tiny_llama(), cache_tokens=10**13)
 
 
 def test_requests_that_do_not_fit_beside_each_other_wait_their_turn() -> None:
-    engine = TorchEngine(tiny_llama(), cells=100)
+    engine = TorchEngine(tiny_llama(), cache_tokens=100)
     first, second = engine.open(reserved_tokens=40), engine.open(reserved_tokens=40)
     with pytest.raises(
-        PastaError, match=r"40 tokens in one piece: the widest gap .* 100 cells is 20"
+        PastaError, match=r"40 tokens in one piece: the widest gap .* 100 slots is 20"
     ):
         engine.open(reserved_tokens=40)
     engine.close(first)
@@ -125,7 +125,7 @@ def test_requests_in_one_step_make_one_forward_pass() -> None:
 
 def test_fixed_shapes_come_from_few_buckets() -> None:
     model, shapes = tiny_llama(), set()
-    engine = TorchEngine(model, cells=1000, fixed_shapes=True)
+    engine = TorchEngine(model, cache_tokens=1000, fixed_shapes=True)
     hook = model.get_input_embeddings().register_forward_pre_hook
     hook(lambda _, arguments: shapes.add(arguments[0].shape[1]))
     main, start = engine.open(reserved_tokens=1000), 0
@@ -238,7 +238,6 @@ def test_a_model_that_cannot_be_run_exactly_is_refused_by_name(kind: str) -> Non
     with pytest.raises(PastaError) as error:
         TorchEngine(on_no_device(kind, settings))
     assert str(error.value) == f"the torch engine cannot run this {kind} model: {reason}"
-    assert error.value.hint.startswith("use a decoder with rotary positions and full or")
 
 
 @pytest.mark.parametrize(

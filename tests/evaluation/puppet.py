@@ -21,7 +21,7 @@ Reply = Callable[[str], str]
 
 
 def puppet(
-    reply: Reply, *, max_cells: int | None = None, max_positions: int = 4096
+    reply: Reply, *, max_slots: int | None = None, max_positions: int = 4096
 ) -> LocalDecoder:
     """Return a decoder whose model says what `reply` wants, one token a character."""
     tokenizer: Any = byte_tokenizer()  # its types are those of one text and of many
@@ -39,7 +39,7 @@ def puppet(
         logits_V[rest[0] if rest else end] = 10
         return logits_V
 
-    engine = ScriptedEngine(script, size, max_positions=max_positions, max_cells=max_cells)
+    engine = ScriptedEngine(script, size, max_positions=max_positions, max_slots=max_slots)
     texts = {token: tokenizer.convert_ids_to_tokens(token) for token in control.ids}
     checkpoint = Checkpoint(Base("puppet", "none", 1, 1, size, "0"), control, texts)
     return decoder_over(engine, Loaded(None, tokenizer, checkpoint, frozenset({end})))

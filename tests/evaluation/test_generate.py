@@ -192,16 +192,16 @@ def test_an_engine_that_breaks_in_a_step_fails_those_in_it_and_the_others_go_on(
     decoder.engine.step = breaking  # type: ignore[method-assign, assignment]
     records = runs(load=lambda: Own(decoder, 50, parallel=False), plan=Plan(max_concurrency=2))["a"]
     assert [record.error for record in records] == ["out of memory", "out of memory", None]
-    assert decoder.engine.cells_in_use == 0
+    assert decoder.engine.slots_in_use == 0
 
 
 def test_leaving_early_frees_what_is_under_way() -> None:
     decoder = puppet(echo)
     asking = ask_all(decoder, Own(decoder, 50, parallel=False).ask, QUESTIONS, max_concurrency=3)
     next(asking)
-    assert decoder.engine.cells_in_use > 0
+    assert decoder.engine.slots_in_use > 0
     asking.close()  # type: ignore[attr-defined]
-    assert decoder.engine.cells_in_use == 0
+    assert decoder.engine.slots_in_use == 0
 
 
 # Together and alone

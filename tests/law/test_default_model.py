@@ -90,7 +90,7 @@ def test_the_exported_file_decodes_as_the_torch_engine_does(
     loaded = load_model(default_model_dir, find_adapter(DEFAULT_ADAPTER))
     export_gguf(loaded, tmp_path / "f32.gguf", "F32", quantize=_not_asked)
     ours = decoder_over(TorchEngine(loaded.model), loaded)
-    llama = llama_decoder(tmp_path / "f32.gguf", cells=1024, threads=1, exact=True)
+    llama = llama_decoder(tmp_path / "f32.gguf", cache_tokens=1024, threads=1, exact=True)
     rules = Rules(max_tokens=3 * TOKENS)
     compared = 0
     for text in PROMPTS:

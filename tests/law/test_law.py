@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from pasta_decoding.engines.base import Engine
-from pasta_decoding.engines.windows import attention_windows
+from pasta_decoding.engines.support import attention_windows
 from pasta_decoding.lang.layout import (
     ChunkRun,
     Joining,
@@ -96,7 +96,7 @@ def decode(
     scheduler = Scheduler(engine, world.VOCABULARY, scheme, joining=joining)
     request = Request(tuple(prompt), recorder, Rules(max_tokens=256))
     answer = answer_of(scheduler, request)
-    assert engine.cells_in_use == 0
+    assert engine.slots_in_use == 0
     return answer, recorder
 
 

@@ -50,9 +50,9 @@ LIMITS = st.fixed_dictionaries(
 )
 
 
-def engine_of(kind: str, max_cells: int | None = None) -> Engine:
+def engine_of(kind: str, max_slots: int | None = None) -> Engine:
     if kind == "scripted":
-        return ScriptedEngine(shuffled(SIZE), SIZE, max_cells=max_cells, max_branches=max_cells)
+        return ScriptedEngine(shuffled(SIZE), SIZE, max_slots=max_slots, max_branches=max_slots)
     return TorchEngine(LLAMA)
 
 
@@ -103,7 +103,7 @@ def test_any_schedule_gives_the_same_answer(
     engine = engine_of(kind, 240 + spare_cells)
     scheduler = scheduler_of(engine, joining, Whim(seed))
     answers = finished(scheduler, requests)
-    assert engine.cells_in_use == 0
+    assert engine.slots_in_use == 0
     for request, answer in zip(requests, answers, strict=True):
         assert_same(answer, alone(kind, joining, request))
         if not request.stops:

@@ -197,7 +197,7 @@ def test_k_quants_are_written_where_the_rows_allow_them(
 
     wide = tiny_llama(hidden_size=256, intermediate_size=512, head_dim=64)
     export_gguf(speaking(wide), tmp_path / "x.gguf", file_type, quantize=quantize)
-    assert LlamaEngine(tmp_path / "x.gguf", cells=256).name == f"llama {name}"
+    assert LlamaEngine(tmp_path / "x.gguf", cache_tokens=256).name == f"llama {name}"
 
 
 @pytest.mark.parametrize("file_type", ["Q4_K_M", "Q5_K_M", "Q6_K"])

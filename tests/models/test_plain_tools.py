@@ -105,7 +105,7 @@ def test_llama_cpp_reads_what_must_not_be_sampled_and_pasta_samples_it_all_the_s
 
     loaded = load_model(tiny_checkpoint.base, tiny_checkpoint.adapter)
     write_gguf(loaded, tmp_path / "tiny.gguf", float_type="F32")
-    engine = LlamaEngine(tmp_path / "tiny.gguf", cells=2048, threads=1, cache_type="F32")
+    engine = LlamaEngine(tmp_path / "tiny.gguf", cache_tokens=2048, threads=1, cache_type="F32")
     vocabulary = llama_cpp.llama_model_get_vocab(engine._model)
     read = llama_cpp.llama_cpp._lib.llama_vocab_get_suppress_tokens
     read.restype, count = ctypes.POINTER(ctypes.c_int32), ctypes.c_int32()

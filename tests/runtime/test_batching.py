@@ -48,7 +48,7 @@ PROMPT_TOKENS = (1, 2, 3, 5, 9, 14)
 
 def scripted() -> tuple[Engine, Scheduler]:
     """Room for about four requests at a time; the others queue."""
-    engine = ScriptedEngine(shuffled(SIZE), SIZE, max_cells=200, max_branches=20)
+    engine = ScriptedEngine(shuffled(SIZE), SIZE, max_slots=200, max_branches=20)
     return engine, Scheduler(engine, VOCABULARY, SCHEME, pace=PromptPace(PREFILL_TOKENS))
 
 
@@ -146,7 +146,7 @@ def test_an_answer_does_not_depend_on_who_comes_and_goes(
     added = run(scheduler, deeds, {"add": lambda number: {scheduler.add(asked(number)): number}})
     for number, answer in zip(added.values(), finish(scheduler, added), strict=True):
         assert_same(answer, alone(make, number))
-    assert engine.cells_in_use == 0
+    assert engine.slots_in_use == 0
 
 
 @pytest.mark.parametrize("make", [scripted_for_all, llama_for_all])
@@ -155,7 +155,7 @@ def test_64_requests_at_once_get_the_answers_that_they_get_alone(make: Make) -> 
     answers = finish(scheduler, [scheduler.add(asked(n, max_tokens=12)) for n in range(64)])
     for number, answer in enumerate(answers):
         assert_same(answer, alone(make, number, 12))
-    assert engine.cells_in_use == 0
+    assert engine.slots_in_use == 0
 
 
 @pytest.mark.parametrize("make", [scripted, llama])

@@ -20,9 +20,7 @@ from tests.tiny import VOCABULARY, tiny_llama
 class Strict(ScriptedEngine):
     """An engine that takes each position only behind the one before."""
 
-    @property
-    def free_positions(self) -> bool:
-        return False
+    free_positions = False
 
 
 def loaded_for(**changes: Any) -> Loaded:

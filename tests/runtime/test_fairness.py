@@ -57,7 +57,7 @@ def steps_of_a_victim(request: Request, adversaries: int, **about: Priority) -> 
         steps += 1
     assert scheduler.live_threads >= 20 * adversaries
     scheduler.close()
-    assert engine.cells_in_use == 0
+    assert engine.slots_in_use == 0
     return steps
 
 
@@ -93,7 +93,7 @@ def test_every_thread_of_the_adversary_has_its_turn_in_the_end() -> None:
 def deeds(seed: int, governor: Governor) -> None:
     """Add, step, cancel, run out of time and forget, at random; then everything is free."""
     chance = Random(seed)
-    engine = ScriptedEngine(shuffled(SIZE, seed), SIZE, max_cells=300, max_branches=30)
+    engine = ScriptedEngine(shuffled(SIZE, seed), SIZE, max_slots=300, max_branches=30)
     clock = FakeClock()
     scheduler = Scheduler(engine, VOCABULARY, SCHEME, governor=governor, clock=clock)
     known: list[int] = []
@@ -111,7 +111,7 @@ def deeds(seed: int, governor: Governor) -> None:
     while scheduler.busy:
         scheduler.step()
     assert all(scheduler.result(number) is not None for number in known)
-    assert engine.cells_in_use == 0
+    assert engine.slots_in_use == 0
 
 
 GOVERNORS: dict[str, Callable[[int], Governor]] = {

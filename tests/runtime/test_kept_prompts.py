@@ -109,10 +109,10 @@ def test_a_few_tokens_alike_are_not_worth_it_and_without_the_switch_nothing_is_s
 
 
 def test_what_is_kept_goes_as_soon_as_a_request_needs_the_room() -> None:
-    engine = ScriptedEngine(ENDLESS, SIZE, max_cells=100, max_branches=4)
+    engine = ScriptedEngine(ENDLESS, SIZE, max_slots=100, max_branches=4)
     scheduler = keeping(engine)
     finish(scheduler, [scheduler.add(asking(*LONG, A, max_tokens=5, parallel=False))])
-    assert scheduler.kept_cells == engine.cells_in_use == 46
+    assert scheduler.kept_cells == engine.slots_in_use == 46
     number = scheduler.add(asking(*LONG, *LONG[1:], A, max_tokens=20, parallel=False))
     scheduler.step()
     assert scheduler.running == 1
@@ -123,19 +123,19 @@ def test_what_is_kept_goes_as_soon_as_a_request_needs_the_room() -> None:
 
 
 def test_it_takes_at_most_half_of_the_cells_and_some_branches_the_oldest_go_first() -> None:
-    engine = ScriptedEngine(ENDLESS, SIZE, max_cells=4000, max_branches=50)
+    engine = ScriptedEngine(ENDLESS, SIZE, max_slots=4000, max_branches=50)
     scheduler = keeping(engine)
     for number in range(MOST_KEPT + 8):
         one = asking(*prompt_of(number, 30), A, max_tokens=2, parallel=False)
         finish(scheduler, [scheduler.add(one)])
     assert scheduler.kept_cells == 33 * MOST_KEPT
-    engine = ScriptedEngine(ENDLESS, SIZE, max_cells=200)
+    engine = ScriptedEngine(ENDLESS, SIZE, max_slots=200)
     scheduler = keeping(engine)
     for number in (1, 2, 3, 1, 4, 1):
         one = asking(*prompt_of(number, 30), A, max_tokens=2, parallel=False)
         (answer,) = finish(scheduler, [scheduler.add(one)])
     assert prompt_tokens_fed(answer) == 1
-    assert scheduler.kept_cells == engine.cells_in_use == 99
+    assert scheduler.kept_cells == engine.slots_in_use == 99
 
 
 def test_who_begins_another_is_not_kept_beside_it() -> None:
@@ -144,11 +144,11 @@ def test_who_begins_another_is_not_kept_beside_it() -> None:
     for ids in ((A, B, C), (A, B, C, A), (A, B), (B, C)):
         kept.keep(Beginning(ids, fed(engine, ids)))
     assert [one.ids for one in kept] == [(A, B, C, A), (B, C)]
-    assert engine.cells_in_use == kept.cells == 6
+    assert engine.slots_in_use == kept.cells == 6
     kept.make_room(Demand(10**6, 10**6))
     assert kept.cells == 6, "this engine has room for everything"
     kept.close()
-    assert engine.cells_in_use == 0
+    assert engine.slots_in_use == 0
 
 
 def fed(engine: Engine, ids: tuple[int, ...]) -> Branch:
@@ -171,11 +171,11 @@ def test_a_cancelled_request_leaves_nothing_and_closing_gives_everything_back() 
     for _ in range(3):
         scheduler.step()
     scheduler.cancel(number)
-    assert engine.cells_in_use == scheduler.kept_cells == 0
+    assert engine.slots_in_use == scheduler.kept_cells == 0
     finish(scheduler, [scheduler.add(asking(*LONG, A))])
-    assert engine.cells_in_use == scheduler.kept_cells > 0
+    assert engine.slots_in_use == scheduler.kept_cells > 0
     scheduler.close()
-    assert engine.cells_in_use == 0
+    assert engine.slots_in_use == 0
 
 
 # Whoever comes and goes
@@ -192,8 +192,8 @@ def of_a_family(number: int) -> Request:
 
 def engine_of(name: str) -> Engine:
     if name == "torch":
-        return TorchEngine(LLAMA, cells=300)
-    return ScriptedEngine(shuffled(SIZE), SIZE, max_cells=300, max_branches=12)
+        return TorchEngine(LLAMA, cache_tokens=300)
+    return ScriptedEngine(shuffled(SIZE), SIZE, max_slots=300, max_branches=12)
 
 
 @cache
@@ -235,6 +235,6 @@ def test_answers_are_the_same_and_in_the_end_everything_is_free(
     answers = finish(scheduler, added)
     for number, answer in zip(added.values(), answers, strict=True):
         assert_same(answer, alone(name, number, joining))
-    assert engine.cells_in_use == scheduler.kept_cells <= 150
+    assert engine.slots_in_use == scheduler.kept_cells <= 150
     scheduler.close()
-    assert engine.cells_in_use == 0
+    assert engine.slots_in_use == 0

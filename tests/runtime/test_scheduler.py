@@ -151,7 +151,7 @@ def test_cancelling_at_any_step_frees_everything_and_keeps_what_there_was(steps:
     assert got.truncated
     assert "".join(ordered(got.events)) == got.text
     scheduler.cancel(other)
-    assert engine.cells_in_use == 0
+    assert engine.slots_in_use == 0
     assert not scheduler.busy
 
 
@@ -186,7 +186,7 @@ def test_an_answer_ends_when_its_time_is_up() -> None:
     assert got.truncated
     assert not got.hit_limit
     assert [segment.closed for segment in got.segments if isinstance(segment, ChunkRun)] == [False]
-    assert engine.cells_in_use == 0
+    assert engine.slots_in_use == 0
     assert answer_of(scheduler, greedy()).hit_limit
 
 
@@ -194,7 +194,7 @@ def test_an_answer_that_ends_at_once_holds_nothing() -> None:
     engine, scheduler = machine(follow((A, END), vocabulary_size=SIZE))
     got = answer_of(scheduler, greedy())
     assert (got.text, got.tree, got.critical_path) == ("", (), 0)
-    assert engine.cells_in_use == 0
+    assert engine.slots_in_use == 0
 
 
 # Refusals
@@ -209,7 +209,7 @@ def test_a_prompt_and_budget_that_do_not_fit_are_refused_and_nothing_is_held() -
         "a prompt of 3 tokens and an answer of up to 40 do not fit the model's 42 positions"
     )
     assert caught.value.hint == "Use a shorter prompt, or allow fewer tokens for the answer."
-    assert engine.cells_in_use == 0
+    assert engine.slots_in_use == 0
     assert not scheduler.busy
 
 
@@ -217,7 +217,7 @@ def test_an_empty_prompt_is_refused() -> None:
     engine, scheduler = machine(leaning(0))
     with pytest.raises(PastaError, match=r"^the prompt is empty$"):
         scheduler.add(request(()))
-    assert engine.cells_in_use == 0
+    assert engine.slots_in_use == 0
 
 
 # Errors that are nobody's fault
@@ -236,7 +236,7 @@ def test_an_error_of_the_engine_ends_who_was_in_the_pass_and_nobody_else() -> No
     beside = scheduler.add(greedy())
     with pytest.raises(RuntimeError, match="the device is gone"):
         scheduler.step()
-    assert engine.cells_in_use == 0
+    assert engine.slots_in_use == 0
     assert not scheduler.busy
     for number in (broken, beside):
         with pytest.raises(RuntimeError, match="the device is gone"):
@@ -246,7 +246,7 @@ def test_an_error_of_the_engine_ends_who_was_in_the_pass_and_nobody_else() -> No
 
 
 def test_an_error_of_the_engine_leaves_those_who_wait_alone() -> None:
-    engine = ScriptedEngine(breaking, SIZE, max_cells=100)
+    engine = ScriptedEngine(breaking, SIZE, max_slots=100)
     scheduler = Scheduler(engine, VOCABULARY, SCHEME)
     broken, number = scheduler.add(request((B, A))), scheduler.add(greedy())
     waiting = scheduler.add(greedy())
@@ -256,4 +256,4 @@ def test_an_error_of_the_engine_leaves_those_who_wait_alone() -> None:
     scheduler.forget(number)
     (got,) = finish(scheduler, [waiting])
     assert got.events == answer_of(scheduler, greedy()).events
-    assert engine.cells_in_use == 0
+    assert engine.slots_in_use == 0

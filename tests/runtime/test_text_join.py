@@ -37,7 +37,7 @@ def answers_to(
         for batch in batches
         for answer in finish(scheduler, [scheduler.add(one) for one in batch])
     ]
-    assert engine.cells_in_use == 0
+    assert engine.slots_in_use == 0
     return answers
 
 
@@ -88,4 +88,4 @@ def test_cancelling_after_any_step_frees_everything(seed: int) -> None:
         for _ in range(steps):
             scheduler.step()
         scheduler.cancel(number)
-        assert engine.cells_in_use == 0
+        assert engine.slots_in_use == 0

@@ -67,7 +67,7 @@ def test_answers_are_those_that_each_request_gets_alone_whoever_comes_and_goes(
     added = run(scheduler, deeds, {"add": one, "together": together})
     for name, answer in zip(added.values(), finish(scheduler, added), strict=True):
         assert_same(answer, alone(make, *name))
-    assert engine.cells_in_use == 0
+    assert engine.slots_in_use == 0
 
 
 def test_what_prompts_begin_with_alike_is_fed_once() -> None:
@@ -94,7 +94,7 @@ def test_whoever_is_cancelled_at_any_time_the_others_are_answered(
     others = [member for member in range(MEMBERS) if member != cancelled]
     for member, answer in zip(others, finish(scheduler, numbers), strict=True):
         assert_same(answer, alone(scripted, 2, member))
-    assert engine.cells_in_use == 0
+    assert engine.slots_in_use == 0
 
 
 def test_a_prompt_keeps_a_token_of_its_own_even_if_all_are_equal() -> None:
@@ -113,7 +113,7 @@ def test_the_shared_beginning_is_a_demand_of_the_first_only() -> None:
 def test_requests_that_never_fit_together_are_refused_and_nothing_is_held() -> None:
     rules = Rules(max_tokens=20, parallel=False)
     three = [replace(one, rules=rules) for one in prompted((A, B, C), (A, B, B), (A, B, A))]
-    engine = ScriptedEngine(ENDLESS, SIZE, max_cells=64)
+    engine = ScriptedEngine(ENDLESS, SIZE, max_slots=64)
     scheduler = Scheduler(engine, VOCABULARY, SCHEME)
     with pytest.raises(PastaError, match=r"up to 65 tokens together, .* the engine's 64 cells"):
         scheduler.add_together(three)
@@ -122,7 +122,7 @@ def test_requests_that_never_fit_together_are_refused_and_nothing_is_held() -> N
     with pytest.raises(PastaError, match="up to 3 branches does not fit the engine's 2"):
         Scheduler(wide, VOCABULARY, SCHEME).add_together(three)
     assert finish(scheduler, scheduler.add_together(three[:2]))
-    assert engine.cells_in_use == 0
+    assert engine.slots_in_use == 0
 
 
 def test_an_error_of_the_engine_ends_all_whose_cells_are_the_same_and_nobody_else() -> None:
@@ -139,7 +139,7 @@ def test_an_error_of_the_engine_ends_all_whose_cells_are_the_same_and_nobody_els
         with pytest.raises(RuntimeError, match="the device is gone"):
             scheduler.result(number)
     assert finish(scheduler, [beside])
-    assert engine.cells_in_use == 0
+    assert engine.slots_in_use == 0
 
 
 def test_time_runs_out_for_all_and_each_keeps_what_it_has() -> None:
@@ -147,7 +147,7 @@ def test_time_runs_out_for_all_and_each_keeps_what_it_has() -> None:
     two = [replace(one, max_seconds=15) for one in prompted((C, A, A), (C, A, B))]
     answers = finish(scheduler, scheduler.add_together(two))
     assert all(answer.truncated and 0 < answer.fed_tokens < 15 for answer in answers)
-    assert engine.cells_in_use == 0
+    assert engine.slots_in_use == 0
 
 
 def test_events_and_the_first_token_have_their_seconds() -> None:

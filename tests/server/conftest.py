@@ -14,7 +14,7 @@ from tests.server.running import Running, running
 @pytest.fixture(scope="session")
 def decoder(tiny_checkpoint: TinyCheckpoint) -> LocalDecoder:
     """Return a decoder of the tiny checkpoint. One server at a time may have it."""
-    return torch_decoder(tiny_checkpoint.base, tiny_checkpoint.adapter, cells=4096)
+    return torch_decoder(tiny_checkpoint.base, tiny_checkpoint.adapter, cache_tokens=4096)
 
 
 @pytest.fixture(scope="module")

@@ -92,7 +92,7 @@ class Running:
         """Wait until nothing is held and nobody is waiting; fails if that does not come."""
         wait_for(lambda: self.backend.capacity.running == 0)
         engine = self.decoder.engine
-        wait_for(lambda: engine.cells_in_use == self.backend.activity.kept_cells)
+        wait_for(lambda: engine.slots_in_use == self.backend.activity.kept_cells)
 
 
 def wait_for(holds: Callable[[], bool], *, seconds: float = 120.0) -> None:

@@ -73,7 +73,7 @@ def with_engine(
     decoder: LocalDecoder, script: Script, kind: type[ScriptedEngine] = ScriptedEngine
 ) -> LocalDecoder:
     """Return `decoder` over a scripted engine."""
-    return replace(decoder, engine=kind(script, decoder.engine.vocabulary_size, max_cells=8192))
+    return replace(decoder, engine=kind(script, decoder.engine.vocabulary_size, max_slots=8192))
 
 
 def ids(decoder: LocalDecoder, text: str) -> Ids:

@@ -45,10 +45,10 @@ def test_a_cancelled_answer_is_freed_within_one_step(decoder: LocalDecoder) -> N
             for _ in range(4):
                 await anext(pieces)
             await asyncio.to_thread(wait_for, lambda: engine.begun == 7)
-            assert engine.cells_in_use > 0
+            assert engine.slots_in_use > 0
         # The engine waits inside its seventh step; it may finish that one, and begins no other.
         engine.permits.release(1)
-        await asyncio.to_thread(wait_for, lambda: engine.cells_in_use == 0)
+        await asyncio.to_thread(wait_for, lambda: engine.slots_in_use == 0)
         assert engine.begun == len(engine.steps) == 7
         assert backend.capacity.waiting == 0
         await backend.stop()
@@ -168,7 +168,7 @@ def test_what_is_under_way_when_the_server_stops_ends_with_an_error(decoder: Loc
             with pytest.raises(AnswerError) as broken:
                 await drain(pieces)
             assert isinstance(broken.value.__cause__, ClosedError)
-        assert slow.engine.cells_in_use == 0
+        assert slow.engine.slots_in_use == 0
         assert backend.capacity.unended == 0
         assert b'pasta_answers_total{end="failed"} 1.0' in metrics.render()
         assert not backend.alive
@@ -191,7 +191,7 @@ def test_a_server_that_is_told_to_stop_tells_its_clients(
     with running(with_engine(decoder, endless(decoder), Slow)) as server:
         with ThreadPoolExecutor(1) as client:
             asked: Future[Reply] = client.submit(server.ask, "/v1/chat/completions", body)
-            wait_for(lambda: server.decoder.engine.cells_in_use > 0)
+            wait_for(lambda: server.decoder.engine.slots_in_use > 0)
             server.http.should_exit = True
             got = asked.result()
         if stream:

@@ -32,7 +32,7 @@ def test_a_next_turn_says_how_much_of_it_was_known(decoder: LocalDecoder) -> Non
         assert server.metric("pasta_reused_prompt_tokens_total") == cached
         assert server.metric("pasta_cache_cells") == 0
         assert server.metric("pasta_cache_cells_kept") >= tokens
-    assert decoder.engine.cells_in_use == 0
+    assert decoder.engine.slots_in_use == 0
 
 
 def test_choices_share_their_prompt_which_counts_once(decoder: LocalDecoder) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import PreTrainedModel
 
-from pasta_decoding.engines.windows import attention_windows
+from pasta_decoding.engines.support import attention_windows
 from pasta_decoding.lang.layout import Layout, lay_out
 from pasta_decoding.training.score import label_logprobs, score_layouts, takes_blocks
 from pasta_decoding.training.view import attention_masks, block_mask, view, visibility

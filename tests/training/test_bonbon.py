@@ -13,8 +13,8 @@ from hypothesis import given
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from pasta_decoding.engines.support import attention_windows
 from pasta_decoding.engines.torch import TorchEngine
-from pasta_decoding.engines.windows import attention_windows
 from pasta_decoding.lang.layout import ChunkRun, Layout, PromiseRun, Run, Segment, lay_out
 from pasta_decoding.runtime.local import answer_of
 from pasta_decoding.runtime.rules import Rules

@@ -1,6 +1,6 @@
-"""How a Hugging Face model is given a preallocated pool of keys: official hooks, no patching.
+"""How a Hugging Face model is given a preallocated KV cache: official hooks, no patching.
 
-`PooledLayer` is a cache layer that writes into memory taken once; `pooled_attention` is an
+`SlotLayer` is a cache layer that writes into memory taken once; `slot_attention` is an
 attention function for it, registered by name, that never copies a grouped key. What a forward pass
 writes and sees is told to both by its `Plan`.
 
@@ -20,22 +20,22 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 from transformers.masking_utils import sdpa_mask
 
-from pasta_decoding.engines.memory import refuse_what_cannot_fit
+from pasta_decoding.engines.support import refuse_large_cache
 from pasta_decoding.errors import PastaError
 
-POOLED = "pasta_pooled"
+SLOTS = "pasta_slots"
 
 
 @dataclass(frozen=True, slots=True)
 class QuerySegment:
-    """Queries of a forward pass that look at the same cells.
+    """Queries of a forward pass that look at the same slots.
 
     queries: which of the Q tokens.
-    written: their own cells, in their order.
-    seen:    the cells that they look at, their own included;
+    written: their own slots, in their order.
+    seen:    the slots that they look at, their own included;
     masks:   which of them each query sees, by the layer's window (None: full attention): added to
-             the scores, [1, 1, heads that share a kv head x queries, cells]. None where queries
-             see the cells up to their own: a single one sees all, several are all there is.
+             the scores, [1, 1, heads that share a kv head x queries, slots]. None where queries
+             see the slots up to their own: a single one sees all, several are all there is.
     """
 
     queries: slice
@@ -53,22 +53,22 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class KeyShape:
-    """One token's key and value in one layer, an example of what its cells hold."""
+    """One token's key and value in one layer, an example of what its slots hold."""
 
     key_G1D: Tensor
     value_G1D: Tensor
 
 
-class PooledLayer(CacheLayerMixin):
+class SlotLayer(CacheLayerMixin):
     """One layer's keys and values of all requests, in memory taken once."""
 
     is_sliding = False
 
-    def __init__(self, plan: Plan, shape: KeyShape, cells: int) -> None:
+    def __init__(self, plan: Plan, shape: KeyShape, slots: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._plan, self._capacity = plan, cells
-        self.keys = _cells(shape.key_G1D, cells)
-        self.values = _cells(shape.value_G1D, cells)
+        self._plan, self._slots = plan, slots
+        self.keys = _zeros(shape.key_G1D, slots)
+        self.values = _zeros(shape.value_G1D, slots)
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -77,25 +77,25 @@ class PooledLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write the step's keys and values where its plan says; return all cells."""
+        """Write the step's keys and values where its plan says; return all slots."""
         keys, values = self.held()
         for segment in self._plan.segments:
             keys[:, :, segment.written] = key_states[:, :, segment.queries]
             values[:, :, segment.written] = value_states[:, :, segment.queries]
         return keys, values
 
-    def forget(self, cells: slice) -> None:
-        """Clear cells that nobody holds any more."""
+    def forget(self, slots: slice) -> None:
+        """Clear slots that nobody holds any more."""
         for held in self.held():
-            held[:, :, cells] = 0
+            held[:, :, slots] = 0
 
     def copy(self, source: slice, target: slice) -> None:
-        """Copy cells to others."""
+        """Copy slots to others."""
         for held in self.held():
             held[:, :, target] = held[:, :, source]
 
     def held(self) -> tuple[Tensor, Tensor]:
-        """Return keys_1GCD and values_1GCD of all cells."""
+        """Return keys_1GSD and values_1GSD of all slots."""
         assert self.keys is not None, "taken at the beginning"
         assert self.values is not None, "taken at the beginning"
         return self.keys, self.values
@@ -106,11 +106,11 @@ class PooledLayer(CacheLayerMixin):
 
     def get_mask_sizes(self, *_: Any) -> tuple[int, int]:
         """How many keys `update` returns, and the first one's index."""
-        return self._capacity, 0
+        return self._slots, 0
 
     def get_max_length(self) -> int:
-        """Cells altogether."""
-        return self._capacity
+        """Slots altogether."""
+        return self._slots
 
 
 def learn_shapes(model: PreTrainedModel) -> list[KeyShape]:
@@ -122,28 +122,25 @@ def learn_shapes(model: PreTrainedModel) -> list[KeyShape]:
     return [KeyShape(keys_1G1D[0], values_1G1D[0]) for keys_1G1D, values_1G1D, *_ in cache]
 
 
-def pooled_cache(shapes: Sequence[KeyShape], cells: int) -> tuple[Cache, Plan]:
-    """Return a cache of so many cells in each layer, one to spare, and what steers it."""
+def slot_cache(shapes: Sequence[KeyShape], slots: int) -> tuple[Cache, Plan]:
+    """Return a cache of this many slots in each layer, one to spare, and what steers it."""
     held = [one for shape in shapes for one in (shape.key_G1D, shape.value_G1D)]
     if all(one.device.type == "cpu" for one in held):  # others say themselves what does not fit
-        refuse_what_cannot_fit(cells - 1, sum(one.numel() * one.element_size() for one in held))
+        refuse_large_cache(slots - 1, sum(one.numel() * one.element_size() for one in held))
     plan = Plan()
-    return Cache(layers=[PooledLayer(plan, shape, cells) for shape in shapes]), plan
+    return Cache(layers=[SlotLayer(plan, shape, slots) for shape in shapes]), plan
 
 
-def _cells(one_G1D: Tensor, cells: int) -> Tensor:
+def _zeros(one_G1D: Tensor, slots: int) -> Tensor:
     kv_heads, _, width = one_G1D.shape
     try:
-        # Zeros, since fixed shapes look at cells that nobody wrote yet: NaN would spread from them.
-        return one_G1D.new_zeros(1, kv_heads, cells, width)
+        # Zeros, since fixed shapes look at slots that nobody wrote yet: NaN would spread from them.
+        return one_G1D.new_zeros(1, kv_heads, slots, width)
     except RuntimeError as error:
-        raise PastaError(
-            f"no memory on {one_G1D.device} for a cache of {cells} tokens",
-            hint="Give the cache fewer tokens (--ctx).",
-        ) from error
+        raise PastaError(f"no memory on {one_G1D.device} for a cache of {slots} tokens") from error
 
 
-def pooled_attention(
+def slot_attention(
     _module: nn.Module,
     query_BHQD: Tensor,
     key_BGKD: Tensor,
@@ -157,15 +154,14 @@ def pooled_attention(
     s_aux: Tensor | None = None,
     **__: Any,
 ) -> tuple[Tensor, None]:
-    """Attend segment by segment, each to the cells that it sees.
+    """Attend segment by segment, each to the slots that it sees.
 
     Without a plan it serves a plain call of the same model. Scores that are capped or share their
     softmax with sinks are refused.
     """
     if softcap is not None or s_aux is not None:
         raise PastaError(
-            "this model's attention caps its scores or has sinks, which Pasta does not compute",
-            hint="Use a decoder with plain softmax attention.",
+            "this model's attention caps its scores or has sinks, which Pasta does not compute"
         )
     if plan is None:
         out = _attend(query_BHQD, key_BGKD, value_BGKD, attention_mask, scaling, dropout)
@@ -217,6 +213,6 @@ def _attend(
     return out.reshape(batch, heads, queries, -1)
 
 
-AttentionInterface.register(POOLED, pooled_attention)
+AttentionInterface.register(SLOTS, slot_attention)
 # 4-D masks pass as they are; this one serves whoever calls the same model with a plain 2-D mask.
-AttentionMaskInterface.register(POOLED, sdpa_mask)
+AttentionMaskInterface.register(SLOTS, sdpa_mask)

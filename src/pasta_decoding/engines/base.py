@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NewType, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from pasta_decoding.errors import PastaError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -26,7 +28,7 @@ class Feed:
     """Tokens to append to a branch in one step.
 
     branches:     the branch that writes; then branches forked off it that still see exactly what
-                  it sees. They receive the same tokens: the same cells, computed once.
+                  it sees. They receive the same tokens: the same slots, computed once.
     ids:          one or more token ids.
     positions:    one position id a token. They need not be new: branches that run side by side
                   overlap. Whether they may skip is the engine's `free_positions`.
@@ -37,6 +39,31 @@ class Feed:
     ids: tuple[int, ...]
     positions: tuple[int, ...]
     wants_logits: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an engine can take: token ids and positions lie below the first two.
+
+    max_slots, max_branches: what all requests together may take; None: any number.
+    """
+
+    vocabulary_size: int
+    max_positions: int
+    max_slots: int | None = None
+    max_branches: int | None = None
+
+    def check(self, ids: Sequence[int], positions: Sequence[int]) -> None:
+        """Refuse ids and positions that the model does not have."""
+        if bad := [id_ for id_ in ids if not 0 <= id_ < self.vocabulary_size]:
+            raise PastaError(
+                f"token id {bad[0]} is outside the model's vocabulary of {self.vocabulary_size}"
+            )
+        if max(positions) >= self.max_positions:
+            raise PastaError(
+                f"position {max(positions)} is past the model's last, {self.max_positions - 1}"
+            )
+        assert min(positions) >= 0, "positions are not negative"
 
 
 class Engine(Protocol):
@@ -75,15 +102,15 @@ class Engine(Protocol):
         ...
 
     @property
-    def cells_in_use(self) -> int:
+    def slots_in_use(self) -> int:
         """Tokens held for open requests; 0 with nothing open.
 
-        A request gives all of its cells back at once, when its last branch closes.
+        A request gives all of its slots back at once, when its last branch closes.
         """
         ...
 
     @property
-    def max_cells(self) -> int | None:
+    def max_slots(self) -> int | None:
         """What the `reserved_tokens` of all open requests may sum up to; None: as memory allows.
 
         An engine may need a request's room in one piece, and then refuse one earlier.
@@ -131,7 +158,7 @@ class Engine(Protocol):
     def shrink(self, branch: Branch, tokens: int) -> None:
         """Keep of a request its first `tokens` tokens, fed before its first fork, and no more.
 
-        `branch` is the last one that it has: all other cells and room are given back. From then on
+        `branch` is the last one that it has: all other slots and room are given back. From then on
         it can be copied from and closed, not fed.
         """
         ...
@@ -143,7 +170,7 @@ class Engine(Protocol):
         tokens of this step that an earlier feed gave to its branch, and its own feed up to
         itself. So a token fed to (main, child) and a second one fed to (child,) go in one step.
         Sampling is the caller's: constraints, seeds and replay live in one place. After any other
-        error than `PastaError` the cells cannot be trusted: close the request.
+        error than `PastaError` the slots cannot be trusted: close the request.
         """
         ...
 

@@ -20,11 +20,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from pasta_decoding.engines.attention import PooledLayer
+from pasta_decoding.engines.attention import SlotLayer
+from pasta_decoding.engines.kv_cache import BatchItem, BoolArray, is_causal
 from pasta_decoding.engines.operators import LIBRARY
-from pasta_decoding.engines.pool import BoolArray
-from pasta_decoding.engines.request_table import Work
-from pasta_decoding.engines.windows import sees_all_before, visible
 
 TRACED = "pasta_traced"
 """The attention function under which a model is traced: it calls the operator."""
@@ -81,19 +79,19 @@ class Seen:
     masks: Tensor
 
     @classmethod
-    def of(cls, works: Sequence[Work[int]], windows: Sequence[int | None]) -> Seen:
-        """Lay out what each request's part of a step sees; a work's store is its first cell."""
+    def of(cls, items: Sequence[BatchItem], windows: Sequence[int | None]) -> Seen:
+        """Lay out what each request's part of a step sees."""
         table: list[list[list[int]]] = []
         masks: list[BoolArray] = []
         end_of_masks = 0
         for window in windows:
             table.append([])
             first = 0
-            for work in works:
-                mask_QK, start = visible(work.step, window), work.store
-                queries, cells = mask_QK.shape
-                segment = [first, queries, start + work.step.first_cell, start, start + cells, -1]
-                if not sees_all_before(mask_QK):
+            for item in items:
+                mask_QK = item.visible(window)
+                queries = len(item.ids)
+                segment = [first, queries, item.written.start, item.start, item.end, -1]
+                if not is_causal(mask_QK):
                     segment[-1] = end_of_masks
                     masks.append(mask_QK.ravel())
                     end_of_masks += mask_QK.size
@@ -105,7 +103,7 @@ class Seen:
 
 
 @contextmanager
-def looking_at(layers: Sequence[PooledLayer], seen: Seen) -> Iterator[None]:
+def looking_at(layers: Sequence[SlotLayer], seen: Seen) -> Iterator[None]:
     """Let the operator work on these layers' cells, in this thread, for the length of a pass."""
     keys_1GCD, values_1GCD = zip(*(layer.held() for layer in layers), strict=True)
     see: Any = torch.ops.pasta.see

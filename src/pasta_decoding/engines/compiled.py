@@ -23,12 +23,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from pasta_decoding.engines.attention import PooledLayer
+from pasta_decoding.engines.attention import SlotLayer
 from pasta_decoding.engines.cell_attention import TRACED, Seen, looking_at
-from pasta_decoding.engines.frames import Tokens
+from pasta_decoding.engines.kv_cache import Batch
 from pasta_decoding.engines.operators import add_operators, load_operators
 from pasta_decoding.engines.packed_linear import in_place_of
-from pasta_decoding.engines.refusal import refuse_unsupported
+from pasta_decoding.engines.support import refuse_unsupported
 from pasta_decoding.errors import PastaError
 
 MAX_TOKENS = 512
@@ -177,14 +177,14 @@ class CompiledPass:
                 hint="Make it again: pasta compile.",
             ) from error
 
-    def __call__(self, tokens: Tokens, layers: Sequence[PooledLayer], seen: Seen) -> Tensor:
+    def __call__(self, batch: Batch, layers: Sequence[SlotLayer], seen: Seen) -> Tensor:
         """Return float32 logits_FV. The program takes two tokens or more, and wants two or more."""
-        padding = [0] * (2 - len(tokens.ids))
-        spare = [0] * (2 - len(tokens.wanted))
+        padding = [0] * (2 - len(batch.ids))
+        spare = [0] * (2 - len(batch.wanted))
         with looking_at(layers, seen):
             logits_FV = self._program(
-                torch.tensor([tokens.ids + padding]),
-                torch.tensor([tokens.positions + padding]),
-                torch.tensor(tokens.wanted + spare),
+                torch.tensor([batch.ids + padding]),
+                torch.tensor([batch.positions + padding]),
+                torch.tensor(batch.wanted + spare),
             )
-        return logits_FV[: len(tokens.wanted)]
+        return logits_FV[: len(batch.wanted)]

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections import deque
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from pasta_decoding.engines.memory import refuse_what_cannot_fit
+from pasta_decoding.engines.support import refuse_large_cache, usable_cores
 from pasta_decoding.errors import PastaError, install_command
 
 LOG_LEVEL_ERROR = 4  # of ggml
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ, compiled into llama.cpp
 BATCH_TOKENS = 512
-CELLS_STEP = 256  # llama.cpp rounds a context up to a multiple of this
+CONTEXT_STEP = 256  # llama.cpp rounds a context up to a multiple of this
 CacheType = Literal["F16", "F32"]
 
 # What llama.cpp said last; its log is one for the whole process.
@@ -53,7 +52,7 @@ def load_model(path: Path) -> Any:
         with path.open("rb") as file:
             magic = file.read(4)
     except OSError as error:
-        raise PastaError(f"cannot read {path}: {error}", hint="`pasta export` makes it.") from error
+        raise PastaError(f"cannot read {path}: {error}") from error
     parameters = llama.llama_model_default_params()
     # Its kernels for AMX end in a segmentation fault on some machines (ggml-org/llama.cpp#20824),
     # and want a copy of the weights beside the file.
@@ -61,22 +60,19 @@ def load_model(path: Path) -> Any:
     model = magic == b"GGUF" and llama.llama_model_load_from_file(str(path).encode(), parameters)
     if not model:
         said = "; ".join(errors) or "it does not begin like one"
-        raise PastaError(
-            f"{path} is not a GGUF file that llama.cpp can load: {said}",
-            hint="Make it again with `pasta export`.",
-        )
+        raise PastaError(f"{path} is not a GGUF file that llama.cpp can load: {said}")
     return model
 
 
-def make_context(model: Any, cells: int, threads: int | None, cache_type: CacheType) -> Any:
+def make_context(model: Any, tokens: int, threads: int | None, cache_type: CacheType) -> Any:
     """Make a context with one cache for all sequences. Raises PastaError without memory for it.
 
     threads: None takes all cores that the process may use.
     """
     llama = library()
-    refuse_what_cannot_fit(cells, _cell_bytes(llama, model, cache_type))
+    refuse_large_cache(tokens, _token_bytes(llama, model, cache_type))
     parameters = llama.llama_context_default_params()
-    parameters.n_ctx = -(-cells // CELLS_STEP) * CELLS_STEP
+    parameters.n_ctx = -(-tokens // CONTEXT_STEP) * CONTEXT_STEP
     parameters.n_batch = parameters.n_ubatch = BATCH_TOKENS
     parameters.n_seq_max = MAX_SEQUENCES
     parameters.kv_unified = True
@@ -87,24 +83,15 @@ def make_context(model: Any, cells: int, threads: int | None, cache_type: CacheT
         parameters.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_DISABLED
     context = llama.llama_init_from_model(model, parameters)
     if not context:
-        raise PastaError(
-            f"no memory for a context of {cells} tokens", hint="Give --ctx a smaller number."
-        )
+        raise PastaError(f"no memory for a context of {tokens} tokens")
     return context
 
 
-def _cell_bytes(llama: ModuleType, model: Any, cache_type: CacheType) -> int:
+def _token_bytes(llama: ModuleType, model: Any, cache_type: CacheType) -> int:
     """Return what a token's keys and values take, unless heads are wider than usual."""
     width = llama.llama_model_n_embd(model) // llama.llama_model_n_head(model)
     numbers = 2 * llama.llama_model_n_layer(model) * llama.llama_model_n_head_kv(model) * width
     return int(numbers) * {"F32": 4, "F16": 2}[cache_type]
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def quantize(source: Path, target: Path, file_type: str) -> None:
@@ -116,10 +103,7 @@ def quantize(source: Path, target: Path, file_type: str) -> None:
     if llama.llama_model_quantize(
         str(source).encode(), str(target).encode(), ctypes.byref(parameters)
     ):
-        raise PastaError(
-            f"llama.cpp could not quantise {source}: {'; '.join(errors)}",
-            hint="Make room on the disk, or export as F16.",
-        )
+        raise PastaError(f"llama.cpp could not quantise {source}: {'; '.join(errors)}")
 
 
 def free(library: ModuleType, batch: Any, context: Any, model: Any) -> None:

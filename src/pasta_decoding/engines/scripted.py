@@ -1,18 +1,17 @@
 """An engine without a model: the next token follows a script. For tests of everything above.
 
-It keeps the same books as the torch engine, so forks, joins, limits and leaks behave alike.
+It shares `KVCache` with the torch engine, so forks, joins, limits and leaks behave alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from itertools import chain, repeat
 
 import numpy as np
 
-from pasta_decoding.engines.base import Branch, Feed, FloatArray
-from pasta_decoding.engines.pool import Limits
-from pasta_decoding.engines.request_table import RequestTable, Work
+from pasta_decoding.engines.base import Branch, Feed, FloatArray, Limits
+from pasta_decoding.engines.kv_cache import BatchItem, KVCache
 
 Script = Callable[[tuple[int, ...]], FloatArray]
 """From the ids that a branch sees to logits_V. The ids are those of the branches that were joined
@@ -52,16 +51,11 @@ def shuffled(vocabulary_size: int, seed: int = 0) -> Script:
     return script
 
 
-@dataclass(slots=True)
-class _Tokens:
-    """What stands in the cells of a request, and who wrote it."""
-
-    ids: list[int] = field(default_factory=list)
-    writers: list[Branch] = field(default_factory=list)
-
-
 class ScriptedEngine:
     """Implements `Engine` by asking a script. `steps` lists everything it was fed."""
+
+    name = "scripted"
+    free_positions = True
 
     def __init__(
         self,
@@ -69,105 +63,62 @@ class ScriptedEngine:
         vocabulary_size: int,
         max_positions: int = 4096,
         *,
-        max_cells: int | None = None,
+        max_slots: int | None = None,
         max_branches: int | None = None,
     ) -> None:
+        self.vocabulary_size, self.max_positions = vocabulary_size, max_positions
+        self.max_slots, self.max_branches = max_slots, max_branches
         self.steps: list[tuple[Feed, ...]] = []
         self._script = script
         self._parents: dict[Branch, Branch] = {}
-        limits = Limits(vocabulary_size, max_positions, max_cells, max_branches)
-        self._table: RequestTable[_Tokens] = RequestTable(limits)
+        self._tokens: dict[int, tuple[int, Branch]] = {}  # slot -> its token and who wrote it
+        limits = Limits(vocabulary_size, max_positions, max_slots, max_branches)
+        self._cache = KVCache(limits, in_one_piece=False)
 
     @property
-    def name(self) -> str:
-        """See `Engine`."""
-        return "scripted"
-
-    @property
-    def vocabulary_size(self) -> int:
-        """See `Engine`."""
-        return self._table.limits.vocabulary_size
-
-    @property
-    def max_positions(self) -> int:
-        """See `Engine`."""
-        return self._table.limits.max_positions
-
-    @property
-    def free_positions(self) -> bool:
-        """See `Engine`."""
-        return True
-
-    @property
-    def cells_in_use(self) -> int:
-        """See `Engine`."""
-        return self._table.cells_in_use
-
-    @property
-    def max_cells(self) -> int | None:
-        """See `Engine`."""
-        return self._table.limits.max_cells
-
-    @property
-    def max_branches(self) -> int | None:
-        """See `Engine`."""
-        return self._table.limits.max_branches
+    def slots_in_use(self) -> int:
+        return self._cache.slots_in_use
 
     def open(self, *, reserved_tokens: int) -> Branch:
-        """See `Engine`."""
-        return self._table.open(_Tokens(), reserved_tokens)
+        return self._cache.open(reserved_tokens)
 
     def fork(self, parent: Branch) -> Branch:
-        """See `Engine`."""
-        child = self._table.fork(parent)
+        child = self._cache.fork(parent)
         self._parents[child] = parent
         return child
 
     def join(self, parent: Branch, children: Sequence[Branch]) -> None:
-        """See `Engine`."""
-        self._table.join(parent, children)
+        self._cache.join(parent, children)
 
     def copy(self, source: Branch, target: Branch, tokens: int) -> None:
-        """See `Engine`."""
-        given, taken = self._table.copy(source, target, tokens)
-        taken.ids, taken.writers = given.ids[:tokens], [target] * tokens
+        given, taken = self._cache.copy(source, target, tokens)
+        for place in range(tokens):
+            self._tokens[taken.start + place] = (self._tokens[given.start + place][0], target)
 
     def shrink(self, branch: Branch, tokens: int) -> None:
-        """See `Engine`."""
-        kept = self._table.shrink(branch, tokens)
-        kept.ids, kept.writers = kept.ids[:tokens], kept.writers[:tokens]
-
-    def step(self, feeds: Sequence[Feed]) -> FloatArray:
-        """See `Engine`."""
-        wanted = sum(feed.wants_logits for feed in feeds)
-        logits_FV = np.empty((wanted, self.vocabulary_size), dtype=np.float32)
-        works = self._table.plan(feeds)
-        self.steps.append(tuple(feeds))
-        for work in works:
-            for feed in work.feeds:
-                work.store.ids.extend(feed.ids)
-                work.store.writers.extend([feed.branches[0]] * len(feed.ids))
-            askers = (feed.branches[0] for feed in work.feeds if feed.wants_logits)
-            for row, query, branch in zip(work.rows, work.step.wanted, askers, strict=True):
-                logits_FV[row] = self._script(self._seen(work, query, branch))
-        return logits_FV
+        self._cache.shrink(branch, tokens)
 
     def close(self, branch: Branch) -> None:
-        """See `Engine`."""
-        self._table.close(branch)
+        self._cache.close(branch)
 
-    def _seen(self, work: Work[_Tokens], query: int, branch: Branch) -> tuple[int, ...]:
-        """Return the ids that a query of `branch` sees, in the order that `Script` tells."""
-        cells = np.flatnonzero(work.step.mask_QK[query]).tolist()
-        line = self._line(branch)
-        writers, ids = work.store.writers, work.store.ids
-        joined = sorted((writers[cell], cell) for cell in cells if writers[cell] not in line)
-        path = (cell for cell in cells if writers[cell] in line)
-        return tuple(ids[cell] for cell in (*(cell for _, cell in joined), *path))
+    def step(self, feeds: Sequence[Feed]) -> FloatArray:
+        batch = self._cache.plan(feeds)
+        self.steps.append(tuple(feeds))
+        logits_FV = np.empty((len(batch.wanted), self.vocabulary_size), dtype=np.float32)
+        for item in batch.items:
+            writers = chain(*(repeat(feed.branches[0], len(feed.ids)) for feed in item.feeds))
+            self._tokens.update(zip(item.written, zip(item.ids, writers, strict=True), strict=True))
+            askers = (feed.branches[0] for feed in item.feeds if feed.wants_logits)
+            for row, query, branch in zip(item.rows, item.wanted, askers, strict=True):
+                logits_FV[row] = self._script(self._seen(item, query, branch))
+        return logits_FV
 
-    def _line(self, branch: Branch) -> set[Branch]:
-        """`branch` and all it descends from."""
+    def _seen(self, item: BatchItem, query: int, branch: Branch) -> tuple[int, ...]:
+        """Return the ids that a query of `branch` sees, in the order of `Script`."""
         line = {branch}
         while branch in self._parents:
             line.add(branch := self._parents[branch])
-        return line
+        tokens = [self._tokens[item.start + int(k)] for k in np.flatnonzero(item.mask_QK[query])]
+        joined = [token for token in tokens if token[1] not in line]
+        path = [id_ for id_, writer in tokens if writer in line]
+        return (*(id_ for id_, _ in sorted(joined, key=lambda token: token[1])), *path)

@@ -1,28 +1,38 @@
 """Any unpatched Hugging Face causal model with rotary positions: the reference.
 
-All requests share one pool of cells, taken once. A step is one forward pass over the tokens of all
-requests in it, told apart by position ids and by the cells that each of them sees.
+All requests share one KV cache, taken once. A step is one forward pass over the tokens of all
+requests in it, told apart by position ids and by the slots that each of them sees.
 
-Shapes: F feeds that want logits, V vocabulary.
+Shapes: Q tokens of the pass, F of them with logits, K slots, V vocabulary, R heads that share a kv
+head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pasta_decoding.engines import DEFAULT_CELLS
-from pasta_decoding.engines.attention import POOLED
-from pasta_decoding.engines.base import Branch, Feed, FloatArray
-from pasta_decoding.engines.cell_allocator import CellAllocator
-from pasta_decoding.engines.compiled import CompiledPass
-from pasta_decoding.engines.forward import Forward
-from pasta_decoding.engines.pool import Limits
-from pasta_decoding.engines.refusal import refuse_unsupported
-from pasta_decoding.engines.request_table import RequestTable
+from pasta_decoding.engines import DEFAULT_CACHE_TOKENS
+from pasta_decoding.engines.attention import (
+    SLOTS,
+    QuerySegment,
+    SlotLayer,
+    learn_shapes,
+    slot_cache,
+)
+from pasta_decoding.engines.base import Branch, Feed, FloatArray, Limits
+from pasta_decoding.engines.cell_attention import Seen
+from pasta_decoding.engines.compiled import MAX_TOKENS, CompiledPass
+from pasta_decoding.engines.cuda_graphs import Graphs, PaddedBatch
+from pasta_decoding.engines.kv_cache import Batch, BatchItem, BoolArray, KVCache, is_causal
+from pasta_decoding.engines.support import attention_windows, refuse_unsupported
+
+QUERY_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+SLOT_BUCKET = 256
 
 
 class TorchEngine:
@@ -31,144 +41,231 @@ class TorchEngine:
     The model is taken over: it is put into evaluation mode and given another attention function.
     A model that the engine cannot run exactly is refused here, by name.
 
-    cells:        tokens that the cache holds, those of all requests together.
+    cache_tokens: tokens that the cache holds, those of all requests together.
     fixed_shapes: pad every step to one of a few shapes, which a GPU replays as CUDA graphs; None
                   does so on a GPU only.
     keeps_logits: see `KeepsLogits`; None: on a GPU only.
     compiled:     the model's forward pass, compiled for this processor; it computes the same.
     """
 
+    free_positions = True
+    max_branches: int | None = None
+
     def __init__(
         self,
         model: PreTrainedModel,
         *,
-        cells: int = DEFAULT_CELLS,
+        cache_tokens: int = DEFAULT_CACHE_TOKENS,
         fixed_shapes: bool | None = None,
         keeps_logits: bool | None = None,
         compiled: CompiledPass | None = None,
     ) -> None:
         refuse_unsupported(model)
         model.eval()
-        model.set_attn_implementation(POOLED)
+        model.set_attn_implementation(SLOTS)
         config = model.config.get_text_config()
-        self._model, self._forward = model, Forward(model, cells, compiled)
         on_gpu = model.device.type == "cuda"
-        self._fixed = on_gpu if fixed_shapes is None else fixed_shapes
+        self.model, self._compiled = model, compiled
+        self.vocabulary_size = int(config.vocab_size)
+        self.max_positions = int(config.max_position_embeddings)
+        self.max_slots = cache_tokens
         self.keeps_logits = on_gpu if keeps_logits is None else keeps_logits
-        self._allocator = CellAllocator(cells)
-        self._table: RequestTable[int] = RequestTable(
-            Limits(int(config.vocab_size), int(config.max_position_embeddings))
-        )
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """The model that was taken over."""
-        return self._model
+        self._cache = KVCache(Limits(self.vocabulary_size, self.max_positions, cache_tokens))
+        shapes = learn_shapes(model)
+        # One more slot takes what padding writes.
+        self._keys, self._plan = slot_cache(shapes, cache_tokens + 1)
+        self._layers = [one for one in self._keys.layers if isinstance(one, SlotLayer)]
+        self._no_mask = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=model.device)
+        self._windows = tuple(attention_windows(config).values())
+        self._shared_heads = config.num_attention_heads // len(shapes[0].key_G1D)
+        self._fixed = on_gpu if fixed_shapes is None else fixed_shapes
+        self._padded: dict[tuple[int, int], PaddedBatch] = {}
+        self._graphs = Graphs()
 
     @property
     def is_compiled(self) -> bool:
         """Does a compiled program compute the steps?"""
-        return self._forward.compiled is not None
+        return self._compiled is not None
 
     def change_over(self, compiled: CompiledPass) -> None:
         """Let a compiled program compute from the next step on. Any thread may call."""
-        self._forward.compiled = compiled
+        self._compiled = compiled
 
     @property
     def name(self) -> str:
-        """See `Engine`."""
         kind = "compiled" if self.is_compiled else "torch"
-        return f"{kind} {str(self._model.dtype).removeprefix('torch.')}"
+        return f"{kind} {str(self.model.dtype).removeprefix('torch.')}"
 
     @property
-    def vocabulary_size(self) -> int:
-        """See `Engine`."""
-        return self._table.limits.vocabulary_size
-
-    @property
-    def max_positions(self) -> int:
-        """See `Engine`."""
-        return self._table.limits.max_positions
-
-    @property
-    def free_positions(self) -> bool:
-        """See `Engine`."""
-        return True
-
-    @property
-    def cells_in_use(self) -> int:
-        """See `Engine`."""
-        return self._table.cells_in_use
-
-    @property
-    def max_cells(self) -> int | None:
-        """See `Engine`."""
-        return self._allocator.cells
-
-    @property
-    def max_branches(self) -> int | None:
-        """See `Engine`."""
-        return self._table.limits.max_branches
+    def slots_in_use(self) -> int:
+        return self._cache.slots_in_use
 
     def open(self, *, reserved_tokens: int) -> Branch:
-        """See `Engine`."""
-        return self._table.open(self._allocator.take(reserved_tokens), reserved_tokens)
+        return self._cache.open(reserved_tokens)
 
     def fork(self, parent: Branch) -> Branch:
-        """See `Engine`."""
-        return self._table.fork(parent)
+        return self._cache.fork(parent)
 
     def join(self, parent: Branch, children: Sequence[Branch]) -> None:
-        """See `Engine`."""
-        self._table.join(parent, children)
+        self._cache.join(parent, children)
 
+    @torch.inference_mode()
     def copy(self, source: Branch, target: Branch, tokens: int) -> None:
-        """See `Engine`."""
-        given, taken = self._table.copy(source, target, tokens)
-        self._forward.copy(slice(given, given + tokens), slice(taken, taken + tokens))
+        given, taken = self._cache.copy(source, target, tokens)
+        for layer in self._layers:
+            layer.copy(given, taken)
 
     def shrink(self, branch: Branch, tokens: int) -> None:
-        """See `Engine`."""
-        first_cell = self._table.shrink(branch, tokens)
-        self._forward.forget(self._allocator.shrink(first_cell, tokens))
+        self._forget(self._cache.shrink(branch, tokens))
+
+    def close(self, branch: Branch) -> None:
+        if freed := self._cache.close(branch):
+            self._forget(freed)
+
+    @torch.inference_mode()
+    def _forget(self, slots: slice) -> None:
+        """Clear slots that nobody holds any more.
+
+        Fixed shapes look at the slots of others, too, with weight 0; but 0 times infinity, which an
+        overflow may have left there, is no number.
+        """
+        if self._padded:
+            for layer in self._layers:
+                layer.forget(slots)
 
     def step(self, feeds: Sequence[Feed]) -> FloatArray:
         """See `Engine`. One forward pass."""
         logits_FV: FloatArray = self.step_kept(feeds).cpu().numpy()
         return logits_FV
 
+    @torch.inference_mode()
     def step_kept(self, feeds: Sequence[Feed]) -> Tensor:
         """See `KeepsLogits`."""
-        works = self._table.plan(feeds)
-        rows = [row for work in works for row in work.rows]
-        device = self._model.device
-        if not works:
+        batch, device = self._cache.plan(feeds), self.model.device
+        if not batch.items:
             return torch.empty(0, self.vocabulary_size, device=device)
-        found = self._forward.fixed(works) if self._fixed else None
-        logits_FV = (self._forward.free(works) if found is None else found).float()
-        if rows == sorted(rows):  # as they came, unless requests took turns: nothing to copy
-            return logits_FV
-        return logits_FV[torch.tensor(rows, device=device, dtype=torch.long).argsort()]
+        padded = self._padded_to(batch) if self._fixed else None
+        logits_FV = (
+            self._forward(batch) if padded is None else self._replay(batch, padded)
+        ).float()
+        order = batch.order
+        return logits_FV if order is None else logits_FV[torch.tensor(order, device=device)]
 
-    def fixed_pass(self, width: int, cells: int) -> tuple[int, int]:
+    def _forward(self, batch: Batch) -> Tensor:
+        """Run one pass in the shapes that it has; return logits_FV in the order of the batch."""
+        if self._compiled is not None and len(batch.ids) <= MAX_TOKENS:
+            return self._compiled(batch, self._layers, Seen.of(batch.items, self._windows))
+        self._plan.segments = tuple(self._segments(batch))
+        device = self.model.device
+        return self._call(
+            torch.tensor([batch.ids], device=device),
+            torch.tensor([batch.positions], device=device),
+            torch.tensor(batch.wanted, device=device, dtype=torch.long),
+        )
+
+    def _replay(self, batch: Batch, padded: PaddedBatch) -> Tensor:
+        """Run one pass padded to a bucket's shapes; return logits_FV in the order of the batch.
+
+        On a GPU it is a CUDA graph, captured the first time its bucket is needed.
+        """
+        masks = {window: self._joint(batch, window, *padded.shape) for window in self._windows}
+        padded.fill(batch, self.max_slots, masks)
+        logits_QV = self._run(padded)
+        return logits_QV[torch.tensor(batch.wanted, device=logits_QV.device, dtype=torch.long)]
+
+    def fixed_pass(self, width: int, slots: int) -> tuple[int, int]:
         """Run the forward pass of a step of fixed shapes, without anything around it: for timing.
 
-        It computes on whatever the last step of these shapes left; nothing may be open. Returns the
-        tokens and cells that it was padded to.
+        It computes on what the last step of these shapes left; nothing may be open. Returns the
+        tokens and slots that it was padded to.
         """
-        assert self.cells_in_use == 0, "it writes cells"
-        return self._forward.alone(width, cells)
+        assert self.slots_in_use == 0, "it writes slots"
+        padded = self._bucket(width, slots)
+        assert padded is not None, "a width that some bucket holds"
+        with torch.inference_mode():
+            self._run(padded)
+        return padded.shape
 
-    def compiled_call(self, width: int, cells: int) -> Callable[[], object]:
+    def compiled_call(self, width: int, slots: int) -> Callable[[], object]:
         """Return the compiled pass of a step, without anything around it: for timing.
 
-        It writes cells; nothing may be open when it is called.
+        It writes slots; nothing may be open when it is called.
         """
-        assert self.cells_in_use == 0, "it writes cells"
-        return self._forward.compiled_alone(width, min(cells, self._allocator.cells - width))
+        assert self.slots_in_use == 0, "it writes slots"
+        assert self._compiled is not None, "only for an engine with a compiled pass"
+        compiled, slots = self._compiled, min(slots, self.max_slots - width)
+        mask_QK = np.ones((width, slots + width), dtype=np.bool_)
+        mask_QK[:, slots:] = np.eye(width, dtype=np.bool_)
+        places, rows = np.arange(slots + width), list(range(width))
+        item = BatchItem((), 0, slots, [0] * width, [slots] * width, mask_QK, places, rows, rows)
+        batch, seen = Batch([item]), Seen.of([item], self._windows)
+        return torch.inference_mode()(lambda: compiled(batch, self._layers, seen))
 
-    def close(self, branch: Branch) -> None:
-        """See `Engine`."""
-        first_cell = self._table.close(branch)
-        if first_cell is not None:
-            self._forward.forget(self._allocator.give_back(first_cell))
+    def _padded_to(self, batch: Batch) -> PaddedBatch | None:
+        return self._bucket(len(batch.ids), max(item.end for item in batch.items))
+
+    def _bucket(self, tokens: int, end: int) -> PaddedBatch | None:
+        """Return the inputs of the bucket for these tokens and slots; None if no bucket is so wide.
+
+        Queries are padded to one of QUERY_BUCKETS and slots to a multiple of SLOT_BUCKET.
+        """
+        queries = next((size for size in QUERY_BUCKETS if size >= tokens), None)
+        if queries is None:
+            return None
+        shape = (queries, min(-(-end // SLOT_BUCKET) * SLOT_BUCKET, self.max_slots))
+        if shape not in self._padded:
+            self._padded[shape] = PaddedBatch(
+                self.model, shape, self._windows, self._shared_heads, self._graphs
+            )
+        return self._padded[shape]
+
+    def _run(self, padded: PaddedBatch) -> Tensor:
+        self._plan.segments = (padded.segment,)
+        return padded.run(lambda: self._call(padded.ids_1Q, padded.positions_1Q, 0))
+
+    def _call(self, ids_1Q: Tensor, positions_1Q: Tensor, wanted: Tensor | int) -> Tensor:
+        """Call the model as the plan has it; the mask only keeps it from making one of its own."""
+        output = self.model(
+            input_ids=ids_1Q,
+            position_ids=positions_1Q,
+            attention_mask=self._no_mask,
+            past_key_values=self._keys,
+            use_cache=True,
+            logits_to_keep=wanted,
+            plan=self._plan,
+        )
+        logits_FV: Tensor = output.logits[0]
+        return logits_FV
+
+    def _segments(self, batch: Batch) -> Iterator[QuerySegment]:
+        first = 0
+        for item in batch.items:
+            masks = {window: self._additive(item.visible(window)) for window in self._windows}
+            queries = slice(first, first + len(item.ids))
+            written = slice(item.written.start, item.end)
+            yield QuerySegment(queries, written, slice(item.start, item.end), masks)
+            first = queries.stop
+
+    def _additive(self, mask_QK: BoolArray) -> Tensor | None:
+        """Return the mask as all layers add it; None where attention needs none."""
+        if is_causal(mask_QK):
+            return None
+        return additive(mask_QK, self._shared_heads, self.model.dtype).to(self.model.device)
+
+    def _joint(self, batch: Batch, window: int | None, queries: int, slots: int) -> Tensor:
+        """Return one mask for all requests, each its own block; padding sees all slots."""
+        mask_QK = np.zeros((queries, slots), dtype=np.bool_)
+        first = 0
+        for item in batch.items:
+            last = first + len(item.ids)
+            mask_QK[first:last, item.start : item.end] = item.visible(window)
+            first = last
+        mask_QK[first:] = True
+        return additive(mask_QK, self._shared_heads, self.model.dtype)
+
+
+def additive(mask_QK: BoolArray, shared_heads: int, dtype: torch.dtype) -> Tensor:
+    """Return what is added to the scores, [1, 1, R x Q, K]."""
+    hidden_QK = torch.from_numpy(~mask_QK)
+    mask = torch.zeros(hidden_QK.shape, dtype=dtype).masked_fill_(hidden_QK, float("-inf"))
+    return mask.repeat(shared_heads, 1)[None, None]

@@ -107,9 +107,9 @@ def llama_call(engine: LlamaEngine) -> BareCall:
     """
 
     def call(width: int, cells: int, repeats: int) -> list[float]:
-        assert engine.cells_in_use == 0, "the bare call needs the context for itself"
+        assert engine.slots_in_use == 0, "the bare call needs the context for itself"
         llama, context = engine.library, engine.context
-        cells = min(cells, engine.max_cells - width)
+        cells = min(cells, engine.max_slots - width)
         memory = llama.llama_get_memory(context)
         size = llama.llama_n_batch(context)
         batch = llama.llama_batch_init(size, 0, 1)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pasta_decoding.engines.pool import Limits
+from pasta_decoding.engines.base import Limits
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import SharedMax
@@ -34,7 +34,7 @@ class RemoteDecoder(Decoder):
     service: Service
 
     @property
-    def capacity(self) -> int:
+    def max_tokens(self) -> int:
         """See `Decoder`."""
         return self.service.max_positions
 

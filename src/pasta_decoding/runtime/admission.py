@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from pasta_decoding.engines.base import Engine
-from pasta_decoding.engines.pool import Limits
+from pasta_decoding.engines.base import Engine, Limits
 from pasta_decoding.errors import TOO_LONG, PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.runtime.request import Request
@@ -100,15 +99,15 @@ class Admission:
         """Raise PastaError if `request` could not be answered even alone."""
         check_fits(request, Limits(self.engine.vocabulary_size, self.engine.max_positions))
         demand = demand_of(request, joining=self.joining)
-        _check_tokens(request, demand.cells, self.engine.max_cells, "the engine's", "cells")
+        _check_tokens(request, demand.cells, self.engine.max_slots, "the engine's", "cells")
         self._check_branches(demand)
 
     def check_together(self, demand: Demand) -> None:
         """Raise PastaError if requests that must be let in together never could be."""
-        if not _within(demand.cells, self.engine.max_cells):
+        if not _within(demand.cells, self.engine.max_slots):
             raise PastaError(
                 f"answers of up to {demand.cells} tokens together, prompts included, do not fit "
-                f"the engine's {self.engine.max_cells} cells",
+                f"the engine's {self.engine.max_slots} cells",
                 hint="Allow fewer tokens, or give the engine more cells.",
             )
         self._check_branches(demand)
@@ -117,7 +116,7 @@ class Admission:
         """Is there room for what passed a check, `beside` what is already in?"""
         together = sum(beside, demand)
         return not beside or (
-            _within(together.cells, self.engine.max_cells)
+            _within(together.cells, self.engine.max_slots)
             and _within(together.branches, self.engine.max_branches)
         )
 
@@ -129,7 +128,7 @@ class Admission:
         rules = request.rules
         if not rules.parallel:
             return NO_MORE
-        free = _left(self.engine.max_cells, taken.cells, AHEAD_SHARE)
+        free = _left(self.engine.max_slots, taken.cells, AHEAD_SHARE)
         more = _left(self.engine.max_branches, taken.branches, THREADS_SHARE)
         ahead_tokens = rules.max_tokens if free is None else min(rules.max_tokens, free)
         wanted = max(NO_MORE.threads, rules.max_threads)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 
-from pasta_decoding.engines.openmp import release_team
+from pasta_decoding.engines.support import release_openmp_threads
 from pasta_decoding.errors import PastaError
 from pasta_decoding.runtime.governor import Governor
 from pasta_decoding.runtime.local import LocalDecoder
@@ -81,7 +81,7 @@ class EngineThread:
     def submit(self, request: Request, listener: Listener) -> Ticket:
         """See `Worker`."""
         self.check(request)
-        release_team()  # of whoever asks and may have computed
+        release_openmp_threads()  # of whoever asks and may have computed
         job = _Job(self, request, listener)
         with self._handing_in:
             if self._closed:
@@ -122,7 +122,7 @@ class EngineThread:
         """Make the calls that have come; with nothing to write, wait for one."""
         if not self._jobs:
             self._look_around()
-            release_team()  # another engine of this process may be at work
+            release_openmp_threads()  # another engine of this process may be at work
             self._inbox.get()()
         while not self._inbox.empty():
             self._inbox.get()()
@@ -186,9 +186,9 @@ class EngineThread:
         self.activity = Activity(
             running=self._scheduler.running,
             live_threads=self._scheduler.live_threads,
-            cells=self._engine.cells_in_use - self._scheduler.kept_cells,
+            cells=self._engine.slots_in_use - self._scheduler.kept_cells,
             kept_cells=self._scheduler.kept_cells,
-            max_cells=self._engine.max_cells or 0,
+            max_slots=self._engine.max_slots or 0,
         )
 
     def _halt(self) -> None:

@@ -66,7 +66,7 @@ class KeptPrompts:
                 self._drop(one)
         self._engine.shrink(beginning.branch, tokens)
         self._kept.append(beginning)
-        most = self._engine.max_cells
+        most = self._engine.max_slots
         while len(self._kept) > MOST_KEPT or (most is not None and self.cells > most // KEPT_SHARE):
             self.drop_oldest()
 
@@ -78,7 +78,7 @@ class KeptPrompts:
 
     def make_room(self, demand: Demand) -> None:
         """Give back what stands in the way of requests that come to so much together."""
-        cells, branches = self._engine.max_cells, self._engine.max_branches
+        cells, branches = self._engine.max_slots, self._engine.max_branches
         while self._kept and (
             (cells is not None and self.cells + demand.cells > cells)
             or (branches is not None and len(self._kept) + demand.branches > branches)

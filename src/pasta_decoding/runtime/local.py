@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pasta_decoding.engines import DEFAULT_CELLS
+from pasta_decoding.engines import DEFAULT_CACHE_TOKENS
 from pasta_decoding.engines.base import Engine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import ChunkRun, Joining, Segment
@@ -42,9 +42,9 @@ class LocalDecoder(Decoder):
     joining: Joining = Joining.kv
 
     @property
-    def capacity(self) -> int:
+    def max_tokens(self) -> int:
         """See `Decoder`."""
-        cells, positions = self.engine.max_cells, self.engine.max_positions
+        cells, positions = self.engine.max_slots, self.engine.max_positions
         return positions if cells is None else min(cells, positions)
 
     def replay(
@@ -129,7 +129,7 @@ def torch_decoder(
     *,
     dtype: str = "float32",
     device: str = "cpu",
-    cells: int = DEFAULT_CELLS,
+    cache_tokens: int = DEFAULT_CACHE_TOKENS,
     threads: int | None = None,
     joining: Joining | None = None,
     compiled: CompiledPass | None = None,
@@ -153,13 +153,15 @@ def torch_decoder(
         raise PastaError(
             f"cannot put the model on the device {device!r}: {error}", hint="Use --device cpu."
         ) from error
-    return decoder_over(TorchEngine(loaded.model, cells=cells, compiled=compiled), loaded, joining)
+    return decoder_over(
+        TorchEngine(loaded.model, cache_tokens=cache_tokens, compiled=compiled), loaded, joining
+    )
 
 
 def llama_decoder(
     path: Path,
     *,
-    cells: int = DEFAULT_CELLS,
+    cache_tokens: int = DEFAULT_CACHE_TOKENS,
     threads: int | None = None,
     exact: bool = False,
     joining: Joining | None = None,
@@ -171,7 +173,9 @@ def llama_decoder(
     from pasta_decoding.engines.llama import LlamaEngine
     from pasta_decoding.models.gguf import read_metadata
 
-    engine = LlamaEngine(path, cells=cells, threads=threads, cache_type="F32" if exact else "F16")
+    engine = LlamaEngine(
+        path, cache_tokens=cache_tokens, threads=threads, cache_type="F32" if exact else "F16"
+    )
     return decoder_over(engine, read_metadata(engine.metadata, path), joining)
 
 

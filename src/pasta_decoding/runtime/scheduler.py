@@ -255,7 +255,7 @@ class Scheduler:
         """Make one forward pass, choose where logits come, and note what it took."""
         if not (rows or prompts):
             return
-        cells = self._engine.cells_in_use
+        cells = self._engine.slots_in_use
         seconds = self._pass([*rows, *prompts])
         self._prompts.pace.learn(len(rows), sum(len(row.feed.ids) for row in prompts), seconds)
         if not prompts:

@@ -55,7 +55,7 @@ class Activity:
     live_threads: int = 0
     cells: int = 0
     kept_cells: int = 0
-    max_cells: int = 0
+    max_slots: int = 0
 
 
 class Watcher(Protocol):

@@ -105,7 +105,7 @@ class Metrics:
         self._gauges["live_threads"].set(sum(one.live_threads for one in activities))
         self._gauges["cache_cells"].set(sum(one.cells for one in activities))
         self._gauges["cache_cells_kept"].set(sum(one.kept_cells for one in activities))
-        self._gauges["cache_cells_max"].set(sum(one.max_cells for one in activities))
+        self._gauges["cache_cells_max"].set(sum(one.max_slots for one in activities))
 
     def first_text(self, seconds: float) -> None:
         """Count the wait for an answer's first text."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import TrainerCallback
 
-from pasta_decoding.engines.windows import attention_windows
+from pasta_decoding.engines.support import attention_windows
 from pasta_decoding.lang.layout import Layout
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.checkpoint import Checkpoint

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pasta_decoding.engines.windows import attention_windows
+from pasta_decoding.engines.support import attention_windows
 from pasta_decoding.lang.layout import Layout
 from pasta_decoding.training.bonbon import PairLoss, bonbon_loss, target_gap
 from pasta_decoding.training.config import PairConfig

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from pasta_decoding.engines.windows import attention_windows
+from pasta_decoding.engines.support import attention_windows
 from pasta_decoding.lang.layout import Layout
 from pasta_decoding.training.view import View, attention_masks, pack, view
 

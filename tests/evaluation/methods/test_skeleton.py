@@ -46,7 +46,7 @@ def answered(decoder: LocalDecoder, *, max_tokens: int = 200) -> Record:
     method = Skeleton(decoder, max_tokens)
     [ended] = ask_all(decoder, method.ask, [question_of("How to live?", "blog")], max_concurrency=1)
     assert isinstance(ended.outcome, Record)
-    assert decoder.engine.cells_in_use == 0
+    assert decoder.engine.slots_in_use == 0
     return ended.outcome
 
 
@@ -157,7 +157,7 @@ def test_a_prompt_that_does_not_fit_is_an_error_and_nothing_is_held() -> None:
         decoder, Skeleton(decoder, 200).ask, [question_of("How?" * 90)], max_concurrency=1
     )
     assert "the prompt is too long" in str(ended.outcome)
-    assert decoder.engine.cells_in_use == 0
+    assert decoder.engine.slots_in_use == 0
 
 
 # Reading a skeleton

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.api.result import Result, result_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import ChunkRun, Run
 from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.sampling import Sampling
 
 if TYPE_CHECKING:
     from pasta_decoding.models.loading import Loaded
@@ -102,19 +102,14 @@ class _Call:
     def _requests(self, decoder: LocalDecoder, config: Any) -> Iterator[Request]:
         import torch
 
+        rules = Rules(max_tokens=config.max_length - self.inputs.shape[1])
         seed = int(torch.randint(_SEEDS, ())) if config.do_sample else 0
-        own = replace(
-            _converted(config, seed),
-            max_tokens=config.max_length - self.inputs.shape[1],
-            max_seconds=config.max_time,
-            stop=self.stops,
-        )
-        rules, sampling = own.rules, own.sampling()
+        sampling = _sampling(config, seed)
         for number, row in enumerate(self.inputs.tolist()):
             prompt = tuple(row)
             sampler = decoder.sampler(prompt, sampling, number)
             yield decoder.request_of(
-                prompt, rules, sampler, max_seconds=own.max_seconds, stops=own.stops
+                prompt, rules, sampler, max_seconds=config.max_time, stops=self.stops
             )
 
     def _answers(self, decoder: LocalDecoder, requests: Sequence[Request]) -> list[Answer]:
@@ -180,11 +175,11 @@ def _refuse(config: Any, steps: Sequence[Any], given: dict[str, Any]) -> None:
         raise PastaError("it cannot go on from past_key_values", hint="Give the whole prompt.")
 
 
-def _converted(config: Any, seed: int) -> GenerationConfig:
+def _sampling(config: Any, seed: int) -> Sampling:
     penalty = config.repetition_penalty or 1.0
     if not config.do_sample:
-        return GenerationConfig(repetition_penalty=penalty)
-    return GenerationConfig(
+        return Sampling(repetition_penalty=penalty)
+    return Sampling(
         temperature=1.0 if config.temperature is None else config.temperature,
         top_p=1.0 if config.top_p is None else config.top_p,
         top_k=config.top_k or None,
@@ -204,9 +199,11 @@ def _decoder(model: Any, tokenizer: Any, config: Any, inputs: Any) -> Iterator[L
     _refuse_bans(config, loaded)
     attention = model.config._attn_implementation
     trained = [(module, module.training) for module in model.modules()]
-    cells = 2 * len(inputs) * config.max_length + Rules().max_chunks  # room for a text join, too
+    cache_tokens = (
+        2 * len(inputs) * config.max_length + Rules().max_chunks
+    )  # room for a text join, too
     try:
-        yield decoder_over(TorchEngine(model, cells=cells), loaded)
+        yield decoder_over(TorchEngine(model, cache_tokens=cache_tokens), loaded)
     finally:
         model.set_attn_implementation(attention)
         for module, training in trained:

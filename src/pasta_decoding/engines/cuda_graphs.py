@@ -1,6 +1,6 @@
 """Forward passes of fixed shapes: their inputs stay where they are, so a GPU can replay them.
 
-Shapes: Q tokens of the pass, K cells, V vocabulary.
+Shapes: Q tokens of the pass, K slots, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,26 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pasta_decoding.engines.attention import QuerySegment
-from pasta_decoding.engines.request_table import Work
-
-
-@dataclass(slots=True)
-class Tokens:
-    """All tokens of a pass, one request's after the other's, and which of them want logits."""
-
-    ids: list[int]
-    positions: list[int]
-    wanted: list[int]
-
-    @classmethod
-    def of(cls, works: Iterable[Work[int]]) -> Tokens:
-        """Put the requests' tokens in a row."""
-        tokens = cls([], [], [])
-        for work in works:
-            tokens.wanted += [len(tokens.ids) + index for index in work.step.wanted]
-            tokens.ids += work.step.ids
-            tokens.positions += work.step.positions
-        return tokens
+from pasta_decoding.engines.kv_cache import Batch
 
 
 @dataclass(slots=True)
@@ -49,10 +30,10 @@ class Graphs:
     work: bool = True
 
 
-class Frame:
+class PaddedBatch:
     """The inputs of passes of one shape, at addresses that stay, and the graph that reads them.
 
-    shape: queries and cells, padding included.
+    shape: queries and slots, padding included.
     """
 
     def __init__(
@@ -60,34 +41,29 @@ class Frame:
         model: PreTrainedModel,
         shape: tuple[int, int],
         windows: Iterable[int | None],
-        rows: int,
+        shared_heads: int,
         graphs: Graphs,
     ) -> None:
         self._graphs = graphs
-        self.shape = queries, cells = shape
+        self.shape = queries, slots = shape
         make: Any = {"device": model.device}
         self.ids_1Q = torch.zeros(1, queries, dtype=torch.long, **make)
         self.positions_1Q = torch.zeros_like(self.ids_1Q)
         written_Q = torch.zeros(queries, dtype=torch.long, **make)
-        size = (1, 1, rows * queries, cells)
+        size = (1, 1, shared_heads * queries, slots)
         masks = {window: torch.zeros(size, dtype=model.dtype, **make) for window in windows}
-        self.segment = QuerySegment(slice(None), written_Q, slice(0, cells), masks)
+        self.segment = QuerySegment(slice(None), written_Q, slice(0, slots), masks)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._logits_QV: Tensor | None = None
 
-    def fill(
-        self,
-        tokens: Tokens,
-        written: list[int],
-        spare_cell: int,
-        masks: dict[int | None, Tensor],
-    ) -> None:
-        """Put in the tokens of a pass; the rest writes the spare cell and is never read."""
-        padding = self.ids_1Q.shape[1] - len(tokens.ids)
-        assert isinstance(self.segment.written, Tensor), "fixed shapes name each cell"
-        self.ids_1Q.copy_(torch.tensor([tokens.ids + [0] * padding]))
-        self.positions_1Q.copy_(torch.tensor([tokens.positions + [0] * padding]))
-        self.segment.written.copy_(torch.tensor(written + [spare_cell] * padding))
+    def fill(self, batch: Batch, spare_slot: int, masks: dict[int | None, Tensor]) -> None:
+        """Put in the tokens of a pass; padding writes the spare slot and is never read."""
+        padding = self.ids_1Q.shape[1] - len(batch.ids)
+        written = [slot for item in batch.items for slot in item.written]
+        assert isinstance(self.segment.written, Tensor), "fixed shapes name each slot"
+        self.ids_1Q.copy_(torch.tensor([batch.ids + [0] * padding]))
+        self.positions_1Q.copy_(torch.tensor([batch.positions + [0] * padding]))
+        self.segment.written.copy_(torch.tensor(written + [spare_slot] * padding))
         for window, mask in masks.items():
             buffer = self.segment.masks[window]
             assert buffer is not None, "fixed shapes always have masks"

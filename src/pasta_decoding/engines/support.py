@@ -1,0 +1,133 @@
+"""What an engine can run here: models it computes exactly, memory for its cache, cores it uses."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from pasta_decoding.errors import PastaError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+# These change the rotation with the length seen so far: a cached key would depend on when it was
+# computed, and decoding could not equal training.
+_MOVING_ROPES = frozenset({"dynamic", "longrope"})
+
+
+def attention_windows(config: Any) -> dict[str, int | None]:
+    """Return the window of each kind of layer, under transformers' name for it.
+
+    A query at position p sees keys at positions above p - window; None: all that it may see. Takes
+    a text model's config. Kinds other than full and sliding attention are returned with None.
+    """
+    window: int | None = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or [FULL if window is None else SLIDING]
+    return {kind: window if kind == SLIDING else None for kind in sorted(set(kinds))}
+
+
+def refuse_unsupported(model: PreTrainedModel) -> None:
+    """Raise PastaError with the first thing about a model that no engine of torch computes."""
+    for reason in _obstacles(model):
+        raise PastaError(
+            f"the torch engine cannot run this {model.config.model_type} model: {reason}"
+        )
+
+
+def _obstacles(model: PreTrainedModel) -> Iterator[str]:
+    config = model.config.get_text_config()
+    ropes = getattr(config, "rope_parameters", None)
+    if model.config.is_encoder_decoder:
+        yield "it is an encoder-decoder"
+    if getattr(model, "_is_stateful", False):
+        yield "it has recurrent layers, whose state cannot be forked and joined"
+    if not ropes or getattr(config, "alibi", False):
+        yield "it has no rotary positions (RoPE)"
+    yield from _unusual_attention(config)
+    for moving in sorted(rope_types(ropes or {}) & _MOVING_ROPES):
+        yield f"its rotary positions ({moving}) change with the length"
+    if not getattr(model, "_supports_attention_backend", False):
+        yield "its code does not take attention functions from outside"
+
+
+def _unusual_attention(config: Any) -> Iterator[str]:
+    if others := ", ".join(sorted(set(attention_windows(config)) - {FULL, SLIDING})):
+        yield f"its attention is neither full nor a sliding window but {others}"
+    if getattr(config, "attn_logit_softcapping", None):
+        yield "its attention caps its scores"
+    if getattr(config, "use_bidirectional_attention", None):
+        yield "its attention is bidirectional"
+
+
+def rope_types(ropes: dict[str, Any]) -> set[str]:
+    """Return the types of rotary positions: one for all layers, or one for each kind of layer."""
+    nested = [rope for rope in ropes.values() if isinstance(rope, dict)]
+    return {str(rope.get("rope_type")) for rope in nested or [ropes]}
+
+
+def refuse_large_cache(cache_tokens: int, token_bytes: int) -> None:
+    """Raise PastaError for a cache larger than the free memory: the kernel would end the process.
+
+    Counts the limit of a container (cgroup v2), if there is one.
+    """
+    free, needed = psutil.virtual_memory().available, cache_tokens * token_bytes
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.is_file() and (text := limit.read_text().strip()).isdigit():
+        free = min(free, int(text))
+    if needed > free:
+        raise PastaError(
+            f"a cache of {cache_tokens} tokens takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} "
+            f"GB of memory are free: at most {free // token_bytes} tokens fit"
+        )
+
+
+def numbers_per_token(config: Mapping[str, Any]) -> int | None:
+    """Return how many numbers a token's keys and values are; None if the config does not say."""
+    text = config.get("text_config", config)
+    try:
+        heads = text["num_attention_heads"]
+        width = text.get("head_dim") or text["hidden_size"] // heads
+        kv_heads = text.get("num_key_value_heads") or heads
+        return int(2 * text["num_hidden_layers"] * kv_heads * width)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError):
+        return None
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def release_openmp_threads() -> None:
+    """Give back the calling thread's OpenMP team; its next parallel work makes a new one.
+
+    libgomp keeps a team for each thread that ever computed in parallel. When the teams of a process
+    have more threads than there are cores, they no longer spin while they wait (GOMP_SPINCOUNT in
+    its manual), and a step of a small model takes three times as long.
+    """
+    for pause in _pauses(len(sys.modules.keys() & {"torch", "llama_cpp"})):
+        pause(1)  # omp_pause_soft
+
+
+@cache
+def _pauses(_libraries_loaded: int) -> tuple[Callable[[int], int], ...]:
+    """Return `omp_pause_resource_all` (OpenMP 5.0) of each libgomp in this process."""
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+    except OSError:  # not Linux: other libraries, which have no such limit
+        return ()
+    paths = {line.split(maxsplit=5)[-1] for line in maps.splitlines() if "libgomp" in line}
+    loaded = [ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY) for path in sorted(paths)]
+    name = "omp_pause_resource_all"
+    return tuple(getattr(one, name) for one in loaded if hasattr(one, name))

@@ -1,0 +1,70 @@
+"""What fits this machine is known beforehand, and OpenMP's threads are given back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pasta_decoding.engines import support
+from pasta_decoding.errors import PastaError
+
+SCRIPT = """
+import os, time
+import torch
+from pasta_decoding.engines.support import release_openmp_threads
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+def compute():
+    return torch.arange(1_000_000.0).exp2().isinf().sum().item()
+
+torch.set_num_threads(2)
+release_openmp_threads()  # without a team
+alone = threads()
+found = compute()
+with_team = threads()
+release_openmp_threads()
+for _ in range(100):  # the kernel takes a moment to forget one
+    if threads() == alone:
+        break
+    time.sleep(0.05)
+print(with_team - alone, threads() - alone, compute() == found)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads as Linux does")
+def test_a_team_is_given_back_and_made_anew() -> None:
+    """In a process of its own, whose teams have two threads."""
+    clean = {**os.environ, "OMP_NUM_THREADS": "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=clean, check=True
+    )
+    assert done.stdout.split() == ["1", "0", "True"]
+
+
+def test_a_cache_is_refused_with_the_tokens_that_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = SimpleNamespace(available=10**9)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: free)
+    support.refuse_large_cache(1000, 10**6)
+    with pytest.raises(PastaError) as caught:
+        support.refuse_large_cache(2000, 10**6)
+    assert str(caught.value) == (
+        "a cache of 2000 tokens takes 2.0 GB, and 1.0 GB of memory are free: "
+        "at most 1000 tokens fit"
+    )
+
+
+def test_a_config_says_how_many_numbers_a_token_takes() -> None:
+    plain = {"num_hidden_layers": 30, "num_attention_heads": 9, "hidden_size": 576}
+    assert support.numbers_per_token(plain) == 2 * 30 * 9 * 64
+    grouped = plain | {"num_key_value_heads": 3, "head_dim": 128}
+    assert support.numbers_per_token(grouped) == 2 * 30 * 3 * 128
+    assert support.numbers_per_token({"text_config": grouped}) == 2 * 30 * 3 * 128
+    for broken in ({}, {"text_config": None}, plain | {"num_attention_heads": 0}):
+        assert support.numbers_per_token(broken) is None
