@@ -16,8 +16,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import open_local
-from pasta_decoding.api.settings import Dtype, EngineName, FileType, LoadSettings
 from pasta_decoding.cli.files import place
 from pasta_decoding.evaluation.bootstrap import interval
 from pasta_decoding.evaluation.machine import commit, machine
@@ -95,17 +95,19 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Number formats of a GGUF by the names of `--dtype`."""
+
+
 def decoder_named(name: str, options: argparse.Namespace) -> LocalDecoder:
     """Load the engine called `name`."""
     engine, _, form = name.partition(":")
-    loading = LoadSettings(
+    loading = EngineConfig(
         adapter=options.adapter,
         model=options.model,
-        engine=EngineName(engine),
-        context=options.ctx,
+        engine=engine,
+        cache_tokens=options.ctx,
         threads=options.threads,
         device=options.device,
     )
-    if engine in ("torch", "compiled"):
-        return open_local(replace(loading, dtype=Dtype(form)), place())
-    return open_local(replace(loading, quant=FileType(form)), place())
+    return open_local(replace(loading, dtype=DTYPES.get(form, form)), place())

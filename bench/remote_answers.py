@@ -24,8 +24,8 @@ from urllib.request import urlopen
 from answers import SAMPLE
 from common import emit, spread
 
+from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import open_decoder
-from pasta_decoding.api.settings import EngineName, LoadSettings
 from pasta_decoding.cli.files import place
 from pasta_decoding.data.dataset import read_rows
 from pasta_decoding.lang.layout import Joining
@@ -83,9 +83,9 @@ def main() -> None:
     parser.add_argument("--limit", type=int)
     parser.add_argument("--max-tokens", type=int, default=400)
     options = parser.parse_args()
-    loading = LoadSettings(
+    loading = EngineConfig(
         adapter=options.adapter,
-        engine=EngineName.remote,
+        engine="remote",
         join=Joining.text,
         base_url=(options.base_url,),
     )

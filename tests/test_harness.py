@@ -7,6 +7,7 @@ import os
 import runpy
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from statistics import geometric_mean
 from types import SimpleNamespace
@@ -15,9 +16,9 @@ from typing import Any
 import pytest
 
 import pasta_decoding as pasta
-from pasta_decoding.api.options import check_options
+from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.errors import PastaError
-from pasta_decoding.harness import PastaModel, conversation_in, options_of_task
+from pasta_decoding.harness import PastaModel, config_of_task, conversation_in
 from tests.checkpoint import TinyCheckpoint
 
 ROOT = Path(__file__).parents[1]
@@ -27,30 +28,27 @@ COMMAND = "from pasta_decoding.harness import run; run()"
 
 
 @pytest.mark.parametrize(
-    ("given", "options"),
+    ("given", "changes"),
     [
         ({"until": ["\n", ""], "max_gen_toks": 9}, {"stop": ["\n"], "max_tokens": 9}),
-        ({"until": "Q:"}, {"stop": ["Q:"], "max_tokens": 512}),
-        ({"max_new_tokens": 5, "max_gen_toks": 7}, {"stop": [], "max_tokens": 7}),
-        ({"do_sample": True, "temperature": 0.7}, {"temperature": 0.7, "max_tokens": 512}),
-        ({"do_sample": False, "temperature": 0.7}, {"temperature": 0.0, "max_tokens": 512}),
+        ({"until": "Q:"}, {"stop": ["Q:"]}),
+        ({"max_new_tokens": 5, "max_gen_toks": 7}, {"max_tokens": 7}),
+        ({"do_sample": True, "temperature": 0.7}, {"temperature": 0.7}),
+        ({"do_sample": False, "temperature": 0.7}, {}),
         ({"do_sample": True, "seed": 3}, {"temperature": 1.0, "seed": 3}),
-        ({"temperature": 0.5}, {"temperature": 0.5, "max_tokens": 512}),
+        ({"temperature": 0.5}, {"temperature": 0.5}),
         ({"max_completion_tokens": 50}, {"max_tokens": 50}),
-        ({"max_gen_toks": None, "temperature": None}, {"max_tokens": 512, "temperature": 0.0}),
-        ({"until": None}, {"stop": [], "temperature": 0.0}),
+        ({"max_gen_toks": None, "temperature": None, "until": None}, {}),
     ],
 )
-def test_settings_of_a_task_become_options(given: Any, options: dict[str, Any]) -> None:
-    found = options_of_task(given, max_tokens=512, parallel=False)
-    check_options(found)
-    assert dict(found) | options == dict(found)
-    assert found["parallel"] is False
+def test_settings_of_a_task_become_a_config(given: Any, changes: dict[str, Any]) -> None:
+    always = GenerationConfig(max_tokens=512, parallel=False)
+    assert config_of_task(always, given) == replace(always, **changes)
 
 
-def test_settings_that_would_be_ignored_are_refused_where_it_answers() -> None:
+def test_settings_that_would_be_ignored_are_refused() -> None:
     with pytest.raises(PastaError, match="no option 'num_beams'"):
-        check_options(options_of_task({"num_beams": 4}))
+        config_of_task(GenerationConfig(), {"num_beams": 4})
 
 
 def test_a_conversation_survives_the_harness_and_other_text_stays() -> None:
@@ -76,7 +74,7 @@ def test_given_text_is_not_scored() -> None:
         ({"batch_size": 0}, "batch_size is 0"),
         ({"max_batch_size": 8}, "batch_size is 1"),
         ({"parallel": "no"}, "parallel is 'no'"),
-        ({"engin": "torch"}, "no model argument 'engin'"),
+        ({"engin": "torch"}, "no option 'engin'"),
         ({"engine": "abacus"}, "no engine 'abacus'"),
     ],
 )

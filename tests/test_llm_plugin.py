@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 import pasta_decoding as pasta
-from pasta_decoding.api.options import Options
+from pasta_decoding.api.config import GenerationConfig
 from tests.checkpoint import TinyCheckpoint
 
 llm = pytest.importorskip("llm")
@@ -103,7 +103,7 @@ def test_options_are_those_of_the_front_door(models: tuple[Any, Any, pasta.Model
     blocking, _, tiny = models
     settings: dict[str, Any] = {"max_tokens": 30, "temperature": 1.2, "seed": 3, "parallel": False}
     assert blocking.prompt(QUESTION, **settings).text() == tiny.answer(QUESTION, **settings).text
-    with pytest.raises(llm.ModelError, match="It is at least 1"):
+    with pytest.raises(llm.ModelError, match="not a whole number of at least 1"):
         blocking.prompt(QUESTION, max_tokens=0).text()
 
 
@@ -113,7 +113,7 @@ def test_what_may_be_said_of_an_answer_is_what_the_front_door_takes(
     """All of it but `logit_bias`, whose ids nobody types; and no default of its own."""
     blocking, waiting, _ = models
     fields = blocking.Options.model_fields
-    assert set(fields) == set(Options.__annotations__) - {"logit_bias"}
+    assert set(fields) == {one.name for one in fields(GenerationConfig)} - {"logit_bias"}
     assert blocking.Options().model_dump(exclude_none=True) == {}
     assert all(field.description for field in fields.values())
     assert waiting.Options is blocking.Options
@@ -140,11 +140,11 @@ def test_penalties_and_limits_are_handed_on(
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"max_threads": 0}, "max_threads is 0. It is at least 1"),
-        ({"max_seconds": -1.0}, "max_seconds is -1.0. It is at least 0"),
-        ({"repetition_penalty": 3.0}, "repetition penalty 3.0 is not above 0 and at most 2"),
-        ({"presence_penalty": 2.5}, "presence penalty 2.5 is not between -2 and 2"),
-        ({"frequency_penalty": -2.5}, "frequency penalty -2.5 is not between -2 and 2"),
+        ({"max_threads": 0}, "max_threads is 0, not"),
+        ({"max_seconds": -1.0}, "max_seconds is -1.0, not"),
+        ({"repetition_penalty": 3.0}, "repetition_penalty is 3.0, not"),
+        ({"presence_penalty": 2.5}, "presence_penalty is 2.5, not"),
+        ({"frequency_penalty": -2.5}, "frequency_penalty is -2.5, not"),
     ],
 )
 def test_what_is_out_of_range_is_told(

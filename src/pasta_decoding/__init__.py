@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pasta_decoding.api.generate import generate
+    from pasta_decoding.api.hf_generate import generate
     from pasta_decoding.api.load import load
     from pasta_decoding.api.model import Model
     from pasta_decoding.api.result import Result, Thread, Usage
@@ -59,7 +59,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "pasta_decoding.api.generate": ("generate",),
+    "pasta_decoding.api.hf_generate": ("generate",),
     "pasta_decoding.api.load": ("load",),
     "pasta_decoding.api.model": ("Model",),
     "pasta_decoding.api.result": ("Result", "Thread", "Usage"),

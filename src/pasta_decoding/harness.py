@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from inspect import signature
+from collections.abc import Mapping, Sequence
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,7 +19,7 @@ from pasta_decoding import __version__
 from pasta_decoding.errors import PastaError, require
 
 if TYPE_CHECKING:
-    from pasta_decoding.api.options import Options
+    from pasta_decoding.api.config import GenerationConfig
     from pasta_decoding.api.result import Result
 
 NAME = "pasta"
@@ -74,19 +73,15 @@ class PastaModel:
         **loading: Any,
     ) -> None:  # fmt: skip
         super().__init__()
+        from pasta_decoding.api.config import GenerationConfig
         from pasta_decoding.api.load import load
 
-        if not isinstance(parallel, bool):
-            raise PastaError(
-                f"parallel is {parallel!r}", hint="Say parallel=True or parallel=False."
-            )
         if not str(batch_size).isdigit() or int(batch_size) < 1 or max_batch_size is not None:
             hint = "It is the number of answers that are written side by side, such as 16."
             raise PastaError(f"batch_size is {batch_size}", hint=hint)
         self.together = int(batch_size)
-        self.always = {"parallel": parallel, "max_tokens": max_tokens}
+        self.always = GenerationConfig(parallel=parallel, max_tokens=max_tokens)
         self.written: list[Result] = []
-        _check_names(loading, signature(load).parameters)
         self.model = load(name, device=None if device == _ANY_DEVICE else device, **loading)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
@@ -109,16 +104,16 @@ class PastaModel:
             self.written.append(result)
             bar.update()
 
-        options = options_of_task(requests[0].args[1], **self.always)
+        config = config_of_task(self.always, requests[0].args[1])
         asked = [conversation_in(one.args[0]) for one in requests]
-        results = self.model.batch(asked, max_concurrency=self.together, on_result=keep, **options)
+        results = self.model.batch(asked, config, max_concurrency=self.together, on_result=keep)
         return [one.text for one in results]
 
     def get_model_info(self) -> dict[str, Any]:
         """Return what the harness writes into its results: how the answers came about."""
         return {
             "pasta_version": __version__,
-            "parallel": self.always["parallel"],
+            "parallel": self.always.parallel,
             "answers_written": len(self.written),
             "own_speedup": self._own_speedup(),
             "truncated": sum(one.truncated for one in self.written),
@@ -151,32 +146,25 @@ class PastaModel:
         return json.dumps(chat_history)
 
 
-def _check_names(given: Iterable[str], known: Iterable[str]) -> None:
-    for name in given:
-        if name not in known:
-            hint = f"Known are: parallel, max_tokens, {', '.join(known)}."
-            raise PastaError(f"no model argument {name!r}", hint=hint)
+def config_of_task(always: GenerationConfig, settings: Mapping[str, Any]) -> GenerationConfig:
+    """Return a task's `generation_kwargs` as a config; what they leave out is `always`'s.
 
-
-def options_of_task(settings: Mapping[str, Any], **always: Any) -> Options:
-    """Return a task's `generation_kwargs` as options; unknown ones are refused where it answers.
-
-    always: what was said for the whole run; the task's own settings go before it.
+    Raises PastaError for unknown ones.
     """
-    limits = [
-        one[name] for one in (settings, always) for name in _LENGTHS if one.get(name) is not None
-    ]
-    given = {name: one for name, one in {**always, **settings}.items() if name not in _LENGTHS}
-    if given.get("temperature") is None:
-        given.pop("temperature", None)
+    from pasta_decoding.runtime.sampling import GREEDY_BELOW
+
+    given = {name: one for name, one in settings.items() if one is not None}
+    limits = [given.pop(name) for name in _LENGTHS if name in given]
+    if limits:
+        given["max_tokens"] = int(limits[0])
     until = given.pop("until", ())
-    stops = [until] if isinstance(until, str) else list(until or ())
-    if given.pop("do_sample", given.get("temperature", 0) > 0):
-        given.setdefault("temperature", 1.0)  # transformers' own
-    else:
+    given["stop"] = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
+    temperature = given.get("temperature", always.temperature)
+    if not given.pop("do_sample", temperature >= GREEDY_BELOW):
         given["temperature"] = 0.0
-    options: Any = given | {"stop": [stop for stop in stops if stop]}
-    return options | ({"max_tokens": int(limits[0])} if limits else {})
+    elif "temperature" not in given:
+        given["temperature"] = 1.0  # transformers' own
+    return always.updated(**given)
 
 
 def conversation_in(text: str) -> str | list[dict[str, str]]:

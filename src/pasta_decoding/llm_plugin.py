@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 import llm
 from pydantic import Field, create_model
 
+from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.api.load import load
-from pasta_decoding.api.options import AnswerSettings
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.loading import shipped_adapters
 
@@ -23,21 +23,16 @@ if TYPE_CHECKING:
 
 
 def _options() -> Any:
-    """Return what `-o NAME VALUE` may say: the commands' own options, and those of Python alone.
+    """Return what `-o NAME VALUE` takes: the fields of `GenerationConfig` that have a help text.
 
-    Nothing has a default here, so what is left out is Pasta's own; ranges are checked where it
-    answers.
+    None has a default here: what is left out is the config's own.
     """
-    hints = get_type_hints(AnswerSettings, include_extras=True)
-    said = {name: get_args(hint) for name, hint in hints.items()}
-    told: dict[str, Any] = {name: _option(kind, one.help) for name, (kind, one) in said.items()}
-    told["stop"] = _option(str, "The text ends before this.")
-    told["parallel"] = _option(bool, "false: write sequentially.")
+    hints = get_type_hints(GenerationConfig, include_extras=True)
+    said = {name: get_args(hint) for name, hint in hints.items() if name != "logit_bias"}
+    told: dict[str, Any] = {
+        name: (kind | None, Field(None, description=about)) for name, (kind, about) in said.items()
+    }
     return create_model("Options", __base__=llm.Options, **told)
-
-
-def _option(kind: Any, description: str) -> tuple[Any, Any]:
-    return kind | None, Field(None, description=description)
 
 
 @cache

@@ -11,9 +11,9 @@ import pytest
 
 from pasta_decoding.api import opening
 from pasta_decoding.api.compiled import Compiled, compiled_meanwhile, ready
+from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import worth_compiling
 from pasta_decoding.api.place import Place
-from pasta_decoding.api.settings import Dtype, EngineName, LoadSettings
 from pasta_decoding.engines.compiled import CompiledPass
 from pasta_decoding.errors import PastaError
 from tests.checkpoint import TinyCheckpoint
@@ -30,8 +30,8 @@ def here(told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pl
     return Place(tmp_path, told.append)
 
 
-def settings_of(tiny: TinyCheckpoint, engine: EngineName, dtype: Dtype) -> LoadSettings:
-    return LoadSettings(
+def settings_of(tiny: TinyCheckpoint, engine: str, dtype: str) -> EngineConfig:
+    return EngineConfig(
         model=tiny.base, adapter=str(tiny.adapter), engine=engine, dtype=dtype, threads=1
     )
 
@@ -40,13 +40,13 @@ def test_only_what_torch_would_compute_on_a_cpu_is_worth_it(
     tiny_checkpoint: TinyCheckpoint, here: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(opening, "llama_can_run", lambda *_: False)
-    asked = settings_of(tiny_checkpoint, EngineName.compiled, Dtype.float32)
+    asked = settings_of(tiny_checkpoint, "compiled", "float32")
     wanted = Compiled(tiny_checkpoint.base, tiny_checkpoint.adapter, "float32", 1)
     assert worth_compiling(asked, here) == wanted
-    auto = settings_of(tiny_checkpoint, EngineName.auto, Dtype.bfloat16)
+    auto = settings_of(tiny_checkpoint, "auto", "bfloat16")
     assert worth_compiling(auto, here) == replace(wanted, dtype="bfloat16")
-    assert worth_compiling(replace(auto, dtype=Dtype.float32), here) is None
-    assert worth_compiling(replace(auto, engine=EngineName.torch), here) is None
+    assert worth_compiling(replace(auto, dtype="float32"), here) is None
+    assert worth_compiling(replace(auto, engine="torch"), here) is None
     monkeypatch.setattr(opening, "llama_can_run", lambda *_: True)
     assert worth_compiling(auto, here) is None
 
@@ -117,7 +117,7 @@ def test_without_a_compiler_only_who_asks_is_refused(
 
     monkeypatch.setattr("pasta_decoding.engines.compiled.check_compiler", refuse)
     monkeypatch.setattr(opening, "llama_can_run", lambda *_: False)
-    auto = settings_of(tiny_checkpoint, EngineName.auto, Dtype.bfloat16)
+    auto = settings_of(tiny_checkpoint, "auto", "bfloat16")
     assert worth_compiling(auto, here) is None
     with pytest.raises(PastaError, match="compiler"):
-        worth_compiling(replace(auto, engine=EngineName.compiled), here)
+        worth_compiling(replace(auto, engine="compiled"), here)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import open_local
-from pasta_decoding.api.settings import EngineName, FileType, LoadSettings
 from pasta_decoding.cli.files import place
 from pasta_decoding.data.dataset import read_rows
 from pasta_decoding.runtime.local import LocalDecoder
@@ -27,13 +27,13 @@ SAMPLE = Path(__file__).parents[2] / "examples" / "annotated.jsonl"
 PROMPTS = [row.instruction for row in read_rows(SAMPLE)][:50]
 TOKENS = 64
 NEAR_TIES = 2
-ENGINE = ("--engine", "llama", "--quant", "F32")
+ENGINE = ("--engine", "llama", "--dtype", "float32")
 
 
 @pytest.fixture(scope="module")
 def default(default_model_dir: Path) -> Iterator[LocalDecoder]:
     decoder = open_local(
-        LoadSettings(model=default_model_dir, engine=EngineName.llama, quant=FileType.F32), place()
+        EngineConfig(model=default_model_dir, engine="llama", dtype="float32"), place()
     )
     yield decoder
     assert decoder.engine.slots_in_use == 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pasta_decoding.api.settings import LoadSettings
+from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.loading import NO_ADAPTER, SEQUENTIAL, is_whole, shipped_adapters
 
@@ -22,12 +22,12 @@ class Baseline:
     about:    what it is, for a reader.
     """
 
-    settings: LoadSettings
+    settings: EngineConfig
     name: str
     about: str
 
 
-def baseline_of(settings: LoadSettings, named: str | None) -> Baseline:
+def baseline_of(settings: EngineConfig, named: str | None) -> Baseline:
     """Return what to compare a checkpoint with: what is named, else the baseline that ships for it.
 
     A checkpoint that does not ship is compared with its base model. Raises PastaError where that
@@ -49,7 +49,7 @@ def baseline_of(settings: LoadSettings, named: str | None) -> Baseline:
     return Baseline(replace(settings, adapter=NO_ADAPTER), base, about)
 
 
-def _named(settings: LoadSettings, named: str) -> Baseline:
+def _named(settings: EngineConfig, named: str) -> Baseline:
     whole = is_whole(Path(named)) or settings.whole is not None
     there = replace(settings, adapter=named, model=None if whole else settings.model)
     if named in (settings.adapter_name, str(settings.whole)):
@@ -57,6 +57,6 @@ def _named(settings: LoadSettings, named: str) -> Baseline:
     return Baseline(there, Path(named).name, f"{named}, with promises banned")
 
 
-def checkpoint_name(settings: LoadSettings) -> str:
+def checkpoint_name(settings: EngineConfig) -> str:
     """Return what a checkpoint is called where there is little room."""
     return settings.whole.name if settings.whole else Path(settings.adapter_name).name

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from queue import SimpleQueue
 from threading import Lock
-from typing import Self, Unpack
+from typing import Any, Self
 
-from pasta_decoding.api.options import (
-    Options,
-    Prompt,
-    check_options,
-    messages_of,
-    rules_of,
-    sampling_of,
-    stops_of,
-)
+from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.api.result import Result
 from pasta_decoding.api.streams import AsyncStream, Reading, Start, Stream, events_of, text_of
 from pasta_decoding.api.worker import AnyDecoder, open_worker
 from pasta_decoding.errors import PastaError
+from pasta_decoding.models.prompt import Message
 from pasta_decoding.runtime.events import Event
-from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.worker import ClosedError, News, Ticket, Worker
 
 DEFAULT_CONCURRENCY = 16
+_DEFAULT = GenerationConfig()
+
+Prompt = str | Sequence[Mapping[str, str] | Message]
+"""A question, or a conversation as OpenAI's API has it: role and content of each message."""
 
 OnResult = Callable[[int, Result], None]
 
@@ -35,10 +31,10 @@ OnResult = Callable[[int, Result], None]
 class Model:
     """A checkpoint on an engine, or on servers. Any thread may ask; answers are written together.
 
-    Every method that answers takes a question or a conversation, and the `Options`. Each raises
-    PastaError for an empty prompt, for roles that no model knows or that come in the wrong order,
-    for a prompt that leaves no room for `max_tokens`, for options that are unknown or out of
-    range, and after `close`.
+    Every method that answers takes a question or a conversation, a `GenerationConfig`, and fields
+    of it as keyword arguments, which replace the config's own. Each raises PastaError for an empty
+    prompt, for unknown roles or a wrong order of them, for a prompt that leaves no room for
+    `max_tokens`, for unknown or invalid options, and after `close`.
 
     decoder: what is underneath, for whoever measures steps; not while this answers.
     """
@@ -49,28 +45,33 @@ class Model:
         self._lock = Lock()
         self._closed = False
 
-    def answer(self, prompt: Prompt, **options: Unpack[Options]) -> Result:
+    def answer(self, prompt: Prompt, config: GenerationConfig = _DEFAULT, **options: Any) -> Result:
         """Return the whole answer."""
-        with self.stream(prompt, **options) as stream:
+        with self.stream(prompt, config, **options) as stream:
             for _ in stream:
                 pass
         return stream.result
 
-    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream[str]:
+    def stream(
+        self, prompt: Prompt, config: GenerationConfig = _DEFAULT, **options: Any
+    ) -> Stream[str]:
         """Return the plain text in reading order, piece by piece as it becomes certain."""
-        return Stream(*self._asked(prompt, options), text_of)
+        return Stream(*self._asked(prompt, config.updated(**options)), text_of)
 
-    def events(self, prompt: Prompt, **options: Unpack[Options]) -> Stream[Event]:
+    def events(
+        self, prompt: Prompt, config: GenerationConfig = _DEFAULT, **options: Any
+    ) -> Stream[Event]:
         """Return what happens in every thread, as it happens."""
-        return Stream(*self._asked(prompt, options), events_of)
+        return Stream(*self._asked(prompt, config.updated(**options)), events_of)
 
     def batch(
         self,
         prompts: Sequence[Prompt],
+        config: GenerationConfig = _DEFAULT,
         *,
         max_concurrency: int = DEFAULT_CONCURRENCY,
         on_result: OnResult | None = None,
-        **options: Unpack[Options],
+        **options: Any,
     ) -> list[Result]:
         """Return the answers to several prompts, in their order, written side by side.
 
@@ -79,36 +80,45 @@ class Model:
         on_result: called with the number of a prompt and its answer as soon as that is there.
         """
         _check_concurrency(max_concurrency)
-        asked = [self._asked(one, options, number) for number, one in enumerate(prompts)]
+        config = config.updated(**options)
+        asked = [self._asked(one, config, number) for number, one in enumerate(prompts)]
         return _Batch(asked, max_concurrency, on_result).run()
 
-    async def aanswer(self, prompt: Prompt, **options: Unpack[Options]) -> Result:
+    async def aanswer(
+        self, prompt: Prompt, config: GenerationConfig = _DEFAULT, **options: Any
+    ) -> Result:
         """See `answer`. Being cancelled cancels the answer."""
-        async with self.astream(prompt, **options) as stream:
+        async with self.astream(prompt, config, **options) as stream:
             async for _ in stream:
                 pass
         return stream.result
 
-    def astream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncStream[str]:
+    def astream(
+        self, prompt: Prompt, config: GenerationConfig = _DEFAULT, **options: Any
+    ) -> AsyncStream[str]:
         """See `stream`."""
-        return AsyncStream(*self._asked(prompt, options), text_of)
+        return AsyncStream(*self._asked(prompt, config.updated(**options)), text_of)
 
-    def aevents(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncStream[Event]:
+    def aevents(
+        self, prompt: Prompt, config: GenerationConfig = _DEFAULT, **options: Any
+    ) -> AsyncStream[Event]:
         """See `events`."""
-        return AsyncStream(*self._asked(prompt, options), events_of)
+        return AsyncStream(*self._asked(prompt, config.updated(**options)), events_of)
 
     async def abatch(
         self,
         prompts: Sequence[Prompt],
+        config: GenerationConfig = _DEFAULT,
         *,
         max_concurrency: int = DEFAULT_CONCURRENCY,
         on_result: OnResult | None = None,
-        **options: Unpack[Options],
+        **options: Any,
     ) -> list[Result]:
         """See `batch`."""
         _check_concurrency(max_concurrency)
         places = asyncio.Semaphore(max_concurrency)
-        asked = [self._asked(one, options, number) for number, one in enumerate(prompts)]
+        config = config.updated(**options)
+        asked = [self._asked(one, config, number) for number, one in enumerate(prompts)]
 
         async def write(number: int, start: Start, reading: Reading) -> Result:
             async with places, AsyncStream(start, reading, text_of) as stream:
@@ -153,20 +163,18 @@ class Model:
         """See `__aenter__`."""
         await asyncio.to_thread(self.close)
 
-    def _asked(self, prompt: Prompt, options: Options, number: int = 0) -> tuple[Start, Reading]:
+    def _asked(
+        self, prompt: Prompt, config: GenerationConfig, number: int = 0
+    ) -> tuple[Start, Reading]:
         """Return what hands the request in, and what reads its answer."""
-        check_options(options)
-        reading = Reading(stops_of(options), self.plain_tokens)
-        request = self._request(prompt, options, number)
+        rules = config.rules
+        ids = self.decoder.chat_ids(_messages(prompt), rules.max_tokens)
+        sampler = self.decoder.sampler(ids, config.sampling(), number)
+        request = self.decoder.request_of(
+            ids, rules, sampler, max_seconds=config.max_seconds, stops=config.stops
+        )
+        reading = Reading(config.stops, self.plain_tokens)
         return partial(self._working().submit, request), reading
-
-    def _request(self, prompt: Prompt, options: Options, number: int) -> Request:
-        rules, sampling = rules_of(options), sampling_of(options)
-        ids = self.decoder.chat_ids(messages_of(prompt), rules.max_tokens)
-        sampler = self.decoder.sampler(ids, sampling, number)
-        seconds = options.get("max_seconds")
-        stops = stops_of(options)
-        return self.decoder.request_of(ids, rules, sampler, max_seconds=seconds, stops=stops)
 
     def _working(self) -> Worker:
         with self._lock:  # an engine has one worker, whichever threads ask first
@@ -175,6 +183,21 @@ class Model:
             if self._worker is None:
                 self._worker = open_worker(self.decoder)
             return self._worker
+
+
+def _messages(prompt: Prompt) -> list[Message]:
+    """Return a prompt as a conversation. Its encoder checks roles and order."""
+    return [Message("user", prompt)] if isinstance(prompt, str) else list(map(_message, prompt))
+
+
+def _message(one: Mapping[str, str] | Message) -> Message:
+    if isinstance(one, Message):
+        return one
+    match one:
+        case {"role": str(role), "content": str(content)}:
+            return Message(role, content)
+    hint = 'A message looks like {"role": "user", "content": "Why ...?"}.'
+    raise PastaError(f"{one!r} is not a message", hint=hint)
 
 
 def _check_concurrency(max_concurrency: int) -> None:

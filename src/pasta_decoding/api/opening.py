@@ -7,14 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pasta_decoding.api.compiled import Compiled, anything_compiled, compiled_pass, ready
+from pasta_decoding.api.config import EngineConfig, beside_whole
 from pasta_decoding.api.place import Place, Tell
-from pasta_decoding.api.settings import (
-    Dtype,
-    EngineName,
-    FileType,
-    LoadSettings,
-    beside_whole,
-)
 from pasta_decoding.engines.support import release_openmp_threads
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
@@ -33,14 +27,14 @@ FASTER = {
 """What is said of the engine that `auto` took."""
 
 
-def open_decoder(settings: LoadSettings, place: Place) -> LocalDecoder | RemoteDecoder:
+def open_decoder(settings: EngineConfig, place: Place) -> LocalDecoder | RemoteDecoder:
     """Load the checkpoint onto the engine, or find the servers that have it. Raises PastaError."""
     if settings.is_remote:
         return open_remote(settings, place)
     return open_local(settings, place)
 
 
-def check_local(settings: LoadSettings, place: Place) -> None:
+def check_local(settings: EngineConfig, place: Place) -> None:
     """Raise PastaError if no engine in this process could have what is named."""
     if settings.is_remote:
         raise PastaError(
@@ -55,19 +49,19 @@ def check_local(settings: LoadSettings, place: Place) -> None:
     folders(settings, place)
 
 
-def open_local(settings: LoadSettings, place: Place) -> LocalDecoder:
+def open_local(settings: EngineConfig, place: Place) -> LocalDecoder:
     """Load base model and adapter onto an engine in this process. Raises PastaError."""
     check_local(settings, place)
     decoder = _load(settings, place)
     release_openmp_threads()  # loading computes, too; the thread that will decode needs the cores
-    if settings.engine is EngineName.auto:
+    if settings.engine == "auto":
         name = decoder.engine.name
         place.tell(f"engine: {name}{FASTER.get(name.partition(' ')[0], '')}")
     _warn(decoder, decoder.joining, place)
-    return decoder
+    return decoder.limited_to(settings.max_model_len)
 
 
-def open_remote(settings: LoadSettings, place: Place) -> RemoteDecoder:
+def open_remote(settings: EngineConfig, place: Place) -> RemoteDecoder:
     """Find the servers that have the checkpoint. Raises PastaError."""
     from pasta_decoding.remote.decoder import remote_decoder
 
@@ -84,11 +78,17 @@ def open_remote(settings: LoadSettings, place: Place) -> RemoteDecoder:
         folder,
         settings.base_url,
         names=[*named, *(Path(name).name for name in named)],
-        api_key=settings.remote_key,
+        api_key=settings.api_key,
         joining=settings.join,
     )
     _warn(decoder, Joining.text, place)
-    return decoder
+    return decoder.limited_to(settings.max_model_len)
+
+
+def gguf_type(dtype: str) -> str:
+    """Return llama.cpp's name of a number format."""
+    names = {"auto": "F16", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+    return names.get(dtype, dtype)
 
 
 def _warn(decoder: Decoder, joining: Joining, place: Place) -> None:
@@ -99,12 +99,12 @@ def _warn(decoder: Decoder, joining: Joining, place: Place) -> None:
         place.tell(f"the checkpoint was not trained for the join {joining}: expect worse text")
 
 
-def _load(settings: LoadSettings, place: Place) -> LocalDecoder:
+def _load(settings: EngineConfig, place: Place) -> LocalDecoder:
     from pasta_decoding.models.loading import default_device
     from pasta_decoding.runtime.local import llama_decoder, torch_decoder
 
     size: Any = {
-        "cache_tokens": settings.context,
+        "cache_tokens": settings.cache_tokens,
         "threads": settings.threads,
         "joining": settings.join,
     }
@@ -113,14 +113,14 @@ def _load(settings: LoadSettings, place: Place) -> LocalDecoder:
         return llama_decoder(settings.whole, **size)
     base, folder = folders(settings, place)
     engine, number_format = choose_engine(settings, base, folder, place)
-    device = "cpu" if engine is not EngineName.torch else settings.device or default_device()
+    device = "cpu" if engine != "torch" else settings.device or default_device()
     if device == "cpu":  # others say themselves what does not fit
-        _refuse_large_cache(settings.context, base, 4 if number_format == "float32" else 2)
-    if engine is EngineName.llama:
-        return llama_decoder(exported(base, folder, settings.quant, place), **size)
-    if engine is EngineName.compiled:
+        _refuse_large_cache(settings.cache_tokens, base, 4 if number_format == "float32" else 2)
+    if engine == "llama":
+        return llama_decoder(exported(base, folder, gguf_type(settings.dtype), place), **size)
+    if engine == "compiled":
         wanted = Compiled(base, folder, number_format, settings.threads)
-        compiled = _program(wanted, place, may_go_without=settings.engine is EngineName.auto)
+        compiled = _program(wanted, place, may_go_without=settings.engine == "auto")
         return torch_decoder(base, folder, dtype=number_format, compiled=compiled, **size)
     return torch_decoder(base, folder, dtype=number_format, device=device, **size)
 
@@ -148,7 +148,7 @@ def _program(wanted: Compiled, place: Place, *, may_go_without: bool) -> Compile
         return None
 
 
-def folders(settings: LoadSettings, place: Place) -> tuple[Path, Path | None]:
+def folders(settings: EngineConfig, place: Place) -> tuple[Path, Path | None]:
     """Return where the weights of the model are, and the adapter's folder if there is one.
 
     Of a whole model they are the same. Raises PastaError if more is named beside one.
@@ -177,37 +177,37 @@ def base_folder(model: Path | None, place: Place) -> Path:
 
 
 def choose_engine(
-    settings: LoadSettings, weights: Path, adapter: Path | None, place: Place
-) -> tuple[EngineName, str]:
+    settings: EngineConfig, weights: Path, adapter: Path | None, place: Place
+) -> tuple[str, str]:
     """Return the engine that will be taken for these weights, and its number format."""
     from pasta_decoding.models.loading import default_device, native_dtype
 
-    if settings.engine is EngineName.llama:
-        return EngineName.llama, settings.quant.value
-    compiled = settings.engine is EngineName.compiled
+    if settings.engine == "llama":
+        return "llama", gguf_type(settings.dtype)
+    compiled = settings.engine == "compiled"
     device = "cpu" if compiled else settings.device or default_device()
 
     def dtype() -> str:  # asks torch, which llama need not load
-        return native_dtype(device) if settings.dtype is Dtype.auto else settings.dtype.value
+        return native_dtype(device) if settings.dtype == "auto" else settings.dtype
 
-    if settings.engine is EngineName.auto and device == "cpu":
+    if settings.engine == "auto" and device == "cpu":
         # What is compiled to float32 reads twice as much as llama does: it is taken if asked for.
         rounded = anything_compiled(place.cache) and dtype() == "bfloat16"
         if rounded and ready(Compiled(weights, adapter, "bfloat16", settings.threads), place):
-            return EngineName.compiled, "bfloat16"
+            return "compiled", "bfloat16"
         if llama_can_run(weights, adapter):
-            return EngineName.llama, settings.quant.value
-    return EngineName.compiled if compiled else EngineName.torch, dtype()
+            return "llama", gguf_type(settings.dtype)
+    return "compiled" if compiled else "torch", dtype()
 
 
-def worth_compiling(settings: LoadSettings, place: Place) -> Compiled | None:
+def worth_compiling(settings: EngineConfig, place: Place) -> Compiled | None:
     """Return what the torch engine would be faster with, or None: `settings` take another engine.
 
     None, too, where it is compiled already, and where `auto` finds no compiler or bfloat16 is slow.
     Raises PastaError if the engine `compiled` is asked for and there is no compiler.
     """
-    asked = settings.engine is EngineName.compiled
-    if settings.is_remote or not (asked or settings.engine is EngineName.auto):
+    asked = settings.engine == "compiled"
+    if settings.is_remote or not (asked or settings.engine == "auto"):
         return None
     if settings.whole is not None and settings.whole.suffix == ".gguf":
         return None
@@ -218,7 +218,7 @@ def worth_compiling(settings: LoadSettings, place: Place) -> Compiled | None:
     engine, dtype = choose_engine(settings, base, folder, place)
     on_cpu = asked or (settings.device or default_device()) == "cpu"
     wanted = Compiled(base, folder, dtype, settings.threads)
-    slow = not asked and (engine is not EngineName.torch or dtype != "bfloat16")
+    slow = not asked and (engine != "torch" or dtype != "bfloat16")
     if slow or not on_cpu or ready(wanted, place):
         return None
     try:
@@ -230,8 +230,8 @@ def worth_compiling(settings: LoadSettings, place: Place) -> Compiled | None:
     return wanted
 
 
-def _refuse_torch(settings: LoadSettings) -> None:
-    if settings.engine in (EngineName.torch, EngineName.compiled):
+def _refuse_torch(settings: EngineConfig) -> None:
+    if settings.engine in ("torch", "compiled"):
         raise PastaError(
             "the torch engine does not read GGUF files",
             hint="Leave --engine out, or give --model a Hugging Face folder.",
@@ -253,31 +253,29 @@ def llama_can_run(weights: Path, adapter: Path | None) -> bool:
         return False
 
 
-def exported(base: Path, adapter: Path | None, file_type: FileType, place: Place) -> Path:
+def exported(base: Path, adapter: Path | None, file_type: str, place: Place) -> Path:
     """Return the checkpoint as a GGUF in the user's cache, made now if it is not there."""
     from pasta_decoding.engines.llamacpp import library
     from pasta_decoding.models.export import cached_name
 
     library()  # its absence is told before the work
-    path = place.cache / "gguf" / f"{cached_name(base, adapter, file_type.value)}.gguf"
+    path = place.cache / "gguf" / f"{cached_name(base, adapter, file_type)}.gguf"
     if not path.exists():
         place.tell(f"writing {path} (once)")
         write_export(base, adapter, path, file_type, place.tell)
     return path
 
 
-def write_export(
-    base: Path, adapter: Path | None, path: Path, file_type: FileType, tell: Tell
-) -> None:
+def write_export(base: Path, adapter: Path | None, path: Path, file_type: str, tell: Tell) -> None:
     """Write a checkpoint as one GGUF file."""
     from pasta_decoding.engines.llamacpp import library, quantize
     from pasta_decoding.models.export import export_gguf
     from pasta_decoding.models.gguf import FLOAT_TYPES
     from pasta_decoding.models.loading import load_model
 
-    if file_type.value not in FLOAT_TYPES:
+    if file_type not in FLOAT_TYPES:
         library()  # its absence is told before the work
     loaded = load_model(base, adapter)
     if loaded.warning is not None:
         tell(loaded.warning)
-    export_gguf(loaded, path, file_type.value, quantize=quantize, progress=True)
+    export_gguf(loaded, path, file_type, quantize=quantize, progress=True)

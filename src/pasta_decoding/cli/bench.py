@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pasta_decoding.api.options import MaxTokens
-from pasta_decoding.api.settings import LoadSettings
+from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.cli.bars import drawn, progress
 from pasta_decoding.cli.files import base_folder, cache_folder, place, say
-from pasta_decoding.cli.options import AsJson, Base, DefaultModel, with_options
+from pasta_decoding.cli.options import AsJson, Base, DefaultModel, MaxTokens, with_options
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 
@@ -61,7 +60,7 @@ def answers(
     as_json: AsJson = False,
     *,
     amount: Amount,
-    loading: LoadSettings,
+    loading: EngineConfig,
 ) -> None:
     """Answer prompts in parallel and sequentially; report speedups and what goes wrong."""
     from pasta_decoding.api.opening import open_decoder
@@ -96,7 +95,7 @@ def answers(
         show_figures(figures, found)
 
 
-def number_to_time(amount: Amount, loading: LoadSettings) -> int:
+def number_to_time(amount: Amount, loading: EngineConfig) -> int:
     """Return how many answers are replayed and timed. Raises PastaError where none can be."""
     if loading.is_remote:
         if amount.timed:

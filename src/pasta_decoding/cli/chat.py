@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pasta_decoding.api.options import AnswerSettings
-from pasta_decoding.api.settings import LoadSettings
+from pasta_decoding.api.config import EngineConfig, GenerationConfig
 from pasta_decoding.cli.decode import RARE, System, answer_shown, opened
 from pasta_decoding.cli.files import say
 from pasta_decoding.cli.options import Without, with_options
@@ -17,7 +16,6 @@ from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
     from pasta_decoding.api.model import Model
-    from pasta_decoding.api.options import Options
 
 HELP = """/new    forget what was said
 /show   draw the threads while they write, or stop drawing them
@@ -32,13 +30,12 @@ def chat(
         bool, typer.Option("--show", help="Draw the threads while they write.")
     ] = False,
     *,
-    answer: Annotated[AnswerSettings, Without(RARE)],
-    loading: LoadSettings,
+    answer: Annotated[GenerationConfig, Without(RARE)],
+    loading: EngineConfig,
 ) -> None:
     """Talk with the model; each answer sees what was said before it."""
-    options = answer.options()
     with opened(loading) as model:
-        Chat(model, options, system=system, show=show).run()
+        Chat(model, answer, system=system, show=show).run()
 
 
 class Chat:
@@ -47,8 +44,10 @@ class Chat:
     history: what the model is shown of it: roles and clean texts, no tags.
     """
 
-    def __init__(self, model: Model, options: Options, *, system: str | None, show: bool) -> None:
-        self._model, self._options, self._show = model, options, show
+    def __init__(
+        self, model: Model, config: GenerationConfig, *, system: str | None, show: bool
+    ) -> None:
+        self._model, self._config, self._show = model, config, show
         self._opening = [] if system is None else [{"role": "system", "content": system}]
         self.history = list(self._opening)
 
@@ -74,7 +73,7 @@ class Chat:
         """Answer a line. What cannot be answered, or is stopped, leaves no trace in the history."""
         asked = [*self.history, {"role": "user", "content": line}]
         try:
-            result, _ = answer_shown(self._model, asked, self._options, show=self._show)
+            result, _ = answer_shown(self._model, asked, self._config, show=self._show)
         except KeyboardInterrupt:
             say("\nstopped; that turn is forgotten")
         except PastaError as error:

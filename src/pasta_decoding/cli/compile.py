@@ -8,16 +8,18 @@ from typing import Annotated
 
 import typer
 
-from pasta_decoding.api.settings import EngineName, LoadSettings
+from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.cli.files import place
 from pasta_decoding.cli.options import Without, with_options
 
-_COMPILED = LoadSettings(engine=EngineName.compiled)
-_FIXED = Without({"engine", "join", "quant", "context", "device", "base_url", "remote_key"})
+_COMPILED = EngineConfig(engine="compiled")
+_FIXED = Without(
+    {"engine", "join", "max_model_len", "cache_tokens", "device", "base_url", "api_key"}
+)
 
 
 @with_options
-def compile_(loading: Annotated[LoadSettings, _FIXED] = _COMPILED) -> None:
+def compile_(loading: Annotated[EngineConfig, _FIXED] = _COMPILED) -> None:
     """Compile a checkpoint for this machine's processor, once: its answers take less time then."""
     from pasta_decoding.api.compiled import Compiled, compile_checkpoint
     from pasta_decoding.api.opening import choose_engine, folders

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pasta_decoding.api.options import AnswerSettings
-from pasta_decoding.api.settings import LoadSettings
+from pasta_decoding.api.config import EngineConfig, GenerationConfig
 from pasta_decoding.cli.files import place, say
 from pasta_decoding.cli.options import AsJson, Without, with_options
 from pasta_decoding.errors import PastaError
@@ -20,8 +19,7 @@ from pasta_decoding.files import written_whole
 
 if TYPE_CHECKING:
     from pasta_decoding.api.model import Model
-    from pasta_decoding.api.options import Options
-    from pasta_decoding.api.options import Prompt as Conversation
+    from pasta_decoding.api.model import Prompt as Conversation
     from pasta_decoding.api.result import Result
     from pasta_decoding.api.streams import Stream
     from pasta_decoding.models.prompt import Message
@@ -74,11 +72,11 @@ def run(
     ] = None,
     as_json: AsJson = False,
     *,
-    answer: AnswerSettings,
-    loading: LoadSettings,
+    answer: GenerationConfig,
+    loading: EngineConfig,
 ) -> None:
     """Answer a question; independent parts of the answer are written side by side."""
-    options = answer.options(parallel=not sequential)
+    config = replace(answer, parallel=not sequential)
     question = conversation(system, read_prompt(prompt))
     if show and as_json:
         raise PastaError(
@@ -88,11 +86,11 @@ def run(
         raise PastaError("servers do not say when they computed what", hint="Leave out --trace.")
     with opened(loading) as model:
         if as_json:
-            stream = model.stream(question, **options)
+            stream = model.stream(question, config)
             typer.echo(json.dumps(figures(read_on(stream)), ensure_ascii=False))
             written = stream.answer
         else:
-            _, written = answer_shown(model, question, options, show=show)
+            _, written = answer_shown(model, question, config, show=show)
         if trace is not None:
             write_trace(trace, written, model.decoder.vocabulary)
 
@@ -104,8 +102,8 @@ def compare(
     system: System = None,
     as_json: AsJson = False,
     *,
-    answer: Annotated[AnswerSettings, Without(RARE | {"top_p"})],
-    loading: LoadSettings,
+    answer: Annotated[GenerationConfig, Without(RARE | {"top_p"})],
+    loading: EngineConfig,
 ) -> None:
     """Answer a question in parallel and by a sequential baseline, side by side.
 
@@ -113,13 +111,12 @@ def compare(
     """
     from pasta_decoding.api.baseline import baseline_of, checkpoint_name
 
-    options = answer.options()
     question = conversation(system, read_prompt(prompt))
     rival = baseline_of(loading, baseline)
-    alone = answer.options(parallel=False)
+    alone = replace(answer, parallel=False)
     results = {
         "sequential": {"checkpoint": rival.name} | answered(rival.settings, question, alone),
-        "parallel": {"checkpoint": checkpoint_name(loading)} | answered(loading, question, options),
+        "parallel": {"checkpoint": checkpoint_name(loading)} | answered(loading, question, answer),
     }
     if as_json:
         typer.echo(json.dumps(results, ensure_ascii=False))
@@ -127,14 +124,16 @@ def compare(
         show_side_by_side(results, about=f"{rival.name} is {rival.about}.")
 
 
-def answered(settings: LoadSettings, question: Conversation, options: Options) -> dict[str, Any]:
+def answered(
+    settings: EngineConfig, question: Conversation, config: GenerationConfig
+) -> dict[str, Any]:
     """Load a model, answer with it once it is warm, and return the figures."""
     with opened(settings) as model:
         model.answer(question, max_tokens=8)
-        return figures(model.answer(question, **options))
+        return figures(model.answer(question, config))
 
 
-def opened(settings: LoadSettings) -> Model:
+def opened(settings: EngineConfig) -> Model:
     """Load the checkpoint onto the engine, or find the servers that have it."""
     from pasta_decoding.api.model import Model
     from pasta_decoding.api.opening import open_decoder
@@ -151,10 +150,10 @@ def conversation(system: str | None, question: str) -> list[Message]:
 
 
 def answer_shown(
-    model: Model, prompt: Conversation, options: Options, *, show: bool
+    model: Model, prompt: Conversation, config: GenerationConfig, *, show: bool
 ) -> tuple[Result, Answer]:
     """Print an answer while it is written, as lanes or in reading order, and a line of figures."""
-    result, answer = (draw if show else show_text)(model, prompt, options)
+    result, answer = (draw if show else show_text)(model, prompt, config)
     say(summary(result))
     return result, answer
 
@@ -192,9 +191,11 @@ def read_on(stream: Stream[str]) -> Result:
     return stream.result
 
 
-def show_text(model: Model, prompt: Conversation, options: Options) -> tuple[Result, Answer]:
+def show_text(
+    model: Model, prompt: Conversation, config: GenerationConfig
+) -> tuple[Result, Answer]:
     """Print the answer in reading order as it comes."""
-    with model.stream(prompt, **options) as stream:
+    with model.stream(prompt, config) as stream:
         for text in stream:
             sys.stdout.write(text)
             sys.stdout.flush()
@@ -202,7 +203,7 @@ def show_text(model: Model, prompt: Conversation, options: Options) -> tuple[Res
     return stream.result, stream.answer
 
 
-def draw(model: Model, prompt: Conversation, options: Options) -> tuple[Result, Answer]:
+def draw(model: Model, prompt: Conversation, config: GenerationConfig) -> tuple[Result, Answer]:
     """Draw the threads as live lanes, then print the answer."""
     from rich.console import Console
     from rich.live import Live
@@ -212,7 +213,7 @@ def draw(model: Model, prompt: Conversation, options: Options) -> tuple[Result, 
     lanes = Lanes()
     console = Console(stderr=True)
     with (
-        model.events(prompt, **options) as stream,
+        model.events(prompt, config) as stream,
         Live(lanes, console=console, refresh_per_second=12, transient=False),
     ):
         for event in stream:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pasta_decoding.api.options import AnswerSettings, MaxTokens
-from pasta_decoding.api.settings import EngineName, LoadSettings
+from pasta_decoding.api.config import EngineConfig, GenerationConfig
 from pasta_decoding.cli.bars import counting
 from pasta_decoding.cli.files import place, say
 from pasta_decoding.cli.methods import (
@@ -25,7 +24,7 @@ from pasta_decoding.cli.methods import (
     choose,
     make_method,
 )
-from pasta_decoding.cli.options import Without, with_options
+from pasta_decoding.cli.options import MaxTokens, Without, with_options
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.plan import Plan
 
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from pasta_decoding.evaluation.records import Record
     from pasta_decoding.runtime.decoder import Decoder
 
-_ANSWER = AnswerSettings()
+_ANSWER = GenerationConfig()
 
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")]
 Method = Annotated[
@@ -80,7 +79,7 @@ def generate(
     ] = False,
     *,
     plan: Plan,
-    loading: Annotated[LoadSettings, Without({"adapter"})],
+    loading: Annotated[EngineConfig, Without({"adapter"})],
 ) -> None:
     """Answer prompts by several methods on one engine, and keep a record of each answer.
 
@@ -116,7 +115,7 @@ def settled(plan: Plan, max_concurrency: int | None, *, timing: bool) -> Plan:
     return replace(plan, max_concurrency=max_concurrency or plan.max_concurrency)
 
 
-def choose_all(methods: Sequence[str], loading: LoadSettings, *, timing: bool) -> list[Chosen]:
+def choose_all(methods: Sequence[str], loading: EngineConfig, *, timing: bool) -> list[Chosen]:
     """Read every --method. Refuses those that do not go together, or not on servers."""
     chosen = [choose(text) for text in methods]
     check_labels(chosen)
@@ -145,17 +144,15 @@ def described(plan: Plan, prompts: Path, number: int) -> dict[str, Any]:
 
 def sampled(temperature: float, top_p: float, seed: int) -> str | dict[str, float]:
     """Return how tokens are chosen, as run.json has it. Raises PastaError for what cannot be."""
-    from pasta_decoding.runtime.sampling import Sampling
-
-    sampling = Sampling(temperature, top_p, seed=seed)
-    if sampling.greedy:
+    config = GenerationConfig(temperature=temperature, top_p=top_p, seed=seed)
+    if config.sampling().greedy:
         return GREEDY
     return {"temperature": temperature, "top_p": top_p, "seed": seed}
 
 
 def make_entrants(
     chosen: Sequence[Chosen],
-    loading: LoadSettings,
+    loading: EngineConfig,
     settings: dict[str, Any],
     *,
     all_in_memory: bool,
@@ -174,11 +171,11 @@ def make_entrants(
         )
 
     @lru_cache(maxsize=None if all_in_memory else 1)
-    def decoder(adapter: str, engine: EngineName) -> Decoder:
+    def decoder(adapter: str, engine: str) -> Decoder:
         return open_decoder(replace(loading.of(adapter), engine=engine), place())
 
     def entrant(one: Chosen) -> Entrant:
-        engine = EngineName.torch if one.name in THEIRS else loading.engine
+        engine = "torch" if one.name in THEIRS else loading.engine
         own = describe(replace(loading.of(one.adapter), engine=engine))
         own["method"] = one.name.value
         if one.name in THEIRS:
@@ -194,23 +191,23 @@ def make_entrants(
     return [entrant(one) for one in chosen]
 
 
-def describe(loading: LoadSettings) -> dict[str, Any]:
+def describe(loading: EngineConfig) -> dict[str, Any]:
     """Return what is decoded on what, as run.json has it."""
     from pasta_decoding.api.opening import choose_engine, folders
     from pasta_decoding.models.bases import DEFAULT_MODEL
     from pasta_decoding.models.loading import adapter_digest
 
     base, folder = folders(loading, place())
-    engine, number_format = EngineName.remote, None
+    engine, number_format = "remote", None
     if not loading.is_remote:
         engine, number_format = choose_engine(loading, base, folder, place())
     adapter = folder and {"name": loading.adapter, "sha256": adapter_digest(folder)}
     return {
         "adapter": adapter,
         "model": DEFAULT_MODEL if loading.model is None else str(loading.model),
-        "engine": engine.value,
+        "engine": engine,
         "file_type": number_format,
-        "context": loading.context,
+        "context": loading.cache_tokens,
         "threads": loading.threads,
         "device": loading.device,
         # Unless it is named, the adapter's digest tells it.

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from pasta_decoding.api.opening import write_export
-from pasta_decoding.api.settings import FileType
+from pasta_decoding.api.config import EngineConfig
+from pasta_decoding.api.opening import gguf_type, write_export
 from pasta_decoding.cli.files import base_folder, say
 from pasta_decoding.cli.options import Base
 from pasta_decoding.errors import PastaError
@@ -34,15 +34,16 @@ def export(
     to: Annotated[Target, typer.Option(help="llama.cpp's file format, or Hugging Face's.")] = (
         Target.gguf
     ),
-    file_type: Annotated[FileType, typer.Option("--type", help="Number format of a GGUF.")] = (
-        FileType.F16
-    ),
+    dtype: Annotated[
+        str, typer.Option(help="Number format of a GGUF, as of `pasta run`; auto is float16.")
+    ] = "auto",
     model: Base = None,
 ) -> None:
     """Write base model and adapter as one: a GGUF file, or a merged Hugging Face checkpoint."""
     from pasta_decoding.models.export import export_hf
     from pasta_decoding.models.loading import find_adapter, load_model
 
+    file_type = gguf_type(EngineConfig(dtype=dtype).dtype)
     folder, base = find_adapter(adapter), base_folder(model)
     if to is Target.hf:
         loaded = load_model(base, folder)

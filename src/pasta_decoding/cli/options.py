@@ -15,6 +15,7 @@ from types import GenericAlias
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 Base = Annotated[
     Path | None,
@@ -25,6 +26,22 @@ DefaultModel = Annotated[
     Path | None,
     typer.Option("--model", help="Folder of the base model; the default one if left out."),
 ]
+
+
+MaxTokens = Annotated[
+    int, typer.Option(min=1, help="End the answer after this many tokens, tags included.")
+]
+_EXTRAS: dict[str, dict[str, Any]] = {
+    "api_key": {
+        "param_decls": ("--remote-key",),
+        "envvar": "PASTA_REMOTE_KEY",
+        "show_envvar": True,
+    },
+    "adapter": {"show_default": False},
+}
+"""Fields whose options need more than a name and a help text."""
+_NO_OPTIONS = frozenset({"parallel", "stop"})
+"""Fields of a config that a command asks for in another way, or not at all."""
 
 
 class Without(frozenset[str]):
@@ -38,21 +55,23 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     the command gets a copy of it with what was given.
     """
     shown: list[Parameter] = []
-    settings: dict[str, tuple[Any, set[str]]] = {}
+    settings: dict[str, tuple[Any, dict[str, str]]] = {}
     for name, one in inspect.signature(command, eval_str=True).parameters.items():
         kind, *marks = get_args(one.annotation) or [one.annotation]
         if isinstance(kind, type) and is_dataclass(kind):
             default = kind() if one.default is Parameter.empty else one.default
-            options = list(_options(default, Without().union(*marks)))
-            settings[name] = default, {option.name for option in options}
-            shown += options
+            options = dict(_options(default, Without().union(*marks)))
+            settings[name] = default, {field: one.name for field, one in options.items()}
+            shown += options.values()
         else:
             shown.append(one.replace(kind=Parameter.KEYWORD_ONLY))
 
     @wraps(command)
     def call(**values: Any) -> None:
         for name, (default, known) in settings.items():
-            given = {option: values.pop(option) for option in known & values.keys()}
+            given = {
+                field: values.pop(option) for field, option in known.items() if option in values
+            }
             values[name] = _filled(default, given)
         command(**values)
 
@@ -61,18 +80,25 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def _options(settings: Any, without: frozenset[str]) -> Iterator[Parameter]:
-    """Yield an option for each annotated field; typer knows lists where settings have tuples."""
+def _options(settings: Any, without: frozenset[str]) -> Iterator[tuple[str, Parameter]]:
+    """Yield each annotated field and its option; typer knows lists where settings have tuples."""
     hints = get_type_hints(type(settings), include_extras=True)
     for name in (one.name for one in fields(settings) if one.name not in without):
         hint, default = hints[name], getattr(settings, name)
         if get_origin(hint) is not Annotated:
             continue
-        kind, *marks = get_args(hint)
+        kind, mark, *_ = get_args(hint)
+        own = name
+        if isinstance(mark, str):
+            if name in _NO_OPTIONS:
+                continue
+            mark = OptionInfo(help=mark, **_EXTRAS.get(name, {}))
+            own = f"remote_{name}" if name == "api_key" else name
+        hint = Annotated[kind, mark]
         if get_origin(kind) is tuple:
             listed = GenericAlias(list, get_args(kind)[:1]) | None
-            hint, default = Annotated[listed, *marks], list(default) or None
-        yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+            hint, default = Annotated[listed, mark], list(default) or None
+        yield name, Parameter(own, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
 def _filled(settings: Any, given: dict[str, Any]) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from pasta_decoding.api.settings import Dtype, EngineName, LoadSettings
+from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.cli.bars import drawn
 from pasta_decoding.cli.files import base_folder, place, say
 from pasta_decoding.cli.options import DefaultModel, Without, with_options
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from pasta_decoding.training.scoring import Quality
 
 _CONFIG = PreferenceConfig(prompts=(), policy="", baseline="")
-_LOADING = LoadSettings(join=Joining.kv, context=16384)
-_FIXED = Without({"adapter", "model", "engine", "join", "base_url", "remote_key"})
+_LOADING = EngineConfig(join=Joining.kv, cache_tokens=16384)
+_FIXED = Without({"adapter", "model", "engine", "join", "base_url", "api_key"})
 
 LocalEngine = Annotated[
     Literal["auto", "compiled", "torch", "llama"],
@@ -63,7 +63,7 @@ def preference(
     *,
     weights: Weights,
     config: PreferenceConfig = _CONFIG,
-    loading: Annotated[LoadSettings, _FIXED] = _LOADING,
+    loading: Annotated[EngineConfig, _FIXED] = _LOADING,
 ) -> None:
     """Stage 2: prefer fast and good among sampled answers (BoNBoN), in rounds."""
     from pasta_decoding.models.loading import find_adapter
@@ -77,7 +77,7 @@ def preference(
         baseline=str(find_adapter(baseline)),
         weights=weights,
     )
-    loading = replace(loading, model=base_folder(model), engine=EngineName(engine))
+    loading = replace(loading, model=base_folder(model), engine=engine)
     found = train(config, out, loading, trackers(report_to), samples_from)
     show(found)
     typer.echo(json.dumps(found) if as_json else found["adapter"])
@@ -93,26 +93,26 @@ def refuse_what_cannot_start(model: Path | None) -> None:
         raise PastaError("training does not start from a GGUF file", hint="Give --model a folder.")
 
 
-def settled(loading: LoadSettings, policy: Path) -> tuple[LoadSettings, str]:
+def settled(loading: EngineConfig, policy: Path) -> tuple[EngineConfig, str]:
     """Return the same with one engine and one number format, and their names, loading nothing.
 
     They are kept with the run, so that none goes on with another. What is compiled is so for one
     adapter, and each round makes a new one: `auto` does not take it.
     """
-    from pasta_decoding.api.opening import llama_can_run
+    from pasta_decoding.api.opening import gguf_type, llama_can_run
     from pasta_decoding.engines.llamacpp import library
     from pasta_decoding.models.loading import default_device, native_dtype
 
     assert loading.model is not None, "the base is known"
     engine, device = loading.engine, loading.device or default_device()
-    if engine is EngineName.llama:
+    if engine == "llama":
         library()  # its absence is told before the work
-    if engine is EngineName.auto:
+    if engine == "auto":
         by_llama = device == "cpu" and llama_can_run(loading.model, policy)
-        engine = EngineName.llama if by_llama else EngineName.torch
-    if engine is EngineName.llama:
-        return replace(loading, engine=engine), f"{engine} {loading.quant}"
-    dtype = Dtype(native_dtype(device)) if loading.dtype is Dtype.auto else loading.dtype
+        engine = "llama" if by_llama else "torch"
+    if engine == "llama":
+        return replace(loading, engine=engine), f"{engine} {gguf_type(loading.dtype)}"
+    dtype = native_dtype(device) if loading.dtype == "auto" else loading.dtype
     return replace(loading, engine=engine, dtype=dtype), f"{engine} {dtype}"
 
 
@@ -126,7 +126,7 @@ def show(found: dict[str, Any]) -> None:
 def train(
     config: PreferenceConfig,
     out: Path,
-    wanted: LoadSettings,
+    wanted: EngineConfig,
     report_to: list[str],
     samples_from: Path | None,
 ) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def choose(prompts: Sequence[Asked], limit: int | None, max_chars: int, seed: in
 
 
 def surroundings(
-    config: PreferenceConfig, out: Path, loading: LoadSettings, report_to: list[str]
+    config: PreferenceConfig, out: Path, loading: EngineConfig, report_to: list[str]
 ) -> Surroundings:
     """Wire up what training takes from outside: engines, the quality, progress."""
     from pasta_decoding.api.opening import open_local

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pasta_decoding.api.settings import Dtype, EngineName, LoadSettings
+from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.cli.files import place, say
 from pasta_decoding.cli.options import with_options
 from pasta_decoding.errors import PastaError, install_command
@@ -84,7 +84,7 @@ def serve(
     process: Process,
     settings: Settings,
     load: Load,
-    loading: LoadSettings,
+    loading: EngineConfig,
 ) -> None:
     """Answer OpenAI's clients, and show a page where one watches the threads write."""
     refuse_without_extra()
@@ -130,7 +130,7 @@ def listen(
 
 
 @contextmanager
-def decoder_of(loading: LoadSettings) -> Iterator[AnyDecoder]:
+def decoder_of(loading: EngineConfig) -> Iterator[AnyDecoder]:
     """Load the checkpoint onto the engine, or find the servers that have it.
 
     What is worth compiling is compiled while the torch engine already answers, which changes over
@@ -151,13 +151,13 @@ def decoder_of(loading: LoadSettings) -> Iterator[AnyDecoder]:
         yield decoder
 
 
-def eager(loading: LoadSettings, wanted: Compiled) -> LoadSettings:
+def eager(loading: EngineConfig, wanted: Compiled) -> EngineConfig:
     """Return what loads the same without compiling it."""
-    return replace(loading, engine=EngineName.torch, dtype=Dtype(wanted.dtype))
+    return replace(loading, engine="torch", dtype=wanted.dtype)
 
 
 def rival_of(
-    loading: LoadSettings, baseline: str, metrics: Metrics, *, beside: Collection[str]
+    loading: EngineConfig, baseline: str, metrics: Metrics, *, beside: Collection[str]
 ) -> dict[str, Backend]:
     """Return the baseline by name. It gets an engine of its own when it is first asked for."""
     from pasta_decoding.api.baseline import baseline_of
@@ -221,7 +221,7 @@ def refuse_without_extra() -> None:
         )
 
 
-def model_name(loading: LoadSettings) -> str:
+def model_name(loading: EngineConfig) -> str:
     """Return what clients call the model unless told otherwise."""
     whole = loading.whole
     if whole is not None:

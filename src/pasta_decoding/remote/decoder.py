@@ -34,7 +34,7 @@ class RemoteDecoder(Decoder):
     service: Service
 
     @property
-    def max_tokens(self) -> int:
+    def capacity(self) -> int:
         """See `Decoder`."""
         return self.service.max_positions
 

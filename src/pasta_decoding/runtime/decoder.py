@@ -6,7 +6,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from pasta_decoding.errors import TOO_LONG, PastaError
 from pasta_decoding.lang.layout import Joining
@@ -64,6 +64,7 @@ class Decoder:
     parallel: whether the checkpoint knows the language; else all decoding is sequential.
     trained:  whether it was trained for the way in which main comes to see chunks here.
     warning:  see `Loaded`.
+    max_model_len: tokens that one request may have; None: what the model and the cache hold.
     """
 
     encoder: PromptEncoder
@@ -73,11 +74,24 @@ class Decoder:
     trained: bool = True
     eagerness: float = 0.0
     warning: str | None = None
+    max_model_len: int | None = None
 
     @property
     @abstractmethod
+    def capacity(self) -> int:
+        """How many tokens of one request the model and its cache can hold."""
+
+    @property
     def max_tokens(self) -> int:
         """How many tokens prompt and answer may have together."""
+        return self.capacity if self.max_model_len is None else self.max_model_len
+
+    def limited_to(self, max_model_len: int | None) -> Self:
+        """Return the same for requests of at most this many tokens."""
+        if max_model_len is not None and max_model_len > self.capacity:
+            message = f"max_model_len is {max_model_len}, and model and cache hold {self.capacity}"
+            raise PastaError(message, field="max_model_len")
+        return replace(self, max_model_len=max_model_len)
 
     @property
     @abstractmethod
@@ -149,6 +163,13 @@ class Decoder:
         priority: Priority = Priority.normal,
     ) -> Request:
         """Return the request that answers an encoded prompt, as the checkpoint was trained to."""
+        if self.max_model_len is not None and len(ids) + rules.max_tokens > self.max_model_len:
+            raise PastaError(
+                f"{len(ids)} tokens of prompt and {rules.max_tokens} of answer are more than the "
+                f"context length of {self.max_model_len}",
+                code=TOO_LONG,
+                field="max_tokens",
+            )
         own = replace(
             rules,
             topic=self.topic,

@@ -42,7 +42,7 @@ class LocalDecoder(Decoder):
     joining: Joining = Joining.kv
 
     @property
-    def max_tokens(self) -> int:
+    def capacity(self) -> int:
         """See `Decoder`."""
         cells, positions = self.engine.max_slots, self.engine.max_positions
         return positions if cells is None else min(cells, positions)

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import MAIN, ChunkRun, PromiseRun, Run, Segment
 from pasta_decoding.runtime import drawing
 from pasta_decoding.runtime.allowed import Constraint
@@ -53,7 +52,6 @@ class Chooser(Protocol):
         ...
 
 
-MAX_REPETITION = 2
 GREEDY_BELOW = 1e-5
 """A temperature under this is taken as 0: logits divided by it would leave what floats hold."""
 
@@ -61,6 +59,8 @@ GREEDY_BELOW = 1e-5
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How to choose. `temperature` 0 is greedy; the other defaults change nothing.
+
+    Whoever makes one from a user's words has checked them: `GenerationConfig`.
 
     logit_bias: what is added to the logits of some ids. What may not stand stays out all the same.
     logprobs:   how many alternatives to each token are told, beside its own; None: nothing is.
@@ -76,23 +76,6 @@ class Sampling:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
-
-    def __post_init__(self) -> None:
-        _check("temperature", self.temperature, 0, 100)
-        _check("min-p", self.min_p, 0, 1)
-        _check("presence penalty", self.presence_penalty, -2, 2)
-        _check("frequency penalty", self.frequency_penalty, -2, 2)
-        for bias in self.logit_bias.values():
-            _check("logit bias", bias, -100, 100)
-        if not 0 < self.top_p <= 1:
-            raise PastaError(f"top-p {self.top_p} is not above 0 and at most 1")
-        if not 0 < self.repetition_penalty <= MAX_REPETITION:
-            most, given = MAX_REPETITION, self.repetition_penalty
-            raise PastaError(f"repetition penalty {given} is not above 0 and at most {most}")
-        if self.top_k is not None and self.top_k < 1:
-            raise PastaError(f"top-k {self.top_k} is not at least 1")
-        if self.seed < 0:
-            raise PastaError(f"seed {self.seed} is not at least 0")
 
     @property
     def penalties(self) -> Penalties:
@@ -197,11 +180,6 @@ def logprobs_of(logits_V: Logits, token: int, top: int) -> TokenLogprobs:
 def _by_logprob(one: tuple[int, float]) -> tuple[float, int]:
     token, logprob = one
     return -logprob, token
-
-
-def _check(name: str, value: float, least: float, most: float) -> None:
-    if not least <= value <= most:
-        raise PastaError(f"{name} {value} is not between {least} and {most}")
 
 
 def drawn(logits_V: Logits, draw: Draw) -> int:

@@ -10,12 +10,11 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.api.worker import AnyDecoder
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.prompt import Message
 from pasta_decoding.runtime.governor import Priority
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampling
 from pasta_decoding.runtime.worker import ClosedError
 from pasta_decoding.server import requests, schema
 from pasta_decoding.server.answers import Ask
@@ -34,7 +33,7 @@ _SAMPLED = (
     *("temperature", "top_p", "min_p", "seed"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
 )
-"""Fields of requests that are called as in `Sampling`, and mean the same."""
+"""Fields of requests that are called as in `GenerationConfig`, and mean the same."""
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": schema.ErrorReply}
@@ -160,23 +159,27 @@ def _not_loaded(why: str) -> ApiError:
 
 def _asks(body: requests.Body, prompts: Sequence[tuple[int, ...]], limit: int) -> list[Ask]:
     """Return one ask a choice: the choices of the first prompt, then those of the second, ..."""
-    rules = Rules(max_tokens=limit, parallel=body.pasta_parallel is not False)
-    sampling = _sampling(body)
+    config = _config(body, limit)
+    alternatives = None if body.alternatives is None else body.alternatives + TAGS_AMONG
+    rules, sampling = config.rules, config.sampling(logprobs=alternatives)
     each = [prompt for prompt in prompts for _ in range(body.n or 1)]
-    stops = tuple(body.stop)
     priority = Priority[body.pasta_priority or "normal"]
-    return [Ask(ids, rules, sampling, choice, stops, priority) for choice, ids in enumerate(each)]
+    return [
+        Ask(ids, rules, sampling, choice, config.stops, priority) for choice, ids in enumerate(each)
+    ]
 
 
-def _sampling(body: requests.Body) -> Sampling:
-    """Return how tokens are chosen; what is OpenAI's where nothing is said comes first here."""
+def _config(body: requests.Body, limit: int) -> GenerationConfig:
+    """Return how the answers are written; OpenAI's defaults differ from ours."""
     told: dict[str, Any] = {"temperature": 1.0, "seed": secrets.randbits(63)}
     told |= {name: value for name in _SAMPLED if (value := getattr(body, name)) is not None}
-    return Sampling(
+    return GenerationConfig(
         **told,
+        max_tokens=limit,
+        parallel=body.pasta_parallel is not False,
+        stop=body.stop,
         top_k=body.top_k if body.top_k and body.top_k > 0 else None,
-        logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
-        logprobs=None if body.alternatives is None else body.alternatives + TAGS_AMONG,
+        logit_bias=body.logit_bias or {},
     )
 
 

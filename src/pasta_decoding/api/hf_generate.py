@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.api.result import Result, result_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import ChunkRun, Run
 from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampling
 
 if TYPE_CHECKING:
     from pasta_decoding.models.loading import Loaded
@@ -102,14 +102,19 @@ class _Call:
     def _requests(self, decoder: LocalDecoder, config: Any) -> Iterator[Request]:
         import torch
 
-        rules = Rules(max_tokens=config.max_length - self.inputs.shape[1])
         seed = int(torch.randint(_SEEDS, ())) if config.do_sample else 0
-        sampling = _sampling(config, seed)
+        own = replace(
+            _converted(config, seed),
+            max_tokens=config.max_length - self.inputs.shape[1],
+            max_seconds=config.max_time,
+            stop=self.stops,
+        )
+        rules, sampling = own.rules, own.sampling()
         for number, row in enumerate(self.inputs.tolist()):
             prompt = tuple(row)
             sampler = decoder.sampler(prompt, sampling, number)
             yield decoder.request_of(
-                prompt, rules, sampler, max_seconds=config.max_time, stops=self.stops
+                prompt, rules, sampler, max_seconds=own.max_seconds, stops=own.stops
             )
 
     def _answers(self, decoder: LocalDecoder, requests: Sequence[Request]) -> list[Answer]:
@@ -175,11 +180,11 @@ def _refuse(config: Any, steps: Sequence[Any], given: dict[str, Any]) -> None:
         raise PastaError("it cannot go on from past_key_values", hint="Give the whole prompt.")
 
 
-def _sampling(config: Any, seed: int) -> Sampling:
+def _converted(config: Any, seed: int) -> GenerationConfig:
     penalty = config.repetition_penalty or 1.0
     if not config.do_sample:
-        return Sampling(repetition_penalty=penalty)
-    return Sampling(
+        return GenerationConfig(repetition_penalty=penalty)
+    return GenerationConfig(
         temperature=1.0 if config.temperature is None else config.temperature,
         top_p=1.0 if config.top_p is None else config.top_p,
         top_k=config.top_k or None,

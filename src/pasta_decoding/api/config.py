@@ -1,0 +1,271 @@
+"""How an answer is written, and on what: `GenerationConfig` and `EngineConfig`.
+
+Every door (Python, command line, server, harness, llm plugin, transformers) converts into these
+two at its edge. Both check themselves when they are made. A field's annotation holds its help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from numbers import Integral, Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pasta_decoding.engines import DEFAULT_CACHE_TOKENS
+from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.layout import Joining
+from pasta_decoding.models.loading import DEFAULT_ADAPTER, is_whole
+from pasta_decoding.runtime.rules import Rules
+
+if TYPE_CHECKING:
+    from pasta_decoding.runtime.sampling import Sampling
+
+ENGINES = ("auto", "compiled", "torch", "llama", "remote")
+DTYPES = (
+    "auto", "float32", "bfloat16", "float16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0",
+)  # fmt: skip
+"""Number formats of weights; those with a Q are llama.cpp's."""
+
+_Check = tuple[type, Callable[[Any], bool], str]
+_COUNT: _Check = (Integral, lambda value: value >= 1, "a whole number of at least 1")
+_SECONDS: _Check = (Real, lambda value: value >= 0, "a number of at least 0")
+_PENALTY: _Check = (Real, lambda value: -2 <= value <= 2, "a number from -2 to 2")
+_SHARE: _Check = (Real, lambda value: 0 <= value <= 1, "a number from 0 to 1")
+_BIAS: _Check = (Real, lambda value: -100 <= value <= 100, "a number from -100 to 100")
+_CHECKS: Mapping[str, _Check] = {
+    "max_tokens": _COUNT,
+    "max_threads": _COUNT,
+    "top_k": _COUNT,
+    "seed": (Integral, lambda value: value >= 0, "a whole number of at least 0"),
+    "temperature": (Real, lambda value: 0 <= value <= 100, "a number from 0 to 100"),
+    "top_p": (Real, lambda value: 0 < value <= 1, "a number above 0 and at most 1"),
+    "min_p": _SHARE,
+    "repetition_penalty": (Real, lambda value: 0 < value <= 2, "a number above 0 and at most 2"),
+    "presence_penalty": _PENALTY,
+    "frequency_penalty": _PENALTY,
+    "max_seconds": _SECONDS,
+    "eagerness": _BIAS,
+    "parallel": (bool, lambda _value: True, "true or false"),
+    "max_model_len": _COUNT,
+    "cache_tokens": _COUNT,
+    "threads": _COUNT,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationConfig:
+    """How one answer is written. Raises PastaError for a value of a wrong type or out of range."""
+
+    max_tokens: Annotated[int, "End the answer after this many tokens, tags included."] = 512
+    temperature: Annotated[float, "Sampling temperature; 0 is greedy."] = 0.0
+    top_p: Annotated[float, "Nucleus sampling (top-p): the probability to sample from."] = 1.0
+    top_k: Annotated[int | None, "Sample from this many likeliest tokens (top-k)."] = None
+    min_p: Annotated[
+        float, "Sample from tokens with this share of the likeliest one's probability (min-p)."
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float, "Penalty for tokens already in the prompt or answer (1 = off)."
+    ] = 1.0
+    presence_penalty: Annotated[float, "Penalty for tokens already in the answer (0 = off)."] = 0.0
+    frequency_penalty: Annotated[
+        float, "Penalty for each time that a token is already in the answer (0 = off)."
+    ] = 0.0
+    logit_bias: Mapping[int, float] | Mapping[str, float] = field(default_factory=dict)
+    seed: Annotated[int, "Seed of the noise; the same seed gives the same answer."] = 0
+    parallel: Annotated[bool, "False bans promises: the same weights write one thread."] = True
+    stop: Annotated[str | Sequence[str], "End the text before this string."] = ()
+    max_seconds: Annotated[
+        float | None, "End the answer after this many seconds, time in the queue included."
+    ] = None
+    max_threads: Annotated[int, "Threads that may write at the same time."] = 32
+    eagerness: Annotated[
+        float | None, "Number added to the promise token's logit; the checkpoint's own if left out."
+    ] = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", _stops(self.stop))
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        _check(self)
+
+    def updated(self, **options: Any) -> GenerationConfig:
+        """Return a copy with some fields replaced. Raises PastaError for an unknown name."""
+        if options:
+            _check_names(GenerationConfig, options)
+            return replace(self, **options)
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return tuple(self.stop)
+
+    @property
+    def rules(self) -> Rules:
+        """How far the answer may go."""
+        return Rules(
+            max_tokens=self.max_tokens,
+            max_threads=self.max_threads,
+            parallel=self.parallel,
+            eagerness=self.eagerness,
+        )
+
+    def sampling(self, *, logprobs: int | None = None) -> Sampling:
+        """Return how tokens are chosen; `logprobs` is how many alternatives are reported."""
+        from pasta_decoding.runtime.sampling import Sampling
+
+        shared = {one.name for one in fields(Sampling)} & set(GenerationConfig.__annotations__)
+        return Sampling(**{name: getattr(self, name) for name in shared}, logprobs=logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Which checkpoint, on which engine. Raises PastaError for values that mean nothing.
+
+    Whether the names lead to anything is found when they are opened.
+    """
+
+    adapter: Annotated[
+        str | None,
+        "Name or folder of an adapter; `balanced` if left out. `none` takes the base model alone, "
+        "which writes sequentially.",
+    ] = None
+    model: Annotated[
+        Path | None,
+        "Base model: a folder or a name on the hub; the default model if left out. Or a whole "
+        "model, adapter included: a GGUF file or a merged folder that `pasta export` wrote.",
+    ] = None
+    engine: Annotated[
+        str,
+        "auto, torch, llama, compiled, or remote. auto takes torch on a GPU, else the fastest one "
+        "that is installed; remote asks the servers of --base-url.",
+    ] = "auto"
+    join: Annotated[
+        Joining | None,
+        "How the main thread reads finished chunks: kv reuses their keys and values, text reads "
+        "them again. As the checkpoint was trained if left out.",
+    ] = None
+    dtype: Annotated[
+        str,
+        "Number format of the weights: auto, float32, bfloat16; llama also has float16 (its auto), "
+        "Q8_0, Q6_K, Q5_K_M, Q4_K_M, Q4_0.",
+    ] = "auto"
+    max_model_len: Annotated[
+        int | None, "Context length of one request, answer included; the model's if left out."
+    ] = None
+    cache_tokens: Annotated[int, "Tokens in the KV cache, all requests together."] = (
+        DEFAULT_CACHE_TOKENS
+    )
+    threads: Annotated[int | None, "Processor threads; all cores if left out."] = None
+    device: Annotated[str | None, "cpu, cuda, cuda:1, ...; the first GPU if there is one."] = None
+    base_url: Annotated[
+        tuple[str, ...],
+        "Server of OpenAI-style completions that holds the merged checkpoint, such as "
+        "http://localhost:8000/v1. Repeat it for replicas.",
+    ] = ()
+    api_key: Annotated[str | None, "Key that these servers ask for."] = None
+
+    def __post_init__(self) -> None:
+        if self.adapter is not None:
+            object.__setattr__(self, "adapter", str(self.adapter))
+        if self.model is not None:
+            object.__setattr__(self, "model", Path(self.model))
+        urls = (self.base_url,) if isinstance(self.base_url, str) else tuple(self.base_url)
+        object.__setattr__(self, "base_url", urls)
+        if self.join is not None:
+            object.__setattr__(self, "join", Joining(_known("join", self.join, list(Joining))))
+        _known("engine", self.engine, ENGINES)
+        _known("dtype", self.dtype, DTYPES)
+        _check(self)
+
+    @classmethod
+    def named(cls, **settings: Any) -> EngineConfig:
+        """Return the configuration with these fields. Raises PastaError for an unknown name."""
+        _check_names(cls, settings)
+        return cls(**settings)
+
+    def of(self, adapter: str) -> EngineConfig:
+        """Return the same for another adapter, or for a whole model in its place."""
+        return replace(self, adapter=adapter, model=None if is_whole(Path(adapter)) else self.model)
+
+    @property
+    def is_remote(self) -> bool:
+        """Do servers decode?"""
+        return self.engine == "remote" or (self.engine == "auto" and bool(self.base_url))
+
+    @property
+    def adapter_name(self) -> str:
+        """The adapter that is meant, where no whole model is named."""
+        return self.adapter or DEFAULT_ADAPTER
+
+    @property
+    def whole(self) -> Path | None:
+        """The whole model that is named, if one is. Raises PastaError if more is named beside it.
+
+        A name on the hub is not looked into.
+        """
+        named = [Path(name) for name in (self.model, self.adapter) if name is not None]
+        found = next(filter(is_whole, named), None)
+        if found is not None and len(named) > 1:
+            raise beside_whole(found)
+        return found
+
+
+def beside_whole(whole: Path) -> PastaError:
+    """Return the error for an adapter or a base model named beside a whole model."""
+    return PastaError(
+        f"{whole} is a whole model, adapter included: name it as --model or as --adapter, and "
+        "leave the other out"
+    )
+
+
+def _check(config: GenerationConfig | EngineConfig) -> None:
+    """Raise PastaError for the first value that is out of range, or of another type."""
+    for one in fields(config):
+        value = getattr(config, one.name)
+        if one.name in _CHECKS and not (value is None and one.default is None):
+            _check_value(one.name, value, _CHECKS[one.name])
+
+
+def _check_value(name: str, value: object, check: _Check) -> None:
+    kind, in_range, meaning = check
+    is_truth = isinstance(value, bool)
+    if not isinstance(value, kind) or is_truth != (kind is bool) or not in_range(value):
+        raise PastaError(f"{name} is {value!r}, not {meaning}", field=name)
+
+
+def _check_names(kind: type, given: Mapping[str, Any]) -> None:
+    known = [one.name for one in fields(kind)]
+    for name in given:
+        _known("option", name, known)
+
+
+def _known(what: str, name: str, known: Sequence[str]) -> str:
+    """Return the name. Raises PastaError with the nearest known one if it is unknown."""
+    if name not in known:
+        near = get_close_matches(str(name), known, n=1)
+        remedy = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+        raise PastaError(f"no {what} {name!r}: {remedy}", field=what)
+    return name
+
+
+def _stops(stop: object) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else () if stop is None else stop
+    if not isinstance(stops, Sequence) or not all(isinstance(one, str) for one in stops):
+        raise PastaError(f"stop is {stop!r}, not a string or several", field="stop")
+    if "" in stops:
+        raise PastaError("a stop string is empty", field="stop")
+    return tuple(stops)
+
+
+def _biases(biases: Any) -> dict[int, float]:
+    """Return the biases by token id. JSON has the ids as text."""
+    try:
+        found = {int(token): bias for token, bias in (biases or {}).items()}
+    except (AttributeError, TypeError, ValueError):
+        message = f"logit_bias is {biases!r}, not a number for each token id"
+        raise PastaError(message, field="logit_bias") from None
+    for bias in found.values():
+        _check_value("logit_bias", bias, _BIAS)
+    return found
