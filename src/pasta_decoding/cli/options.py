@@ -92,7 +92,7 @@ def _options(settings: Any, without: frozenset[str]) -> Iterator[tuple[str, Para
         if isinstance(mark, str):
             if name in _NO_OPTIONS:
                 continue
-            mark = OptionInfo(help=mark, **_EXTRAS.get(name, {}))
+            mark = OptionInfo(default=..., help=mark, **_EXTRAS.get(name, {}))
             own = f"remote_{name}" if name == "api_key" else name
         hint = Annotated[kind, mark]
         if get_origin(kind) is tuple:
