@@ -23,7 +23,7 @@ from rich.progress import track
 
 from pasta_decoding.data.questions import question_of, read_questions
 from pasta_decoding.lang.measures import geometric_mean, own_speedup, rep_4
-from pasta_decoding.models.loading import DEFAULT_ADAPTER
+from pasta_decoding.models.load import DEFAULT_ADAPTER
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling

@@ -29,7 +29,7 @@ from pasta_decoding.evaluation.bare import BareCall, BareTimes
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.bases import model_dir
 from pasta_decoding.models.control_tokens import add_missing_tokens
-from pasta_decoding.models.loading import DEFAULT_ADAPTER, Loaded, find_adapter
+from pasta_decoding.models.load import DEFAULT_ADAPTER, Loaded, find_adapter
 from pasta_decoding.runtime.local import decoder_over
 
 SHAPES = {

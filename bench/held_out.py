@@ -24,7 +24,7 @@ from pasta_decoding.lang.layout import MAIN, Layout
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.lang.tree import has_chunk, read, without_topics
 from pasta_decoding.models.control_tokens import ControlTokens
-from pasta_decoding.models.loading import find_adapter, load_model
+from pasta_decoding.models.load import find_adapter, load_model
 from pasta_decoding.models.prompt import Message, PromptEncoder
 from pasta_decoding.training.score import score_layouts
 from pasta_decoding.training.view import compile_answer

@@ -25,7 +25,7 @@ from rich.progress import track
 
 from pasta_decoding.data.questions import Question, read_questions
 from pasta_decoding.lang.layout import ChunkRun, PromiseRun
-from pasta_decoding.models.loading import DEFAULT_ADAPTER
+from pasta_decoding.models.load import DEFAULT_ADAPTER
 from pasta_decoding.runtime.allowed import Constraint
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.rules import Rules

@@ -21,7 +21,7 @@ from pasta_decoding.data.dataset import Row, read_rows
 from pasta_decoding.lang.layout import ChunkRun, Layout, lay_out_rows
 from pasta_decoding.lang.tree import read
 from pasta_decoding.models.control_tokens import ControlTokens, choose_tokens
-from pasta_decoding.models.loading import load_tokenizer
+from pasta_decoding.models.load import load_tokenizer
 from pasta_decoding.models.prompt import Message, PromptEncoder
 from pasta_decoding.training.view import segments_of
 

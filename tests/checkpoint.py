@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.control_tokens import BUCKETS, choose_tokens
-from pasta_decoding.models.loading import load_base
+from pasta_decoding.models.load import load_base
 from pasta_decoding.training.lora import add_lora, save_adapter
 from tests.tiny import seeded, tiny_llama
 

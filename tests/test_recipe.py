@@ -16,7 +16,7 @@ from transformers import AutoConfig
 
 from pasta_decoding.cli import main
 from pasta_decoding.lang.tree import read, strip
-from pasta_decoding.models.loading import load_base, load_model
+from pasta_decoding.models.load import load_base, load_model
 from pasta_decoding.models.pull import pull
 from tests.chatserver import chat_server, in_turn
 from tests.shapes import HUB_SHAPES
@@ -70,7 +70,7 @@ def test_every_command_works_on_a_tiny_model_of_that_shape(
     for name in ("prompts.jsonl", "responses.jsonl"):
         Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     Path("evaluation.jsonl").write_text('{"instruction": "Three good habits?"}\n')
-    pull(tmp_path / "cache", fetch=lambda _folder: base)
+    pull(tmp_path / "cache", fetch=lambda *_: base)
     monkeypatch.setenv("PASTA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PASTA_ENDPOINT_KEY", "none")
     with chat_server(in_turn([ANNOTATED])) as endpoint:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -38,3 +39,9 @@ def copy_whole(folder: Path, target: Path) -> None:
     """Copy a folder to where it replaces an older one, whole or not at all."""
     with written_whole(target) as partial:
         shutil.copytree(folder, partial)
+
+
+def sha256(path: Path) -> str:
+    """Return the file's SHA-256 in hexadecimal (about a second per GB)."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,7 +11,7 @@ from pasta_decoding.api.config import EngineConfig, GenerationConfig
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models import checkpoint as checkpoints
-from pasta_decoding.models.loading import find_adapter
+from pasta_decoding.models.load import find_adapter
 
 
 @pytest.mark.parametrize(

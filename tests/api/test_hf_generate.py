@@ -15,7 +15,7 @@ from pasta_decoding.engines import torch as torch_engine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import ChunkRun, Run
 from pasta_decoding.models.export import export_hf
-from pasta_decoding.models.loading import DEFAULT_ADAPTER, find_adapter, load_model
+from pasta_decoding.models.load import DEFAULT_ADAPTER, find_adapter, load_model
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
 from pasta_decoding.runtime.rules import Rules

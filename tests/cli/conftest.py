@@ -89,7 +89,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
 def pulled(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a cache in which the tiny model stands for the default one."""
     cache = tmp_path_factory.mktemp("cache")
-    pull(cache, fetch=lambda _folder: tiny_checkpoint.base)
+    pull(cache, fetch=lambda *_: tiny_checkpoint.base)
     return cache
 
 

@@ -25,11 +25,11 @@ def test_the_defaults_of_a_config_are_those_of_the_decoder() -> None:
 def test_a_run_keeps_the_number_format_that_it_has_not_the_wish(
     tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pasta_decoding.models.loading.default_device", lambda: "cpu")
+    monkeypatch.setattr("pasta_decoding.models.load.default_device", lambda: "cpu")
     wish = EngineConfig(model=tiny_checkpoint.base, engine="torch", dtype="auto")
     for native in ("bfloat16", "float32"):
         monkeypatch.setattr(
-            "pasta_decoding.models.loading.native_dtype", lambda _device, found=native: found
+            "pasta_decoding.models.load.native_dtype", lambda _device, found=native: found
         )
         loading, name = settled(wish, tiny_checkpoint.adapter)
         assert name == f"torch {native}"

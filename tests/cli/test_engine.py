@@ -15,7 +15,7 @@ from pasta_decoding.api.compiled import Compiled
 from pasta_decoding.errors import install_command
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import read, strip
-from pasta_decoding.models.loading import load_base, may_have_gpu
+from pasta_decoding.models.load import load_base, may_have_gpu
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Pasta
 

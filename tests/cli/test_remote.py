@@ -18,7 +18,7 @@ import pytest
 
 from pasta_decoding.lang.check import check
 from pasta_decoding.models.export import export_hf
-from pasta_decoding.models.loading import load_model
+from pasta_decoding.models.load import load_model
 from tests.bench.test_benchmarks import lines_of
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Outcome, Pasta

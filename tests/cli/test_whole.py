@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pasta_decoding.models.export import export_hf
-from pasta_decoding.models.loading import load_model
+from pasta_decoding.models.load import load_model
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Outcome, Pasta
 

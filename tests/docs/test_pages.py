@@ -11,7 +11,7 @@ import pytest
 
 import pasta_decoding as pasta
 from pasta_decoding.models.export import export_hf
-from pasta_decoding.models.loading import find_adapter, load_model
+from pasta_decoding.models.load import find_adapter, load_model
 from pasta_decoding.runtime import events
 from tests.checkpoint import TinyCheckpoint
 from tests.docs.pages import blocks, calls, leaves, options, parse, pasta_arguments, spans, text_of

@@ -55,7 +55,7 @@ def listed(number: int) -> dict[str, str]:
 
 def prepare(cache: Path, base: Path) -> None:
     """Put what the page begins with into the folder that this is."""
-    pull(cache, fetch=lambda _folder: base)
+    pull(cache, fetch=lambda *_: base)
     with gzip.open(ROOT / SHIPPED, "rt", encoding="utf-8") as file:
         careful = [json.loads(line) for line, _ in zip(file, range(ROWS), strict=False)]
     plain = [row | {"response": strip(read(row["response"]))} for row in careful]

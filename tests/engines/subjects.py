@@ -22,7 +22,7 @@ from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.models.gguf import write_gguf
-from pasta_decoding.models.loading import Loaded
+from pasta_decoding.models.load import Loaded
 from tests.engines.oracle import Oracle, Recorder, by_script, dense
 from tests.tiny import TINY_MODELS, VOCABULARY
 

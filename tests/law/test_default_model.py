@@ -19,7 +19,7 @@ from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import Run
 from pasta_decoding.lang.positions import SharedMax
 from pasta_decoding.models.control_tokens import choose_tokens
-from pasta_decoding.models.loading import DEFAULT_ADAPTER, find_adapter, load_base, load_model
+from pasta_decoding.models.load import DEFAULT_ADAPTER, find_adapter, load_base, load_model
 from pasta_decoding.models.prompt import Message, PromptEncoder
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.local import LocalDecoder, answer_of, decoder_over, llama_decoder

@@ -32,7 +32,7 @@ from pasta_decoding.models.control_tokens import (
     choose_tokens,
     grow_vocabulary,
 )
-from pasta_decoding.models.loading import load_base
+from pasta_decoding.models.load import load_base
 from tests.tiny import seeded, tiny_llama, tiny_qwen3
 
 PARTS = len(BUCKETS) + 4

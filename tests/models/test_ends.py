@@ -22,7 +22,7 @@ from pasta_decoding.evaluation.methods.skeleton import Skeleton
 from pasta_decoding.evaluation.rating import load_nll
 from pasta_decoding.lang.layout import MAIN, Layout
 from pasta_decoding.models.gguf import read_metadata, write_gguf
-from pasta_decoding.models.loading import load_model
+from pasta_decoding.models.load import load_model
 from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling

@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.export import cached_name, export_gguf, export_hf
 from pasta_decoding.models.gguf import has_translation, read_metadata, write_gguf
-from pasta_decoding.models.loading import Loaded, load_model
+from pasta_decoding.models.load import Loaded, load_model
 from tests.checkpoint import TinyCheckpoint, make_adapter
 from tests.engines.subjects import speaking
 from tests.tiny import tiny_llama

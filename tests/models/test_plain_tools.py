@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from pasta_decoding.models.export import export_hf
 from pasta_decoding.models.gguf import write_gguf
-from pasta_decoding.models.loading import find_adapter, load_model
+from pasta_decoding.models.load import find_adapter, load_model
 from pasta_decoding.runtime.local import decoder_over, torch_decoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling

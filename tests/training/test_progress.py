@@ -18,7 +18,7 @@ from pasta_decoding.data.lines import read_lines
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.control_tokens import choose_tokens
-from pasta_decoding.models.loading import find_adapter, load_base, load_model
+from pasta_decoding.models.load import find_adapter, load_base, load_model
 from pasta_decoding.training import sft
 from pasta_decoding.training.progress import GOES_ON, Progress
 from pasta_decoding.training.score import score_layouts

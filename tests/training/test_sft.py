@@ -21,7 +21,7 @@ from pasta_decoding.lang.layout import Joining, Layout
 from pasta_decoding.lang.tree import Span, show
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.control_tokens import choose_tokens
-from pasta_decoding.models.loading import load_base, load_model, load_tokenizer
+from pasta_decoding.models.load import load_base, load_model, load_tokenizer
 from pasta_decoding.models.prompt import Message
 from pasta_decoding.runtime.local import torch_decoder
 from pasta_decoding.training.config import SftConfig

@@ -10,7 +10,7 @@ import pytest
 import torch
 from accelerate.commands.config.config_args import load_config_from_file
 
-from pasta_decoding.models.loading import load_model
+from pasta_decoding.models.load import load_model
 from tests.shapes import HUB_SHAPES
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "accelerate"

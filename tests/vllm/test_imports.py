@@ -13,7 +13,7 @@ def test_the_processor_brings_nothing_that_reads_models() -> None:
     banned = [
         *heavy,
         *(f"pasta_decoding.{room}" for room in rooms),
-        "pasta_decoding.models.loading",
+        "pasta_decoding.models.load",
     ]
     code = (
         "import sys, pasta_decoding.vllm.batch;"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.errors import PastaError
-from pasta_decoding.models.loading import NO_ADAPTER, SEQUENTIAL, is_whole, shipped_adapters
+from pasta_decoding.models.load import NO_ADAPTER, SEQUENTIAL, is_whole, shipped_adapters
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pasta_decoding.api.place import Place
 from pasta_decoding.errors import PastaError
-from pasta_decoding.models.loading import NO_ADAPTER
+from pasta_decoding.models.load import NO_ADAPTER
 
 if TYPE_CHECKING:
     from torch import nn
@@ -113,8 +113,8 @@ def _model(wanted: Compiled) -> tuple[PreTrainedModel, dict[str, nn.Module]]:
     import torch
 
     from pasta_decoding.engines.packed_linear import is_fast_here, packed_layers
-    from pasta_decoding.models.loading import load_apart, load_model
-    from pasta_decoding.models.merging import merge_adapter
+    from pasta_decoding.models.load import load_apart, load_model
+    from pasta_decoding.models.load import merge_adapter
 
     if wanted.dtype != "bfloat16" or not is_fast_here():
         return load_model(wanted.base, wanted.adapter, dtype=wanted.dtype).model, {}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pasta_decoding.engines import DEFAULT_CACHE_TOKENS
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.models.loading import DEFAULT_ADAPTER, is_whole
+from pasta_decoding.models.load import DEFAULT_ADAPTER, is_whole
 from pasta_decoding.runtime.rules import Rules
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from pasta_decoding.lang.layout import ChunkRun, Run
 from pasta_decoding.runtime.rules import Rules
 
 if TYPE_CHECKING:
-    from pasta_decoding.models.loading import Loaded
+    from pasta_decoding.models.load import Loaded
     from pasta_decoding.runtime.answer import Answer
     from pasta_decoding.runtime.local import LocalDecoder
     from pasta_decoding.runtime.request import Request
@@ -230,7 +230,7 @@ def _loaded(model: Any, tokenizer: Any, config: Any) -> Loaded:
 
     from pasta_decoding.models import checkpoint as checkpoints
     from pasta_decoding.models.control_tokens import add_missing_tokens
-    from pasta_decoding.models.loading import Loaded, load_tokenizer
+    from pasta_decoding.models.load import Loaded, load_tokenizer
 
     name = model.name_or_path
     found = cached_file(

@@ -13,9 +13,8 @@ from pasta_decoding.api.model import Model
 from pasta_decoding.api.opening import open_decoder
 from pasta_decoding.api.place import Place, Tell
 from pasta_decoding.models.bases import DEFAULT_MODEL, default_cache
-from pasta_decoding.models.download import model_folder
-from pasta_decoding.models.loading import NO_ADAPTER, find_adapter, holds_weights
-from pasta_decoding.models.pull import pull
+from pasta_decoding.models.load import NO_ADAPTER, find_adapter, holds_weights
+from pasta_decoding.models.pull import model_folder, pull
 
 
 def load(
@@ -50,9 +49,9 @@ def _located(settings: EngineConfig, place: Place) -> EngineConfig:
         return settings
     named = Path(settings.adapter_name)
     if len(named.parts) == 2 and not named.is_dir():
-        settings = replace(settings, adapter=str(model_folder(named, tell=place.tell)))
+        settings = replace(settings, adapter=str(model_folder(named, place.cache, place.tell)))
     name = settings.adapter_name
     needs_base = name == NO_ADAPTER or not holds_weights(find_adapter(name))
     if needs_base and settings.model is None and not (place.cache / DEFAULT_MODEL).exists():
-        pull(place.cache, progress=place.tell)
+        pull(place.cache, tell=place.tell)
     return settings

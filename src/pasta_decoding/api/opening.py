@@ -100,7 +100,7 @@ def _warn(decoder: Decoder, joining: Joining, place: Place) -> None:
 
 
 def _load(settings: EngineConfig, place: Place) -> LocalDecoder:
-    from pasta_decoding.models.loading import default_device
+    from pasta_decoding.models.load import default_device
     from pasta_decoding.runtime.local import llama_decoder, torch_decoder
 
     size: Any = {
@@ -153,7 +153,7 @@ def folders(settings: EngineConfig, place: Place) -> tuple[Path, Path | None]:
 
     Of a whole model they are the same. Raises PastaError if more is named beside one.
     """
-    from pasta_decoding.models.loading import NO_ADAPTER, find_adapter, holds_weights, is_whole
+    from pasta_decoding.models.load import NO_ADAPTER, find_adapter, holds_weights, is_whole
 
     if settings.whole is not None:
         return settings.whole, settings.whole
@@ -170,17 +170,16 @@ def folders(settings: EngineConfig, place: Place) -> tuple[Path, Path | None]:
 
 def base_folder(model: Path | None, place: Place) -> Path:
     """Return the folder of a base model: a folder, a name on the hub, or None: the default one."""
-    from pasta_decoding.models.bases import model_dir
-    from pasta_decoding.models.download import model_folder
+    from pasta_decoding.models.pull import model_folder
 
-    return model_dir(place.cache) if model is None else model_folder(model, tell=place.tell)
+    return model_folder(model, place.cache, place.tell)
 
 
 def choose_engine(
     settings: EngineConfig, weights: Path, adapter: Path | None, place: Place
 ) -> tuple[str, str]:
     """Return the engine that will be taken for these weights, and its number format."""
-    from pasta_decoding.models.loading import default_device, native_dtype
+    from pasta_decoding.models.load import default_device, native_dtype
 
     if settings.engine == "llama":
         return "llama", gguf_type(settings.dtype)
@@ -212,7 +211,7 @@ def worth_compiling(settings: EngineConfig, place: Place) -> Compiled | None:
     if settings.whole is not None and settings.whole.suffix == ".gguf":
         return None
     from pasta_decoding.engines.compiled import check_compiler
-    from pasta_decoding.models.loading import default_device
+    from pasta_decoding.models.load import default_device
 
     base, folder = folders(settings, place)
     engine, dtype = choose_engine(settings, base, folder, place)
@@ -271,7 +270,7 @@ def write_export(base: Path, adapter: Path | None, path: Path, file_type: str, t
     from pasta_decoding.engines.llamacpp import library, quantize
     from pasta_decoding.models.export import export_gguf
     from pasta_decoding.models.gguf import FLOAT_TYPES
-    from pasta_decoding.models.loading import load_model
+    from pasta_decoding.models.load import load_model
 
     if file_type not in FLOAT_TYPES:
         library()  # its absence is told before the work

@@ -184,7 +184,7 @@ def rate_pairs(
     """Return the quality of both answers to each prompt, under the sequential baseline."""
     from pasta_decoding.evaluation.rating import likelihood_rate, load_nll
     from pasta_decoding.models.bases import model_dir
-    from pasta_decoding.models.loading import default_device, find_adapter, native_dtype
+    from pasta_decoding.models.load import default_device, find_adapter, native_dtype
     from pasta_decoding.training.score import score_layouts
 
     base, device = model or model_dir(cache_folder()), default_device()
@@ -288,7 +288,7 @@ def _cell(value: float | None, low: float | None, high: float | None) -> str:
 def token_end_finder() -> Callable[[str], Sequence[int]]:
     """Return a function that tells where the tokens of a text end."""
     from pasta_decoding.models.bases import model_dir
-    from pasta_decoding.models.loading import load_tokenizer
+    from pasta_decoding.models.load import load_tokenizer
 
     tokenizer = load_tokenizer(model_dir(cache_folder()))
 

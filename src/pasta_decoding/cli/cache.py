@@ -11,12 +11,12 @@ from pasta_decoding.cli.files import cache_folder, say
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
-    from pasta_decoding.models.cached import Kept
+    from pasta_decoding.models.bases import Kept
 
 
 def show() -> None:
     """List what the cache holds: size, last use, and what it is."""
-    from pasta_decoding.models.cached import kept
+    from pasta_decoding.models.bases import kept
 
     cache = cache_folder()
     found = kept(cache)
@@ -40,7 +40,7 @@ def clean(
     ] = False,
 ) -> None:
     """Remove exported files, which are made again when they are needed, and what broke off."""
-    from pasta_decoding.models.cached import kept, remove
+    from pasta_decoding.models.bases import kept, remove
 
     if names and everything:
         raise PastaError("--all removes everything", hint="Leave out the names, or --all.")
@@ -52,7 +52,7 @@ def clean(
 
 
 def _chosen(found: list[Kept], names: list[str], *, everything: bool) -> list[Kept]:
-    from pasta_decoding.models.cached import is_spare
+    from pasta_decoding.models.bases import is_spare
 
     unknown = set(names) - {one.name for one in found}
     if unknown:

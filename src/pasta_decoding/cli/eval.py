@@ -195,7 +195,7 @@ def describe(loading: EngineConfig) -> dict[str, Any]:
     """Return what is decoded on what, as run.json has it."""
     from pasta_decoding.api.opening import choose_engine, folders
     from pasta_decoding.models.bases import DEFAULT_MODEL
-    from pasta_decoding.models.loading import adapter_digest
+    from pasta_decoding.models.load import adapter_digest
 
     base, folder = folders(loading, place())
     engine, number_format = "remote", None

@@ -41,7 +41,7 @@ def export(
 ) -> None:
     """Write base model and adapter as one: a GGUF file, or a merged Hugging Face checkpoint."""
     from pasta_decoding.models.export import export_hf
-    from pasta_decoding.models.loading import find_adapter, load_model
+    from pasta_decoding.models.load import find_adapter, load_model
 
     file_type = gguf_type(EngineConfig(dtype=dtype).dtype)
     folder, base = find_adapter(adapter), base_folder(model)

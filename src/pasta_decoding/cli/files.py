@@ -109,7 +109,7 @@ def read_text(path: Path) -> str:
 
 def token_counter(model: Path | None = None) -> Callable[[str], int]:
     """Return a function that counts tokens as a base model does; the default one if left out."""
-    from pasta_decoding.models.loading import load_tokenizer
+    from pasta_decoding.models.load import load_tokenizer
 
     tokenizer = load_tokenizer(base_folder(model))
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False))

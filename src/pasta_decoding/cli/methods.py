@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.models.loading import DEFAULT_ADAPTER, NO_ADAPTER
+from pasta_decoding.models.load import DEFAULT_ADAPTER, NO_ADAPTER
 
 if TYPE_CHECKING:
     from pasta_decoding.evaluation.methods.base import Method

@@ -66,7 +66,7 @@ def preference(
     loading: Annotated[EngineConfig, _FIXED] = _LOADING,
 ) -> None:
     """Stage 2: prefer fast and good among sampled answers (BoNBoN), in rounds."""
-    from pasta_decoding.models.loading import find_adapter
+    from pasta_decoding.models.load import find_adapter
 
     require_training()
     refuse_what_cannot_start(model)
@@ -101,7 +101,7 @@ def settled(loading: EngineConfig, policy: Path) -> tuple[EngineConfig, str]:
     """
     from pasta_decoding.api.opening import gguf_type, llama_can_run
     from pasta_decoding.engines.llamacpp import library
-    from pasta_decoding.models.loading import default_device, native_dtype
+    from pasta_decoding.models.load import default_device, native_dtype
 
     assert loading.model is not None, "the base is known"
     engine, device = loading.engine, loading.device or default_device()
@@ -169,7 +169,7 @@ def surroundings(
     """Wire up what training takes from outside: engines, the quality, progress."""
     from pasta_decoding.api.opening import open_local
     from pasta_decoding.evaluation.rating import likelihood_rate, load_nll
-    from pasta_decoding.models.loading import default_device, native_dtype
+    from pasta_decoding.models.load import default_device, native_dtype
     from pasta_decoding.training.preference_run import Surroundings
     from pasta_decoding.training.score import score_layouts
     from pasta_decoding.training.scoring import Quality

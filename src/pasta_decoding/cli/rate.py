@@ -132,7 +132,7 @@ def rate_all_texts(
 def load_likelihood(adapter: str, base: Path | None) -> tuple[Nll, str]:
     """Return what tells the NLL per token of a text, and a name for it."""
     from pasta_decoding.evaluation.rating import load_nll
-    from pasta_decoding.models.loading import (
+    from pasta_decoding.models.load import (
         adapter_digest,
         default_device,
         find_adapter,

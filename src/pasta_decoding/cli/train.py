@@ -51,7 +51,7 @@ class Origin:
     def begin(self, config: SftConfig) -> SftConfig:
         """Return the settings with what stands here. Raises PastaError for no such adapter."""
         from pasta_decoding.models.checkpoint import load
-        from pasta_decoding.models.loading import find_adapter
+        from pasta_decoding.models.load import find_adapter
 
         folder = find_adapter(self.start) if self.start else None
         begun = load(folder) if folder else config
@@ -102,10 +102,10 @@ def require_training() -> None:
 
 def called(model: Path | None) -> str:
     """Return what an adapter calls its base where it is not told: its name on the hub, if any."""
-    from pasta_decoding.models.download import HUB_REPOSITORY
+    from pasta_decoding.models.bases import BASES, DEFAULT_MODEL
 
-    if model is None:
-        return HUB_REPOSITORY
+    if (known := BASES.get(str(model or DEFAULT_MODEL))) is not None:
+        return known.hub
     return model.name if model.exists() else model.as_posix()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from pasta_decoding.lang.layout import Layout, Run, lay_out
 from pasta_decoding.lang.measures import rep_4, text_quality
 from pasta_decoding.lang.positions import scheme_named
-from pasta_decoding.models.loading import load_model
+from pasta_decoding.models.load import load_model
 from pasta_decoding.models.prompt import Message, PromptEncoder
 
 Rate = Callable[[str, Sequence[str]], Sequence[float]]

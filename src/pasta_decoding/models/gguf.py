@@ -10,7 +10,7 @@ import json
 import math
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +18,15 @@ import numpy as np
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models import checkpoint as checkpoints
-from pasta_decoding.models.loading import Loaded
-from pasta_decoding.models.plain_tools import SUPPRESS_TOKENS, banned_ids, gguf_description
+from pasta_decoding.models.load import Loaded
 from pasta_decoding.models.tokenizer import FileTokenizer
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
 
 CHECKPOINT, ENDS, TOKENIZER = "pasta.checkpoint", "pasta.ends", "pasta.tokenizer"
+SUPPRESS_TOKENS = "tokenizer.ggml.suppress_tokens"
+"""What llama.cpp's own commands never sample, since its PR 26276 of July 2026."""
 ROPE_TYPES = ("default", "linear", "llama3")
 ARCHITECTURES = {"llama": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"}
 FLOAT_TYPES = {"F32": 0, "F16": 1, "BF16": 32}  # and their numbers as a GGUF file type
@@ -55,8 +56,9 @@ def write_gguf(
     ends = [loaded.end, *sorted(loaded.eos_ids - {loaded.end})]
     writer = GGUFWriter(path, arch=config.model_type)
     writer.add_name(loaded.checkpoint.base.name)
-    writer.add_description(gguf_description(loaded.checkpoint))
-    writer.add_array(SUPPRESS_TOKENS, banned_ids(loaded.checkpoint))
+    banned = sorted(loaded.checkpoint.control.ids)
+    writer.add_description(_description(loaded.checkpoint.base.name, banned))
+    writer.add_array(SUPPRESS_TOKENS, banned)
     writer.add_file_type(FLOAT_TYPES[float_type])
     _add_shape(writer, config)
     _add_vocabulary(writer, loaded)
@@ -70,6 +72,17 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file(progress=progress)
     writer.close()
+
+
+def _description(base: str, banned: Sequence[int]) -> str:
+    ids = ",".join(map(str, banned))
+    return (
+        f"{base} trained for parallel decoding with Pasta (pasta-decoding): `pasta run --model "
+        "FILE` writes the independent parts of an answer at the same time. Other programs must "
+        f"never sample the control tokens ({ids}), or parts of answers are missing: llama.cpp's "
+        f"own commands obey {SUPPRESS_TOKENS} since its PR 26276 (July 2026); elsewhere give each "
+        "of these ids a logit bias of minus infinity. The model then writes sequentially."
+    )
 
 
 def check_translation(config: Any, tokenizer: Any) -> None:
@@ -97,14 +110,15 @@ def has_translation(folder: Path) -> bool:
 def _check_model(model_type: str, rope: Mapping[str, Any]) -> None:
     if model_type not in ARCHITECTURES:
         raise PastaError(
-            f"cannot export {model_type} models to GGUF",
-            hint=f"Known architectures: {', '.join(ARCHITECTURES)}. `--to hf` works for any.",
+            f"cannot export {model_type} models to GGUF, only {', '.join(ARCHITECTURES)}",
+            hint="--to hf",
         )
     kind = rope.get("rope_type") or "default"
     if kind not in ROPE_TYPES:
         raise PastaError(
-            f"cannot export rotary positions of type {kind!r} to GGUF",
-            hint=f"Known types: {', '.join(ROPE_TYPES)}. `--to hf` works for any.",
+            f"cannot export rotary positions of type {kind!r} to GGUF, only "
+            f"{', '.join(ROPE_TYPES)}",
+            hint="--to hf",
         )
 
 
@@ -113,8 +127,7 @@ def _check_tokenizer(description: str) -> None:
     bytes_alone = model["type"] == "BPE" and not model.get("byte_fallback")
     if not bytes_alone:
         raise PastaError(
-            "cannot export this tokenizer to GGUF",
-            hint="Known: byte-level BPE, as Llama 3, Qwen and SmolLM2 have. `--to hf` works.",
+            "cannot export this tokenizer to GGUF: it is no byte-level BPE", hint="--to hf"
         )
 
 
@@ -213,8 +226,7 @@ def _tensors(model: Any, architecture: str) -> Iterator[tuple[str, np.ndarray[An
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if target is None:
             raise PastaError(
-                f"GGUF has no place for {name} in {config.model_type} models",
-                hint="`--to hf` writes it as it is.",
+                f"GGUF has no place for {name} in {config.model_type} models", hint="--to hf"
             )
         yield target, weight
     if config.rope_parameters.get("rope_type") == "llama3":
@@ -253,7 +265,7 @@ def read_metadata(value: Callable[[str], str | None], source: Path) -> Loaded:
         if text is None:
             raise PastaError(
                 f"{source} holds no {key}: it was not made by `pasta export`",
-                hint="Export an adapter: pasta export ADAPTER --to gguf -o FILE",
+                hint="pasta export ADAPTER --to gguf -o FILE",
             )
     checkpoint = checkpoints.from_json(str(texts[CHECKPOINT]), str(source))
     tokenizer = FileTokenizer(json.loads(str(texts[TOKENIZER])), str(source))

@@ -11,7 +11,7 @@ from pasta_decoding.engines.base import Limits
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import SharedMax
-from pasta_decoding.models.loading import load_metadata
+from pasta_decoding.models.load import load_metadata
 from pasta_decoding.remote.driver import AnswerWriter, OnNews
 from pasta_decoding.remote.loop_thread import LoopThread
 from pasta_decoding.remote.replicas import ReplicaPool

@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 from pasta_decoding.errors import TOO_LONG, PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models.checkpoint import Checkpoint
-from pasta_decoding.models.loading import Loaded
+from pasta_decoding.models.load import Loaded
 from pasta_decoding.models.prompt import Message, PromptEncoder
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.governor import Priority

@@ -13,7 +13,7 @@ from pasta_decoding.engines.base import Engine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import ChunkRun, Joining, Segment
 from pasta_decoding.lang.positions import Scheme, SharedMax, scheme_named
-from pasta_decoding.models.loading import Loaded, load_model
+from pasta_decoding.models.load import Loaded, load_model
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder, RequestScheduler, decoder_fields, joining_for
 from pasta_decoding.runtime.events import Event

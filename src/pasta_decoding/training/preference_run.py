@@ -17,7 +17,7 @@ from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.control_tokens import add_missing_tokens, grow_vocabulary
-from pasta_decoding.models.loading import default_device, load_base
+from pasta_decoding.models.load import default_device, load_base
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.training.config import PreferenceConfig
 from pasta_decoding.training.lora import add_lora, save_adapter

@@ -28,7 +28,7 @@ def base_reader(
     from pasta_decoding.data.annotate.reading import BaseReader
     from pasta_decoding.lang.positions import scheme_named
     from pasta_decoding.models.checkpoint import describe_base
-    from pasta_decoding.models.loading import default_device, load_base, native_dtype
+    from pasta_decoding.models.load import default_device, load_base, native_dtype
     from pasta_decoding.models.prompt import Message, PromptEncoder
     from pasta_decoding.training.score import read_layouts
 

@@ -12,7 +12,7 @@ from pasta_decoding.data.lines import differing, read_lines, write_lines, write_
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models import checkpoint as checkpoints
-from pasta_decoding.models.loading import holds_weights
+from pasta_decoding.models.load import holds_weights
 from pasta_decoding.training.config import PairConfig, PreferenceConfig
 from pasta_decoding.training.run import find_run
 

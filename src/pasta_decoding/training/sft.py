@@ -20,7 +20,7 @@ from pasta_decoding.lang.tree import Span, has_chunk, read, strip, without_topic
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.checkpoint import Checkpoint
 from pasta_decoding.models.control_tokens import ControlTokens, choose_tokens, grow_vocabulary
-from pasta_decoding.models.loading import (
+from pasta_decoding.models.load import (
     answer_end,
     eos_ids_of,
     holds_weights,

@@ -1,15 +1,25 @@
-"""From a base model's folder and an adapter's to one plain model that speaks the language."""
+"""From a base model's folder and an adapter's to one plain model that speaks the language.
+
+An adapter is LoRA and trained token rows. They are merged here, to the bit as peft does it, so
+decoding needs no peft, whose import takes longer than a short answer; and engines that add an
+adapter beside the base's weights read it here, too.
+Shapes: O and I outputs and inputs of a linear layer, R rank, T trained tokens.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Collection
+import json
+import math
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pasta_decoding.errors import PastaError
+from pasta_decoding.files import sha256
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.checkpoint import Checkpoint
 from pasta_decoding.models.control_tokens import (
@@ -17,8 +27,9 @@ from pasta_decoding.models.control_tokens import (
     choose_tokens,
     grow_vocabulary,
 )
-from pasta_decoding.models.download import sha256
-from pasta_decoding.models.merging import merge_adapter, read_added
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DEFAULT_ADAPTER = "balanced"
 SEQUENTIAL = "sequential"
@@ -27,6 +38,15 @@ NO_ADAPTER = "none"
 """The base model as it is, in place of an adapter's name."""
 _PACKAGE = Path(__file__).parents[1]
 _SHIPPED = (_PACKAGE / "adapters", _PACKAGE.parents[1] / "adapters")
+
+_LORA = (".lora_A.weight", ".lora_B.weight")
+_TOKENS = ".token_adapter.trainable_tokens_delta"
+# What else an adapter may have; each changes what its weights mean.
+_FOREIGN = (
+    "use_dora", "use_bdlora", "use_qalora", "lora_bias", "fan_in_fan_out", "layer_replication",
+    "modules_to_save", "rank_pattern", "alpha_pattern", "alora_invocation_tokens",
+    "target_parameters", "megatron_config", "arrow_config", "kasa_config",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +77,7 @@ def answer_end(tokenizer: Any, eos_ids: Collection[int]) -> int:
     """
     if not eos_ids:
         raise PastaError(
-            "the model names no token that ends an answer",
-            hint="Set eos_token_id in its generation_config.json.",
+            "the model names no token that ends an answer: its generation_config.json lacks eos_token_id"
         )
     own: int | None = tokenizer.eos_token_id
     return own if own in eos_ids and own is not None else min(eos_ids)
@@ -72,11 +91,7 @@ def find_adapter(name: str) -> Path:
     for shipped in _SHIPPED:
         if (shipped / name / checkpoints.FILE_NAME).is_file():
             return shipped / name
-    known = ", ".join(shipped_adapters())
-    raise PastaError(
-        f"no adapter {name!r}",
-        hint=f"These ship: {known}. Or give a folder that `pasta train sft` wrote.",
-    )
+    raise PastaError(f"no adapter {name!r}; {', '.join(shipped_adapters())} ship, or give a folder")
 
 
 def _adapter_in(folder: Path) -> Path:
@@ -86,12 +101,7 @@ def _adapter_in(folder: Path) -> Path:
     if (folder / "adapter" / checkpoints.FILE_NAME).is_file():
         return folder / "adapter"
     if any((folder / left).is_file() for left in ("metrics.jsonl", "prompts.jsonl")):
-        whole = any(folder.glob(f"checkpoint-*/{checkpoints.FILE_NAME}"))
-        raise PastaError(
-            f"the training run in {folder} is not finished: it holds no adapter yet",
-            hint="Repeat its command, which goes on"
-            + (", or give one of its checkpoint folders." if whole else "."),
-        )
+        raise PastaError(f"the training run in {folder} is not finished: it holds no adapter yet")
     return folder
 
 
@@ -173,6 +183,107 @@ def load_apart(base: Path, adapter: Path | None) -> tuple[Any, dict[str, tuple[A
     if adapter is None or holds_weights(adapter):
         return model, {}
     return model, read_added(model, adapter)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterWeights:
+    """What an adapter changes, by the names of layers.
+
+    low_rank: down_RI and up_OR; `scale` times up @ down is added to the layer's weight.
+    rows:     tokens, and the rows [T, I] that replace theirs in a table; a tied head shares them.
+    """
+
+    low_rank: dict[str, tuple[Tensor, Tensor]]
+    rows: dict[str, tuple[list[int], Tensor]]
+    scale: float
+
+
+def read_adapter(folder: Path) -> AdapterWeights:
+    """Read an adapter of the kind that Pasta trains. Raises PastaError for another, or no file."""
+    with _adapter_errors(folder):
+        from safetensors.torch import load_file
+
+        settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        foreign = [name for name in _FOREIGN if settings.get(name)]
+        if settings["peft_type"] != "LORA" or settings.get("bias", "none") != "none" or foreign:
+            said = ", ".join(foreign) or f"{settings['peft_type']}, bias {settings.get('bias')!r}"
+            raise PastaError(
+                f"the adapter is of a kind that Pasta does not merge ({said}); merge it with peft"
+            )
+        found = load_file(folder / "adapter_model.safetensors")
+        weights = {name.removeprefix("base_model.model."): one for name, one in found.items()}
+        for name in weights:
+            if not name.endswith((*_LORA, _TOKENS)):
+                raise KeyError(f"{name} has no place")
+        layers = [n.removesuffix(_LORA[0]) for n in sorted(weights) if n.endswith(_LORA[0])]
+        tables = [n.removesuffix(_TOKENS) for n in sorted(weights) if n.endswith(_TOKENS)]
+        tokens = settings.get("trainable_token_indices") or {}
+        rank = math.sqrt(settings["r"]) if settings.get("use_rslora") else settings["r"]
+        return AdapterWeights(
+            {n: (weights[n + _LORA[0]], weights[n + _LORA[1]]) for n in layers},
+            {n: (tokens[n.rpartition(".")[2]], weights[n + _TOKENS]) for n in tables},
+            float(settings["lora_alpha"] / rank),
+        )
+
+
+def merge_adapter(model: Any, folder: Path) -> Any:
+    """Add the adapter in `folder` to the weights of `model`, in place; return it.
+
+    LoRA's product (arXiv 2106.09685, equation 3) is computed in float32. Raises PastaError for an
+    adapter that is broken, or does what Pasta's never do.
+    """
+    import torch
+
+    adapter = read_adapter(folder)
+    with _adapter_errors(folder), torch.no_grad():
+        for layer, (down_RI, up_OR) in adapter.low_rank.items():
+            weight = model.get_submodule(layer).weight.data
+            weight += (up_OR.float() @ down_RI.float()) * adapter.scale
+        for layer, (tokens, row_TI) in adapter.rows.items():
+            table = model.get_submodule(layer).weight
+            table.data.index_copy_(0, torch.tensor(tokens), row_TI.to(table))
+    return model
+
+
+def read_added(model: Any, folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return what the adapter adds to the linear layers of `model`, by their names.
+
+    Each is down_RI and up_OR, whose product up @ down is to be added to the layer's weight. What
+    trained tokens change in the output layer is of such a form, too: a rank for each of them.
+    Raises PastaError as `merge_adapter` does.
+    """
+    import torch
+
+    adapter = read_adapter(folder)
+    with _adapter_errors(folder), torch.no_grad():
+        added = {
+            layer: (down_RI, up_OR.float() * adapter.scale)
+            for layer, (down_RI, up_OR) in adapter.low_rank.items()
+        }
+        names = {module: name for name, module in model.named_modules()}
+        head = model.get_output_embeddings()
+        for layer, (tokens, row_TI) in adapter.rows.items():
+            if model.get_submodule(layer).weight is head.weight:
+                up_OT = torch.zeros(len(head.weight), len(tokens))
+                up_OT[tokens, range(len(tokens))] = 1.0
+                added[names[head]] = (row_TI.float() - head.weight[tokens].float(), up_OT)
+        for layer, (down_RI, up_OR) in added.items():
+            if (len(up_OR), down_RI.shape[1]) != tuple(model.get_submodule(layer).weight.shape):
+                raise ValueError(f"{layer} has another shape")
+    return added
+
+
+@contextmanager
+def _adapter_errors(folder: Path) -> Iterator[None]:
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except PastaError:
+        raise
+    except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError,
+            SafetensorError) as error:  # fmt: skip
+        raise PastaError(f"the adapter in {folder} cannot be loaded: {error}") from error
 
 
 def _unmerged(base: Path, adapter: Path | None, dtype: str) -> Loaded:
@@ -270,17 +381,13 @@ def load_base(base: Path, *, dtype: str) -> tuple[Any, Any]:
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    if not (base / "config.json").is_file():
-        raise PastaError(
-            f"{base} holds no model", hint="Run `pasta pull`, or give --model a folder."
-        )
+    _check_model_in(base)
     try:
         numbers = dtype if dtype == "auto" else getattr(torch, dtype)
         model = AutoModelForCausalLM.from_pretrained(base, dtype=numbers)
         tokenizer = AutoTokenizer.from_pretrained(base)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        hint = "Fetch it again: `pasta pull` for the default model."
-        raise PastaError(f"the model in {base} cannot be loaded: {error}", hint=hint) from error
+        raise PastaError(f"the model in {base} cannot be loaded: {error}") from error
     return model, tokenizer
 
 
@@ -288,11 +395,13 @@ def load_tokenizer(base: Path) -> Any:
     """Load the tokenizer of a model's folder alone, without its weights."""
     from transformers import AutoTokenizer
 
-    if not (base / "config.json").is_file():
-        raise PastaError(
-            f"{base} holds no model", hint="Run `pasta pull`, or give --model a folder."
-        )
+    _check_model_in(base)
     try:
         return AutoTokenizer.from_pretrained(base)
     except (OSError, ValueError, KeyError) as error:
         raise PastaError(f"the tokenizer in {base} cannot be loaded: {error}") from error
+
+
+def _check_model_in(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise PastaError(f"{folder} holds no model")
