@@ -16,8 +16,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a cache with a model, two exports, scratch folders old and new, and foreign files."""
     monkeypatch.setenv("PASTA_CACHE", str(tmp_path))
     sizes = {
-        "smollm2-135m-instruct/manifest.json": 1000,
-        "smollm2-135m-instruct/model.safetensors": 3_000_000,
+        "smollm2-135m/manifest.json": 1000,
+        "smollm2-135m/model.safetensors": 3_000_000,
         "gguf/a-F16.gguf": 2_000_000,
         "gguf/b-Q4_0.gguf": 500_000,
         "compiled/a-bfloat16-2.pt2": 400_000,
@@ -38,7 +38,7 @@ def test_the_list_names_what_is_ours_by_size(cache: Path, pasta: Pasta) -> None:
     found = pasta("cache", "list")
     rows = [line.split() for line in found.out.splitlines()]
     assert [(row[0], row[-2], row[-1]) for row in rows] == [
-        ("3.0", "model", "smollm2-135m-instruct"),
+        ("3.0", "model", "smollm2-135m"),
         ("2.0", "export", "gguf/a-F16.gguf"),
         ("0.5", "export", "gguf/b-Q4_0.gguf"),
         ("0.4", "compiled", "compiled/a-bfloat16-2.pt2"),

@@ -157,7 +157,7 @@ def test_lint_cannot_run_on_a_file_that_is_missing_or_not_text(
 
 def test_pull_keeps_a_sound_model_and_prints_its_folder(tiny_cache: Path, pasta: Pasta) -> None:
     found = pasta("pull")
-    assert (found.status, found.out) == (0, f"{tiny_cache / 'smollm2-135m-instruct'}\n")
+    assert (found.status, found.out) == (0, f"{tiny_cache / 'smollm2-135m'}\n")
 
 
 def test_pull_offline_says_so_and_leaves_nothing_behind(

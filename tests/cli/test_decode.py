@@ -216,11 +216,9 @@ def test_a_prompt_full_of_tags_gets_a_well_formed_answer(prompt: str, ask: Ask) 
 
 
 def test_an_unknown_adapter_is_refused_with_the_names_of_those_that_ship(ask: Ask) -> None:
-    status, message, hint = ask(PROMPT, adapter="nope").complaint
-    assert (status, message) == (2, "pasta: no adapter 'nope'")
-    assert hint == (
-        "These ship: balanced, sequential. Or give a folder that `pasta train sft` wrote."
-    )
+    found = ask(PROMPT, adapter="nope")
+    assert found.status == 2
+    assert "no adapter 'nope'; balanced, sequential ship, or give a folder" in found.err
 
 
 def test_an_adapter_for_another_base_is_refused(ask: Ask, tmp_path: Path) -> None:

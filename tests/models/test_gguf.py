@@ -81,9 +81,8 @@ def test_an_architecture_without_a_translation_is_refused_by_name(tmp_path: Path
     small = GPT2Config(vocab_size=100, n_embd=32, n_layer=1, n_head=4)
     loaded = speaking(tiny_llama())
     gpt2 = Loaded(GPT2LMHeadModel(small), loaded.tokenizer, loaded.checkpoint, loaded.eos_ids)
-    with pytest.raises(PastaError, match="cannot export gpt2 models") as caught:
+    with pytest.raises(PastaError, match="cannot export gpt2 models to GGUF, only llama, q"):
         export_gguf(gpt2, tmp_path / "x.gguf", "F16", quantize=no_quantiser)
-    assert "llama, qwen2, qwen3" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
 
 
@@ -207,5 +206,4 @@ def test_k_quants_are_refused_where_llama_cpp_would_take_another_format(
     with pytest.raises(PastaError, match=f"{file_type} wants rows of a multiple of 256") as caught:
         export_gguf(loaded, tmp_path / "x.gguf", file_type, quantize=no_quantiser)
     assert "have 32" in str(caught.value)
-    assert "F16" in caught.value.hint
     assert list(tmp_path.iterdir()) == []

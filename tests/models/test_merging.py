@@ -15,8 +15,7 @@ from torch import nn
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.control_tokens import choose_tokens
-from pasta_decoding.models.load import find_adapter, load_base
-from pasta_decoding.models.load import merge_adapter, read_added
+from pasta_decoding.models.load import find_adapter, load_base, merge_adapter, read_added
 from pasta_decoding.training.lora import add_lora, save_adapter
 from tests.checkpoint import TinyCheckpoint, byte_tokenizer
 from tests.tiny import TINY_MODELS, seeded
@@ -102,7 +101,6 @@ def test_an_adapter_of_another_kind_is_refused(
     with pytest.raises(PastaError, match="does not merge") as caught:
         merge_adapter(model, adapter)
     assert "use_dora" in str(caught.value)
-    assert "peft" in caught.value.hint
 
 
 def test_weights_that_fit_nowhere_are_told(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:

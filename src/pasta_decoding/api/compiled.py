@@ -113,8 +113,7 @@ def _model(wanted: Compiled) -> tuple[PreTrainedModel, dict[str, nn.Module]]:
     import torch
 
     from pasta_decoding.engines.packed_linear import is_fast_here, packed_layers
-    from pasta_decoding.models.load import load_apart, load_model
-    from pasta_decoding.models.load import merge_adapter
+    from pasta_decoding.models.load import load_apart, load_model, merge_adapter
 
     if wanted.dtype != "bfloat16" or not is_fast_here():
         return load_model(wanted.base, wanted.adapter, dtype=wanted.dtype).model, {}

@@ -104,8 +104,8 @@ def called(model: Path | None) -> str:
     """Return what an adapter calls its base where it is not told: its name on the hub, if any."""
     from pasta_decoding.models.bases import BASES, DEFAULT_MODEL
 
-    if (known := BASES.get(str(model or DEFAULT_MODEL))) is not None:
-        return known.hub
+    if model is None or str(model) in BASES:
+        return BASES[str(model or DEFAULT_MODEL)].hub
     return model.name if model.exists() else model.as_posix()
 
 

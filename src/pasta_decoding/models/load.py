@@ -76,9 +76,7 @@ def answer_end(tokenizer: Any, eos_ids: Collection[int]) -> int:
     Raises PastaError if there is none.
     """
     if not eos_ids:
-        raise PastaError(
-            "the model names no token that ends an answer: its generation_config.json lacks eos_token_id"
-        )
+        raise PastaError("the model's generation_config.json names no token that ends an answer")
     own: int | None = tokenizer.eos_token_id
     return own if own in eos_ids and own is not None else min(eos_ids)
 

@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import urlopen
@@ -174,8 +173,7 @@ def run_pip(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def download_wheel(
-    wheel: Wheel, folder: Path, *, index: str = INDEX, pip: Tell = Callable[[str], None]
-RunPip = run_pip
+    wheel: Wheel, folder: Path, *, index: str = INDEX, pip: RunPip = run_pip
 ) -> Path:
     """Return the wheel in `folder`; it is there, or comes from the index itself, or by pip.
 

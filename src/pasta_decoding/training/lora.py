@@ -15,8 +15,8 @@ from pasta_decoding.files import written_whole
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.checkpoint import Checkpoint
 from pasta_decoding.models.control_tokens import ControlTokens
-from pasta_decoding.models.load import eos_ids_of
 from pasta_decoding.models.export import write_beside_weights
+from pasta_decoding.models.load import eos_ids_of
 
 
 def add_lora(

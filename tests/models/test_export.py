@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from gguf import GGUFReader
+from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from pasta_decoding.models.export import export_hf
+from pasta_decoding.errors import PastaError
+from pasta_decoding.models import checkpoint as checkpoints
+from pasta_decoding.models.export import export_hf, model_card
 from pasta_decoding.models.gguf import write_gguf
 from pasta_decoding.models.load import find_adapter, load_model
 from pasta_decoding.runtime.local import decoder_over, torch_decoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
 from tests.checkpoint import TinyCheckpoint
+from tests.docs.pages import parse
 
 QUESTION = "What are three good habits?"
 
@@ -71,14 +78,63 @@ def test_every_end_of_an_answer_ends_it_in_plain_tools_too(merged: Path) -> None
     assert GenerationConfig.from_pretrained(merged).eos_token_id == [tokenizer.eos_token_id]
 
 
-def test_the_model_card_says_what_the_checkpoint_needs(merged: Path) -> None:
-    card = (merged / "README.md").read_text(encoding="utf-8")
-    assert card.startswith("---\nbase_model: tests/tiny-llama\n")
-    assert "library_name: transformers\n" in card
-    assert "| joins | `kv` |" in card
-    assert "must never sample a control token" in card
-    control = load_model(merged, merged).checkpoint.control
-    assert ", ".join(map(str, sorted(control.ids))) in card
+ADAPTERS = Path(__file__).parents[2] / "adapters"
+OWN = """---
+license: mit
+language: [en, de]
+tags: [small, pasta-decoding]
+model-index:
+- name: mine
+  results:
+  - task: {type: text-generation}
+    dataset: {type: someone/prompts, name: Ten prompts}
+    metrics:
+    - {type: tokens_per_step, value: 1.5}
+---
+
+# mine
+
+Words with a [link](../else.md) and an [address](https://example.org).
+"""
+
+
+@pytest.mark.parametrize("name", ["balanced", "sequential"])
+def test_the_card_of_a_shipped_adapters_export_is_one_that_the_hub_reads(name: str) -> None:
+    text = model_card(checkpoints.load(ADAPTERS / name), ADAPTERS / name)
+    card: Any = ModelCard(text)
+    assert card.data.base_model == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert (card.data.license, card.data.language) == ("apache-2.0", ["en"])
+    assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", "text-generation")
+    assert card.data.eval_results, "its figures"
+    assert "](../" not in card.text, "nothing lies beside a merged checkpoint"
+    commands = re.findall(r"^pasta (.*)", card.text.partition("## ")[0], re.M)
+    assert len(commands) == 2
+    for command in commands:
+        parse(shlex.split(command))
+
+
+def test_a_card_keeps_what_the_adapters_own_says(tmp_path: Path) -> None:
+    checkpoint = checkpoints.load(ADAPTERS / "balanced")
+    (tmp_path / "README.md").write_text(OWN, encoding="utf-8")
+    text = model_card(checkpoint, tmp_path)
+    said: Any = ModelCard(text).data
+    assert (said.license, said.language, said.model_name) == ("mit", ["en", "de"], "mine")
+    assert said.tags == ["pasta-decoding", "parallel-decoding", "custom_generate", "small"]
+    assert "Words with a link and an [address](https://example.org)." in text
+    assert ", ".join(map(str, sorted(checkpoint.control.ids))) in text
+    assert "--join text" not in text
+    local = replace(checkpoint, base=replace(checkpoint.base, name="./base"), joins=("kv",))
+    bare = model_card(local)
+    assert "base_model" not in bare, "a folder is no name on the hub"
+    assert "license" not in bare
+    assert "--adapter THIS_FOLDER --join text\n" in bare, "it was not trained for servers"
+
+
+@pytest.mark.parametrize("front", ["license: [mit", "- mit", "model-index: [{name: x}]", "\x00"])
+def test_broken_metadata_are_told_with_their_file(front: str, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text(f"---\n{front}\n---\n\n# x\n", encoding="utf-8")
+    with pytest.raises(PastaError, match=r"README\.md cannot be read: "):
+        model_card(checkpoints.load(ADAPTERS / "balanced"), tmp_path)
 
 
 def test_a_gguf_names_what_must_not_be_sampled(
