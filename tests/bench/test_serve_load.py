@@ -24,7 +24,7 @@ def decoder(tiny_checkpoint: TinyCheckpoint) -> LocalDecoder:
 @pytest.fixture(scope="module")
 def server(decoder: LocalDecoder) -> Iterator[Running]:
     with running(
-        with_engine(decoder, endless(decoder), Slow), max_concurrency=2, queue=1
+        with_engine(decoder, endless(decoder), Slow), max_requests=2, max_queue=1
     ) as server:
         yield server
 

@@ -24,6 +24,8 @@ from pasta_decoding.server.settings import Load, Settings
 MODEL = "tiny"
 BASELINE = "taught"
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+CHAT = "/v1/chat/completions"
+GOOD: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 5, "temperature": 0}
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class Running:
 
     def wait_until_idle(self) -> None:
         """Wait until nothing is held and nobody is waiting; fails if that does not come."""
-        wait_for(lambda: self.backend.capacity.running == 0)
+        wait_for(lambda: self.backend.unended == 0)
         engine = self.decoder.engine
         wait_for(lambda: engine.slots_in_use == self.backend.activity.kept_cells)
 
@@ -108,14 +110,14 @@ def running(
     decoder: LocalDecoder,
     *,
     model: str = MODEL,
-    max_concurrency: int = 8,
-    queue: int = 64,
+    max_requests: int = 8,
+    max_queue: int = 64,
     baseline: LocalDecoder | None = None,
     **settings: Any,
 ) -> Iterator[Running]:
     """Serve until the block ends."""
     metrics = Metrics()
-    backends = {model: Backend(lambda: decoder, metrics, Load(max_concurrency, queue))}
+    backends = {model: Backend(lambda: decoder, metrics, Load(max_requests, max_queue))}
     if baseline is not None:
         backends[BASELINE] = Backend(lambda: baseline, metrics, Load())
     with running_over(backends, metrics, decoder, **settings) as server:
@@ -124,13 +126,18 @@ def running(
 
 @contextmanager
 def running_over(
-    backends: Mapping[str, Backend], metrics: Metrics, decoder: LocalDecoder, **settings: Any
+    backends: Mapping[str, Backend],
+    metrics: Metrics,
+    decoder: LocalDecoder,
+    *,
+    drain_seconds: float = 5.0,
+    **settings: Any,
 ) -> Iterator[Running]:
     """Serve any backends until the block ends. `decoder` is what answers are compared with."""
     listener = open_socket("127.0.0.1", 0)
     app = create_app(backends, metrics, Settings(**settings))
     backend, *_ = several = list(backends.values())
-    server = http_server(app, several)
+    server = http_server(app, several, drain_seconds)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

@@ -6,29 +6,30 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import openai
 import pytest
 
+from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
-from pasta_decoding.runtime.worker import ClosedError
-from pasta_decoding.server.answers import AnswerError, Ask, Ended
 from pasta_decoding.server.backend import Backend
+from pasta_decoding.server.errors import ApiError
 from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.settings import Load
-from tests.server.running import HELLO, MODEL, Reply, running, wait_for
+from tests.server.running import CHAT, HELLO, MODEL, Reply, running, wait_for
 from tests.server.scripts import Broken, Deadly, Slow, Stepped, endless, with_engine
 
 LONG = 2000
+BODY: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 20}
 
 
-def ask(decoder: LocalDecoder, tokens: int = LONG) -> Ask:
-    return Ask(decoder.prompt_ids("Hello", tokens), Rules(max_tokens=tokens), Sampling())
+def asked(decoder: LocalDecoder, tokens: int = LONG) -> Request:
+    return decoder.request("Hello", Rules(max_tokens=tokens), Sampling())
 
 
 def test_a_cancelled_answer_is_freed_within_one_step(decoder: LocalDecoder) -> None:
@@ -39,7 +40,7 @@ def test_a_cancelled_answer_is_freed_within_one_step(decoder: LocalDecoder) -> N
     async def leave_after_some_text() -> None:
         backend = Backend(lambda: stepped, Metrics(), Load())
         await backend.ready()
-        with backend.submit([ask(stepped, 500), ask(stepped, 500)]) as answers:
+        with backend.submit([asked(stepped, 500), asked(stepped, 500)]) as answers:
             engine.permits.release(6)
             pieces = aiter(answers)
             for _ in range(4):
@@ -50,27 +51,20 @@ def test_a_cancelled_answer_is_freed_within_one_step(decoder: LocalDecoder) -> N
         engine.permits.release(1)
         await asyncio.to_thread(wait_for, lambda: engine.slots_in_use == 0)
         assert engine.begun == len(engine.steps) == 7
-        assert backend.capacity.waiting == 0
+        assert backend.unended == 0
         await backend.stop()
 
     asyncio.run(leave_after_some_text())
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("more", [b"", b"\r\n"])  # what follows a whole request hides nothing
-def test_a_client_that_leaves_cancels_its_answer(
-    stream: bool, more: bytes, decoder: LocalDecoder
-) -> None:
-    with running(with_engine(decoder, endless(decoder), Slow), queue=8) as server:
+def test_a_client_that_leaves_cancels_its_answer(stream: bool, decoder: LocalDecoder) -> None:
+    with running(with_engine(decoder, endless(decoder), Slow)) as server:
         engine = server.decoder.engine
         assert isinstance(engine, Slow)
-        body = {"model": MODEL, "messages": HELLO, "max_tokens": LONG, "stream": stream}
         with socket.create_connection(("127.0.0.1", server.port)) as client:
-            client.sendall(request_bytes(body))
+            client.sendall(request_bytes(BODY | {"max_tokens": LONG, "stream": stream}))
             wait_for(lambda: len(engine.steps) > 5)
-            client.sendall(more)
-            begun = len(engine.steps)
-            wait_for(lambda: len(engine.steps) > begun + 20)
         server.wait_until_idle()
         assert len(engine.steps) < LONG / 2
         assert server.metric('pasta_answers_total{end="cancelled"}') == 1
@@ -82,13 +76,16 @@ def test_a_client_that_leaves_the_queue_is_never_let_in(decoder: LocalDecoder) -
     async def leave_while_waiting() -> None:
         backend = Backend(lambda: slow, Metrics(), Load(1))
         await backend.ready()
-        with backend.submit([ask(slow, 60)]) as first, backend.submit([ask(slow, 60)]) as second:
-            assert backend.capacity.waiting == 1
+        first, second = (backend.submit([asked(slow, 60)]) for _ in range(2))
+        with first, second:
+            assert backend.unended == 2
             second.close()
-            found = [item async for item in first]
-            assert isinstance(found[-1], Ended)
+            *_, (_, last) = [item async for item in first]
+            assert isinstance(last, Answer)
         await asyncio.to_thread(wait_for, lambda: backend.activity.cells == 0)
-        assert backend.capacity.running == 0
+        assert backend.unended == 0
+        assert isinstance(slow.engine, Slow)
+        assert len(slow.engine.steps) <= 61
         await backend.stop()
 
     asyncio.run(leave_while_waiting())
@@ -96,84 +93,57 @@ def test_a_client_that_leaves_the_queue_is_never_let_in(decoder: LocalDecoder) -
 
 def test_an_engine_that_breaks_fails_who_was_there_and_nobody_after(decoder: LocalDecoder) -> None:
     with running(with_engine(decoder, endless(decoder), Broken)) as server:
-        body: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 20}
-        failed = server.ask("/v1/chat/completions", body)
-        assert failed.status == 500
-        assert failed.error["type"] == "server_error"
-        assert failed.headers["x-request-id"]
-        assert server.ask("/v1/chat/completions", body).status == 200
+        failed = server.ask(CHAT, BODY)
+        assert (failed.status, failed.error["type"]) == (500, "server_error")
+        assert server.ask(CHAT, BODY).status == 200
         assert server.ask("/health").json == {"status": "ok", "running": 0, "waiting": 0}
         server.wait_until_idle()
 
 
-def test_a_dead_engine_is_503_and_the_metrics_know(decoder: LocalDecoder) -> None:
-    body: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 20}
-    with running(with_engine(decoder, endless(decoder))) as server:
-        asyncio.run(server.backend.stop())
-        got = server.ask("/v1/chat/completions", body)
-        assert (got.status, got.error["code"]) == (503, "engine_stopped")
-        assert server.ask("/v1/chat/completions", body | {"stream": True}).status == 503
-        assert server.ask("/health").status == 503
-        assert server.ask("/health").json["status"] == "failed"
-        assert server.metric('pasta_requests_total{status="503"}') == 4
-
-
 @pytest.mark.filterwarnings("ignore:Exception in thread pasta-engine")
-def test_an_engine_that_dies_in_a_step_is_503_for_those_who_wait_and_for_those_who_come(
+def test_an_engine_that_dies_is_503_for_those_who_wait_and_for_those_who_come(
     decoder: LocalDecoder,
 ) -> None:
-    body: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 20, "n": 3}
-    with running(with_engine(decoder, endless(decoder), Deadly), max_concurrency=2) as server:
-        for _ in range(2):
-            got = server.ask("/v1/chat/completions", body)
+    with running(with_engine(decoder, endless(decoder), Deadly), max_requests=2) as server:
+        for stream in (False, True):
+            got = server.ask(CHAT, BODY | {"n": 3} | ({"stream": True} if stream else {}))
             assert (got.status, got.error["code"]) == (503, "engine_stopped")
-        assert server.ask("/health").json == {"status": "failed", "running": 0, "waiting": 0}
+        health = server.ask("/health")
+        assert health.json == {"status": "failed", "running": 0, "waiting": 0}
+        assert health.status == 503
         server.wait_until_idle()
-
-
-def test_an_error_that_nobody_expected_is_500_and_the_metrics_know(
-    decoder: LocalDecoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(Backend, "submit")
-    body: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 20}
-    with running(with_engine(decoder, endless(decoder))) as server:
-        got = server.ask("/v1/chat/completions", body)
-        assert (got.status, got.error["type"]) == (500, "server_error")
-        assert server.metric('pasta_requests_total{status="500"}') == 1
 
 
 def test_a_stream_that_breaks_ends_with_an_error_that_the_client_raises(
     decoder: LocalDecoder,
 ) -> None:
     with running(with_engine(decoder, endless(decoder), Broken)) as server:
-        stream = server.client().chat.completions.create(
-            model=MODEL, messages=HELLO, max_tokens=20, stream=True
-        )
+        stream = server.client().chat.completions.create(**BODY, stream=True)
         with pytest.raises(openai.APIError, match="the engine failed"):
             list(stream)
         server.wait_until_idle()
 
 
-def test_what_is_under_way_when_the_server_stops_ends_with_an_error(decoder: LocalDecoder) -> None:
+def test_what_is_under_way_when_the_backend_stops_ends_with_an_error(decoder: LocalDecoder) -> None:
     slow = with_engine(decoder, endless(decoder), Slow)
 
     async def stop_in_the_middle() -> None:
         metrics = Metrics()
-        backend = Backend(lambda: slow, metrics, Load())
+        backend = Backend(lambda: slow, metrics, Load(1))
         await backend.ready()
-        with backend.submit([ask(slow)]) as answers:
-            pieces = aiter(answers)
-            await anext(pieces)
+        first, queued = (backend.submit([asked(slow)]) for _ in range(2))
+        with first, queued:
+            await anext(aiter(first))
             await backend.stop()
-            with pytest.raises(AnswerError) as broken:
-                await drain(pieces)
-            assert isinstance(broken.value.__cause__, ClosedError)
+            for answers in (first, queued):
+                with pytest.raises(ApiError) as broken:
+                    [_ async for _ in answers]
+                assert broken.value.body.error.code == "server_stopping"
         assert slow.engine.slots_in_use == 0
-        assert backend.capacity.unended == 0
-        assert b'pasta_answers_total{end="failed"} 1.0' in metrics.render()
-        assert not backend.alive
-        with pytest.raises(ClosedError):
-            backend.submit([ask(slow)])
+        assert backend.unended == 0
+        assert b'pasta_answers_total{end="failed"} 2.0' in metrics.render()
+        with pytest.raises(ApiError):
+            backend.submit([asked(slow)])
         await backend.stop()
 
     asyncio.run(stop_in_the_middle())
@@ -181,39 +151,32 @@ def test_what_is_under_way_when_the_server_stops_ends_with_an_error(decoder: Loc
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_server_that_is_told_to_stop_tells_its_clients(
-    stream: bool,
-    decoder: LocalDecoder,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    stream: bool, decoder: LocalDecoder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("pasta_decoding.server.listen.LAST_WORDS_S", 0.3)
-    body = {"model": MODEL, "messages": HELLO, "max_tokens": LONG, "stream": stream}
-    with running(with_engine(decoder, endless(decoder), Slow)) as server:
+    body = BODY | {"max_tokens": LONG, "stream": stream}
+    slow = with_engine(decoder, endless(decoder), Slow)
+    with running(slow, drain_seconds=0.3) as server:
         with ThreadPoolExecutor(1) as client:
-            asked: Future[Reply] = client.submit(server.ask, "/v1/chat/completions", body)
+            reply: Future[Reply] = client.submit(server.ask, CHAT, body)
             wait_for(lambda: server.decoder.engine.slots_in_use > 0)
             server.http.should_exit = True
-            got = asked.result()
+            got = reply.result()
         if stream:
             assert got.status == 200
             *_, error, done, _ = got.body.split(b"\n\n")
             assert done == b"data: [DONE]"
-            assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "engine_stopped"
+            assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "server_stopping"
         else:
-            assert (got.status, got.error["code"]) == (503, "engine_stopped")
+            assert (got.status, got.error["code"]) == (503, "server_stopping")
+            assert int(got.headers["retry-after"]) > 0
     assert [one for one in caplog.records if one.levelno >= logging.WARNING] == []
-
-
-async def drain(pieces: AsyncIterator[object]) -> None:
-    async for _piece in pieces:
-        pass
 
 
 def request_bytes(body: dict[str, Any]) -> bytes:
     """A whole HTTP request, for clients that do not behave."""
     raw = json.dumps(body).encode()
     head = (
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(raw)}\r\n\r\n"
     )
     return head.encode() + raw

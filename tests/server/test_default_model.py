@@ -79,6 +79,6 @@ def test_stream_plain_reply_and_pasta_run_agree_to_the_byte_but_for_a_near_tie(
 def test_a_thousand_requests_leave_nothing_behind(default: LocalDecoder) -> None:
     """An answer may read otherwise beside others where two tokens tie: few prompts, short."""
     expected = right_answers(default, PROMPTS[:6], 24)
-    with running(default, max_concurrency=4, queue=20) as server:
+    with running(default, max_requests=4, max_queue=20) as server:
         ends = hammer(server, 1000, 24, expected)
     assert all(ends[end] > 0 for end in ("right", "left", "refused", "timed out"))

@@ -34,7 +34,7 @@ def test_random_disconnects_and_timeouts_leave_nothing_behind(
     scripted = with_engine(decoder, shuffled(decoder.engine.vocabulary_size), Forgetful)
     expected = right_answers(scripted, PROMPTS, TOKENS)
     before = threading.active_count()
-    with running(scripted, max_concurrency=4, queue=6) as server:
+    with running(scripted, max_requests=4, max_queue=6) as server:
         ends = hammer(server, requests, TOKENS, expected)
     assert threading.active_count() == before
     assert ends.total() == requests
@@ -46,6 +46,6 @@ def test_a_model_under_the_hammer_answers_as_it_does_alone(
     requests: int, decoder: LocalDecoder
 ) -> None:
     expected = right_answers(decoder, PROMPTS, TOKENS)
-    with running(decoder, max_concurrency=4, queue=20) as server:
+    with running(decoder, max_requests=4, max_queue=20) as server:
         ends = hammer(server, requests, TOKENS, expected)
     assert all(ends[end] > 0 for end in ("right", "left", "refused"))

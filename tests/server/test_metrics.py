@@ -1,14 +1,16 @@
-"""What Prometheus is told, in its own format, after answers whose figures are known."""
+"""What Prometheus and clients are told of answers whose figures are known."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from pasta_decoding.runtime.local import LocalDecoder
-from tests.server.running import HELLO, MODEL, running
+from tests.server.running import CHAT, GOOD, HELLO, MODEL, running
 from tests.server.scripts import saying, with_engine
 
-CHAT = "/v1/chat/completions"
+QUESTION = {"role": "user", "content": "Tell me about the weather in spring, and in autumn."}
 
 
 def test_the_metrics_add_up(decoder: LocalDecoder) -> None:
@@ -45,3 +47,30 @@ def test_the_metrics_add_up(decoder: LocalDecoder) -> None:
     assert found["pasta_cache_cells_max",] == 8192
     for gauge in ("pasta_live_threads", "pasta_running", "pasta_queue", "pasta_cache_cells"):
         assert found[gauge,] == 0
+
+
+def test_usage_tells_how_much_of_a_prompt_the_cache_held(decoder: LocalDecoder) -> None:
+    """A next turn begins with the last one; choices share one prompt, which is computed once."""
+
+    def asked(*messages: Any, **more: Any) -> Any:
+        body = {"messages": messages, "max_tokens": 12, **more}
+        return server.ask(CHAT, GOOD | body).json
+
+    def cached(reply: Any) -> int:
+        return int(reply["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    with running(decoder) as server:
+        first, same = asked(QUESTION), asked(QUESTION)
+        assert first["choices"] == same["choices"], "what the cache held changes nothing"
+        prompt = first["usage"]["prompt_tokens"]
+        assert (cached(first), cached(same)) == (0, prompt - 1)
+        answer = {"role": "assistant", "content": first["choices"][0]["message"]["content"]}
+        second = asked(QUESTION, answer, *HELLO)
+        assert prompt - 2 <= cached(second) < second["usage"]["prompt_tokens"]
+        server.wait_until_idle()
+        reused = prompt - 1 + cached(second)
+        assert server.metric("pasta_reused_prompt_tokens_total") == reused
+    with running(decoder) as server:
+        assert cached(asked(QUESTION, n=4)) == 0
+        server.wait_until_idle()
+        assert server.metric("pasta_reused_prompt_tokens_total") == 3 * (prompt - 1)

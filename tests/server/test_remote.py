@@ -21,9 +21,8 @@ from pasta_decoding.remote.service import RetryPolicy
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling
-from pasta_decoding.runtime.worker import ClosedError
-from pasta_decoding.server.answers import AnswerError, Ask
 from pasta_decoding.server.backend import Backend
+from pasta_decoding.server.errors import ApiError
 from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.settings import Load
 from tests.checkpoint import TinyCheckpoint
@@ -53,7 +52,7 @@ class Setup:
 
     def wait_until_idle(self) -> None:
         until(lambda: self.fake.live == 0)
-        until(lambda: self.backend.capacity.running == 0)
+        until(lambda: self.backend.unended == 0)
 
 
 @pytest.fixture
@@ -189,52 +188,25 @@ def test_whoever_finds_the_queue_full_is_told_when_to_come_again(
 
 
 def test_what_does_not_fit_the_served_model_is_refused_before_it_is_asked(setup: Setup) -> None:
-    reply = setup.server.ask("/v1/completions", setup.body(prompt=[1] * 2000, max_tokens=100))
+    body = {"model": MODEL, "prompt": [1] * 2000, "max_tokens": 100}
+    reply = setup.server.ask("/v1/completions", body)
     assert reply.status == 400
     assert "do not fit the model's 2048 positions" in reply.error["message"]
     assert setup.fake.bodies == []
-
-
-def test_what_is_under_way_when_the_server_stops_ends_with_an_error(
-    setup: Setup, decoder: LocalDecoder
-) -> None:
-    setup.fake.script, setup.fake.token_s = endless(decoder), 0.01
-
-    async def stop_in_the_middle() -> None:
-        metrics = Metrics()
-        backend = Backend(lambda: setup.remote, metrics, Load())
-        await backend.ready()
-        ask = Ask(setup.remote.prompt_ids("Hello", 500), Rules(max_tokens=500), Sampling())
-        with backend.submit([ask]) as answers:
-            pieces = aiter(answers)
-            await anext(pieces)
-            await backend.stop()
-            with pytest.raises(AnswerError) as broken:
-                async for _piece in pieces:
-                    pass
-            assert isinstance(broken.value.__cause__, ClosedError)
-        assert b'pasta_answers_total{end="failed"} 1.0' in metrics.render()
-        assert not backend.alive
-        with pytest.raises(ClosedError):
-            backend.submit([ask])
-
-    asyncio.run(stop_in_the_middle())
 
 
 def test_an_answer_that_had_not_begun_when_the_server_stops_ends_with_an_error(
     setup: Setup,
 ) -> None:
     async def stop_at_once() -> None:
-        metrics = Metrics()
-        backend = Backend(lambda: setup.remote, metrics, Load())
+        backend = Backend(lambda: setup.remote, Metrics(), Load())
         await backend.ready()
-        ask = Ask(setup.remote.prompt_ids("Hello", 50), Rules(max_tokens=50), Sampling())
-        with backend.submit([ask]) as answers:
+        request = setup.remote.request("Hello", Rules(max_tokens=50), Sampling())
+        with backend.submit([request]) as answers:
             await backend.stop()
-            with pytest.raises(AnswerError):
-                async for _piece in answers:
-                    pass
-        assert backend.capacity.unended == 0
+            with pytest.raises(ApiError):
+                [_ async for _ in answers]
+        assert backend.unended == 0
 
     for _ in range(20):
         asyncio.run(stop_at_once())

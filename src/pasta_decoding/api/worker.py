@@ -19,17 +19,21 @@ AnyDecoder: TypeAlias = "LocalDecoder | RemoteDecoder"
 def open_worker(
     decoder: AnyDecoder,
     *,
+    max_requests: int | None = None,
     governor: Governor | None = None,
     pace: PromptPace | None = None,
     watcher: Watcher | None = None,
 ) -> Worker:
     """Return what writes answers with a decoder; whoever opens it closes it.
 
+    max_requests: how many answers are written at a time; None: as many as there is room for.
     governor: who writes in which step, and
     pace:     how much of prompts is fed, of an engine here; see `Scheduler`.
     """
     if isinstance(decoder, LocalDecoder):
-        return EngineThread(decoder, governor=governor, pace=pace, watcher=watcher)
+        return EngineThread(
+            decoder, max_requests=max_requests, governor=governor, pace=pace, watcher=watcher
+        )
     from pasta_decoding.remote.loop_thread import LoopThread
 
-    return LoopThread(decoder, watcher)
+    return LoopThread(decoder, watcher, max_requests=max_requests)

@@ -58,10 +58,6 @@ class Process:
     drain_seconds: Annotated[
         float, typer.Option(min=0, help="How long answers may go on once the server is to stop.")
     ] = 5.0
-    parallel_up_to: Annotated[
-        int | None,
-        typer.Option(min=0, help="Without effect: load changes no answer any more.", hidden=True),
-    ] = None
 
 
 @with_options
@@ -89,7 +85,7 @@ def serve(
     """Answer OpenAI's clients, and show a page where one watches the threads write."""
     refuse_without_extra()
     from pasta_decoding.server.backend import Backend
-    from pasta_decoding.server.listen import open_socket, own_names
+    from pasta_decoding.server.listen import is_loopback, open_socket
     from pasta_decoding.server.metrics import Metrics
 
     key = key_of(settings.api_key, api_key_file)
@@ -97,8 +93,8 @@ def serve(
     log_to_stderr(process.log_level)
     with ExitStack() as stack:
         listener = stack.enter_context(open_socket(process.host, process.port))
-        if key is None:
-            settings = replace(settings, hosts=own_names(listener, process.host))
+        if key is None and is_loopback(listener):
+            settings = replace(settings, hosts=(process.host,))
         metrics = Metrics()
         decoder = stack.enter_context(decoder_of(loading))
         backends = {name or model_name(loading): Backend(lambda: decoder, metrics, load)}
@@ -118,14 +114,12 @@ def listen(
     from pasta_decoding.server.app import create_app
     from pasta_decoding.server.listen import address, http_server, is_loopback
 
-    if process.parallel_up_to is not None:
-        say("--parallel-up-to does nothing any more: load delays threads, and bans no promise")
     if settings.api_key is None and not is_loopback(listener):
         say("anybody who reaches this address may ask: --api-key keeps them out")
     say(f"{next(iter(backends))} at {address(listener)}")
     with suppress(KeyboardInterrupt):  # uvicorn has stopped in good order; that is all
         app = create_app(backends, metrics, settings)
-        server = http_server(app, list(backends.values()), last_words_s=process.drain_seconds)
+        server = http_server(app, list(backends.values()), drain_seconds=process.drain_seconds)
         server.run(sockets=[listener])
 
 

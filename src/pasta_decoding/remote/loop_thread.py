@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -75,13 +76,17 @@ class _Writing:
 class LoopThread:
     """See `Worker`. Holds connections to the decoder's servers until it is closed.
 
+    max_requests: how many answers are written at a time; None sets no limit.
     activity: as of the last news.
     """
 
-    def __init__(self, decoder: Asker, watcher: Watcher | None = None) -> None:
+    def __init__(
+        self, decoder: Asker, watcher: Watcher | None = None, *, max_requests: int | None = None
+    ) -> None:
         self.activity = Activity()
         self._decoder = decoder
         self._watcher = watcher
+        self._places = asyncio.Semaphore(max_requests) if max_requests else nullcontext()
         self._writers: dict[asyncio.Task[Any] | None, AnswerWriter] = {}
         self._handing_in = threading.Lock()
         self._closed = False
@@ -131,6 +136,10 @@ class LoopThread:
     # The loop's thread
 
     async def _write(self, request: Request, writing: _Writing) -> Answer:
+        async with self._places:
+            return await self._write_now(request, writing)
+
+    async def _write_now(self, request: Request, writing: _Writing) -> Answer:
         writer = self._decoder.writer(request, self._pool, partial(self._tell, writing))
         task = asyncio.current_task()
         self._writers[task] = writer

@@ -44,6 +44,7 @@ class _Job:
 class EngineThread:
     """See `Worker`. Owns the decoder's engine until it is closed.
 
+    max_requests: how many answers are written at a time,
     governor: who writes in which step, and
     pace:     how much of prompts is fed; see `Scheduler`.
     activity: as of the last step.
@@ -53,11 +54,14 @@ class EngineThread:
         self,
         decoder: LocalDecoder,
         *,
+        max_requests: int | None = None,
         governor: Governor | None = None,
         pace: PromptPace | None = None,
         watcher: Watcher | None = None,
     ) -> None:
-        self._scheduler = decoder.scheduler(governor=governor, pace=pace, keeps_prompts=True)
+        self._scheduler = decoder.scheduler(
+            max_requests=max_requests, governor=governor, pace=pace, keeps_prompts=True
+        )
         self._engine = decoder.engine
         self._watcher = watcher
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()

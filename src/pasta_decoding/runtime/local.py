@@ -75,6 +75,7 @@ class LocalDecoder(Decoder):
     def scheduler(
         self,
         *,
+        max_requests: int | None = None,
         governor: Governor | None = None,
         pace: PromptPace | None = None,
         keeps_prompts: bool = False,
@@ -86,6 +87,7 @@ class LocalDecoder(Decoder):
             self.vocabulary,
             self.scheme,
             joining=self.joining,
+            max_requests=max_requests,
             governor=governor,
             pace=pace,
             keeps_prompts=keeps_prompts,

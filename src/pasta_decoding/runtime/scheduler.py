@@ -38,6 +38,7 @@ class Scheduler:
     """Answers any number of requests at once over one engine. Not for several threads.
 
     joining:  how answers join their chunks; see `Interpreter`.
+    max_requests: how many requests are let in at a time; None: as many as there is room for.
     governor: who writes in which step; `CheapestStep` unless told otherwise.
     pace:     how many prompt tokens a step takes, and of what text joins rewrite.
     keeps_prompts: whether prompts share what they begin with alike, also with those of answers that
@@ -51,6 +52,7 @@ class Scheduler:
         scheme: Scheme,
         *,
         joining: Joining = Joining.kv,
+        max_requests: int | None = None,
         governor: Governor | None = None,
         pace: PromptPace | None = None,
         keeps_prompts: bool = False,
@@ -63,6 +65,7 @@ class Scheduler:
         self._prompts = Prompts(engine, pace, keeps=keeps_prompts)
         self._joining = joining
         self._admission = Admission(engine, joining)
+        self._max_requests = max_requests
         self._governor = CheapestStep() if governor is None else governor
         self.last_width = 0
         self.delays: Counter[str] = Counter()
@@ -189,6 +192,8 @@ class Scheduler:
         for generation in self._generations.values():
             if generation.opened_s is not None or not generation.is_first:
                 continue
+            if self._max_requests is not None and len(running) >= self._max_requests:
+                return
             first, *others = [one.needs for one in generation.family]
             beside = [one.demand for one in running]
             if not self._admission.admits(sum(others, first), beside):

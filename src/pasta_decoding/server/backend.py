@@ -1,31 +1,55 @@
-"""What stands behind the server: a queue, and a worker that writes answers in its own thread.
+"""The worker behind the server, and the answers that it writes.
 
-The event loop hands requests to the worker, which takes them between two steps. What the worker
-tells goes into a deque, which the event loop empties in one call. So neither waits for the other.
+The event loop hands requests to the worker, whose thread takes them between two steps. The worker
+appends its news to a deque, which the event loop empties in one call. So neither waits.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 from pasta_decoding.api.worker import AnyDecoder, open_worker
 from pasta_decoding.errors import PastaError
 from pasta_decoding.remote.completions import RemoteError
 from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.governor import CheapestStep
 from pasta_decoding.runtime.prompt_pace import PromptPace
 from pasta_decoding.runtime.request import Request
+from pasta_decoding.runtime.stop_filter import Placed, StopFilter
 from pasta_decoding.runtime.worker import Activity, ClosedError, Failure, News, Progress, Worker
-from pasta_decoding.server.answers import Answers, Ask, Job
-from pasta_decoding.server.capacity import Capacity
+from pasta_decoding.server import errors
+from pasta_decoding.server.errors import ApiError
 from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.settings import Load
 
 log = logging.getLogger(__name__)
+
+FIRST_GUESS_S = 5.0
+"""How long an answer takes, before one has been seen."""
+MAX_RETRY_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a step brought to an answer: events as they happened, and new text in reading order.
+
+    step:   forward steps behind the answer's prefill by then.
+    tokens: those of the text, if log probabilities were asked for.
+    """
+
+    step: int
+    events: tuple[Event, ...]
+    text: str
+    tokens: tuple[Placed, ...] = ()
 
 
 class Backend:
@@ -34,29 +58,28 @@ class Backend:
     All methods are called from the event loop's thread and never block it.
 
     load_decoder: called in another thread, until it has returned one.
-    load:         how much is done at a time.
+    unended:      answers that were taken in and have not ended.
     """
 
     def __init__(
         self, load_decoder: Callable[[], AnyDecoder], metrics: Metrics, load: Load
     ) -> None:
         self.load = load
+        self.metrics = metrics
         self.decoder: AnyDecoder | None = None
-        self.capacity = Capacity(load.max_requests, load.max_queue)
+        self.unended = 0
+        self.stopping = False
         self._load_decoder = load_decoder
-        self._metrics = metrics
         self._worker: Worker | None = None
         self._starting = asyncio.Lock()
-        self._stopped = False
-        self._waiting: deque[Job] = deque()
-        self._running: set[Job] = set()
-        self._news: deque[tuple[Job, News]] = deque()
+        self._typical_s = FIRST_GUESS_S
+        self._news: deque[tuple[Answers, int, News]] = deque()
         self._reading = False
 
     @property
     def alive(self) -> bool:
         """Can it answer?"""
-        return self._worker is not None and self._worker.alive
+        return self._worker is not None and self._worker.alive and not self.stopping
 
     @property
     def activity(self) -> Activity:
@@ -66,116 +89,164 @@ class Backend:
     async def ready(self) -> AnyDecoder:
         """Return the decoder, at work. The first call loads it; others wait for that.
 
-        Raises PastaError if it cannot be loaded, ClosedError after `stop`.
+        Raises PastaError if it cannot be loaded, ApiError after `stop`.
         """
         async with self._starting:
-            if self._stopped:
-                raise ClosedError
+            if self.stopping:
+                raise errors.gone(stopping=True)
             if self.decoder is None:
                 self._loop = asyncio.get_running_loop()
                 self.decoder = await asyncio.to_thread(self._open)
             return self.decoder
 
     async def stop(self) -> None:
-        """Cancel everything and free what is held. Again, it does nothing.
-
-        Whoever waits for an answer is told: its cause is a ClosedError.
-        """
-        self._stopped = True
-        for job in list(self._waiting):
-            job.take(Failure(ClosedError()))
-            self._leave(job)
+        """Cancel everything and free what is held; answers that are left end with an error."""
+        self.stopping = True
         async with self._starting:
             if self._worker is not None:
                 await asyncio.to_thread(self._worker.close)
 
-    def submit(self, asks: Sequence[Ask]) -> Answers:
-        """Queue a request, once it is `ready`. The caller closes what is returned.
+    def check_room(self, answers: int) -> None:
+        """Raise ApiError if all answers of a request cannot be taken in, now or ever."""
+        most = self.load.max_requests + self.load.max_queue
+        if answers > most:
+            message = f"these are {answers} answers, and this server takes {most} at a time"
+            raise ApiError(400, message, param="n")
+        if self.unended + answers > most:
+            rounds = self.unended / self.load.max_requests
+            raise errors.busy(min(MAX_RETRY_S, max(1, math.ceil(self._typical_s * rounds))))
 
-        Raises PastaError if one of them could never be answered, BusyError if there is no room to
-        wait, ClosedError if it is not `alive`; nothing is held then.
+    def submit(self, requests: Sequence[Request]) -> Answers:
+        """Hand in a request's answers, once it is `ready`. The caller closes what is returned.
+
+        Raises PastaError if one of them could never be answered, ApiError if it is not `alive`.
         """
-        worker = self._alive_worker()
-        requests = [self._request(ask) for ask in asks]
+        if self._worker is None or not self.alive:
+            raise errors.gone(stopping=self.stopping)
         for request in requests:
-            worker.check(request)
-        self.capacity.enter(len(asks))
-        jobs: list[Job] = []
-        answers = Answers(len(asks), cancel=partial(self._cancel, jobs))
-        jobs += [
-            Job(ask, request, answers, self._metrics)
-            for ask, request in zip(asks, requests, strict=True)
-        ]
-        self._waiting += jobs
-        self._let_in()
+            self._worker.check(request)
+        answers = Answers(self, requests)
+        for choice, request in enumerate(requests):
+            try:
+                ticket = self._worker.submit(request, partial(self._hear, answers, choice))
+            except ClosedError as error:  # it has died meanwhile
+                answers.take(choice, Failure(error))
+            else:
+                answers.cancels[choice] = ticket.cancel
         return answers
+
+    def note(self, answer: Answer) -> None:
+        """Learn how long answers take once they are let in."""
+        self._typical_s += 0.2 * (answer.seconds - answer.queue_s - self._typical_s)
 
     def _open(self) -> AnyDecoder:
         decoder, target_ms = self._load_decoder(), self.load.target_ms_per_token
-        governor = CheapestStep(None if target_ms is None else target_ms / 1e3)
-        pace = PromptPace(stretch=self.load.stretch)
-        self._worker = open_worker(decoder, governor=governor, pace=pace, watcher=self._metrics)
+        self._worker = open_worker(
+            decoder,
+            max_requests=self.load.max_requests,
+            governor=CheapestStep(None if target_ms is None else target_ms / 1e3),
+            pace=PromptPace(stretch=self.load.stretch),
+            watcher=self.metrics,
+        )
         return decoder
 
-    def _alive_worker(self) -> Worker:
-        if self._worker is None or not self._worker.alive or self._stopped:
-            raise ClosedError
-        return self._worker
-
-    def _request(self, ask: Ask) -> Request:
-        assert self.decoder is not None, "it is ready"
-        sampler = self.decoder.sampler(ask.prompt, ask.sampling, ask.choice)
-        return self.decoder.request_of(
-            ask.prompt, ask.rules, sampler, stops=ask.stops, priority=ask.priority
-        )
-
-    def _let_in(self) -> None:
-        while self._waiting and len(self._running) < self.capacity.max_concurrency:
-            job = self._waiting.popleft()
-            self._running.add(job)
-            try:
-                job.ticket = self._alive_worker().submit(job.request, partial(self._hear, job))
-            except PastaError as error:  # it has died meanwhile
-                job.take(Failure(error))
-                self._leave(job)
-
-    def _hear(self, job: Job, news: News) -> None:
+    def _hear(self, answers: Answers, choice: int, news: News) -> None:
         """Take news in, in the worker's thread."""
-        self._news.append((job, news))
+        self._news.append((answers, choice, news))
         if not self._reading:
             self._reading = True
             self._loop.call_soon_threadsafe(self._read)
 
     def _read(self) -> None:
-        self._reading = False  # first: what comes from now on may come too late for this call
+        self._reading = False  # first: news that comes from now on may come too late for this call
         while self._news:
-            self._take(*self._news.popleft())
+            answers, choice, news = self._news.popleft()
+            answers.take(choice, news)
 
-    def _take(self, job: Job, news: News) -> None:
-        if job not in self._running:
+
+class Answers:
+    """The answers to one request while they are written: iterate, and close it in the end.
+
+    Iterating gives the number of a choice with a `Piece`, at last with its `Answer`, and raises
+    ApiError if one of the answers breaks. All methods belong to the event loop's thread.
+
+    cancels: cancels the answer to a choice that is being written.
+    """
+
+    def __init__(self, backend: Backend, requests: Sequence[Request]) -> None:
+        self.choices = len(requests)
+        self.cancels: dict[int, Callable[[], None]] = {}
+        self._backend = backend
+        self._live = set(range(self.choices))
+        self._unshown = set(self._live)
+        self._filters = [StopFilter(request.stops) for request in requests]
+        self._items: asyncio.Queue[tuple[int, Piece | Answer | ApiError]] = asyncio.Queue()
+        self._submitted_s = time.perf_counter()
+        backend.unended += self.choices
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Piece | Answer]]:
+        """Yield what comes, until all answers have ended."""
+        while self._live or not self._items.empty():
+            choice, item = await self._items.get()
+            if isinstance(item, ApiError):
+                raise item
+            yield choice, item
+
+    def take(self, choice: int, news: News) -> None:
+        """Take what the worker tells of an answer."""
+        if choice not in self._live:
             return  # nobody wants it any more
-        if isinstance(news, Answer):
-            self.capacity.note(news)
-        elif isinstance(news, Failure) and not isinstance(news.error, ClosedError):
-            expected = isinstance(news.error, RemoteError)
-            cause = None if expected else news.error
-            log.warning("an answer failed: %s", news.error, exc_info=cause)
-        job.take(news)
-        if not isinstance(news, Progress):
-            self._leave(job)
-            self._let_in()
+        found = self._filters[choice]
+        match news:
+            case Progress(events, step):
+                self._show(choice, step, events, found.feed(events))
+            case Failure(error):
+                self._end(choice, "failed")
+                self._items.put_nowait((choice, self._told(error)))
+            case _:
+                if rest := found.finish():  # held back for a stop string that did not come
+                    self._show(choice, news.critical_path, (), rest)
+                self._end(choice, _end_of(news))
+                self._backend.metrics.answered(news, _end_of(news), self._age_s)
+                self._backend.note(news)
+                self._items.put_nowait((choice, news))
 
-    def _cancel(self, jobs: Sequence[Job]) -> None:
-        for job in jobs:
-            if job in self._running or job in self._waiting:
-                job.cancel()
-                self._leave(job)
-        self._let_in()
+    def close(self) -> None:
+        """Cancel what has not ended."""
+        for choice in list(self._live):
+            self._end(choice, "cancelled")
+            self.cancels[choice]()
 
-    def _leave(self, job: Job) -> None:
-        """Give up a job's place, in the queue or with the worker."""
-        if job in self._running:
-            self._running.remove(job)
-        else:
-            self._waiting.remove(job)
-        self.capacity.leave()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def _show(self, choice: int, step: int, events: tuple[Event, ...], text: str) -> None:
+        if text and choice in self._unshown:
+            self._unshown.remove(choice)
+            self._backend.metrics.first_text(self._age_s)
+        tokens = self._filters[choice].take_tokens()
+        self._items.put_nowait((choice, Piece(step, events, text, tokens)))
+
+    def _end(self, choice: int, end: str) -> None:
+        self._live.remove(choice)
+        self._backend.unended -= 1
+        self._backend.metrics.gone(end)
+
+    def _told(self, error: BaseException) -> ApiError:
+        """Return what the client is told of an error; the log has the whole of it."""
+        if isinstance(error, ClosedError):
+            return errors.gone(stopping=self._backend.stopping)
+        expected = isinstance(error, RemoteError | PastaError)
+        log.warning("an answer failed: %s", error, exc_info=None if expected else error)
+        return errors.failure(error)
+
+    @property
+    def _age_s(self) -> float:
+        return time.perf_counter() - self._submitted_s
+
+
+def _end_of(answer: Answer) -> str:
+    return "stop_string" if answer.stopped else "length" if answer.hit_limit else "stop"

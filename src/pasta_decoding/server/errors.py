@@ -1,8 +1,8 @@
-"""Errors as OpenAI's clients expect them, whatever went wrong and wherever."""
+"""Errors as OpenAI's clients expect them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -12,123 +12,121 @@ from starlette.exceptions import HTTPException
 
 from pasta_decoding.errors import TOO_LONG, PastaError
 from pasta_decoding.remote.completions import RemoteError
-from pasta_decoding.runtime.worker import ClosedError
-from pasta_decoding.server.capacity import BusyError
-from pasta_decoding.server.requests import FIELDS
+from pasta_decoding.server.requests import FIELDS, WHY_NOT
 from pasta_decoding.server.schema import ErrorDetail, ErrorReply
 
 MAX_EXCERPT_CHARS = 200
-INVALID = "invalid_request_error"
 
 
 class ApiError(Exception):
-    """A request that gets an error for an answer: its status, and what the reply says."""
+    """An error that a request gets for an answer. `kind`: by status, unless given."""
 
     def __init__(
         self,
         status: int,
         message: str,
         *,
-        kind: str = INVALID,
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
+        kind = "rate_limit_error" if status == 429 else "server_error"
+        kind = kind if status == 429 or status >= 500 else "invalid_request_error"
+        detail = ErrorDetail(message=message, type=kind, param=param, code=code)
         self.status = status
-        self.body = ErrorReply(
-            error=ErrorDetail(message=message, type=kind, param=param, code=code)
-        )
+        self.body = ErrorReply(error=detail)
         self.headers = headers
 
     def response(self) -> Response:
         """Return the reply."""
-        return Response(
-            self.body.model_dump_json(), self.status, self.headers, media_type="application/json"
-        )
-
-
-def too_many(message: str, code: str, retry_after_s: int) -> ApiError:
-    """Return the error for a request that there is no room for now."""
-    headers = {"Retry-After": str(retry_after_s)}
-    return ApiError(429, message, kind="rate_limit_error", code=code, headers=headers)
+        body = self.body.model_dump_json()
+        return Response(body, self.status, self.headers, media_type="application/json")
 
 
 def busy(retry_after_s: int) -> ApiError:
     """Return the error for a request that finds the queue full."""
     message = f"the server has as many requests as it takes; try again in {retry_after_s} s"
-    return too_many(message, "queue_full", retry_after_s)
+    return ApiError(429, message, code="queue_full", headers={"Retry-After": str(retry_after_s)})
 
 
-def mistake(error: PastaError, prompt: str | None = None) -> ApiError:
-    """Return the error for a request that the decoder refuses. `prompt`: the field that has it."""
-    message = f"{error}. {_sentence(error.hint)}" if error.hint else str(error)
-    param = prompt if error.code == TOO_LONG and error.field is None else error.field
-    return ApiError(400, message, param=param, code=error.code)
+def gone(*, stopping: bool) -> ApiError:
+    """Return the error for an answer that the worker will not write, or not to the end."""
+    if stopping:
+        message = "the server is being stopped; try again when it is back"
+        return ApiError(503, message, code="server_stopping", headers={"Retry-After": "10"})
+    message = "the engine has stopped, and the server has to be started again"
+    return ApiError(503, message, code="engine_stopped")
 
 
-def failure(reason: BaseException | None) -> ApiError:
-    """Return the error for an answer that broke for no reason of the client's; the log has it."""
-    if isinstance(reason, ClosedError):
-        return gone()
+def not_loaded(why: str) -> ApiError:
+    """Return the error for a model that cannot be loaded."""
+    return ApiError(503, f"the model cannot be loaded: {why}", code="model_not_loaded")
+
+
+def failure(reason: BaseException) -> ApiError:
+    """Return the error for an answer that broke through no fault of the client's."""
     if isinstance(reason, RemoteError):
         message = f"the model's own server failed: {reason.reason}"
-        return ApiError(502, message, kind="server_error", code="upstream_failed")
-    return ApiError(500, "the engine failed; the server's log says why", kind="server_error")
-
-
-def gone() -> ApiError:
-    """Return the error for a request that nothing is alive to answer, or to answer to the end."""
-    message = "what writes the answers has stopped; the server has to be started again"
-    return ApiError(503, message, kind="server_error", code="engine_stopped")
+        return ApiError(502, message, code="upstream_failed")
+    return ApiError(500, "the engine failed; the server's log says why")
 
 
 def install(app: FastAPI) -> None:
     """Give every error of the application OpenAI's shape."""
 
-    async def on_mistake(request: Request, error: Exception) -> Response:
-        assert isinstance(error, PastaError), "the handler is for this kind"
-        prompt = "messages" if request.url.path.endswith("/chat/completions") else "prompt"
-        return mistake(error, prompt).response()
+    async def reply(request: Request, error: Exception) -> Response:
+        return _api_error(request, error).response()
 
-    def handle(kind: type[Exception], reply: Callable[[Any], ApiError]) -> None:
-        async def on_error(_request: Request, error: Exception) -> Response:
-            return reply(error).response()
-
-        app.add_exception_handler(kind, on_error)
-
-    async def on_status(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException), "the handler is for this kind"
-        return of_status(request, error).response()
-
-    handle(ApiError, lambda error: error)
-    app.add_exception_handler(PastaError, on_mistake)
-    handle(BusyError, lambda error: busy(error.retry_after_s))
-    handle(ClosedError, failure)
-    handle(RequestValidationError, lambda error: invalid(error.errors()))
-    handle(Exception, failure)
-    app.add_exception_handler(HTTPException, on_status)
+    for kind in (ApiError, PastaError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, reply)
 
 
-def invalid(problems: Sequence[Mapping[str, Any]]) -> ApiError:
-    """Return the error for a body that is not as the schema has it: the first problem in it."""
-    problem = problems[0]
+def _api_error(request: Request, error: Exception) -> ApiError:
+    match error:
+        case ApiError():
+            return error
+        case PastaError():
+            return _mistake(request, error)
+        case RequestValidationError():
+            return _invalid(error.errors()[0])
+        case HTTPException():
+            return _of_status(request, error)
+    raise error
+
+
+def _mistake(request: Request, error: PastaError) -> ApiError:
+    """Return the error for a request that the decoder refuses."""
+    message = f"{error}. {error.hint}" if error.hint else str(error)
+    param = error.field
+    if error.code == TOO_LONG and param is None:
+        param = "messages" if request.url.path.endswith("/chat/completions") else "prompt"
+    return ApiError(400, message, param=param, code=error.code)
+
+
+def _invalid(problem: Mapping[str, Any]) -> ApiError:
+    """Return the error for the first problem in a body that is not as the schema has it."""
     if problem["type"] == "json_invalid":
         character = problem["loc"][1]
         message = f"the body is not JSON: {problem['ctx']['error']} at character {character}"
         return ApiError(400, message, code="invalid_json")
-    # A body that is not declared as JSON is not read: pages of other sites can send such.
+    # A body that is not declared as JSON is not read: pages of other sites can send it.
     if isinstance(problem["input"], bytes):
         message = "the body has to be sent as JSON, with the header Content-Type: application/json"
         return ApiError(415, message, code="unsupported_media_type")
-    if named := problem.get("ctx", {}).get("param"):
-        return ApiError(400, str(problem["msg"]), param=named, code="unsupported_parameter")
-    where = _field(_place(problem))
+    _body, *place = problem["loc"]
+    if problem["type"] == "extra_forbidden":
+        name = excerpt(str(place[-1]))
+        why = f": {WHY_NOT[name]}" if name in WHY_NOT else ""
+        message = f"{name} is not supported{why}"
+        return ApiError(400, message, param=name, code="unsupported_parameter")
+    # Without the kinds of values that a field may have.
+    where = _field([part for part in place if isinstance(part, int) or part in FIELDS])
     what = str(problem["msg"]).removeprefix("Value error, ")
     return ApiError(400, f"{where}: {what}" if where else what, param=where or None)
 
 
-def of_status(request: Request, error: HTTPException) -> ApiError:
+def _of_status(request: Request, error: HTTPException) -> ApiError:
     """Return the error for what the framework refuses: an unknown path, a wrong method, a size."""
     path = excerpt(request.url.path)
     about = {
@@ -157,18 +155,7 @@ def _unreadable(cause: BaseException | None) -> str:
     return "the body is not JSON in UTF-8"
 
 
-def _place(problem: Mapping[str, Any]) -> list[str | int]:
-    """Return where in the body it is, without the kinds of values that may be of several."""
-    _body, *place = problem["loc"]
-    return [part for part in place if isinstance(part, int) or part in FIELDS]
-
-
 def _field(place: Sequence[str | int]) -> str:
     """Name a field as one would write it: messages[0].role."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
     return "".join(parts).removeprefix(".")
-
-
-def _sentence(hint: str) -> str:
-    text = hint[:1].upper() + hint[1:]
-    return text if text.endswith(".") else f"{text}."

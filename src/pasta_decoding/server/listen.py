@@ -1,4 +1,4 @@
-"""A socket, and uvicorn on it."""
+"""A socket, uvicorn on it, and the patience that uvicorn has with its clients."""
 
 from __future__ import annotations
 
@@ -8,18 +8,24 @@ import os
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
+import h11
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.server.backend import Backend
-from pasta_decoding.server.transport import PatientProtocol
 
-LAST_WORDS_S = 5.0
-"""How long answers may go on once the server is told to stop; then those left end with an error."""
+PATIENCE_S = 10.0
+"""How long a client may take for a request's head, or for the rest of a body after its reply."""
+UNREAD_S = 60.0
+"""How long a client may read nothing of a reply that the network no longer takes."""
 GRACE_S = 5
-"""How long clients may then take to read it."""
+"""How long clients may take to read why their answers ended when the server stops."""
+OTHER_FILES = 48
+"""Files that are no connections: the model's, libraries', the event loop's."""
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -41,29 +47,85 @@ def is_loopback(listener: socket.socket) -> bool:
     return host.startswith("127.") or host == "::1"
 
 
-def own_names(listener: socket.socket, host: str) -> frozenset[str] | None:
-    """Return what a server that asks for no key may be called beside localhost.
-
-    None, for anything, where others can reach it: whatever name they know it by is right.
-    """
-    return frozenset({host.lower()}) if is_loopback(listener) else None
-
-
 def address(listener: socket.socket) -> str:
     """Return the address to open in a browser."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def connections_allowed() -> int:
+    """Return how many connections this process may hold, its limit on open files raised first."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return 1024
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2**16 if hard == resource.RLIM_INFINITY else min(hard, 2**16)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return max(1, (wanted - OTHER_FILES) // 2)
+
+
+class PatientProtocol(H11Protocol):
+    """HTTP/1.1 that closes the connections that keep it waiting, and those that are too many.
+
+    uvicorn has no such limits: it waits for ever for the rest of a head, for the rest of a body
+    that has its reply already, and for a client that does not read.
+    """
+
+    max_connections = 1024
+    _late: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            transport.abort()
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(UNREAD_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._late, self._unread):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """Time the wait for a head, or for the rest of a body that has its reply already."""
+        ours, theirs = self.conn.our_state, self.conn.their_state
+        waits = theirs is h11.IDLE or (ours is h11.DONE and theirs is h11.SEND_BODY)
+        if waits and self._late is None:
+            self._late = self.loop.call_later(PATIENCE_S, self.transport.close)
+        elif not waits and self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+
 class Server(uvicorn.Server):
-    """uvicorn, which would break its replies off, but for telling clients first that it stops."""
+    """uvicorn, which gives answers some more time when it is stopped, and then ends them."""
 
     def __init__(
-        self, config: uvicorn.Config, backends: Sequence[Backend], last_words_s: float
+        self, config: uvicorn.Config, backends: Sequence[Backend], drain_seconds: float
     ) -> None:
         super().__init__(config)
         self._backends = backends
-        self._last_words_s = last_words_s
+        self._drain_seconds = drain_seconds
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop the backends when answers have had their time; replies end by themselves then."""
@@ -77,32 +139,25 @@ class Server(uvicorn.Server):
 
     async def _stop_backends(self, replied: asyncio.Event) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(replied.wait(), self._last_words_s)
+            await asyncio.wait_for(replied.wait(), self._drain_seconds)
         for backend in self._backends:
             await backend.stop()
 
 
-def http_server(
-    app: FastAPI, backends: Sequence[Backend], *, last_words_s: float | None = None
-) -> Server:
-    """Return the server; it has no logs of its own but for what goes wrong.
+def http_server(app: FastAPI, backends: Sequence[Backend], drain_seconds: float = 5.0) -> Server:
+    """Return the server; it logs only what goes wrong.
 
-    last_words_s: how long answers may go on once it is told to stop.
+    drain_seconds: how long answers may go on once it is told to stop.
     """
-    last_words_s = LAST_WORDS_S if last_words_s is None else last_words_s
-    if not math.isfinite(last_words_s):
-        raise PastaError(f"{last_words_s} is no number of seconds", hint="Give --drain-seconds 30.")
-    return Server(
-        uvicorn.Config(
-            app,
-            http=PatientProtocol,
-            ws="none",
-            lifespan="on",
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=math.ceil(last_words_s + GRACE_S),
-        ),
-        backends,
-        last_words_s,
+    PatientProtocol.max_connections = most = connections_allowed()
+    config = uvicorn.Config(
+        app,
+        http=PatientProtocol,
+        ws="none",
+        backlog=min(1024, most),  # accepted at once, before any of them can be closed
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=math.ceil(drain_seconds + GRACE_S),
     )
+    return Server(config, backends, drain_seconds)

@@ -112,8 +112,7 @@ class Metrics:
         self._histograms["time_to_first_token_seconds"].observe(seconds)
 
     def answered(self, answer: Answer, end: str, seconds: float) -> None:
-        """Count an answer, whatever ended it."""
-        self.gone(end)
+        """Count what an answer took."""
         self._histograms["answer_seconds"].observe(seconds)
         self._count("tokens", answer.trace.prompt_tokens, "prompt")
         self._count("reused_prompt_tokens", answer.trace.reused_tokens)

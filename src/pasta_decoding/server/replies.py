@@ -1,103 +1,275 @@
-"""From answers that are being written to OpenAI's replies; the plain reply folds the stream."""
+"""From answers that are being written to OpenAI's replies; the whole reply folds the stream."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass, field
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+from uuid import uuid4
 
+import anyio
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from pasta_decoding import __version__
 from pasta_decoding.runtime import events as live
 from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.sampling import TokenLogprobs
 from pasta_decoding.runtime.stop_filter import Placed
+from pasta_decoding.runtime.vocabulary import FRAGMENT
 from pasta_decoding.server import schema
-from pasta_decoding.server.answers import Answers, Ended, Piece
-from pasta_decoding.server.forms import Form, Head, ReplyPart
+from pasta_decoding.server.backend import Answers, Piece
+from pasta_decoding.server.errors import ApiError
 from pasta_decoding.server.requests import StreamOptions
-from pasta_decoding.server.usage import usage_of
+
+LEAST_LOGPROB = -9999.0
+"""The log probability of a token that could not have come; JSON has no infinity."""
 
 
-@dataclass
-class Reply:
-    """One reply: it takes the answers in and gives the parts out, and knows then what it cost.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of one choice. The last one of a choice has a reason."""
 
-    choices:       how many answers there are.
-    prompt_tokens: of all prompts together, each counted once.
-    plain_tokens:  counts the tokens of a text.
+    choice: int
+    text: str
+    tokens: tuple[Placed, ...] = ()
+    events: Sequence[schema.Wire] = ()
+    reason: schema.FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatForm:
+    """The replies of `/v1/chat/completions`.
+
+    alternatives: how many to tell for each token; None: nothing about tokens.
+    texts:        of each token id.
     """
 
-    form: Form
-    model: str
-    choices: int
-    prompt_tokens: int
-    plain_tokens: Callable[[str], int]
-    _answers: list[Answer] = field(default_factory=list)
-    _texts: list[list[str]] = field(init=False)
-    _tokens: list[list[Placed]] = field(init=False)
+    alternatives: int | None
+    texts: Sequence[str]
+    prefix = "chatcmpl"
+    whole = schema.ChatCompletion
+    chunk = schema.ChatChunk
 
-    def __post_init__(self) -> None:
-        self._head = Head.new(self.form.prefix, self.model)
-        self._texts = [[] for _ in range(self.choices)]
-        self._tokens = [[] for _ in range(self.choices)]
+    def piece(self, part: Part) -> schema.ChatChunkChoice:
+        return schema.ChatChunkChoice(
+            index=part.choice,
+            delta=schema.ChatDelta(content=part.text or None),
+            logprobs=self._logprobs(part) if part.tokens else None,
+            finish_reason=part.reason,
+            pasta_events=list(part.events) or None,
+        )
 
-    async def stream(self, answers: Answers, options: StreamOptions) -> AsyncIterator[schema.Wire]:
-        """Yield the pieces of the stream as they come."""
-        for piece in self.form.begin(self._head, self.choices):
-            yield piece
-        async for part in self._parts(answers):
-            events = list(part.events) if options.pasta_events and part.events else None
-            if part.text or part.reason or events:
-                yield self.form.chunk(self._head, part, events)
+    def choice(self, part: Part) -> schema.ChatChoice:
+        assert part.reason is not None, "a whole answer has ended"
+        return schema.ChatChoice(
+            index=part.choice,
+            message=schema.AssistantMessage(content=part.text),
+            logprobs=self._logprobs(part),
+            finish_reason=part.reason,
+        )
+
+    def _logprobs(self, part: Part) -> schema.ChatLogprobs | None:
+        if self.alternatives is None:
+            return None
+        return schema.ChatLogprobs(content=[self._token(one.logprobs) for one in part.tokens])
+
+    def _token(self, found: TokenLogprobs) -> schema.TokenLogprob:
+        top = [schema.TopLogprob(**self._told(*one)) for one in alternatives(self, found)]
+        return schema.TokenLogprob(**self._told(found.token, found.logprob), top_logprobs=top)
+
+    def _told(self, token: int, logprob: float) -> dict[str, Any]:
+        text = self.texts[token]
+        whole = None if FRAGMENT in text else list(text.encode())
+        return {"token": text, "logprob": max(logprob, LEAST_LOGPROB), "bytes": whole}
+
+
+@dataclass(frozen=True, slots=True)
+class TextForm:
+    """The replies of `/v1/completions`. Its fields are those of `ChatForm`."""
+
+    alternatives: int | None
+    texts: Sequence[str]
+    prefix = "cmpl"
+    whole = chunk = schema.TextCompletion
+
+    def piece(self, part: Part) -> schema.TextChoice:
+        return schema.TextChoice(
+            index=part.choice,
+            text=part.text,
+            logprobs=self._logprobs(part) if part.text or part.tokens else None,
+            finish_reason=part.reason,
+            pasta_events=list(part.events) or None,
+        )
+
+    choice = piece
+
+    def _logprobs(self, part: Part) -> schema.TextLogprobs | None:
+        if self.alternatives is None:
+            return None
+        found = [one.logprobs for one in part.tokens]
+        return schema.TextLogprobs(
+            tokens=[self.texts[one.token] for one in found],
+            token_logprobs=[max(one.logprob, LEAST_LOGPROB) for one in found],
+            top_logprobs=[self._ranked(one) for one in found],
+            text_offset=[one.start for one in part.tokens],
+        )
+
+    def _ranked(self, found: TokenLogprobs) -> dict[str, float]:
+        ranked = [*alternatives(self, found), (found.token, found.logprob)]
+        return {self.texts[token]: max(logprob, LEAST_LOGPROB) for token, logprob in ranked}
+
+
+Form = ChatForm | TextForm
+
+
+def alternatives(form: Form, found: TokenLogprobs) -> list[tuple[int, float]]:
+    """Return the likeliest tokens that are text; a reader knows nothing of tags and ends."""
+    texts = [(token, logprob) for token, logprob in found.top if form.texts[token]]
+    return texts[: form.alternatives or 0]
+
+
+class Reply(Response):
+    """A reply that is sent while its answers are written. If the client leaves, they are cancelled.
+
+    options:       None asks for everything at once, as JSON.
+    prompt_tokens: of all prompts together, each counted once.
+    count_tokens:  counts the tokens of a text.
+    """
+
+    def __init__(
+        self,
+        form: Form,
+        model: str,
+        answers: Answers,
+        options: StreamOptions | None,
+        prompt_tokens: int,
+        count_tokens: Callable[[str], int],
+    ) -> None:
+        super().__init__()
+        self._form, self._answers, self._options = form, answers, options
+        self._prompt_tokens, self._count_tokens = prompt_tokens, count_tokens
+        self._head: dict[str, Any] = {
+            "id": f"{form.prefix}-{uuid4().hex}",
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": f"pasta-{__version__}",
+        }
+        self._ended: dict[int, Answer] = {}
+        self._parts: list[list[Part]] = [[] for _ in range(answers.choices)]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Reply; every way out closes the answers."""
+        with self._answers:
+            async with anyio.create_task_group() as group:
+                group.start_soon(_cancel_when_gone, receive, group.cancel_scope)
+                if self._options is None:
+                    await (await self._whole())(scope, receive, send)
+                else:
+                    await self._stream(send, self._options)
+                group.cancel_scope.cancel()
+
+    async def _whole(self) -> Response:
+        try:
+            async for _part in self._incoming():
+                pass
+        except ApiError as error:
+            return error.response()
+        choices: list[Any] = [self._form.choice(_joined(parts)) for parts in self._parts]
+        reply = self._form.whole(**self._head, choices=choices, usage=self._usage())
+        return Response(reply.model_dump_json(), media_type="application/json")
+
+    async def _stream(self, send: Send, options: StreamOptions) -> None:
+        headers = {
+            "Content-Type": "text/event-stream; charset=utf-8",
+            "Cache-Control": "no-store",
+            "X-Accel-Buffering": "no",
+        }
+        raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": raw})
+        try:
+            async for piece in self._pieces(options):
+                await send(_sent(piece))
+        except ApiError as error:
+            await send(_sent(error.body))
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": True})
+        await send({"type": "http.response.body"})
+
+    async def _pieces(self, options: StreamOptions) -> AsyncIterator[schema.Wire]:
+        chunk = self._form.chunk
+        if chunk is schema.ChatChunk:
+            delta = schema.ChatDelta(role="assistant", content="")
+            for index in range(self._answers.choices):
+                yield chunk(
+                    **self._head, choices=[schema.ChatChunkChoice(index=index, delta=delta)]
+                )
+        async for part in self._incoming(events=options.pasta_events):
+            if part.text or part.reason or part.events:
+                choices: list[Any] = [self._form.piece(part)]
+                yield chunk(**self._head, choices=choices)
         if options.include_usage:
-            yield self.form.last(self._head, self._usage())
+            yield chunk(**self._head, choices=[], usage=self._usage())
 
-    async def whole(self, answers: Answers) -> schema.Wire:
-        """Wait for the end and return everything at once."""
-        reasons = {part.choice: part.reason async for part in self._parts(answers)}
-        parts = [
-            ReplyPart(
-                choice,
-                "".join(self._texts[choice]),
-                tokens=tuple(self._tokens[choice]),
-                reason=reasons[choice],
-            )
-            for choice in range(self.choices)
-        ]
-        return self.form.whole(self._head, parts, self._usage())
-
-    async def _parts(self, answers: Answers) -> AsyncIterator[ReplyPart]:
-        async for item in answers:
-            match item:
-                case Piece(choice, step, events, text, tokens):
-                    self._texts[choice].append(text)
-                    self._tokens[choice] += tokens
-                    yield ReplyPart(
-                        choice, text, tuple(wired(event, step) for event in events), tokens
-                    )
-                case Ended(choice, answer):
-                    self._answers.append(answer)
-                    yield ReplyPart(choice, "", reason="length" if answer.hit_limit else "stop")
+    async def _incoming(self, *, events: bool = False) -> AsyncIterator[Part]:
+        async for choice, item in self._answers:
+            if isinstance(item, Piece):
+                sent = [wired(event, item.step) for event in item.events] if events else ()
+                part = Part(choice, item.text, item.tokens, sent)
+            else:
+                self._ended[choice] = item
+                part = Part(choice, "", reason="length" if item.hit_limit else "stop")
+            self._parts[choice].append(part)
+            yield part
 
     def _usage(self) -> schema.Usage:
-        plain_tokens = sum(self.plain_tokens("".join(text)) for text in self._texts)
-        return usage_of(self._answers, self.prompt_tokens, plain_tokens)
+        """Return the figures of all answers; prompts are counted once, not for each choice."""
+        answers = self._ended.values()
+        fed = sum(answer.fed_tokens for answer in answers)
+        texts = ("".join(part.text for part in parts) for parts in self._parts)
+        cached = schema.PromptTokensDetails(cached_tokens=_cached_tokens(list(answers)))
+        return schema.Usage(
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=fed,
+            total_tokens=self._prompt_tokens + fed,
+            prompt_tokens_details=cached,
+            plain_tokens=sum(map(self._count_tokens, texts)),
+            critical_path=max(answer.critical_path for answer in answers),
+            threads=max(1 + answer.chunks for answer in answers),
+            trimmed_tokens=sum(answer.trimmed_tokens for answer in answers),
+        )
 
 
-def wired(event: live.Event, step: int) -> schema.Event:
+def wired(event: live.Event, step: int) -> schema.Wire:
     """Return a live event as it is sent."""
-    match event:
-        case live.Opened(thread, topic, tokens):
-            return schema.Opened(step=step, thread=thread, topic=topic, tokens=tokens)
-        case live.Delta(thread, text):
-            return schema.Delta(step=step, thread=thread, text=text)
-        case live.Closed(thread, truncated):
-            return schema.Closed(step=step, thread=thread, truncated=truncated)
-        case live.Synced(threads):
-            return schema.Synced(step=step, threads=threads)
-        case live.Trimmed(characters):
-            return schema.Trimmed(step=step, characters=characters)
-        case live.Finished(truncated):
-            return schema.Finished(step=step, truncated=truncated)
+    own = {one.name: getattr(event, one.name) for one in fields(event) if one.name != "logprobs"}
+    kind: Any = schema.EVENTS[type(event)]
+    sent: schema.Wire = kind(type=type(event).__name__.lower(), step=step, **own)
+    return sent
 
 
-def server_sent(pieces: Iterable[schema.Wire]) -> bytes:
-    """Return pieces as server-sent events."""
-    return b"".join(b"data: " + piece.model_dump_json().encode() + b"\n\n" for piece in pieces)
+def _joined(parts: Sequence[Part]) -> Part:
+    text = "".join(part.text for part in parts)
+    tokens = tuple(token for part in parts for token in part.tokens)
+    return Part(parts[-1].choice, text, tokens, reason=parts[-1].reason)
+
+
+def _cached_tokens(answers: Sequence[Answer]) -> int:
+    """Count the prompt tokens that none of the answers had to compute."""
+    least: dict[tuple[int, ...], int] = {}
+    for answer in answers:
+        prompt = answer.layouts[0].tokens[: answer.trace.prompt_tokens]
+        reused = answer.trace.reused_tokens
+        least[prompt] = min(reused, least.get(prompt, reused))
+    return sum(least.values())
+
+
+def _sent(piece: schema.Wire) -> Message:
+    body = b"data: " + piece.model_dump_json().encode() + b"\n\n"
+    return {"type": "http.response.body", "body": body, "more_body": True}
+
+
+async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()

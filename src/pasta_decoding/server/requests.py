@@ -1,29 +1,52 @@
 """What clients ask, in OpenAI's shape.
 
-Requests are strict: a wrong type is an error, not a guess. What would change the answer and is not
-obeyed is refused (`refused`); other fields are passed over, since clients send more than they need.
-What is ours begins with `pasta_`.
+Requests are strict: a wrong type or an unknown field is an error, not a guess. Fields of our own
+begin with `pasta_`, except `eagerness`.
 """
 
 from __future__ import annotations
 
+import secrets
+from abc import abstractmethod
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BeforeValidator,
+    ConfigDict,
     Discriminator,
     Field,
     Tag,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 
-from pasta_decoding.server.refused import refusal, refuse_unsupported
+from pasta_decoding.api.config import GenerationConfig
+from pasta_decoding.models.prompt import Message
 from pasta_decoding.server.schema import Wire
 
 MAX_CHOICES = 16
 MAX_STOPS = 16
 MAX_BIASES = 300
 MAX_ALTERNATIVES = 20
+SHARED = (
+    *("temperature", "top_p", "min_p", "logit_bias", "eagerness", "stop"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+"""Fields that have the names and meanings of `GenerationConfig`."""
+
+WHY_NOT = {
+    **dict.fromkeys(("functions", "function_call"), "the models here do not call functions"),
+    **dict.fromkeys(
+        ("format", "grammar", "guided_json", "json_schema", "structured_outputs"),
+        "an answer is free text, written by several threads",
+    ),
+    **dict.fromkeys(("max_new_tokens", "n_predict", "num_predict"), "use max_tokens"),
+    "repeat_penalty": "use repetition_penalty",
+    "stop_token_ids": "use stop, which takes texts",
+    "options": "give temperature, top_p and the others as fields of their own",
+}
+"""Fields of other servers, and why they are unknown here or what to use instead."""
 
 
 def _as_list(stop: object) -> object:
@@ -34,20 +57,17 @@ def _false_as_none(value: object) -> object:
     return None if value is False else value
 
 
-def _kind_of_content(content: object) -> str:
-    return "parts" if isinstance(content, list) else "one text"
-
-
 Text = Annotated[str, Field(min_length=1)]
 Stops = Annotated[
     list[Text],
     Field(max_length=MAX_STOPS),
     BeforeValidator(_as_list, json_schema_input_type=Text | list[Text] | None),
 ]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Seed = Annotated[int, Field(ge=-1, lt=2**63)]
 Limit = Annotated[int, Field(ge=1, lt=2**31)]
 Temperature = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 TopK = Annotated[int, Field(ge=-1, lt=2**31)]
+TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Repetition = Annotated[float, Field(gt=0, le=2, allow_inf_nan=False)]
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
@@ -55,26 +75,34 @@ Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 TokenName = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 Biases = Annotated[dict[TokenName, Bias], Field(max_length=MAX_BIASES)]
 Alternatives = Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)]
-TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 
 
 class StreamOptions(Wire):
-    """`include_usage`: a last piece with the figures; `pasta_events`: what each thread does."""
+    """`include_usage`: a last piece with the usage; `pasta_events`: what each thread does."""
 
     include_usage: bool = False
     pasta_events: bool = False
 
 
-class AnswerRequest(Wire):
-    """What both kinds of request have in common.
+class TextFormat(Wire):
+    """The only response format: free text."""
 
-    max_tokens counts all tokens of an answer, tags included.
-    top_k is vLLM's: how many tokens are kept; 0 and -1 keep all. So are min_p, the share of the
-        likeliest token's probability that others need, and repetition_penalty.
-    logit_bias is by token ids, as text.
-    pasta_parallel: false has the same weights answer sequentially.
-    pasta_priority: high answers get all their threads under any load, low ones are in no hurry.
+    type: Literal["text"]
+
+
+class AnswerRequest(Wire):
+    """The fields that both kinds of request have.
+
+    max_tokens: counts all tokens of an answer, tags included.
+    top_k:      0 and -1 keep all tokens.
+    seed:       -1 draws a random seed, as does leaving it out.
+    logit_bias: by token id, as text.
+    eagerness:  added to the logit of a promise; the checkpoint's own if left out.
+    pasta_parallel: false answers sequentially with the same weights.
+    pasta_priority: a high answer gets all its threads under any load.
     """
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
     model: str
     max_tokens: Limit | None = None
@@ -87,6 +115,7 @@ class AnswerRequest(Wire):
     frequency_penalty: Penalty | None = None
     logit_bias: Biases | None = None
     seed: Seed | None = None
+    eagerness: Bias | None = None
     stop: Stops = Field(default_factory=list)
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
@@ -94,12 +123,19 @@ class AnswerRequest(Wire):
     pasta_parallel: bool | None = None
     pasta_priority: Literal["low", "normal", "high"] | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_what_cannot_be_honoured(cls, value: Any) -> Any:
-        if isinstance(value, dict):
-            refuse_unsupported(value)
-        return value
+    # Accepted, since they do not change the answer.
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    # Accepted with the value that means "off".
+    best_of: Literal[1] | None = None
+    ignore_eos: Literal[False] | None = None
+    min_tokens: Literal[0] | None = None
+    skip_special_tokens: Literal[True] | None = None
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> Self:
@@ -108,33 +144,61 @@ class AnswerRequest(Wire):
         return self
 
     @property
-    def options(self) -> StreamOptions:
-        """The stream's options, the defaults if there are none."""
-        return self.stream_options or StreamOptions()
+    @abstractmethod
+    def alternatives(self) -> int | None:
+        """How many alternatives to tell for each token; None: no log probabilities at all."""
+
+    @property
+    def limit(self) -> int | None:
+        """The longest answer in tokens."""
+        return self.max_tokens
+
+    def config(self, answer_tokens: int) -> GenerationConfig:
+        """Return how the answers are written; where a field is left out, as OpenAI's API has it."""
+        told = {name: value for name in SHARED if (value := getattr(self, name)) is not None}
+        return GenerationConfig(
+            max_tokens=self.limit or answer_tokens,
+            temperature=told.pop("temperature", 1.0),
+            top_k=self.top_k if self.top_k and self.top_k > 0 else None,
+            seed=secrets.randbits(63) if self.seed in (None, -1) else self.seed,
+            parallel=self.pasta_parallel is not False,
+            **told,
+        )
 
 
 class TextPart(Wire):
-    """A piece of a message. Text is all that there is."""
+    """A part of a message. Only text is supported."""
 
     type: Literal["text"]
     text: str
 
 
+def _kind_of_content(content: object) -> str:
+    return "parts" if isinstance(content, list) else "one text"
+
+
 class ChatMessage(Wire):
-    """One turn. Its content is plain text: a tag in it is as good as any other word."""
+    """One turn. Its content is plain text: a tag in it is a word like any other."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
-        Annotated[str, Tag("one text")] | Annotated[list[TextPart], Tag("parts")],
+        Annotated[str | None, Tag("one text")] | Annotated[list[TextPart], Tag("parts")],
         Discriminator(_kind_of_content),
     ]
 
+    @field_validator("content")
+    @classmethod
+    def _only_the_assistant_may_say_nothing(cls, content: Any, info: ValidationInfo) -> Any:
+        if content is None and info.data.get("role") != "assistant":
+            raise ValueError("Input should be a valid string")
+        return content
+
     @property
-    def text(self) -> str:
-        """The content in one piece."""
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content)
+    def message(self) -> Message:
+        """The turn as a prompt has it; `developer` is OpenAI's newer name for `system`."""
+        parts = self.content if isinstance(self.content, list) else []
+        text = self.content if isinstance(self.content, str) else "\n".join(p.text for p in parts)
+        return Message("system" if self.role == "developer" else self.role, text)
 
 
 class ChatRequest(AnswerRequest):
@@ -145,6 +209,25 @@ class ChatRequest(AnswerRequest):
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
 
+    # Accepted, since they do not change the answer.
+    parallel_tool_calls: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    prediction: Any = None
+    # Accepted with the value that means "off".
+    response_format: TextFormat | None = None
+    modalities: list[Literal["text"]] | None = None
+    add_generation_prompt: Literal[True] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    tools: list[Any] | None = None
+
+    @field_validator("tools")
+    @classmethod
+    def _tools_are_not_called(cls, tools: list[Any] | None, info: ValidationInfo) -> Any:
+        if tools and info.data.get("tool_choice") != "none":
+            raise ValueError("the models here call no tools; tool_choice 'none' ignores them")
+        return tools
+
     @model_validator(mode="after")
     def _alternatives_need_logprobs(self) -> Self:
         if self.top_logprobs and not self.logprobs:
@@ -153,12 +236,11 @@ class ChatRequest(AnswerRequest):
 
     @property
     def alternatives(self) -> int | None:
-        """How many to tell beside each token; None: nothing about tokens."""
+        """How many alternatives to tell for each token; None: no log probabilities at all."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def limit(self) -> int | None:
-        """Most tokens of the answer; OpenAI's newer name wins."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
@@ -176,7 +258,7 @@ def _kind_of_prompt(prompt: object) -> str:
 
 
 class CompletionRequest(AnswerRequest):
-    """The body of `/v1/completions`: text or token ids to go on from, one or several."""
+    """The body of `/v1/completions`: one or several texts, or token ids, to continue."""
 
     prompt: Annotated[
         Annotated[str, Tag("one text")]
@@ -185,36 +267,22 @@ class CompletionRequest(AnswerRequest):
         | Annotated[IdLists, Tag("id lists")],
         Discriminator(_kind_of_prompt),
     ]
-
     logprobs: Annotated[Alternatives | None, BeforeValidator(_false_as_none)] = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_the_other_form(cls, value: Any) -> Any:
-        if isinstance(value, dict) and value.get("top_logprobs"):
-            raise refusal("top_logprobs", "here logprobs says how many")
-        return value
+    # Accepted with the value that means "off".
+    echo: Literal[False] | None = None
+    suffix: Literal[""] | None = None
 
     @property
     def alternatives(self) -> int | None:
-        """How many to tell beside each token; None: nothing about tokens."""
+        """How many alternatives to tell for each token; None: no log probabilities at all."""
         return self.logprobs
 
     @property
-    def limit(self) -> int | None:
-        """Most tokens of the answer."""
-        return self.max_tokens
-
-    @property
-    def prompts(self) -> list[str | list[int]]:
-        """The prompts, one a list entry."""
-        match self.prompt:
-            case str() as text:
-                return [text]
-            case [int(), *_]:
-                return [self.prompt]  # type: ignore[list-item]
-            case several:
-                return list(several)  # type: ignore[arg-type]
+    def prompts(self) -> list[Any]:
+        """The prompts, each a text or a list of ids."""
+        one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return [self.prompt] if one else list(self.prompt)
 
 
 Body = ChatRequest | CompletionRequest
@@ -222,7 +290,10 @@ Body = ChatRequest | CompletionRequest
 FIELDS = frozenset[str]().union(
     *(
         kind.model_fields
-        for kind in (ChatRequest, CompletionRequest, ChatMessage, TextPart, StreamOptions)
+        for kind in (
+            *(ChatRequest, CompletionRequest, ChatMessage),
+            *(TextPart, TextFormat, StreamOptions),
+        )
     )
 )
 """The names of all fields of requests."""

@@ -1,13 +1,13 @@
-"""What goes over the wire to clients, in OpenAI's shape: replies, pieces of a stream, errors.
-
-What is ours begins with `pasta_`, but for figures in `usage`.
-"""
+"""What goes over the wire to clients, in OpenAI's shape: replies, pieces of a stream, errors."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import fields
+from typing import Annotated, Any, Literal, Union, get_args, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from pasta_decoding.runtime import events as live
 
 
 def _is_none(value: object) -> bool:
@@ -21,16 +21,16 @@ class Wire(BaseModel):
 
 
 class PromptTokensDetails(Wire):
-    """Of the prompts' tokens, those that the cache held already: no choice computed them."""
+    """`cached_tokens`: prompt tokens that the cache held, so that no choice computed them."""
 
     cached_tokens: int
 
 
 class Usage(Wire):
-    """What a request cost, all its choices together, and what parallel decoding made of it.
+    """What a request cost, all its choices together.
 
     completion_tokens: of the answers, tags included.
-    trimmed_tokens:    tokens that threads had written beyond a limit or a stop string, in vain.
+    trimmed_tokens:    written by threads beyond a limit or a stop string, and left out.
     plain_tokens:      of the text without tags, tokenised alone.
     critical_path:     forward steps after the prefill at unlimited width, of the longest choice.
     threads:           of the choice with the most.
@@ -49,68 +49,23 @@ class Usage(Wire):
 FinishReason = Literal["stop", "length"]
 
 
-class Opened(Wire):
-    """A thread started; what it writes stands here in reading order."""
-
-    type: Literal["opened"] = "opened"
-    step: int
-    thread: int
-    topic: str
-    tokens: int
-
-
-class Delta(Wire):
-    """More text of a thread, as it is written."""
-
-    type: Literal["delta"] = "delta"
-    step: int
-    thread: int
-    text: str
+def _sent(kind: type) -> type[Wire]:
+    """Return a live event as it is sent: with its name, its step, and no log probabilities."""
+    hints = get_type_hints(kind)
+    own: dict[str, Any] = {
+        one.name: (hints[one.name], ...) for one in fields(kind) if one.name != "logprobs"
+    }
+    name = kind.__name__.lower()
+    own |= {"type": (Literal[name], name), "step": (int, ...)}
+    return create_model(kind.__name__, __base__=Wire, __doc__=kind.__doc__, **own)
 
 
-class Closed(Wire):
-    """A chunk is complete, or was cut off."""
-
-    type: Literal["closed"] = "closed"
-    step: int
-    thread: int
-    truncated: bool
-
-
-class Synced(Wire):
-    """The main thread has seen the chunks of these threads and goes on."""
-
-    type: Literal["synced"] = "synced"
-    step: int
-    threads: tuple[int, ...]
-
-
-class Trimmed(Wire):
-    """The text ends after so many characters, in reading order. What stands behind is trimmed.
-
-    A limit or a stop string ends it there, and other threads had written beyond.
-    """
-
-    type: Literal["trimmed"] = "trimmed"
-    step: int
-    characters: int
-
-
-class Finished(Wire):
-    """The answer is complete, or was cut off."""
-
-    type: Literal["finished"] = "finished"
-    step: int
-    truncated: bool
-
-
-Event = Annotated[
-    Opened | Delta | Closed | Synced | Trimmed | Finished, Field(discriminator="type")
-]
+EVENTS = {kind: _sent(kind) for kind in get_args(live.Event)}
+Event: Any = Annotated[Union[tuple(EVENTS.values())], Field(discriminator="type")]  # noqa: UP007
 
 
 class TopLogprob(Wire):
-    """A token that might have stood there. `bytes`: none where it is a part of a character."""
+    """A token that might have been chosen. `bytes`: null for a part of a character."""
 
     token: str
     logprob: float
@@ -118,7 +73,7 @@ class TopLogprob(Wire):
 
 
 class TokenLogprob(TopLogprob):
-    """A token of the text; `top_logprobs` may be fewer than were asked for: tags are no text."""
+    """A token of the text. Tags are left out of `top_logprobs`, so they may be fewer than asked."""
 
     top_logprobs: list[TopLogprob]
 
@@ -140,7 +95,7 @@ class TextLogprobs(Wire):
 
 
 class ChatDelta(Wire):
-    """What a piece adds to the message. Left out where it adds nothing."""
+    """What a piece adds to the message. A field is left out if it adds nothing."""
 
     role: Literal["assistant"] | None = Field(default=None, exclude_if=_is_none)
     content: str | None = Field(default=None, exclude_if=_is_none)
@@ -184,7 +139,7 @@ class TextChoice(Wire):
 
 
 class Envelope(Wire):
-    """What every reply and every piece of a stream begins with."""
+    """The beginning of every reply and of every piece of a stream."""
 
     id: str
     created: int
@@ -208,27 +163,16 @@ class ChatCompletion(Envelope):
     usage: Usage
 
 
-class TextChunk(Envelope):
-    """A piece of a streamed completion."""
+class TextCompletion(Envelope):
+    """A completion, or a piece of a streamed one."""
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[TextChoice]
     usage: Usage | None = Field(default=None, exclude_if=_is_none)
 
 
-class TextCompletion(Envelope):
-    """A whole completion."""
-
-    object: Literal["text_completion"] = "text_completion"
-    choices: list[TextChoice]
-    usage: Usage
-
-
 class Model(Wire):
-    """A model that can be asked for.
-
-    max_model_len: tokens of prompt and answer together; left out until it is loaded.
-    """
+    """A model. `max_model_len`: tokens of prompt and answer; left out until it is loaded."""
 
     id: str
     object: Literal["model"] = "model"
@@ -238,7 +182,7 @@ class Model(Wire):
 
 
 class ModelList(Wire):
-    """All models that can be asked for: one, and its baseline where that is served, too."""
+    """All models: one, and its baseline if that is served as well."""
 
     object: Literal["list"] = "list"
     data: list[Model]
@@ -253,7 +197,7 @@ class Health(Wire):
 
 
 class ErrorDetail(Wire):
-    """What is wrong, in words, and by kind; `param` names the field if one is to blame."""
+    """What is wrong; `param` names the field at fault."""
 
     message: str
     type: str
@@ -262,6 +206,6 @@ class ErrorDetail(Wire):
 
 
 class ErrorReply(Wire):
-    """Every error there is."""
+    """Every error."""
 
     error: ErrorDetail

@@ -38,19 +38,11 @@ class Settings:
             help="End answers after so many tokens where a request does not say.",
         ),
     ] = Rules().max_tokens
-    client_answers: Annotated[
-        int | None,
-        Option(
-            "--max-per-client",
-            min=1,
-            help="Answers under way for one address; then 429. No limit if left out.",
-        ),
-    ] = None
     max_body_bytes: Annotated[
         int, Option("--max-body", min=1024, help="Refuse requests with more bytes.")
     ] = 2**20
     body_s: float = 30.0
-    hosts: frozenset[str] | None = None
+    hosts: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

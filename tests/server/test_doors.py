@@ -1,0 +1,272 @@
+"""Who may ask, and how much of it: each limit has one request that goes beyond it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import resource
+import socket
+import time
+from http.client import HTTPConnection
+from typing import Any, NoReturn
+
+import openai
+import pytest
+
+from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.server import listen
+from pasta_decoding.server.backend import Backend
+from tests.server.running import CHAT, GOOD, MODEL, Running, running, wait_for
+from tests.server.scripts import Slow, endless, with_engine
+
+LONG: dict[str, Any] = GOOD | {"max_tokens": 1500}
+
+
+@pytest.fixture
+def scripted(decoder: LocalDecoder) -> LocalDecoder:
+    return with_engine(decoder, endless(decoder))
+
+
+def test_the_key_is_asked_for_where_answers_and_figures_are(scripted: LocalDecoder) -> None:
+    with running(scripted, api_key="sesame") as server:
+        for path in ("/v1/models", "/metrics", "/openapi.json", "/nowhere"):
+            got = server.ask(path)
+            assert (got.status, got.error["code"]) == (401, "invalid_api_key")
+            assert got.headers["www-authenticate"] == "Bearer"
+        for wrong in ("Bearer sesam", "Bearer sesames", "sesame", "Basic sesame", "Bearer \xff"):
+            assert server.ask(CHAT, b"not even JSON", Authorization=wrong).status == 401
+        assert server.ask("/metrics", Authorization="bearer sesame").status == 200
+        assert [server.ask(path).status for path in ("/", "/health")] == [200, 200]
+        assert server.client(api_key="sesame").models.list().data[0].id == MODEL
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8000", 200),
+        ("LOCALHOST", 200),
+        ("[::1]:80", 200),
+        ("pasta.localhost", 200),
+        ("box.lan", 200),
+        ("evil.example", 400),
+        ("127.0.0.1.evil.example", 400),
+        ("", 400),
+    ],
+)
+def test_without_a_key_only_its_own_names_reach_the_server(
+    host: str, status: int, scripted: LocalDecoder
+) -> None:
+    with running(scripted, hosts=("box.lan",)) as server:
+        for path in ("/", "/v1/models"):
+            assert server.ask(path, Host=host).status == status
+
+
+def test_pages_from_allowed_origins_may_ask_and_no_others(scripted: LocalDecoder) -> None:
+    asks = {"Access_Control_Request_Method": "POST"}
+    with running(scripted, origins=("https://app.example",), api_key="sesame") as server:
+        for origin, allowed in (("https://app.example", True), ("https://evil.example", False)):
+            preflight = server.ask(CHAT, method="OPTIONS", Origin=origin, **asks)
+            assert (preflight.status == 200) is allowed
+            refused = server.ask(CHAT, GOOD, Origin=origin)
+            assert refused.status == 401, "its key is asked for all the same"
+            for got in (preflight, refused):
+                named = got.headers.get("access-control-allow-origin")
+                assert named == (origin if allowed else None)
+
+
+def test_a_full_queue_is_429_and_says_when_to_try_again(decoder: LocalDecoder) -> None:
+    slow = with_engine(decoder, endless(decoder), Slow)
+    with running(slow, max_requests=1, max_queue=1) as server:
+        client = server.client()
+        held = [client.chat.completions.create(stream=True, **LONG) for _ in range(2)]
+        got = server.ask(CHAT, GOOD)
+        assert (got.status, got.error["code"]) == (429, "queue_full")
+        assert 1 <= int(got.headers["retry-after"]) <= 60
+        assert server.ask("/health").json == {"status": "ok", "running": 1, "waiting": 1}
+        with pytest.raises(openai.RateLimitError):
+            client.chat.completions.create(**GOOD)
+        for stream in held:
+            stream.close()
+        wait_for(lambda: server.ask(CHAT, GOOD).status == 200)
+        never = server.ask(CHAT, GOOD | {"n": 3})
+        assert (never.status, never.error["param"]) == (400, "n")
+        assert "this server takes 2 at a time" in never.error["message"]
+        assert server.ask(CHAT, GOOD | {"n": 2}).status == 200
+        server.wait_until_idle()
+
+
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_a_body_that_is_too_large_is_413(in_pieces: bool, scripted: LocalDecoder) -> None:
+    with running(scripted, max_body_bytes=2000) as server:
+        client = HTTPConnection("127.0.0.1", server.port, timeout=120)
+        raw = json.dumps(GOOD | {"user": "x" * 4000}).encode()
+        body = iter([raw[:1000], raw[1000:]]) if in_pieces else raw
+        client.request("POST", CHAT, body, {"Content-Type": "application/json"})
+        reply = client.getresponse()
+        assert reply.status == 413
+        assert b"the body is too large for this server" in reply.read()
+        client.close()
+
+
+def test_a_client_that_sends_no_body_gets_408_and_loses_the_connection(
+    scripted: LocalDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listen, "PATIENCE_S", 0.3)
+    with running(scripted, body_s=0.2) as server, connected(server) as client:
+        client.sendall(head(100) + b"{")
+        got = client.recv(4096)
+        client.sendall(b" ")
+        got += b"".join(iter(lambda: client.recv(4096), b""))
+        assert got.startswith(b"HTTP/1.1 408 ")
+        assert b"the body did not arrive within 0.2 s" in got
+
+
+def test_a_body_that_goes_on_behind_its_reply_is_not_read_for_ever(
+    scripted: LocalDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listen, "PATIENCE_S", 0.3)
+    with running(scripted, api_key="sesame") as server, connected(server) as client:
+        client.sendall(head(10**9) + b" " * 2000)
+        assert client.recv(4096).startswith(b"HTTP/1.1 401 ")
+        with pytest.raises(ConnectionError):
+            trickle(client)
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST / HTTP/1.1\r\n"])
+def test_a_head_that_does_not_come_closes_the_connection(
+    sent: bytes, scripted: LocalDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listen, "PATIENCE_S", 0.3)
+    with running(scripted) as server, connected(server) as client:
+        client.sendall(sent)
+        assert client.recv(100) == b""
+
+
+def test_a_client_that_never_reads_loses_the_connection_and_one_that_reads_late_does_not(
+    scripted: LocalDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listen, "UNREAD_S", 2.0)
+    asked = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 500
+
+    def replies_after(seconds: float) -> int:
+        with connected(server) as client:
+            client.sendall(asked + b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            time.sleep(seconds)
+            return b"".join(iter(lambda: client.recv(2**16), b"")).count(b"HTTP/1.1 200 ")
+
+    with running(scripted) as server:
+        assert replies_after(0.3) == 501
+        assert 0 < replies_after(5) < 501
+
+
+def test_connections_beyond_the_cap_are_closed_and_the_others_go_on(
+    scripted: LocalDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listen, "connections_allowed", lambda: 3)
+    with running(scripted) as server:
+        held = [connected(server) for _ in range(3)]
+        with connected(server) as late:
+            late.settimeout(60)
+            assert is_closed(late)
+        for one in held:
+            one.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert one.recv(100).startswith(b"HTTP/1.1 200 ")
+            one.close()
+        wait_for(lambda: server.ask("/health").status == 200)
+
+
+def test_the_limit_on_open_files_is_raised_and_leaves_room_for_others() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(200, before[0]), before[1]))
+        allowed = listen.connections_allowed()
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert soft == min(before[1], 2**16)
+        assert 0 < 2 * allowed < soft
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("path", ["/", "/health", f"/v1/models/{MODEL}"])
+def test_head_is_get_without_its_body(path: str, server: Running) -> None:
+    reply, get = (server.ask(path, method=method) for method in ("HEAD", "GET"))
+    assert (reply.status, reply.body) == (200, b"")
+    assert reply.headers["content-type"] == get.headers["content-type"]
+
+
+def test_every_reply_has_its_own_name_and_a_type_that_is_not_guessed(server: Running) -> None:
+    first, second, mine, odd = (
+        server.ask("/nowhere", **{"X_Request_Id": name} if name else {}).headers
+        for name in ("", "", "mine-1.2", "a b" + "x" * 100)
+    )
+    assert first["x-content-type-options"] == "nosniff"
+    assert first["x-request-id"] != second["x-request-id"]
+    assert mine["x-request-id"] == "mine-1.2"
+    assert odd["x-request-id"].startswith("req-")
+
+
+def test_an_error_that_nobody_expected_is_500_and_only_the_log_knows_why(
+    server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr(Backend, "submit", broken)
+    failed = server.ask(CHAT, GOOD)
+    assert (failed.status, failed.error["type"]) == (500, "server_error")
+    assert failed.headers["x-request-id"].startswith("req-")
+    assert "secret" not in json.dumps(failed.error)
+    assert "a secret" in caplog.text
+    assert server.metric('pasta_requests_total{status="500"}') == 1
+
+
+def test_each_request_is_a_bounded_line_of_the_log(
+    server: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "pasta_decoding.server"):
+        name = server.ask(CHAT, GOOD).headers["x-request-id"]
+        server.ask("/v1/" + "x" * 5000)
+        server.ask("/v1/%0d%0aforged%1b[31m")
+        wait_for(lambda: len(caplog.records) >= 3)
+    lines = [record.getMessage() for record in caplog.records]
+    assert any(line.startswith(f"{name} 127.0.0.1 POST {CHAT} 200 ") for line in lines)
+    assert all(len(line) < 400 and line.isprintable() for line in lines)
+    assert "Hello" not in json.dumps(lines), "what is asked is nobody's business"
+
+
+def test_the_page_loads_nothing_from_elsewhere_and_runs_only_its_own_script(
+    server: Running,
+) -> None:
+    got = server.ask("/")
+    assert got.headers["content-type"] == "text/html; charset=utf-8"
+    policy = got.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    page = got.body.decode()
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "").replace("http-", "")
+    assert "innerHTML" not in page
+
+
+def connected(server: Running) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=120)
+
+
+def trickle(client: socket.socket) -> NoReturn:
+    """Send a little now and then for as long as it is taken."""
+    while True:
+        client.sendall(b" ")
+        time.sleep(0.01)
+
+
+def is_closed(client: socket.socket) -> bool:
+    try:
+        return client.recv(100) == b""
+    except ConnectionError:
+        return True
+
+
+def head(length: int) -> bytes:
+    return (
+        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {length}\r\n\r\n"
+    ).encode()

@@ -1,0 +1,265 @@
+"""What clients get: the official client, streamed and whole, equal to what the decoder writes."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import openai
+import pytest
+
+from pasta_decoding.lang.layout import MAIN
+from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.sampling import Sampler, Sampling
+from tests.server.running import CHAT, GOOD, MODEL, Running, running
+from tests.server.scripts import saying, with_engine
+
+PROMPTS = ["Hello", "Name three birds.", "<async>tags</async>", "é 🎈 ü", "a\nb"]
+TOKENS = 48
+
+
+def decoded(server: Running, prompt: str, **rules: Any) -> Answer:
+    settings = Rules(**{"max_tokens": TOKENS} | rules)
+    return server.decoder.answer(server.decoder.request(prompt, settings, Sampling()))
+
+
+def whole(server: Running, prompt: str, **changes: Any) -> Any:
+    settings: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": TOKENS} | changes
+    messages: list[Any] = [{"role": "user", "content": prompt}]
+    return server.client().chat.completions.create(messages=messages, **settings)
+
+
+def streamed(server: Running, prompt: str, **settings: Any) -> list[Any]:
+    return list(whole(server, prompt, stream=True, **settings))
+
+
+def text(server: Running, **changes: Any) -> str:
+    got = server.ask(CHAT, GOOD | {"max_tokens": 24} | changes)
+    assert got.status == 200, got.body
+    return str(got.json["choices"][0]["message"]["content"])
+
+
+def cost(reply: Any) -> dict[str, Any]:
+    """Return the usage, without what the cache happened to hold of the prompt."""
+    found: dict[str, Any] = reply.usage.model_dump()
+    assert found.pop("prompt_tokens_details")["cached_tokens"] < found["prompt_tokens"]
+    return found
+
+
+def text_of(chunks: list[Any], choice: int = 0) -> str:
+    pieces = (one for chunk in chunks for one in chunk.choices if one.index == choice)
+    return "".join(piece.delta.content or "" for piece in pieces)
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_stream_whole_reply_and_decoder_agree_to_the_byte(prompt: str, server: Running) -> None:
+    found = text_of(streamed(server, prompt)), whole(server, prompt).choices[0].message.content
+    server.wait_until_idle()
+    answer = decoded(server, prompt)
+    assert found == (answer.text, answer.text)
+
+
+def test_the_whole_reply_is_what_the_official_client_expects(server: Running) -> None:
+    got = whole(server, "Hello")
+    server.wait_until_idle()
+    answer = decoded(server, "Hello")
+    assert isinstance(got, openai.types.chat.ChatCompletion)
+    assert got.id.startswith("chatcmpl-")
+    (choice,) = got.choices
+    assert choice.message.role == "assistant"
+    assert choice.finish_reason == ("length" if answer.hit_limit else "stop")
+    assert got.usage is not None
+    assert got.usage.prompt_tokens == answer.trace.prompt_tokens
+    assert got.usage.completion_tokens == answer.fed_tokens
+    assert got.usage.total_tokens == got.usage.prompt_tokens + got.usage.completion_tokens
+    assert got.usage.model_extra == {
+        "plain_tokens": server.decoder.plain_tokens(answer.text),
+        "critical_path": answer.critical_path,
+        "threads": 1 + answer.chunks,
+        "trimmed_tokens": answer.trimmed_tokens,
+    }
+
+
+def test_a_stream_begins_with_the_role_and_ends_with_a_reason_and_the_usage(
+    server: Running,
+) -> None:
+    chunks = streamed(server, "Hello", stream_options={"include_usage": True})
+    assert chunks[0].choices[0].delta.role == "assistant"
+    reasons = [one.finish_reason for chunk in chunks for one in chunk.choices]
+    assert set(reasons[:-1]) == {None}
+    assert reasons[-1] in ("stop", "length")
+    assert chunks[-1].choices == []
+    assert cost(chunks[-1]) == cost(whole(server, "Hello"))
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_what_is_sent_is_server_sent_events(server: Running) -> None:
+    got = server.ask(CHAT, GOOD | {"stream": True})
+    assert got.headers["content-type"] == "text/event-stream; charset=utf-8"
+    lines = got.body.decode().split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    [choice] = json.loads(lines[0].removeprefix("data: "))["choices"]
+    delta = {"role": "assistant", "content": ""}
+    assert choice == {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def test_fields_say_how_tokens_are_chosen(server: Running) -> None:
+    """Each field is obeyed, and its neutral value changes nothing."""
+    plain, token = text(server), server.decoder.encoder.encode_text("a")[0]
+    assert text(server, pasta_parallel=False, max_tokens=TOKENS) != text(server, max_tokens=TOKENS)
+    assert text(server, min_p=0.2, repetition_penalty=1.0, presence_penalty=0) == plain
+    assert text(server, frequency_penalty=2, presence_penalty=2, repetition_penalty=2) != plain
+    assert text(server, logit_bias={str(token): 100}, max_tokens=5) == "aaaaa"
+    drawn = text(server, temperature=2, seed=5)
+    assert drawn == text(server, temperature=2, seed=5, top_k=-1)
+    for neutral in ({"min_p": 1}, {"top_k": 1}, {"top_p": 1e-9}):
+        assert text(server, temperature=2, seed=5, **neutral) == plain != drawn
+    assert text(server, temperature=2, seed=-1) != text(server, temperature=2, seed=-1)
+
+
+def test_choices_differ_and_a_seed_repeats_them(server: Running) -> None:
+    settings: dict[str, Any] = {"temperature": 1, "top_p": 0.9, "seed": 7, "n": 3}
+    first, again = (whole(server, "Hello", **settings) for _ in range(2))
+    texts = [choice.message.content for choice in first.choices]
+    assert texts == [choice.message.content for choice in again.choices]
+    assert len(set(texts)) == 3
+    chunks = streamed(server, "Hello", **settings)
+    assert [text_of(chunks, choice) for choice in range(3)] == texts
+    server.wait_until_idle()
+    ids = server.decoder.prompt_ids("Hello", TOKENS)
+    sampler = Sampler(Sampling(temperature=1, top_p=0.9, seed=7), request=2)
+    request = server.decoder.request_of(ids, Rules(max_tokens=TOKENS), sampler)
+    assert server.decoder.answer(request).text == texts[2]
+
+
+def test_a_completion_goes_on_from_text_or_from_token_ids(server: Running) -> None:
+    client = server.client()
+    ids = server.decoder.encoder.encode_plain("Once upon")
+    settings: dict[str, Any] = {"model": MODEL, "max_tokens": 12, "temperature": 0}
+    one = client.completions.create(prompt="Once upon", **settings)
+    same = client.completions.create(prompt=ids, **settings)
+    both = client.completions.create(prompt=["Once upon", "Hello"], n=2, **settings)
+    stream = client.completions.create(prompt="Once upon", stream=True, **settings)
+    assert one.choices[0].text == same.choices[0].text == both.choices[1].text
+    assert [choice.index for choice in both.choices] == [0, 1, 2, 3]
+    assert "".join(chunk.choices[0].text for chunk in stream) == one.choices[0].text
+    assert one.usage is not None
+    assert one.usage.prompt_tokens == len(ids)
+
+
+def test_a_conversation_is_read_as_openais_clients_write_it(server: Running) -> None:
+    """Parts are lines, `developer` is `system`, and an assistant's turn may be empty."""
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+    first: list[Any] = [
+        {"role": "developer", "content": "Be kind."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": None, "tool_calls": [], "refusal": None},
+        {"role": "user", "content": parts},
+    ]
+    second: list[Any] = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": ""},
+        {"role": "user", "content": "Hel\nlo"},
+    ]
+    limit = {"max_completion_tokens": 8}
+    assert text(server, messages=first, **limit) == text(server, messages=second, **limit)
+
+
+def test_the_models_are_listed_with_or_without_a_slash(server: Running) -> None:
+    client = server.client()
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).model_extra == {"max_model_len": server.decoder.max_tokens}
+    assert server.ask("/v1/models/").json == server.ask("/v1/models").json
+
+
+def test_live_events_tell_what_each_thread_does(decoder: LocalDecoder) -> None:
+    script = saying(decoder, "One: ", "fruit", "an apple", " Done.")
+    with running(with_engine(decoder, script)) as server:
+        chunks = streamed(server, "Hello", stream_options={"pasta_events": True})
+        server.wait_until_idle()
+    assert text_of(chunks) == "One: an apple Done."
+    told = [one.model_extra.get("pasta_events", []) for chunk in chunks for one in chunk.choices]
+    found = [event for events in told for event in events]
+    assert [event["type"] for event in found if event["type"] != "delta"] == [
+        *("opened", "closed", "synced", "finished")
+    ]
+    opened = next(event for event in found if event["type"] == "opened")
+    assert (opened["thread"], opened["topic"]) == (1, "fruit")
+    texts = {MAIN: "", 1: ""}
+    for event in found:
+        texts[event.get("thread", MAIN)] += event.get("text", "")
+    assert texts == {MAIN: "One:  Done.", 1: "an apple"}
+    steps = [event["step"] for event in found]
+    assert steps == sorted(steps)
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        ("apple", "One: an "),
+        (["Done", "One"], ""),
+        (["le D"], "One: an app"),
+        (["nothing like it"], "One: an apple Done."),
+        ("fruit", "One: an apple Done."),
+    ],
+)
+def test_stop_strings_cut_the_text_in_reading_order(
+    stop: str | list[str], expected: str, decoder: LocalDecoder
+) -> None:
+    script = saying(decoder, "One: ", "fruit", "an apple", " Done.")
+    with running(with_engine(decoder, script)) as server:
+        plain = whole(server, "Hello", stop=stop, logprobs=True)
+        chunks = streamed(server, "Hello", stop=stop, stream_options={"include_usage": True})
+        server.wait_until_idle()
+    [choice] = plain.choices
+    assert choice.message.content == text_of(chunks) == expected
+    assert choice.finish_reason == "stop"
+    assert cost(chunks[-1]) == cost(plain)
+    tokens = "".join(token.token for token in choice.logprobs.content)
+    assert tokens.startswith(expected), "a token that a stop cuts is told whole"
+    assert len(tokens) < len(expected) + 8
+
+
+def test_logprobs_are_those_of_the_text_in_reading_order(decoder: LocalDecoder) -> None:
+    script = saying(decoder, "One: ", "fruit", "an apple", " Done.")
+    with running(with_engine(decoder, script)) as server:
+        asked: Any = {"logprobs": True, "top_logprobs": 3, "max_tokens": 60}
+        [choice] = server.ask(CHAT, GOOD | asked).json["choices"]
+        chunks = streamed(server, "Hello", **asked)
+        server.wait_until_idle()
+    tokens = choice["logprobs"]["content"]
+    assert "".join(token["token"] for token in tokens) == "One: an apple Done."
+    for token in tokens:
+        assert bytes(token["bytes"]).decode() == token["token"]
+        assert token["logprob"] <= 0
+        assert token["top_logprobs"][0]["token"] == token["token"]
+        assert len(token["top_logprobs"]) == 3
+    told = [one.logprobs for chunk in chunks for one in chunk.choices if one.logprobs]
+    streamed_tokens = [token.token for one in told for token in one.content or []]
+    assert streamed_tokens == [token["token"] for token in tokens]
+
+
+def test_logprobs_of_a_distribution_sum_up_to_one_at_most(server: Running) -> None:
+    asked = GOOD | {"logprobs": True, "top_logprobs": 20, "temperature": 1, "seed": 1}
+    [choice] = server.ask(CHAT, asked).json["choices"]
+    for token in choice["logprobs"]["content"]:
+        shares = [math.exp(one["logprob"]) for one in token["top_logprobs"]]
+        assert shares == sorted(shares, reverse=True)
+        assert 0 < sum(shares) <= 1.0001
+
+
+def test_completions_tell_logprobs_with_their_places(server: Running) -> None:
+    asked = {"model": MODEL, "prompt": "Once", "max_tokens": 8, "temperature": 0, "logprobs": 2}
+    [choice] = server.ask("/v1/completions", asked).json["choices"]
+    told = choice["logprobs"]
+    assert "".join(told["tokens"]) == choice["text"]
+    ends = [sum(map(len, told["tokens"][:n])) for n in range(len(told["tokens"]))]
+    assert told["text_offset"] == ends
+    assert all(len(one) in (2, 3) for one in told["top_logprobs"])
+    bare = server.ask("/v1/completions", asked | {"logprobs": 0}).json["choices"][0]["logprobs"]
+    assert [list(one) for one in bare["top_logprobs"]] == [[one] for one in bare["tokens"]]

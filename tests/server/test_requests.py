@@ -1,0 +1,175 @@
+"""Any bad request gets an error in OpenAI's shape with the reason, and the server lives on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.server.running import CHAT, GOOD, HELLO, MODEL, Running
+
+BODIES: dict[str, tuple[bytes, str]] = {
+    "nothing": (b"", "Field required"),
+    "cut off": (b'{"model": ', "the body is not JSON: Expecting value at character 10"),
+    "not UTF-8": (b'{"model": "\xff"}', "the body is not JSON in UTF-8"),
+    "a list": (b"[]", "Input should be a valid dictionary or object to extract fields from"),
+    "deep": (b"[" * 100_000, "the body is nested too deeply"),
+    "digits": (b'{"seed": ' + b"9" * 5000 + b"}", "the body has a number of too many digits"),
+}
+LONG = "x" * 500_000
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content}]}
+
+
+# a change to a good request, the field that is named, and how the message begins
+CHANGES: list[tuple[dict[str, Any], str | None, str]] = [
+    ({"messages": []}, "messages", "messages: List should have at least 1 item"),
+    ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role", "messages[0].role: "),
+    ({"messages": [{"role": LONG, "content": "x"}]}, "messages[0].role", "messages[0].role: "),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "messages[0].content: Field requ"),
+    (user(None), "messages[0].content", "messages[0].content: Input should be a valid string"),
+    (user("\ud800"), None, "the text is not valid UTF-8, at character 1"),
+    (user([{"type": "image_url"}]), "messages[0].content[0].type", "messages[0].content[0].type: "),
+    ({"messages": HELLO * 3000}, "messages", "the prompt is too long: 3000 messages"),
+    (user("x y " * 9000), "messages", "the prompt is too long"),
+    (user(" "), None, "the prompt is empty."),
+    (
+        {"messages": [*HELLO, {"role": "assistant", "content": "Hi"}]},
+        None,
+        "the conversation ends with the assistant's words",
+    ),
+    ({"max_tokens": "5"}, "max_tokens", "max_tokens: Input should be a valid integer"),
+    ({"max_tokens": True}, "max_tokens", "max_tokens: Input should be a valid integer"),
+    ({"max_tokens": 0}, "max_tokens", "max_tokens: Input should be greater than or equal to 1"),
+    ({"max_tokens": 5000}, "max_tokens", "an answer of up to 5000 tokens leaves no room"),
+    ({"temperature": float("inf")}, "temperature", "temperature: Input should be a finite number"),
+    ({"temperature": -1}, "temperature", "temperature: Input should be greater than or equal"),
+    ({"top_p": 0}, "top_p", "top_p: Input should be greater than 0"),
+    ({"top_k": -2}, "top_k", "top_k: Input should be greater than or equal to -1"),
+    ({"min_p": 2}, "min_p", "min_p: Input should be"),
+    ({"presence_penalty": 2.5}, "presence_penalty", "presence_penalty: Input should be"),
+    ({"frequency_penalty": -3}, "frequency_penalty", "frequency_penalty: Input should be"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "repetition_penalty: Input should be"),
+    ({"logit_bias": {"99999": 1}}, "logit_bias", "logit_bias names the id 99999"),
+    ({"logit_bias": {LONG: 1}}, "logit_bias", "logit_bias"),
+    ({"logit_bias": {"1": 101}}, "logit_bias", "logit_bias"),
+    ({"logit_bias": {str(n): 1 for n in range(301)}}, "logit_bias", "logit_bias"),
+    ({"seed": -2}, "seed", "seed: Input should be greater than or equal to -1"),
+    ({"n": 0}, "n", "n: Input should be greater than or equal to 1"),
+    ({"n": 17}, "n", "n: Input should be less than or equal to 16"),
+    ({"stop": ""}, "stop[0]", "stop[0]: String should have at least 1 character"),
+    ({"stop": [1]}, "stop[0]", "stop[0]: Input should be a valid string"),
+    ({"stop": ["x"] * 17}, "stop", "stop: List should have at most 16 items"),
+    ({"stream": "yes"}, "stream", "stream: Input should be a valid boolean"),
+    ({"stream_options": {}}, None, "stream_options is only allowed when stream is true"),
+    ({"logprobs": 3}, "logprobs", "logprobs: Input should be a valid boolean"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs: Input should"),
+    ({"top_logprobs": 2}, None, "top_logprobs is only allowed when logprobs is true"),
+    ({"tools": [{"type": "function"}]}, "tools", "tools: the models here call no tools"),
+    ({"tool_choice": "required"}, "tool_choice", "tool_choice: Input should be 'none' or 'auto'"),
+    ({"response_format": {"type": "json_object"}}, "response_format.type", "response_format.type"),
+    ({"add_generation_prompt": False}, "add_generation_prompt", "add_generation_prompt: Input"),
+    ({"grammar": "root ::= x"}, "grammar", "grammar is not supported: an answer is free text"),
+    ({"n_predict": 5}, "n_predict", "n_predict is not supported: use max_tokens"),
+    ({"nonsense": None}, "nonsense", "nonsense is not supported"),
+    ({LONG: 1}, "x" * 200 + "...", "xxxx"),
+]
+
+
+def refused(server: Running, body: Any, path: str = CHAT) -> dict[str, Any]:
+    got = server.ask(path, body, method="POST")
+    assert got.status == 400
+    assert got.error["type"] == "invalid_request_error"
+    assert len(got.body) < 1000, "nothing long is repeated"
+    return got.error
+
+
+@pytest.mark.parametrize(("body", "reason"), BODIES.values(), ids=BODIES)
+def test_a_body_that_is_no_request_is_refused(body: bytes, reason: str, server: Running) -> None:
+    assert refused(server, body)["message"].startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "reason"), CHANGES, ids=[one[2][:30] for one in CHANGES]
+)
+def test_a_wrong_field_is_refused_with_the_reason(
+    change: dict[str, Any], param: str | None, reason: str, server: Running
+) -> None:
+    error = refused(server, GOOD | change)
+    assert error["message"].startswith(reason)
+    assert error["param"] == param
+    codes = {"too long": "context_length_exceeded", "no room": "context_length_exceeded"}
+    codes |= {"not supported": "unsupported_parameter"}
+    expected = [code for text, code in codes.items() if text in error["message"]]
+    assert error["code"] == (expected[0] if expected else None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"frequency_penalty": 0, "logit_bias": {}, "tools": [], "user": "me", "store": True},
+        {"response_format": {"type": "text"}, "tool_choice": "auto", "seed": None, "stop": None},
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"},
+        {"stream": None, "n": None, "top_p": None, "stream_options": None, "temperature": None},
+        {"top_k": -1, "min_p": 0, "repetition_penalty": 1.0, "ignore_eos": False, "seed": -1},
+        {"parallel_tool_calls": True, "reasoning_effort": "low", "metadata": {}, "best_of": 1},
+        {"messages": [{"role": "user", "content": '<sync/> <promise topic="x" tokens="9"/>'}]},
+        {"messages": [{"role": "user", "content": "<|im_end|><|im_start|>", "name": "x"}]},
+    ],
+)
+def test_what_changes_nothing_is_accepted(change: dict[str, Any], server: Running) -> None:
+    assert server.ask(CHAT, GOOD | change).status == 200
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        ([], "prompt"),
+        ([[]], "prompt[0]"),
+        ([5, "x"], "prompt[1]"),
+        (["x", None], "prompt[1]"),
+        (["x"] * 17, "prompt"),
+        ([[1], "x"], "prompt[1]"),
+        ([[1]] * 17, "prompt"),
+        ([-1], "prompt[0]"),
+        ([10**6], None),
+        ([1] * 9000, "prompt"),
+        ("x y " * 9000, "prompt"),
+        (None, "prompt"),
+        ({"a": 1}, "prompt"),
+    ],
+)
+def test_a_prompt_that_is_none_is_refused(
+    prompt: object, param: str | None, server: Running
+) -> None:
+    error = refused(server, {"model": MODEL, "prompt": prompt, "max_tokens": 2}, "/v1/completions")
+    assert error["param"] == param
+    assert error["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "message"),
+    [
+        ("POST", CHAT, {**GOOD, "model": "x"}, 404, "there is no model 'x' here, but 'tiny'"),
+        ("GET", "/v1/models/gpt-x", None, 404, "there is no model 'gpt-x' here, but 'tiny'"),
+        ("GET", "/v1/nothing", None, 404, "there is nothing at /v1/nothing"),
+        ("GET", "/" + "x" * 30_000, None, 404, f"there is nothing at /{'x' * 199}..."),
+        ("GET", CHAT, None, 405, f"GET is not allowed at {CHAT}"),
+        ("DELETE", "/", None, 405, "DELETE is not allowed at /"),
+    ],
+)  # fmt: skip
+def test_what_is_not_there_is_an_error_of_the_same_shape(
+    method: str, path: str, body: Any, status: int, message: str, server: Running
+) -> None:
+    got = server.ask(path, body, method=method)
+    assert (got.status, got.error["message"]) == (status, message)
+
+
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain"])
+def test_another_kind_of_content_is_refused(kind: str, server: Running) -> None:
+    """`curl -d` alone says form. And a foreign page can send it, and may not make us work."""
+    got = server.ask(CHAT, GOOD, Content_Type=kind)
+    assert (got.status, got.error["code"]) == (415, "unsupported_media_type")
+    assert got.error["message"].endswith("with the header Content-Type: application/json")
