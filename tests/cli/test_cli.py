@@ -54,7 +54,7 @@ def test_every_command_has_help(command: str, pasta: Pasta) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["fly"], ["run"], ["lint", "--fast", "x"], ["run", "x", "--seed", "-1"]]
+    "arguments", [["fly"], ["run"], ["lint", "--fast", "x"], ["run", "x", "--seed", "y"]]
 )
 def test_a_wrong_command_line_is_status_2_and_shows_the_usage(
     arguments: list[str], pasta: Pasta

@@ -145,8 +145,8 @@ def test_what_shapes_sampling_does_and_is_refused_out_of_range(
     assert text(option, strong) != text()
     outcome = ask(PROMPT, option, wrong)
     assert outcome.status == 2
-    named = option.removeprefix("--").replace("-pen", " pen")
-    assert f"pasta: {named} {float(wrong)} is not" in outcome.err
+    named = option.removeprefix("--").replace("-", "_")
+    assert f"pasta: {named} is {float(wrong)}, not" in outcome.err
 
 
 def test_time_that_is_up_ends_an_answer_and_keeps_what_was_written(ask: Ask) -> None:

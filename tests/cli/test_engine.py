@@ -143,7 +143,7 @@ def test_the_llama_engine_exports_once_into_the_cache(
     pasta: Pasta, where: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PASTA_CACHE", str(tmp_path))
-    first = pasta(*PROMPT, *where, "--engine", "llama", "--threads", "1", "--ctx", "512")
+    first = pasta(*PROMPT, *where, "--engine", "llama", "--threads", "1", "--cache-tokens", "512")
     again = pasta(*PROMPT, *where)
     assert "(once)" in first.err
     assert "(once)" not in again.err
@@ -157,7 +157,7 @@ def test_a_context_smaller_than_the_answer_is_refused(
 ) -> None:
     base, adapter, out = tiny_checkpoint.base, tiny_checkpoint.adapter, tmp_path / "tiny.gguf"
     pasta("export", adapter, "--model", base, "-o", out)
-    found = pasta("run", "Hello", "--model", out, "--ctx", "256", "--max-tokens", "250")
+    found = pasta("run", "Hello", "--model", out, "--cache-tokens", "256", "--max-tokens", "250")
     assert found.status == 2
     assert "too long" in found.err
 

@@ -15,7 +15,6 @@ from types import GenericAlias
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
-from typer.models import OptionInfo
 
 Base = Annotated[
     Path | None,
@@ -33,7 +32,7 @@ MaxTokens = Annotated[
 ]
 _EXTRAS: dict[str, dict[str, Any]] = {
     "api_key": {
-        "param_decls": ("--remote-key",),
+        "names": ("--remote-key",),
         "envvar": "PASTA_REMOTE_KEY",
         "show_envvar": True,
     },
@@ -92,7 +91,8 @@ def _options(settings: Any, without: frozenset[str]) -> Iterator[tuple[str, Para
         if isinstance(mark, str):
             if name in _NO_OPTIONS:
                 continue
-            mark = OptionInfo(default=..., help=mark, **_EXTRAS.get(name, {}))
+            extras = dict(_EXTRAS.get(name, {}))
+            mark = typer.Option(*extras.pop("names", ()), help=mark, **extras)
             own = f"remote_{name}" if name == "api_key" else name
         hint = Annotated[kind, mark]
         if get_origin(kind) is tuple:
