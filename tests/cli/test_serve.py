@@ -207,7 +207,9 @@ def test_a_context_that_cannot_fit_is_refused_before_the_weights_are_loaded(
 ) -> None:
     monkeypatch.setattr(local, "load_model", lambda *_, **__: pytest.fail("weights were loaded"))
     where = ["--model", tiny_checkpoint.base, "--adapter", tiny_checkpoint.adapter, "--port", 0]
-    status, message, hint = pasta("serve", *where, "--engine", "torch", "--cache-tokens", 10**12).complaint
+    status, message, hint = pasta(
+        "serve", *where, "--engine", "torch", "--cache-tokens", 10**12
+    ).complaint
     assert status == 2
     assert "pasta: a cache of 1000000000000 tokens takes " in message
     assert hint.startswith("Give --cache-tokens at most ")
