@@ -11,7 +11,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # One that the small model answers well; others show its limits.
 QUESTION ?= How can I learn a new language?
 DEFAULT_TESTS := not gpu and not llama and not remote and not slow
-BENCHMARKS ?= overhead width_cost join answers peers throughput
+BENCHMARKS ?= overhead join peers throughput
 # For example: make bench BENCHMARKS=answers BENCH_OPTIONS="--engines llama:F16 llama:Q4_0"
 BENCH_OPTIONS ?=
 # Tests of tiny models use one core each; two processes share the files.

@@ -26,6 +26,7 @@ from pasta_decoding.runtime.local import LocalDecoder
 Name = TypeVar("Name")
 
 RESULTS = Path(__file__).parent / "results"
+SAMPLE = Path(__file__).parents[1] / "examples" / "annotated.jsonl"
 
 
 def spread(values: Sequence[float], digits: int = 6) -> dict[str, float]:

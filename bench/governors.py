@@ -18,8 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from answers import SAMPLE
-from common import arguments, decoder_named, emit, spread
+from common import SAMPLE, arguments, decoder_named, emit, spread
 
 from pasta_decoding.data.questions import read_questions
 from pasta_decoding.runtime.answer import Answer

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from answers import SAMPLE
-from common import arguments, decoder_named, emit, interleaved, ratio, seconds_of, spread
+from common import SAMPLE, arguments, decoder_named, emit, interleaved, ratio, seconds_of, spread
 from llama_loop import greedy, llama_loop
 
 from pasta_decoding.data.questions import read_questions

@@ -50,17 +50,6 @@ def save(draw: Callable[[Axes, list[Line]], None], source: Path, target: Path) -
     print(target)
 
 
-def width_cost(axes: Axes, lines: list[Line]) -> None:
-    """Step time relative to one thread, against live threads."""
-    for engine in names(lines, "engine"):
-        widths, values = series(lines, "width", lambda line: line["cost"], engine=engine)
-        axes.plot(widths, values, marker="o", label=engine)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    axes.set_xlabel("live threads")
-    axes.set_ylabel("step time, one thread = 1")
-
-
 def throughput(axes: Axes, lines: list[Line]) -> None:
     """Tokens a second against requests at once."""
     for engine in names(lines, "engine"):
@@ -118,7 +107,6 @@ def _by_clients(axes: Axes, lines: list[Line], value: Callable[[Line], float]) -
 
 
 DRAWN: dict[Callable[[Axes, list[Line]], None], str] = {
-    width_cost: "width_cost",
     throughput: "throughput",
     join: "join",
     serve_load: "serve_load",

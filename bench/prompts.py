@@ -17,8 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from answers import SAMPLE
-from common import arguments, decoder_named, emit, interleaved, spread
+from common import SAMPLE, arguments, decoder_named, emit, interleaved, spread
 
 from pasta_decoding.data.questions import read_questions
 from pasta_decoding.models.prompt import Message

@@ -21,8 +21,7 @@ from pathlib import Path
 from urllib.parse import urljoin
 from urllib.request import urlopen
 
-from answers import SAMPLE
-from common import emit, spread
+from common import SAMPLE, emit, spread
 
 from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import open_decoder

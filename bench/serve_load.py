@@ -37,8 +37,7 @@ from statistics import median
 from typing import Any
 
 import httpx2
-from answers import SAMPLE
-from common import emit, spread
+from common import SAMPLE, emit, spread
 from load_client import Crowd, Site, Window, watch
 from serving import Served, served
 

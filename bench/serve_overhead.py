@@ -23,8 +23,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from statistics import quantiles
 
-from answers import SAMPLE
-from common import arguments, decoder_named, emit, spread
+from common import SAMPLE, arguments, decoder_named, emit, spread
 from rich.console import Console
 from rich.progress import track
 

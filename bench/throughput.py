@@ -11,8 +11,7 @@ from __future__ import annotations
 import time
 from statistics import median
 
-from answers import SAMPLE
-from common import arguments, decoder_named, emit, spread
+from common import SAMPLE, arguments, decoder_named, emit, spread
 
 from pasta_decoding.data.dataset import read_rows
 from pasta_decoding.runtime.local import LocalDecoder

@@ -33,7 +33,6 @@ SMALLER = {
     "train preference": "--samples 16 --baseline-samples 1 --rounds 1 --max-tokens 120 "
     "--engine torch --dtype float32 --pairs-per-step 1 --no-bf16",
     "train sft": "--max-steps 2 --max-length 256 --pack-tokens 256 --packs-per-step 2 --no-bf16",
-    "bench answers": "--limit 1 --max-tokens 24 --timed 0",
     "run": "--max-tokens 24",
 }
 

@@ -55,29 +55,11 @@ def test_overhead_has_a_line_for_each_width_and_one_for_each_way_to_choose() -> 
     assert all(line["microseconds"]["min"] > 0 for line in choices)
 
 
-# torch 2.13's own modules, when it compiles.
-@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
-def test_the_gpu_replay_runs_anywhere_on_a_tiny_shape(default_model_dir: Path) -> None:
-    where = ("--model", default_model_dir, "--shapes", "tiny", "--device", "cpu")
-    found = lines_of("gpu_replay.py", *where, "--limit", 1, "--repeats", 1)
-    for kind in ("eager", "inductor"):
-        own = [line for line in found if line["layers"] == kind]
-        assert [line["width"] for line in own if "width" in line] == [1, 2, 4, 8, 16, 32]
-        padded = [line["padded_to"] for line in own if "padded_to" in line]
-        assert padded == [[1, 256], [2, 256], [4, 256], [8, 256], [16, 256], [32, 512]]
-        replays = next(line for line in own if "replay_speedup" in line)
-        assert replays["answers"] == 1
-        assert replays["cells_beyond_tokens"] == 0
-        assert replays["replay_speedup"]["value"] > 0
-
-
 def test_plots_are_drawn_from_the_lines(tmp_path: Path) -> None:
     line = {"engine": "llama F16", "machine": "m", "date": "2026-01-01"}
     results, docs = tmp_path / "results", tmp_path / "docs"
     results.mkdir()
     docs.mkdir()
-    widths = [{**line, "width": width, "cost": 1.0 + width} for width in (1, 2, 4)]
-    (results / "width_cost.jsonl").write_text("".join(json.dumps(w) + "\n" for w in widths))
     loads = [
         {**line, "server": "s", "mode": mode, "clients": clients}
         | {"plain_tokens_per_s": {"median": 90.0}, "latency_s": latency_s}
@@ -87,7 +69,7 @@ def test_plots_are_drawn_from_the_lines(tmp_path: Path) -> None:
     (results / "serve_load.jsonl").write_text("".join(json.dumps(one) + "\n" for one in loads))
     run("plot.py", results, docs)
     drawn = sorted(path.name for path in docs.iterdir())
-    assert drawn == ["serve_latency.png", "serve_load.png", "width_cost.png"]
+    assert drawn == ["serve_latency.png", "serve_load.png"]
     assert all((docs / name).read_bytes().startswith(b"\x89PNG") for name in drawn)
 
 

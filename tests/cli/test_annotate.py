@@ -1,4 +1,4 @@
-"""`pasta annotate` and `pasta bench annotations`: bad input, interruptions, reports."""
+"""`pasta annotate`: bad input, interruptions, reports."""
 
 from __future__ import annotations
 
@@ -395,38 +395,6 @@ def gold(tmp_path: Path, pasta: Pasta) -> Path:
     return path
 
 
-def test_annotations_agree_with_themselves_and_the_layout_rule_stands_beside(
-    gold: Path, pasta: Pasta
-) -> None:
-    found = pasta("bench", "annotations", gold, gold, "--json").object
-    assert (found["rows"], found["missing"]) == (40, 0)
-    same = {"value": 1.0, "low": 1.0, "high": 1.0}
-    for measure in ("exact_chunk_f1", "unit_f1", "token_agreement"):
-        assert found["annotation"][measure] == same
-        assert found["layout_rule"][measure] == same
-    assert found["annotation"]["sync_f1"] == {"value": None, "low": None, "high": None}
-    held_out = pasta("bench", "annotations", gold, gold, "--json", "--held-out").object
-    assert held_out["rows"] == 8
-    lines = pasta("bench", "annotations", gold, gold).out.splitlines()
-    assert lines[3] == "exact_chunk_f1             1.000 (1.000 to 1.000)   1.000 (1.000 to 1.000)"
-    assert lines[6] == "sync_f1                    -                        -"
-
-
-def test_annotations_of_other_responses_are_refused(gold: Path, pasta: Pasta) -> None:
-    other = gold.with_name("other.jsonl")
-    other.write_text(gold.read_text().replace("Sleep", "Slept"))
-    expected = (
-        2,
-        "pasta: the annotations of '0' are not of the same response",
-        "Annotate the gold file with its tags taken out.",
-    )
-    assert pasta("bench", "annotations", gold, other).complaint == expected
-    other.write_text(gold.read_text().replace('"id": "', '"id": "x'))
-    assert pasta("bench", "annotations", gold, other).complaint[1] == (
-        "pasta: no row is in both files"
-    )
-
-
 def test_a_model_that_reads_annotates_and_its_price_is_reported(
     mixed: Path, pasta: Pasta, tiny_checkpoint: TinyCheckpoint
 ) -> None:
@@ -441,11 +409,6 @@ def test_a_model_that_reads_annotates_and_its_price_is_reported(
     assert report["cost"]["model_tokens"] <= 3 * report["cost"]["plain_tokens"]
     texts = [strip(read(text)) for text in responses(out)]
     assert texts == responses(mixed)
-    prices = pasta("bench", "annotations", out, out, "--nats", *base, "--json").object
-    assert prices["gold"]["hiding_nats"] == prices["annotation"]["hiding_nats"]
-    assert prices["gold"]["hiding_nats"]["value"] != 0
-    lines = pasta("bench", "annotations", out, out, "--nats", *base).out.splitlines()
-    assert [line.split()[0] for line in lines][-1] == "hiding_nats"
 
 
 def test_a_head_is_trained_and_read_with_and_is_for_its_own_base_alone(
@@ -458,8 +421,6 @@ def test_a_head_is_trained_and_read_with_and_is_for_its_own_base_alone(
     read_with = ["--with", "likelihood", "--strip", "--head", head, "--max-nats", 100]
     report = pasta("annotate", gold, out, *read_with, *base, "--json").object
     assert report["promised"] == 40
-    figures = pasta("bench", "annotations", gold, out, "--held-out", "--json").object
-    assert figures["annotation"]["exact_chunk_f1"]["value"] > 0.9
     other = make_base(tmp_path / "other", seed=5)
     again = pasta("annotate", gold, out, *read_with, "--model", other)
     assert again.status == 2

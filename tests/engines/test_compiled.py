@@ -18,10 +18,8 @@ from torch import nn
 from pasta_decoding.engines import compiled
 from pasta_decoding.engines.base import Branch, Feed
 from pasta_decoding.engines.compiled import MAX_TOKENS, CompiledPass, compile_model
-from pasta_decoding.engines.kv_cache import Batch
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation.bare import bare_call
 from tests.engines.subjects import compiled_tiny
 from tests.tiny import tiny_llama
 
@@ -177,20 +175,3 @@ def test_what_is_no_program_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"nothing")
     with pytest.raises(PastaError, match="cannot be loaded"):
         CompiledPass(path)
-
-
-@pytest.mark.parametrize("width", [1, 4])
-def test_the_bare_call_of_a_compiled_engine_is_its_program(
-    width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program, asked = compiled_tiny("llama"), []
-    engine = TorchEngine(tiny_llama(), cache_tokens=40, compiled=program)
-    call = CompiledPass.__call__
-
-    def watched(self: CompiledPass, batch: Batch, *rest: Any) -> torch.Tensor:
-        asked.append(len(batch.ids))
-        return call(self, batch, *rest)
-
-    monkeypatch.setattr(CompiledPass, "__call__", watched)
-    assert all(seconds > 0 for seconds in bare_call(engine)(width, 1000, 3))
-    assert asked == [width] * 3

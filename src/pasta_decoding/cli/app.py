@@ -9,7 +9,6 @@ import typer
 from pasta_decoding import __version__
 from pasta_decoding.cli import (
     annotate,
-    bench,
     cache,
     chat,
     compile,
@@ -35,7 +34,6 @@ app = typer.Typer(
 )
 train_app = typer.Typer(help="Teach a model the language.", no_args_is_help=True)
 data_app = typer.Typer(help="Make a training set, and look into one.", no_args_is_help=True)
-bench_app = typer.Typer(help="Measure what parallel decoding buys.", no_args_is_help=True)
 eval_app = typer.Typer(help="Compare methods by speed and quality.", no_args_is_help=True)
 judge_app = typer.Typer(help="Say which of two answers is better.", no_args_is_help=True)
 cache_app = typer.Typer(help="See what the cache holds, and make room.", no_args_is_help=True)
@@ -77,9 +75,6 @@ data_app.command("lengths")(data.lengths)
 train_app.command("sft")(train.sft)
 train_app.command("head")(train.head)
 train_app.command("preference")(preference.preference)
-bench_app.command("answers")(bench.answers)
-bench_app.command("compare")(bench.compare)
-bench_app.command("annotations")(bench.compare_annotations)
 eval_app.command("generate")(eval.generate)
 eval_app.command("rate")(rate.rate)
 eval_app.command("report")(report.report)
@@ -89,7 +84,6 @@ cache_app.command("clean")(cache.clean)
 judge_app.command("eval")(judge.evaluate)
 judge_app.command("pairs")(judge.pairs)
 app.add_typer(train_app, name="train")
-app.add_typer(bench_app, name="bench")
 app.add_typer(eval_app, name="eval")
 app.add_typer(judge_app, name="judge")
 app.add_typer(cache_app, name="cache")

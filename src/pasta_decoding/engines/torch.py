@@ -9,7 +9,7 @@ head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from pasta_decoding.engines.base import Branch, Feed, FloatArray, Limits
 from pasta_decoding.engines.cell_attention import Seen
 from pasta_decoding.engines.compiled import MAX_TOKENS, CompiledPass
 from pasta_decoding.engines.cuda_graphs import Graphs, PaddedBatch
-from pasta_decoding.engines.kv_cache import Batch, BatchItem, BoolArray, KVCache, is_causal
+from pasta_decoding.engines.kv_cache import Batch, BoolArray, KVCache, is_causal
 from pasta_decoding.engines.support import attention_windows, refuse_unsupported
 
 QUERY_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -172,34 +172,6 @@ class TorchEngine:
         padded.fill(batch, self.max_slots, masks)
         logits_QV = self._run(padded)
         return logits_QV[torch.tensor(batch.wanted, device=logits_QV.device, dtype=torch.long)]
-
-    def fixed_pass(self, width: int, slots: int) -> tuple[int, int]:
-        """Run the forward pass of a step of fixed shapes, without anything around it: for timing.
-
-        It computes on what the last step of these shapes left; nothing may be open. Returns the
-        tokens and slots that it was padded to.
-        """
-        assert self.slots_in_use == 0, "it writes slots"
-        padded = self._bucket(width, slots)
-        assert padded is not None, "a width that some bucket holds"
-        with torch.inference_mode():
-            self._run(padded)
-        return padded.shape
-
-    def compiled_call(self, width: int, slots: int) -> Callable[[], object]:
-        """Return the compiled pass of a step, without anything around it: for timing.
-
-        It writes slots; nothing may be open when it is called.
-        """
-        assert self.slots_in_use == 0, "it writes slots"
-        assert self._compiled is not None, "only for an engine with a compiled pass"
-        compiled, slots = self._compiled, min(slots, self.max_slots - width)
-        mask_QK = np.ones((width, slots + width), dtype=np.bool_)
-        mask_QK[:, slots:] = np.eye(width, dtype=np.bool_)
-        places, rows = np.arange(slots + width), list(range(width))
-        item = BatchItem((), 0, slots, [0] * width, [slots] * width, mask_QK, places, rows, rows)
-        batch, seen = Batch([item]), Seen.of([item], self._windows)
-        return torch.inference_mode()(lambda: compiled(batch, self._layers, seen))
 
     def _padded_to(self, batch: Batch) -> PaddedBatch | None:
         return self._bucket(len(batch.ids), max(item.end for item in batch.items))
