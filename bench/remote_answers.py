@@ -29,10 +29,10 @@ from pasta_decoding.cli.files import place
 from pasta_decoding.data.dataset import read_rows
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models.control_tokens import ControlTokens
-from pasta_decoding.remote.completions import Completion
+from pasta_decoding.remote.client import Service
 from pasta_decoding.remote.decoder import RemoteDecoder
 from pasta_decoding.remote.replicas import Lease, ReplicaPool
-from pasta_decoding.remote.service import Service
+from pasta_decoding.remote.stream import Completion
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling

@@ -1,6 +1,6 @@
 """A server of completions as vLLM is one, over a script or a tiny model, on a port of this machine.
 
-It speaks the dialect that `remote.completions` describes, refuses what vLLM refuses, and keeps a
+It speaks the dialect that `remote.stream` describes, refuses what vLLM refuses, and keeps a
 prefix cache of whole blocks, of which it only counts the hits. `Mischief` makes it misbehave.
 """
 
@@ -27,10 +27,10 @@ from transformers import PreTrainedModel
 
 from pasta_decoding.engines.scripted import Script
 from pasta_decoding.errors import PastaError
-from pasta_decoding.remote.completions import MAX_BIASES
-from pasta_decoding.runtime.briefs import XARG
+from pasta_decoding.remote.stream import MAX_BIASES
+from pasta_decoding.runtime.guided import XARG
 from pasta_decoding.server.listen import open_socket
-from pasta_decoding.vllm.batch import Places, brief_of
+from pasta_decoding.vllm.batch import Places, guided_params_of
 
 BLOCK = 16
 
@@ -139,7 +139,7 @@ class Fake:
             return "token_id(s) that are not in the vocabulary"
         if self.processor is not None:
             try:
-                brief_of(_params(body))
+                guided_params_of(_params(body))
             except PastaError as error:
                 return f"pasta-decoding: {error}"
         return "Too many logit bias tokens" if len(bias) > MAX_BIASES else None

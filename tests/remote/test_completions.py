@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_decoding.remote.completions import (
+from pasta_decoding.remote.stream import (
     MAX_LINE_BYTES,
-    Abilities,
     Completion,
     CompletionReader,
     RemoteError,
+    ServerCapabilities,
 )
 from tests.remote.fake import event, sent, usage
 
@@ -171,11 +171,11 @@ def test_no_bytes_raise_anything_else(data: bytes) -> None:
 
 def test_the_body_says_all_of_sampling_and_names_ids_as_openai_does() -> None:
     asked = Completion((1,), 2, (STOP,), END, {3: -100.0}, temperature=0.5, top_p=0.9, seed=11)
-    body = asked.body("tiny", Abilities())
+    body = asked.body("tiny", ServerCapabilities())
     assert body["logit_bias"] == {"3": -100.0}
     assert body["top_k"] == -1
     assert body["repetition_penalty"] == 1.0
     assert (body["temperature"], body["top_p"], body["seed"]) == (0.5, 0.9, 11)
     assert body["stop_token_ids"] == [STOP]
     assert body["return_token_ids"] is True
-    assert Completion((1,), 2, (), END).body("tiny", Abilities())["logit_bias"] is None
+    assert Completion((1,), 2, (), END).body("tiny", ServerCapabilities())["logit_bias"] is None

@@ -13,22 +13,21 @@ import pytest
 
 from pasta_decoding.engines.scripted import follow
 from pasta_decoding.lang.layout import SyncRun
-from pasta_decoding.remote.completions import RemoteError
 from pasta_decoding.remote.driver import AnswerWriter
+from pasta_decoding.remote.limiter import ConcurrencyLimiter
 from pasta_decoding.remote.replicas import ReplicaPool
-from pasta_decoding.remote.turnstile import Turnstile
-from pasta_decoding.runtime import briefs
+from pasta_decoding.remote.stream import RemoteError
+from pasta_decoding.runtime import guided
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.briefs import XARG
+from pasta_decoding.runtime.guided import XARG
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampler, Sampling
-from pasta_decoding.vllm.batch import Places
-from pasta_decoding.vllm.writing import UNKNOWN, Served
+from pasta_decoding.vllm.batch import UNKNOWN, Places, Served
 from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, P50, SYNC
 from tests.remote.fake import Fake, refusal, serving
 from tests.remote.test_driver import LAST, LONG_PROMPT, PROMPTS, SPACE_A, TWO_CHUNKS, assert_same
-from tests.remote.test_turnstile import saturated
+from tests.remote.test_limiter import saturated
 from tests.remote.writing import asked, ending, locally, scripted, service_of, write, writer
 from tests.runtime.play import ID, SIZE
 from tests.vllm.tokens import Tokenizer
@@ -62,7 +61,7 @@ def test_answers_are_the_same_and_cost_a_request_for_each_chunk_and_sync() -> No
 @pytest.mark.parametrize("clients", [1, 4, 16])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_many_together_cost_no_more_requests_each(clients: int, temperature: float) -> None:
-    """At a server of which the turnstile believes that a wider step is never cheaper."""
+    """At a server of which the limiter believes that a wider step is never cheaper."""
     sampler = Sampler(Sampling(temperature=temperature, seed=5))
     requests = [
         replace(asked((11, 12, 13 + n % 40)), chooser=sampler) for n in range(max(4, clients))
@@ -84,7 +83,7 @@ async def written_by(
 ) -> tuple[list[Answer], list[int]]:
     """Write so many at a time; return the answers, and how many chunks each began."""
     async with service_pool as pool:
-        pool.turnstile = Turnstile(saturated())
+        pool.limiter = ConcurrencyLimiter(saturated())
         room = asyncio.Semaphore(clients)
         writers = [writer(request, pool) for request in requests]
 
@@ -93,7 +92,7 @@ async def written_by(
                 return await one.run()
 
         answers = await asyncio.gather(*map(write_one, writers))
-        assert (pool.turnstile.open_requests, pool.turnstile.waiting) == (0, 0)
+        assert (pool.limiter.open_requests, pool.limiter.waiting) == (0, 0)
     return answers, [len(one.interpreter.budget.chunks) for one in writers]
 
 
@@ -132,7 +131,7 @@ def test_a_server_is_asked_once_what_it_can_do() -> None:
         assert all("vllm_xargs" in body for body in fake.bodies)
 
 
-def test_one_without_the_processor_gets_no_briefs_and_is_corrected() -> None:
+def test_one_without_the_processor_gets_no_params_and_is_corrected() -> None:
     with serving(scripted()) as fake:
         answers = write(service_of(fake), [asked(prompt) for prompt in PROMPTS])
         assert len(fake.checks) == 1
@@ -192,18 +191,16 @@ def failure(fake: Fake) -> RemoteError:
 def test_another_version_of_pasta_is_refused_in_a_sentence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    written = briefs.write_brief
-    changed = lambda brief: written(brief).replace('"protocol":1', '"protocol":2')  # noqa: E731
-    monkeypatch.setattr("pasta_decoding.remote.completions.write_brief", changed)
+    written = guided.write_params
+    changed = lambda brief: written(brief).replace('"protocol":2', '"protocol":3')  # noqa: E731
+    monkeypatch.setattr("pasta_decoding.remote.stream.write_params", changed)
     error = failure(holding(scripted()))
-    assert "speaks protocol 1 of Pasta and the request another: install the same" in str(error)
-    assert "or none: then it works by corrections" in error.hint
+    assert "speaks protocol 2 of Pasta and the request another: install the same" in str(error)
 
 
 def test_a_model_without_the_reserved_tokens_is_refused() -> None:
     error = failure(holding(scripted(), Tokenizer(spare=frozenset({OPEN, SYNC}))))
     assert "the model that it serves has not the reserved tokens" in str(error)
-    assert "pasta export --to hf" in error.hint
 
 
 def test_a_processor_that_does_not_see_what_is_written_is_refused() -> None:
@@ -217,7 +214,6 @@ def test_a_processor_that_does_not_see_what_is_written_is_refused() -> None:
     fake.processor = lambda: Blind(Served(Tokenizer(), SIZE))
     error = failure(fake)
     assert "is not shown the tokens" in str(error)
-    assert "--logits-processors pasta_decoding.vllm:PastaLogitsProcessor" in error.hint
 
 
 class Unseen(list[int]):

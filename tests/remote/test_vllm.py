@@ -29,13 +29,13 @@ from pasta_decoding.api.model import Model
 from pasta_decoding.lang.layout import ChunkRun, Joining, Layout, SyncRun
 from pasta_decoding.models.export import export_hf
 from pasta_decoding.models.load import find_adapter, load_model
-from pasta_decoding.remote.completions import RemoteError
+from pasta_decoding.remote.client import RetryPolicy
 from pasta_decoding.remote.decoder import RemoteDecoder, remote_decoder
 from pasta_decoding.remote.replicas import ReplicaPool
-from pasta_decoding.remote.service import RetryPolicy
+from pasta_decoding.remote.stream import RemoteError
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.briefs import XARG, Brief, Kind, write_brief
 from pasta_decoding.runtime.events import Opened
+from pasta_decoding.runtime.guided import XARG, GuidedParams, Kind, write_params
 from pasta_decoding.runtime.local import LocalDecoder, answer_of, torch_decoder
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.rules import Rules
@@ -298,7 +298,7 @@ def test_arguments_that_are_garbage_are_refused_and_harm_nobody(
     vllm: Vllm, remote: RemoteDecoder
 ) -> None:
     request = remote.request(PROMPTS[0], RULES, Sampling())
-    good = json.loads(write_brief(Brief(Kind.main, remote.vocabulary.control, (2,))))
+    good = json.loads(write_params(GuidedParams(Kind.main, remote.vocabulary.control, (2,))))
     garbage = ["x", "{}", 3, ["a"], json.dumps(good | {"promises": -1})]
     for found in [*garbage, json.dumps(good | {"protocol": 0})]:
         status, said = post(vllm, list(request.prompt), found)
@@ -325,7 +325,7 @@ def test_both_of_its_model_runners_take_the_processor(merged: Path, local: Local
     python = Path(shlex.split(os.environ["VLLM"])[0])
     if not python.name.startswith("python"):
         pytest.skip("give VLLM as a Python and a module: the script runs beside it")
-    brief = write_brief(Brief(Kind.main, local.vocabulary.control, (2,)))
+    brief = write_params(GuidedParams(Kind.main, local.vocabulary.control, (2,)))
     script = Path(__file__).parents[1] / "vllm" / "runners.py"
     done = subprocess.run(
         [python, script, merged, brief], stdout=subprocess.PIPE, check=True, text=True

@@ -10,9 +10,9 @@ from pasta_decoding.engines.base import Engine, FloatArray
 from pasta_decoding.engines.scripted import Script, ScriptedEngine
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import SharedMax
+from pasta_decoding.remote.client import RetryPolicy, Service
 from pasta_decoding.remote.driver import AnswerWriter, OnNews
 from pasta_decoding.remote.replicas import ReplicaPool
-from pasta_decoding.remote.service import RetryPolicy, Service
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.local import answer_of

@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 from pasta_decoding.lang.layout import MAIN, Joining, PromiseRun, SyncRun
-from pasta_decoding.remote.briefing import brief_for
 from pasta_decoding.runtime.actions import Fork, Rewrite
 from pasta_decoding.runtime.allowed import Constraint
-from pasta_decoding.runtime.briefs import read_brief, write_brief
+from pasta_decoding.runtime.guided import ThreadGrammar, guided_params, read_params, write_params
 from pasta_decoding.runtime.interpreter import Interpreter
-from pasta_decoding.runtime.lone_thread import LoneThread
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.vocabulary import Ids
 from tests.law.world import END, OPEN, SCHEME, SYNC
@@ -22,10 +20,10 @@ from tests.runtime.play import PROMPT, SIZE, VOCABULARY
 WANTED = {OPEN: 3, SYNC: 2, END: 0}
 
 
-def sent(interpreter: Interpreter, thread: int) -> LoneThread:
-    brief = brief_for(interpreter, thread)
+def sent(interpreter: Interpreter, thread: int) -> ThreadGrammar:
+    brief = guided_params(interpreter, thread)
     assert brief is not None
-    return LoneThread(VOCABULARY, read_brief(write_brief(brief)))
+    return ThreadGrammar(VOCABULARY, read_params(write_params(brief)))
 
 
 def assert_same(found: Constraint, expected: Constraint) -> None:
@@ -98,7 +96,7 @@ def test_such_answers_have_promises_and_syncs() -> None:
 
 def test_who_decodes_sequentially_needs_no_brief() -> None:
     interpreter = Interpreter(VOCABULARY, SCHEME, Rules(parallel=False), len(PROMPT))
-    assert brief_for(interpreter, MAIN) is None
+    assert guided_params(interpreter, MAIN) is None
 
 
 def test_a_brief_takes_no_part_in_what_is_banned_by_chance() -> None:

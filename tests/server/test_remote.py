@@ -16,8 +16,8 @@ from starlette.responses import Response
 
 from pasta_decoding.engines.scripted import Script
 from pasta_decoding.lang.layout import Joining
+from pasta_decoding.remote.client import RetryPolicy
 from pasta_decoding.remote.decoder import RemoteDecoder, remote_decoder
-from pasta_decoding.remote.service import RetryPolicy
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.rules import Rules
 from pasta_decoding.runtime.sampling import Sampling

@@ -10,18 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from pasta_decoding.runtime.briefs import Brief, Kind
-from pasta_decoding.vllm.batch import Places, Slots
-from pasta_decoding.vllm.writing import UNKNOWN, Served
+from pasta_decoding.runtime.guided import GuidedParams, Kind
+from pasta_decoding.vllm.batch import UNKNOWN, Places, Served, Slots
 from tests.law.world import ASYNC, CLOSE, CONTROL, END, ENDS, OPEN, P20, P50, SYNC
 from tests.runtime.play import ID, SIZE, VOCABULARY
 from tests.vllm.tokens import Direction, Tokenizer, change, params
 
 A, B = ID["a"], ID["b"]
 SERVED = Served(Tokenizer(), SIZE)
-MAIN = Brief(Kind.main, CONTROL, ENDS, promises=2)
-CHUNK = Brief(Kind.chunk, CONTROL, ENDS)
-CHECK = Brief(Kind.check, CONTROL, ENDS, verdicts=(10, 11, 12, 13))
+MAIN = GuidedParams(Kind.main, CONTROL, ENDS, promises=2)
+CHUNK = GuidedParams(Kind.chunk, CONTROL, ENDS)
+CHECK = GuidedParams(Kind.check, CONTROL, ENDS, verdicts=(10, 11, 12, 13))
 TEXT = set(range(SIZE)) - CONTROL.ids
 CHUNK_START = set(range(SIZE)) - set(VOCABULARY.not_chunk_start.tolist())
 CLOSES = {P20, P50}
@@ -34,7 +33,7 @@ def open_ids(places: Places, rows: int) -> list[set[int]]:
     return [set(torch.isfinite(row).nonzero()[:, 0].tolist()) for row in logits_RV]
 
 
-def filled(*briefs: Brief | None) -> tuple[Places, list[list[int]]]:
+def filled(*briefs: GuidedParams | None) -> tuple[Places, list[list[int]]]:
     """A batch of new requests, and their outputs, which grow as vLLM's do."""
     places, outputs = Places(SERVED), [list[int]() for _ in briefs]
     added = [(row, params(brief), None, outputs[row]) for row, brief in enumerate(briefs)]
@@ -136,17 +135,19 @@ def test_who_names_tokens_that_are_not_reserved_writes_nothing_and_a_check_tells
 @pytest.mark.parametrize(
     "brief",
     [
-        Brief(Kind.main, CONTROL, (END, SIZE)),
-        Brief(Kind.main, CONTROL, ENDS, topic_ids=(2**31 - 1,)),
-        Brief(Kind.check, CONTROL, ENDS, verdicts=(SIZE, 11, 12, 13)),
+        GuidedParams(Kind.main, CONTROL, (END, SIZE)),
+        GuidedParams(Kind.main, CONTROL, ENDS, topic_ids=(2**31 - 1,)),
+        GuidedParams(Kind.check, CONTROL, ENDS, verdicts=(SIZE, 11, 12, 13)),
     ],
 )
-def test_ids_that_the_model_does_not_have_end_the_request_and_harm_nobody(brief: Brief) -> None:
+def test_ids_that_the_model_does_not_have_end_the_request_and_harm_nobody(
+    brief: GuidedParams,
+) -> None:
     places, _ = filled(brief, CHUNK)
     assert open_ids(places, 2) == [{END}, CHUNK_START]
 
 
-Rows = list[tuple[Brief | None, list[int]] | None]
+Rows = list[tuple[GuidedParams | None, list[int]] | None]
 
 
 def test_any_run_of_changes_keeps_rows_and_requests_together() -> None:
@@ -190,7 +191,7 @@ def condensed(rows: Rows, dice: random.Random) -> list[tuple[int, int, Direction
     return moved
 
 
-def alone(one: tuple[Brief | None, list[int]] | None) -> set[int]:
+def alone(one: tuple[GuidedParams | None, list[int]] | None) -> set[int]:
     assert one is not None
     places = Places(SERVED)
     places.update(change(added=[(0, params(one[0]), None, one[1])]))

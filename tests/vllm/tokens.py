@@ -8,7 +8,7 @@ from enum import Enum, auto
 from types import SimpleNamespace
 from typing import Any
 
-from pasta_decoding.runtime.briefs import XARG, Brief, write_brief
+from pasta_decoding.runtime.guided import XARG, GuidedParams, write_params
 from tests.law.world import CONTROL, END
 from tests.runtime.play import ID, TEXTS
 
@@ -43,9 +43,9 @@ class Tokenizer:
         return f"<unused{token}>" if token in self.spare else TEXTS[token] or f"<special{token}>"
 
 
-def params(brief: Brief | None, temperature: float = 0.0) -> Any:
+def params(brief: GuidedParams | None, temperature: float = 0.0) -> Any:
     """A request's sampling parameters, as far as a processor looks at them."""
-    extra_args = None if brief is None else {XARG: write_brief(brief)}
+    extra_args = None if brief is None else {XARG: write_params(brief)}
     return SimpleNamespace(extra_args=extra_args, temperature=temperature)
 
 

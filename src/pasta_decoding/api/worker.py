@@ -34,6 +34,6 @@ def open_worker(
         return EngineThread(
             decoder, max_requests=max_requests, governor=governor, pace=pace, watcher=watcher
         )
-    from pasta_decoding.remote.loop_thread import LoopThread
+    from pasta_decoding.remote.scheduler import RemoteWorker
 
-    return LoopThread(decoder, watcher, max_requests=max_requests)
+    return RemoteWorker(decoder, watcher, max_requests=max_requests)

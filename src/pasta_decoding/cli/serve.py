@@ -173,7 +173,7 @@ def rival_of(
 
 def key_of(key: str | None, file: Path | None) -> str | None:
     """Return the key that clients need, from wherever it is; None if there is none."""
-    from pasta_decoding.remote.service import checked_key
+    from pasta_decoding.remote.client import checked_key
 
     if file is None:
         return checked_key(key)

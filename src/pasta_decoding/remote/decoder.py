@@ -12,11 +12,10 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import SharedMax
 from pasta_decoding.models.load import load_metadata
+from pasta_decoding.remote.client import RetryPolicy, Service, checked_url, find_model
 from pasta_decoding.remote.driver import AnswerWriter, OnNews
-from pasta_decoding.remote.loop_thread import LoopThread
 from pasta_decoding.remote.replicas import ReplicaPool
-from pasta_decoding.remote.scheduler import RemoteScheduler
-from pasta_decoding.remote.service import RetryPolicy, Service, checked_url, find_model
+from pasta_decoding.remote.scheduler import RemoteScheduler, RemoteWorker
 from pasta_decoding.runtime.admission import check_fits
 from pasta_decoding.runtime.decoder import Decoder, decoder_fields, joining_for
 from pasta_decoding.runtime.interpreter import Interpreter
@@ -35,34 +34,24 @@ class RemoteDecoder(Decoder):
 
     @property
     def capacity(self) -> int:
-        """See `Decoder`."""
         return self.service.max_positions
 
     @property
     def name(self) -> str:
-        """See `Decoder`."""
         return "remote"
 
     def scheduler(self, *, clock: Callable[[], float] = time.perf_counter) -> RemoteScheduler:  # noqa: ARG002
-        """See `Decoder`."""
-        return RemoteScheduler(LoopThread(self))
+        return RemoteScheduler(RemoteWorker(self))
 
     def check(self, request: Request) -> None:
         """Raise PastaError if `request` could never be answered."""
         check_fits(request, Limits(self.service.vocabulary_size, self.service.max_positions))
 
     def sampler(self, prompt: Sequence[int], sampling: Sampling, choice: int = 0) -> Sampler:
-        """See `Decoder`. Servers do not know which of what they are sent is an answer's text."""
         if sampling.penalties != Penalties():
-            raise PastaError(
-                "servers of completions cannot count what an answer repeats across its threads",
-                hint="Leave penalties out, or decode on an engine here.",
-            )
+            raise PastaError("servers cannot count what an answer repeats across its threads")
         if sampling.logprobs is not None:
-            raise PastaError(
-                "the model's own server tells ids alone, and no logprobs",
-                hint="Leave logprobs out, or decode on an engine here.",
-            )
+            raise PastaError("the servers send token ids and no logprobs")
         return Decoder.sampler(self, prompt, sampling, choice)
 
     def writer(self, request: Request, pool: ReplicaPool, on_news: OnNews) -> AnswerWriter:
@@ -97,12 +86,9 @@ def remote_decoder(
     checkpoint was not trained for the `text` join, the only one there; `joining` insists.
     """
     if not base_urls:
-        raise PastaError("no server is named", hint="Give --base-url http://HOST:PORT/v1.")
+        raise PastaError("no server is named; give --base-url http://HOST:PORT/v1")
     if joining is Joining.kv:
-        raise PastaError(
-            "servers of completions cannot join keys, only text",
-            hint="Leave out --join kv, or --engine remote.",
-        )
+        raise PastaError("servers of completions cannot join keys, only text")
     urls = tuple(dict.fromkeys(map(checked_url, base_urls)))
     loaded, vocabulary_size, max_positions = load_metadata(base, adapter)
     joining = joining_for(loaded.checkpoint, joining, REMOTE_JOINS)

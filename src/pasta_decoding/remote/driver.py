@@ -1,4 +1,4 @@
-"""The async driver: an answer written by requests for completions, to servers that know no more.
+"""The async driver: an answer written by plain requests for completions.
 
 Each thread's context is a plain sequence of ids, so chunks are joined as text. A promise opens a
 request for its chunk while main's goes on; SYNC ends main's, and when the chunks are done a new
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.remote.replicas import ReplicaPool
-from pasta_decoding.remote.thread_stream import ThreadStream
+from pasta_decoding.remote.thread import ThreadStream
 from pasta_decoding.runtime.account import Account
 from pasta_decoding.runtime.actions import Action, Append, CloseChunk, Fork, Rewrite
 from pasta_decoding.runtime.answer import Answer, conclude
@@ -103,12 +103,12 @@ class AnswerWriter:
 
     async def _write(self, thread: int) -> None:
         """Let `thread` write until it ends; main, until it waits."""
-        stream, turnstile = ThreadStream(self, thread), self.pool.turnstile
+        stream, limiter = ThreadStream(self, thread), self.pool.limiter
         sync = self.interpreter.vocabulary.control.sync
         try:
             await self._until_likely(thread)
             while self.interpreter.writes(thread):
-                if not turnstile.admits(self, thread):
+                if not limiter.admits(self, thread):
                     await stream.put_down()
                     await self._take_turn(thread)
                 choice = await stream.choose()
@@ -122,7 +122,7 @@ class AnswerWriter:
                     return  # it goes on behind the join, in a task of its own
         finally:
             await stream.put_down()
-            turnstile.leave(self, thread)
+            limiter.leave(self, thread)
 
     async def _until_likely(self, thread: int) -> None:
         """Let a chunk wait that would probably be trimmed, as long as other answers are written.
@@ -132,7 +132,7 @@ class AnswerWriter:
         budget = self.interpreter.budget
         while (
             thread != MAIN
-            and self.pool.turnstile.has_others(self)
+            and self.pool.limiter.has_others(self)
             and any(chunk.thread < thread for chunk in budget.running)
             and budget.expected_place(thread) >= budget.rules.max_tokens
         ):
@@ -140,12 +140,12 @@ class AnswerWriter:
 
     async def _take_turn(self, thread: int) -> None:
         """Ask at once where the server has the rules, and decides who writes; else wait."""
-        if self.lease.briefs:
-            self.pool.turnstile.take(self, thread)
+        if self.lease.guided:
+            self.pool.limiter.take(self, thread)
             return
         # Would two requests write what one does? What is drawn follows from a request's seed.
         greedy = self.sampler.sampling.greedy
-        await self.pool.turnstile.enter(self, thread, main_yields=greedy)
+        await self.pool.limiter.enter(self, thread, main_yields=greedy)
 
     @property
     def sampler(self) -> Sampler:

@@ -15,26 +15,25 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Self
 
-from pasta_decoding.remote.abilities import find_abilities
-from pasta_decoding.remote.completions import (
-    Abilities,
+from pasta_decoding.remote.capabilities import find_capabilities
+from pasta_decoding.remote.client import Service, TokenLimit, check_status, headers, http_library
+from pasta_decoding.remote.limiter import ConcurrencyLimiter
+from pasta_decoding.remote.stream import (
     Completion,
     CompletionReader,
     RemoteError,
+    ServerCapabilities,
     excerpt,
 )
-from pasta_decoding.remote.replies import TokenLimit, check_status
-from pasta_decoding.remote.service import Service, headers, http_library
-from pasta_decoding.remote.turnstile import Turnstile
 from pasta_decoding.runtime.trace import Sent
 
 if TYPE_CHECKING:
     from httpx2 import AsyncClient, Response
 
 MAX_RETRY_AFTER_S = 30.0
-"""Whoever says to wait longer is not waited for so long."""
+"""The longest that a server's Retry-After is obeyed."""
 SESSION_HEADER = "X-Session-ID"
-"""Names the answer, so that what stands before several servers leaves its requests at one."""
+"""Names the answer, so that a router before several servers sends its requests to one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,20 +41,20 @@ class _Replica:
     base_url: str
     answers: int = 0
     cooldown_until_s: float = 0.0
-    abilities: Abilities | None = None
+    capabilities: ServerCapabilities | None = None
     looking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Lease:
     """The place of one answer at one replica. Leave it with the block that it is a context of.
 
-    briefs: whether what was asked last went to a server that holds requests to their briefs.
+    guided: whether the last request went to a server that obeys `GuidedParams`.
     """
 
     def __init__(self, pool: ReplicaPool) -> None:
         self._pool = pool
         self.sent = Sent()
-        self.briefs = False
+        self.guided = False
         self.session = uuid.uuid4().hex
 
     def __enter__(self) -> Self:
@@ -84,12 +83,12 @@ class Lease:
 class ReplicaPool:
     """Open connections to a service, for as long as the block runs whose context it is.
 
-    turnstile: which threads of the answers may have a request open.
+    limiter:   which threads of the answers may have a request open.
     """
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self.turnstile = Turnstile()
+        self.limiter = ConcurrencyLimiter()
         self._replicas = [_Replica(base_url) for base_url in service.base_urls]
 
     async def __aenter__(self) -> Self:
@@ -126,7 +125,7 @@ class ReplicaPool:
 
     def cool_down(self, replica: _Replica) -> None:
         """Ask others for a while. Who knows what will be there then?"""
-        replica.abilities = None
+        replica.capabilities = None
         cooldown_s = self.service.retry_policy.cooldown_s
         replica.cooldown_until_s = asyncio.get_running_loop().time() + cooldown_s
 
@@ -167,17 +166,16 @@ class ReplicaPool:
         """Ask once, and yield what comes."""
         httpx = http_library()
         try:
-            abilities = await self._abilities(replica, asked)
-            lease.briefs = abilities.processor
+            capabilities = await self._capabilities(replica, asked)
+            lease.guided = capabilities.guided
             lease.sent.requests += 1
-            reply = self._reply(replica, asked, abilities, lease)
+            reply = self._reply(replica, asked, capabilities, lease)
             async with aclosing(reply) as tokens:
                 async for token in tokens:
                     yield token
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise RemoteError(
                 f"it cannot be reached: {excerpt(str(error) or type(error).__name__)}",
-                hint="Check the base URL and that the server runs.",
                 retryable=True,
                 unreachable=True,
             ) from error
@@ -185,19 +183,23 @@ class ReplicaPool:
             reason = excerpt(str(error) or type(error).__name__)
             raise RemoteError(f"it broke the connection: {reason}", retryable=True) from error
 
-    async def _abilities(self, replica: _Replica, asked: Completion) -> Abilities:
-        """Find out, once for a server, what it can do for requests that have a brief."""
-        if asked.brief is None:
-            return Abilities()
+    async def _capabilities(self, replica: _Replica, asked: Completion) -> ServerCapabilities:
+        """Find out, once for a server, what it can do for guided requests."""
+        if asked.params is None:
+            return ServerCapabilities()
         async with replica.looking:
-            if replica.abilities is None:
+            if replica.capabilities is None:
                 size, lease = self.service.vocabulary_size, Lease(self)
                 ask = partial(self._reply, replica, lease=lease)
-                replica.abilities = await find_abilities(ask, asked, asked.brief, size)
-            return replica.abilities
+                replica.capabilities = await find_capabilities(ask, asked, asked.params, size)
+            return replica.capabilities
 
     async def _reply(
-        self, replica: _Replica, asked: Completion, abilities: Abilities, lease: Lease
+        self,
+        replica: _Replica,
+        asked: Completion,
+        capabilities: ServerCapabilities,
+        lease: Lease,
     ) -> AsyncGenerator[int]:
         """Send a request, and yield what comes."""
         reader = CompletionReader(asked, self.service.vocabulary_size)
@@ -205,7 +207,7 @@ class ReplicaPool:
         request = self._client.build_request(
             "POST",
             f"{replica.base_url}/completions",
-            json=asked.body(self.service.model, abilities),
+            json=asked.body(self.service.model, capabilities),
             headers={SESSION_HEADER: lease.session},
         )
         async with limit():

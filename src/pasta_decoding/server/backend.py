@@ -18,7 +18,7 @@ from typing import Self
 
 from pasta_decoding.api.worker import AnyDecoder, open_worker
 from pasta_decoding.errors import PastaError
-from pasta_decoding.remote.completions import RemoteError
+from pasta_decoding.remote.stream import RemoteError
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.governor import CheapestStep

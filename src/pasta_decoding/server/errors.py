@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from pasta_decoding.errors import TOO_LONG, PastaError
-from pasta_decoding.remote.completions import RemoteError
+from pasta_decoding.remote.stream import RemoteError
 from pasta_decoding.server.requests import FIELDS, WHY_NOT
 from pasta_decoding.server.schema import ErrorDetail, ErrorReply
 

@@ -1,6 +1,6 @@
 """A logits processor for vLLM, which loads it by the entry point group `vllm.logits_processors`.
 
-It holds every request that carries a brief to the rules of its thread; others it leaves alone.
+It holds every guided request to the rules of its thread; others it leaves alone.
 """
 
 from __future__ import annotations

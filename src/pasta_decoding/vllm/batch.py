@@ -1,4 +1,4 @@
-"""The requests of a batch that obey a brief, wherever vLLM moves them.
+"""The guided requests of a batch, wherever vLLM moves them, and what each may write next.
 
 vLLM has two model runners, which hand requests to a processor in two ways: `Places` follows those
 of the first, whose rows are moved about, and `Slots` those of the second, whose stay.
@@ -6,21 +6,134 @@ of the first, whose rows are moved about, and `Slots` those of the second, whose
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pasta_decoding.runtime.briefs import XARG, Brief, read_brief
+from pasta_decoding.models.control_tokens import is_reserved
+from pasta_decoding.runtime.allowed import Constraint
+from pasta_decoding.runtime.guided import XARG, GuidedParams, Kind, ThreadGrammar, read_params
+from pasta_decoding.runtime.vocabulary import Vocabulary, vocabulary_of
 from pasta_decoding.vllm.masking import Mask
-from pasta_decoding.vllm.writing import Served, Writing
+
+UNKNOWN = -1
+"""Stands in a request's output for a token that has not come back from the accelerator."""
+_KEPT = 4
 
 
-def brief_of(params: Any) -> Brief | None:
-    """Return the brief among a request's arguments; None if it has none. Raises PastaError."""
+@dataclass
+class Served:
+    """The tokenizer of the model that is served, with the control tokens of whoever asks.
+
+    size: the number of logits.
+    """
+
+    tokenizer: Any
+    size: int
+    _bound: dict[Hashable, Vocabulary] = field(default_factory=dict)
+
+    def has(self, guide: GuidedParams) -> bool:
+        """Is there all that `guide` names, and are its control tokens reserved for such use?"""
+        if max(guide.ids) >= min(self.size, len(self.tokenizer)):
+            return False
+        names = map(self.tokenizer.convert_ids_to_tokens, sorted(guide.control.ids))
+        return all(name is not None and is_reserved(name) for name in names)
+
+    def vocabulary(self, guide: GuidedParams) -> Vocabulary:
+        """Return the vocabulary as `guide`, of which all is there, binds it."""
+        control = guide.control
+        single = (control.promise_open, control.async_open, control.async_close, control.sync)
+        key = (single, tuple(control.promise_close.items()), guide.ends)
+        if key not in self._bound:
+            while len(self._bound) >= _KEPT:
+                del self._bound[next(iter(self._bound))]
+            ends = frozenset(guide.ends)
+            self._bound[key] = replace(
+                self._read(guide), control=control, eos_ids=ends, end=guide.ends[0]
+            )
+        return self._bound[key]
+
+    @cached_property
+    def end(self) -> int:
+        """The token that ends what the served model writes; the first one if it has none."""
+        end = getattr(self.tokenizer, "eos_token_id", None)
+        return end if isinstance(end, int) and end < self.size else 0
+
+    def _read(self, guide: GuidedParams) -> Vocabulary:
+        """Read the tokenizer once: that takes a second, and depends on nobody who asks."""
+        if not hasattr(self, "_plain"):
+            ends = (frozenset(guide.ends), guide.ends[0])
+            self._plain = vocabulary_of(self.tokenizer, guide.control, self.size, *ends)
+        return self._plain
+
+
+class Writing:
+    """What one request obeys. `output` is vLLM's own list, to which it appends what was written.
+
+    temperature: of its sampling.
+    """
+
+    _seen: int
+    _last: int
+    _thread: ThreadGrammar
+
+    def __init__(
+        self, guide: GuidedParams, served: Served, output: Sequence[int], temperature: float
+    ) -> None:
+        self.temperature = temperature
+        self.output = output
+        self._params = guide
+        self._served = served
+        self._known = served.has(guide)
+        self._begin()
+
+    def constraint(self) -> Constraint | None:
+        """Return what may come next; None where nobody can tell, since a token is not there yet.
+
+        Where the vocabulary is another, its end is all that may come.
+        """
+        if self._params.kind is Kind.check:
+            return Constraint.force([self._verdict()])
+        if not self._known:
+            return Constraint.force([self._served.end])
+        if self._was_taken_back():
+            self._begin()
+        new = self.output[self._seen :]
+        if UNKNOWN in new:
+            return None
+        for token in new:
+            self._thread.on_token(token)
+            self._last = token
+        self._seen += len(new)
+        return self._thread.constraint()
+
+    def _was_taken_back(self) -> bool:
+        """Has the end of what was heard been left out or replaced? Nothing before it ever is."""
+        seen = self._seen
+        return len(self.output) < seen or (seen > 0 and self.output[seen - 1] != self._last)
+
+    def _begin(self) -> None:
+        self._seen, self._last = 0, UNKNOWN
+        if self._known and self._params.kind is not Kind.check:
+            self._thread = ThreadGrammar(self._served.vocabulary(self._params), self._params)
+
+    def _verdict(self) -> int:
+        well, seen, unseen, foreign = self._params.verdicts
+        if max(self._params.verdicts) >= self._served.size:
+            return self._served.end
+        if not self.output:
+            return well if self._known else foreign
+        return seen if self.output[0] == well else unseen
+
+
+def guided_params_of(params: Any) -> GuidedParams | None:
+    """Return the params among a request's arguments; None if there are none. Raises PastaError."""
     found = (params.extra_args or {}).get(XARG)
-    return None if found is None else read_brief(found)
+    return None if found is None else read_params(found)
 
 
 class Places:
@@ -39,8 +152,8 @@ class Places:
             self._rows.pop(row, None)
         for row, params, _prompt, output in change.added:
             self._rows.pop(row, None)
-            if (brief := brief_of(params)) is not None:
-                self._rows[row] = Writing(brief, self._served, output, params.temperature)
+            if (guide := guided_params_of(params)) is not None:
+                self._rows[row] = Writing(guide, self._served, output, params.temperature)
         for one, other, direction in change.moved:
             first, second = self._rows.pop(one, None), self._rows.pop(other, None)
             if first is not None:
@@ -71,13 +184,13 @@ class Slots:
         self._mask = Mask()
 
     def add(self, slot: int, params: Any) -> bool:
-        """Let a request into a slot, after whoever had it; does it obey a brief?"""
+        """Let a request into a slot, after whoever had it; is it guided?"""
         self._slots.pop(slot, None)
-        brief = brief_of(params)
-        if brief is None:
+        guide = guided_params_of(params)
+        if guide is None:
             return False
         self._outputs[slot] = []
-        self._slots[slot] = Writing(brief, self._served, self._outputs[slot], params.temperature)
+        self._slots[slot] = Writing(guide, self._served, self._outputs[slot], params.temperature)
         return True
 
     def apply(self, logits_RV: Tensor, context: Any) -> Tensor:

@@ -27,6 +27,8 @@ class Mask:
     def restrict(self, logits_RV: Tensor, rows: Sequence[Row]) -> None:
         """Change `logits_RV` in place, so that what is drawn from it is what may stand there."""
         for row, allowed, temperature in rows:
+            for token, by in allowed.bias.items():
+                logits_RV[row, token] += by
             if allowed.only is not None:
                 _keep(logits_RV[row], allowed.only)
             elif allowed.instead is not None:

@@ -10,8 +10,7 @@ from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.sample.logits_processor import LogitsProcessor as MovingRows
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.vllm.batch import Places, Slots, brief_of
-from pasta_decoding.vllm.writing import Served
+from pasta_decoding.vllm.batch import Places, Served, Slots, guided_params_of
 
 try:
     from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as FixedSlots
@@ -22,16 +21,16 @@ VLLM_VERSION = "0.32"
 
 
 class PastaLogitsProcessor(MovingRows, FixedSlots):  # type: ignore[misc]
-    """Lets requests with a brief write only what their thread may; see vLLM's `LogitsProcessor`."""
+    """Lets guided requests write only what their thread may; see vLLM's `LogitsProcessor`."""
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
-        """Refuse a brief that is none. Raises ValueError, which vLLM answers with 400."""
+        """Refuse params that are none. Raises ValueError, which vLLM answers with 400."""
         try:
-            brief = brief_of(sampling_params)
+            params = guided_params_of(sampling_params)
         except PastaError as error:
             raise ValueError(f"pasta-decoding: {error}") from None
-        if brief is not None and not vllm.__version__.startswith(f"{VLLM_VERSION}."):
+        if params is not None and not vllm.__version__.startswith(f"{VLLM_VERSION}."):
             raise ValueError(
                 f"pasta-decoding: its logits processor knows vLLM {VLLM_VERSION}, and this is "
                 f"{vllm.__version__}"
@@ -48,13 +47,10 @@ class PastaLogitsProcessor(MovingRows, FixedSlots):  # type: ignore[misc]
         return False
 
     def update_state(self, batch_update: Any) -> None:
-        """See the first runner's interface."""
         self._places.update(batch_update)
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
-        """See the second runner's interface."""
         return self._slots.add(req_idx, sampling_params)
 
     def apply(self, logits: Tensor, ctx: Any = None) -> Tensor:
-        """See either interface."""
         return self._places.apply(logits) if ctx is None else self._slots.apply(logits, ctx)

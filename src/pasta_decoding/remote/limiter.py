@@ -1,10 +1,10 @@
-"""Which threads of the answers over one service have a request open, and which wait for one.
+"""Which threads of the answers over one service have a request open, and which wait.
 
-There are no steps here: a server decides who writes when of those that have asked. So threads are
-delayed by asking later. An answer alone asks for all its threads. Of several each has a request
-open, that of its first unfinished text, and so many more as make a token cheapest, by how long
-requests have been seen to take for a token while so many were open. A server with Pasta's logits
-processor is asked for all threads at once: nothing is cut in two there, and it has an order.
+There are no steps here: a server schedules the requests that it has. So threads are delayed by
+asking later. An answer alone asks for all its threads. Of several each has a request open, that of
+its first unfinished text, and as many more as make a token cheapest, by how long requests have been
+seen to take for a token with that many open. A server with Pasta's logits processor is asked for
+all threads at once: no request is cut in two there, and it obeys priorities.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class _Line:
             turn.set_result(None)
 
 
-class Turnstile:
-    """Hands out turns. Everything belongs to one event loop; an answer is any object."""
+class ConcurrencyLimiter:
+    """Lets threads open requests. Everything belongs to one event loop; an answer is any object."""
 
     def __init__(self, governor: CheapestStep | None = None) -> None:
         self._governor = CheapestStep() if governor is None else governor

@@ -1,7 +1,7 @@
 """The requests of one thread of an answer: its tokens one by one, whatever they take.
 
-A server chooses tokens without asking the interpreter. One with Pasta's logits processor is told
-in a brief what a thread must know, and obeys. With others `logit_bias` forbids what a whole request
+A server chooses tokens without asking the interpreter. One with Pasta's logits processor gets
+`GuidedParams` with the request, and obeys. With others `logit_bias` forbids what a whole request
 may not write, and a token that may not stand where it came is taken back: its request ends, and one
 of a single token, with the right bias, brings the next best. Both give what constraints would.
 """
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pasta_decoding.lang.layout import MAIN
-from pasta_decoding.remote.briefing import brief_for, texts_before
-from pasta_decoding.remote.completions import BAN, MAX_BIASES, Completion, RemoteError
+from pasta_decoding.remote.stream import BAN, MAX_BIASES, Completion, RemoteError
 from pasta_decoding.runtime.allowed import Constraint
+from pasta_decoding.runtime.guided import guided_params
 from pasta_decoding.runtime.sampling import Choice
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ class ThreadStream:
                 return Choice(token, intervened=bool(refused))
             if token in refused:
                 raise RemoteError(
-                    f"the server insists on the token {token}, which `logit_bias` forbids",
-                    hint="It must know `logit_bias`, as OpenAI's completions have it.",
+                    f"the server insists on the token {token}, which `logit_bias` forbids"
                 )
             refused.add(token)
             await self.put_down()
@@ -69,7 +68,7 @@ class ThreadStream:
         came_s, self._came_s = self._came_s, []
         if len(came_s) >= ENOUGH_TOKENS:
             token_s = (came_s[-1] - came_s[0]) / (len(came_s) - 1)
-            self._writer.pool.turnstile.note(token_s)
+            self._writer.pool.limiter.note(token_s)
 
     async def _next(self) -> int:
         """Return the next token of the request under way, or of a new one."""
@@ -115,10 +114,15 @@ class ThreadStream:
             top_k=sampling.top_k,
             seed=self._seed(tries),
             min_p=sampling.min_p,
-            brief=brief_for(writer.interpreter, self._thread),
-            priority=texts_before(writer.interpreter, self._thread),
+            params=guided_params(writer.interpreter, self._thread),
+            priority=self._unfinished_before(),
         )
         return writer.pool.stream(writer.lease, asked)
+
+    def _unfinished_before(self) -> int:
+        """Count the chunks that are not finished and stand before what this thread writes next."""
+        running = [chunk.thread for chunk in self._writer.interpreter.budget.running]
+        return sum(self._thread == MAIN or one < self._thread for one in running)
 
     def _seed(self, tries: int) -> int:
         """Return a seed for this very request, so that a server that obeys it repeats itself."""

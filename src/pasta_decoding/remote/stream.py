@@ -2,26 +2,26 @@
 
 The dialect is OpenAI's `/v1/completions` with three extensions as vLLM has them: the prompt is a
 list of token ids, `stop_token_ids` end it, and `return_token_ids` puts ids into the stream.
-https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html What else a server can do is
-asked of it only where it has shown that it can: `abilities`.
+https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html Anything else is asked only of
+a server that has shown that it can: `ServerCapabilities`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.runtime.briefs import XARG, Brief, write_brief
+from pasta_decoding.runtime.guided import XARG, GuidedParams, write_params
 
 MAX_LINE_BYTES = 2**24
 """Of one event; the first of a stream repeats the prompt."""
 MAX_BIASES = 1024
-"""How many tokens a request may bias. vLLM refuses more (its GPU sampler has so much room)."""
+"""How many tokens a request may bias. vLLM refuses more (its GPU sampler has room for these)."""
 BAN = -100.0
-"""The bias of a token that must not come, and minus that of those of which one must."""
+"""The bias of a banned token, and minus that of tokens of which one must come."""
 
 _EXCERPT_CHARS = 120
 
@@ -56,14 +56,14 @@ class RemoteError(PastaError):
 
 
 @dataclass(frozen=True, slots=True)
-class Abilities:
+class ServerCapabilities:
     """What a server can do that not all can.
 
-    processor: it has Pasta's logits processor, which holds a request to its brief.
-    priority:  of requests that wait it begins with the lowest number.
+    guided:   it has Pasta's logits processor, which obeys `GuidedParams`.
+    priority: of the requests that wait it begins with the lowest number.
     """
 
-    processor: bool = False
+    guided: bool = False
     priority: bool = False
 
 
@@ -71,11 +71,11 @@ class Abilities:
 class Completion:
     """Go on from `prompt` for at most `max_tokens`.
 
-    stops: ids that end it; they are streamed, too.
-    end:   stands for an end that the server does not name.
-    bias:  what is added to the logits of these ids before anything is chosen.
-    brief: the rules that it obeys, where the server can know them.
-    priority: how many texts of its answer stand before it and are not finished.
+    stops:    ids that end it; they are streamed, too.
+    end:      stands for an end that the server does not name.
+    bias:     what is added to the logits of these ids before anything is chosen.
+    params:   the rules that it obeys, where the server has the processor.
+    priority: how many unfinished texts of its answer stand before it.
     """
 
     prompt: tuple[int, ...]
@@ -88,15 +88,19 @@ class Completion:
     top_k: int | None = None
     seed: int = 0
     min_p: float = 0.0
-    brief: Brief | None = None
+    params: GuidedParams | None = None
     priority: int = 0
 
-    def body(self, model: str, abilities: Abilities) -> dict[str, Any]:
-        """Return what is sent. All of sampling is said: some servers have a model's defaults."""
+    def body(self, model: str, capabilities: ServerCapabilities) -> dict[str, Any]:
+        """Return the request's body. It names all of sampling: some servers have other defaults."""
         own: dict[str, Any] = {}
-        if abilities.processor and self.brief is not None:
-            own["vllm_xargs"] = {XARG: write_brief(self.brief)}
-        if abilities.priority:
+        bias = dict(self.bias)
+        if self.params is not None and capabilities.guided:
+            own["vllm_xargs"] = {XARG: write_params(self.params)}
+        elif self.params is not None and self.params.eagerness:
+            token = self.params.control.promise_open
+            bias[token] = bias.get(token, 0.0) + self.params.eagerness
+        if capabilities.priority:
             own["priority"] = self.priority
         return own | {
             "model": model,
@@ -108,7 +112,7 @@ class Completion:
             "min_p": self.min_p,
             "repetition_penalty": 1.0,
             "seed": self.seed,
-            "logit_bias": {str(token): bias for token, bias in self.bias.items()} or None,
+            "logit_bias": {str(token): by for token, by in bias.items()} or None,
             "stop_token_ids": list(self.stops),
             "return_token_ids": True,
             "stream": True,
@@ -120,8 +124,9 @@ class Completion:
 class CompletionReader:
     """Reads the stream that answers a completion: bytes in, token ids out.
 
-    It believes nothing: what is no such stream, or loses or repeats tokens, raises RemoteError.
-    A stop token comes out when the stream has ended well, so that nobody acts on a broken one.
+    It believes nothing: a stream of another form, or one that loses or repeats tokens, raises
+    RemoteError. A stop token comes out when the stream has ended well, so that nobody acts on a
+    broken one.
 
     received:      ids that came, those that are held back among them.
     cached_tokens: how much of the prompt the server had computed before; None if it does not say.
@@ -151,24 +156,31 @@ class CompletionReader:
         if self._reason is None:
             raise RemoteError("it ended its reply early", retryable=True)
         if not self._counted:
-            raise RemoteError("it did not say how many tokens it sent", hint=_DIALECT)
+            raise RemoteError(f"it did not say how many tokens it sent; {_DIALECT}")
         return [*ids, *self._held]
 
     def _read(self, line: bytes) -> list[int]:
-        if not line or not line.startswith(b"data:"):
-            if line and line[:1] != b":" and not line.startswith((b"event:", b"id:", b"retry:")):
-                raise _garbage(repr(line[:_EXCERPT_CHARS]))
-            return []
-        content = line[len(b"data:") :].strip()
-        if content == b"[DONE]":
-            self._done = True
-            return []
-        return self._read_event(_object(content))
+        if line.startswith(b"data:"):
+            content = line[len(b"data:") :].strip()
+            self._done = self._done or content == b"[DONE]"
+            return [] if content == b"[DONE]" else self._read_event(content)
+        if line and not line.startswith((b":", b"event:", b"id:", b"retry:")):
+            raise _garbage(repr(line[:_EXCERPT_CHARS]))
+        return []
 
-    def _read_event(self, event: dict[str, Any]) -> list[int]:
+    def _read_event(self, content: bytes) -> list[int]:
+        try:
+            event = json.loads(content)
+        except (ValueError, RecursionError):
+            event = None
+        if not isinstance(event, dict):
+            raise _garbage(repr(content[:_EXCERPT_CHARS]))
         if event.get("error"):
             raise RemoteError(f"it failed: {excerpt(event['error'])}", retryable=True)
-        ids = [token for choice in _dicts(event.get("choices")) for token in self._choice(choice)]
+        choices = event.get("choices")
+        if not isinstance(choices, list) or [type(one) for one in choices] not in ([], [dict]):
+            raise _garbage(f"choices {excerpt(choices)}")
+        ids = [token for choice in choices for token in self._choice(choice)]
         if usage := event.get("usage"):
             self._check_usage(usage)
         return ids
@@ -176,17 +188,15 @@ class CompletionReader:
     def _choice(self, choice: dict[str, Any]) -> list[int]:
         echoed = choice.get("prompt_token_ids")
         if echoed is not None and echoed != list(self.asked.prompt):
-            raise RemoteError("it changed the prompt", hint="Let it add no special tokens.")
+            raise RemoteError("it changed the prompt")
         ids = self._checked(choice.get("token_ids"), text=choice.get("text"))
-        if ids and (self._reason is not None or self._held or self._done):
-            raise RemoteError("it went on behind a stop token", hint=_DIALECT)
-        self.received += len(ids)
-        if self.received > self.asked.max_tokens:
-            most = self.asked.max_tokens
-            raise RemoteError(f"it sent more than the {most} tokens that were asked for")
         stops = [place for place, token in enumerate(ids) if token in self.asked.stops]
-        if stops and stops[0] < len(ids) - 1:
-            raise RemoteError("it went on behind a stop token", hint=_DIALECT)
+        over = self._reason is not None or self._held or self._done
+        if (ids and over) or (stops and stops[0] < len(ids) - 1):
+            raise RemoteError(f"it went on behind a stop token; {_DIALECT}")
+        self.received += len(ids)
+        if self.received > (most := self.asked.max_tokens):
+            raise RemoteError(f"it sent more than the {most} tokens that were asked for")
         if stops:
             self._held = [ids.pop()]
         self._finish(choice.get("finish_reason"), choice.get("stop_reason"))
@@ -207,19 +217,19 @@ class CompletionReader:
         if ids is None and not text:
             return []
         if not isinstance(ids, list):
-            raise RemoteError("it streams no token ids", hint=_DIALECT)
-        if wrong := [one for one in ids if type(one) is not int or not self._is_token(one)]:
-            raise RemoteError(f"it sent {excerpt(repr(wrong[0]))} for a token id", hint=_VOCABULARY)
-        return ids
-
-    def _is_token(self, token: int) -> bool:
-        return 0 <= token < self.vocabulary_size
+            raise RemoteError(f"it streams no token ids; {_DIALECT}")
+        for one in ids:
+            if type(one) is not int or not 0 <= one < self.vocabulary_size:
+                raise RemoteError(
+                    f"it sent {excerpt(repr(one))} for a token id: does it serve another model?"
+                )
+        return list(ids)
 
     def _check_usage(self, usage: object) -> None:
-        found = usage if isinstance(usage, dict) else {}
-        counted, prompt = found.get("completion_tokens"), found.get("prompt_tokens")
         if self._reason is None:
             return  # some servers count as they go
+        found = usage if isinstance(usage, dict) else {}
+        counted, prompt = found.get("completion_tokens"), found.get("prompt_tokens")
         if counted not in (self.received, self.received + self._unsent):
             raise RemoteError(
                 f"it streamed {self.received} token ids and counts {excerpt(counted)}: some were "
@@ -228,8 +238,7 @@ class CompletionReader:
         if prompt is not None and prompt != len(self.asked.prompt):
             raise RemoteError(
                 f"it read a prompt of {excerpt(prompt)} tokens where {len(self.asked.prompt)} "
-                "were sent",
-                hint="Let it add no special tokens.",
+                "were sent"
             )
         self._counted = True
         details = found.get("prompt_tokens_details")
@@ -237,8 +246,7 @@ class CompletionReader:
         self.cached_tokens = cached if type(cached) is int else None
 
 
-_DIALECT = "It must know `return_token_ids`, `stop_token_ids` and `include_usage`, as vLLM does."
-_VOCABULARY = "Check that it serves the model whose tokenizer is used here."
+_DIALECT = "it must know `return_token_ids`, `stop_token_ids` and `include_usage`, as vLLM does"
 
 
 def excerpt(found: object) -> str:
@@ -249,26 +257,5 @@ def excerpt(found: object) -> str:
     return text if len(text) <= _EXCERPT_CHARS else text[:_EXCERPT_CHARS] + " ..."
 
 
-def _object(content: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise _garbage(repr(content[:_EXCERPT_CHARS])) from error
-    if not isinstance(found, dict):
-        raise _garbage(repr(content[:_EXCERPT_CHARS]))
-    return found
-
-
-def _dicts(found: object) -> Sequence[dict[str, Any]]:
-    whole = isinstance(found, list) and all(isinstance(one, dict) for one in found)
-    if not whole or (isinstance(found, list) and len(found) > 1):
-        raise _garbage(f"choices {excerpt(found)}")
-    assert isinstance(found, list), "checked above"
-    return found
-
-
 def _garbage(what: str) -> RemoteError:
-    return RemoteError(
-        f"it sent no completion: {what}",
-        hint="Check that the base URL is that of an OpenAI-compatible server.",
-    )
+    return RemoteError(f"it sent no completion: {what}")

@@ -11,20 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.runtime.briefs import PROTOCOL, Brief, Kind, read_brief, write_brief
+from pasta_decoding.runtime.guided import PROTOCOL, GuidedParams, Kind, read_params, write_params
 from tests.law.world import CONTROL, END, ENDS
 
-BRIEF = Brief(
+BRIEF = GuidedParams(
     Kind.main,
     CONTROL,
     ENDS,
     promises=3,
+    eagerness=-1.5,
     sync=True,
     topics=("diet", "long walks \N{SNOWMAN}"),
     beginnings=(11, 12),
     topic_ids=(13,),
 )
-GOOD: dict[str, Any] = json.loads(write_brief(BRIEF))
+PARTS = "`control` and `buckets` do not name every part of a tag once"
+GOOD: dict[str, Any] = json.loads(write_params(BRIEF))
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -35,7 +37,7 @@ JSON = st.recursive(
 
 def refusal(found: object) -> str:
     with pytest.raises(PastaError) as error:
-        read_brief(found)
+        read_params(found)
     said = str(error.value)
     assert "\n" not in said
     assert len(said) < 1000
@@ -47,12 +49,12 @@ def refusal(found: object) -> str:
     [
         BRIEF,
         replace(BRIEF, topic=False, topics_begin_apart=False, topic_ids=None),
-        Brief(Kind.chunk, CONTROL, (END,), begun=True),
-        Brief(Kind.check, CONTROL, ENDS, verdicts=(20, 21, 22, 23)),
+        GuidedParams(Kind.chunk, CONTROL, (END,), begun=True),
+        GuidedParams(Kind.check, CONTROL, ENDS, verdicts=(20, 21, 22, 23)),
     ],
 )
-def test_what_is_written_is_read(brief: Brief) -> None:
-    assert read_brief(write_brief(brief)) == brief
+def test_what_is_written_is_read(brief: GuidedParams) -> None:
+    assert read_params(write_params(brief)) == brief
 
 
 @given(st.text() | JSON | JSON.map(json.dumps))
@@ -64,26 +66,27 @@ def test_garbage_is_refused(found: object) -> None:
 def test_garbage_in_one_field_is_refused_or_read(name: str, value: object) -> None:
     """A value of the right form is none: then the brief holds it."""
     try:
-        brief = read_brief(json.dumps({**GOOD, name: value}))
+        brief = read_params(json.dumps({**GOOD, name: value}))
     except PastaError:
         refusal(json.dumps({**GOOD, name: value}))
     else:
-        assert json.loads(write_brief(brief))[name] == value
+        assert json.loads(write_params(brief))[name] == value
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"kind": "side"}, "`kind` is none of main, chunk, check"),
-        ({"promises": -1}, "`promises` holds what is no number from 0 to 2147483647"),
-        ({"promises": True}, "`promises` holds what is no number from 0 to 2147483647"),
-        ({"sync": 1}, "`sync` is neither true nor false"),
+        ({"kind": "side"}, "`kind`"),
+        ({"promises": -1}, "`promises`"),
+        ({"promises": True}, "`promises`"),
+        ({"eagerness": "2"}, "`eagerness`"),
+        ({"eagerness": float("inf")}, "`eagerness`"),
+        ({"sync": 1}, "`sync`"),
         ({"ends": []}, "`ends` names no id"),
-        ({"topics": ["diet", 3]}, "`topics` holds what is no text"),
-        ({"beginnings": [0] * 5000}, "`beginnings` is no list of at most 4096"),
-        ({"control": [1, 2, 3, 4, 5]}, "`control` does not name every part of a tag once"),
-        ({"control": [1, 2, 3, 4, 5, 5]}, "`control` does not name every part of a tag once"),
-        ({"buckets": [20, 20]}, "`buckets` has a length twice"),
+        ({"topics": ["diet", 3]}, "`topics`"),
+        ({"beginnings": [0] * 5000}, "`beginnings`"),
+        *(({"control": ids}, PARTS) for ids in ([1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 5])),
+        ({"buckets": [20, 20]}, PARTS),
         ({"kind": "check", "verdicts": [1, 2, 3, 3]}, "`verdicts` are not 4 ids"),
     ],
 )
@@ -101,6 +104,6 @@ def test_what_is_no_object_is_refused(found: object) -> None:
 @pytest.mark.parametrize("protocol", [PROTOCOL + 1, 0, "1", None])
 def test_another_protocol_is_named(protocol: object) -> None:
     assert refusal(json.dumps(GOOD | {"protocol": protocol})) == (
-        "this server's logits processor speaks protocol 1 of Pasta and the request another: "
+        "this server's logits processor speaks protocol 2 of Pasta and the request another: "
         "install the same version of Pasta on both sides"
     )

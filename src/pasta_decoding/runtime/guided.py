@@ -1,0 +1,274 @@
+"""One thread of an answer at a server that knows no other: what it is told, and what follows.
+
+`GuidedParams` go with the request, as text; `ThreadGrammar` gives from them, token by token, the
+constraints that the interpreter would give.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from itertools import takewhile
+from typing import Any
+
+from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.layout import MAIN, ChunkRun, SyncRun
+from pasta_decoding.models.control_tokens import ControlTokens
+from pasta_decoding.runtime.allowed import Constraint
+from pasta_decoding.runtime.constraints import Topics, main_constraint, open_chunk_constraint
+from pasta_decoding.runtime.interpreter import Interpreter
+from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.vocabulary import Vocabulary
+
+PROTOCOL = 2
+"""Of what is written here. Both sides must have the same."""
+XARG = "pasta"
+"""The name under which a request carries its params."""
+
+_MAX_CHARS = 2**18
+_MAX_ID = 2**31
+_MAX_LIST = 4096
+_PARTS = 4
+"""Control tokens besides the closings; and the verdicts of a check."""
+
+
+class Kind(StrEnum):
+    """Which rules a request obeys; `check` only asks whether the processor is there."""
+
+    main = "main"
+    chunk = "chunk"
+    check = "check"
+
+
+@dataclass(frozen=True, slots=True)
+class GuidedParams:
+    """One thread's rules, and what follows from the rest of its answer.
+
+    ends:        ids that end an answer.
+    begun:       has the chunk a token of its own?
+    promises:    how many main may make until its request ends.
+    eagerness:   added to the logit of a promise.
+    sync:        has main something to wait for?
+    topic:       do promises have one? Of at most `max_topic_tokens`, and, where
+                 `topics_begin_apart`, not beginning with one of `beginnings`.
+    topics:      the earlier ones, as `fold_topic` has them.
+    topic_ids:   the tokens of the one that main is writing; None outside topics.
+    verdicts:    of a check: what to write if all is well, then if the first one is seen, or is
+                 not; and what instead of the first if the vocabulary is another.
+    """
+
+    kind: Kind
+    control: ControlTokens
+    ends: tuple[int, ...]
+    begun: bool = False
+    promises: int = 0
+    eagerness: float = 0.0
+    sync: bool = False
+    topic: bool = True
+    max_topic_tokens: int = 12
+    topics_begin_apart: bool = True
+    topics: tuple[str, ...] = ()
+    beginnings: tuple[int, ...] = ()
+    topic_ids: tuple[int, ...] | None = None
+    verdicts: tuple[int, ...] = ()
+
+    @property
+    def ids(self) -> frozenset[int]:
+        """All token ids in it."""
+        named = (self.ends, self.beginnings, self.topic_ids or (), self.verdicts)
+        return self.control.ids.union(*named)
+
+
+def guided_params(interpreter: Interpreter, thread: int) -> GuidedParams | None:
+    """Return the params of a request for `thread`, as things stand; None if biases say it all."""
+    rules, topics = interpreter.rules, interpreter.topics
+    if not rules.parallel:
+        return None
+    control, ends = interpreter.vocabulary.control, tuple(sorted(interpreter.vocabulary.eos_ids))
+    if thread != MAIN:
+        begun = len(interpreter.budget.chunks[thread - 1].ids) > 1
+        return GuidedParams(Kind.chunk, control, ends, begun=begun)
+    since = takewhile(lambda one: not isinstance(one, SyncRun), reversed(interpreter.segments))
+    return GuidedParams(
+        Kind.main,
+        control,
+        ends,
+        promises=interpreter.promises_left,
+        eagerness=rules.eagerness or 0.0,
+        sync=any(isinstance(one, ChunkRun) for one in since),
+        topic=rules.topic,
+        max_topic_tokens=rules.max_topic_tokens,
+        topics_begin_apart=rules.topics_begin_apart,
+        topics=tuple(topics.earlier),
+        beginnings=tuple(sorted(topics.beginnings)),
+        topic_ids=tuple(topics.ids) if interpreter.in_topic(MAIN) else None,
+    )
+
+
+class ThreadGrammar:
+    """Main until it waits or ends, or one chunk: the interpreter's constraints from its params.
+
+    Limits are not its business: the client ends what comes to one.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, params: GuidedParams) -> None:
+        assert params.kind is not Kind.check, "a check is no thread"
+        self._vocabulary = vocabulary
+        self._is_chunk = params.kind is Kind.chunk
+        self._begun = params.begun
+        self._promises = params.promises
+        self._eagerness = params.eagerness
+        self._may_sync = params.sync
+        self._in_topic = params.topic_ids is not None
+        self._allowed: Constraint | None = None
+        rules = Rules(
+            max_topic_tokens=params.max_topic_tokens,
+            topics_begin_apart=params.topics_begin_apart,
+            topic=params.topic,
+        )
+        self._topics = Topics(
+            vocabulary,
+            rules,
+            ids=list(params.topic_ids or ()),
+            earlier=list(params.topics),
+            beginnings=set(params.beginnings),
+        )
+
+    def constraint(self) -> Constraint:
+        """Return what it may write next: the same object for as long as that is the same."""
+        if self._allowed is None:
+            self._allowed = self._find()
+        return self._allowed
+
+    def on_token(self, token: int) -> None:
+        """Hear what it wrote."""
+        if self._is_chunk:
+            if not self._begun:
+                self._begun, self._allowed = True, None
+        elif self._in_topic or token == self._vocabulary.control.promise_open:
+            self._allowed = None
+            self._on_promise_token(token)
+
+    def _find(self) -> Constraint:
+        if self._is_chunk:
+            return open_chunk_constraint(self._vocabulary, begun=self._begun)
+        if self._in_topic:
+            return self._topics.constraint()
+        return main_constraint(
+            self._vocabulary,
+            promise=self._promises > 0,
+            sync=self._may_sync,
+            eagerness=self._eagerness,
+        )
+
+    def _on_promise_token(self, token: int) -> None:
+        if not self._in_topic:
+            self._in_topic = True
+        elif token in self._vocabulary.promise_close_ids:
+            self._topics.finish()
+            self._in_topic = False
+            self._promises -= 1
+            self._may_sync = True
+        elif token not in self._vocabulary.eos_ids:
+            self._topics.ids.append(token)
+
+
+def write_params(params: GuidedParams) -> str:
+    """Return what `read_params` reads."""
+    control = params.control
+    single = (control.promise_open, control.async_open, control.async_close, control.sync)
+    record = asdict(params) | {
+        "control": [*single, *control.promise_close.values()],
+        "buckets": list(control.promise_close),
+    }
+    return json.dumps({"protocol": PROTOCOL, **record}, separators=(",", ":"))
+
+
+def read_params(found: object) -> GuidedParams:
+    """Read params that came from outside. Raises PastaError, in one sentence, for anything else."""
+    record = _record(found)
+    if record.pop("protocol", None) != PROTOCOL:
+        raise PastaError(
+            f"this server's logits processor speaks protocol {PROTOCOL} of Pasta and the request "
+            "another: install the same version of Pasta on both sides"
+        )
+    if record.keys() != _READERS.keys():
+        raise _garbage(f"it has the fields {', '.join(sorted(record)) or 'of nothing'}")
+    for name, is_good in _READERS.items():
+        if not is_good(record[name]):
+            raise _garbage(f"`{name}`")
+    ids, buckets = record.pop("control"), record.pop("buckets")
+    whole = len(ids) == _PARTS + len(buckets) and len(set(ids)) == len(ids)
+    if not whole or not buckets or len(set(buckets)) < len(buckets):
+        raise _garbage("`control` and `buckets` do not name every part of a tag once")
+    closes = dict(zip(buckets, ids[_PARTS:], strict=True))
+    lists = {name: tuple(value) for name, value in record.items() if isinstance(value, list)}
+    control = ControlTokens(ids[0], closes, *ids[1:_PARTS])
+    params = GuidedParams(**record | lists | {"control": control, "kind": Kind(record["kind"])})
+    if not params.ends:
+        raise _garbage("`ends` names no id")
+    if params.kind is Kind.check and len(set(params.verdicts)) != _PARTS:
+        raise _garbage(f"`verdicts` are not {_PARTS} ids")
+    return params
+
+
+def _record(found: object) -> dict[str, Any]:
+    if not isinstance(found, str) or len(found) > _MAX_CHARS:
+        raise _garbage(f"it is no text of at most {_MAX_CHARS} characters")
+    try:
+        record = json.loads(found)
+    except (ValueError, RecursionError):
+        raise _garbage("it is no JSON") from None
+    if not isinstance(record, dict):
+        raise _garbage("it is no JSON object")
+    return record
+
+
+def _is_flag(found: object) -> bool:
+    return isinstance(found, bool)
+
+
+def _is_number(found: object) -> bool:
+    return type(found) is int and 0 <= found < _MAX_ID
+
+
+def _is_bias(found: object) -> bool:
+    return type(found) in (int, float) and isinstance(found, int | float) and math.isfinite(found)
+
+
+def _are_ids(found: object) -> bool:
+    return isinstance(found, list) and len(found) <= _MAX_LIST and all(map(_is_number, found))
+
+
+def _are_texts(found: object) -> bool:
+    return (
+        isinstance(found, list)
+        and len(found) <= _MAX_LIST
+        and all(isinstance(one, str) for one in found)
+    )
+
+
+_READERS: Mapping[str, Callable[[object], bool]] = {
+    "kind": lambda found: isinstance(found, str) and found in list(Kind),
+    "control": _are_ids,
+    "buckets": _are_ids,
+    "ends": _are_ids,
+    "begun": _is_flag,
+    "promises": _is_number,
+    "eagerness": _is_bias,
+    "sync": _is_flag,
+    "topic": _is_flag,
+    "max_topic_tokens": _is_number,
+    "topics_begin_apart": _is_flag,
+    "topics": _are_texts,
+    "beginnings": _are_ids,
+    "topic_ids": lambda found: found is None or _are_ids(found),
+    "verdicts": _are_ids,
+}
+
+
+def _garbage(what: str) -> PastaError:
+    return PastaError(f"the request's argument `{XARG}` is not what Pasta writes: {what}")
