@@ -18,7 +18,7 @@ import numpy as np
 
 from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import open_local
-from pasta_decoding.cli.files import place
+from pasta_decoding.cli.files import cache_folder
 from pasta_decoding.evaluation.bootstrap import interval
 from pasta_decoding.evaluation.machine import commit, machine
 from pasta_decoding.runtime.local import LocalDecoder
@@ -111,4 +111,4 @@ def decoder_named(name: str, options: argparse.Namespace) -> LocalDecoder:
         threads=options.threads,
         device=options.device,
     )
-    return open_local(replace(loading, dtype=DTYPES.get(form, form)), place())
+    return open_local(replace(loading, dtype=DTYPES.get(form, form)), cache_folder())

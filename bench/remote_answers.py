@@ -25,7 +25,7 @@ from common import SAMPLE, emit, spread
 
 from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import open_decoder
-from pasta_decoding.cli.files import place
+from pasta_decoding.cli.files import cache_folder
 from pasta_decoding.data.dataset import read_rows
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models.control_tokens import ControlTokens
@@ -88,7 +88,7 @@ def main() -> None:
         join=Joining.text,
         base_url=(options.base_url,),
     )
-    decoder = open_decoder(loading, place())
+    decoder = open_decoder(loading, cache_folder())
     assert isinstance(decoder, RemoteDecoder), "as the engine's name says"
     prompts = [row.instruction for row in read_rows(options.prompts)][: options.limit]
     before, began_s = counted(options.base_url), time.perf_counter()

@@ -312,7 +312,7 @@ def test_only_the_thread_that_decodes_keeps_a_team_of_openmp(
         if name == "pasta-engine":
             idle.set()
 
-    monkeypatch.setattr("pasta_decoding.api.opening.release_openmp_threads", release)
+    monkeypatch.setattr("pasta_decoding.engines.support.release_openmp_threads", release)
     monkeypatch.setattr("pasta_decoding.runtime.engine_thread.release_openmp_threads", release)
     here = threading.current_thread().name
     with load(tiny_checkpoint) as model:

@@ -118,7 +118,7 @@ async def loaded(backend: Backend) -> AnyDecoder:
     ("engine", "where", "named", "message"),
     [
         ("torch", (), "nowhere", "no adapter 'nowhere'"),
-        ("remote", REMOTE, "sequential", "servers are no engine of this process"),
+        ("remote", REMOTE, "sequential", "this decodes in this process"),
     ],
 )
 def test_a_baseline_that_cannot_be_is_refused_at_the_start(

@@ -71,22 +71,6 @@ def test_compiling_leaves_the_model_as_it_was() -> None:
     assert calls == ["pasta.attend.default"] * model.config.num_hidden_layers
 
 
-def test_an_engine_changes_over_between_two_steps() -> None:
-    eager, changing = TorchEngine(tiny_llama()), TorchEngine(tiny_llama())
-    mains = [engine.open(reserved_tokens=50) for engine in (eager, changing)]
-    for place, ids in enumerate(((5, 9, 2), (7,), (30,))):
-        start = 0 if place == 0 else 2 + place
-        positions = tuple(range(start, start + len(ids)))
-        expected, found = (
-            engine.step([Feed((main,), ids, positions)])
-            for engine, main in zip((eager, changing), mains, strict=True)
-        )
-        assert torch.allclose(torch.as_tensor(found), torch.as_tensor(expected), atol=1e-4)
-        if not changing.is_compiled:
-            changing.change_over(compiled_tiny("llama"))
-    assert (eager.name, changing.name) == ("torch float32", "compiled float32")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("tiles", [True, False])
 def test_products_are_those_of_the_processor_and_either_kind_is_right(

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from pasta_decoding.api.compiled import Compiled, compiled_pass
-from pasta_decoding.api.place import Place
+from pasta_decoding.api.compiled import Compiled
 from pasta_decoding.engines.base import Engine, Feed
+from pasta_decoding.engines.compiled import CompiledPass
 from pasta_decoding.engines.packed_linear import is_fast_here
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import Run
@@ -114,7 +114,7 @@ def test_a_compiled_bfloat16_model_is_as_near_to_float32_as_the_eager_one(
     exact = load_model(default_model_dir, adapter)
     eager, compiled = (load_model(default_model_dir, adapter, dtype="bfloat16") for _ in range(2))
     wanted = Compiled(default_model_dir, adapter, "bfloat16", threads=None)
-    program = compiled_pass(wanted, Place(tmp_path, print))
+    program = CompiledPass(wanted.make(tmp_path))
     reference = decoder_over(TorchEngine(exact.model), exact)
     rounded = (
         decoder_over(TorchEngine(eager.model), eager),

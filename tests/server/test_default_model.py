@@ -14,7 +14,7 @@ import pytest
 
 from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import open_local
-from pasta_decoding.cli.files import place
+from pasta_decoding.cli.files import cache_folder
 from pasta_decoding.data.dataset import read_rows
 from pasta_decoding.runtime.local import LocalDecoder
 from tests.server.hammering import hammer
@@ -33,7 +33,7 @@ ENGINE = ("--engine", "llama", "--dtype", "float32")
 @pytest.fixture(scope="module")
 def default(default_model_dir: Path) -> Iterator[LocalDecoder]:
     decoder = open_local(
-        EngineConfig(model=default_model_dir, engine="llama", dtype="float32"), place()
+        EngineConfig(model=default_model_dir, engine="llama", dtype="float32"), cache_folder()
     )
     yield decoder
     assert decoder.engine.slots_in_use == 0

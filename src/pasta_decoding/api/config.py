@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pasta_decoding.engines import DEFAULT_CACHE_TOKENS
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.models.load import DEFAULT_ADAPTER, is_whole
+from pasta_decoding.models.load import DEFAULT_ADAPTER, NO_ADAPTER, is_whole
 from pasta_decoding.runtime.rules import Rules
 
 if TYPE_CHECKING:
     from pasta_decoding.runtime.sampling import Sampling
 
-ENGINES = ("auto", "compiled", "torch", "llama", "remote")
 DTYPES = (
     "auto", "float32", "bfloat16", "float16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0",
 )  # fmt: skip
@@ -128,8 +127,8 @@ class EngineConfig:
 
     adapter: Annotated[
         str | None,
-        "Name or folder of an adapter; `balanced` if left out. `none` takes the base model alone, "
-        "which writes sequentially.",
+        "Name or folder of an adapter; `balanced` for the default model if left out. `none` takes "
+        "the base model alone, which writes sequentially.",
     ] = None
     model: Annotated[
         Path | None,
@@ -174,9 +173,8 @@ class EngineConfig:
         urls = (self.base_url,) if isinstance(self.base_url, str) else tuple(self.base_url)
         object.__setattr__(self, "base_url", urls)
         if self.join is not None:
-            object.__setattr__(self, "join", Joining(_known("join", self.join, list(Joining))))
-        _known("engine", self.engine, ENGINES)
-        _known("dtype", self.dtype, DTYPES)
+            object.__setattr__(self, "join", Joining(check_name("join", self.join, list(Joining))))
+        check_name("dtype", self.dtype, DTYPES)
         _check(self)
 
     @classmethod
@@ -197,7 +195,9 @@ class EngineConfig:
     @property
     def adapter_name(self) -> str:
         """The adapter that is meant, where no whole model is named."""
-        return self.adapter or DEFAULT_ADAPTER
+        if self.adapter is not None:
+            return self.adapter
+        return DEFAULT_ADAPTER if self.model is None else NO_ADAPTER
 
     @property
     def whole(self) -> Path | None:
@@ -238,10 +238,10 @@ def _check_value(name: str, value: object, check: _Check) -> None:
 def _check_names(kind: type, given: Mapping[str, Any]) -> None:
     known = [one.name for one in fields(kind)]
     for name in given:
-        _known("option", name, known)
+        check_name("option", name, known)
 
 
-def _known(what: str, name: str, known: Sequence[str]) -> str:
+def check_name(what: str, name: str, known: Sequence[str]) -> str:
     """Return the name. Raises PastaError with the nearest known one if it is unknown."""
     if name not in known:
         near = get_close_matches(str(name), known, n=1)

@@ -18,6 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from pasta_decoding.errors import PastaError
 
     _quiet_libraries()
+    _log_to_stderr()
     try:
         return _invoke(sys.argv[1:] if arguments is None else arguments)
     except PastaError as error:
@@ -56,6 +57,20 @@ def _invoke(arguments: Sequence[str]) -> int:
         error.show()
         return int(error.exit_code)
     return 0
+
+
+class _Stderr(logging.Handler):
+    """Writes a line for each record, of the one process that speaks (`accelerate launch`)."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if os.environ.get("RANK", "0") == "0":
+            print(self.format(record), file=sys.stderr)
+
+
+def _log_to_stderr() -> None:
+    log = logging.getLogger("pasta_decoding")
+    log.handlers[:] = [_Stderr()]
+    log.setLevel(logging.INFO)
 
 
 def _quiet_libraries() -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from pasta_decoding.api.config import EngineConfig
-from pasta_decoding.cli.files import place
+from pasta_decoding.cli.files import cache_folder
 from pasta_decoding.cli.options import Without, with_options
 
 _COMPILED = EngineConfig(engine="compiled")
@@ -21,13 +21,14 @@ _FIXED = Without(
 @with_options
 def compile_(loading: Annotated[EngineConfig, _FIXED] = _COMPILED) -> None:
     """Compile a checkpoint for this machine's processor, once: its answers take less time then."""
-    from pasta_decoding.api.compiled import Compiled, compile_checkpoint
-    from pasta_decoding.api.opening import choose_engine, folders
+    from pasta_decoding.api.compiled import Compiled
+    from pasta_decoding.api.opening import ENGINES, find
 
-    base, folder = folders(loading, place())
-    _, number_format = choose_engine(loading, base, folder, place())
+    checkpoint = find(loading, cache_folder())
+    dtype = ENGINES["compiled"].dtype(checkpoint)
+    assert dtype is not None, "it computes here"
     with ticking("compiling"):
-        path = compile_checkpoint(Compiled(base, folder, number_format, loading.threads), place())
+        path = Compiled.of(checkpoint, dtype).make(cache_folder())
     typer.echo(path)
 
 

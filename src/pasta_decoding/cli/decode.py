@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
-from pasta_decoding.cli.files import place, say
+from pasta_decoding.cli.files import cache_folder, say
 from pasta_decoding.cli.options import AsJson, Without, with_options
 from pasta_decoding.errors import PastaError
 from pasta_decoding.files import written_whole
@@ -138,7 +138,7 @@ def opened(settings: EngineConfig) -> Model:
     from pasta_decoding.api.model import Model
     from pasta_decoding.api.opening import open_decoder
 
-    return Model(open_decoder(settings, place()))
+    return Model(open_decoder(settings, cache_folder()))
 
 
 def conversation(system: str | None, question: str) -> list[Message]:

@@ -13,7 +13,7 @@ import typer
 
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
 from pasta_decoding.cli.bars import counting
-from pasta_decoding.cli.files import place, say
+from pasta_decoding.cli.files import cache_folder, say
 from pasta_decoding.cli.methods import (
     GREEDY,
     THEIRS,
@@ -172,7 +172,7 @@ def make_entrants(
 
     @lru_cache(maxsize=None if all_in_memory else 1)
     def decoder(adapter: str, engine: str) -> Decoder:
-        return open_decoder(replace(loading.of(adapter), engine=engine), place())
+        return open_decoder(replace(loading.of(adapter), engine=engine), cache_folder())
 
     def entrant(one: Chosen) -> Entrant:
         engine = "torch" if one.name in THEIRS else loading.engine
@@ -193,20 +193,18 @@ def make_entrants(
 
 def describe(loading: EngineConfig) -> dict[str, Any]:
     """Return what is decoded on what, as run.json has it."""
-    from pasta_decoding.api.opening import choose_engine, folders
+    from pasta_decoding.api.opening import ENGINES, choose_engine, find
     from pasta_decoding.models.bases import DEFAULT_MODEL
     from pasta_decoding.models.load import adapter_digest
 
-    base, folder = folders(loading, place())
-    engine, number_format = "remote", None
-    if not loading.is_remote:
-        engine, number_format = choose_engine(loading, base, folder, place())
+    checkpoint = find(loading, cache_folder())
+    engine, folder = choose_engine(checkpoint), checkpoint.adapter
     adapter = folder and {"name": loading.adapter, "sha256": adapter_digest(folder)}
     return {
         "adapter": adapter,
         "model": DEFAULT_MODEL if loading.model is None else str(loading.model),
         "engine": engine,
-        "file_type": number_format,
+        "file_type": ENGINES[engine].dtype(checkpoint),
         "context": loading.cache_tokens,
         "threads": loading.threads,
         "device": loading.device,

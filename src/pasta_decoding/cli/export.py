@@ -53,6 +53,6 @@ def export(
     elif out.is_dir():
         raise PastaError(f"{out} is a folder", hint="Give -o the name of a file.")
     else:
-        write_export(base, folder, out, file_type, say)
+        write_export(base, folder, out, file_type)
         say(GGUF_WARNING)
     typer.echo(out)

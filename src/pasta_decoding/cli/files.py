@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from pasta_decoding.errors import PastaError
-
-if TYPE_CHECKING:
-    from pasta_decoding.api.place import Place
 
 
 def cache_folder() -> Path:
@@ -22,18 +20,11 @@ def cache_folder() -> Path:
     return default_cache(os.environ)
 
 
-def place() -> Place:
-    """Return where files are kept, and who is told how it goes."""
-    from pasta_decoding.api.place import Place
-
-    return Place(cache_folder(), say)
-
-
 def base_folder(model: Path | None) -> Path:
     """Return the folder of the base model of --model: a folder, a name on the hub, or left out."""
-    from pasta_decoding.api import opening
+    from pasta_decoding.models.pull import model_folder
 
-    return opening.base_folder(model, place())
+    return model_folder(model, cache_folder())
 
 
 def is_main() -> bool:
@@ -41,10 +32,8 @@ def is_main() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def say(line: str) -> None:
-    """Tell the user how it goes, on standard error."""
-    if is_main():
-        typer.echo(line, err=True)
+say = logging.getLogger("pasta_decoding.cli").info
+"""Reports to the user, on standard error."""
 
 
 def lint(

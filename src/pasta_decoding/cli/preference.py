@@ -15,7 +15,7 @@ import typer
 
 from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.cli.bars import drawn
-from pasta_decoding.cli.files import base_folder, place, say
+from pasta_decoding.cli.files import base_folder, cache_folder, say
 from pasta_decoding.cli.options import DefaultModel, Without, with_options
 from pasta_decoding.cli.train import require_training
 from pasta_decoding.cli.training_bar import ReportTo, drawn_progress, goes_on, trackers
@@ -99,21 +99,17 @@ def settled(loading: EngineConfig, policy: Path) -> tuple[EngineConfig, str]:
     They are kept with the run, so that none goes on with another. What is compiled is so for one
     adapter, and each round makes a new one: `auto` does not take it.
     """
-    from pasta_decoding.api.opening import gguf_type, llama_can_run
+    from pasta_decoding.api.opening import ENGINES, choose_engine, find
     from pasta_decoding.engines.llamacpp import library
-    from pasta_decoding.models.load import default_device, native_dtype
 
-    assert loading.model is not None, "the base is known"
-    engine, device = loading.engine, loading.device or default_device()
+    checkpoint = find(replace(loading, adapter=str(policy)), Path())
+    engine = choose_engine(checkpoint)
     if engine == "llama":
         library()  # its absence is told before the work
-    if engine == "auto":
-        by_llama = device == "cpu" and llama_can_run(loading.model, policy)
-        engine = "llama" if by_llama else "torch"
-    if engine == "llama":
-        return replace(loading, engine=engine), f"{engine} {gguf_type(loading.dtype)}"
-    dtype = native_dtype(device) if loading.dtype == "auto" else loading.dtype
-    return replace(loading, engine=engine, dtype=dtype), f"{engine} {dtype}"
+    dtype = ENGINES[engine].dtype(checkpoint)
+    assert dtype is not None, "it decodes here"
+    own = loading.dtype if engine == "llama" else dtype
+    return replace(loading, engine=engine, dtype=own), f"{engine} {dtype}"
 
 
 def show(found: dict[str, Any]) -> None:
@@ -179,7 +175,7 @@ def surroundings(
     device = loading.device or default_device()
 
     def load_decoder(adapter: Path) -> LocalDecoder:
-        return open_local(loading.of(str(adapter)), place())
+        return open_local(loading.of(str(adapter)), cache_folder())
 
     @cache
     def load_quality() -> Quality:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from importlib.util import find_spec
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pasta_decoding.api.config import EngineConfig
-from pasta_decoding.cli.files import place, say
+from pasta_decoding.cli.files import cache_folder, say
 from pasta_decoding.cli.options import with_options
 from pasta_decoding.errors import PastaError, install_command
 from pasta_decoding.server.settings import Load, Settings
@@ -22,8 +22,6 @@ from pasta_decoding.server.settings import Load, Settings
 if TYPE_CHECKING:
     from socket import socket
 
-    from pasta_decoding.api.compiled import Compiled
-    from pasta_decoding.api.worker import AnyDecoder
     from pasta_decoding.runtime.local import LocalDecoder
     from pasta_decoding.server.backend import Backend
     from pasta_decoding.server.metrics import Metrics
@@ -84,19 +82,20 @@ def serve(
 ) -> None:
     """Answer OpenAI's clients, and show a page where one watches the threads write."""
     refuse_without_extra()
+    from pasta_decoding.api.opening import open_decoder
     from pasta_decoding.server.backend import Backend
     from pasta_decoding.server.listen import is_loopback, open_socket
     from pasta_decoding.server.metrics import Metrics
 
     key = key_of(settings.api_key, api_key_file)
     settings = replace(settings, api_key=key)
-    log_to_stderr(process.log_level)
+    logging.getLogger("pasta_decoding.server").setLevel(process.log_level.upper())
     with ExitStack() as stack:
         listener = stack.enter_context(open_socket(process.host, process.port))
         if key is None and is_loopback(listener):
             settings = replace(settings, hosts=(process.host,))
         metrics = Metrics()
-        decoder = stack.enter_context(decoder_of(loading))
+        decoder = open_decoder(loading, cache_folder())
         backends = {name or model_name(loading): Backend(lambda: decoder, metrics, load)}
         if baseline is not None:
             backends |= rival_of(loading, baseline, metrics, beside=backends)
@@ -117,37 +116,11 @@ def listen(
     if settings.api_key is None and not is_loopback(listener):
         say("anybody who reaches this address may ask: --api-key keeps them out")
     say(f"{next(iter(backends))} at {address(listener)}")
+    _add_times()
     with suppress(KeyboardInterrupt):  # uvicorn has stopped in good order; that is all
         app = create_app(backends, metrics, settings)
         server = http_server(app, list(backends.values()), drain_seconds=process.drain_seconds)
         server.run(sockets=[listener])
-
-
-@contextmanager
-def decoder_of(loading: EngineConfig) -> Iterator[AnyDecoder]:
-    """Load the checkpoint onto the engine, or find the servers that have it.
-
-    What is worth compiling is compiled while the torch engine already answers, which changes over
-    between two steps.
-    """
-    from pasta_decoding.api.compiled import compiled_meanwhile
-    from pasta_decoding.api.opening import open_decoder, open_local, worth_compiling
-    from pasta_decoding.engines.torch import TorchEngine
-
-    wanted = worth_compiling(loading, place())
-    if wanted is None:
-        yield open_decoder(loading, place())
-        return
-    decoder = open_local(eager(loading, wanted), place())
-    assert isinstance(decoder.engine, TorchEngine), "asked for by name"
-    with compiled_meanwhile(wanted, place(), decoder.engine.change_over):
-        say("compiling; until that is done, in a minute or two, steps take more time")
-        yield decoder
-
-
-def eager(loading: EngineConfig, wanted: Compiled) -> EngineConfig:
-    """Return what loads the same without compiling it."""
-    return replace(loading, engine="torch", dtype=wanted.dtype)
 
 
 def rival_of(
@@ -155,20 +128,24 @@ def rival_of(
 ) -> dict[str, Backend]:
     """Return the baseline by name. It gets an engine of its own when it is first asked for."""
     from pasta_decoding.api.baseline import baseline_of
-    from pasta_decoding.api.opening import check_local, open_local, worth_compiling
+    from pasta_decoding.api.opening import check_local, find, open_local
     from pasta_decoding.server.backend import Backend
 
     found = baseline_of(loading, baseline)
-    check_local(found.settings, place())
+    check_local(found.settings)
+    find(found.settings, cache_folder())  # what is not there is told now
 
     def load() -> LocalDecoder:
-        wanted = worth_compiling(found.settings, place())
-        settings = found.settings if wanted is None else eager(found.settings, wanted)
-        return replace(open_local(settings, place()), parallel=False)
+        return replace(open_local(found.settings, cache_folder()), parallel=False)
 
     name = f"{found.name}-baseline" if found.name in beside else found.name
     say(f"its baseline, {name}, is loaded at the first race, with an engine and a cache of its own")
     return {name: Backend(load, metrics, RIVAL_LOAD)}
+
+
+def _add_times() -> None:
+    for handler in logging.getLogger("pasta_decoding").handlers:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
 
 
 def key_of(key: str | None, file: Path | None) -> str | None:
@@ -189,20 +166,6 @@ def key_of(key: str | None, file: Path | None) -> str | None:
             f"cannot read the API key from {file}: {reason}",
             hint="Write the key into the file's first line.",
         ) from error
-
-
-def log_to_stderr(level: LogLevel) -> None:
-    """Write what the server tells about itself to standard error, a line each."""
-    handler = _Teller()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    log = logging.getLogger("pasta_decoding")
-    log.handlers[:] = [handler]
-    log.setLevel(level.upper())
-
-
-class _Teller(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        say(self.format(record))
 
 
 def refuse_without_extra() -> None:

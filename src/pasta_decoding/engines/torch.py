@@ -87,10 +87,6 @@ class TorchEngine:
         """Does a compiled program compute the steps?"""
         return self._compiled is not None
 
-    def change_over(self, compiled: CompiledPass) -> None:
-        """Let a compiled program compute from the next step on. Any thread may call."""
-        self._compiled = compiled
-
     @property
     def name(self) -> str:
         kind = "compiled" if self.is_compiled else "torch"
