@@ -13,7 +13,6 @@ import pytest
 
 from pasta_decoding.lang.tree import Chunk, read, strip
 from tests.chatserver import Act, Body, ChatServer, Raw, chat_server, completion, failure, in_turn
-from tests.checkpoint import TinyCheckpoint, make_base
 from tests.cli.conftest import Outcome, Pasta, interrupted
 from tests.shapes import make_llama3
 
@@ -384,64 +383,3 @@ def test_an_endpoint_needs_an_address_and_a_model(mixed: Path, pasta: Pasta) -> 
     )
     out = mixed.with_name("out.jsonl")
     assert pasta("annotate", mixed, out, "--with", "llm", "--model", "m").complaint == expected
-
-
-@pytest.fixture
-def gold(tmp_path: Path, pasta: Pasta) -> Path:
-    """Forty annotated rows, a quarter of which is held out."""
-    plain, path = tmp_path / "plain.jsonl", tmp_path / "gold.jsonl"
-    plain.write_text("\n".join(row(n, LIST) for n in range(40)))
-    assert pasta("annotate", plain, path).status == 0
-    return path
-
-
-def test_a_model_that_reads_annotates_and_its_price_is_reported(
-    mixed: Path, pasta: Pasta, tiny_checkpoint: TinyCheckpoint
-) -> None:
-    out = mixed.with_name("out.jsonl")
-    base = ["--model", tiny_checkpoint.base]
-    found = pasta(
-        "annotate", mixed, out, "--with", "likelihood", "--max-nats", 100, *base, "--json"
-    )
-    report = found.object
-    assert report["promised"] >= 1
-    assert report["cost"]["model_tokens"] > 0
-    assert report["cost"]["model_tokens"] <= 3 * report["cost"]["plain_tokens"]
-    texts = [strip(read(text)) for text in responses(out)]
-    assert texts == responses(mixed)
-
-
-def test_a_head_is_trained_and_read_with_and_is_for_its_own_base_alone(
-    gold: Path, pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
-    head, out = tmp_path / "head.safetensors", tmp_path / "out.jsonl"
-    base = ["--model", tiny_checkpoint.base]
-    trained = pasta("train", "head", "--data", gold, "--layers", 1, "--out", head, *base, "--json")
-    assert trained.object == {"rows": 32, "examples": 32, "head": str(head)}
-    read_with = ["--with", "likelihood", "--strip", "--head", head, "--max-nats", 100]
-    report = pasta("annotate", gold, out, *read_with, *base, "--json").object
-    assert report["promised"] == 40
-    other = make_base(tmp_path / "other", seed=5)
-    again = pasta("annotate", gold, out, *read_with, "--model", other)
-    assert again.status == 2
-    assert again.err.endswith(
-        f"pasta: {head} was trained for another base model\n"
-        "Train one for this model with `pasta train head`.\n"
-    )
-
-
-def test_a_head_needs_layers_that_the_model_has_and_rows_with_parts(
-    gold: Path, pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
-    run = ["train", "head", "--out", tmp_path / "h", "--model", tiny_checkpoint.base]
-    deep = pasta(*run, "--data", gold, "--layers", 3)
-    assert deep.status == 2
-    assert deep.err.endswith("pasta: the model has 2 layers\nGive --layers that it has.\n")
-    short = tmp_path / "short.jsonl"
-    short.write_text(row(1, "Yes."))
-    few = pasta(*run, "--data", short, "--layers", 1)
-    assert few.status == 2
-    assert few.err.endswith(
-        "pasta: 0 of 1 responses have parts to choose from\nGive more annotated --data.\n"
-    )
-    assert not (tmp_path / "h").exists()

@@ -8,18 +8,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pasta_decoding.cli.bars import RowsBar
-from pasta_decoding.cli.files import base_folder, say, token_counter
+from pasta_decoding.cli.bars import progress
+from pasta_decoding.cli.files import say, token_counter
 from pasta_decoding.cli.keys import UNNAMED, named
 from pasta_decoding.cli.options import Without, with_options
-from pasta_decoding.data.annotate.limits import Limits
 from pasta_decoding.data.annotate.llm import DEFAULT_RETRIES
 from pasta_decoding.data.endpoint import Endpoint
 from pasta_decoding.errors import PastaError
@@ -35,7 +34,6 @@ class AnnotatorName(StrEnum):
     """Who annotates."""
 
     structure = "structure"
-    likelihood = "likelihood"
     apar = "apar"
     llm = "llm"
 
@@ -67,16 +65,12 @@ class Options:
         str | None,
         typer.Option(
             help="The model that will be trained, a folder or a name on the hub: its tokens are "
-            "counted, and likelihood asks it. llm: what the endpoint calls its model."
+            "counted. llm: what the endpoint calls its model."
         ),
     ] = None
     tokenizer: Annotated[
         str | None,
         typer.Option(help="Whose tokens are counted, where that is not --model, as with llm."),
-    ] = None
-    head: Annotated[
-        Path | None,
-        typer.Option(help="likelihood: from `train head`; else what ships for the model, if any."),
     ] = None
     base_url: Annotated[
         str | None,
@@ -88,9 +82,7 @@ class Options:
             min=0, help="llm: how often to ask again where an answer is not the response with tags."
         ),
     ] = DEFAULT_RETRIES
-    limits: Limits = field(default_factory=Limits)
     endpoint: Endpoint = UNNAMED
-    part: Callable[[float], None] = lambda _share: None
 
 
 @with_options
@@ -106,7 +98,6 @@ def annotate(
     *,
     selection: Selection,
     options: Options,
-    limits: Limits,
     endpoint: Annotated[Endpoint, Without({"max_retries"})] = UNNAMED,
 ) -> None:
     """Annotate plain responses: independent parts become promised chunks.
@@ -118,15 +109,14 @@ def annotate(
 
     rows, skipped = read_plain(source, selection)
     kept = already_annotated(rows, selection)
-    bar = RowsBar("annotating", len(rows))
-    options = replace(options, limits=limits, endpoint=endpoint, part=bar.part)
+    options = replace(options, endpoint=endpoint)
     counted_by = options.tokenizer or (None if with_ is AnnotatorName.llm else options.model)
     count_tokens = token_counter(Path(counted_by) if counted_by else None)
     annotator, settings = _BUILDERS[with_](options, count_tokens)
     settings |= {"with": with_.value, "input": digest(source), "tokens_of": counted_by}
     settings |= {name: getattr(selection, name) for name in ("strip", "keep", "max_tokens")}
     screened = Screened(annotator, count_tokens, selection.max_tokens, keep=selection.keep)
-    done = run(rows, screened, out, settings, bar)
+    done = run(rows, screened, out, settings)
     figures = report(done, count_tokens) | {"skipped": skipped, "kept": kept}
     if as_json:
         typer.echo(json.dumps(figures))
@@ -142,17 +132,6 @@ def _structure(
     from pasta_decoding.data.annotate.structure import annotate
 
     return RuleAnnotator(annotate, count_tokens), {}
-
-
-def _likelihood(
-    options: Options, _count_tokens: CountTokens
-) -> tuple[base.Annotator, dict[str, Any]]:
-    from pasta_decoding.data.annotate.likelihood import Likelihood
-    from pasta_decoding.training.reader import reader_with_head
-
-    folder = Path(options.model) if options.model else None
-    reader, settings = reader_with_head(base_folder(folder), options.head)
-    return Likelihood(reader, options.limits, part=options.part), settings | asdict(options.limits)
 
 
 def _apar(_options: Options, count_tokens: CountTokens) -> tuple[base.Annotator, dict[str, Any]]:
@@ -180,7 +159,6 @@ def _llm(options: Options, count_tokens: CountTokens) -> tuple[base.Annotator, d
 
 _BUILDERS = {
     AnnotatorName.structure: _structure,
-    AnnotatorName.likelihood: _likelihood,
     AnnotatorName.apar: _apar,
     AnnotatorName.llm: _llm,
 }
@@ -225,14 +203,14 @@ def already_annotated(rows: list[Row], selection: Selection) -> int:
 
 
 def run(
-    rows: list[Row], annotator: base.Annotator, out: Path, settings: dict[str, Any], bar: RowsBar
+    rows: list[Row], annotator: base.Annotator, out: Path, settings: dict[str, Any]
 ) -> list[base.Annotated]:
     """Run the job with a progress bar; say where finished rows are if it is interrupted."""
     from pasta_decoding.data.annotate.job import journal_path, run_job
 
     try:
-        with bar:
-            return run_job(rows, annotator, out, settings, tick=lambda _done: bar.row())
+        with progress("annotating", len(rows)) as tick:
+            return run_job(rows, annotator, out, settings, tick=lambda _done: tick())
     except KeyboardInterrupt:
         say(f"finished rows are in {journal_path(out)}; the same command goes on behind them")
         raise

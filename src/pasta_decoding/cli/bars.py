@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress
 
 Item = TypeVar("Item")
 
@@ -43,46 +43,3 @@ def drawn(items: Iterable[Item], doing: str, total: int | None = None) -> Iterab
     from rich.progress import track
 
     return track(items, doing, total=total, console=Console(stderr=True), transient=True)
-
-
-class RowsBar:
-    """A bar over rows some of which are worked on together: it moves within them, too.
-
-    Show it as a context. `completed` never falls: what was done within rows is a part of theirs.
-    """
-
-    def __init__(self, what: str, rows: int) -> None:
-        self._what, self._rows = what, rows
-        self._bars: Progress | None = None
-        self._task: TaskID | None = None
-        self._whole = 0
-        self._within = 0.0
-
-    @property
-    def completed(self) -> float:
-        """Rows that are done, and the share that is of others."""
-        return min(self._whole + self._within, self._rows)
-
-    def __enter__(self) -> RowsBar:
-        self._bars = counting().__enter__()
-        self._task = self._bars.add_task(self._what, total=self._rows)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._bars is not None:
-            self._bars.stop()
-
-    def row(self) -> None:
-        """A row is done; some of it may have been noted before."""
-        self._whole += 1
-        self._within = max(0.0, self._within - 1)
-        self._draw()
-
-    def part(self, share: float) -> None:
-        """Work on a row that is not done has come on by this share of it, altogether below 1."""
-        self._within += share
-        self._draw()
-
-    def _draw(self) -> None:
-        if self._bars is not None and self._task is not None:
-            self._bars.update(self._task, completed=self.completed)

@@ -1,15 +1,13 @@
-"""Commands that train: `train sft`, `train head`."""
+"""The command `train sft`: stage 1."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from pasta_decoding.cli.bars import drawn
 from pasta_decoding.cli.files import base_folder, is_main, say
 from pasta_decoding.cli.options import Base, with_options
 from pasta_decoding.cli.training_bar import ReportTo, drawn_progress, goes_on, trackers
@@ -146,44 +144,3 @@ def rows_of(config: SftConfig) -> tuple[list[Row], list[Row]]:
     if both := sum(row.asked in known for row in held_out):
         say(f"{both} of {len(held_out)} held-out prompts are trained on, too")
     return rows, held_out
-
-
-def head(
-    data: Annotated[list[Path], typer.Option(help="Annotated JSONL (.gz); may be repeated.")],
-    out: Annotated[Path, typer.Option(help="The file of the head to write (.safetensors).")],
-    layers: Annotated[
-        list[int], typer.Option(min=0, help="Whose outputs it reads; may be repeated.")
-    ],
-    model: Base = None,
-    keep_held_out: Annotated[
-        bool,
-        typer.Option(
-            "--keep-held-out", help="Train on the quarter, too, that is for judging annotators."
-        ),
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
-) -> None:
-    """Train a reading head for `annotate --with likelihood`: what hidden states say of a sentence.
-
-    Each response is read once by the base model; then two small convex problems are solved.
-    """
-    from pasta_decoding.data.annotate.head import save_head
-    from pasta_decoding.data.dataset import is_held_out, read_rows
-    from pasta_decoding.training.head import read_examples, train_head
-    from pasta_decoding.training.reader import base_reader
-
-    rows = [row for path in data for row in read_rows(path)]
-    rows = [row for row in rows if keep_held_out or not is_held_out(row.id)]
-    if not out.parent.is_dir():
-        raise PastaError(f"cannot write {out}: No such file or directory")
-    reader, base = base_reader(base_folder(model), layers=layers)
-    examples = list(read_examples(drawn(rows, "reading"), reader))
-    if len(examples) < 2:
-        raise PastaError(
-            f"{len(examples)} of {len(rows)} responses have parts to choose from",
-            hint="Give more annotated --data.",
-        )
-    say(f"{len(examples)} of {len(rows)} responses have parts to choose from; fitting")
-    save_head(train_head(examples, base=base, layers=layers), out)
-    figures = {"rows": len(rows), "examples": len(examples), "head": str(out)}
-    typer.echo(json.dumps(figures) if as_json else out)
