@@ -141,7 +141,7 @@ def test_what_is_under_way_when_the_backend_stops_ends_with_an_error(decoder: Lo
                 assert broken.value.body.error.code == "server_stopping"
         assert slow.engine.slots_in_use == 0
         assert backend.unended == 0
-        assert b'pasta_answers_total{end="failed"} 2.0' in metrics.render()
+        assert b'pasta_answers_total{end="failed"} 2.0' in metrics.render([], 0)
         with pytest.raises(ApiError):
             backend.submit([asked(slow)])
         await backend.stop()

@@ -100,9 +100,9 @@ def _other_routes(backends: Sequence[Backend], metrics: Metrics) -> APIRouter:
     @router.get("/metrics", response_class=Response, responses=_METRICS)
     async def show_metrics() -> Response:
         """Return the metrics in Prometheus' text format."""
-        answers = sum(one.unended for one in backends)
-        metrics.stands([one.activity for one in backends], answers)
-        return Response(metrics.render(), media_type="text/plain; version=0.0.4")
+        activities = [one.activity for one in backends]
+        text = metrics.render(activities, sum(one.unended for one in backends))
+        return Response(text, media_type="text/plain; version=0.0.4")
 
     return router
 

@@ -207,7 +207,8 @@ class Answers:
                 if rest := found.finish():  # held back for a stop string that did not come
                     self._show(choice, news.critical_path, (), rest)
                 self._end(choice, _end_of(news))
-                self._backend.metrics.answered(news, _end_of(news), self._age_s)
+                self._backend.metrics.answered(news, _end_of(news))
+                self._backend.metrics.observe("answer_seconds", self._age_s)
                 self._backend.note(news)
                 self._items.put_nowait((choice, news))
 
@@ -226,14 +227,14 @@ class Answers:
     def _show(self, choice: int, step: int, events: tuple[Event, ...], text: str) -> None:
         if text and choice in self._unshown:
             self._unshown.remove(choice)
-            self._backend.metrics.first_text(self._age_s)
+            self._backend.metrics.observe("time_to_first_token_seconds", self._age_s)
         tokens = self._filters[choice].take_tokens()
         self._items.put_nowait((choice, Piece(step, events, text, tokens)))
 
     def _end(self, choice: int, end: str) -> None:
         self._live.remove(choice)
         self._backend.unended -= 1
-        self._backend.metrics.gone(end)
+        self._backend.metrics.count("answers", 1, end)
 
     def _told(self, error: BaseException) -> ApiError:
         """Return what the client is told of an error; the log has the whole of it."""

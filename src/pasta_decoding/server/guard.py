@@ -84,7 +84,7 @@ class Guard:
         async def named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 statuses.append(message["status"])
-                self._metrics.replied(message["status"])
+                self._metrics.count("requests", 1, str(message["status"]))
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = name
                 headers["X-Content-Type-Options"] = "nosniff"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -13,131 +14,105 @@ from pasta_decoding.runtime.worker import Activity
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
-# name -> what it counts, and what tells its counts apart
-COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "requests": ("HTTP requests by status.", ("status",)),
-    "answers": ("Answers by end: stop, length, stop_string, cancelled or failed.", ("end",)),
-    "tokens": ("Tokens fed, by kind: prompt or answer.", ("kind",)),
-    "reused_prompt_tokens": (
-        "Of the prompts' tokens, those that the cache held already: they were not computed.",
-        (),
+# name -> its kind, what it tells, and the labels or buckets that it has
+TABLE: Mapping[str, tuple[type, str, Mapping[str, Any]]] = {
+    "requests": (Counter, "HTTP requests.", {"labelnames": ["status"]}),
+    "answers": (
+        Counter,
+        "Answers by end: stop, length, stop_string, cancelled or failed.",
+        {"labelnames": ["end"]},
     ),
-    "chunks": ("Chunks that other threads wrote.", ()),
-    "truncations": ("Chunks and answers that a limit cut off.", ()),
-    "trimmed_tokens": (
-        "Tokens that threads had written beyond a limit or a stop string, in vain.",
-        (),
-    ),
+    "tokens": (Counter, "Tokens of prompts and of answers.", {"labelnames": ["kind"]}),
+    "reused_prompt_tokens": (Counter, "Prompt tokens that the cache held already.", {}),
+    "chunks": (Counter, "Chunks that other threads wrote.", {}),
+    "truncations": (Counter, "Chunks and answers that a limit cut off.", {}),
+    "trimmed_tokens": (Counter, "Tokens written beyond a limit or a stop string.", {}),
     "delayed_threads": (
-        "Threads that could have written in a step and waited, by reason: width (others were "
-        "worth more), room (too far ahead) or threads (too many have begun).",
-        ("reason",),
+        Counter,
+        "Threads that waited in a step: for width (others were worth more), room (too far ahead) "
+        "or threads (too many have begun).",
+        {"labelnames": ["reason"]},
     ),
-    "interventions": (
-        "Tokens where the language forbade what the model wanted: malformed tags, prevented.",
-        (),
-    ),
-    "steps": ("Decode steps; their rate is steps a second.", ()),
-    "remote_requests": ("Completions asked of servers.", ()),
-    "remote_corrections": (
-        "Completions of one token, in place of one that the language forbade.",
-        (),
-    ),
-    "remote_prompt_tokens": ("Tokens of the prompts of completions.", ()),
-    "remote_cached_tokens": (
-        "Of those, tokens that the servers say they had in their prefix cache.",
-        (),
-    ),
-}
-# name -> what it is of, and the bounds of its buckets
-HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
-    "step_width": ("Threads that wrote in a step, all answers together.", WIDTHS),
+    "interventions": (Counter, "Tokens that the language forbade the model.", {}),
+    "steps": (Counter, "Decode steps.", {}),
+    "remote_requests": (Counter, "Completions asked of servers.", {}),
+    "remote_corrections": (Counter, "Of these, single tokens in place of forbidden ones.", {}),
+    "remote_prompt_tokens": (Counter, "Prompt tokens of completions.", {}),
+    "remote_cached_tokens": (Counter, "Of these, tokens in the servers' prefix caches.", {}),
+    "step_width": (Histogram, "Threads that wrote in a step.", {"buckets": WIDTHS}),
     "time_to_first_token_seconds": (
-        "From the request's arrival to its first text, time in the queue included.",
-        SECONDS,
+        Histogram,
+        "From a request's arrival to its first text, time in the queue included.",
+        {"buckets": SECONDS},
     ),
-    "answer_seconds": ("From the request's arrival to the end of its answer.", SECONDS),
-}
-GAUGES: Mapping[str, str] = {
-    "live_threads": "Threads that write now or wait for their turn.",
-    "running": "Answers being written.",
-    "queue": "Answers that wait for room.",
-    "cache_cells": "Cache cells in use by answers.",
-    "cache_cells_kept": "Cache cells that keep beginnings of prompts until they are needed.",
-    "cache_cells_max": "Cache cells.",
+    "answer_seconds": (
+        Histogram,
+        "From a request's arrival to the end of its answer.",
+        {"buckets": SECONDS},
+    ),
+    "live_threads": (Gauge, "Threads that write now or wait for their turn.", {}),
+    "running": (Gauge, "Answers being written.", {}),
+    "queue": (Gauge, "Answers that wait for room.", {}),
+    "cache_cells": (Gauge, "Cache slots in use by answers.", {}),
+    "cache_cells_kept": (Gauge, "Cache slots that keep the beginnings of prompts.", {}),
+    "cache_cells_max": (Gauge, "Cache slots.", {}),
 }
 
 
 class Metrics:
-    """The counters of one server. Any thread may write to them."""
+    """The metrics of one server, and the `Watcher` of its workers. Any thread may write to them."""
 
     def __init__(self) -> None:
-        self._registry = registry = CollectorRegistry()
-        self._counters = {
-            name: Counter(f"pasta_{name}", about, labels, registry=registry)
-            for name, (about, labels) in COUNTERS.items()
-        }
-        self._histograms = {
-            name: Histogram(f"pasta_{name}", about, buckets=bounds, registry=registry)
-            for name, (about, bounds) in HISTOGRAMS.items()
-        }
-        self._gauges = {
-            name: Gauge(f"pasta_{name}", about, registry=registry) for name, about in GAUGES.items()
+        self._registry = CollectorRegistry()
+        self._all: dict[str, Any] = {
+            name: kind(f"pasta_{name}", about, registry=self._registry, **more)
+            for name, (kind, about, more) in TABLE.items()
         }
 
-    def replied(self, status: int) -> None:
-        """Count an HTTP request."""
-        self._count("requests", 1, str(status))
+    def count(self, name: str, number: int = 1, *labels: str) -> None:
+        """Add to a counter."""
+        counter = self._all[name]
+        (counter.labels(*labels) if labels else counter).inc(number)
+
+    def observe(self, name: str, value: float) -> None:
+        """Add to a histogram."""
+        self._all[name].observe(value)
+
+    def answered(self, answer: Answer, end: str) -> None:
+        """Count what an answer took."""
+        self.count("tokens", answer.trace.prompt_tokens, "prompt")
+        self.count("tokens", answer.fed_tokens, "answer")
+        self.count("reused_prompt_tokens", answer.trace.reused_tokens)
+        self.count("chunks", answer.chunks)
+        self.count("trimmed_tokens", answer.trimmed_tokens)
+        self.count("interventions", answer.interventions)
+        if end != "stop_string":  # which cuts chunks off as well
+            self.count("truncations", answer.truncated_chunks + answer.hit_limit)
 
     def stepped(self, width: int, delays: Mapping[str, int]) -> None:
-        """See `Watcher`."""
         if width:
-            self._count("steps")
-            self._histograms["step_width"].observe(width)
+            self.count("steps")
+            self.observe("step_width", width)
         for reason, threads in delays.items():
-            self._count("delayed_threads", threads, reason)
-
-    def stands(self, activities: Sequence[Activity], answers: int) -> None:
-        """Tell what all workers do now. `answers`: those that have not ended, waiting or not."""
-        running = sum(one.running for one in activities)
-        self._gauges["running"].set(running)
-        self._gauges["queue"].set(max(0, answers - running))
-        self._gauges["live_threads"].set(sum(one.live_threads for one in activities))
-        self._gauges["cache_cells"].set(sum(one.cells for one in activities))
-        self._gauges["cache_cells_kept"].set(sum(one.kept_cells for one in activities))
-        self._gauges["cache_cells_max"].set(sum(one.max_slots for one in activities))
-
-    def first_text(self, seconds: float) -> None:
-        """Count the wait for an answer's first text."""
-        self._histograms["time_to_first_token_seconds"].observe(seconds)
-
-    def answered(self, answer: Answer, end: str, seconds: float) -> None:
-        """Count what an answer took."""
-        self._histograms["answer_seconds"].observe(seconds)
-        self._count("tokens", answer.trace.prompt_tokens, "prompt")
-        self._count("reused_prompt_tokens", answer.trace.reused_tokens)
-        self._count("tokens", answer.fed_tokens, "answer")
-        self._count("chunks", answer.chunks)
-        self._count("trimmed_tokens", answer.trimmed_tokens)
-        if end != "stop_string":  # which cuts chunks off, too
-            self._count("truncations", answer.truncated_chunks + answer.hit_limit)
-        self._count("interventions", answer.interventions)
+            self.count("delayed_threads", threads, reason)
 
     def sent(self, sent: Sent) -> None:
-        """See `Watcher`."""
-        self._count("remote_requests", sent.requests)
-        self._count("remote_corrections", sent.corrections)
-        self._count("remote_prompt_tokens", sent.prompt_tokens)
-        self._count("remote_cached_tokens", sent.cached_tokens or 0)
+        self.count("remote_requests", sent.requests)
+        self.count("remote_corrections", sent.corrections)
+        self.count("remote_prompt_tokens", sent.prompt_tokens)
+        self.count("remote_cached_tokens", sent.cached_tokens or 0)
 
-    def gone(self, end: str) -> None:
-        """Count an answer of which nothing else is known."""
-        self._count("answers", 1, end)
-
-    def render(self) -> bytes:
-        """Return everything in Prometheus' text format."""
+    def render(self, activities: Sequence[Activity], unended: int) -> bytes:
+        """Return everything in Prometheus' text format; `unended` answers run or wait."""
+        running = sum(one.running for one in activities)
+        gauges = {
+            "running": running,
+            "queue": max(0, unended - running),
+            "live_threads": sum(one.live_threads for one in activities),
+            "cache_cells": sum(one.cells for one in activities),
+            "cache_cells_kept": sum(one.kept_cells for one in activities),
+            "cache_cells_max": sum(one.max_slots for one in activities),
+        }
+        for name, value in gauges.items():
+            self._all[name].set(value)
         return generate_latest(self._registry)
-
-    def _count(self, name: str, number: int = 1, *labels: str) -> None:
-        counter = self._counters[name]
-        (counter.labels(*labels) if labels else counter).inc(number)

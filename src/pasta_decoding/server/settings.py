@@ -1,4 +1,4 @@
-"""What the operator of a server decides; nothing here needs the extra `serve`."""
+"""What the operator of a server decides; this module does not need the extra `serve`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import Annotated
 from typer import Option
 
 from pasta_decoding.runtime.prompt_pace import DEFAULT_STRETCH
-from pasta_decoding.runtime.rules import Rules
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """How requests are met.
 
-    body_s: how long a request's body may take.
-    hosts:  what the server may be called beside localhost; None: anything.
+    body_s: seconds that a request's body may take.
+    hosts:  names of the server besides localhost; None allows any.
     """
 
     api_key: Annotated[
@@ -25,46 +24,27 @@ class Settings:
     ] = None
     origins: Annotated[
         tuple[str, ...],
-        Option(
-            "--allow-origin",
-            help="Let pages from here ask, such as https://example.org; * for any.",
-        ),
+        Option("--allow-origin", help="Allow web pages from this origin to ask; * allows any."),
     ] = ()
     answer_tokens: Annotated[
-        int,
-        Option(
-            "--max-tokens",
-            min=1,
-            help="End answers after so many tokens where a request does not say.",
-        ),
-    ] = Rules().max_tokens
-    max_body_bytes: Annotated[
-        int, Option("--max-body", min=1024, help="Refuse requests with more bytes.")
-    ] = 2**20
+        int, Option("--max-tokens", min=1, help="Longest answer to a request that does not say.")
+    ] = 512
+    max_body_bytes: Annotated[int, Option("--max-body", min=1024, help="Largest request.")] = 2**20
     body_s: float = 30.0
     hosts: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is done at a time."""
+    """How much is done at the same time."""
 
-    max_requests: Annotated[int, Option(min=1, help="Write so many answers at a time.")] = 16
-    max_queue: Annotated[int, Option(min=0, help="Let so many answers wait; others get a 429.")] = (
-        64
-    )
+    max_requests: Annotated[int, Option(min=1, help="Answers written at the same time.")] = 16
+    max_queue: Annotated[int, Option(min=0, help="Answers that may wait; more get a 429.")] = 64
     target_ms_per_token: Annotated[
         float | None,
-        Option(
-            min=0.001,
-            help="Milliseconds that a step should take at most: fewer threads write at a time "
-            "where that makes it so. As is cheapest if left out.",
-        ),
+        Option(min=0.001, help="Longest step in milliseconds; fewer threads write to keep it."),
     ] = None
     stretch: Annotated[
         float,
-        Option(
-            min=1.01,
-            help="Let steps take so many times as long, on average, for the prompt tokens in them.",
-        ),
+        Option(min=1.01, help="Maximum average slowdown of decode steps caused by prefill."),
     ] = DEFAULT_STRETCH
