@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,88 +24,51 @@ if TYPE_CHECKING:
     from pasta_decoding.server.backend import Backend
     from pasta_decoding.server.metrics import Metrics
 
-RIVAL_LOAD = Load(max_requests=4, max_queue=16)
+BASELINE_LOAD = Load(max_requests=4, max_queue=16)
 """Races at a time, and those that wait."""
-
-
-class LogLevel(StrEnum):
-    """What is worth a line on standard error."""
-
-    debug = "debug"
-    info = "info"
-    warning = "warning"
-    error = "error"
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """Where the server listens, what it tells on standard error, and how it ends."""
-
-    host: Annotated[
-        str,
-        typer.Option(
-            help="Address to listen on; only this machine's own is safe without --api-key."
-        ),
-    ] = "127.0.0.1"
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000
-    log_level: Annotated[
-        LogLevel, typer.Option(help="`info` writes a line for each request, to standard error.")
-    ] = LogLevel.warning
-    drain_seconds: Annotated[
-        float, typer.Option(min=0, help="How long answers may go on once the server is to stop.")
-    ] = 5.0
 
 
 @with_options
 def serve(
-    api_key_file: Annotated[
-        Path | None, typer.Option(help="Read the key from this file's first line instead.")
-    ] = None,
     name: Annotated[
         str | None, typer.Option(help="What clients call the model; pasta-ADAPTER if left out.")
     ] = None,
     baseline: Annotated[
         str | None,
         typer.Option(
-            help="A sequential baseline for the page to race against: `sequential` for adapters "
-            "that ship, else an adapter or whole model. Loaded at the first race, it takes as much "
-            "memory again."
+            help="Sequential baseline for the page to race against, loaded at the first race: "
+            "`sequential` for adapters that ship, else an adapter or a whole model."
         ),
     ] = None,
     *,
-    process: Process,
     settings: Settings,
     load: Load,
     loading: EngineConfig,
 ) -> None:
     """Answer OpenAI's clients, and show a page where one watches the threads write."""
-    refuse_without_extra()
+    missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if not find_spec(name)]
+    if missing:
+        hint = f"Install the extra: {install_command('serve')}"
+        raise PastaError(f"the server needs {', '.join(missing)}", hint=hint)
+
     from pasta_decoding.api.opening import open_decoder
+    from pasta_decoding.remote.client import checked_key
     from pasta_decoding.server.backend import Backend
     from pasta_decoding.server.listen import is_loopback, open_socket
     from pasta_decoding.server.metrics import Metrics
 
-    key = key_of(settings.api_key, api_key_file)
-    settings = replace(settings, api_key=key)
-    logging.getLogger("pasta_decoding.server").setLevel(process.log_level.upper())
-    with ExitStack() as stack:
-        listener = stack.enter_context(open_socket(process.host, process.port))
-        if key is None and is_loopback(listener):
-            settings = replace(settings, hosts=(process.host,))
-        metrics = Metrics()
+    key, metrics = checked_key(settings.api_key), Metrics()
+    with open_socket(settings.host, settings.port) as listener:
+        own_names = (settings.host,) if key is None and is_loopback(listener) else None
         decoder = open_decoder(loading, cache_folder())
         backends = {name or model_name(loading): Backend(lambda: decoder, metrics, load)}
         if baseline is not None:
-            backends |= rival_of(loading, baseline, metrics, beside=backends)
-        listen(listener, process, settings, metrics, backends)
+            backends |= baseline_backend(loading, baseline, metrics, beside=backends)
+        listen(listener, replace(settings, api_key=key, hosts=own_names), metrics, backends)
 
 
 def listen(
-    listener: socket,
-    process: Process,
-    settings: Settings,
-    metrics: Metrics,
-    backends: Mapping[str, Backend],
+    listener: socket, settings: Settings, metrics: Metrics, backends: Mapping[str, Backend]
 ) -> None:
     """Say where the server is, and answer until told to stop."""
     from pasta_decoding.server.app import create_app
@@ -116,14 +77,15 @@ def listen(
     if settings.api_key is None and not is_loopback(listener):
         say("anybody who reaches this address may ask: --api-key keeps them out")
     say(f"{next(iter(backends))} at {address(listener)}")
-    _add_times()
+    logging.getLogger("pasta_decoding.server").setLevel(settings.log_level.upper())
+    for handler in logging.getLogger("pasta_decoding").handlers:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     with suppress(KeyboardInterrupt):  # uvicorn has stopped in good order; that is all
         app = create_app(backends, metrics, settings)
-        server = http_server(app, list(backends.values()), drain_seconds=process.drain_seconds)
-        server.run(sockets=[listener])
+        http_server(app, list(backends.values()), settings.drain_seconds).run(sockets=[listener])
 
 
-def rival_of(
+def baseline_backend(
     loading: EngineConfig, baseline: str, metrics: Metrics, *, beside: Collection[str]
 ) -> dict[str, Backend]:
     """Return the baseline by name. It gets an engine of its own when it is first asked for."""
@@ -139,43 +101,8 @@ def rival_of(
         return replace(open_local(found.settings, cache_folder()), parallel=False)
 
     name = f"{found.name}-baseline" if found.name in beside else found.name
-    say(f"its baseline, {name}, is loaded at the first race, with an engine and a cache of its own")
-    return {name: Backend(load, metrics, RIVAL_LOAD)}
-
-
-def _add_times() -> None:
-    for handler in logging.getLogger("pasta_decoding").handlers:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-
-
-def key_of(key: str | None, file: Path | None) -> str | None:
-    """Return the key that clients need, from wherever it is; None if there is none."""
-    from pasta_decoding.remote.client import checked_key
-
-    if file is None:
-        return checked_key(key)
-    if key is not None:
-        raise PastaError(
-            "two API keys are given", hint="Leave out --api-key and PASTA_API_KEY, or the file."
-        )
-    try:
-        return checked_key(file.read_text(encoding="utf-8").partition("\n")[0].strip())
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise PastaError(
-            f"cannot read the API key from {file}: {reason}",
-            hint="Write the key into the file's first line.",
-        ) from error
-
-
-def refuse_without_extra() -> None:
-    """Raise PastaError where what the server needs is not installed."""
-    missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if not find_spec(name)]
-    if missing:
-        raise PastaError(
-            f"the server needs {', '.join(missing)}",
-            hint=f"Install the extra: {install_command('serve')}",
-        )
+    say(f"the baseline, {name}, is loaded at the first race, with an engine of its own")
+    return {name: Backend(load, metrics, BASELINE_LOAD)}
 
 
 def model_name(loading: EngineConfig) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from typer import Option
 
@@ -12,12 +12,23 @@ from pasta_decoding.runtime.prompt_pace import DEFAULT_STRETCH
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How requests are met.
+    """Where the server listens, who may ask, and how much.
 
     body_s: seconds that a request's body may take.
     hosts:  names of the server besides localhost; None allows any.
     """
 
+    host: Annotated[str, Option(help="Address; only this machine's is safe without a key.")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Option(help="`info` writes a line for each request to standard error."),
+    ] = "warning"
+    drain_seconds: Annotated[
+        float, Option(min=0, help="Time for answers to end when the server is stopped.")
+    ] = 5.0
     api_key: Annotated[
         str | None,
         Option(envvar="PASTA_API_KEY", help="Ask clients for this key.", show_envvar=True),
