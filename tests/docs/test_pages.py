@@ -18,8 +18,8 @@ from tests.docs.pages import blocks, calls, leaves, options, parse, pasta_argume
 
 PAGES = [
     "README.md",
-    *(f"docs/{name}.md" for name in ("python", "serving", "training", "scaling", "recipe")),
-    *(f"docs/{name}.md" for name in ("results", "language", "testing", "architecture")),
+    *(f"docs/{name}.md" for name in ("python", "serving", "training")),
+    *(f"docs/{name}.md" for name in ("results", "language", "architecture")),
 ]
 WITH_COMMANDS = [page for page in PAGES if blocks(page, "sh")]
 OF_OTHERS = {

@@ -1,14 +1,14 @@
-"""Every command of docs/training.md, run as it stands, on a tiny model and a few rows.
+"""Every command of docs/training.md, run as it stands, on tiny models of the shapes that it names.
 
-Only sizes are made smaller, by flags put behind the page's own.
+Only sizes are made smaller, by flags put behind the page's own. The launcher is left out:
+tests/training/test_processes.py has it.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
+import re
 import shlex
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,73 +16,75 @@ from transformers import AutoConfig
 
 from pasta_decoding.cli import main
 from pasta_decoding.lang.tree import read, strip
+from pasta_decoding.models.load import load_base, load_model
 from pasta_decoding.models.pull import pull
-from tests.checkpoint import TinyCheckpoint
-from tests.docs.pages import ROOT, calls, pasta_arguments
+from tests.chatserver import chat_server, in_turn
+from tests.docs.pages import ROOT, blocks, text_of
+from tests.shapes import HUB_SHAPES
+from tests.training.test_sft import ROWS
 
 PAGE = "docs/training.md"
-SHIPPED = "data/annotated_clean.jsonl.gz"
-ROWS = 24
-SHORT = "--max-total-tokens 100000 --shorten-to 3000 --max-prompt-tokens 1000 --min-chunk-tokens 10"
-# Its tokenizer writes a token a byte, so that what is short in tokens is long here.
+MODEL = "meta-llama/Meta-Llama-3-8B-Instruct"
+ANNOTATED = "\n".join(
+    f'{n}. <promise topic="{city}" tokens="10"/><async>{city}.</async>'
+    for n, city in enumerate(("Paris", "Rome"), start=1)
+)
+ENGINE = "--engine torch --dtype float32"
 SMALLER = {
-    "data build": SHORT,
-    "train sft": "--max-steps 2 --max-length 2048 --pack-tokens 2048 --warmup-steps 1 --no-bf16",
-    "train preference": "--limit 4 --samples 8 --baseline-samples 1 --rounds 1 --max-tokens 200 "
-    "--engine torch --dtype float32 --pairs-per-step 1 --no-bf16",
+    "train preference": "--samples 16 --baseline-samples 1 --rounds 1 --max-tokens 120 "
+    f"--pairs-per-step 1 --no-bf16 {ENGINE}",
+    "train sft": "--max-steps 2 --max-length 256 --pack-tokens 256 --packs-per-step 2 --no-bf16",
+    "eval generate": f"--max-tokens 24 {ENGINE}",
 }
-RUNS = ("sft", "baseline", "apar", "balanced", "fast")
-ITEMS = ("Morning walks", "Green tea", "Early nights", "Fresh bread")
 
 
-def write(path: str, rows: Sequence[Mapping[str, object]]) -> None:
-    Path(path).parent.mkdir(exist_ok=True)
-    opened = gzip.open if path.endswith(".gz") else open
-    with opened(path, "wt", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+def commands() -> list[str]:
+    """Return the page's commands, without the launcher and the program's name."""
+    lines = [line for block in blocks(PAGE, "sh") for line in block.text.splitlines()]
+    return [re.sub(r"^(pasta|accelerate launch .* -m pasta_decoding) ", "", one) for one in lines]
 
 
-def listed(number: int) -> dict[str, str]:
-    """A row of a made-up prompt, whose answer is a list of named items."""
-    items = [
-        f"{n}. **{name}**: they help most people to get through week {number} in a good mood."
-        for n, name in enumerate(ITEMS, start=1)
-    ]
-    question = f"What helps in week {number} of the year?"
-    asked = f"[Question]:{question}[Requirements]: Write a list."
-    return {"id": f"h{number}", "source": "", "instruction": asked, "response": "\n".join(items)}
+def test_the_page_names_configurations_that_ship() -> None:
+    named = set(re.findall(r"configs/accelerate/\S+\.yaml", text_of(PAGE)))
+    assert named
+    assert all((ROOT / path).is_file() for path in named)
 
 
-def prepare(cache: Path, base: Path) -> None:
-    """Put what the page begins with into the folder that this is."""
-    pull(cache, fetch=lambda *_: base)
-    with gzip.open(ROOT / SHIPPED, "rt", encoding="utf-8") as file:
-        careful = [json.loads(line) for line, _ in zip(file, range(ROWS), strict=False)]
-    plain = [row | {"response": strip(read(row["response"]))} for row in careful]
-    write(SHIPPED, careful)
-    write("IN.jsonl", plain[:4])
-    write("hellobench_open.jsonl.gz", [listed(number) for number in range(8)])
-    write("dolly_3k.jsonl.gz", [row | {"instruction": f"Again: {row['id']}?"} for row in plain])
-    asked = [row["instruction"] for row in careful]
-    for name, questions in (("first", asked[:4]), ("second", asked[4:8])):
-        write(f"{name}.jsonl", [{"instruction": question} for question in questions])
-
-
-@pytest.mark.slow
-def test_every_command_of_the_page_works(
-    tiny_checkpoint: TinyCheckpoint,
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("shape", HUB_SHAPES)
+def test_every_command_works_on_a_tiny_model_of_that_shape(
+    shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    base = HUB_SHAPES[shape](tmp_path / "hub")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(base))
+    rows = [
+        {"id": row.id, "source": "", "instruction": row.instruction, "response": plain}
+        for row, plain in zip(ROWS, [strip(read(ANNOTATED))] * len(ROWS), strict=True)
+    ]
+    for name in ("prompts.jsonl", "responses.jsonl"):
+        Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    Path("evaluation.jsonl").write_text('{"instruction": "Three good habits?"}\n')
+    pull(tmp_path / "cache", fetch=lambda *_: base)
     monkeypatch.setenv("PASTA_CACHE", str(tmp_path / "cache"))
-    prepare(tmp_path / "cache", tiny_checkpoint.base)
-    for arguments in pasta_arguments(calls(PAGE, tmp_path_factory.mktemp("shell"))):
-        line = shlex.join(arguments)
-        flags = [SMALLER[step] for step in SMALLER if line.startswith(step)]
-        assert main(shlex.split(" ".join([line, *flags]))) == 0, line
-    hidden_size = AutoConfig.from_pretrained(tiny_checkpoint.base).hidden_size
-    for run in RUNS:
-        told = json.loads(Path(f"runs/{run}/adapter/pasta.json").read_text(encoding="utf-8"))
-        assert told["base"]["hidden_size"] == hidden_size
+    monkeypatch.setenv("PASTA_ENDPOINT_KEY", "none")
+    with chat_server(in_turn([ANNOTATED])) as endpoint:
+        for command in commands():
+            smaller = next((SMALLER[step] for step in SMALLER if command.startswith(step)), "")
+            here = command.replace("http://localhost:8000/v1", endpoint.base_url)
+            assert main(shlex.split(f"{here} {smaller}")) == 0, command
+    check_rows(base, Path("runs/sft/adapter"))
+    assert AutoConfig.from_pretrained("served").model_type in (shape, "llama")
+
+
+def check_rows(base: Path, adapter: Path) -> None:
+    """The rows of the tags were trained, in and out, and the name of the base is the hub's."""
+    loaded, (plain, _) = load_model(base, adapter), load_base(base, dtype="float32")
+    assert loaded.checkpoint.base.name == MODEL
+    ids = sorted(loaded.checkpoint.control.ids)
+    for ours, theirs in (
+        (loaded.model.get_input_embeddings(), plain.get_input_embeddings()),
+        (loaded.model.get_output_embeddings(), plain.get_output_embeddings()),
+    ):
+        changed = (ours.weight != theirs.weight).any(dim=1).nonzero().flatten().tolist()
+        assert set(changed) <= set(ids)
+        assert len(changed) > 3
