@@ -34,7 +34,7 @@ class Part:
     choice: int
     text: str
     tokens: tuple[Placed, ...] = ()
-    events: Sequence[schema.Wire] = ()
+    events: Sequence[dict[str, Any]] = ()
     reason: schema.FinishReason | None = None
 
 
@@ -214,7 +214,7 @@ class Reply(Response):
     async def _incoming(self, *, events: bool = False) -> AsyncIterator[Part]:
         async for choice, item in self._answers:
             if isinstance(item, Piece):
-                sent = [wired(event, item.step) for event in item.events] if events else ()
+                sent = [_wired(event, item.step) for event in item.events] if events else ()
                 part = Part(choice, item.text, item.tokens, sent)
             else:
                 self._ended[choice] = item
@@ -240,12 +240,10 @@ class Reply(Response):
         )
 
 
-def wired(event: live.Event, step: int) -> schema.Wire:
+def _wired(event: live.Event, step: int) -> dict[str, Any]:
     """Return a live event as it is sent."""
     own = {one.name: getattr(event, one.name) for one in fields(event) if one.name != "logprobs"}
-    kind: Any = schema.EVENTS[type(event)]
-    sent: schema.Wire = kind(type=type(event).__name__.lower(), step=step, **own)
-    return sent
+    return {"type": type(event).__name__.lower(), "step": step, **own}
 
 
 def _joined(parts: Sequence[Part]) -> Part:

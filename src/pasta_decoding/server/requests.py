@@ -287,13 +287,6 @@ class CompletionRequest(AnswerRequest):
 
 Body = ChatRequest | CompletionRequest
 
-FIELDS = frozenset[str]().union(
-    *(
-        kind.model_fields
-        for kind in (
-            *(ChatRequest, CompletionRequest, ChatMessage),
-            *(TextPart, TextFormat, StreamOptions),
-        )
-    )
-)
+_KINDS = (ChatRequest, CompletionRequest, ChatMessage, TextPart, TextFormat, StreamOptions)
+FIELDS = frozenset(name for kind in _KINDS for name in kind.model_fields)
 """The names of all fields of requests."""

@@ -60,8 +60,10 @@ def _sent(kind: type) -> type[Wire]:
     return create_model(kind.__name__, __base__=Wire, __doc__=kind.__doc__, **own)
 
 
-EVENTS = {kind: _sent(kind) for kind in get_args(live.Event)}
-Event: Any = Annotated[Union[tuple(EVENTS.values())], Field(discriminator="type")]  # noqa: UP007
+Event: Any = Annotated[
+    Union[tuple(map(_sent, get_args(live.Event)))],  # noqa: UP007
+    Field(discriminator="type"),
+]
 
 
 class TopLogprob(Wire):
