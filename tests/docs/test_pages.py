@@ -101,7 +101,7 @@ def test_the_front_door_works_as_the_page_has_it(
     page: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = execute(page)
-    assert f"{names['answer'].own_speedup:.2f} tokens a step\n" in capsys.readouterr().out
+    assert f"{names['answer'].own_speedup:.2f} tokens per step\n" in capsys.readouterr().out
     names["model"].close()
 
 
