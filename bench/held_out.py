@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from common import emit
 
-from pasta_decoding.cli.files import base_folder
+from pasta_decoding.cli.console import base_folder
 from pasta_decoding.data.dataset import Row, is_held_out, read_rows
 from pasta_decoding.evaluation.bootstrap import Drawn, FloatArray, drawn
 from pasta_decoding.lang.layout import MAIN, Layout

@@ -25,7 +25,7 @@ from common import SAMPLE, emit, spread
 
 from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import open_decoder
-from pasta_decoding.cli.files import cache_folder
+from pasta_decoding.cli.console import cache_folder
 from pasta_decoding.data.dataset import read_rows
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models.control_tokens import ControlTokens

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pasta_decoding.cli.files import base_folder
+from pasta_decoding.cli.console import base_folder
 from pasta_decoding.data.dataset import Row, read_rows
 from pasta_decoding.lang.layout import ChunkRun, Layout, lay_out_rows
 from pasta_decoding.lang.tree import read

@@ -22,7 +22,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from pasta_decoding.cli.files import token_counter
+from pasta_decoding.cli.console import token_counter
 from pasta_decoding.data.checks import make_check
 from pasta_decoding.data.dataset import Row, write_rows
 from pasta_decoding.lang.tree import Chunk, Node, Span, Tree, read, show, strip, valid_tokens

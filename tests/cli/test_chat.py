@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pasta_decoding.cli.chat import HELP, Chat
-from pasta_decoding.cli.decode import answer_shown
+from pasta_decoding.cli.run import answer_shown
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Outcome, Pasta
 

@@ -13,8 +13,9 @@ from typing import Any
 import typer
 from typer.main import get_command
 
-from pasta_decoding.cli.app import app
+from pasta_decoding.cli.app import make_app
 
+app = make_app()
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("pasta", "pip", "make", "vllm", "accelerate", "python", "pytest", "open-webui")
 END = "\x01"

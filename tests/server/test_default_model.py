@@ -9,7 +9,7 @@ import pytest
 
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
 from pasta_decoding.api.opening import open_local
-from pasta_decoding.cli.files import cache_folder
+from pasta_decoding.cli.console import cache_folder
 from pasta_decoding.data.dataset import read_rows
 from tests.server.running import MODEL, running
 

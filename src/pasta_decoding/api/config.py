@@ -57,13 +57,11 @@ _CHECKS: Mapping[str, _Check] = {
 class GenerationConfig:
     """How one answer is written. Raises PastaError for a value of a wrong type or out of range."""
 
-    max_tokens: Annotated[int, "End the answer after this many tokens, tags included."] = 512
+    max_tokens: Annotated[int, "Maximum tokens of the answer, tags included."] = 512
     temperature: Annotated[float, "Sampling temperature; 0 is greedy."] = 0.0
-    top_p: Annotated[float, "Nucleus sampling (top-p): the probability to sample from."] = 1.0
-    top_k: Annotated[int | None, "Sample from this many likeliest tokens (top-k)."] = None
-    min_p: Annotated[
-        float, "Sample from tokens with this share of the likeliest one's probability (min-p)."
-    ] = 0.0
+    top_p: Annotated[float, "Nucleus sampling (top-p)."] = 1.0
+    top_k: Annotated[int | None, "Sample from the likeliest tokens only (top-k)."] = None
+    min_p: Annotated[float, "Minimum probability, as a share of the likeliest (min-p)."] = 0.0
     repetition_penalty: Annotated[
         float, "Penalty for tokens already in the prompt or answer (1 = off)."
     ] = 1.0
@@ -72,16 +70,14 @@ class GenerationConfig:
         float, "Penalty for each time that a token is already in the answer (0 = off)."
     ] = 0.0
     logit_bias: Mapping[int, float] | Mapping[str, float] = field(default_factory=dict)
-    seed: Annotated[int, "Seed of the noise; the same seed gives the same answer."] = 0
+    seed: Annotated[int, "The same seed gives the same answer."] = 0
     parallel: Annotated[bool, "False bans promises: the same weights write one thread."] = True
     stop: Annotated[str | Sequence[str], "End the text before this string."] = ()
-    max_seconds: Annotated[
-        float | None, "End the answer after this many seconds, time in the queue included."
-    ] = None
+    max_seconds: Annotated[float | None, "Time limit of the answer, waiting included."] = None
     max_threads: Annotated[int, "Threads that may write at the same time."] = 32
-    eagerness: Annotated[
-        float | None, "Number added to the promise token's logit; the checkpoint's own if left out."
-    ] = None
+    eagerness: Annotated[float | None, "Added to the promise token's logit; 0 is as trained."] = (
+        None
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _stops(self.stop))
@@ -122,48 +118,42 @@ class GenerationConfig:
 class EngineConfig:
     """Which checkpoint, on which engine. Raises PastaError for values that mean nothing.
 
-    Whether the names lead to anything is found when they are opened.
+    adapter:       None takes `balanced` for the default model, and none for another one.
+    model:         None takes the default model. It or `adapter` may name a whole model (a GGUF file
+                   or a merged folder that `pasta export` wrote); the other is None then.
+    engine:        "auto" asks the servers of `base_url` if there are any, takes torch on a GPU, and
+                   on a CPU compiled, llama or torch, the first that can run the checkpoint.
+    join:          kv reuses the keys and values of finished chunks, text reads them again. None:
+                   as the checkpoint was trained.
+    dtype:         "auto" is float16 for llama; bfloat16 for torch where it is native.
+    max_model_len: None takes what the model and the cache hold.
+    device:        None takes the first GPU if there is one.
+    base_url:      they hold the merged checkpoint; several are replicas.
     """
 
-    adapter: Annotated[
-        str | None,
-        "Name or folder of an adapter; `balanced` for the default model if left out. `none` takes "
-        "the base model alone, which writes sequentially.",
-    ] = None
+    adapter: Annotated[str | None, "Adapter: a name or a folder; `none` for the model alone."] = (
+        None
+    )
     model: Annotated[
-        Path | None,
-        "Base model: a folder or a name on the hub; the default model if left out. Or a whole "
-        "model, adapter included: a GGUF file or a merged folder that `pasta export` wrote.",
+        Path | None, "Base model: a folder or a hub name. Or a GGUF or merged folder."
     ] = None
-    engine: Annotated[
-        str,
-        "auto, torch, llama, compiled, or remote. auto takes torch on a GPU, else the fastest one "
-        "that is installed; remote asks the servers of --base-url.",
-    ] = "auto"
+    engine: Annotated[str, "auto, torch, llama, compiled or remote."] = "auto"
     join: Annotated[
-        Joining | None,
-        "How the main thread reads finished chunks: kv reuses their keys and values, text reads "
-        "them again. As the checkpoint was trained if left out.",
+        Joining | None, "How the main thread reads finished chunks; as trained if left out."
     ] = None
     dtype: Annotated[
-        str,
-        "Number format of the weights: auto, float32, bfloat16; llama also has float16 (its auto), "
-        "Q8_0, Q6_K, Q5_K_M, Q4_K_M, Q4_0.",
+        str, "auto, float32, bfloat16; llama: float16, Q8_0, Q6_K, Q5_K_M, Q4_K_M, Q4_0."
     ] = "auto"
     max_model_len: Annotated[
-        int | None, "Context length of one request, answer included; the model's if left out."
+        int | None, "Context length of a request, answer included; the model's if left out."
     ] = None
-    cache_tokens: Annotated[int, "Tokens in the KV cache, all requests together."] = (
+    cache_tokens: Annotated[int, "Size of the KV cache in tokens, all requests together."] = (
         DEFAULT_CACHE_TOKENS
     )
     threads: Annotated[int | None, "Processor threads; all cores if left out."] = None
     device: Annotated[str | None, "cpu, cuda, cuda:1, ...; the first GPU if there is one."] = None
-    base_url: Annotated[
-        tuple[str, ...],
-        "Server of OpenAI-style completions that holds the merged checkpoint, such as "
-        "http://localhost:8000/v1. Repeat it for replicas.",
-    ] = ()
-    api_key: Annotated[str | None, "Key that these servers ask for."] = None
+    base_url: Annotated[tuple[str, ...], "remote: a server's URL, such as http://host/v1."] = ()
+    api_key: Annotated[str | None, "remote: the key that the servers ask for."] = None
 
     def __post_init__(self) -> None:
         if self.adapter is not None:

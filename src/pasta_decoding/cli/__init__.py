@@ -43,11 +43,11 @@ def _invoke(arguments: Sequence[str]) -> int:
     import typer
     from typer.main import get_command
 
-    from pasta_decoding.cli.app import app
+    from pasta_decoding.cli.app import make_app
 
     # By its version, typer uses click or a copy of it inside; this is the right one's class.
     usage_error: Any = typer.BadParameter.__base__
-    command = get_command(app)
+    command = get_command(make_app(arguments))
     try:
         with command.make_context("pasta", list(arguments)) as context:
             command.invoke(context)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pasta_decoding.cli.bars import progress
-from pasta_decoding.cli.files import say, token_counter
+from pasta_decoding.cli.console import say, token_counter
 from pasta_decoding.cli.keys import UNNAMED, named
-from pasta_decoding.cli.options import Without, with_options
+from pasta_decoding.cli.options import Without, command
 from pasta_decoding.data.annotate.llm import DEFAULT_RETRIES
 from pasta_decoding.data.endpoint import Endpoint
 from pasta_decoding.errors import PastaError
@@ -85,7 +85,7 @@ class Options:
     endpoint: Endpoint = UNNAMED
 
 
-@with_options
+@command()
 def annotate(
     source: Annotated[Path, typer.Argument(help="JSONL (.gz) with plain responses.")],
     out: Annotated[Path, typer.Argument(help="JSONL (.gz) to write.")],

@@ -1,42 +1,94 @@
-"""All commands of `pasta`, and what they are called."""
+"""All commands of `pasta`: what they are called, and where they live.
+
+Only the command that is asked for is imported, so `pasta --help` costs nothing.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
 
 from pasta_decoding import __version__
-from pasta_decoding.cli import (
-    annotate,
-    cache,
-    chat,
-    compile,
-    data,
-    decode,
-    eval,
-    export,
-    files,
-    judge,
-    preference,
-    pull,
-    rate,
-    report,
-    serve,
-    train,
-)
 
-app = typer.Typer(
-    help="Learned asynchronous decoding: one answer, written by several threads at once.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-train_app = typer.Typer(help="Teach a model the language.", no_args_is_help=True)
-data_app = typer.Typer(help="Make a training set, and look into one.", no_args_is_help=True)
-eval_app = typer.Typer(help="Compare methods by speed and quality.", no_args_is_help=True)
-judge_app = typer.Typer(help="Say which of two answers is better.", no_args_is_help=True)
-cache_app = typer.Typer(help="See what the cache holds, and make room.", no_args_is_help=True)
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "run": ("run:run", "Answer a question; independent parts are written side by side."),
+    "chat": ("chat:chat", "Talk with the model; each answer sees what was said before it."),
+    "compare": ("compare:compare", "Answer in parallel and sequentially, side by side."),
+    "serve": ("serve:serve", "Serve OpenAI's clients, and a page that shows the threads."),
+    "models": ("models:models", "List known models, adapters and what the cache holds."),
+    "pull": ("models:pull", "Fetch a known base model into the cache, once."),
+    "compile": ("models:compile_", "Compile a checkpoint for this machine's processor, once."),
+    "export": ("models:export", "Write base model and adapter as one."),
+    "lint": ("lint:lint", "Report every broken annotation, as a compiler does."),
+    "annotate": ("annotate:annotate", "Annotate responses with promises, chunks and syncs."),
+    "data build": ("data:build", "Make a training set."),
+    "data report": ("data:report", "Describe a training set."),
+    "data best": ("data:best", "Keep the best answers."),
+    "data hindsight": ("data:hindsight", "Move promises."),
+    "data lengths": ("data:lengths", "Set promised lengths."),
+    "train sft": ("train:sft", "Stage 1: supervised fine-tuning on annotated responses."),
+    "train preference": ("preference:preference", "Stage 2: prefer fast and good answers."),
+    "eval generate": ("eval:generate", "Answer prompts by several methods; keep records."),
+    "eval rate": ("rate:rate", "Rate answers."),
+    "eval report": ("report:report", "Compare the methods on one page."),
+    "judge eval": ("judge:evaluate", "Compare a judge with known preferences."),
+    "judge pairs": ("judge:pairs", "Judge pairs of answers."),
+}
+"""`module:function` in this package, and the line of `pasta --help`."""
+
+GROUPS: Mapping[str, str] = {
+    "data": "Make a training set, and look into one.",
+    "train": "Teach a model the language.",
+    "eval": "Compare methods by speed and quality.",
+    "judge": "Say which of two answers is better.",
+}
+
+_SETTINGS: Mapping[str, Any] = {
+    "no_args_is_help": True,
+    "add_completion": False,
+    "pretty_exceptions_enable": False,
+}
+
+
+def make_app(arguments: Sequence[str] | None = None) -> typer.Typer:
+    """Return the program, with the command that `arguments` name; with all commands for None."""
+    asked = None if arguments is None else _asked(arguments)
+    app = typer.Typer(
+        help="Learned asynchronous decoding: one answer, written by several threads at once.",
+        **_SETTINGS,
+    )
+    app.callback()(common)
+    groups = {"": app}
+    for name, about in GROUPS.items():
+        groups[name] = typer.Typer(help=about, **_SETTINGS)
+        app.add_typer(groups[name], name=name)
+    for name, (place, about) in COMMANDS.items():
+        group, _, own = name.rpartition(" ")
+        if asked is None or name == asked:
+            function = _imported(place)
+            epilog = getattr(function, "epilog", None)
+            groups[group].command(own, short_help=about, epilog=epilog)(function)
+        else:
+            groups[group].command(own, help=about)(_not_imported)
+    return app
+
+
+def _asked(arguments: Sequence[str]) -> str:
+    words = [word for word in arguments if not word.startswith("-")]
+    return " ".join(words[: 2 if words[:1] and words[0] in GROUPS else 1])
+
+
+def _imported(place: str) -> Callable[..., None]:
+    module, _, name = place.partition(":")
+    function: Callable[..., None] = getattr(import_module(f"pasta_decoding.cli.{module}"), name)
+    return function
+
+
+def _not_imported() -> None:
+    """Stand in for a command that was not asked for."""
 
 
 def print_version(asked: bool) -> None:
@@ -46,7 +98,6 @@ def print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def common(
     version: Annotated[
         bool,
@@ -56,33 +107,3 @@ def common(
     ] = False,
 ) -> None:
     """Options of `pasta` itself."""
-
-
-app.command()(decode.run)
-app.command()(chat.chat)
-app.command()(decode.compare)
-app.command()(serve.serve)
-app.command()(files.lint)
-app.command()(pull.pull)
-app.command("compile")(compile.compile_)
-app.command()(annotate.annotate)
-app.command()(export.export)
-data_app.command("build")(data.build)
-data_app.command("report")(data.report)
-data_app.command("best")(data.best)
-data_app.command("hindsight")(data.hindsight)
-data_app.command("lengths")(data.lengths)
-train_app.command("sft")(train.sft)
-train_app.command("preference")(preference.preference)
-eval_app.command("generate")(eval.generate)
-eval_app.command("rate")(rate.rate)
-eval_app.command("report")(report.report)
-app.add_typer(data_app, name="data")
-cache_app.command("list")(cache.show)
-cache_app.command("clean")(cache.clean)
-judge_app.command("eval")(judge.evaluate)
-judge_app.command("pairs")(judge.pairs)
-app.add_typer(train_app, name="train")
-app.add_typer(eval_app, name="eval")
-app.add_typer(judge_app, name="judge")
-app.add_typer(cache_app, name="cache")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
-from pasta_decoding.cli.decode import RARE, System, answer_shown, opened
-from pasta_decoding.cli.files import say
-from pasta_decoding.cli.options import Without, with_options
+from pasta_decoding.cli.console import say
+from pasta_decoding.cli.options import Without, command
+from pasta_decoding.cli.run import Show, System, answer_shown, opened
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
@@ -23,19 +23,23 @@ HELP = """/new    forget what was said
 Ctrl-C stops an answer; that turn is forgotten."""
 
 
-@with_options
+_RARE = {
+    *("top_k", "min_p", "max_threads", "max_seconds"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+}
+
+
+@command('pasta chat --system "Answer in two sentences."', "pasta chat --show --engine torch")
 def chat(
     system: System = None,
-    show: Annotated[
-        bool, typer.Option("--show", help="Draw the threads while they write.")
-    ] = False,
+    show: Show = False,
     *,
-    answer: Annotated[GenerationConfig, Without(RARE)],
-    loading: EngineConfig,
+    generation: Annotated[GenerationConfig, Without(_RARE)],
+    engine: EngineConfig,
 ) -> None:
     """Talk with the model; each answer sees what was said before it."""
-    with opened(loading) as model:
-        Chat(model, answer, system=system, show=show).run()
+    with opened(engine) as model:
+        Chat(model, generation, system=system, show=show).run()
 
 
 class Chat:
@@ -77,8 +81,7 @@ class Chat:
         except KeyboardInterrupt:
             say("\nstopped; that turn is forgotten")
         except PastaError as error:
-            say(f"pasta: {error}")
-            say(f"{error.hint} /new begins anew.")
+            say(f"pasta: {error}; /new begins anew")
         else:
             self.history = [*asked, {"role": "assistant", "content": result.text}]
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pasta_decoding.cli.bars import drawn
-from pasta_decoding.cli.files import say, token_counter
-from pasta_decoding.cli.options import DefaultModel, with_options
+from pasta_decoding.cli.console import say, token_counter
+from pasta_decoding.cli.options import DefaultModel, command
 from pasta_decoding.data.build import Wanted
 from pasta_decoding.errors import PastaError, install_command
 from pasta_decoding.training.config import Weights
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
 
 
-@with_options
+@command()
 def build(
     sources: Annotated[list[Path], typer.Argument(help="JSONL (.gz) files, plain or annotated.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The JSONL (.gz) to write.")],
@@ -76,7 +76,7 @@ def report(
     show(measure_rows(rows, token_counter(model)), as_json)
 
 
-@with_options
+@command()
 def best(
     run: Annotated[Path, typer.Argument(help="Run folder of `train preference`.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The JSONL (.gz) to write.")],
@@ -94,7 +94,7 @@ def best(
     typer.echo(f"{len(rows)} answers to {len({row.instruction for row in rows})} prompts")
 
 
-@with_options
+@command()
 def hindsight(
     sources: Annotated[list[Path], typer.Argument(help="JSONL (.gz) files, plain or annotated.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The JSONL (.gz) to write.")],
@@ -120,7 +120,7 @@ def hindsight(
     typer.echo(f"{len(asked)} rows, made of {len(rows)}, ask for what they do")
 
 
-@with_options
+@command()
 def lengths(
     sources: Annotated[list[Path], typer.Argument(help="JSONL (.gz) files, annotated.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The JSONL (.gz) to write.")],

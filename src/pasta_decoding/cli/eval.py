@@ -13,7 +13,7 @@ import typer
 
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
 from pasta_decoding.cli.bars import counting
-from pasta_decoding.cli.files import cache_folder, say
+from pasta_decoding.cli.console import cache_folder, say
 from pasta_decoding.cli.methods import (
     GREEDY,
     THEIRS,
@@ -24,7 +24,7 @@ from pasta_decoding.cli.methods import (
     choose,
     make_method,
 )
-from pasta_decoding.cli.options import MaxTokens, Without, with_options
+from pasta_decoding.cli.options import MaxTokens, Without, command
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.plan import Plan
 
@@ -52,7 +52,7 @@ Concurrency = Annotated[
 ]
 
 
-@with_options
+@command()
 def generate(
     prompts: Annotated[
         Path,

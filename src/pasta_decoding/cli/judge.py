@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pasta_decoding.cli.bars import progress
-from pasta_decoding.cli.files import say
+from pasta_decoding.cli.console import say
 from pasta_decoding.cli.keys import UNNAMED, named
 from pasta_decoding.errors import PastaError
 

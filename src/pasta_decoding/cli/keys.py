@@ -7,7 +7,7 @@ from dataclasses import replace
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from pasta_decoding.cli.files import say
+from pasta_decoding.cli.console import say
 from pasta_decoding.data.endpoint import KEY_VARIABLES, Endpoint
 
 SERVER_KEY = "PASTA_API_KEY"

@@ -1,12 +1,13 @@
-"""Options from settings: a field that is annotated with a `typer.Option` is an option.
+"""Options from configs: each field with a help text is an option, in a panel of the help.
 
-So its name, type, default and help stand once, in the class that it fills.
+So its type, default and help stand once, in the class that it fills.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import fields, is_dataclass, replace
 from functools import wraps
 from inspect import Parameter
@@ -20,80 +21,125 @@ Base = Annotated[
     Path | None,
     typer.Option(help="Folder of the base model, or its name on the hub; else the default one."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel="Output")
+]
 DefaultModel = Annotated[
     Path | None,
     typer.Option("--model", help="Folder of the base model; the default one if left out."),
 ]
-
-
 MaxTokens = Annotated[
     int, typer.Option(min=1, help="End the answer after this many tokens, tags included.")
 ]
-_EXTRAS: dict[str, dict[str, Any]] = {
-    "api_key": {
-        "names": ("--remote-key",),
-        "envvar": "PASTA_REMOTE_KEY",
-        "show_envvar": True,
-    },
-    "adapter": {"show_default": False},
-}
-"""Fields whose options need more than a name and a help text."""
+
+_ANSWER = ("max_tokens", "max_seconds", "max_threads", "eagerness")
+_RARE = frozenset(
+    {
+        *("max_threads", "max_seconds", "top_k", "min_p"),
+        *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+        *("join", "max_model_len", "threads", "device", "remote_key"),
+        *("log_level", "drain_seconds", "max_body_bytes", "origins", "max_queue"),
+        *("target_ms_per_token", "stretch"),
+    }
+)
+"""Fields whose options only `--help-all` shows."""
 _NO_OPTIONS = frozenset({"parallel", "stop"})
-"""Fields of a config that a command asks for in another way, or not at all."""
+"""Fields that a command asks for in another way, or not at all."""
+_PANELS = {"EngineConfig": "Engine", "GenerationConfig": "Sampling"}
+"""Of the options of a config; those of `_ANSWER` have their own, others are the server's."""
 
 
 class Without(frozenset[str]):
-    """Says which fields of its settings a command does not offer: `Annotated[Settings, ...]`."""
+    """Says which fields of its config a command does not offer: `Annotated[Config, ...]`."""
 
 
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command options in the place of each settings object that it takes.
+def command(*examples: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for each field of the configs that it takes, and its examples.
 
-    They have the defaults of that parameter's own default, if it has one, else those of the class;
-    the command gets a copy of it with what was given.
+    The options have the defaults of that parameter's own default, if it has one, else those of the
+    class; the command gets a copy of it with what was given.
     """
-    shown: list[Parameter] = []
-    settings: dict[str, tuple[Any, dict[str, str]]] = {}
-    for name, one in inspect.signature(command, eval_str=True).parameters.items():
-        kind, *marks = get_args(one.annotation) or [one.annotation]
-        if isinstance(kind, type) and is_dataclass(kind):
-            default = kind() if one.default is Parameter.empty else one.default
-            options = dict(_options(default, Without().union(*marks)))
-            settings[name] = default, {field: one.name for field, one in options.items()}
-            shown += options.values()
-        else:
-            shown.append(one.replace(kind=Parameter.KEYWORD_ONLY))
 
-    @wraps(command)
-    def call(**values: Any) -> None:
-        for name, (default, known) in settings.items():
-            given = {
-                field: values.pop(option) for field, option in known.items() if option in values
-            }
-            values[name] = _filled(default, given)
-        command(**values)
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        shown: list[Parameter] = []
+        configs: dict[str, tuple[Any, dict[str, str]]] = {}
+        for name, one in inspect.signature(function, eval_str=True).parameters.items():
+            kind, *marks = get_args(one.annotation) or [one.annotation]
+            if isinstance(kind, type) and is_dataclass(kind):
+                default = kind() if one.default is Parameter.empty else one.default
+                options = dict(_options(default, Without().union(*marks)))
+                configs[name] = default, {field: each.name for field, each in options.items()}
+                shown += options.values()
+            else:
+                shown.append(one.replace(kind=Parameter.KEYWORD_ONLY))
+        if any(mark.hidden for one in shown for mark in _marks(one)):
+            shown.append(_HELP_ALL)
 
-    call.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
-    call.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
-    return call
+        @wraps(function)
+        def call(**values: Any) -> None:
+            values.pop(_HELP_ALL.name, None)
+            for name, (default, known) in configs.items():
+                given = {
+                    field: values.pop(option) for field, option in known.items() if option in values
+                }
+                values[name] = _filled(default, given)
+            function(**values)
+
+        call.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+        call.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+        call.epilog = "Examples:\n\n" + "\n\n".join(examples) if examples else None  # type: ignore[attr-defined]
+        return call
+
+    return decorate
 
 
-def _options(settings: Any, without: frozenset[str]) -> Iterator[tuple[str, Parameter]]:
-    """Yield each annotated field and its option; typer knows lists where settings have tuples."""
-    hints = get_type_hints(type(settings), include_extras=True)
-    for name in (one.name for one in fields(settings) if one.name not in without):
-        hint, default = hints[name], getattr(settings, name)
+def _marks(option: Parameter) -> list[Any]:
+    return [mark for mark in get_args(option.annotation)[1:] if hasattr(mark, "hidden")]
+
+
+def _show_all(context: typer.Context, asked: bool) -> None:
+    if asked:
+        for one in context.command.params:
+            one.hidden = False  # type: ignore[attr-defined]
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+_HELP_ALL = Parameter(
+    "help_all",
+    Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[
+        bool,
+        typer.Option(
+            "--help-all", is_eager=True, callback=_show_all, help="Show rare options as well."
+        ),
+    ],
+)
+
+
+def _options(config: Any, without: frozenset[str]) -> Iterator[tuple[str, Parameter]]:
+    """Yield each annotated field and its option; typer knows lists where configs have tuples."""
+    hints = get_type_hints(type(config), include_extras=True)
+    for name in (one.name for one in fields(config) if one.name not in without):
+        hint, default = hints[name], getattr(config, name)
         if get_origin(hint) is not Annotated:
             continue
         kind, mark, *_ = get_args(hint)
+        panel = "Answer" if name in _ANSWER else _PANELS.get(type(config).__name__)
         own = name
         if isinstance(mark, str):
             if name in _NO_OPTIONS:
                 continue
-            extras = dict(_EXTRAS.get(name, {}))
-            mark = typer.Option(*extras.pop("names", ()), help=mark, **extras)
-            own = f"remote_{name}" if name == "api_key" else name
+            own = "remote_key" if name == "api_key" else name
+            preset = "" if default in (None, ()) else f" ({str(default).removesuffix('.0')})"
+            shown = f"{mark.removesuffix('.')}{preset}."
+            mark = typer.Option(help=shown, show_default=False)
+            if own == "remote_key":
+                mark.envvar = "PASTA_REMOTE_KEY"
+        mark = copy(mark)
+        mark.hidden |= own in _RARE
+        mark.rich_help_panel = mark.rich_help_panel or panel
         hint = Annotated[kind, mark]
         if get_origin(kind) is tuple:
             listed = GenericAlias(list, get_args(kind)[:1]) | None
@@ -101,11 +147,11 @@ def _options(settings: Any, without: frozenset[str]) -> Iterator[tuple[str, Para
         yield name, Parameter(own, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
-def _filled(settings: Any, given: dict[str, Any]) -> Any:
-    """Return a copy of the settings with what was given."""
+def _filled(config: Any, given: dict[str, Any]) -> Any:
+    """Return a copy of the config with what was given."""
     tuples = {
         name: tuple(value or ())
         for name, value in given.items()
-        if isinstance(getattr(settings, name), tuple)
+        if isinstance(getattr(config, name), tuple)
     }
-    return replace(settings, **given | tuples)
+    return replace(config, **given | tuples)

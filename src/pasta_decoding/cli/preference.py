@@ -15,8 +15,8 @@ import typer
 
 from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.cli.bars import drawn
-from pasta_decoding.cli.files import base_folder, cache_folder, say
-from pasta_decoding.cli.options import DefaultModel, Without, with_options
+from pasta_decoding.cli.console import base_folder, cache_folder, say
+from pasta_decoding.cli.options import DefaultModel, Without, command
 from pasta_decoding.cli.train import require_training
 from pasta_decoding.cli.training_bar import ReportTo, drawn_progress, goes_on, trackers
 from pasta_decoding.errors import PastaError
@@ -45,7 +45,7 @@ SamplesFrom = Annotated[
 ]
 
 
-@with_options
+@command()
 def preference(
     prompts: Annotated[
         list[Path], typer.Option(help="JSONL (.gz) with an `instruction` a line; may be repeated.")

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pasta_decoding.cli.bars import progress
-from pasta_decoding.cli.files import base_folder, say
+from pasta_decoding.cli.console import base_folder, say
 from pasta_decoding.cli.keys import UNNAMED, named
-from pasta_decoding.cli.options import with_options
+from pasta_decoding.cli.options import command
 from pasta_decoding.data.endpoint import Endpoint
 from pasta_decoding.errors import PastaError
 
@@ -55,7 +55,7 @@ class Asking:
     ] = None
 
 
-@with_options
+@command()
 def rate(
     runs: Annotated[
         list[Path], typer.Argument(help="Folders of `eval generate`, or the folder around them.")

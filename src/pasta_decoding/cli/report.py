@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pasta_decoding.cli.files import say
+from pasta_decoding.cli.console import say
 from pasta_decoding.errors import require
 from pasta_decoding.files import written_whole
 

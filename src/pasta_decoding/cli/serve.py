@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pasta_decoding.api.config import EngineConfig
-from pasta_decoding.cli.files import cache_folder, say
-from pasta_decoding.cli.options import with_options
+from pasta_decoding.cli.console import cache_folder, say
+from pasta_decoding.cli.options import command
 from pasta_decoding.errors import PastaError, install_command
 from pasta_decoding.server.settings import Load, Settings
 
@@ -28,7 +28,7 @@ BASELINE_LOAD = Load(max_requests=4, max_queue=16)
 """Races at a time, and those that wait."""
 
 
-@with_options
+@command("pasta serve", "pasta serve --baseline sequential --host 0.0.0.0 --port 8080")
 def serve(
     name: Annotated[
         str | None, typer.Option(help="What clients call the model; pasta-ADAPTER if left out.")
@@ -94,11 +94,11 @@ def baseline_backend(
     from pasta_decoding.server.backend import Backend
 
     found = baseline_of(loading, baseline)
-    check_local(found.settings)
-    find(found.settings, cache_folder())  # what is not there is told now
+    check_local(found.config)
+    find(found.config, cache_folder())  # what is not there is told now
 
     def load() -> LocalDecoder:
-        return replace(open_local(found.settings, cache_folder()), parallel=False)
+        return replace(open_local(found.config, cache_folder()), parallel=False)
 
     name = f"{found.name}-baseline" if found.name in beside else found.name
     say(f"the baseline, {name}, is loaded at the first race, with an engine of its own")
@@ -110,4 +110,6 @@ def model_name(loading: EngineConfig) -> str:
     whole = loading.whole
     if whole is not None:
         return whole.stem if whole.suffix == ".gguf" else whole.resolve().name
+    if loading.adapter is None and loading.model is not None:
+        return loading.model.name
     return f"pasta-{loading.adapter_name.rstrip('/').rpartition('/')[2]}"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from pasta_decoding.cli.files import base_folder, is_main, say
-from pasta_decoding.cli.options import Base, with_options
+from pasta_decoding.cli.console import base_folder, is_main, say
+from pasta_decoding.cli.options import Base, command
 from pasta_decoding.cli.training_bar import ReportTo, drawn_progress, goes_on, trackers
 from pasta_decoding.errors import PastaError, require
 from pasta_decoding.lang.layout import Joining
@@ -62,7 +62,7 @@ class Origin:
         )
 
 
-@with_options
+@command()
 def sft(
     out: Annotated[Path, typer.Option(help="Run folder; the same command resumes it.")],
     data: Annotated[

@@ -33,7 +33,10 @@ def _names(answer: Answer) -> Iterator[dict[str, Any]]:
 
 
 def _boxes(answer: Answer, vocabulary: Vocabulary) -> Iterator[dict[str, Any]]:
-    trace = answer.trace
+    trace, control = answer.trace, vocabulary.control
+    tags = {token: f"promise {tokens}" for tokens, token in control.promise_close.items()}
+    tags |= {control.promise_open: "promise", control.async_open: "async"}
+    tags |= {control.async_close: "/async", control.sync: "sync"}
     prefill = {"tokens": trace.prompt_tokens}
     yield _box("prefill", MAIN, 0.0, trace.prefill_s, prefill)
     starts_s = list(accumulate((step.seconds for step in trace.steps), initial=trace.prefill_s))
@@ -42,7 +45,7 @@ def _boxes(answer: Answer, vocabulary: Vocabulary) -> Iterator[dict[str, Any]]:
             continue  # decided, but the answer was stopped before it was fed
         step = trace.steps[fed.step - 1]
         where = {"step": fed.step, "position": fed.position, "cells": step.cells}
-        name = vocabulary.texts[fed.token] or f"<{fed.token}>"
+        name = tags.get(fed.token) or vocabulary.texts[fed.token] or f"<{fed.token}>"
         yield _box(name, fed.thread, starts_s[fed.step - 1], step.seconds, where)
 
 

@@ -18,7 +18,8 @@ from pasta_decoding.lang.tree import read, strip
 from tests.checkpoint import TinyCheckpoint, make_adapter, make_base
 from tests.cli.conftest import Outcome, Pasta, interrupted
 
-KEYS = ["text", "annotated", "plain_tokens", "critical_path", "own_speedup"]
+KEYS = ["text", "annotated", "model", "adapter", "engine", "prompt_tokens", "completion_tokens"]
+KEYS += ["plain_tokens", "critical_path", "own_speedup"]
 KEYS += ["threads", "interventions", "truncated", "wall_s"]
 PROMPT = "Hello"
 

@@ -1,0 +1,113 @@
+"""The command `compare`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pasta_decoding.api.config import EngineConfig, GenerationConfig
+from pasta_decoding.cli.options import AsJson, Without, command
+from pasta_decoding.cli.run import Prompt, System, conversation, figures, opened, read_prompt
+
+if TYPE_CHECKING:
+    from pasta_decoding.models.prompt import Message
+
+_SAMPLING = Without(
+    {
+        *("top_p", "top_k", "min_p", "max_threads", "max_seconds"),
+        *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    }
+)
+_ROWS = {
+    "text": "text",
+    "tokens": "plain_tokens",
+    "steps": "critical_path",
+    "tokens a step": "own_speedup",
+    "threads": "threads",
+    "seconds": "wall_s",
+}
+
+
+@command(
+    'pasta compare "What are three good ways to learn a new language?"',
+    'pasta compare --adapter runs/mine/adapter --baseline none "Why?"',
+)
+def compare(
+    prompt: Prompt,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            help="Adapter or whole model to compare with; else `sequential` for the shipped "
+            "adapters, the base model for others."
+        ),
+    ] = None,
+    system: System = None,
+    as_json: AsJson = False,
+    *,
+    generation: Annotated[GenerationConfig, _SAMPLING],
+    engine: EngineConfig,
+) -> None:
+    """Answer a question in parallel and by a sequential baseline, side by side.
+
+    The baseline of the shipped adapters was trained on the same responses with the tags taken out.
+    """
+    from pasta_decoding.api.baseline import baseline_of, checkpoint_name
+
+    question = conversation(system, read_prompt(prompt))
+    found = baseline_of(engine, baseline)
+    alone = replace(generation, parallel=False)
+    results = {
+        "sequential": {"checkpoint": found.name} | answered(found.config, question, alone),
+        "parallel": {"checkpoint": checkpoint_name(engine)}
+        | answered(engine, question, generation),
+    }
+    if as_json:
+        typer.echo(json.dumps(results, ensure_ascii=False))
+    else:
+        show_side_by_side(results, about=f"{found.name} is {found.about}.")
+
+
+def answered(
+    engine: EngineConfig, question: list[Message], generation: GenerationConfig
+) -> dict[str, Any]:
+    """Load a model, answer with it once it is warm, and return the figures."""
+    with opened(engine) as model:
+        model.answer(question, max_tokens=8)
+        return figures(model.answer(question, generation), model, engine)
+
+
+def show_side_by_side(results: dict[str, dict[str, Any]], *, about: str) -> None:
+    """Print both answers next to each other, and what parallel decoding bought.
+
+    about: describes the sequential side.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(expand=True, show_lines=True)
+    table.add_column("")
+    for name, result in results.items():
+        table.add_column(f"{name}: {result['checkpoint']}", ratio=1)
+    for label, key in _ROWS.items():
+        table.add_row(label, *(Text(str(result[key])) for result in results.values()))
+    console = Console()
+    console.print(table)
+    for line in (about, *verdict(results["sequential"], results["parallel"])):
+        console.print(line, markup=False, highlight=False)
+
+
+def verdict(sequential: dict[str, Any], parallel: dict[str, Any]) -> Iterator[str]:
+    """Yield what parallel decoding bought, and what spoils the comparison."""
+    pace = [result["wall_s"] / max(1, result["plain_tokens"]) for result in (sequential, parallel)]
+    yield (
+        f"parallel: {parallel['own_speedup']:.2f} tokens a step, "
+        f"{pace[0] / pace[1]:.2f}x the baseline's tokens a second"
+    )
+    for name, result in (("sequential", sequential), ("parallel", parallel)):
+        if result["truncated"]:
+            yield f"The {name} answer was cut off at a limit: its tokens and seconds say little."

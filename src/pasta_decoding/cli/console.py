@@ -1,0 +1,50 @@
+"""What commands share: the cache, the base model, and lines for the user on standard error."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from pasta_decoding.errors import PastaError
+
+say = logging.getLogger("pasta_decoding.cli").info
+"""Reports to the user, on standard error."""
+
+
+def cache_folder() -> Path:
+    """Return the user's cache; $PASTA_CACHE moves it."""
+    from pasta_decoding.models.bases import default_cache
+
+    return default_cache(os.environ)
+
+
+def base_folder(model: Path | None) -> Path:
+    """Return the folder of the base model of --model: a folder, a name on the hub, or left out."""
+    from pasta_decoding.models.pull import model_folder
+
+    return model_folder(model, cache_folder())
+
+
+def is_main() -> bool:
+    """Is this the process that speaks? `accelerate launch` starts several, and numbers them."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def read_text(path: Path) -> str:
+    """Return a text file, line ends as they are. Raises PastaError if it cannot be read."""
+    try:
+        return path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise PastaError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise PastaError(f"{path}: byte {error.start} is not UTF-8") from error
+
+
+def token_counter(model: Path | None = None) -> Callable[[str], int]:
+    """Return a function that counts tokens as a base model does; the default one if left out."""
+    from pasta_decoding.models.load import load_tokenizer
+
+    tokenizer = load_tokenizer(base_folder(model))
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False))

@@ -1,0 +1,62 @@
+"""The command `lint`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pasta_decoding.cli.console import read_text
+from pasta_decoding.cli.options import command
+
+
+@command("pasta lint answer.txt", "pasta lint --no-topic rows.jsonl.gz")
+def lint(
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="JSONL (.gz) with annotated rows, or text files with a response each."),
+    ],
+    no_topic: Annotated[bool, typer.Option("--no-topic", help="Promises need no topic.")] = False,
+) -> None:
+    """Report every broken annotation as `file:line:column: rule: message`, as a compiler does.
+
+    For a row, the line is its own in the file, and the column counts characters of its response.
+    """
+    found = 0
+    for path in files:
+        problems = row_problems if ".jsonl" in path.suffixes[-2:] else text_problems
+        for line in problems(path, topic_required=not no_topic):
+            found += 1
+            typer.echo(f"{path}:{line}")
+    raise typer.Exit(1 if found else 0)
+
+
+def text_problems(path: Path, *, topic_required: bool) -> Iterator[str]:
+    """Yield what is wrong with the one response of a text file, from the line's number on."""
+    from pasta_decoding.lang.check import check
+
+    for one in check(read_text(path), topic_required=topic_required):
+        yield f"{one.line}:{one.column}: {one.rule}: {one.message}"
+
+
+def row_problems(path: Path, *, topic_required: bool) -> Iterator[str]:
+    """Yield the same of the rows of a JSONL file; lines that are no rows are problems, too."""
+    from pasta_decoding.data.dataset import numbered_rows
+    from pasta_decoding.lang.check import check
+
+    broken: list[str] = []
+    rows = numbered_rows(path, on_problem=lambda error: broken.append(str(error)))
+    for number, row in rows:
+        yield from _without_path(broken, path)
+        lines = row.response.split("\n")
+        for one in check(row.response, topic_required=topic_required):
+            column = sum(len(line) + 1 for line in lines[: one.line - 1]) + one.column
+            yield f"{number}:{column}: {one.rule}: {one.message}"
+    yield from _without_path(broken, path)
+
+
+def _without_path(broken: list[str], path: Path) -> Iterator[str]:
+    while broken:
+        yield broken.pop(0).removeprefix(f"{path}:")

@@ -1,0 +1,196 @@
+"""The command `run`, and what its sisters `chat` and `compare` share with it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pasta_decoding.api.config import EngineConfig, GenerationConfig
+from pasta_decoding.cli.console import cache_folder, say
+from pasta_decoding.cli.options import AsJson, command
+from pasta_decoding.errors import PastaError
+
+if TYPE_CHECKING:
+    from pasta_decoding.api.model import Model
+    from pasta_decoding.api.model import Prompt as Conversation
+    from pasta_decoding.api.result import Result
+    from pasta_decoding.models.prompt import Message
+    from pasta_decoding.runtime.answer import Answer
+    from pasta_decoding.runtime.vocabulary import Vocabulary
+
+Prompt = Annotated[str, typer.Argument(help="The question; `-` reads it from standard input.")]
+System = Annotated[
+    str | None,
+    typer.Option(
+        help="System prompt; the chat template's own if left out.", rich_help_panel="Answer"
+    ),
+]
+Show = Annotated[
+    bool,
+    typer.Option("--show", help="Draw the threads while they write.", rich_help_panel="Output"),
+]
+
+
+@command(
+    'pasta run --show "What are three good ways to learn a new language?"',
+    "pasta run --temperature 0.8 --seed 7 --json - < question.txt",
+)
+def run(
+    prompt: Prompt,
+    system: System = None,
+    show: Show = False,
+    sequential: Annotated[
+        bool,
+        typer.Option(
+            "--sequential",
+            help="Ban promises: the same weights write one thread.",
+            rich_help_panel="Answer",
+        ),
+    ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a timeline of the threads for Perfetto.", rich_help_panel="Output"
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    *,
+    generation: GenerationConfig,
+    engine: EngineConfig,
+) -> None:
+    """Answer a question; independent parts of the answer are written side by side."""
+    generation = replace(generation, parallel=not sequential)
+    question = conversation(system, read_prompt(prompt))
+    if show and as_json:
+        raise PastaError("--show draws for a person, --json prints for a program: leave one out")
+    if trace is not None and engine.is_remote:
+        raise PastaError("--trace needs an engine of this process: servers report no times")
+    with opened(engine) as model:
+        if as_json:
+            with model.stream(question, generation) as stream:
+                text = "".join(stream)
+            result, answer = stream.result, stream.answer
+            assert text == result.text, "the stream is the text"
+            typer.echo(json.dumps(figures(result, model, engine), ensure_ascii=False))
+        else:
+            result, answer = answer_shown(model, question, generation, show=show)
+        if trace is not None:
+            write_trace(trace, answer, model.decoder.vocabulary)
+
+
+def opened(engine: EngineConfig) -> Model:
+    """Load the checkpoint onto the engine, or find the servers that have it."""
+    from pasta_decoding.api.model import Model
+    from pasta_decoding.api.opening import open_decoder
+
+    return Model(open_decoder(engine, cache_folder()))
+
+
+def conversation(system: str | None, question: str) -> list[Message]:
+    """Return a question as a conversation, behind its system prompt."""
+    from pasta_decoding.models.prompt import Message
+
+    opening = [] if system is None else [Message("system", system)]
+    return [*opening, Message("user", question)]
+
+
+def read_prompt(prompt: str) -> str:
+    """Return the question, from standard input for `-`. Refuses what is empty or not UTF-8."""
+    if prompt == "-":
+        try:
+            prompt = sys.stdin.buffer.read().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise PastaError(f"the prompt is not UTF-8 (byte {error.start})") from error
+    if not prompt.strip():
+        raise PastaError("the prompt is empty")
+    return prompt
+
+
+def answer_shown(
+    model: Model, prompt: Conversation, generation: GenerationConfig, *, show: bool
+) -> tuple[Result, Answer]:
+    """Print an answer while it is written, as lanes or in reading order, and a line of figures."""
+    result, answer = (_draw if show else _print)(model, prompt, generation)
+    say(summary(result))
+    return result, answer
+
+
+def _print(
+    model: Model, prompt: Conversation, generation: GenerationConfig
+) -> tuple[Result, Answer]:
+    with model.stream(prompt, generation) as stream:
+        for text in stream:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+    sys.stdout.write("\n")
+    return stream.result, stream.answer
+
+
+def _draw(
+    model: Model, prompt: Conversation, generation: GenerationConfig
+) -> tuple[Result, Answer]:
+    from rich.console import Console
+    from rich.live import Live
+
+    from pasta_decoding.cli.lanes import Lanes
+
+    lanes = Lanes()
+    console = Console(stderr=True)
+    with (
+        model.events(prompt, generation) as stream,
+        Live(lanes, console=console, refresh_per_second=12, transient=False),
+    ):
+        for event in stream:
+            lanes.feed(event)
+    if not console.is_terminal:
+        console.line()  # on a terminal, rich ends the last line itself
+    typer.echo(stream.result.text)
+    return stream.result, stream.answer
+
+
+def write_trace(path: Path, answer: Answer, vocabulary: Vocabulary) -> None:
+    """Write what each thread did when, whole or not at all."""
+    from pasta_decoding.files import written_whole
+    from pasta_decoding.runtime.chrome import chrome_trace
+
+    with written_whole(path) as partial:
+        partial.write_text(json.dumps(chrome_trace(answer, vocabulary)), encoding="utf-8")
+
+
+def figures(result: Result, model: Model, engine: EngineConfig) -> dict[str, Any]:
+    """Return what `--json` prints of one answer. Completion tokens count tags as well."""
+    from pasta_decoding.models.bases import DEFAULT_MODEL
+
+    name = engine.adapter_name
+    return {
+        "text": result.text,
+        "annotated": result.annotated,
+        "model": str(engine.whole or engine.model or DEFAULT_MODEL),
+        "adapter": name if engine.whole is None and model.decoder.parallel else None,
+        "engine": model.decoder.name,
+        "prompt_tokens": result.usage.prompt_tokens,
+        "completion_tokens": result.usage.fed_tokens,
+        "plain_tokens": result.usage.plain_tokens,
+        "critical_path": result.critical_path,
+        "own_speedup": round(result.own_speedup, 3),
+        "threads": 1 + len(result.threads),
+        "interventions": result.interventions,
+        "truncated": result.truncated,
+        "wall_s": round(result.seconds, 3),
+        **({} if result.sent is None else {"sent": asdict(result.sent)}),
+    }
+
+
+def summary(result: Result) -> str:
+    """Return one line of figures for a person."""
+    cut = ", cut off at a limit" if result.truncated else ""
+    return (
+        f"{result.usage.plain_tokens} tokens in {result.critical_path} steps "
+        f"({result.own_speedup:.2f}x), {1 + len(result.threads)} threads, "
+        f"{result.seconds:.1f} s{cut}"
+    )

@@ -1,0 +1,191 @@
+"""The program itself: help that one can read, exit status, and what a user's mistake looks like."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import typer
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from pasta_decoding import __version__
+from pasta_decoding.cli.app import COMMANDS, GROUPS, make_app
+from pasta_decoding.cli.options import Without, command
+from tests.cli.conftest import Pasta, interrupted
+
+READABLE = ("run", "chat", "compare", "serve", "models", "pull", "compile", "export", "lint")
+
+
+@pytest.mark.parametrize("name", ["", *GROUPS, *COMMANDS])
+def test_every_command_has_help(name: str, pasta: Pasta) -> None:
+    found = pasta(*name.split(), "--help")
+    assert found.status == 0
+    assert f"Usage: pasta {name}".rstrip() in found.out
+
+
+@pytest.mark.parametrize("name", READABLE)
+def test_help_is_a_page_with_two_examples_and_hides_rare_options(
+    name: str, pasta: Pasta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = pasta(name, "--help").out
+    assert len(shown.splitlines()) <= 60
+    examples = shown.partition("Examples:")[2]
+    assert len(re.findall(rf"^ pasta {name}", examples, re.M)) == 2
+    if "--help-all" in shown:
+        everything = pasta(name, "--help-all").out
+        assert len(re.findall("^│ --", everything, re.M)) > len(re.findall("^│ --", shown, re.M))
+
+
+def commands_of(command: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    for word, inner in getattr(command, "commands", {}).items():
+        yield from commands_of(inner, f"{name} {word}".strip())
+    if not hasattr(command, "commands"):
+        yield name, command
+
+
+def test_every_option_of_every_command_is_explained() -> None:
+    found = dict(commands_of(get_command(make_app())))
+    assert list(found) == list(COMMANDS)
+    unexplained = [
+        (name, option.opts[0])
+        for name in READABLE
+        for option in found[name].params
+        if not re.search(r"\w.*[.)]$", getattr(option, "help", None) or "")
+    ]
+    assert unexplained == []
+
+
+def test_help_imports_little() -> None:
+    script = (
+        "import sys; from pasta_decoding.cli import main; main(['--help']); "
+        "own = [name for name in sys.modules if name.startswith('pasta_decoding')]; "
+        "print(len(own), {'torch', 'transformers', 'numpy'} & sys.modules.keys())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    own, heavy = done.stdout.splitlines()[-1].split(maxsplit=1)
+    assert int(own) <= 15
+    assert heavy == "set()"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["fly"], ["run"], ["lint", "--fast", "x"], ["run", "x", "--seed", "y"], ["data"]]
+)
+def test_a_wrong_command_line_is_status_2(arguments: list[str], pasta: Pasta) -> None:
+    found = pasta(*arguments)
+    assert found.status == 2
+    assert "Usage: pasta" in found.err + found.out
+
+
+def test_the_version_is_told(pasta: Pasta) -> None:
+    assert pasta("--version").out == f"pasta {__version__}\n"
+
+
+def test_an_interruption_and_a_full_disk_are_one_line(
+    tmp_path: Path, pasta: Pasta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "read_bytes", interrupted)
+    found = pasta("lint", tmp_path / "any.txt")
+    assert (found.status, found.out, found.err) == (130, "", "\npasta: interrupted\n")
+
+    def full(_path: Path) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr(Path, "read_bytes", full)
+    with pytest.raises(MemoryError):  # no user's mistake
+        pasta("lint", tmp_path / "any.txt")
+
+
+@pytest.mark.parametrize(("processes", "torn_down"), [("1", True), ("2", False)])
+def test_one_of_several_processes_leaves_without_taking_the_interpreter_down(
+    processes: str, torn_down: bool, tmp_path: Path
+) -> None:
+    """Threads of the others' connections could abort it. What it printed is not lost."""
+    (tmp_path / "a.txt").write_text("<async>b</async>", encoding="utf-8")
+    at_exit = "import atexit, runpy; atexit.register(print, 'torn down');"
+    found = subprocess.run(
+        [sys.executable, "-c", f"{at_exit} runpy.run_module('pasta_decoding')", "lint", "a.txt"],
+        cwd=tmp_path,
+        env=os.environ | {"WORLD_SIZE": processes},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 1
+    assert found.stdout.startswith("a.txt:1:")
+    assert found.stdout.endswith("torn down\n") is torn_down
+
+
+@pytest.mark.parametrize(
+    ("module", "shown"), [("peft.tuners.lora", False), ("transformers", False), ("mine", True)]
+)
+def test_what_libraries_will_change_is_no_news_for_a_user(
+    module: str, shown: bool, pasta: Pasta
+) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        pasta("--version")
+        warnings.warn_explicit("a name goes away", FutureWarning, "file.py", 1, module)
+    assert bool(told) is shown
+
+
+# Options from configs
+
+
+@dataclass(frozen=True, slots=True)
+class Oven:
+    """How an oven is used; `brand` is not an option."""
+
+    brand: str = "old"
+    heat: Annotated[int, typer.Option("--degrees", min=0, help="How hot it is.")] = 180
+    turn: Annotated[bool, typer.Option("--turn", help="Let the plate turn.")] = False
+    foods: Annotated[tuple[str, ...], "What is in it."] = ()
+
+
+NEW = Oven(brand="new", heat=200, foods=("bread",))
+
+
+@command()
+def bake(oven: Oven) -> None:
+    typer.echo(oven)
+
+
+@command()
+def bake_new(
+    minutes: Annotated[int, typer.Argument()],
+    *,
+    oven: Annotated[Oven, Without({"turn"})] = NEW,
+) -> None:
+    typer.echo(f"{minutes} {oven}")
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "expected"),
+    [
+        (bake, (), f"{Oven()}\n"),
+        (bake, ("--degrees", "90", "--turn"), f"{Oven(heat=90, turn=True)}\n"),
+        (bake, ("--foods", "bread", "--foods", "pie"), f"{Oven(foods=('bread', 'pie'))}\n"),
+        (bake_new, ("5",), f"5 {NEW}\n"),
+        (bake, ("--brand", "x"), None),
+        (bake_new, ("5", "--turn"), None),
+        (bake, ("--degrees", "-1"), None),
+    ],
+)
+def test_a_command_gets_its_config_with_what_was_given(
+    function: Any, arguments: tuple[str, ...], expected: str | None
+) -> None:
+    app = typer.Typer()
+    app.command()(function)
+    found = CliRunner().invoke(app, arguments)
+    assert found.output == expected if expected else found.exit_code == 2
