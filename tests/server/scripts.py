@@ -85,37 +85,20 @@ def endless(decoder: LocalDecoder) -> Script:
     return follow(vocabulary_size=decoder.engine.vocabulary_size, otherwise=ids(decoder, "a")[0])
 
 
-def saying(decoder: LocalDecoder, before: str, topic: str, chunk: str, after: str) -> Script:
-    """Write `before`, promise a chunk, wait for it, write `after`."""
-    control = decoder.vocabulary.control
-    bucket = min(control.promise_close.values())
-    end = min(decoder.vocabulary.eos_ids)
-    prompt_end = ids(decoder, "assistant\n")
-    main = (
-        *prompt_end,
-        *ids(decoder, before),
-        control.promise_open,
-        *ids(decoder, topic),
-        bucket,
-    )
-    return follow(
-        (*main, control.sync),
-        (bucket, control.async_open, *ids(decoder, chunk), control.async_close),
-        (control.sync, *ids(decoder, after), end),
-        vocabulary_size=decoder.engine.vocabulary_size,
-        otherwise=end,
-    )
-
-
-def running_ahead(decoder: LocalDecoder, before: str, topic: str, chunk: str, after: str) -> Script:
-    """Write `before`, promise a chunk, write `after` without waiting for it."""
+def saying(
+    decoder: LocalDecoder, before: str, topic: str, chunk: str, after: str, *, waits: bool = True
+) -> Script:
+    """Write `before`, promise a chunk, wait for it or not, write `after`."""
     control = decoder.vocabulary.control
     bucket = min(control.promise_close.values())
     end = min(decoder.vocabulary.eos_ids)
     promise = (control.promise_open, *ids(decoder, topic), bucket)
+    main = (*ids(decoder, f"assistant\n{before}"), *promise)
+    rest = (*ids(decoder, after), end)
     return follow(
-        (*ids(decoder, "assistant\n"), *ids(decoder, before), *promise, *ids(decoder, after), end),
+        (*main, control.sync) if waits else (*main, *rest),
         (bucket, control.async_open, *ids(decoder, chunk), control.async_close),
+        (control.sync, *rest),
         vocabulary_size=decoder.engine.vocabulary_size,
         otherwise=end,
     )

@@ -14,7 +14,7 @@ import pytest
 
 from pasta_decoding.runtime.local import LocalDecoder
 from tests.server.running import CHAT, GOOD, running
-from tests.server.scripts import Slow, endless, running_ahead, saying, with_engine
+from tests.server.scripts import Slow, endless, saying, with_engine
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 
@@ -83,6 +83,7 @@ def test_an_answer_appears_with_its_threads_and_figures(page: Any, decoder: Loca
         assert hello.is_visible()
         assert "with 2 threads" in ask(page, server.url)
         assert hello.is_hidden()
+        assert not page.get_by_label("Race the sequential baseline").is_visible()
         assert page.locator("#parallel h3").inner_text() == "Plan"
         assert page.locator("#parallel .item").all_inner_texts() == ["1. First a<b", "2. an apple"]
         assert page.locator("#parallel strong").inner_text() == "First"
@@ -98,7 +99,8 @@ def test_an_answer_appears_with_its_threads_and_figures(page: Any, decoder: Loca
 
 def test_what_a_limit_trims_is_not_shown(page: Any, decoder: LocalDecoder) -> None:
     """Main writes its end while the chunk is still being written; the limit falls into that."""
-    script = running_ahead(decoder, "One: ", "one", "a chunk of some length", " And the end of it.")
+    texts = ("One: ", "one", "a chunk of some length", " And the end of it.")
+    script = saying(decoder, *texts, waits=False)
     with running(with_engine(decoder, script, Slow)) as server:
         ask(page, server.url, limit=40)
         shown = page.locator("#parallel").inner_text()
@@ -130,12 +132,6 @@ def test_a_race_runs_one_after_the_other_and_says_who_was_faster(
         assert page.locator("#sequential").inner_text().startswith("Two: ")
         assert page.evaluate("runs[0].began + runs[0].ended <= runs[1].began")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "on a phone"
-
-
-def test_without_a_baseline_the_page_offers_no_race(page: Any, apple: LocalDecoder) -> None:
-    with running(apple) as server:
-        ask(page, server.url)
-        assert not page.get_by_label("Race the sequential baseline").is_visible()
 
 
 def test_escape_stops_the_answer_and_the_engine(page: Any, decoder: LocalDecoder) -> None:
@@ -181,16 +177,3 @@ def test_a_stream_that_is_cut_off_is_not_done(page: Any, apple: LocalDecoder) ->
         page.keyboard.press("Enter")
         page.get_by_role("status").filter(has_text="The answer broke off").wait_for()
         page.locator("#parallel").filter(has_text="Half an ans").wait_for()
-
-
-def test_the_page_is_dark_for_readers_who_want_it_dark(browser: Any, apple: LocalDecoder) -> None:
-    def brightness(scheme: str) -> int:
-        context = browser.new_context(color_scheme=scheme)
-        page = context.new_page()
-        page.goto(server.url)
-        colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        context.close()
-        return max(map(int, re.findall(r"\d+", colour)))
-
-    with running(apple) as server:
-        assert brightness("dark") < 100 < brightness("light")

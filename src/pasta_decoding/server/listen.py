@@ -63,7 +63,8 @@ def connections_allowed() -> int:
     wanted = 2**16 if hard == resource.RLIM_INFINITY else min(hard, 2**16)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return max(1, (wanted - OTHER_FILES) // 2)
+    # A third each: those that are held, those just accepted, and those being closed.
+    return max(1, (wanted - OTHER_FILES) // 3)
 
 
 class PatientProtocol(H11Protocol):
