@@ -20,7 +20,7 @@ from common import emit, interleaved, seconds_of, spread
 from pasta_decoding.engines.base import Feed, FloatArray
 from pasta_decoding.engines.scripted import ScriptedEngine
 from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Run, Segment
-from pasta_decoding.lang.positions import SharedMax
+from pasta_decoding.lang.positions import SHARED_MAX
 from pasta_decoding.models.control_tokens import BUCKETS, ControlTokens
 from pasta_decoding.runtime.allowed import NOTHING, Constraint
 from pasta_decoding.runtime.rules import Rules
@@ -86,7 +86,7 @@ def microseconds(width: int, words: Vocabulary) -> float:
     The clock runs over the steps in which all of them are live.
     """
     engine = ClockedEngine()
-    scheduler = Scheduler(engine, words, SharedMax())
+    scheduler = Scheduler(engine, words, SHARED_MAX)
     segments = answer(width)
     rules = Rules(
         max_tokens=width * (CHUNK_TOKENS + 50),

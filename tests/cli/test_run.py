@@ -233,7 +233,7 @@ def test_an_adapter_for_another_base_is_refused(ask: Ask, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"scheme": "spiral"}, "unknown position scheme 'spiral'"),
+        ({"scheme": "spiral"}, "no position scheme 'spiral'"),
         (
             {"joins": ["prose"]},
             "the checkpoint was trained for the joins prose, not 'kv' or 'text'",

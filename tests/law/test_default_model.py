@@ -17,7 +17,7 @@ from pasta_decoding.engines.compiled import CompiledPass
 from pasta_decoding.engines.packed_linear import is_fast_here
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import Run
-from pasta_decoding.lang.positions import SharedMax
+from pasta_decoding.lang.positions import SHARED_MAX
 from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.models.load import DEFAULT_ADAPTER, find_adapter, load_base, load_model
 from pasta_decoding.models.prompt import Message, PromptEncoder
@@ -73,7 +73,7 @@ def test_sequential_decoding_equals_generate(prompts: list[str], default_model_d
     rules = Rules(max_tokens=TOKENS, parallel=False)
     compared = 0
     for prompt, tokens in zip(asked, expected, strict=True):
-        scheduler = Scheduler(engine, vocabulary, SharedMax())
+        scheduler = Scheduler(engine, vocabulary, SHARED_MAX)
         answer = answer_of(scheduler, Request(tuple(prompt), Sampler(Sampling()), rules))
         ours = [token for segment in answer.segments for token in _run(segment)]
         compared += _assert_equal_but_for_near_ties(model, prompt, ours, tokens)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Run, Segment, SyncRun
-from pasta_decoding.lang.positions import SharedMax
+from pasta_decoding.lang.positions import SHARED_MAX
 from pasta_decoding.models.control_tokens import ControlTokens
 from pasta_decoding.runtime.vocabulary import Vocabulary
 
@@ -17,7 +17,7 @@ ENDS = (END, OTHER_END)
 OPEN, ASYNC, CLOSE, SYNC, P20, P50 = 1, 2, 3, 4, 5, 6
 FIRST_WORD = 10
 CONTROL = ControlTokens(OPEN, {20: P20, 50: P50}, ASYNC, CLOSE, SYNC)
-SCHEME = SharedMax()
+SCHEME = SHARED_MAX
 
 # Ids below FIRST_WORD are special; the words are w10, w11, ...; the last ten begin with a space.
 TEXTS = tuple(

@@ -9,7 +9,7 @@ from typing import Any
 from pasta_decoding.engines.base import Engine, FloatArray
 from pasta_decoding.engines.scripted import Script, ScriptedEngine
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.lang.positions import SharedMax
+from pasta_decoding.lang.positions import SHARED_MAX
 from pasta_decoding.remote.client import RetryPolicy, Service
 from pasta_decoding.remote.driver import AnswerWriter, OnNews
 from pasta_decoding.remote.replicas import ReplicaPool
@@ -67,7 +67,7 @@ def writer(
     prompt_tokens, most = len(request.prompt), pool.service.max_positions
     interpreter = Interpreter(
         vocabulary,
-        SharedMax(),
+        SHARED_MAX,
         request.rules,
         prompt_tokens,
         most,
@@ -100,5 +100,5 @@ def locally(
     """The same answer on the step scheduler, under the text join."""
     vocabulary = about.get("vocabulary", VOCABULARY)
     engine = ScriptedEngine(script, SIZE) if engine is None else engine
-    scheduler = Scheduler(engine, vocabulary, SharedMax(), joining=Joining.text)
+    scheduler = Scheduler(engine, vocabulary, SHARED_MAX, joining=Joining.text)
     return answer_of(scheduler, request)

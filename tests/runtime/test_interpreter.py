@@ -18,7 +18,7 @@ from pasta_decoding.lang.layout import (
     SyncRun,
     in_reading_order,
 )
-from pasta_decoding.lang.positions import SCHEMES, Reserve, Scheme
+from pasta_decoding.lang.positions import RESERVE, SCHEMES, Scheme
 from pasta_decoding.lang.tree import Chunk, Span, read, show, strip
 from pasta_decoding.runtime.actions import Append, CloseChunk, Finish, Fork, Join, Rewrite
 from pasta_decoding.runtime.cut import first_tokens, tokens_of
@@ -148,7 +148,7 @@ def test_no_token_is_fed_past_the_models_last_position(
 def test_a_promise_needs_positions_for_the_longest_bucket_and_for_the_rest_of_the_budget() -> None:
     enough = len(PROMPT) + 50 + SMALL.max_tokens
     for positions, promises in ((enough, {OPEN}), (enough - 1, set())):
-        interpreter = Interpreter(VOCABULARY, Reserve(), SMALL, len(PROMPT), positions)
+        interpreter = Interpreter(VOCABULARY, RESERVE, SMALL, len(PROMPT), positions)
         assert allowed(interpreter) & {OPEN} == promises
 
 

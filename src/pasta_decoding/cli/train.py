@@ -13,6 +13,7 @@ from pasta_decoding.cli.options import Base, command
 from pasta_decoding.cli.training_bar import ReportTo, drawn_progress, goes_on, trackers
 from pasta_decoding.errors import PastaError, require
 from pasta_decoding.lang.layout import Joining
+from pasta_decoding.lang.positions import SCHEMES
 from pasta_decoding.training.config import SftConfig, joins_named
 
 if TYPE_CHECKING:
@@ -31,8 +32,10 @@ class Origin:
         typer.Option(help="Adapter to go on from, or the run folder that holds it."),
     ] = None
     scheme: Annotated[
-        Literal["shared-max", "shared-sum", "reserve"] | None,
-        typer.Option(help="Positions; else those of --start, else shared-max."),
+        str | None,
+        typer.Option(
+            help=f"Positions: {', '.join(SCHEMES)}. Else those of --start, else shared-max."
+        ),
     ] = None
     topic: Annotated[
         Literal["required", "none"] | None,

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from pasta_decoding.lang.positions import Extent, Scheme, SharedMax
+from pasta_decoding.lang.positions import SHARED_MAX, Extent, Scheme
 
 MAIN = 0
 
@@ -130,7 +130,7 @@ def lay_out_rows(
     """
     rows: list[Layout] = []
     copy, stretch = tuple(prompt), list[Segment]()
-    builder = _Builder(SharedMax(), async_close)
+    builder = _Builder(SHARED_MAX, async_close)
     for segment in segments:
         if not isinstance(segment, SyncRun):
             stretch.append(segment)
@@ -138,7 +138,7 @@ def lay_out_rows(
         rows.append(_lay_out(copy, stretch, builder, segment.id))
         copy += (*in_reading_order(stretch, async_close), segment.id)
         step = rows[-1].critical_path + 1
-        builder = _Builder(SharedMax(), async_close, first_step=step, threads=builder.threads)
+        builder = _Builder(SHARED_MAX, async_close, first_step=step, threads=builder.threads)
         stretch = []
     return (*rows, _lay_out(copy, stretch, builder, end))
 
@@ -234,7 +234,7 @@ class _Builder:
     def _add_chunk(self, ids: Sequence[int], *, closed: bool) -> None:
         assert self.promised is not None, "a chunk keeps a promise"
         close = self.main[-1]
-        first = self.scheme.chunk_start(close.position, self.promised)
+        first = close.position + 1
         self.threads += 1
         chunk = [
             _Row(token, self.threads, first + n, close.visible_until, 0, close.step + n)
@@ -245,7 +245,7 @@ class _Builder:
             row.label = label
         self.rows += chunk
         self.open_chunks.append(chunk)
-        self.extents.append(Extent(first, first + len(ids) - 1, self.promised))
+        self.extents.append(Extent(first, first + len(ids) - 1))
         self.next_position = self.scheme.main_next(close.position, self.promised)
         self.promised = None
 

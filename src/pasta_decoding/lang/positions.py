@@ -1,139 +1,72 @@
 """Position schemes: which position ids the threads of one answer take.
 
 A scheme is named in a checkpoint's `pasta.json`, because a model only works under the scheme that
-it was trained with. The layout and the interpreter both ask the scheme and nobody else.
+it was trained with. The layout and the interpreter both ask the scheme and nobody else. To add one,
+add an entry to `SCHEMES`. ASYNC_OPEN takes the position behind PROMISE_CLOSE in all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from pasta_decoding.errors import PastaError
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The positions of one chunk, and what was promised for it.
-
-    first:    position of its ASYNC_OPEN.
-    last:     position of its last token so far.
-    promised: tokens that its promise announced (the length bucket).
-    """
+    """The positions of one chunk: that of its ASYNC_OPEN, and that of its last token so far."""
 
     first: int
     last: int
-    promised: int
 
 
-class Scheme(Protocol):
-    """Three questions, each answered with a position id."""
+def behind_largest(main_next: int, joined: Sequence[Extent]) -> int:
+    """Return the position behind the largest that SYNC sees."""
+    return max([main_next, *(chunk.last + 1 for chunk in joined)])
 
-    @property
-    def name(self) -> str:
-        """What `pasta.json` calls this scheme."""
-        ...
 
-    @property
-    def consecutive(self) -> bool:
-        """Whether each position is 1 + the largest that its thread sees. Some engines need that."""
-        ...
-
-    def chunk_start(self, close: int, promised: int) -> int:
-        """Where ASYNC_OPEN goes, given the position of PROMISE_CLOSE."""
-        ...
-
-    def main_next(self, close: int, promised: int) -> int:
-        """Where the main thread goes on after PROMISE_CLOSE."""
-        ...
-
-    def sync(self, main_next: int, joined: Sequence[Extent]) -> int:
-        """Where SYNC goes, given the main thread's next position and the chunks it joins."""
-        ...
+def behind_sum(main_next: int, joined: Sequence[Extent]) -> int:
+    """Return the position that leaves room for all joined chunks, one behind the other."""
+    return main_next + sum(chunk.last + 1 - chunk.first for chunk in joined)
 
 
 @dataclass(frozen=True, slots=True)
-class SharedMax:
-    """Chunk and main thread go on side by side; SYNC follows the largest position that it sees."""
+class Scheme:
+    """One scheme.
 
-    name: str = "shared-max"
-    consecutive: bool = True
-
-    def chunk_start(self, close: int, promised: int) -> int:  # noqa: ARG002 (the protocol's)
-        """See `Scheme`."""
-        return close + 1
-
-    def main_next(self, close: int, promised: int) -> int:  # noqa: ARG002 (the protocol's)
-        """See `Scheme`."""
-        return close + 1
-
-    def sync(self, main_next: int, joined: Sequence[Extent]) -> int:
-        """See `Scheme`."""
-        return max([main_next, *(chunk.last + 1 for chunk in joined)])
-
-
-@dataclass(frozen=True, slots=True)
-class SharedSum:
-    """As `SharedMax`, but SYNC leaves room for all chunks that it joins, one behind the other.
-
-    Joined chunks take as many positions as they have tokens, ASYNC_OPEN counted, so what follows
-    a SYNC that left no chunk open stands at its place in reading order: the position that the
-    same tokens have in an ordinary causal sequence, which is what the base model knows.
+    name:        what `pasta.json` calls it.
+    sync:        where SYNC goes, given main's next position and the chunks that it joins.
+    reserves:    does main leave out as many positions as its promise has tokens (its bucket)?
+    consecutive: is each position 1 + the largest that its thread sees? Some engines need that.
     """
 
-    name: str = "shared-sum"
+    name: str
+    sync: Callable[[int, Sequence[Extent]], int]
+    reserves: bool = False
     consecutive: bool = False
-
-    def chunk_start(self, close: int, promised: int) -> int:  # noqa: ARG002 (the protocol's)
-        """See `Scheme`."""
-        return close + 1
-
-    def main_next(self, close: int, promised: int) -> int:  # noqa: ARG002 (the protocol's)
-        """See `Scheme`."""
-        return close + 1
-
-    def sync(self, main_next: int, joined: Sequence[Extent]) -> int:
-        """See `Scheme`."""
-        return main_next + sum(chunk.last + 1 - chunk.first for chunk in joined)
-
-
-@dataclass(frozen=True, slots=True)
-class Reserve:
-    """The promised length is reserved: main goes on behind it, and the chunk fills it.
-
-    This is how the PASTA paper (arXiv 2502.11517) places threads, whose promises count tens of
-    tokens: ten times the number is reserved (its Pred-10X). Here that is the length bucket, in
-    tokens; ASYNC_OPEN takes the first of the reserved positions. A chunk that outgrows them shares
-    positions with main's text behind it, and SYNC goes behind the largest position that it sees.
-    """
-
-    name: str = "reserve"
-    consecutive: bool = False
-
-    def chunk_start(self, close: int, promised: int) -> int:  # noqa: ARG002 (the protocol's)
-        """See `Scheme`."""
-        return close + 1
 
     def main_next(self, close: int, promised: int) -> int:
-        """See `Scheme`."""
-        return close + 1 + promised
-
-    def sync(self, main_next: int, joined: Sequence[Extent]) -> int:
-        """See `Scheme`."""
-        return max([main_next, *(chunk.last + 1 for chunk in joined)])
+        """Return where the main thread goes on, given the position of PROMISE_CLOSE."""
+        return close + 1 + (promised if self.reserves else 0)
 
 
-SCHEMES: dict[str, Scheme] = {
-    scheme.name: scheme for scheme in (SharedMax(), SharedSum(), Reserve())
-}
+SHARED_MAX = Scheme("shared-max", behind_largest, consecutive=True)
+"""Chunk and main thread go on side by side."""
+SHARED_SUM = Scheme("shared-sum", behind_sum)
+"""What follows a SYNC that left no chunk open stands at its place in reading order: the position
+that the same tokens have in an ordinary causal sequence, which the base model knows."""
+RESERVE = Scheme("reserve", behind_largest, reserves=True)
+"""As the PASTA paper (arXiv 2502.11517) places threads, whose promises count tens of tokens (its
+Pred-10X). A chunk that outgrows its reserve shares positions with main's text behind it."""
+
+SCHEMES = {scheme.name: scheme for scheme in (SHARED_MAX, SHARED_SUM, RESERVE)}
 _FORMER_NAMES = {"reserve-10x": "reserve"}
 
 
 def scheme_named(name: str) -> Scheme:
     """Return the scheme called `name`. Raises PastaError with the known names otherwise."""
-    name = _FORMER_NAMES.get(name, name)
-    if name in SCHEMES:
-        return SCHEMES[name]
-    known = ", ".join(SCHEMES)
-    raise PastaError(f"unknown position scheme {name!r}", hint=f"This version knows: {known}.")
+    found = SCHEMES.get(_FORMER_NAMES.get(name, name))
+    if found is None:
+        raise PastaError(f"no position scheme {name!r}; known are {', '.join(SCHEMES)}")
+    return found

@@ -41,8 +41,6 @@ class Sync:
 
 Node = Span | Chunk | Sync
 Tree = tuple[Node, ...]
-Extent = tuple[int, int]
-"""Where something begins and ends in the plain text, in characters."""
 Report = Callable[[int, str], None]
 """Called with a source position and the rule of lang/check.py that is broken there."""
 
@@ -213,15 +211,3 @@ class _TreeReader:
         if self._span:
             self._nodes.append(Span("".join(self._span)))
         self._span = []
-
-
-def chunk_extents(tree: Tree) -> list[Extent]:
-    """Return where the chunks stand in the plain text, in order."""
-    found = []
-    at = 0
-    for node in tree:
-        if not isinstance(node, Sync):
-            if isinstance(node, Chunk):
-                found.append((at, at + len(node.text)))
-            at += len(node.text)
-    return found

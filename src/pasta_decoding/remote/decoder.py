@@ -10,7 +10,7 @@ from pathlib import Path
 from pasta_decoding.engines.base import Limits
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.lang.positions import SharedMax
+from pasta_decoding.lang.positions import SHARED_MAX
 from pasta_decoding.models.load import load_metadata
 from pasta_decoding.remote.client import RetryPolicy, Service, checked_url, find_model
 from pasta_decoding.remote.driver import AnswerWriter, OnNews
@@ -58,7 +58,7 @@ class RemoteDecoder(Decoder):
         """Return what writes the answer to a request that passed `check`."""
         interpreter = Interpreter(
             self.vocabulary,
-            SharedMax(),
+            SHARED_MAX,
             request.rules,
             len(request.prompt),
             self.service.max_positions,

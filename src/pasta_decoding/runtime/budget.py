@@ -34,7 +34,7 @@ class WrittenChunk:
     @property
     def extent(self) -> Extent:
         """Where it stands, as position schemes ask for it."""
-        return Extent(self.first, self.next_position - 1, self.promised)
+        return Extent(self.first, self.next_position - 1)
 
 
 @dataclass(slots=True)

@@ -219,7 +219,7 @@ class Interpreter:
         self.segments.append(PromiseRun(ids, promised, forced=int(self.topics.is_full)))
         topic = self.topics.finish()
         closing = self._feed_main(close)
-        first = self.scheme.chunk_start(closing.position, promised)
+        first = closing.position + 1
         self._position = self.scheme.main_next(closing.position, promised)
         thread, place = len(self.budget.chunks) + 1, len(self.segments)
         opening = [control.async_open]

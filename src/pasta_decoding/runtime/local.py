@@ -12,7 +12,7 @@ from pasta_decoding.engines import DEFAULT_CACHE_TOKENS
 from pasta_decoding.engines.base import Engine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import ChunkRun, Joining, Segment
-from pasta_decoding.lang.positions import Scheme, SharedMax, scheme_named
+from pasta_decoding.lang.positions import SHARED_MAX, Scheme, scheme_named
 from pasta_decoding.models.load import Loaded, load_model
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder, RequestScheduler, decoder_fields, joining_for
@@ -190,7 +190,7 @@ def decoder_over(engine: Engine, loaded: Loaded, joining: Joining | None = None)
     joining = joining_for(checkpoint, joining, LOCAL_JOINS)
     scheme = scheme_named(checkpoint.scheme)
     if joining is Joining.text:
-        scheme = SharedMax()  # a row is a plain sequence, whatever the scheme
+        scheme = SHARED_MAX  # a row is a plain sequence, whatever the scheme
     if not (scheme.consecutive or engine.free_positions):
         raise PastaError(
             f"the engine {engine.name!r} cannot take the positions of the scheme {scheme.name!r}",
