@@ -18,7 +18,7 @@ from pasta_decoding.api.worker import AnyDecoder
 from pasta_decoding.errors import install_command
 from pasta_decoding.runtime import local
 from pasta_decoding.server.backend import Backend
-from pasta_decoding.server.settings import Settings
+from pasta_decoding.server.settings import Load, Settings
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Pasta, interrupted
 
@@ -88,11 +88,13 @@ def serve(
 REMOTE = ("--base-url", "http://127.0.0.1:9/v1", "--join", "text")
 
 
-def test_a_latency_goal_and_limits_reach_the_backend(serve: Serve) -> None:
+def test_a_latency_goal_and_limits_reach_the_backend(serve: Serve, pasta: Pasta) -> None:
     options = ("--target-ms-per-token", 40, "--max-requests", 3, "--max-queue", 5)
-    [backend] = serve(*options)[0].values()
-    assert backend.load.target_ms_per_token == 40
-    assert (backend.load.max_requests, backend.load.max_queue) == (3, 5)
+    [backend] = serve(*options, "--max-prefill-share", 0.5)[0].values()
+    assert backend.load == Load(3, 5, target_ms_per_token=40, max_prefill_share=0.5)
+    refused = pasta("serve", "--max-prefill-share", 1)
+    assert refused.status == 2
+    assert "--max-prefill-share" in refused.err
 
 
 def test_a_baseline_is_named_at_the_start_and_loaded_later(
@@ -134,14 +136,6 @@ def test_a_baseline_that_cannot_be_is_refused_at_the_start(
     refused = pasta("serve", *model, "--engine", engine, *where, "--baseline", named)
     assert refused.status == 2
     assert message in refused.err
-
-
-def test_how_much_slower_prompts_may_make_streams_is_an_option(serve: Serve, pasta: Pasta) -> None:
-    [backend] = serve("--stretch", 1.5)[0].values()
-    assert backend.load.stretch == 1.5
-    refused = pasta("serve", "--stretch", 1)
-    assert refused.status == 2
-    assert "--stretch" in refused.err
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ _RARE = frozenset(
         *("repetition_penalty", "presence_penalty", "frequency_penalty"),
         *("join", "max_model_len", "threads", "device", "remote_key"),
         *("log_level", "drain_seconds", "max_body_bytes", "origins", "max_queue"),
-        *("target_ms_per_token", "stretch"),
+        *("target_ms_per_token", "max_prefill_share"),
     }
 )
 """Fields whose options only `--help-all` shows."""

@@ -145,7 +145,7 @@ class Backend:
             decoder,
             max_requests=self.load.max_requests,
             governor=CheapestStep(None if target_ms is None else target_ms / 1e3),
-            pace=PromptPace(stretch=self.load.stretch),
+            pace=PromptPace(stretch=1 / (1 - self.load.max_prefill_share)),
             watcher=self.metrics,
         )
         return decoder

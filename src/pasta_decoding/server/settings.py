@@ -7,8 +7,6 @@ from typing import Annotated, Literal
 
 from typer import Option
 
-from pasta_decoding.runtime.prompt_pace import DEFAULT_STRETCH
-
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -55,7 +53,7 @@ class Load:
         float | None,
         Option(min=0.001, help="Longest step in milliseconds; fewer threads write to keep it."),
     ] = None
-    stretch: Annotated[
+    max_prefill_share: Annotated[
         float,
-        Option(min=1.01, help="Maximum average slowdown of decode steps caused by prefill."),
-    ] = DEFAULT_STRETCH
+        Option(min=0.01, max=0.99, help="Largest share of the step time that goes into prompts."),
+    ] = 0.6
