@@ -24,6 +24,8 @@ from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.routes import OpenAIRoutes
 from pasta_decoding.server.settings import Settings
 
+Replies = dict[int | str, dict[str, Any]]
+
 LOOPBACK_NAMES = ("localhost", "*.localhost", "127.0.0.1", "[::1]")
 
 
@@ -76,7 +78,7 @@ def create_app(backends: Mapping[str, Backend], metrics: Metrics, settings: Sett
 
 
 def _other_routes(backends: Sequence[Backend], metrics: Metrics) -> APIRouter:
-    """Return the page, and what watches over the server."""
+    """Return the routes of the page, of health and of the metrics."""
     router = APIRouter()
     page = files("pasta_decoding.server").joinpath("page.html").read_text(encoding="utf-8")
     headers = {"Content-Security-Policy": _content_policy(page), "Referrer-Policy": "no-referrer"}
@@ -97,7 +99,10 @@ def _other_routes(backends: Sequence[Backend], metrics: Metrics) -> APIRouter:
             waiting=model.unended - running,
         )
 
-    @router.get("/metrics", response_class=Response, responses=_METRICS)
+    text_plain = {"content": {"text/plain": {"schema": {"type": "string"}}}}
+    metrics_replies: Replies = {200: text_plain, 401: {"model": schema.ErrorReply}}
+
+    @router.get("/metrics", response_class=Response, responses=metrics_replies)
     async def show_metrics() -> Response:
         """Return the metrics in Prometheus' text format."""
         activities = [one.activity for one in backends]
@@ -123,9 +128,3 @@ def _content_policy(page: str) -> str:
         f"script-src {digests('script')}; style-src {digests('style')}; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-
-
-_METRICS: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
-    401: {"model": schema.ErrorReply},
-}

@@ -63,13 +63,7 @@ Stops = Annotated[
     Field(max_length=MAX_STOPS),
     BeforeValidator(_as_list, json_schema_input_type=Text | list[Text] | None),
 ]
-Seed = Annotated[int, Field(ge=-1, lt=2**63)]
 Limit = Annotated[int, Field(ge=1, lt=2**31)]
-Temperature = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
-TopK = Annotated[int, Field(ge=-1, lt=2**31)]
-TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Repetition = Annotated[float, Field(gt=0, le=2, allow_inf_nan=False)]
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 TokenName = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
@@ -106,15 +100,15 @@ class AnswerRequest(Wire):
 
     model: str
     max_tokens: Limit | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: Share | None = None
-    repetition_penalty: Repetition | None = None
+    temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=2, allow_inf_nan=False)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: Biases | None = None
-    seed: Seed | None = None
+    seed: Annotated[int, Field(ge=-1, lt=2**63)] | None = None
     eagerness: Bias | None = None
     stop: Stops = Field(default_factory=list)
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
