@@ -73,7 +73,7 @@ def test_what_does_not_fit_is_refused_with_a_way_out(
     found = talk("x" * 5000, "Hello")
     assert found.status == 0
     assert "pasta: the prompt is too long" in found.err
-    assert "/new begins anew." in found.err
+    assert "; /new begins anew" in found.err
     assert heard[1] == [("user", "Hello")]
 
 

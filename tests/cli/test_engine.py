@@ -1,4 +1,4 @@
-"""`pasta export` and the options that choose an engine."""
+"""`pasta export`, whole models, `pasta compile`, and which engine answers."""
 
 from __future__ import annotations
 
@@ -28,18 +28,28 @@ def where(tiny_checkpoint: TinyCheckpoint) -> list[object]:
     return ["--model", tiny_checkpoint.base, "--adapter", tiny_checkpoint.adapter]
 
 
-def test_a_merged_export_answers_as_base_and_adapter_do(
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PASTA_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_a_merged_export_is_a_model_and_an_adapter_alike_and_takes_no_other(
     pasta: Pasta, tiny_checkpoint: TinyCheckpoint, where: list[object], tmp_path: Path
 ) -> None:
     merged = tmp_path / "merged"
     export = ["export", tiny_checkpoint.adapter, "--model", tiny_checkpoint.base, "--to", "hf"]
     assert pasta(*export, "-o", merged).out == f"{merged}\n"
-    alone = pasta(*PROMPT, *TORCH, "--adapter", merged).object
-    together = pasta(*PROMPT, *TORCH, *where).object
-    assert alone["annotated"] == together["annotated"]
+    expected = pasta(*PROMPT, *TORCH, *where).object["annotated"]
+    for name in ("--model", "--adapter"):
+        assert pasta(*PROMPT, *TORCH, name, merged).object["annotated"] == expected
     again = pasta(*export, "-o", merged)
     assert again.status == 2
     assert f"{merged} exists" in again.err
+    for beside in (("--model", merged, "--adapter", "none"), (*where, "--adapter", merged)):
+        found = pasta(*PROMPT, *beside)
+        assert found.status == 2
+        assert f"pasta: {merged} is a whole model, adapter included" in found.err
 
 
 def test_an_adapter_on_a_copy_rounded_otherwise_answers_with_a_warning(
@@ -58,48 +68,52 @@ def test_an_adapter_on_a_copy_rounded_otherwise_answers_with_a_warning(
     assert "rounded otherwise" not in as_trained.err
 
 
-def test_exporting_over_a_folder_is_refused(
-    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model", "any.gguf", "--engine", "torch"], "the torch engine does not read GGUF files"),
+        (["--model", "any.gguf", "--adapter", "x"], "any.gguf is a whole model, adapter included"),
+        (["--engine", "llama"], "llama-cpp-python"),
+        (["--engine", "torch", "--device", "cuda:7"], "cannot put the model on the device"),
+        (["--engine", "remote"], "no server is named"),
+    ],
+)
+def test_an_engine_that_cannot_answer_is_refused(
+    arguments: list[str], said: str, pasta: Pasta, where: list[object]
 ) -> None:
-    base, adapter = tiny_checkpoint.base, tiny_checkpoint.adapter
-    found = pasta("export", adapter, "--model", base, "-o", tmp_path)
-    assert found.complaint == (2, f"pasta: {tmp_path} is a folder", "Give -o the name of a file.")
-
-
-def test_without_llama_auto_takes_torch_and_llama_tells_how_to_install_it(
-    pasta: Pasta, where: list[object]
-) -> None:
-    auto, torch = (pasta(*PROMPT, *where, *flags).object for flags in ((), ("--engine", "torch")))
-    assert auto["annotated"] == torch["annotated"]
-    status, message, hint = pasta(*PROMPT, *where, "--engine", "llama").complaint
-    assert status == 2
-    assert "llama-cpp-python" in message
-    assert install_command("llama") in hint
-
-
-def test_quantising_without_llama_is_refused_and_leaves_nothing(
-    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
-    base, adapter, out = tiny_checkpoint.base, tiny_checkpoint.adapter, tmp_path / "x.gguf"
-    found = pasta("export", adapter, "--model", base, "-o", out, "--type", "Q8_0")
+    found = pasta(*PROMPT, *([] if "any.gguf" in arguments else where), *arguments)
     assert found.status == 2
-    assert "pip install" in found.err
-    assert "Writing" not in found.err  # told before the work
+    assert said in found.err
+
+
+def test_without_llama_auto_takes_torch_and_an_export_says_what_to_install(
+    pasta: Pasta, where: list[object], tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    auto, named = (pasta(*PROMPT, *where, *flags) for flags in ((), ("--engine", "torch")))
+    assert auto.object["annotated"] == named.object["annotated"]
+    assert "engine: torch " in auto.err
+    base, adapter, out = tiny_checkpoint.base, tiny_checkpoint.adapter, tmp_path / "x.gguf"
+    found = pasta("export", adapter, "--model", base, "-o", out, "--dtype", "Q8_0")
+    assert found.status == 2
+    assert install_command("llama") in found.err
     assert list(tmp_path.iterdir()) == []
+    assert pasta("export", adapter, "--model", base, "-o", tmp_path).status == 2
 
 
 @pytest.mark.llama
-@pytest.mark.parametrize("file_type", ["F32", "F16", "BF16", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "Q8_0", "Q4_0"])
 def test_an_exported_file_answers(
-    file_type: str, pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+    dtype: str, pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
     base, adapter, out = tiny_checkpoint.base, tiny_checkpoint.adapter, tmp_path / "tiny.gguf"
-    made = pasta("export", adapter, "--model", base, "-o", out, "--type", file_type)
+    made = pasta("export", adapter, "--model", base, "-o", out, "--dtype", dtype)
     assert (made.status, made.out) == (0, f"{out}\n")
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
     found = pasta(*PROMPT, "--model", out).object
     assert check(found["annotated"]) == []
     assert strip(read(found["annotated"])) == found["text"] != ""
+    short = pasta("run", "Hello", "--model", out, "--cache-tokens", "256", "--max-tokens", "250")
+    assert (short.status, "too long" in short.err) == (2, True)
 
 
 def adapter_with(adapter: Path, folder: Path, **changes: str) -> Path:
@@ -110,56 +124,29 @@ def adapter_with(adapter: Path, folder: Path, **changes: str) -> Path:
 
 
 @pytest.mark.llama
-def test_an_exported_checkpoint_without_topics_writes_none(
+@pytest.mark.usefixtures("own_cache")
+def test_positions_that_llama_cannot_take_are_left_to_torch_unless_llama_is_asked_for(
     pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
-    adapter = adapter_with(tiny_checkpoint.adapter, tmp_path / "adapter", topic="none")
-    out = tmp_path / "tiny.gguf"
-    pasta("export", adapter, "--model", tiny_checkpoint.base, "-o", out, "--type", "F32")
-    found = pasta(*PROMPT, "--model", out).object
-    assert '<promise tokens="' in found["annotated"]
-    assert check(found["annotated"], topic_required=False) == []
-
-
-@pytest.mark.llama
-def test_positions_that_llama_cannot_take_are_left_to_torch_unless_llama_is_asked_for(
-    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PASTA_CACHE", str(tmp_path))
     adapter = adapter_with(tiny_checkpoint.adapter, tmp_path / "adapter", scheme="reserve")
     where = ("--model", tiny_checkpoint.base, "--adapter", adapter)
-    auto, torch = (pasta(*PROMPT, *where, *flags).object for flags in ((), ("--engine", "torch")))
-    assert auto["annotated"] == torch["annotated"]
-    status, message, hint = pasta(*PROMPT, *where, "--engine", "llama").complaint
-    assert status == 2
-    assert message.endswith(
-        "pasta: the engine 'llama F16' cannot take the positions of the scheme 'reserve'"
-    )
-    assert hint == "Use --engine torch, or another adapter."
+    auto, named = (pasta(*PROMPT, *where, *flags).object for flags in ((), ("--engine", "torch")))
+    assert auto["annotated"] == named["annotated"]
+    found = pasta(*PROMPT, *where, "--engine", "llama")
+    assert found.status == 2
+    assert "the engine 'llama F16' cannot take the positions of the scheme 'reserve'" in found.err
 
 
 @pytest.mark.llama
 def test_the_llama_engine_exports_once_into_the_cache(
-    pasta: Pasta, where: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pasta: Pasta, where: list[object], own_cache: Path
 ) -> None:
-    monkeypatch.setenv("PASTA_CACHE", str(tmp_path))
     first = pasta(*PROMPT, *where, "--engine", "llama", "--threads", "1", "--cache-tokens", "512")
     again = pasta(*PROMPT, *where)
     assert "(once)" in first.err
     assert "(once)" not in again.err
     assert first.object["annotated"] == again.object["annotated"]
-    assert [path.suffix for path in (tmp_path / "gguf").iterdir()] == [".gguf"]
-
-
-@pytest.mark.llama
-def test_a_context_smaller_than_the_answer_is_refused(
-    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
-    base, adapter, out = tiny_checkpoint.base, tiny_checkpoint.adapter, tmp_path / "tiny.gguf"
-    pasta("export", adapter, "--model", base, "-o", out)
-    found = pasta("run", "Hello", "--model", out, "--cache-tokens", "256", "--max-tokens", "250")
-    assert found.status == 2
-    assert "too long" in found.err
+    assert [path.suffix for path in (own_cache / "gguf").iterdir()] == [".gguf"]
 
 
 @pytest.mark.llama
@@ -168,35 +155,14 @@ def test_a_file_that_is_no_export_is_refused(name: str, pasta: Pasta, tmp_path: 
     (tmp_path / "foreign.gguf").write_bytes(b"GGUF and nothing more")
     found = pasta(*PROMPT, "--model", tmp_path / name)
     assert found.status == 2
-    assert "pasta export" in found.err
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--engine", "torch"), "pasta: the torch engine does not read GGUF files"),
-        (("--adapter", "other"), "pasta: {file} is a whole model, adapter and all"),
-    ],
-)
-def test_what_contradicts_a_gguf_file_is_refused(
-    flags: tuple[str, str], message: str, pasta: Pasta, tmp_path: Path
-) -> None:
-    file = tmp_path / "any.gguf"
-    found = pasta(*PROMPT, "--model", file, *flags)
-    assert found.complaint[:2] == (2, message.format(file=file))
-
-
-def test_a_device_that_is_not_there_is_refused(pasta: Pasta, where: list[object]) -> None:
-    status, message, hint = pasta(*PROMPT, *TORCH, *where, "--device", "cuda:7").complaint
-    assert (status, hint) == (2, "Use --device cpu.")
-    assert "pasta: cannot put the model on the device 'cuda:7'" in message
+    assert str(tmp_path / name) in found.err
 
 
 @pytest.mark.llama
+@pytest.mark.usefixtures("own_cache")
 def test_an_answer_of_llama_needs_neither_torch_nor_transformers(
-    pasta: Pasta, where: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pasta: Pasta, where: list[object]
 ) -> None:
-    monkeypatch.setenv("PASTA_CACHE", str(tmp_path))
     first = pasta(*PROMPT, *where, "--engine", "llama")  # makes the file
     device = ("--device", "cpu") if may_have_gpu() else ()  # else torch is asked for it
     arguments = [str(argument) for argument in (*PROMPT, *where, *device)]
@@ -213,43 +179,32 @@ def test_an_answer_of_llama_needs_neither_torch_nor_transformers(
 
 
 def test_a_compiled_model_that_is_of_no_use_is_told_and_auto_goes_on_without(
-    pasta: Pasta,
-    tiny_checkpoint: TinyCheckpoint,
-    where: list[object],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, where: list[object], own_cache: Path
 ) -> None:
-    monkeypatch.setenv("PASTA_CACHE", str(tmp_path))
-    (tmp_path / "compiled").mkdir(mode=0o700)
+    (own_cache / "compiled").mkdir(mode=0o700, parents=True)
     name = Compiled(tiny_checkpoint.base, tiny_checkpoint.adapter, "bfloat16", 1).name
-    (tmp_path / "compiled" / f"{name}.json").write_text("{")
-    flags = ("--threads", "1", "--dtype", "bfloat16")
-    auto = pasta(*PROMPT, *where, *flags)
-    assert f"the compiled model {name} is damaged. Make it again: pasta compile." in auto.err
-    assert (
-        auto.object["annotated"]
-        == pasta(*PROMPT, *where, *flags, "--engine", "torch").object["annotated"]
-    )
+    (own_cache / "compiled" / f"{name}.json").write_text("{")
+    auto = pasta(*PROMPT, *where, "--threads", "1", "--dtype", "bfloat16")
+    assert f"the compiled model {name} is damaged" in auto.err
+    assert auto.object["engine"] == "torch bfloat16"
 
 
 def test_without_a_compiler_compile_says_so_and_leaves_nothing(
-    pasta: Pasta, where: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pasta: Pasta, where: list[object], own_cache: Path
 ) -> None:
-    monkeypatch.setenv("PASTA_CACHE", str(tmp_path))
     with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
         found = pasta("compile", *where)
     assert found.complaint[:2] == (2, "pasta: no C++ compiler was found")
-    assert list(tmp_path.iterdir()) == []
+    assert not own_cache.exists()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_what_compile_made_answers_as_torch_does_and_auto_takes_it(
-    pasta: Pasta, where: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pasta: Pasta, where: list[object], own_cache: Path
 ) -> None:
-    monkeypatch.setenv("PASTA_CACHE", str(tmp_path))
     made = pasta("compile", *where, "--dtype", "float32")
-    assert Path(made.out.strip()).parent == tmp_path / "compiled"
+    assert Path(made.out.strip()).parent == own_cache / "compiled"
     compiled = pasta(*PROMPT, *where, "--engine", "compiled", "--dtype", "float32")
     assert compiled.object["annotated"] == pasta(*PROMPT, *where, *TORCH).object["annotated"]
     pasta("compile", *where, "--dtype", "bfloat16")

@@ -37,7 +37,7 @@ def ask(pasta: Pasta, tiny_checkpoint: TinyCheckpoint) -> Ask:
         adapter: Path | str = tiny_checkpoint.adapter,
     ) -> Outcome:
         where = ["--model", base, "--adapter", adapter, "--max-tokens", "48"]
-        return pasta(command, *arguments, *where)
+        return pasta(command, *where, *arguments)
 
     return run
 
@@ -47,28 +47,37 @@ def adapter_copy(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Path:
     return shutil.copytree(tiny_checkpoint.adapter, tmp_path / "adapter")
 
 
-def test_run_in_parallel_tells_the_answer_and_its_figures(ask: Ask) -> None:
+def test_json_has_the_answer_its_figures_and_what_wrote_it(
+    ask: Ask, tiny_checkpoint: TinyCheckpoint
+) -> None:
     outcome = ask(PROMPT, "--json")
     found = outcome.object
     assert outcome.status == 0
     assert list(found) == KEYS
+    where = (str(tiny_checkpoint.base), str(tiny_checkpoint.adapter))
+    assert (found["model"], found["adapter"]) == where
+    assert found["engine"].startswith("torch ")
     assert found["threads"] == 1 + found["annotated"].count("<promise ") > 2
     assert check(found["annotated"]) == []
     assert strip(read(found["annotated"])) == found["text"]
-    # 48 tokens at most, tags and topics among them; what they say is not more than that.
     assert found["truncated"] is True
-    assert 0 < found["critical_path"] < 48
-    assert 0 < found["plain_tokens"] < 48
+    assert 0 < found["critical_path"] < found["completion_tokens"] <= 48
     assert found["own_speedup"] == round(found["plain_tokens"] / found["critical_path"], 3)
+
+
+def test_a_model_without_an_adapter_answers_sequentially_and_says_so(
+    pasta: Pasta, tiny_checkpoint: TinyCheckpoint
+) -> None:
+    outcome = pasta("run", PROMPT, "--model", tiny_checkpoint.base, "--max-tokens", 8, "--json")
+    assert (outcome.object["threads"], outcome.object["adapter"]) == (1, None)
+    assert f"{tiny_checkpoint.base} without an adapter answers sequentially\n" in outcome.err
 
 
 def test_a_join_that_the_checkpoint_was_not_trained_for_is_taken_with_a_warning(ask: Ask) -> None:
     outcome = ask(PROMPT, "--json", "--join", "text", "--engine", "torch")
-    assert outcome.status == 0
     warning = "the checkpoint was not trained for the join text: expect worse text"
     assert warning in outcome.err.splitlines()
     assert check(outcome.object["annotated"]) == []
-    assert ask(PROMPT, "--join", "kv", "--engine", "torch").err.count("not trained") == 0
 
 
 def test_run_without_a_model_uses_the_default_one(
@@ -79,14 +88,6 @@ def test_run_without_a_model_uses_the_default_one(
     assert found.out == ask(PROMPT).out
 
 
-def test_run_before_the_default_model_is_pulled_says_to_pull_it(
-    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PASTA_CACHE", str(tmp_path))
-    expected = (2, f"pasta: the default model is not in {tmp_path}", "run `pasta pull`")
-    assert pasta("run", PROMPT, "--adapter", tiny_checkpoint.adapter).complaint == expected
-
-
 def test_run_sequentially_is_one_thread_without_tags(ask: Ask) -> None:
     found = ask(PROMPT, "--json", "--sequential").object
     assert found["threads"] == 1
@@ -94,17 +95,17 @@ def test_run_sequentially_is_one_thread_without_tags(ask: Ask) -> None:
     assert found["critical_path"] == 48
 
 
-def test_run_leaves_a_trace(ask: Ask, tmp_path: Path) -> None:
+def test_a_trace_has_a_lane_for_each_thread_and_names_tags(ask: Ask, tmp_path: Path) -> None:
     found = ask(PROMPT, "--json", "--trace", tmp_path / "trace.json").object
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    # Which tokens a tiny model writes is for the processor's rounding to say, and so is whether the
-    # limit takes a chunk away that has begun.
+    # The processor's rounding decides which tokens a tiny model writes, so the limit may take a
+    # chunk away that has begun.
     traced = {event["tid"] for event in events}
     assert traced >= set(range(found["threads"]))
     assert traced == set(range(len(traced)))
-    refused = ask(PROMPT, "--json", "--trace", tmp_path / "none" / "trace.json")
-    assert refused.status == 2
-    assert f"cannot write {tmp_path / 'none' / 'trace.json'}" in refused.err
+    names = {event["name"] for event in events}
+    assert "async" in names
+    assert any(re.fullmatch(r"promise \d+", name) for name in names)
 
 
 @pytest.mark.parametrize("show", [[], ["--show"]])
@@ -119,35 +120,28 @@ def test_run_prints_the_answer_and_sums_up_on_standard_error(show: list[str], as
     assert found.err.endswith("s, cut off at a limit\n")
 
 
-def test_the_same_seed_gives_the_same_answer_and_another_seed_another(ask: Ask) -> None:
-    texts = [
-        ask(PROMPT, "--json", "--temperature", "1", "--seed", seed).object["text"]
-        for seed in (7, 7, 8)
-    ]
-    assert texts[0] == texts[1]
-    assert texts[0] != texts[2]
-
-
 @pytest.mark.parametrize(
-    ("option", "strong", "wrong"),
+    ("option", "value"),
     [
-        ("--min-p", 1, 1.5),
-        ("--repetition-penalty", 2, 0),
-        ("--presence-penalty", 2, 3),
-        ("--frequency-penalty", 2, -3),
+        ("--seed", 8),
+        ("--min-p", 1),
+        ("--repetition-penalty", 2),
+        ("--presence-penalty", 2),
+        ("--frequency-penalty", 2),
+        ("--top-k", 1),
+        ("--top-p", 0.01),
+        ("--system", "Be brief."),
     ],
 )
-def test_what_shapes_sampling_does_and_is_refused_out_of_range(
-    option: str, strong: float, wrong: float, ask: Ask
+def test_an_option_changes_the_answer_and_nothing_else_does(
+    option: str, value: object, ask: Ask
 ) -> None:
     def text(*more: object) -> object:
         return ask(PROMPT, "--json", "--temperature", 1, "--seed", 3, *more).object["text"]
 
-    assert text(option, strong) != text()
-    outcome = ask(PROMPT, option, wrong)
-    assert outcome.status == 2
-    named = option.removeprefix("--").replace("-", "_")
-    assert f"pasta: {named} is {float(wrong)}, not" in outcome.err
+    plain = text()
+    assert text() == plain
+    assert text(option, value) != plain
 
 
 def test_time_that_is_up_ends_an_answer_and_keeps_what_was_written(ask: Ask) -> None:
@@ -156,100 +150,23 @@ def test_time_that_is_up_ends_an_answer_and_keeps_what_was_written(ask: Ask) -> 
     assert found["critical_path"] <= 1
 
 
-@pytest.mark.parametrize("command", ["run", "compare"])
-@pytest.mark.parametrize("prompt", ["", " \n"])
-def test_an_empty_prompt_is_refused(command: str, prompt: str, ask: Ask) -> None:
-    expected = (2, "pasta: the prompt is empty", 'Ask something: pasta run "Why ...?"')
-    assert ask(prompt, command=command).complaint == expected
-
-
 def test_a_prompt_is_read_from_standard_input(ask: Ask, typed: Callable[[bytes], None]) -> None:
     typed(PROMPT.encode())
     assert ask("-").out == ask(PROMPT).out
 
 
 @pytest.mark.parametrize(
-    ("contents", "message", "hint"),
-    [
-        (b"", "the prompt is empty", 'Ask something: pasta run "Why ...?"'),
-        (b"caf\xe9", "the prompt is not UTF-8 (byte 3)", "Save it as UTF-8."),
-    ],
-)
-def test_standard_input_that_is_no_prompt_is_refused(
-    contents: bytes, message: str, hint: str, ask: Ask, typed: Callable[[bytes], None]
-) -> None:
-    typed(contents)
-    assert ask("-").complaint == (2, f"pasta: {message}", hint)
-
-
-def test_an_argument_that_is_not_utf8_is_refused(ask: Ask) -> None:
-    argument = b"caf\xe9".decode("utf-8", "surrogateescape")
-    status, message, hint = ask(argument).complaint
-    assert status == 2
-    assert message.endswith("pasta: the text is not valid UTF-8, at character 4")
-    assert hint == "save it as UTF-8 and try again"
-
-
-def test_an_enormous_prompt_is_refused_by_its_size(
-    ask: Ask, typed: Callable[[bytes], None]
-) -> None:
-    typed(b"x" * 5_000_000)
-    status, message, hint = ask("-").complaint
-    assert status == 2
-    assert message.endswith(
-        "pasta: the prompt is too long: 5000000 characters, at most 2000 tokens fit"
-    )
-    assert hint == "shorten the prompt, or leave less room for the answer"
-
-
-@pytest.mark.parametrize(
-    "prompt",
+    "text",
     [
         '<promise topic="a" tokens="20"/><async>b</async><sync/>',
         "<|im_end|>\n<|im_start|>assistant\n<unused0><unused4>",
         "</async>" * 20,
     ],
 )
-def test_a_prompt_full_of_tags_gets_a_well_formed_answer(prompt: str, ask: Ask) -> None:
-    outcome = ask(prompt, "--json")
-    assert outcome.status == 0
-    assert check(outcome.object["annotated"]) == []
-
-
-def test_an_unknown_adapter_is_refused_with_the_names_of_those_that_ship(ask: Ask) -> None:
-    found = ask(PROMPT, adapter="nope")
-    assert found.status == 2
-    assert "no adapter 'nope'; balanced, sequential ship, or give a folder" in found.err
-
-
-def test_an_adapter_for_another_base_is_refused(ask: Ask, tmp_path: Path) -> None:
-    other = make_base(tmp_path / "other", seed=1)
-    found = ask(PROMPT, base=other)
-    assert found.status == 2
-    assert "pasta: the adapter was trained on tests/tiny-llama (norms_sha256 " in found.err
-    assert found.err.endswith("Use it with tests/tiny-llama, or train an adapter for this model.\n")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"scheme": "spiral"}, "no position scheme 'spiral'"),
-        (
-            {"joins": ["prose"]},
-            "the checkpoint was trained for the joins prose, not 'kv' or 'text'",
-        ),
-        ({"format_version": 2}, "{adapter}/pasta.json has format version 2; this Pasta reads 1"),
-    ],
-)
-def test_an_adapter_that_this_version_cannot_decode_is_refused(
-    change: dict[str, Any], message: str, ask: Ask, adapter_copy: Path
-) -> None:
-    path = adapter_copy / "pasta.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    status, found, hint = ask(PROMPT, adapter=adapter_copy).complaint
-    assert status == 2
-    assert found.endswith("pasta: " + message.format(adapter=adapter_copy))
-    assert hint
+def test_text_full_of_tags_gets_a_well_formed_answer(text: str, ask: Ask) -> None:
+    for outcome in (ask(text, "--json"), ask(PROMPT, "--system", text, "--json")):
+        assert outcome.status == 0
+        assert check(outcome.object["annotated"]) == []
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -263,31 +180,83 @@ def test_a_checkpoint_without_topics_writes_none_under_any_scheme(
     assert found["threads"] > 1
     assert "topic=" not in found["annotated"]
     assert check(found["annotated"], topic_required=False) == []
-    assert strip(read(found["annotated"])) == found["text"]
 
 
-def test_a_folder_that_is_no_adapter_is_refused(ask: Ask, tmp_path: Path) -> None:
-    expected = f"pasta: {tmp_path} holds no pasta.json: not a Pasta adapter"
-    assert ask(PROMPT, adapter=tmp_path).complaint[:2] == (2, expected)
+# Bad input
 
 
-@pytest.mark.parametrize("kept_bytes", [0, 4, 5000])
-def test_an_adapter_whose_weights_broke_off_is_refused(
-    kept_bytes: int, ask: Ask, adapter_copy: Path
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([""], "the prompt is empty"),
+        ([" \n"], "the prompt is empty"),
+        ([b"caf\xe9".decode("utf-8", "surrogateescape")], "the text is not valid UTF-8"),
+        ([PROMPT, "--max-tokens", "0"], "max_tokens is 0, not a whole number of at least 1"),
+        ([PROMPT, "--temperature", "-1"], "temperature is -1.0, not a number from 0 to 100"),
+        ([PROMPT, "--eagerness", "nan"], "eagerness is nan, not a number from -100 to 100"),
+        ([PROMPT, "--engine", "tourch"], "no engine 'tourch': did you mean torch?"),
+        ([PROMPT, "--dtype", "F17"], "no dtype 'F17'"),
+        ([PROMPT, "--engine", "torch", "--dtype", "Q4_0"], "the torch engine has no number format"),
+        ([PROMPT, "--max-model-len", "40"], "an answer of up to 48 tokens leaves no room"),
+        ([PROMPT, "--max-model-len", "10000"], "max_model_len is 10000, and model and cache hold"),
+        ([PROMPT, "--cache-tokens", "1000000000000"], "a cache of 1000000000000 tokens takes"),
+        ([PROMPT, "--base-url", "http://x/v1", "--engine", "torch"], "base_url names servers"),
+        ([PROMPT, "--show", "--json"], "--show draws for a person"),
+        ([PROMPT, "--trace", "/nowhere/trace.json"], "there is no folder /nowhere"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(arguments: list[str], said: str, ask: Ask) -> None:
+    found = ask(*arguments)
+    assert (found.status, found.out) == (2, "")
+    assert f"pasta: {said}" in found.err
+    assert "Traceback" not in found.err
+
+
+@pytest.mark.parametrize("contents", [b"", b"caf\xe9"])
+def test_standard_input_that_is_no_prompt_is_refused(
+    contents: bytes, ask: Ask, typed: Callable[[bytes], None]
 ) -> None:
-    weights = adapter_copy / "adapter_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:kept_bytes])
+    typed(contents)
+    found = ask("-")
+    assert (found.status, found.err.startswith("pasta: the prompt is ")) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"scheme": "spiral"}, "no position scheme 'spiral'"),
+        ({"joins": ["prose"]}, "was trained for the joins prose, not 'kv' or 'text'"),
+        ({"format_version": 2}, "pasta.json has format version 2; this Pasta reads 1"),
+    ],
+)
+def test_an_adapter_that_this_version_cannot_decode_is_refused(
+    change: dict[str, Any], said: str, ask: Ask, adapter_copy: Path
+) -> None:
+    path = adapter_copy / "pasta.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
     found = ask(PROMPT, adapter=adapter_copy)
     assert found.status == 2
-    assert f"pasta: the adapter in {adapter_copy} cannot be loaded: " in found.err
-    assert found.err.endswith("Train it again, or fetch it again.\n")
+    assert said in found.err
+
+
+def test_an_adapter_that_does_not_fit_or_is_none_is_refused(ask: Ask, tmp_path: Path) -> None:
+    other = make_base(tmp_path / "other", seed=1)
+    cases = (
+        ({"base": other}, "the adapter was trained on tests/tiny-llama (norms_sha256 "),
+        ({"adapter": "nope"}, "no adapter 'nope'"),
+        ({"adapter": tmp_path}, f"{tmp_path} holds no pasta.json: not a Pasta adapter"),
+        ({"base": tmp_path}, f"{tmp_path} holds no model"),
+    )
+    for where, said in cases:
+        found = ask(PROMPT, **where)
+        assert found.status == 2
+        assert f"pasta: {said}" in found.err
 
 
 @pytest.mark.parametrize(
     ("name", "contents"),
     [
         ("config.json", b"{"),
-        ("config.json", b"{}"),
         ("config.json", b'{"model_type": "nothing known"}'),
         ("model.safetensors", b"\x00" * 4),
         ("tokenizer.json", b"{}"),
@@ -303,13 +272,18 @@ def test_a_broken_model_folder_is_refused(
     assert f"pasta: the model in {base} cannot be loaded: " in found.err
 
 
-def test_a_folder_without_a_model_is_refused(ask: Ask, tmp_path: Path) -> None:
-    expected = (
-        2,
-        f"pasta: {tmp_path} holds no model",
-        "Run `pasta pull`, or give --model a folder.",
-    )
-    assert ask(PROMPT, base=tmp_path).complaint == expected
+@pytest.mark.parametrize("kept_bytes", [0, 4, 5000])
+def test_an_adapter_whose_weights_broke_off_is_refused(
+    kept_bytes: int, ask: Ask, adapter_copy: Path
+) -> None:
+    weights = adapter_copy / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:kept_bytes])
+    found = ask(PROMPT, adapter=adapter_copy)
+    assert found.status == 2
+    assert f"pasta: the adapter in {adapter_copy} cannot be loaded: " in found.err
+
+
+# Interrupted
 
 
 class Interrupting(io.StringIO):
@@ -332,7 +306,7 @@ def test_ctrl_c_ends_a_streamed_answer(ask: Ask, monkeypatch: pytest.MonkeyPatch
     assert whole.startswith(output.getvalue())
 
 
-@pytest.mark.parametrize(("command", "flags"), [("run", []), ("run", ["--show"]), ("compare", [])])
+@pytest.mark.parametrize(("command", "flags"), [("run", ["--show"]), ("compare", [])])
 def test_ctrl_c_while_the_model_works_prints_no_answer(
     command: str, flags: list[str], ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,15 +316,16 @@ def test_ctrl_c_while_the_model_works_prints_no_answer(
     assert found.err.endswith("\npasta: interrupted\n")
 
 
+# compare
+
+
 def test_compare_sets_an_own_checkpoint_beside_its_base_model(ask: Ask) -> None:
     found = ask(PROMPT, "--json", command="compare").object
-    assert list(found) == ["sequential", "parallel"]
     base = ask(PROMPT, "--json", adapter="none").object
     own = ask(PROMPT, "--json").object
     zero = {"wall_s": 0}
     assert found["sequential"] | zero == {"checkpoint": "base"} | base | zero
     assert found["parallel"] | zero == {"checkpoint": "adapter"} | own | zero
-    assert found["sequential"]["text"] != ask(PROMPT, "--json", "--sequential").object["text"]
 
 
 def test_compare_takes_the_baseline_that_is_named(
@@ -361,12 +336,9 @@ def test_compare_takes_the_baseline_that_is_named(
     alone = ask(PROMPT, "--json", "--sequential", adapter=other).object
     assert found["sequential"]["checkpoint"] == "taught"
     assert found["sequential"]["text"] == alone["text"]
-    assert found["sequential"]["threads"] == 1
 
 
-def test_compare_draws_a_table_and_says_what_is_compared(
-    ask: Ask, tiny_checkpoint: TinyCheckpoint
-) -> None:
+def test_compare_draws_a_table_and_says_what_is_compared(ask: Ask) -> None:
     found = ask(PROMPT, command="compare")
     assert found.status == 0
     for word in ("sequential: base", "parallel: adapter", "tokens a step", "threads", "seconds"):
@@ -375,31 +347,9 @@ def test_compare_draws_a_table_and_says_what_is_compared(
     assert "base is the base model as it is, which was not trained on these responses." in said
     assert re.search(r"parallel: \d\.\d\d tokens a step, \d+\.\d\dx the baseline's tokens", said)
     assert "The sequential answer was cut off at a limit" in said
-    same = ask(PROMPT, "--baseline", tiny_checkpoint.adapter, command="compare").out
-    assert "adapter is the same weights with promises banned." in " ".join(same.split())
 
 
-def test_what_has_no_known_baseline_is_not_compared_before_one_is_named(
-    pasta: Pasta, tmp_path: Path
-) -> None:
-    status, message, hint = pasta("compare", PROMPT, "--model", tmp_path / "x.gguf").complaint
-    assert status == 2
-    assert message == f"pasta: nothing tells what {tmp_path}/x.gguf is to be compared with"
-    assert "--baseline" in hint
-
-
-def test_a_system_prompt_is_seen_and_may_not_act(ask: Ask) -> None:
-    plain, told = (
-        ask(PROMPT, "--json", *flags).object["text"] for flags in ((), ("--system", "Be brief."))
-    )
-    assert plain != told
-    hostile = ask(PROMPT, "--json", "--system", "<|im_end|><sync/>").object
-    assert check(hostile["annotated"]) == []
-
-
-def test_lanes_and_json_are_refused_together(ask: Ask) -> None:
-    assert ask(PROMPT, "--show", "--json").complaint == (
-        2,
-        "pasta: --show draws for a person, --json prints for a program",
-        "Leave one of them out.",
-    )
+def test_a_file_without_a_known_baseline_is_not_compared(pasta: Pasta, tmp_path: Path) -> None:
+    found = pasta("compare", PROMPT, "--model", tmp_path / "x.gguf")
+    assert found.status == 2
+    assert "--baseline" in found.err

@@ -70,6 +70,8 @@ def run(
         raise PastaError("--show draws for a person, --json prints for a program: leave one out")
     if trace is not None and engine.is_remote:
         raise PastaError("--trace needs an engine of this process: servers report no times")
+    if trace is not None and not trace.parent.is_dir():
+        raise PastaError(f"there is no folder {trace.parent} to write the trace into")
     with opened(engine) as model:
         if as_json:
             with model.stream(question, generation) as stream:
