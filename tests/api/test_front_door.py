@@ -16,7 +16,7 @@ import pytest
 
 import pasta_decoding as pasta
 from pasta_decoding.api.config import GenerationConfig
-from pasta_decoding.api.worker import open_worker
+from pasta_decoding.api.model import open_worker
 from pasta_decoding.lang.tree import Chunk, strip
 from pasta_decoding.runtime.events import ordered
 from pasta_decoding.runtime.local import LocalDecoder

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 import openai
 import pytest
 
-from pasta_decoding.api.worker import AnyDecoder
+from pasta_decoding.api.model import AnyDecoder
 from pasta_decoding.errors import install_command
 from pasta_decoding.runtime import local
 from pasta_decoding.server.backend import Backend

@@ -8,16 +8,22 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from queue import SimpleQueue
 from threading import Lock
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.api.result import Result
 from pasta_decoding.api.streams import AsyncStream, Reading, Start, Stream, events_of, text_of
-from pasta_decoding.api.worker import AnyDecoder, open_worker
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.prompt import Message
+from pasta_decoding.runtime.engine_thread import EngineThread
 from pasta_decoding.runtime.events import Event
-from pasta_decoding.runtime.worker import ClosedError, News, Ticket, Worker
+from pasta_decoding.runtime.governor import Governor
+from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.prompt_pace import PromptPace
+from pasta_decoding.runtime.worker import ClosedError, News, Ticket, Watcher, Worker
+
+if TYPE_CHECKING:
+    from pasta_decoding.remote.decoder import RemoteDecoder
 
 DEFAULT_CONCURRENCY = 16
 _DEFAULT = GenerationConfig()
@@ -26,6 +32,30 @@ Prompt = str | Sequence[Mapping[str, str] | Message]
 """A question, or a conversation as OpenAI's API has it: role and content of each message."""
 
 OnResult = Callable[[int, Result], None]
+AnyDecoder: TypeAlias = "LocalDecoder | RemoteDecoder"
+
+
+def open_worker(
+    decoder: AnyDecoder,
+    *,
+    max_requests: int | None = None,
+    governor: Governor | None = None,
+    pace: PromptPace | None = None,
+    watcher: Watcher | None = None,
+) -> Worker:
+    """Return what writes answers with a decoder; whoever opens it closes it.
+
+    max_requests: how many answers are written at a time; None: as many as there is room for.
+    governor: who writes in which step, and
+    pace:     how much of prompts is fed, of an engine here; see `Scheduler`.
+    """
+    if isinstance(decoder, LocalDecoder):
+        return EngineThread(
+            decoder, max_requests=max_requests, governor=governor, pace=pace, watcher=watcher
+        )
+    from pasta_decoding.remote.scheduler import RemoteWorker
+
+    return RemoteWorker(decoder, watcher, max_requests=max_requests)
 
 
 class Model:
@@ -79,15 +109,30 @@ class Model:
 
         on_result: called with the number of a prompt and its answer as soon as that is there.
         """
-        _check_concurrency(max_concurrency)
-        config = config.updated(**options)
-        asked = [self._asked(one, config, number) for number, one in enumerate(prompts)]
-        return _Batch(asked, max_concurrency, on_result).run()
+        asked = self._asked_all(prompts, config.updated(**options), max_concurrency)
+        inbox: SimpleQueue[tuple[int, News]] = SimpleQueue()
+        waiting, running = deque(range(len(asked))), dict[int, Ticket]()
+        try:
+            while waiting or running:
+                while waiting and len(running) < max_concurrency:
+                    number = waiting.popleft()
+                    running[number] = asked[number][0](partial(_put, inbox, number))
+                number, news = inbox.get()
+                reading = asked[number][1]
+                reading.take(news)
+                if reading.result is not None:
+                    del running[number]
+                    if on_result is not None:
+                        on_result(number, reading.result)
+        finally:
+            for ticket in running.values():
+                ticket.cancel()
+        return [reading.result for _, reading in asked if reading.result is not None]
 
     async def aanswer(
         self, prompt: Prompt, config: GenerationConfig = _DEFAULT, **options: Any
     ) -> Result:
-        """See `answer`. Being cancelled cancels the answer."""
+        """As `answer`, for coroutines. Being cancelled cancels the answer."""
         async with self.astream(prompt, config, **options) as stream:
             async for _ in stream:
                 pass
@@ -96,13 +141,13 @@ class Model:
     def astream(
         self, prompt: Prompt, config: GenerationConfig = _DEFAULT, **options: Any
     ) -> AsyncStream[str]:
-        """See `stream`."""
+        """As `stream`, for coroutines."""
         return AsyncStream(*self._asked(prompt, config.updated(**options)), text_of)
 
     def aevents(
         self, prompt: Prompt, config: GenerationConfig = _DEFAULT, **options: Any
     ) -> AsyncStream[Event]:
-        """See `events`."""
+        """As `events`, for coroutines."""
         return AsyncStream(*self._asked(prompt, config.updated(**options)), events_of)
 
     async def abatch(
@@ -114,11 +159,9 @@ class Model:
         on_result: OnResult | None = None,
         **options: Any,
     ) -> list[Result]:
-        """See `batch`."""
-        _check_concurrency(max_concurrency)
+        """As `batch`, for coroutines."""
+        asked = self._asked_all(prompts, config.updated(**options), max_concurrency)
         places = asyncio.Semaphore(max_concurrency)
-        config = config.updated(**options)
-        asked = [self._asked(one, config, number) for number, one in enumerate(prompts)]
 
         async def write(number: int, start: Start, reading: Reading) -> Result:
             async with places, AsyncStream(start, reading, text_of) as stream:
@@ -148,19 +191,15 @@ class Model:
             worker.close()
 
     def __enter__(self) -> Self:
-        """Close at the end of the block."""
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """See `__enter__`."""
         self.close()
 
     async def __aenter__(self) -> Self:
-        """Close at the end of the block."""
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        """See `__aenter__`."""
         await asyncio.to_thread(self.close)
 
     def _asked(
@@ -175,6 +214,13 @@ class Model:
         )
         reading = Reading(config.stops, self.plain_tokens)
         return partial(self._working().submit, request), reading
+
+    def _asked_all(
+        self, prompts: Sequence[Prompt], config: GenerationConfig, max_concurrency: int
+    ) -> list[tuple[Start, Reading]]:
+        if max_concurrency < 1:
+            raise PastaError(f"max_concurrency is {max_concurrency}, not at least 1")
+        return [self._asked(one, config, number) for number, one in enumerate(prompts)]
 
     def _working(self) -> Worker:
         with self._lock:  # an engine has one worker, whichever threads ask first
@@ -200,50 +246,5 @@ def _message(one: Mapping[str, str] | Message) -> Message:
     raise PastaError(f"{one!r} is not a message", hint=hint)
 
 
-def _check_concurrency(max_concurrency: int) -> None:
-    if max_concurrency < 1:
-        raise PastaError(f"max_concurrency is {max_concurrency}", hint="It is at least 1.")
-
-
-class _Batch:
-    """Several answers under way, no more than so many at a time."""
-
-    def __init__(
-        self,
-        asked: Sequence[tuple[Start, Reading]],
-        max_concurrency: int,
-        on_result: OnResult | None,
-    ) -> None:
-        self._asked = asked
-        self._on_result = on_result
-        self._waiting = deque(range(len(asked)))
-        self._places = max_concurrency
-        self._inbox: SimpleQueue[tuple[int, News]] = SimpleQueue()
-        self._running: dict[int, Ticket] = {}
-
-    def run(self) -> list[Result]:
-        try:
-            self._fill()
-            while self._running:
-                self._take(*self._inbox.get())
-                self._fill()
-        finally:
-            for ticket in self._running.values():
-                ticket.cancel()
-        return [reading.result for _, reading in self._asked if reading.result is not None]
-
-    def _fill(self) -> None:
-        while self._waiting and len(self._running) < self._places:
-            number = self._waiting.popleft()
-            start, _ = self._asked[number]
-            self._running[number] = start(
-                lambda news, number=number: self._inbox.put((number, news))  # type: ignore[misc]
-            )
-
-    def _take(self, number: int, news: News) -> None:
-        reading = self._asked[number][1]
-        reading.take(news)
-        if reading.result is not None:
-            del self._running[number]
-            if self._on_result is not None:
-                self._on_result(number, reading.result)
+def _put(inbox: SimpleQueue[tuple[int, News]], number: int, news: News) -> None:
+    inbox.put((number, news))

@@ -139,11 +139,9 @@ class Stream(_Pulled[Item], Iterator[Item]):
         self._inbox.put(None)
 
     def __enter__(self) -> Self:
-        """Close at the end of the block."""
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """See `__enter__`."""
         self.close()
 
     def __del__(self) -> None:
@@ -180,11 +178,9 @@ class AsyncStream(_Pulled[Item], AsyncIterator[Item]):
         self._inbox.put_nowait(None)
 
     async def __aenter__(self) -> Self:
-        """Close at the end of the block."""
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        """See `__aenter__`."""
         await self.aclose()
 
     def __del__(self) -> None:

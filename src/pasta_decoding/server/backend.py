@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
-from pasta_decoding.api.worker import AnyDecoder, open_worker
+from pasta_decoding.api.model import AnyDecoder, open_worker
 from pasta_decoding.errors import PastaError
 from pasta_decoding.remote.stream import RemoteError
 from pasta_decoding.runtime.answer import Answer

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from pasta_decoding.api.worker import AnyDecoder
+from pasta_decoding.api.model import AnyDecoder
 from pasta_decoding.errors import PastaError
 from pasta_decoding.runtime.governor import Priority
 from pasta_decoding.runtime.request import Request
