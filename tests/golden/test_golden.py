@@ -1,0 +1,82 @@
+"""The product does what it did: golden files, taken from commit d8d9fc2, stay equal in value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pasta_decoding as pasta
+from tests.golden import golden
+
+RENEW = "If this change is meant: python -m tests.golden.golden"
+QUICK = 4
+"""So many prompts are answered by default; all of them are `slow`."""
+
+
+@pytest.fixture(scope="module")
+def torch_model(embedded_dir: Path) -> Iterator[pasta.Model]:
+    with pasta.load("balanced", model=embedded_dir, **golden.ENGINES["torch"]) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def llama_model(embedded_dir: Path) -> Iterator[pasta.Model]:
+    with pasta.load("balanced", model=embedded_dir, **golden.ENGINES["llama"]) as model:
+        yield model
+
+
+def hold(model: pasta.Model, entry: dict[str, Any], name: str) -> None:
+    """Compare one answer; where two tokens were nearly as likely, another machine may differ."""
+    expected = entry[name]
+    found = golden.answer(model, entry["prompt"], parallel=name == "parallel")
+    least_gap = expected.pop("least_gap")
+    if found != expected and least_gap < golden.NEAR_TIE:
+        pytest.skip(f"differs, and two logits were {least_gap} apart")
+    assert found == expected
+
+
+def entries(engine: str) -> list[Any]:
+    """The answers as cases; all but the quick ones are marked `slow`."""
+    return [
+        pytest.param(
+            entry,
+            name,
+            id=f"{number}-{name}",
+            marks=[] if number < QUICK and name == "parallel" else pytest.mark.slow,
+        )
+        for number, entry in enumerate(golden.read(engine))
+        for name in ("parallel", "sequential")
+    ]
+
+
+@pytest.mark.parametrize(("entry", "name"), entries("torch"))
+def test_answers_on_torch(entry: dict[str, Any], name: str, torch_model: pasta.Model) -> None:
+    hold(torch_model, entry, name)
+
+
+@pytest.mark.llama
+@pytest.mark.parametrize(("entry", "name"), entries("llama"))
+def test_answers_on_llama(entry: dict[str, Any], name: str, llama_model: pasta.Model) -> None:
+    hold(llama_model, entry, name)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("embedded_dir")
+def test_run_prints_the_same_json() -> None:
+    assert golden.run_json() == golden.read("run")
+
+
+def test_the_schema_of_the_server() -> None:
+    expected, found = golden.read("openapi"), golden.openapi()
+    gone = [f"- {path}: {value}" for path, value in expected.items() if found.get(path) != value]
+    new = [f"+ {path}: {value}" for path, value in found.items() if expected.get(path) != value]
+    assert gone + new == [], "\n".join([*gone[:20], *new[:20], f"{RENEW} openapi"])
+
+
+def test_losses_of_both_stages() -> None:
+    expected, found = golden.read("losses"), golden.losses()
+    for stage, lines in expected.items():
+        assert found[stage] == [pytest.approx(line, rel=1e-4, abs=1e-3) for line in lines], stage
