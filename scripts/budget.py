@@ -47,9 +47,9 @@ def options() -> dict[str, int]:
     """Count all commands, and the options of all of them together (arguments and --help aside)."""
     from typer.main import get_command
 
-    from pasta_decoding.cli.app import app
+    from pasta_decoding.cli.app import make_app
 
-    found = list(commands(get_command(app)))
+    found = list(commands(get_command(make_app())))
     parameters = [one for command in found for one in command.params]
     named = [one for one in parameters if one.param_type_name == "option"]
     return {"commands": len(found), "options": len(named)}

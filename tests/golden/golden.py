@@ -51,7 +51,7 @@ PROMPTS = [
 
 ENGINES: dict[str, dict[str, Any]] = {
     "torch": {"engine": "torch", "dtype": "float32"},
-    "llama": {"engine": "llama", "quant": "F16"},
+    "llama": {"engine": "llama", "dtype": "float16"},
 }
 
 
