@@ -44,7 +44,7 @@ from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.settings import Load
 from tests.remote.fake import until
-from tests.server.running import MODEL, running_over
+from tests.server.running import MODEL, running
 
 pytestmark = [pytest.mark.remote, pytest.mark.timeout(7200)]
 
@@ -358,7 +358,7 @@ def test_a_client_of_the_server_gets_the_answer(
     metrics = Metrics()
     backend = Backend(lambda: remote, metrics, Load())
     messages: list[Any] = [{"role": "user", "content": PROMPTS[0]}]
-    with running_over({MODEL: backend}, metrics, local) as server:
+    with running(local, {MODEL: backend}) as server:
         got: Any = server.client().chat.completions.create(
             model=MODEL, messages=messages, max_tokens=RULES.max_tokens, temperature=0
         )

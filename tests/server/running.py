@@ -108,35 +108,20 @@ def wait_for(holds: Callable[[], bool], *, seconds: float = 120.0) -> None:
 @contextmanager
 def running(
     decoder: LocalDecoder,
+    backends: Mapping[str, Backend] | None = None,
     *,
     model: str = MODEL,
     max_requests: int = 8,
     max_queue: int = 64,
-    baseline: LocalDecoder | None = None,
-    **settings: Any,
-) -> Iterator[Running]:
-    """Serve until the block ends."""
-    metrics = Metrics()
-    backends = {model: Backend(lambda: decoder, metrics, Load(max_requests, max_queue))}
-    if baseline is not None:
-        backends[BASELINE] = Backend(lambda: baseline, metrics, Load())
-    with running_over(backends, metrics, decoder, **settings) as server:
-        yield server
-
-
-@contextmanager
-def running_over(
-    backends: Mapping[str, Backend],
-    metrics: Metrics,
-    decoder: LocalDecoder,
-    *,
     drain_seconds: float = 5.0,
     **settings: Any,
 ) -> Iterator[Running]:
-    """Serve any backends until the block ends. `decoder` is what answers are compared with."""
-    listener = open_socket("127.0.0.1", 0)
-    app = create_app(backends, metrics, Settings(**settings))
+    """Serve `decoder` until the block ends, or several backends, the first of them its own."""
+    if backends is None:
+        backends = {model: Backend(lambda: decoder, Metrics(), Load(max_requests, max_queue))}
     backend, *_ = several = list(backends.values())
+    listener = open_socket("127.0.0.1", 0)
+    app = create_app(backends, backend.metrics, Settings(**settings))
     server = http_server(app, several, drain_seconds)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
@@ -147,3 +132,11 @@ def running_over(
         server.should_exit = True
         thread.join()
         listener.close()
+
+
+def with_baseline(
+    own: Callable[[], LocalDecoder], baseline: Callable[[], LocalDecoder]
+) -> Mapping[str, Backend]:
+    """Return the backends of a model and its sequential baseline."""
+    metrics = Metrics()
+    return {MODEL: Backend(own, metrics, Load()), BASELINE: Backend(baseline, metrics, Load())}

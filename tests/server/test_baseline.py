@@ -9,10 +9,7 @@ import pytest
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.runtime.local import LocalDecoder
-from pasta_decoding.server.backend import Backend
-from pasta_decoding.server.metrics import Metrics
-from pasta_decoding.server.settings import Load
-from tests.server.running import BASELINE, CHAT, GOOD, MODEL, running, running_over
+from tests.server.running import BASELINE, CHAT, GOOD, MODEL, running, with_baseline
 from tests.server.scripts import saying, with_engine
 
 LONG = GOOD | {"max_tokens": 60}
@@ -24,7 +21,7 @@ def test_the_baseline_is_loaded_when_it_is_asked_for_and_answers_in_one_thread(
     own = with_engine(decoder, saying(decoder, "One: ", "fruit", "an apple", " Done."))
     script = saying(decoder, "Two: ", "fruit", "a pear", " Done.")
     taught = replace(with_engine(decoder, script), parallel=False)
-    with running(own, baseline=taught) as server:
+    with running(own, with_baseline(lambda: own, lambda: taught)) as server:
         listed = server.ask("/v1/models").json["data"]
         assert [model["id"] for model in listed] == [MODEL, BASELINE]
         assert ["max_model_len" in model for model in listed] == [True, False]
@@ -60,12 +57,8 @@ def test_a_baseline_that_cannot_be_loaded_is_503_and_is_tried_again(
             raise error
         return with_engine(decoder, script)
 
-    own, metrics = with_engine(decoder, script), Metrics()
-    backends = {
-        MODEL: Backend(lambda: own, metrics, Load()),
-        BASELINE: Backend(load, metrics, Load()),
-    }
-    with running_over(backends, metrics, own) as server:
+    own = with_engine(decoder, script)
+    with running(own, with_baseline(lambda: own, load)) as server:
         body = LONG | {"model": BASELINE}
         refused = server.ask(CHAT, body)
         assert (refused.status, refused.error["code"]) == (503, "model_not_loaded")

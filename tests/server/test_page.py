@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pasta_decoding.runtime.local import LocalDecoder
-from tests.server.running import CHAT, GOOD, running
+from tests.server.running import CHAT, GOOD, running, with_baseline
 from tests.server.scripts import Slow, endless, saying, with_engine
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
@@ -125,7 +125,7 @@ def test_a_race_runs_one_after_the_other_and_says_who_was_faster(
     script = saying(decoder, "Two: ", "fruit", "a pear", " Done.")
     taught = replace(with_engine(decoder, script, Slow), parallel=False)
     page.set_viewport_size({"width": 360, "height": 740})
-    with running(apple, baseline=taught) as server:
+    with running(apple, with_baseline(lambda: apple, lambda: taught)) as server:
         assert "times as many tokens a second" in ask(page, server.url, race=True)
         assert page.locator("#parallel").inner_text() == "One: an apple Done."
         assert page.locator("#t-sequential").text_content() == "The sequential baseline: taught"

@@ -26,7 +26,7 @@ from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.settings import Load
 from tests.checkpoint import TinyCheckpoint
 from tests.remote.fake import Fake, refusal, serving, until
-from tests.server.running import CHAT, HELLO, MODEL, Running, running_over
+from tests.server.running import CHAT, HELLO, MODEL, Running, running
 from tests.server.scripts import endless, saying, with_engine
 from tests.server.test_cancel import request_bytes
 
@@ -73,10 +73,9 @@ def setup(
             joining=Joining.text,
             retry_policy=QUICK,
         )
-        metrics = Metrics()
-        backend = Backend(lambda: remote, metrics, Load(4, 4))
+        backend = Backend(lambda: remote, Metrics(), Load(4, 4))
         local = replace(with_engine(decoder, script), joining=Joining.text)
-        with running_over({MODEL: backend}, metrics, local) as server:
+        with running(local, {MODEL: backend}) as server:
             setup = Setup(server, fake, remote, backend)
             yield setup
             setup.wait_until_idle()
