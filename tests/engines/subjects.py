@@ -17,6 +17,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from pasta_decoding.engines import compile_cache
 from pasta_decoding.engines.base import Engine
 from pasta_decoding.engines.compiled import FORMAT, CompiledPass, compile_model
+from pasta_decoding.engines.fast import FastEngine
+from pasta_decoding.engines.native import Operators, TorchOperators
 from pasta_decoding.engines.scripted import ScriptedEngine, shuffled
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.models import checkpoint as checkpoints
@@ -48,6 +50,10 @@ def torch_subject(name: str, device: str = "cpu", *, fixed_shapes: bool | None =
     # Two models of one seed: the oracle's must not share the engine's attention function.
     model = nn.Module.to(TINY_MODELS[name](), device)
     return Subject(TorchEngine(model, fixed_shapes=fixed_shapes), dense(TINY_MODELS[name]()))
+
+
+def fast_subject(name: str, ops: Operators | None = None) -> Subject:
+    return Subject(FastEngine(TINY_MODELS[name](), ops=ops), dense(TINY_MODELS[name]()))
 
 
 @cache
@@ -94,6 +100,11 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "torch-gemma3": lambda: torch_subject("gemma3"),
     "torch-llama-fixed": lambda: torch_subject("llama", fixed_shapes=True),
     "torch-gemma3-fixed": lambda: torch_subject("gemma3", fixed_shapes=True),
+    "fast-llama": lambda: fast_subject("llama"),
+    "fast-qwen2": lambda: fast_subject("qwen2"),
+    "fast-qwen3": lambda: fast_subject("qwen3"),
+    "fast-gemma3": lambda: fast_subject("gemma3"),
+    "fast-gemma3-torch": lambda: fast_subject("gemma3", TorchOperators()),
     "compiled-llama": lambda: compiled_subject("llama"),
     "compiled-qwen2": lambda: compiled_subject("qwen2"),
     "compiled-qwen3": lambda: compiled_subject("qwen3"),

@@ -242,7 +242,14 @@ DEED = st.tuples(st.integers(0, 7), st.integers(0, VOCABULARY - 1), st.integers(
 @pytest.mark.parametrize(
     "name",
     subjects(
-        "scripted", "torch-llama", "torch-qwen3", "torch-gemma3-fixed", "llama-llama", "llama-qwen3"
+        "scripted",
+        "torch-llama",
+        "torch-qwen3",
+        "torch-gemma3-fixed",
+        "fast-llama",
+        "fast-gemma3",
+        "llama-llama",
+        "llama-qwen3",
     ),
 )
 def test_any_program_equals_recompute(name: str, program: list[tuple[int, int, int]]) -> None:

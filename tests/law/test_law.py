@@ -52,6 +52,9 @@ ENGINES = [
     "torch-gemma3",
     "torch-llama-fixed",
     "torch-gemma3-fixed",
+    "fast-llama",
+    "fast-qwen3",
+    "fast-gemma3",
 ]
 COMPILED = [pytest.param(f"compiled-{model}", marks=MARKS[f"compiled-{model}"]) for model in MODELS]
 LLAMA = ["llama-llama", "llama-qwen3"]

@@ -90,7 +90,8 @@ class Compiled:
 
         if self.dtype != "bfloat16" or not is_fast_here():
             return load_model(self.base, self.adapter, dtype=self.dtype).model, {}
-        model, added = load_apart(self.base, self.adapter)
+        loaded, added = load_apart(self.base, self.adapter)
+        model = loaded.model
         layers = packed_layers(model, added)
         if added and self.adapter is not None:
             merge_adapter(model, self.adapter)

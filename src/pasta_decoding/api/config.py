@@ -137,7 +137,7 @@ class EngineConfig:
     model: Annotated[
         Path | None, "Base model: a folder or a hub name. Or a GGUF or merged folder."
     ] = None
-    engine: Annotated[str, "auto, torch, llama, compiled or remote."] = "auto"
+    engine: Annotated[str, "auto, fast, torch, llama, compiled or remote."] = "auto"
     join: Annotated[
         Joining | None, "How the main thread reads finished chunks; as trained if left out."
     ] = None

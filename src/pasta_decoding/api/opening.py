@@ -191,6 +191,26 @@ def _open_compiled(checkpoint: Checkpoint) -> LocalDecoder:
         return _open_torch(checkpoint)
 
 
+# fast
+
+
+def _fast_dtype(checkpoint: Checkpoint) -> str:
+    if checkpoint.config.dtype not in ("auto", "float32", "bfloat16"):
+        name = checkpoint.config.dtype
+        raise PastaError(f"the fast engine has no number format {name}", field="dtype")
+    return checkpoint.config.dtype
+
+
+def _open_fast(checkpoint: Checkpoint) -> LocalDecoder:
+    from pasta_decoding.runtime.local import fast_decoder
+
+    if checkpoint.is_gguf:
+        raise PastaError("the fast engine does not read GGUF files")
+    dtype = _fast_dtype(checkpoint)
+    _refuse_large_cache(checkpoint, 4 if dtype == "float32" else 2)
+    return fast_decoder(checkpoint.base, checkpoint.adapter, dtype=dtype, **checkpoint.sizes)
+
+
 # llama
 
 
@@ -292,6 +312,7 @@ def _refuse_large_cache(checkpoint: Checkpoint, number_bytes: int) -> None:
 ENGINES: Mapping[str, EngineKind] = {
     "remote": EngineKind(lambda one: bool(one.config.base_url), lambda _: None, _open_remote),
     "compiled": EngineKind(_is_compiled, _torch_dtype, _open_compiled),
+    "fast": EngineKind(lambda _: False, _fast_dtype, _open_fast),
     "llama": EngineKind(llama_can_run, _gguf_dtype, _open_llama),
     "torch": EngineKind(lambda _: True, _torch_dtype, _open_torch),
 }

@@ -171,16 +171,16 @@ def load_model(base: Path, adapter: Path | None, *, dtype: str = "float32") -> L
     return loaded
 
 
-def load_apart(base: Path, adapter: Path | None) -> tuple[Any, dict[str, tuple[Any, Any]]]:
+def load_apart(base: Path, adapter: Path | None) -> tuple[Loaded, dict[str, tuple[Any, Any]]]:
     """Load a model in the number format of its files, and what its adapter adds to its layers.
 
     That is down_RI and up_OR by a layer's name, as `read_added` has them, and empty where there is
     nothing to merge. Raises PastaError as `load_model` does.
     """
-    model = _unmerged(base, adapter, "auto").model
+    loaded = _unmerged(base, adapter, "auto")
     if adapter is None or holds_weights(adapter):
-        return model, {}
-    return model, read_added(model, adapter)
+        return loaded, {}
+    return loaded, read_added(loaded.model, adapter)
 
 
 @dataclass(frozen=True, slots=True)

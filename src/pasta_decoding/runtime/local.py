@@ -13,7 +13,7 @@ from pasta_decoding.engines.base import Engine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import ChunkRun, Joining, Segment
 from pasta_decoding.lang.positions import SHARED_MAX, Scheme, scheme_named
-from pasta_decoding.models.load import Loaded, load_model
+from pasta_decoding.models.load import Loaded, load_apart, load_model, merge_adapter
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder, RequestScheduler, decoder_fields, joining_for
 from pasta_decoding.runtime.events import Event
@@ -158,6 +158,38 @@ def torch_decoder(
     return decoder_over(
         TorchEngine(loaded.model, cache_tokens=cache_tokens, compiled=compiled), loaded, joining
     )
+
+
+def fast_decoder(
+    base: Path,
+    adapter: Path | None,
+    *,
+    dtype: str = "auto",
+    cache_tokens: int = DEFAULT_CACHE_TOKENS,
+    threads: int | None = None,
+    joining: Joining | None = None,
+) -> LocalDecoder:
+    """Load a checkpoint onto the fast engine. `threads` holds for the whole process.
+
+    dtype: "auto" keeps the base's weights as they are, and computes the adapter beside them.
+    """
+    import torch
+
+    from pasta_decoding.engines.fast import FastEngine
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if dtype != "auto":
+        loaded = load_model(base, adapter, dtype=dtype)
+        engine = FastEngine(loaded.model, cache_tokens=cache_tokens)
+        return decoder_over(engine, loaded, joining)
+    loaded, added = load_apart(base, adapter)
+    engine = FastEngine(
+        loaded.model, added=added, cache_tokens=cache_tokens, cache_dtype=torch.bfloat16
+    )
+    if added and adapter is not None:  # trained rows of the embedding, which is not packed
+        merge_adapter(loaded.model, adapter)
+    return decoder_over(engine, loaded, joining)
 
 
 def llama_decoder(

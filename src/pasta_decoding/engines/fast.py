@@ -1,0 +1,307 @@
+"""A small decoder of our own: Llama, SmolLM, Mistral, Qwen 2, Qwen 3 and Gemma 3.
+
+It computes in float32 over weights of 32, 16, 8 or 4 bits, and an adapter beside them. With the
+C++ operators a row's result does not depend, to the bit, on the other rows of its step, nor on
+where its prompt was cut. Every other model goes to the torch engine, which is the reference.
+
+Shapes: Q tokens of the pass, F of them with logits, I width of the model, M of its MLP, H heads,
+G kv heads, D head width, S slots, N segments (the tokens of one request), V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from pasta_decoding.engines import DEFAULT_CACHE_TOKENS
+from pasta_decoding.engines.base import Branch, Feed, FloatArray, Limits
+from pasta_decoding.engines.kv_cache import Batch, BoolArray, KVCache, is_causal
+from pasta_decoding.engines.native import Operators, TorchOperators, operators
+from pasta_decoding.engines.packed import LowRank, Packed, pack, pack_exactly, products
+from pasta_decoding.engines.support import FULL, SLIDING, refuse_large_cache, rope_types
+from pasta_decoding.errors import PastaError
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
+ROPES = {"default", "linear", "llama3", "yarn"}
+
+Rotation = tuple[Tensor, Tensor]
+"""Cosine and sine of each token's angles, [Q, D / 2]."""
+
+
+def obstacle(config: Any) -> str | None:
+    """Return why the fast engine does not run a model, given its text config; None if it does."""
+    if config.model_type not in FAMILIES:
+        return f"it is of the family {config.model_type}"
+    if other := rope_types(config.rope_parameters) - ROPES:
+        return f"its rotary positions are {', '.join(sorted(other))}"
+    capped = any(getattr(config, f"{one}_logit_softcapping", None) for one in ("attn", "final"))
+    if capped or getattr(config, "use_bidirectional_attention", None):
+        return "it caps its scores or attends in both directions"
+    return None
+
+
+class Weights:
+    """The weights of a Hugging Face model, packed layer by layer as a decoder asks for them.
+
+    added:  what an adapter adds to its linear layers, by their names, where it is not merged.
+    packed: for the C++ operators; else for torch.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, added: Mapping[str, LowRank] | None, *, packed: bool
+    ) -> None:
+        self.added, self._state, self._packed = added or {}, model.state_dict(), packed
+        self.is_gemma = model.config.model_type.startswith("gemma")
+        self.form = str(model.dtype).removeprefix("torch.")
+        self.embedding_VI = self._state["model.embed_tokens.weight"]
+
+    def vector(self, name: str) -> Tensor | None:
+        found = self._state.get(name)
+        return None if found is None else found.float()
+
+    def norm(self, name: str) -> Tensor | None:
+        found = self.vector(f"{name}.weight")
+        return None if found is None else found + float(self.is_gemma)
+
+    def matrix(self, name: str) -> Packed | Tensor:
+        """Return a layer's weights: as a file held them in blocks, if they are exactly those."""
+        weight_OI = self._state[f"{name}.weight"]
+        if not self._packed:
+            return weight_OI.float()
+        if found := pack_exactly(weight_OI):
+            self.form = "packed"
+        return found or pack(weight_OI)
+
+
+class Linear:
+    """Linear layers that read the same inputs."""
+
+    def __init__(self, weights: Weights, *names: str) -> None:
+        matrices = [weights.matrix(name) for name in names]
+        self._products = products(matrices, [weights.added.get(name) for name in names])
+        biases = [weights.vector(f"{name}.bias") for name in names]
+        self._bias = (
+            torch.cat([one for one in biases if one is not None])
+            if any(one is not None for one in biases)
+            else None
+        )
+
+    def __call__(self, input_QI: Tensor) -> Tensor:
+        found = [product(input_QI) for product in self._products]
+        out_QO = found[0] if len(found) == 1 else torch.cat(found, dim=1)
+        return out_QO if self._bias is None else out_QO.add_(self._bias)
+
+
+class Layer:
+    """One layer of a decoder; `number` is its place, `kind` that of its attention."""
+
+    def __init__(
+        self, config: Any, number: int, weights: Weights, ops: Operators, keys_GSD: Tensor,
+        values_GSD: Tensor,
+    ) -> None:  # fmt: skip
+        name, own = f"model.layers.{number}", f"model.layers.{number}.self_attn"
+        kinds = getattr(config, "layer_types", None)
+        self.window: int | None = getattr(config, "sliding_window", None)
+        self.kind = kinds[number] if kinds else FULL if self.window is None else SLIDING
+        self.window = self.window if self.kind == SLIDING else None
+        self.keys_GSD, self.values_GSD = keys_GSD, values_GSD
+        self._ops, self._epsilon = ops, float(config.rms_norm_eps)
+        self._gelu = weights.is_gemma
+        self._heads, self._kv_heads = config.num_attention_heads, len(keys_GSD)
+        width = keys_GSD.shape[-1]
+        self._scaling = (getattr(config, "query_pre_attn_scalar", None) or width) ** -0.5
+        self._qkv = Linear(weights, f"{own}.q_proj", f"{own}.k_proj", f"{own}.v_proj")
+        self._out = Linear(weights, f"{own}.o_proj")
+        self._gate_up = Linear(weights, f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj")
+        self._down = Linear(weights, f"{name}.mlp.down_proj")
+        self._query_norm = weights.norm(f"{own}.q_norm")
+        self._key_norm = weights.norm(f"{own}.k_norm")
+        # Gemma has norms behind attention and MLP, too; all others call the one before the MLP so.
+        after = weights.norm(f"{name}.post_attention_layernorm")
+        before_mlp = weights.norm(f"{name}.pre_feedforward_layernorm")
+        self._input_norm = weights.norm(f"{name}.input_layernorm")
+        self._attention_norm = None if before_mlp is None else after
+        self._before_mlp_norm = after if before_mlp is None else before_mlp
+        self._mlp_norm = weights.norm(f"{name}.post_feedforward_layernorm")
+
+    def __call__(self, hidden_QI: Tensor, rotation: Rotation, table: SlotTable) -> Tensor:
+        attended_QI = self._attend(self._norm(hidden_QI, self._input_norm), rotation, table)
+        hidden_QI = hidden_QI + self._norm(attended_QI, self._attention_norm)
+        gate_up_Q2M = self._gate_up(self._norm(hidden_QI, self._before_mlp_norm))
+        mlp_QI = self._down(self._ops.gated(gate_up_Q2M, self._gelu))
+        return hidden_QI + self._norm(mlp_QI, self._mlp_norm)
+
+    def _attend(self, input_QI: Tensor, rotation: Rotation, table: SlotTable) -> Tensor:
+        tokens, width = len(input_QI), self.keys_GSD.shape[-1]
+        heads_QHD = self._qkv(input_QI).view(tokens, -1, width)
+        split = [self._heads, self._kv_heads, self._kv_heads]
+        query_QHD, key_QGD, value_QGD = torch.split(heads_QHD, split, dim=1)
+        if self._query_norm is not None:
+            query_QHD = self._norm(query_QHD, self._query_norm)
+            key_QGD = self._norm(key_QGD, self._key_norm)
+        for one_QHD in (query_QHD, key_QGD):
+            self._ops.rotate_(one_QHD, *rotation)
+        out_QHD = self._ops.attend(
+            query_QHD, key_QGD, value_QGD, self.keys_GSD, self.values_GSD, *table, self._scaling
+        )
+        return self._out(out_QHD.view(tokens, -1))
+
+    def _norm(self, input_QI: Tensor, weight_I: Tensor | None) -> Tensor:
+        return (
+            input_QI if weight_I is None else self._ops.rms_norm(input_QI, weight_I, self._epsilon)
+        )
+
+
+class Decoder:
+    """A model's forward pass over the slots of a cache. `ops`: None takes the C++ operators."""
+
+    def __init__(
+        self, config: Any, weights: Weights, slots: int, ops: Operators, cache: torch.dtype
+    ) -> None:
+        heads = config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        shape = (2, config.num_hidden_layers, config.num_key_value_heads, slots, width)
+        numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * width
+        refuse_large_cache(slots, numbers * cache.itemsize)
+        self.cache = torch.zeros(shape, dtype=cache)
+        self.layers = [
+            Layer(config, number, weights, ops, *self.cache[:, number])
+            for number in range(config.num_hidden_layers)
+        ]
+        self.windows = {layer.window for layer in self.layers}
+        self._frequencies = {
+            one: frequencies(config, one) for one in {layer.kind for layer in self.layers}
+        }
+        self._ops, self._epsilon = ops, float(config.rms_norm_eps)
+        self._embedding_VI = weights.embedding_VI
+        self._scale = config.hidden_size**0.5 if weights.is_gemma else 1.0
+        norm_I = weights.norm("model.norm")
+        assert norm_I is not None, "every family has one"
+        self._norm_I = norm_I
+        self._head = Linear(weights, "lm_head")
+
+    @torch.inference_mode()
+    def __call__(self, batch: Batch) -> Tensor:
+        """Compute a pass; return float32 logits_FV in the order of the batch."""
+        tables = {window: slot_table(batch, window) for window in self.windows}
+        positions_Q1 = torch.tensor(batch.positions, dtype=torch.float32)[:, None]
+        rotations = {kind: rotation(positions_Q1, *one) for kind, one in self._frequencies.items()}
+        hidden_QI = self._embedding_VI[torch.tensor(batch.ids)].float() * self._scale
+        for layer in self.layers:
+            hidden_QI = layer(hidden_QI, rotations[layer.kind], tables[layer.window])
+        hidden_FI = hidden_QI[torch.tensor(batch.wanted, dtype=torch.long)]
+        return self._head(self._ops.rms_norm(hidden_FI, self._norm_I, self._epsilon))
+
+
+SlotTable = tuple[Tensor, Tensor]
+"""What each segment sees, as the operator reads it.
+
+table_N6: of each segment its first query, how many they are, the slot that the first is written to,
+          the first slot seen, the last one + 1, and where its mask begins in
+masks:    bytes, 1 for a slot that a query sees, [queries, slots] a segment; -1: it has none, its
+          queries see all slots up to their own.
+"""
+
+
+def slot_table(batch: Batch, window: int | None) -> SlotTable:
+    """Lay out what each request's part of a step sees in a layer with this window."""
+    table: list[list[int]] = []
+    masks: list[BoolArray] = []
+    first = end_of_masks = 0
+    for item in batch.items:
+        mask_QK, queries, mask = item.visible(window), len(item.ids), -1
+        if not is_causal(mask_QK):
+            mask = end_of_masks
+            masks.append(mask_QK.ravel())
+            end_of_masks += mask_QK.size
+        table.append([first, queries, item.written.start, item.start, item.end, mask])
+        first += queries
+    flat = np.concatenate(masks) if masks else np.zeros(0, dtype=np.bool_)
+    return torch.tensor(table), torch.from_numpy(flat.view(np.uint8))
+
+
+def frequencies(config: Any, kind: str) -> tuple[Tensor, float]:
+    """Return the angle of one position for each pair of a head's numbers, and the scale of both."""
+    nested = config.rope_parameters.get(kind)
+    rope = nested or config.rope_parameters
+    if rope.get("rope_type", "default") != "default":
+        return ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, layer_type=kind if nested else None)
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return rope["rope_theta"] ** -(torch.arange(0, width, 2, dtype=torch.float32) / width), 1.0
+
+
+def rotation(positions_Q1: Tensor, frequency_D: Tensor, scale: float) -> Rotation:
+    """Return cosine and sine: by float64, so that no split of the work shows in them."""
+    angle_QD = (positions_Q1 * frequency_D).double()
+    return (angle_QD.cos() * scale).float(), (angle_QD.sin() * scale).float()
+
+
+class FastEngine:
+    """Implements `Engine` on a model of a family that it knows, on a processor.
+
+    added:       what an adapter adds to the model's linear layers, where it is not merged.
+    cache_dtype: of keys and values, float32 or bfloat16; None: the model's.
+    ops:         None takes the C++ operators, or torch's where they cannot be built.
+    """
+
+    free_positions = True
+    max_branches: int | None = None
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        added: Mapping[str, LowRank] | None = None,
+        cache_tokens: int = DEFAULT_CACHE_TOKENS,
+        cache_dtype: torch.dtype | None = None,
+        ops: Operators | None = None,
+    ) -> None:
+        config = model.config.get_text_config()
+        if reason := obstacle(config):
+            raise PastaError(f"the fast engine cannot run this {config.model_type} model: {reason}")
+        found = operators() if ops is None else None
+        weights = Weights(model, added, packed=found is not None)
+        ops = found or ops or TorchOperators()
+        self._decoder = Decoder(config, weights, cache_tokens, ops, cache_dtype or model.dtype)
+        self.name = f"fast {weights.form}"
+        self.vocabulary_size = int(config.vocab_size)
+        self.max_positions = int(config.max_position_embeddings)
+        self.max_slots = cache_tokens
+        self._cache = KVCache(Limits(self.vocabulary_size, self.max_positions, cache_tokens))
+
+    @property
+    def slots_in_use(self) -> int:
+        return self._cache.slots_in_use
+
+    def open(self, *, reserved_tokens: int) -> Branch:
+        return self._cache.open(reserved_tokens)
+
+    def fork(self, parent: Branch) -> Branch:
+        return self._cache.fork(parent)
+
+    def join(self, parent: Branch, children: Sequence[Branch]) -> None:
+        self._cache.join(parent, children)
+
+    def copy(self, source: Branch, target: Branch, tokens: int) -> None:
+        given, taken = self._cache.copy(source, target, tokens)
+        slots = self._decoder.cache
+        slots[..., taken, :] = slots[..., given, :]
+
+    def shrink(self, branch: Branch, tokens: int) -> None:
+        self._cache.shrink(branch, tokens)
+
+    def close(self, branch: Branch) -> None:
+        self._cache.close(branch)
+
+    def step(self, feeds: Sequence[Feed]) -> FloatArray:
+        batch = self._cache.plan(feeds)
+        if not batch.items:
+            return np.empty((0, self.vocabulary_size), dtype=np.float32)
+        logits_FV: FloatArray = self._decoder(batch).numpy()
+        return logits_FV if batch.order is None else logits_FV[batch.order]

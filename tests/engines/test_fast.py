@@ -1,0 +1,239 @@
+"""What the fast engine promises beyond the contract: results to the bit, formats, adapters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from pasta_decoding.engines.base import Feed, FloatArray
+from pasta_decoding.engines.fast import FastEngine
+from pasta_decoding.engines.native import Operators, TorchOperators, operators
+from pasta_decoding.engines.packed import LowRank, Packed, Product, pack, pack_exactly
+from pasta_decoding.errors import PastaError
+from tests.engines.oracle import Recorder, assert_equals_recompute, dense
+from tests.engines.test_torch import fork_join_go_on
+from tests.tiny import TINY_MODELS, seeded, tiny_llama, tiny_qwen2
+
+FORMATS = ("Q4_1", "Q8_0", "bfloat16", "float32")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def native() -> Operators:
+    """Build the operators, or skip what needs them."""
+    found = operators()
+    if found is None:
+        pytest.skip("needs a C++ compiler")
+    return found
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    with seeded(seed):
+        return torch.randn(*shape)
+
+
+def stored(weight_OI: Tensor, kind: str) -> Tensor:
+    """Return the weights as a file of this number format gives them back."""
+    if kind in ("bfloat16", "float32"):
+        return weight_OI.to(getattr(torch, kind))
+    number = GGMLQuantizationType[kind]
+    return torch.from_numpy(dequantize(quantize(weight_OI.numpy(), number), number))
+
+
+def packed(weight_OI: Tensor) -> Packed:
+    return pack_exactly(weight_OI) or pack(weight_OI)
+
+
+# --- linear layers ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize(("outputs", "inputs"), [(16, 32), (83, 64), (200, 576)])
+def test_weights_are_the_files_to_the_bit(kind: str, outputs: int, inputs: int) -> None:
+    weight_OI = stored(random(outputs, inputs), kind)
+    matrix = packed(weight_OI)
+    bits = {"Q4_1": torch.uint8, "Q8_0": torch.int8}.get(kind, weight_OI.dtype)
+    assert matrix.weights.dtype == bits
+    assert torch.equal(Product([matrix], [None])(torch.eye(inputs)).T, weight_OI.float())
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_row_does_not_depend_on_the_others(kind: str) -> None:
+    added = (random(3, 96).bfloat16(), random(64, 3).bfloat16())
+    product = Product([packed(stored(random(64, 96), kind))], [added])
+    input_QI = random(40, 96, seed=1)
+    together_QO = product(input_QI)
+    for first in range(40):
+        for last in range(first + 1, 41):
+            assert torch.equal(product(input_QI[first:last]), together_QO[first:last])
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_adapters_of_joined_layers_come_on_top_of_each(kind: str) -> None:
+    sizes, ranks = (48, 16, 32), (5, None, 40)
+    weights = [stored(random(size, 96, seed=size), kind) for size in sizes]
+    added: list[LowRank | None] = [
+        None if rank is None else (random(rank, 96).bfloat16(), random(size, rank).bfloat16())
+        for size, rank in zip(sizes, ranks, strict=True)
+    ]
+    input_QI = random(7, 96, seed=1)
+    merged = [
+        weight_OI.double() + (one[1].double() @ one[0].double() if one else 0)
+        for weight_OI, one in zip(weights, added, strict=True)
+    ]
+    expected_QO = input_QI.double() @ torch.cat(merged).T
+    found_QO = Product([packed(weight_OI) for weight_OI in weights], added)(input_QI)
+    torch.testing.assert_close(found_QO.double(), expected_QO, rtol=1e-4, atol=1e-3)
+
+
+def test_only_what_is_given_back_exactly_is_kept_in_blocks() -> None:
+    exact = stored(random(32, 64), "Q4_1")
+    exact[30, 40] += 1e-6
+    for weight_OI in (random(16, 64), stored(random(16, 64), "Q5_1"), exact):
+        assert pack_exactly(weight_OI) is None
+    assert pack_exactly(torch.zeros(16, 64)) is not None, "blocks of one value"
+
+
+# --- other operators ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gelu", [True, False])
+def test_operators_compute_what_torch_does(native: Operators, gelu: bool) -> None:
+    plain, rows = TorchOperators(), random(9, 3, 12)
+    norms = [one.rms_norm(rows, random(12, seed=1), 1e-5) for one in (native, plain)]
+    torch.testing.assert_close(*norms)
+    torch.testing.assert_close(*(one.gated(4 * random(9, 60), gelu) for one in (native, plain)))
+    turned = [rows.clone(), rows.clone()]
+    for one, heads_QHD in zip((native, plain), turned, strict=True):
+        one.rotate_(heads_QHD, random(9, 6, seed=2), random(9, 6, seed=3))
+    torch.testing.assert_close(*turned)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(9, 3, 64), (4, 4, 80), (8, 1, 6)])
+def test_attention_is_torchs(
+    native: Operators, dtype: torch.dtype, heads: int, kv_heads: int, width: int
+) -> None:
+    requests = [(40, 40, False), (3, 170, True), (1, 64, False), (33, 300, True)]
+    table: list[list[int]] = []
+    masks: list[Tensor] = []
+    first = start = 0
+    for queries, slots, masked in requests:
+        mask = sum(map(len, masks)) if masked else -1
+        table.append([first, queries, start + slots - queries, start, start + slots, mask])
+        if masked:
+            seen_QK = torch.tril(random(queries, slots) > 0, slots - queries)
+            seen_QK[:, slots - queries :].fill_diagonal_(True)
+            masks.append(seen_QK.flatten().to(torch.uint8))
+        first, start = first + queries, start + slots
+    new_QHD = random(first, heads + 2 * kv_heads, width)
+    query, key, value = torch.split(new_QHD, [heads, kv_heads, kv_heads], dim=1)
+    found = []
+    for one in (native, TorchOperators()):
+        cache = random(2, kv_heads, start, width, seed=5).to(dtype)
+        out = one.attend(
+            query, key, value, cache[0], cache[1], torch.tensor(table), torch.cat(masks), 0.3
+        )
+        found.append((out, cache))
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-4, atol=1e-4)
+    assert torch.equal(found[0][1], found[1][1])
+
+
+# --- models -------------------------------------------------------------------------------------
+
+
+def prefilled(engine: FastEngine, cuts: list[int]) -> FloatArray:
+    """Return the logits behind a prompt of 120 tokens, fed in pieces."""
+    ids = np.random.default_rng(3).integers(0, 100, 120).tolist()
+    main = engine.open(reserved_tokens=121)
+    for start, end in zip([0, *cuts], [*cuts, 120], strict=True):
+        found = engine.step([Feed((main,), tuple(ids[start:end]), tuple(range(start, end)))])
+    engine.close(main)
+    return found
+
+
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_where_a_prompt_is_cut_changes_no_bit(name: str) -> None:
+    engine = FastEngine(TINY_MODELS[name]())
+    whole = prefilled(engine, [])
+    random_ = np.random.default_rng(4)
+    for _ in range(10):
+        cuts = sorted(random_.choice(np.arange(1, 120), 4, replace=False).tolist())
+        np.testing.assert_array_equal(prefilled(engine, cuts), whole)
+
+
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_other_requests_in_a_step_change_no_bit(name: str) -> None:
+    engine = FastEngine(TINY_MODELS[name]())
+
+    def beside(others: int) -> FloatArray:
+        requests = [engine.open(reserved_tokens=60) for _ in range(1 + others)]
+        for start, request in enumerate(requests, 20):
+            engine.step([Feed((request,), (start,) * start, tuple(range(start)))])
+        feeds = [Feed((one,), (9,), (start,)) for start, one in enumerate(requests, 20)]
+        row: FloatArray = engine.step(feeds)[0]
+        for request in requests:
+            engine.close(request)
+        return row
+
+    alone = beside(0)
+    for others in (1, 2, 6, 31):
+        np.testing.assert_array_equal(beside(others), alone)
+
+
+@pytest.mark.parametrize("ops", [None, TorchOperators()], ids=["C++", "torch"])
+@torch.no_grad()
+def test_an_adapter_beside_the_weights_is_the_merged_model(ops: Operators | None) -> None:
+    model, merged, added = tiny_qwen2(), tiny_qwen2(), {}
+    for name, layer in merged.named_modules():
+        if isinstance(layer, nn.Linear) and name != "lm_head":
+            down_RI, up_OR = 0.3 * random(4, layer.in_features), random(layer.out_features, 4)
+            added[name] = (down_RI.bfloat16(), up_OR.bfloat16())
+            layer.weight += added[name][1].float() @ added[name][0].float()
+    record = Recorder(FastEngine(model, added=added, ops=ops))
+    fork_join_go_on(record)
+    assert_equals_recompute(record, dense(merged))
+
+
+ROPES: dict[str, dict[str, Any]] = {
+    "linear": {"factor": 2.0},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 128},
+}
+
+
+@pytest.mark.parametrize("kind", ROPES)
+def test_rotary_positions_are_transformers(kind: str) -> None:
+    rope = {"rope_type": kind, "rope_theta": 1e4, **ROPES[kind]}
+    record = Recorder(FastEngine(tiny_llama(rope_parameters=rope)))
+    fork_join_go_on(record)
+    assert_equals_recompute(record, dense(tiny_llama(rope_parameters=rope)))
+
+
+def test_a_bfloat16_model_is_near_the_exact_one() -> None:
+    record = Recorder(FastEngine(tiny_llama().bfloat16()))
+    fork_join_go_on(record)
+    tokens, rows = zip(*record.rows, strict=True)
+    exact_FV = dense(tiny_llama())(record)[list(tokens)]
+    assert np.abs(np.stack(rows) - exact_FV).mean() < 0.05 * exact_FV.std()
+    assert record.engine.name == "fast bfloat16"
+
+
+def test_other_families_are_refused_by_name() -> None:
+    config = AutoConfig.for_model("gpt2", n_embd=32, n_layer=1, n_head=4)
+    with torch.device("meta"), pytest.raises(PastaError) as error:
+        FastEngine(AutoModelForCausalLM.from_config(config))
+    assert str(error.value) == (
+        "the fast engine cannot run this gpt2 model: it is of the family gpt2"
+    )
