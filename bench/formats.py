@@ -25,8 +25,7 @@ from pasta_decoding.data.questions import question_of, read_questions
 from pasta_decoding.lang.measures import geometric_mean, own_speedup, rep_4
 from pasta_decoding.models.load import DEFAULT_ADAPTER
 from pasta_decoding.runtime.local import LocalDecoder
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampling
+from pasta_decoding.runtime.request import Rules, SamplingParams
 
 LOOP = 0.2
 QUESTIONS = (
@@ -85,7 +84,9 @@ def main() -> None:
 
 def written(decoder: LocalDecoder, question: str, max_tokens: int) -> Written:
     """Answer a question."""
-    answer = decoder.answer(decoder.request(question, Rules(max_tokens=max_tokens), Sampling()))
+    answer = decoder.answer(
+        decoder.request(question, Rules(max_tokens=max_tokens), SamplingParams())
+    )
     tokens = max(1, decoder.plain_tokens(answer.text))
     return Written(
         text=answer.text,

@@ -24,9 +24,7 @@ from pasta_decoding.data.questions import read_questions
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.governor import CheapestStep, Eager, Governor, InReadingOrder
 from pasta_decoding.runtime.local import LocalDecoder
-from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampling
+from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 
 GOVERNORS: dict[str, Callable[[], Governor]] = {
     "eager": Eager,
@@ -102,7 +100,7 @@ def batch(
 
 def request_of(decoder: LocalDecoder, question: str, name: str, max_tokens: int) -> Request:
     """Return the greedy request for a question."""
-    request = decoder.request(question, Rules(max_tokens=max_tokens), Sampling())
+    request = decoder.request(question, Rules(max_tokens=max_tokens), SamplingParams())
     if name != "sequential":
         return request
     return replace(request, rules=replace(request.rules, parallel=False))

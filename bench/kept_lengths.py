@@ -26,10 +26,10 @@ from rich.progress import track
 from pasta_decoding.data.questions import Question, read_questions
 from pasta_decoding.lang.layout import ChunkRun, PromiseRun
 from pasta_decoding.models.load import DEFAULT_ADAPTER
-from pasta_decoding.runtime.allowed import Constraint
+from pasta_decoding.runtime.constraints import Constraint
 from pasta_decoding.runtime.local import LocalDecoder
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Choice, Chooser, Logits, Sampling
+from pasta_decoding.runtime.request import Rules, SamplingParams
+from pasta_decoding.runtime.sampler import Choice, Logits, TokenSource
 
 LENGTHS = (20, 30, 40, 60, 100)
 
@@ -37,13 +37,13 @@ LENGTHS = (20, 30, 40, 60, 100)
 class Forcing:
     """Chooses as `chooser` does, but for the first promise's closing, which is `closing`."""
 
-    def __init__(self, chooser: Chooser, closings: Sequence[int], closing: int) -> None:
+    def __init__(self, chooser: TokenSource, closings: Sequence[int], closing: int) -> None:
         self._chooser = chooser
         self._closings = frozenset(closings)
         self._closing: int | None = closing
 
     def choose(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
-        """See `Chooser`."""
+        """See `TokenSource`."""
         choice = self._chooser.choose(thread, index, logits_V, allowed)
         if self._closing is None or choice.token not in self._closings:
             return choice
@@ -75,10 +75,10 @@ def forced(decoder: LocalDecoder, question: Question, max_tokens: int) -> dict[i
     control = decoder.vocabulary.control
     found = {}
     for length in LENGTHS:
-        asked = decoder.request(question.instruction, rules, Sampling())
+        asked = decoder.request(question.instruction, rules, SamplingParams())
         closings = control.promise_close
-        chooser = Forcing(asked.chooser, list(closings.values()), closings[length])
-        answer = decoder.answer(replace(asked, chooser=chooser))
+        chooser = Forcing(asked.sampler, list(closings.values()), closings[length])
+        answer = decoder.answer(replace(asked, sampler=chooser))
         for promise, chunk in pairwise(answer.segments):
             if isinstance(promise, PromiseRun) and isinstance(chunk, ChunkRun):
                 found[length] = len(chunk.ids) - 1  # ASYNC_OPEN is not its text

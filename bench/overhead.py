@@ -22,10 +22,10 @@ from pasta_decoding.engines.scripted import ScriptedEngine
 from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Run, Segment
 from pasta_decoding.lang.positions import SHARED_MAX
 from pasta_decoding.models.control_tokens import BUCKETS, ControlTokens
-from pasta_decoding.runtime.allowed import NOTHING, Constraint
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Replay, Sampler, Sampling
-from pasta_decoding.runtime.scheduler import Request, Scheduler
+from pasta_decoding.runtime.constraints import NOTHING, Constraint
+from pasta_decoding.runtime.request import Request, Rules, SamplingParams
+from pasta_decoding.runtime.sampler import Replay, Sampler
+from pasta_decoding.runtime.scheduler import Scheduler
 from pasta_decoding.runtime.vocabulary import Vocabulary
 
 SIZE, END, FIRST_WORD = 49_152, 2, 100
@@ -35,9 +35,9 @@ WIDTHS = (1, 2, 4, 8, 16, 32)
 CHUNK_TOKENS = 200
 SIZES = (SIZE, 128_256)
 SAMPLINGS = (
-    ("greedy", Sampling()),
-    ("temperature 1", Sampling(temperature=1)),
-    ("temperature 0.7, top-p 0.9", Sampling(temperature=0.7, top_p=0.9)),
+    ("greedy", SamplingParams()),
+    ("temperature 1", SamplingParams(temperature=1)),
+    ("temperature 0.7, top-p 0.9", SamplingParams(temperature=0.7, top_p=0.9)),
 )
 
 
@@ -73,11 +73,11 @@ def main() -> None:
         emit("overhead", choice=name, vocabulary=size, microseconds=spread(values, 2))
 
 
-def chooser(sampling: Sampling, size: int) -> Callable[[], float]:
+def chooser(sampling: SamplingParams, size: int) -> Callable[[], float]:
     """Return what chooses from a row of `size` logits, and says how many microseconds it took."""
     sampler, allowed, indices = Sampler(sampling), Constraint(NOTHING), count()
     logits_V = np.random.default_rng(0).standard_normal(size, dtype=np.float32)
-    return lambda: seconds_of(lambda: sampler.choose(0, next(indices), logits_V, allowed)) * 1e6
+    return lambda: seconds_of(lambda: sampler.sample(0, next(indices), logits_V, allowed)) * 1e6
 
 
 def microseconds(width: int, words: Vocabulary) -> float:

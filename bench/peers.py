@@ -24,8 +24,7 @@ from pasta_decoding.data.questions import read_questions
 from pasta_decoding.engines.llama import LlamaEngine
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.runtime.local import LocalDecoder
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampling
+from pasta_decoding.runtime.request import Rules, SamplingParams
 
 RIVAL = "llama.cpp loop"
 Peer = tuple[str, str]
@@ -137,7 +136,7 @@ def generate(model: Any, ids: tuple[int, ...], max_tokens: int, banned: list[int
 def ours(decoder: LocalDecoder, prompt: str, max_tokens: int, parallel: bool) -> float:
     """Return seconds for each plain token (parallel) or token (sequential) of Pasta."""
     rules = Rules(max_tokens=max_tokens, parallel=parallel)
-    request = decoder.request(prompt, rules, Sampling())
+    request = decoder.request(prompt, rules, SamplingParams())
     answers = []
     taken_s = seconds_of(lambda: answers.append(decoder.answer(request)))
     (answer,) = answers

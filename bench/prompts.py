@@ -23,9 +23,7 @@ from pasta_decoding.data.questions import read_questions
 from pasta_decoding.models.prompt import Message
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.prompt_pace import DEFAULT_STRETCH, PromptPace
-from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampling
+from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.runtime.scheduler import Scheduler
 
 STREAM_TOKENS = 96
@@ -189,7 +187,7 @@ def asked(decoder: LocalDecoder, messages: list[Message], max_tokens: int) -> Re
     room = decoder.engine.max_positions - max_tokens
     ids = tuple(decoder.encoder.encode(messages, max_tokens=room))
     request = decoder.request_of(
-        ids, Rules(max_tokens=max_tokens), decoder.sampler(ids, Sampling())
+        ids, Rules(max_tokens=max_tokens), decoder.sampler(ids, SamplingParams())
     )
     return replace(request, rules=replace(request.rules, parallel=False))
 

@@ -34,8 +34,7 @@ from pasta_decoding.remote.decoder import RemoteDecoder
 from pasta_decoding.remote.replicas import Lease, ReplicaPool
 from pasta_decoding.remote.stream import Completion
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampling
+from pasta_decoding.runtime.request import Rules, SamplingParams
 
 
 @dataclass(eq=False)
@@ -112,7 +111,7 @@ async def write(
 ) -> list[Answer]:
     """Write all answers, one after the other."""
     async with pool:
-        requests = [decoder.request(prompt, rules, Sampling()) for prompt in prompts]
+        requests = [decoder.request(prompt, rules, SamplingParams()) for prompt in prompts]
         return [
             await decoder.writer(request, pool, lambda _events, _step: None).run()
             for request in requests

@@ -29,8 +29,7 @@ from rich.progress import track
 
 from pasta_decoding.data.questions import read_questions
 from pasta_decoding.runtime.local import LocalDecoder
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampling
+from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.runtime.stop_filter import StopFilter
 from pasta_decoding.server.app import create_app
 from pasta_decoding.server.backend import Backend
@@ -142,7 +141,7 @@ def came(began_s: float, pieces: Iterable[str]) -> Came:
 
 def _alone(decoder: LocalDecoder, prompt: str, rules: Rules) -> Iterator[str]:
     visible = StopFilter()
-    for event in decoder.decode(decoder.request(prompt, rules, Sampling())):
+    for event in decoder.decode(decoder.request(prompt, rules, SamplingParams())):
         yield visible.feed([event])
     yield visible.finish()
 

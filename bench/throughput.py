@@ -15,8 +15,7 @@ from common import SAMPLE, arguments, decoder_named, emit, spread
 
 from pasta_decoding.data.dataset import read_rows
 from pasta_decoding.runtime.local import LocalDecoder
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampling
+from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.runtime.scheduler import Scheduler
 
 REQUESTS = (1, 2, 4, 8, 16, 32, 64)
@@ -52,7 +51,7 @@ def run(decoder: LocalDecoder, prompts: list[str], rules: Rules) -> dict[str, ob
     """Answer all prompts at once and return what that took."""
     parts = decoder.engine, decoder.vocabulary, decoder.scheme
     scheduler = Scheduler(*parts)
-    requests = [decoder.request(prompt, rules, Sampling()) for prompt in prompts]
+    requests = [decoder.request(prompt, rules, SamplingParams()) for prompt in prompts]
     began_s = time.perf_counter()
     numbers = [scheduler.add(request) for request in requests]
     together = 0

@@ -151,7 +151,7 @@ def config_of_task(always: GenerationConfig, settings: Mapping[str, Any]) -> Gen
 
     Raises PastaError for unknown ones.
     """
-    from pasta_decoding.runtime.sampling import GREEDY_BELOW
+    from pasta_decoding.runtime.request import GREEDY_BELOW
 
     given = {name: one for name, one in settings.items() if one is not None}
     limits = [given.pop(name) for name in _LENGTHS if name in given]

@@ -18,8 +18,7 @@ from pasta_decoding.models.export import export_hf
 from pasta_decoding.models.load import DEFAULT_ADAPTER, find_adapter, load_model
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampling
+from pasta_decoding.runtime.request import Rules, SamplingParams
 from tests.checkpoint import TinyCheckpoint
 from tests.law.test_default_model import PROMPTS
 from tests.tiny import tiny_llama
@@ -56,7 +55,7 @@ def prompt(folder: Path, question: str) -> dict[str, Any]:
 
 def own(decoder: LocalDecoder, question: str) -> Answer:
     rules = Rules(max_tokens=TOKENS)
-    return decoder.answer(decoder.request(question, rules, Sampling()))
+    return decoder.answer(decoder.request(question, rules, SamplingParams()))
 
 
 def plain(decoder: LocalDecoder, answer: Answer) -> list[int]:

@@ -16,7 +16,7 @@ import pytest
 from pasta_decoding.data.questions import Question
 from pasta_decoding.engines.scripted import follow
 from pasta_decoding.runtime.local import torch_decoder
-from pasta_decoding.runtime.sampling import Choice
+from pasta_decoding.runtime.sampler import Choice
 from tests.checkpoint import TinyCheckpoint
 from tests.server.scripts import ids, with_engine
 
@@ -141,4 +141,4 @@ def test_of_the_first_promise_alone_the_closing_is_forced() -> None:
     wanted = iter((5, 7, 5, 7))
     model = SimpleNamespace(choose=lambda *_: Choice(next(wanted), intervened=False))
     chooser = forcing(model, [7, 8, 9], 9)
-    assert [chooser.choose(0, index, None, None).token for index in range(4)] == [5, 9, 5, 7]
+    assert [chooser.sample(0, index, None, None).token for index in range(4)] == [5, 9, 5, 7]

@@ -10,15 +10,14 @@ import pytest
 
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
 from pasta_decoding.cli.preference import settled
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampling
+from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.server.settings import Settings
 from tests.checkpoint import TinyCheckpoint
 
 
 def test_the_defaults_of_a_config_are_those_of_the_decoder() -> None:
     config = GenerationConfig()
-    assert (config.rules, config.sampling()) == (Rules(), Sampling())
+    assert (config.rules, config.sampling()) == (Rules(), SamplingParams())
     assert Settings().answer_tokens == config.max_tokens
 
 

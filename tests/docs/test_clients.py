@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampling
+from pasta_decoding.runtime.request import Rules, SamplingParams
 from tests.checkpoint import TinyCheckpoint
 from tests.docs.pages import blocks
 from tests.server.running import Running, running
@@ -64,7 +63,7 @@ def for_server(source: str, server: Running) -> str:
 def answer_to(source: str, decoder: LocalDecoder) -> str:
     """Return the answer to the block's one question, as the engine gives it."""
     [question] = re.findall(r'"(Give me .*?)"', source)
-    request = decoder.request(question, Rules(max_tokens=24), Sampling())
+    request = decoder.request(question, Rules(max_tokens=24), SamplingParams())
     return decoder.answer(request).text
 
 

@@ -23,9 +23,9 @@ from pasta_decoding.models.load import DEFAULT_ADAPTER, find_adapter, load_base,
 from pasta_decoding.models.prompt import Message, PromptEncoder
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.local import LocalDecoder, answer_of, decoder_over, llama_decoder
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Logits, Sampler, Sampling
-from pasta_decoding.runtime.scheduler import Request, Scheduler
+from pasta_decoding.runtime.request import Request, Rules, SamplingParams
+from pasta_decoding.runtime.sampler import Logits, Sampler
+from pasta_decoding.runtime.scheduler import Scheduler
 from pasta_decoding.runtime.vocabulary import vocabulary_of
 from tests.law.watched import Watched
 
@@ -74,7 +74,7 @@ def test_sequential_decoding_equals_generate(prompts: list[str], default_model_d
     compared = 0
     for prompt, tokens in zip(asked, expected, strict=True):
         scheduler = Scheduler(engine, vocabulary, SHARED_MAX)
-        answer = answer_of(scheduler, Request(tuple(prompt), Sampler(Sampling()), rules))
+        answer = answer_of(scheduler, Request(tuple(prompt), Sampler(SamplingParams()), rules))
         ours = [token for segment in answer.segments for token in _run(segment)]
         compared += _assert_equal_but_for_near_ties(model, prompt, ours, tokens)
     assert compared > 10 * len(prompts)
@@ -94,12 +94,12 @@ def test_the_exported_file_decodes_as_the_torch_engine_does(
     rules = Rules(max_tokens=3 * TOKENS)
     compared = 0
     for text in PROMPTS:
-        request = ours.request(text, rules, Sampling())
-        first = Watched(request.chooser)
-        answer = ours.answer(replace(request, chooser=first))
+        request = ours.request(text, rules, SamplingParams())
+        first = Watched(request.sampler)
+        answer = ours.answer(replace(request, sampler=first))
         again = llama.replay(request.prompt, answer.segments)
-        second = Watched(again.chooser)
-        assert llama.answer(replace(again, chooser=second)).layout.tokens == answer.layout.tokens
+        second = Watched(again.sampler)
+        assert llama.answer(replace(again, sampler=second)).layout.tokens == answer.layout.tokens
         compared += _assert_close(first.logits, second.logits)
     assert compared > 2 * TOKENS * len(PROMPTS)
 
@@ -122,7 +122,7 @@ def test_a_compiled_bfloat16_model_is_as_near_to_float32_as_the_eager_one(
     )
     errors: tuple[list[float], list[float]] = ([], [])
     for text in PROMPTS[:3]:
-        request = reference.request(text, Rules(max_tokens=3 * TOKENS), Sampling())
+        request = reference.request(text, Rules(max_tokens=3 * TOKENS), SamplingParams())
         answer = reference.answer(request)
         expected = _replayed(reference, request.prompt, answer)
         for decoder, own in zip(rounded, errors, strict=True):
@@ -160,8 +160,8 @@ def _replayed(
 ) -> dict[tuple[int, int], Logits]:
     """Return the logits from which each token of an answer is chosen, all of them forced."""
     replay = decoder.replay(prompt, answer.segments)
-    watched = Watched(replay.chooser)
-    decoder.answer(replace(replay, chooser=watched))
+    watched = Watched(replay.sampler)
+    decoder.answer(replace(replay, sampler=watched))
     return watched.logits
 
 

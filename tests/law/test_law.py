@@ -34,9 +34,9 @@ from pasta_decoding.lang.layout import (
 from pasta_decoding.lang.positions import SCHEMES, Scheme
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.local import answer_of
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Replay
-from pasta_decoding.runtime.scheduler import Request, Scheduler
+from pasta_decoding.runtime.request import Request, Rules
+from pasta_decoding.runtime.sampler import Replay
+from pasta_decoding.runtime.scheduler import Scheduler
 from pasta_decoding.training.view import attention_masks, view, visibility
 from tests.engines.subjects import MARKS, SUBJECTS
 from tests.examples import few

@@ -24,9 +24,9 @@ from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Ordered
 from pasta_decoding.runtime.governor import CheapestStep, Eager, Governor, InReadingOrder
 from pasta_decoding.runtime.local import answer_of
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Replay
-from pasta_decoding.runtime.scheduler import Request, Scheduler
+from pasta_decoding.runtime.request import Request, Rules
+from pasta_decoding.runtime.sampler import Replay
+from pasta_decoding.runtime.scheduler import Scheduler
 from tests.examples import few
 from tests.law import world
 from tests.law.test_law import assert_same_logits, compiled, engine_named

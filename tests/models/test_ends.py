@@ -24,8 +24,7 @@ from pasta_decoding.lang.layout import MAIN, Layout
 from pasta_decoding.models.gguf import read_metadata, write_gguf
 from pasta_decoding.models.load import load_model
 from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampling
+from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.training.sample import (
     AnswerSampler,
     decode_sample,
@@ -78,7 +77,7 @@ def test_answers_their_layouts_and_samples_keep_the_end_that_was_chosen(
 def test_a_replay_scores_the_same_as_the_answer_whatever_ended_it(decoder: LocalDecoder) -> None:
     ends = set()
     for seed in range(12):
-        request = decoder.request("Why?", RULES, Sampling(1.0, seed=seed))
+        request = decoder.request("Why?", RULES, SamplingParams(1.0, seed=seed))
         answer = decoder.answer(request)
         again = decoder.answer(decoder.replay(request.prompt, answer.segments, end=answer.end))
         assert answer.truncated or again.layouts == answer.layouts
@@ -101,7 +100,7 @@ def test_a_plain_text_is_rated_with_the_end_that_training_shows(two_ends: TinyCh
 def test_a_rival_that_stops_itself_stops_with_that_end(decoder: LocalDecoder) -> None:
     asking = Skeleton(decoder, 60).ask(Question("1", "Why?", None))
     [request] = next(asking)
-    request.chooser.is_over = lambda _text: True  # type: ignore[attr-defined]
+    request.sampler.is_over = lambda _text: True  # type: ignore[attr-defined]
     assert decoder.answer(request).end == END_ID
 
 

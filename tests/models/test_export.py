@@ -20,8 +20,7 @@ from pasta_decoding.models.export import export_hf, model_card
 from pasta_decoding.models.gguf import write_gguf
 from pasta_decoding.models.load import find_adapter, load_model
 from pasta_decoding.runtime.local import decoder_over, torch_decoder
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampling
+from pasta_decoding.runtime.request import Rules, SamplingParams
 from tests.checkpoint import TinyCheckpoint
 from tests.docs.pages import parse
 
@@ -53,7 +52,7 @@ def test_plain_generate_on_an_export_writes_what_pasta_writes_sequentially(merge
     assert control & set(unbanned), "this model would write tags if it could"
     ids = plainly(merged, QUESTION, 200)
     rules = Rules(max_tokens=200, parallel=False)
-    answer = decoder.answer(decoder.request(QUESTION, rules, Sampling()))
+    answer = decoder.answer(decoder.request(QUESTION, rules, SamplingParams()))
     assert not control & set(ids)
     assert tuple(ids[: len(answer.segments[0].ids)]) == answer.segments[0].ids  # type: ignore[union-attr]
 
@@ -66,7 +65,7 @@ def test_pasta_reads_an_export_as_if_nothing_were_banned(
         torch_decoder(merged, merged),
     ]
     ours, theirs = (
-        decoder.answer(decoder.request(QUESTION, Rules(max_tokens=200), Sampling()))
+        decoder.answer(decoder.request(QUESTION, Rules(max_tokens=200), SamplingParams()))
         for decoder in decoders
     )
     assert ours.segments == theirs.segments
@@ -168,7 +167,7 @@ def test_llama_cpp_reads_what_must_not_be_sampled_and_pasta_samples_it_all_the_s
     ids = read(ctypes.c_void_p(vocabulary), ctypes.byref(count))
     assert ids[: count.value] == sorted(loaded.checkpoint.control.ids)
     decoder = decoder_over(engine, loaded)
-    answer = decoder.answer(decoder.request(QUESTION, Rules(max_tokens=200), Sampling()))
+    answer = decoder.answer(decoder.request(QUESTION, Rules(max_tokens=200), SamplingParams()))
     assert answer.chunks > 0
 
 

@@ -17,9 +17,8 @@ from pasta_decoding.remote import thread
 from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Event, Finished, Opened, ordered
-from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampler, Sampling
+from pasta_decoding.runtime.request import Request, Rules, SamplingParams
+from pasta_decoding.runtime.sampler import Sampler
 from tests.law import world
 from tests.law.world import ASYNC, CLOSE, CONTROL, END, OPEN, P20, P50, SYNC
 from tests.remote.fake import BLOCK, Fake, by_model, serving, until
@@ -176,7 +175,7 @@ def test_a_reader_is_told_what_the_answer_holds_where_a_stop_string_ends_it(stop
 
 def test_the_same_seed_asks_for_the_same_and_another_choice_for_something_else() -> None:
     def request(choice: int) -> Request:
-        sampler = Sampler(Sampling(temperature=1.0, top_p=0.9, seed=5), request=choice)
+        sampler = Sampler(SamplingParams(temperature=1.0, top_p=0.9, seed=5), request=choice)
         return Request(PROMPTS[0], sampler, RULES)
 
     with serving(scripted()) as fake:
@@ -188,7 +187,7 @@ def test_the_same_seed_asks_for_the_same_and_another_choice_for_something_else()
 
 
 def test_a_vanishing_temperature_is_sent_as_greedy() -> None:
-    request = Request(PROMPTS[0], Sampler(Sampling(temperature=1e-6)), RULES)
+    request = Request(PROMPTS[0], Sampler(SamplingParams(temperature=1e-6)), RULES)
     with serving(scripted()) as fake:
         write(service_of(fake), [request])
         assert {body["temperature"] for body in fake.bodies} == {0.0}

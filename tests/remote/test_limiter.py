@@ -12,8 +12,8 @@ from pasta_decoding.remote.limiter import ConcurrencyLimiter
 from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.governor import CheapestStep
-from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.sampling import Sampler, Sampling
+from pasta_decoding.runtime.request import Request, SamplingParams
+from pasta_decoding.runtime.sampler import Sampler
 from tests.remote.fake import serving
 from tests.remote.test_driver import assert_same
 from tests.remote.writing import asked, ending, locally, scripted, service_of, writer
@@ -110,8 +110,8 @@ async def written_with(
 def test_a_service_that_is_busy_has_a_request_an_answer_and_answers_the_same(
     temperature: float,
 ) -> None:
-    sampler = Sampler(Sampling(temperature=temperature, seed=5))
-    requests = [replace(asked(prompt), chooser=sampler) for prompt in PROMPTS]
+    sampler = Sampler(SamplingParams(temperature=temperature, seed=5))
+    requests = [replace(asked(prompt), sampler=sampler) for prompt in PROMPTS]
     with serving(scripted()) as fake:
         fake.token_s = 0.001
         answers, limiter = asyncio.run(written_with(ReplicaPool(service_of(fake)), requests))

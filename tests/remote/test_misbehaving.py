@@ -21,7 +21,7 @@ from pasta_decoding.remote.client import Service, checked_url, find_model
 from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.remote.stream import Completion, RemoteError
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.request import Rules
 from tests.law.world import ASYNC, END, OPEN, P20
 from tests.remote.fake import Fake, event, refusal, serving, until, usage
 from tests.remote.writing import (

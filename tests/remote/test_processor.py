@@ -20,9 +20,8 @@ from pasta_decoding.remote.stream import RemoteError
 from pasta_decoding.runtime import guided
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.guided import XARG
-from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampler, Sampling
+from pasta_decoding.runtime.request import Request, Rules, SamplingParams
+from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.vllm.batch import UNKNOWN, Places, Served
 from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, P50, SYNC
 from tests.remote.fake import Fake, refusal, serving
@@ -62,9 +61,9 @@ def test_answers_are_the_same_and_cost_a_request_for_each_chunk_and_sync() -> No
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_many_together_cost_no_more_requests_each(clients: int, temperature: float) -> None:
     """At a server of which the limiter believes that a wider step is never cheaper."""
-    sampler = Sampler(Sampling(temperature=temperature, seed=5))
+    sampler = Sampler(SamplingParams(temperature=temperature, seed=5))
     requests = [
-        replace(asked((11, 12, 13 + n % 40)), chooser=sampler) for n in range(max(4, clients))
+        replace(asked((11, 12, 13 + n % 40)), sampler=sampler) for n in range(max(4, clients))
     ]
     with serving(holding(scripted())) as fake:
         answers, begun = asyncio.run(written_by(clients, ReplicaPool(service_of(fake)), requests))

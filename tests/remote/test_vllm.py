@@ -37,9 +37,7 @@ from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Opened
 from pasta_decoding.runtime.guided import XARG, GuidedParams, Kind, write_params
 from pasta_decoding.runtime.local import LocalDecoder, answer_of, torch_decoder
-from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampling
+from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.settings import Load
@@ -181,7 +179,7 @@ def local(merged: Path) -> LocalDecoder:
 @pytest.fixture(scope="module")
 def answers(remote: RemoteDecoder, local: LocalDecoder) -> list[tuple[Answer, Answer]]:
     """Each prompt's answer by vLLM, all together, and by the torch engine."""
-    requests = [remote.request(prompt, RULES, Sampling()) for prompt in PROMPTS]
+    requests = [remote.request(prompt, RULES, SamplingParams()) for prompt in PROMPTS]
     return list(zip(together(remote, requests), together(local, requests), strict=True))
 
 
@@ -297,7 +295,7 @@ def test_nothing_is_taken_back_and_requests_are_one_and_chunks_and_syncs(
 def test_arguments_that_are_garbage_are_refused_and_harm_nobody(
     vllm: Vllm, remote: RemoteDecoder
 ) -> None:
-    request = remote.request(PROMPTS[0], RULES, Sampling())
+    request = remote.request(PROMPTS[0], RULES, SamplingParams())
     good = json.loads(write_params(GuidedParams(Kind.main, remote.vocabulary.control, (2,))))
     garbage = ["x", "{}", 3, ["a"], json.dumps(good | {"promises": -1})]
     for found in [*garbage, json.dumps(good | {"protocol": 0})]:
@@ -337,7 +335,7 @@ def test_both_of_its_model_runners_take_the_processor(merged: Path, local: Local
 
 def test_a_sequential_answer_takes_one_request(remote: RemoteDecoder) -> None:
     rules = Rules(max_tokens=40, parallel=False)
-    answer = answer_by(remote, remote.request(PROMPTS[0], rules, Sampling()))
+    answer = answer_by(remote, remote.request(PROMPTS[0], rules, SamplingParams()))
     assert answer.trace.sent is not None
     assert answer.trace.sent.requests == 1
     assert answer.chunks == 0
@@ -345,7 +343,7 @@ def test_a_sequential_answer_takes_one_request(remote: RemoteDecoder) -> None:
 
 def test_the_same_seed_gives_the_same_answer(remote: RemoteDecoder) -> None:
     def answer(seed: int) -> Answer:
-        sampling = Sampling(temperature=0.7, top_p=0.9, seed=seed)
+        sampling = SamplingParams(temperature=0.7, top_p=0.9, seed=seed)
         return answer_by(remote, remote.request(PROMPTS[1], Rules(max_tokens=1000), sampling))
 
     once, again, other = answer(5), answer(5), answer(6)
@@ -387,7 +385,7 @@ def test_a_killed_server_fails_who_was_there_and_serves_again_when_it_is_back(
     async def be_there() -> None:
         begun = asyncio.Event()
         async with ReplicaPool(remote.service) as pool:
-            request = remote.request(PROMPTS[0], Rules(max_tokens=1000), Sampling())
+            request = remote.request(PROMPTS[0], Rules(max_tokens=1000), SamplingParams())
             writer = remote.writer(request, pool, lambda _events, _step: begun.set())
             task = asyncio.create_task(writer.run())
             await begun.wait()
@@ -397,7 +395,7 @@ def test_a_killed_server_fails_who_was_there_and_serves_again_when_it_is_back(
 
     asyncio.run(be_there())
     vllm.start()
-    again = answer_by(remote, remote.request(PROMPTS[0], RULES, Sampling()))
+    again = answer_by(remote, remote.request(PROMPTS[0], RULES, SamplingParams()))
     assert again.segments == answers[0][0].segments
 
 
@@ -410,7 +408,7 @@ def test_of_two_replicas_one_may_be_killed_while_answers_are_written(
         remote = remote_decoder(merged, merged, urls, names=[NAME], retry_policy=PATIENT)
 
         async def write(pool: ReplicaPool, number: int, begun: asyncio.Event) -> Answer:
-            request = remote.request(PROMPTS[number], RULES, Sampling())
+            request = remote.request(PROMPTS[number], RULES, SamplingParams())
             return await remote.writer(request, pool, lambda _events, _step: begun.set()).run()
 
         async def be_there() -> list[Answer | BaseException]:

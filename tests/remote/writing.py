@@ -16,9 +16,8 @@ from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.local import answer_of
-from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampler, Sampling
+from pasta_decoding.runtime.request import Request, Rules, SamplingParams
+from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.runtime.scheduler import Scheduler
 from pasta_decoding.runtime.vocabulary import Vocabulary
 from tests.law.world import END
@@ -55,7 +54,7 @@ def service_of(*fakes: Fake, retry_policy: RetryPolicy = PATIENT, **changes: Any
 
 
 def asked(prompt: Sequence[int], *, rules: Rules = RULES, **changes: Any) -> Request:
-    return Request(tuple(prompt), Sampler(Sampling()), rules, **changes)
+    return Request(tuple(prompt), Sampler(SamplingParams()), rules, **changes)
 
 
 def writer(

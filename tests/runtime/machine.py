@@ -11,9 +11,9 @@ from pasta_decoding.engines.base import FloatArray
 from pasta_decoding.engines.scripted import Script, ScriptedEngine, shuffled
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.governor import Governor
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampler, Sampling
-from pasta_decoding.runtime.scheduler import Request, Scheduler
+from pasta_decoding.runtime.request import Request, Rules, SamplingParams
+from pasta_decoding.runtime.sampler import Sampler
+from pasta_decoding.runtime.scheduler import Scheduler
 from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SCHEME, SYNC
 from tests.runtime.play import ID, SIZE, VOCABULARY
 
@@ -59,12 +59,12 @@ def machine(
 
 
 def request(prompt: Sequence[int] = (A, B), *, number: int = 0, seed: int = 0) -> Request:
-    sampler = Sampler(Sampling(temperature=1, seed=seed), request=number)
+    sampler = Sampler(SamplingParams(temperature=1, seed=seed), request=number)
     return Request(tuple(prompt), sampler, RULES)
 
 
 def greedy(*, max_seconds: float | None = None) -> Request:
-    return Request((C, C, A), Sampler(Sampling()), RULES, max_seconds)
+    return Request((C, C, A), Sampler(SamplingParams()), RULES, max_seconds)
 
 
 def finish(scheduler: Scheduler, numbers: Iterable[int]) -> list[Answer]:

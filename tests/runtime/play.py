@@ -16,8 +16,8 @@ from pasta_decoding.lang.positions import Scheme
 from pasta_decoding.lang.tree import Tree
 from pasta_decoding.runtime.actions import Action, Append, Finish, Fork, Rewrite, Trim
 from pasta_decoding.runtime.interpreter import Interpreter
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import best_allowed
+from pasta_decoding.runtime.request import Rules
+from pasta_decoding.runtime.sampler import best_allowed
 from pasta_decoding.runtime.text import tree_of
 from pasta_decoding.runtime.vocabulary import Vocabulary
 from tests.law.world import CLOSE, CONTROL, END, SCHEME

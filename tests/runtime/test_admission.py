@@ -15,8 +15,8 @@ from pasta_decoding.runtime.admission import Admission, Demand, demand_of
 from pasta_decoding.runtime.events import Finished
 from pasta_decoding.runtime.local import answer_of
 from pasta_decoding.runtime.prompt_pace import PromptPace
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.scheduler import Request, Scheduler
+from pasta_decoding.runtime.request import Request, Rules
+from pasta_decoding.runtime.scheduler import Scheduler
 from pasta_decoding.runtime.turns import NO_MORE, Allotment
 from tests.examples import few
 from tests.law.world import SCHEME

@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 from pasta_decoding.engines.base import Engine
 from pasta_decoding.engines.scripted import ScriptedEngine, follow, shuffled
 from pasta_decoding.engines.torch import TorchEngine
-from pasta_decoding.runtime.allowed import Constraint
 from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.constraints import Constraint
 from pasta_decoding.runtime.events import Synced, ordered
 from pasta_decoding.runtime.governor import Eager
 from pasta_decoding.runtime.local import answer_of
 from pasta_decoding.runtime.prompt_pace import PromptPace
-from pasta_decoding.runtime.sampling import Choice, Logits, Sampler, Sampling
-from pasta_decoding.runtime.scheduler import Request, Scheduler
+from pasta_decoding.runtime.request import Request, SamplingParams
+from pasta_decoding.runtime.sampler import Choice, Logits, Sampler
+from pasta_decoding.runtime.scheduler import Scheduler
 from tests.examples import few
 from tests.law.world import ASYNC, CLOSE, END, FIRST_WORD, OPEN, P20, SCHEME, SYNC
 from tests.runtime.machine import (
@@ -73,8 +74,8 @@ class Leaning:
 
     sampler: Sampler
 
-    def choose(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
-        return self.sampler.choose(thread, index, logits_V + 2 * LEANING_V, allowed)
+    def sample(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
+        return self.sampler.sample(thread, index, logits_V + 2 * LEANING_V, allowed)
 
 
 def prompt_of(number: int, tokens: int) -> tuple[int, ...]:
@@ -84,7 +85,7 @@ def prompt_of(number: int, tokens: int) -> tuple[int, ...]:
 def asked(number: int, *, max_tokens: int = RULES.max_tokens) -> Request:
     """One of many requests: prompts of all lengths, every second one greedy."""
     prompt = prompt_of(number, PROMPT_TOKENS[number % len(PROMPT_TOKENS)])
-    sampler = Sampler(Sampling(temperature=number % 2), request=number)
+    sampler = Sampler(SamplingParams(temperature=number % 2), request=number)
     return Request(prompt, Leaning(sampler), replace(RULES, max_tokens=max_tokens))
 
 

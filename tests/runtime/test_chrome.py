@@ -8,9 +8,9 @@ from itertools import pairwise
 from pasta_decoding.engines.scripted import ScriptedEngine, follow
 from pasta_decoding.runtime.chrome import chrome_trace
 from pasta_decoding.runtime.local import answer_of
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampler, Sampling
-from pasta_decoding.runtime.scheduler import Request, Scheduler
+from pasta_decoding.runtime.request import Request, Rules, SamplingParams
+from pasta_decoding.runtime.sampler import Sampler
+from pasta_decoding.runtime.scheduler import Scheduler
 from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SCHEME, SYNC
 from tests.runtime.play import ID, SIZE, VOCABULARY
 
@@ -22,7 +22,7 @@ def test_every_fed_token_is_a_box_in_its_threads_lane() -> None:
     scheduler = Scheduler(
         ScriptedEngine(follow(*LINES, vocabulary_size=SIZE), SIZE), VOCABULARY, SCHEME
     )
-    answer = answer_of(scheduler, Request((C, A), Sampler(Sampling()), Rules(max_tokens=40)))
+    answer = answer_of(scheduler, Request((C, A), Sampler(SamplingParams()), Rules(max_tokens=40)))
     events = json.loads(json.dumps(chrome_trace(answer, VOCABULARY)))["traceEvents"]
     names = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
     assert names == {0: "0 main", 1: "1 b"}

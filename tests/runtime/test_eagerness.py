@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import MAIN, Joining
-from pasta_decoding.runtime.allowed import NOTHING, Constraint
+from pasta_decoding.runtime.constraints import NOTHING, Constraint
 from pasta_decoding.runtime.local import answer_of
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Choice, Sampler, Sampling
-from pasta_decoding.runtime.scheduler import Request, Scheduler
+from pasta_decoding.runtime.request import Request, Rules, SamplingParams
+from pasta_decoding.runtime.sampler import Choice, Sampler
+from pasta_decoding.runtime.scheduler import Scheduler
 from tests.law.world import OPEN, SCHEME
 from tests.runtime.machine import A, B
 from tests.runtime.play import SIZE, VOCABULARY, cycle, play_steps
@@ -38,7 +38,7 @@ def test_it_counts_as_the_models_own_wish() -> None:
     level_V = np.zeros(SIZE, dtype=np.float32)
     allowed = Constraint(NOTHING, bias={OPEN: 50.0})
     for temperature in (0, 1):
-        choice = Sampler(Sampling(temperature)).choose(MAIN, 0, level_V, allowed)
+        choice = Sampler(SamplingParams(temperature)).sample(MAIN, 0, level_V, allowed)
         assert choice == Choice(OPEN, intervened=False)
 
 
@@ -51,7 +51,9 @@ def test_it_is_the_same_on_host_and_device(
     answers = []
     for keeps_logits in (False, True):
         engine = TorchEngine(tiny_llama(vocabulary=SIZE), keeps_logits=keeps_logits)
-        request = Request((A, B), Sampler(Sampling(temperature, logit_bias={OPEN: 1.0})), rules)
+        request = Request(
+            (A, B), Sampler(SamplingParams(temperature, logit_bias={OPEN: 1.0})), rules
+        )
         answers.append(answer_of(Scheduler(engine, VOCABULARY, SCHEME), request))
     assert answers[0].layout == answers[1].layout
     assert chunks in (None, answers[0].chunks)

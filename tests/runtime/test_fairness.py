@@ -12,10 +12,10 @@ from pasta_decoding.engines.base import FloatArray
 from pasta_decoding.engines.scripted import ScriptedEngine, follow, shuffled
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.runtime.events import Delta
-from pasta_decoding.runtime.governor import CheapestStep, Eager, Governor, Priority, StepCosts
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampler, Sampling
-from pasta_decoding.runtime.scheduler import Request, Scheduler
+from pasta_decoding.runtime.governor import CheapestStep, Eager, Governor, StepCosts
+from pasta_decoding.runtime.request import Priority, Request, Rules, SamplingParams
+from pasta_decoding.runtime.sampler import Sampler
+from pasta_decoding.runtime.scheduler import Scheduler
 from tests.law.whim import Whim
 from tests.law.world import ASYNC, OPEN, P20, SCHEME
 from tests.runtime.machine import A, B, C, FakeClock, greedy
@@ -36,7 +36,7 @@ def both(seen: tuple[int, ...]) -> FloatArray:
 
 def adversary(priority: Priority = Priority.normal) -> Request:
     """Thousands of promises and a huge budget."""
-    return Request((C, A), Sampler(Sampling()), PROMISES, priority=priority)
+    return Request((C, A), Sampler(SamplingParams()), PROMISES, priority=priority)
 
 
 def victim(tokens: int, priority: Priority = Priority.normal) -> Request:

@@ -12,10 +12,10 @@ from pasta_decoding.runtime.governor import (
     BACKGROUND_STEPS,
     CheapestStep,
     InReadingOrder,
-    Priority,
     Standing,
     StepCosts,
 )
+from pasta_decoding.runtime.request import Priority
 
 Cost = Callable[[int], float]
 

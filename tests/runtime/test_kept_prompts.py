@@ -18,8 +18,8 @@ from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.kept_prompts import MOST_KEPT, Beginning, KeptPrompts, alike
 from pasta_decoding.runtime.local import answer_of
 from pasta_decoding.runtime.prompt_pace import PromptPace
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.scheduler import Request, Scheduler
+from pasta_decoding.runtime.request import Request, Rules
+from pasta_decoding.runtime.scheduler import Scheduler
 from tests.examples import few
 from tests.law.world import SCHEME
 from tests.runtime.machine import LINES, A, B, C, finish, greedy

@@ -9,10 +9,10 @@ import pytest
 
 from pasta_decoding.lang.layout import MAIN, Joining, PromiseRun, SyncRun
 from pasta_decoding.runtime.actions import Fork, Rewrite
-from pasta_decoding.runtime.allowed import Constraint
+from pasta_decoding.runtime.constraints import Constraint
 from pasta_decoding.runtime.guided import ThreadGrammar, guided_params, read_params, write_params
 from pasta_decoding.runtime.interpreter import Interpreter
-from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.request import Rules
 from pasta_decoding.runtime.vocabulary import Ids
 from tests.law.world import END, OPEN, SCHEME, SYNC
 from tests.runtime.play import PROMPT, SIZE, VOCABULARY

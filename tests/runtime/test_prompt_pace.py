@@ -19,8 +19,8 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.runtime.prompt_pace import PromptPace
 from pasta_decoding.runtime.prompts import share_out
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.scheduler import Request, Scheduler
+from pasta_decoding.runtime.request import Request, Rules
+from pasta_decoding.runtime.scheduler import Scheduler
 from tests.examples import few
 from tests.law.world import SCHEME
 from tests.runtime.machine import A, B, finish, greedy, leaning, request

@@ -15,9 +15,9 @@ from pasta_decoding.lang.tree import Chunk, Span, Sync
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import ordered
 from pasta_decoding.runtime.interpreter import Interpreter
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampler, Sampling
-from pasta_decoding.runtime.scheduler import Request, Scheduler
+from pasta_decoding.runtime.request import Request, Rules, SamplingParams
+from pasta_decoding.runtime.sampler import Sampler
+from pasta_decoding.runtime.scheduler import Scheduler
 from pasta_decoding.runtime.text import MAX_HELD_TOKENS, ThreadText, stretch_text, tree_of
 from tests.examples import few
 from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SCHEME, SYNC
@@ -121,7 +121,7 @@ def test_a_topic_never_ends_within_a_character() -> None:
 # The stream of a whole answer
 
 
-def decoded(script: Script, sampling: Sampling, *, steps: int = 40) -> Answer:
+def decoded(script: Script, sampling: SamplingParams, *, steps: int = 40) -> Answer:
     """Answer for some steps, then cancel."""
     scheduler = Scheduler(ScriptedEngine(script, SIZE), VOCABULARY, SCHEME)
     rules = Rules(max_tokens=60, max_topic_tokens=3)
@@ -140,7 +140,7 @@ def test_what_was_streamed_is_the_text_wherever_it_is_cut(seed: int, steps: int)
     plain = shuffled(SIZE, seed)
     leaning_V = np.zeros(SIZE, dtype=np.float32)
     leaning_V[[OPEN, CLOSE, SYNC, P20]] = 3
-    sampling = Sampling(temperature=1, seed=seed)
+    sampling = SamplingParams(temperature=1, seed=seed)
     answer = decoded(lambda seen: plain(seen) + leaning_V, sampling, steps=steps)
     assert "".join(ordered(answer.events)) == answer.text
 
@@ -150,6 +150,6 @@ def test_a_tag_within_a_character_breaks_it_in_stream_and_tree(tag: tuple[int, .
     first, second = ids("é")
     main = [*ids("?"), OPEN, *ids("t"), P20, *ids("a"), first, *tag, second, END]
     script = follow(main, (P20, ASYNC, *ids("b"), CLOSE), vocabulary_size=SIZE)
-    answer = decoded(script, Sampling())
+    answer = decoded(script, SamplingParams())
     assert answer.text.replace("b", "") == f"a{BROKEN}{BROKEN}"
     assert "".join(ordered(answer.events)) == answer.text

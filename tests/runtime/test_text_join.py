@@ -11,7 +11,8 @@ from pasta_decoding.lang.layout import Joining, SyncRun
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Closed, Synced, ordered
 from pasta_decoding.runtime.prompt_pace import PromptPace
-from pasta_decoding.runtime.scheduler import Request, Scheduler
+from pasta_decoding.runtime.request import Request
+from pasta_decoding.runtime.scheduler import Scheduler
 from tests.law.world import SCHEME
 from tests.runtime.machine import LINES, finish, greedy, leaning, request
 from tests.runtime.play import SIZE, VOCABULARY

@@ -14,9 +14,7 @@ import pytest
 
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.local import LocalDecoder
-from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampling
+from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.errors import ApiError
 from pasta_decoding.server.metrics import Metrics
@@ -29,7 +27,7 @@ BODY: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 20}
 
 
 def asked(decoder: LocalDecoder, tokens: int = LONG) -> Request:
-    return decoder.request("Hello", Rules(max_tokens=tokens), Sampling())
+    return decoder.request("Hello", Rules(max_tokens=tokens), SamplingParams())
 
 
 def test_a_cancelled_answer_is_freed_within_one_step(decoder: LocalDecoder) -> None:

@@ -20,8 +20,7 @@ import pytest
 
 from pasta_decoding.engines.scripted import shuffled
 from pasta_decoding.runtime.local import LocalDecoder
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampling
+from pasta_decoding.runtime.request import Rules, SamplingParams
 from tests.server.running import CHAT, GOOD, Reply, Running, running, wait_for
 from tests.server.scripts import Forgetful, with_engine
 
@@ -41,7 +40,7 @@ def test_random_disconnects_and_timeouts_leave_nothing_behind(
 ) -> None:
     if scripted:
         decoder = with_engine(decoder, shuffled(decoder.engine.vocabulary_size), Forgetful)
-    rules, sampling = Rules(max_tokens=TOKENS), Sampling()
+    rules, sampling = Rules(max_tokens=TOKENS), SamplingParams()
     alone = {one: decoder.answer(decoder.request(one, rules, sampling)).text for one in PROMPTS}
     threads = threading.active_count()
     with running(decoder, max_requests=4, max_queue=6) as server:

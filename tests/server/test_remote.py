@@ -18,8 +18,7 @@ from pasta_decoding.lang.layout import Joining
 from pasta_decoding.remote.client import RetryPolicy
 from pasta_decoding.remote.decoder import RemoteDecoder, remote_decoder
 from pasta_decoding.runtime.local import LocalDecoder
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampling
+from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.errors import ApiError
 from pasta_decoding.server.metrics import Metrics
@@ -90,7 +89,7 @@ def stream_text(setup: Setup, **settings: Any) -> str:
 
 def test_stream_plain_reply_and_the_local_engine_agree_to_the_byte(setup: Setup) -> None:
     local = setup.server.decoder
-    answer = local.answer(local.request("Hello", Rules(max_tokens=TOKENS), Sampling()))
+    answer = local.answer(local.request("Hello", Rules(max_tokens=TOKENS), SamplingParams()))
     got: Any = setup.server.client().chat.completions.create(**setup.body())
     assert answer.text == "First: the only chunk Then the end."
     assert got.choices[0].message.content == stream_text(setup) == answer.text
@@ -165,7 +164,7 @@ def test_an_answer_that_had_not_begun_when_the_server_stops_ends_with_an_error(
     async def stop_at_once() -> None:
         backend = Backend(lambda: setup.remote, Metrics(), Load())
         await backend.ready()
-        request = setup.remote.request("Hello", Rules(max_tokens=50), Sampling())
+        request = setup.remote.request("Hello", Rules(max_tokens=50), SamplingParams())
         with backend.submit([request]) as answers:
             await backend.stop()
             with pytest.raises(ApiError):

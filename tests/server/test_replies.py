@@ -11,8 +11,8 @@ import pytest
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.local import LocalDecoder
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampler, Sampling
+from pasta_decoding.runtime.request import Rules, SamplingParams
+from pasta_decoding.runtime.sampler import Sampler
 from tests.server.running import CHAT, GOOD, MODEL, Running, running
 from tests.server.scripts import saying, with_engine
 
@@ -22,7 +22,7 @@ TOKENS = 48
 
 def decoded(server: Running, prompt: str, **rules: Any) -> Answer:
     settings = Rules(**{"max_tokens": TOKENS} | rules)
-    return server.decoder.answer(server.decoder.request(prompt, settings, Sampling()))
+    return server.decoder.answer(server.decoder.request(prompt, settings, SamplingParams()))
 
 
 def whole(server: Running, prompt: str, **changes: Any) -> Any:
@@ -123,7 +123,7 @@ def test_choices_differ_and_a_seed_repeats_them(server: Running) -> None:
     assert [text_of(chunks, choice) for choice in range(3)] == texts
     server.wait_until_idle()
     ids = server.decoder.prompt_ids("Hello", TOKENS)
-    sampler = Sampler(Sampling(temperature=1, top_p=0.9, seed=7), request=2)
+    sampler = Sampler(SamplingParams(temperature=1, top_p=0.9, seed=7), request=2)
     request = server.decoder.request_of(ids, Rules(max_tokens=TOKENS), sampler)
     assert server.decoder.answer(request).text == texts[2]
 

@@ -17,9 +17,9 @@ from pasta_decoding.engines.support import attention_windows
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import ChunkRun, Layout, PromiseRun, Run, Segment, lay_out
 from pasta_decoding.runtime.local import answer_of
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Replay
-from pasta_decoding.runtime.scheduler import Request, Scheduler
+from pasta_decoding.runtime.request import Request, Rules
+from pasta_decoding.runtime.sampler import Replay
+from pasta_decoding.runtime.scheduler import Scheduler
 from pasta_decoding.training.bonbon import PairLoss, beta, bonbon_loss, target_gap
 from pasta_decoding.training.pairs import (
     PairExample,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from pasta_decoding.runtime.allowed import NOTHING, Constraint
-from pasta_decoding.runtime.sampling import best_allowed
+from pasta_decoding.runtime.constraints import NOTHING, Constraint
+from pasta_decoding.runtime.sampler import best_allowed
 from pasta_decoding.vllm.masking import Mask
 
 SIZE = 12

@@ -17,10 +17,10 @@ from pasta_decoding.engines import DEFAULT_CACHE_TOKENS
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models.load import DEFAULT_ADAPTER, NO_ADAPTER, is_whole
-from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.request import Rules
 
 if TYPE_CHECKING:
-    from pasta_decoding.runtime.sampling import Sampling
+    from pasta_decoding.runtime.request import SamplingParams
 
 DTYPES = (
     "auto", "float32", "bfloat16", "float16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0",
@@ -106,12 +106,14 @@ class GenerationConfig:
             eagerness=self.eagerness,
         )
 
-    def sampling(self, *, logprobs: int | None = None) -> Sampling:
+    def sampling(self, *, logprobs: int | None = None) -> SamplingParams:
         """Return how tokens are chosen; `logprobs` is how many alternatives are reported."""
-        from pasta_decoding.runtime.sampling import Sampling
+        from pasta_decoding.runtime.request import SamplingParams
 
-        shared = {one.name for one in fields(Sampling)} & set(GenerationConfig.__annotations__)
-        return Sampling(**{name: getattr(self, name) for name in shared}, logprobs=logprobs)
+        shared = {one.name for one in fields(SamplingParams)} & set(
+            GenerationConfig.__annotations__
+        )
+        return SamplingParams(**{name: getattr(self, name) for name in shared}, logprobs=logprobs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.api.result import Result, result_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import ChunkRun, Run
-from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.request import Rules
 
 if TYPE_CHECKING:
     from pasta_decoding.models.load import Loaded

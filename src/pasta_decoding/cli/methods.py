@@ -111,9 +111,9 @@ def make_method(one: Chosen, load: Callable[[], Decoder], settings: Mapping[str,
     from pasta_decoding.evaluation.methods.own import Own
     from pasta_decoding.evaluation.methods.skeleton import Skeleton
     from pasta_decoding.runtime.local import LocalDecoder
-    from pasta_decoding.runtime.sampling import Sampling
+    from pasta_decoding.runtime.request import SamplingParams
 
-    sampling = Sampling(**({} if settings["sampling"] == GREEDY else settings["sampling"]))
+    sampling = SamplingParams(**({} if settings["sampling"] == GREEDY else settings["sampling"]))
     decoder, max_tokens = load(), settings["max_tokens"]
     if one.name in TRAINED or one.name is Name.sequential:
         return Own(decoder, max_tokens, parallel=one.name in TRAINED, sampling=sampling)

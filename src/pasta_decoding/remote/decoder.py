@@ -19,9 +19,8 @@ from pasta_decoding.remote.scheduler import RemoteScheduler, RemoteWorker
 from pasta_decoding.runtime.admission import check_fits
 from pasta_decoding.runtime.decoder import Decoder, decoder_fields, joining_for
 from pasta_decoding.runtime.interpreter import Interpreter
-from pasta_decoding.runtime.penalties import Penalties
-from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.sampling import Sampler, Sampling
+from pasta_decoding.runtime.request import Request, SamplingParams
+from pasta_decoding.runtime.sampler import Sampler
 
 REMOTE_JOINS = (Joining.text,)
 
@@ -47,8 +46,8 @@ class RemoteDecoder(Decoder):
         """Raise PastaError if `request` could never be answered."""
         check_fits(request, Limits(self.service.vocabulary_size, self.service.max_positions))
 
-    def sampler(self, prompt: Sequence[int], sampling: Sampling, choice: int = 0) -> Sampler:
-        if sampling.penalties != Penalties():
+    def sampler(self, prompt: Sequence[int], sampling: SamplingParams, choice: int = 0) -> Sampler:
+        if sampling.penalises:
             raise PastaError("servers cannot count what an answer repeats across its threads")
         if sampling.logprobs is not None:
             raise PastaError("the servers send token ids and no logprobs")

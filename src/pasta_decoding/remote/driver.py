@@ -21,7 +21,7 @@ from pasta_decoding.runtime.answer import Answer, conclude
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.sampling import Sampler
+from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.runtime.trace import Fed, Trace
 
 OnNews = Callable[[Sequence[Event], int], None]
@@ -144,14 +144,14 @@ class AnswerWriter:
             self.pool.limiter.take(self, thread)
             return
         # Would two requests write what one does? What is drawn follows from a request's seed.
-        greedy = self.sampler.sampling.greedy
+        greedy = self.sampler.params.greedy
         await self.pool.limiter.enter(self, thread, main_yields=greedy)
 
     @property
     def sampler(self) -> Sampler:
         """How its servers are to choose: they do so by themselves."""
-        assert isinstance(self.request.chooser, Sampler), "a server knows no other"
-        return self.request.chooser
+        assert isinstance(self.request.sampler, Sampler), "a server knows no other"
+        return self.request.sampler
 
     def _report(self) -> None:
         self._moved.set()

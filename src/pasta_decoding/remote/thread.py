@@ -17,9 +17,9 @@ import numpy as np
 
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.remote.stream import BAN, MAX_BIASES, Completion, RemoteError
-from pasta_decoding.runtime.allowed import Constraint
+from pasta_decoding.runtime.constraints import Constraint
 from pasta_decoding.runtime.guided import guided_params
-from pasta_decoding.runtime.sampling import Choice
+from pasta_decoding.runtime.sampler import Choice
 
 if TYPE_CHECKING:
     from pasta_decoding.remote.driver import AnswerWriter
@@ -101,7 +101,7 @@ class ThreadStream:
         service, context = writer.pool.service, writer.contexts[self._thread]
         control = vocabulary.control
         closing = control.sync if self._thread == MAIN else control.async_close
-        sampling = writer.sampler.sampling
+        sampling = writer.sampler.params
         all_bias = {**sampling.logit_bias, **bias}
         asked = Completion(
             prompt=tuple(context),
@@ -128,7 +128,7 @@ class ThreadStream:
         """Return a seed for this very request, so that a server that obeys it repeats itself."""
         sampler = self._writer.sampler
         index = self._writer.account.chosen.get(self._thread, 0)
-        key = (sampler.sampling.seed, sampler.request, self._thread, index, tries)
+        key = (sampler.params.seed, sampler.request, self._thread, index, tries)
         return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> 1)
 
     def _bias(self, allowed: Constraint, refused: Collection[int]) -> dict[int, float]:
@@ -140,7 +140,7 @@ class ThreadStream:
         only = allowed.instead if allowed.only is None else allowed.only
         if only is not None:
             return dict.fromkeys(only.tolist(), -BAN) | bans
-        own = len(self._writer.sampler.sampling.logit_bias)
+        own = len(self._writer.sampler.params.logit_bias)
         left_out = max(0, len(allowed.banned) + len(refused) + own - MAX_BIASES)
         return dict.fromkeys(allowed.banned[left_out:].tolist(), BAN) | bans
 

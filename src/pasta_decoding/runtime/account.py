@@ -23,10 +23,11 @@ from pasta_decoding.runtime.events import (
     Opened,
     Ordered,
     Synced,
+    TokenLogprobs,
     Trimmed,
 )
 from pasta_decoding.runtime.interpreter import Interpreter
-from pasta_decoding.runtime.sampling import Choice, TokenLogprobs
+from pasta_decoding.runtime.sampler import Choice
 from pasta_decoding.runtime.stop_filter import StopFilter
 from pasta_decoding.runtime.text import ThreadText
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.lang.positions import Extent
-from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.request import Rules
 
 
 @dataclass(slots=True)

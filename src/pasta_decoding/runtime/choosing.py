@@ -10,14 +10,14 @@ from functools import partial
 
 from pasta_decoding.engines.base import Engine, Feed, FloatArray, KeepsLogits
 from pasta_decoding.runtime.generation import Row
-from pasta_decoding.runtime.sampling import Sampler
+from pasta_decoding.runtime.sampler import Sampler
 
 
 def step(engine: Engine, rows: Sequence[Row]) -> None:
     """Feed `rows`, and let the thread of each that wants logits choose its next token."""
     feeds = [row.feed for row in rows]
     wanting = [row for row in rows if row.feed.wants_logits]
-    drawing = all(isinstance(row.generation.request.chooser, Sampler) for row in wanting)
+    drawing = all(isinstance(row.generation.request.sampler, Sampler) for row in wanting)
     if drawing and isinstance(engine, KeepsLogits) and engine.keeps_logits:
         _step_on_device(engine, feeds, wanting)
         return
@@ -27,7 +27,7 @@ def step(engine: Engine, rows: Sequence[Row]) -> None:
 
 def _step_on_device(engine: KeepsLogits, feeds: Sequence[Feed], wanting: Sequence[Row]) -> None:
     """Draw for all rows at once; a row is fetched where what was drawn may not stand."""
-    from pasta_decoding.runtime.device_drawing import draw_rows
+    from pasta_decoding.runtime.device_sampler import sampled_rows
 
     logits_FV = engine.step_kept(feeds)
 
@@ -35,7 +35,7 @@ def _step_on_device(engine: KeepsLogits, feeds: Sequence[Feed], wanting: Sequenc
         logits_V: FloatArray = logits_FV[row].cpu().numpy()
         return logits_V
 
-    draws = [row.generation.draw(row.thread) for row in wanting]
-    tokens = draw_rows(logits_FV, draws) if draws else []
-    for number, (row, draw, token) in enumerate(zip(wanting, draws, tokens, strict=True)):
-        row.generation.settle(row.thread, draw, token, partial(fetch, number))
+    params = [row.generation.row_params(row.thread) for row in wanting]
+    tokens = sampled_rows(logits_FV, params) if params else []
+    for number, (row, one, token) in enumerate(zip(wanting, params, tokens, strict=True)):
+        row.generation.accept(row.thread, one, token, partial(fetch, number))

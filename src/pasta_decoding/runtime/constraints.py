@@ -1,19 +1,54 @@
-"""What may stand next: in the main thread, in a chunk, and in a topic.
+"""Which ids may stand next: in the main thread, in a chunk, and in a topic.
 
 So whatever the model wants, the answer is well formed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from pasta_decoding.lang.tree import MAX_TOPIC_WORDS, valid_topic
-from pasta_decoding.runtime.allowed import NOTHING, Constraint
 from pasta_decoding.runtime.budget import Budget, WrittenChunk
-from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.request import Rules
 from pasta_decoding.runtime.vocabulary import FRAGMENT, Ids, Vocabulary, fold_topic
+
+NOTHING: Ids = np.array([], dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """Which ids a thread may write next: those not in `banned`, or only those in `only`.
+
+    banned: what is forbidden just here stands behind what is in many places.
+    instead: where the model wants a banned token, it chooses among these; None: among the rest.
+    forced: the choice is not the model's (a limit ended something), so it is no intervention.
+    bias: added to the logits of some ids first, as if the model had wanted it so.
+    """
+
+    banned: Ids
+    only: Ids | None = None
+    instead: Ids | None = None
+    forced: bool = False
+    bias: Mapping[int, float] = field(default_factory=dict)
+
+    def admits(self, token: int) -> bool:
+        """May `token` stand here?"""
+        if self.only is not None:
+            return bool(np.any(self.only == token))
+        return not np.any(self.banned == token)
+
+    @property
+    def alternatives(self) -> Ids | None:
+        """The ids of which one is taken where the model wants another; None: all but the banned."""
+        return self.instead if self.only is None else self.only
+
+    @classmethod
+    def force(cls, ids: Sequence[int]) -> Constraint:
+        """Allow only `ids`: a limit leaves no other choice."""
+        return cls(NOTHING, only=np.array(ids), forced=True)
 
 
 def main_constraint(

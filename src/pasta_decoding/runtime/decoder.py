@@ -14,11 +14,9 @@ from pasta_decoding.models.checkpoint import Checkpoint
 from pasta_decoding.models.load import Loaded
 from pasta_decoding.models.prompt import Message, PromptEncoder
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.governor import Priority
-from pasta_decoding.runtime.penalties import History, Penalties
-from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Chooser, Sampler, Sampling
+from pasta_decoding.runtime.penalties import History
+from pasta_decoding.runtime.request import Priority, Request, Rules, SamplingParams
+from pasta_decoding.runtime.sampler import Sampler, TokenSource
 from pasta_decoding.runtime.vocabulary import Vocabulary, vocabulary_of
 
 
@@ -129,13 +127,18 @@ class Decoder:
         return room
 
     def request(
-        self, prompt: str, rules: Rules, sampling: Sampling, *, max_seconds: float | None = None
+        self,
+        prompt: str,
+        rules: Rules,
+        sampling: SamplingParams,
+        *,
+        max_seconds: float | None = None,
     ) -> Request:
         """Return the request that answers `prompt`."""
         ids = self.prompt_ids(prompt, rules.max_tokens)
         return self.request_of(ids, rules, self.sampler(ids, sampling), max_seconds=max_seconds)
 
-    def sampler(self, prompt: Sequence[int], sampling: Sampling, choice: int = 0) -> Sampler:
+    def sampler(self, prompt: Sequence[int], sampling: SamplingParams, choice: int = 0) -> Sampler:
         """Return what chooses the tokens of one answer; `choice` tells those of a request apart.
 
         Raises PastaError for a bias of ids that the model does not have.
@@ -146,7 +149,7 @@ class Decoder:
                 f"logit_bias names the id {unknown[0]}, and the model has those below {known}",
                 field="logit_bias",
             )
-        if sampling.penalties == Penalties():
+        if not sampling.penalises:
             return Sampler(sampling, choice)
         control = self.vocabulary.control
         exempt = control.ids | self.vocabulary.eos_ids
@@ -156,7 +159,7 @@ class Decoder:
         self,
         ids: tuple[int, ...],
         rules: Rules,
-        chooser: Chooser,
+        sampler: TokenSource,
         *,
         max_seconds: float | None = None,
         stops: tuple[str, ...] = (),
@@ -176,7 +179,7 @@ class Decoder:
             parallel=rules.parallel and self.parallel,
             eagerness=self.eagerness if rules.eagerness is None else rules.eagerness,
         )
-        return Request(ids, chooser, own, max_seconds, priority, stops)
+        return Request(ids, sampler, own, max_seconds, priority, stops)
 
     def plain_tokens(self, text: str) -> int:
         """Tokens of a tag-free text, tokenised alone."""

@@ -10,7 +10,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from pasta_decoding.lang.layout import MAIN
-from pasta_decoding.runtime.sampling import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """What the model made of a token: natural logarithms, before anything that sampling does.
+
+    top: the likeliest ids of all, where they were asked for, the likeliest first.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

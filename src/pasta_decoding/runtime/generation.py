@@ -17,7 +17,7 @@ from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.kept_prompts import Beginning
 from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.sampling import Choice, Draw, Sampler
+from pasta_decoding.runtime.sampler import Choice, RowParams, Sampler
 from pasta_decoding.runtime.trace import Trace
 from pasta_decoding.runtime.turns import NO_MORE, Allotment, Pending, Turns, turns_of
 
@@ -193,23 +193,23 @@ class Generation:
         index = self.account.chosen.get(thread, 0)
         if self.interpreter.writes(thread):  # or another row of the pass has ended it
             allowed = self.interpreter.constraint(thread)
-            self._take(thread, self.request.chooser.choose(thread, index, logits_V, allowed))
+            self._take(thread, self.request.sampler.sample(thread, index, logits_V, allowed))
 
-    def draw(self, thread: int) -> Draw:
-        """Return what draws the next token of `thread`, for a sampler's request."""
-        assert isinstance(self.request.chooser, Sampler), "others want the logits"
+    def row_params(self, thread: int) -> RowParams:
+        """Return what settles the next token of `thread`, for a sampler's request."""
+        assert isinstance(self.request.sampler, Sampler), "others want the logits"
         eager = thread == MAIN and self.interpreter.rules.eagerness
         bias = self.interpreter.constraint(thread).bias if eager else {}
-        return self.request.chooser.draw(thread, self.account.chosen.get(thread, 0), bias)
+        return self.request.sampler.row(thread, self.account.chosen.get(thread, 0), bias)
 
-    def settle(
-        self, thread: int, draw: Draw, wanted: int, logits: Callable[[], FloatArray]
+    def accept(
+        self, thread: int, row: RowParams, wanted: int, logits: Callable[[], FloatArray]
     ) -> None:
-        """Choose the next token where `draw` took `wanted`; `logits` fetches the row."""
-        assert isinstance(self.request.chooser, Sampler), "others draw nothing"
+        """Take `wanted`, or what may stand in its place; `logits` fetches the row."""
+        assert isinstance(self.request.sampler, Sampler), "others want the logits"
         if self.interpreter.writes(thread):
             allowed = self.interpreter.constraint(thread)
-            self._take(thread, self.request.chooser.settle(thread, draw, wanted, logits, allowed))
+            self._take(thread, self.request.sampler.accept(thread, row, wanted, logits, allowed))
 
     def _take(self, thread: int, choice: Choice) -> None:
         self.account.note(thread, choice)

@@ -12,22 +12,15 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from statistics import median
 from typing import Protocol
+
+from pasta_decoding.runtime.request import Priority
 
 GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Widths that are told apart; those between are taken for the next larger one."""
 BACKGROUND_STEPS = 4
 """A background answer advances in one step of so many, at least."""
-
-
-class Priority(IntEnum):
-    """How an answer stands to the others: `high` gets all its threads, `low` is in no hurry."""
-
-    low = -1
-    normal = 0
-    high = 1
 
 
 @dataclass(frozen=True, slots=True)

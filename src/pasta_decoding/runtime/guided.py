@@ -17,10 +17,14 @@ from typing import Any
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import MAIN, ChunkRun, SyncRun
 from pasta_decoding.models.control_tokens import ControlTokens
-from pasta_decoding.runtime.allowed import Constraint
-from pasta_decoding.runtime.constraints import Topics, main_constraint, open_chunk_constraint
+from pasta_decoding.runtime.constraints import (
+    Constraint,
+    Topics,
+    main_constraint,
+    open_chunk_constraint,
+)
 from pasta_decoding.runtime.interpreter import Interpreter
-from pasta_decoding.runtime.rules import Rules
+from pasta_decoding.runtime.request import Rules
 from pasta_decoding.runtime.vocabulary import Vocabulary
 
 PROTOCOL = 2

@@ -19,9 +19,9 @@ from pasta_decoding.runtime.decoder import Decoder, RequestScheduler, decoder_fi
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.governor import Governor
 from pasta_decoding.runtime.prompt_pace import PromptPace
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Replay
-from pasta_decoding.runtime.scheduler import Request, Scheduler
+from pasta_decoding.runtime.request import Request, Rules
+from pasta_decoding.runtime.sampler import Replay
+from pasta_decoding.runtime.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from pasta_decoding.engines.compiled import CompiledPass
@@ -64,8 +64,8 @@ class LocalDecoder(Decoder):
         )
         control = self.vocabulary.control
         last = self.vocabulary.end if end is None else end
-        chooser = Replay(segments, async_close=control.async_close, end=last)
-        return Request(tuple(prompt), chooser, rules)
+        sampler = Replay(segments, async_close=control.async_close, end=last)
+        return Request(tuple(prompt), sampler, rules)
 
     @property
     def name(self) -> str:

@@ -12,25 +12,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.models.control_tokens import ControlTokens
-from pasta_decoding.runtime.drawing import Adjustment
+from pasta_decoding.runtime.request import SamplingParams
+from pasta_decoding.runtime.vocabulary import Ids
+
+Logits = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Penalties:
-    """As vLLM has them; 1, 0 and 0 change nothing.
+class Adjustment:
+    """What is done to the logits of a few tokens before anything is chosen.
 
-    repetition: divides a logit above 0, and multiplies one below, of what the prompt or the thread
-                has said.
-    presence:   is taken off the logit of what the thread has said,
-    frequency:  and this each time that it has said it.
+    A logit above 0 is divided by its token's factor, one below multiplied; then `added` is added.
     """
 
-    repetition: float = 1.0
-    presence: float = 0.0
-    frequency: float = 0.0
+    ids: Ids
+    factors: npt.NDArray[np.float32]
+    added: npt.NDArray[np.float32]
+
+    def apply(self, logits_V: Logits) -> Logits:
+        """Return the logits with it done."""
+        adjusted_V = logits_V.copy()
+        found = adjusted_V[self.ids]
+        scaled = np.where(found > 0, found / self.factors, found * self.factors)
+        adjusted_V[self.ids] = scaled + self.added
+        return adjusted_V
 
 
 @dataclass(slots=True)
@@ -79,17 +88,17 @@ class History:
         return self._seen[thread]
 
     def adjustment(
-        self, thread: int, penalties: Penalties, bias: Mapping[int, float]
+        self, thread: int, params: SamplingParams, bias: Mapping[int, float]
     ) -> Adjustment:
-        """Return what `penalties` and a bias do to the logits of `thread`'s next token."""
+        """Return what penalties and a bias do to the logits of `thread`'s next token."""
         counts = self.counts(thread)
         if thread == MAIN and self._in_topic:
             return biased(bias)
-        repeated = counts.keys() | self._said if penalties.repetition != 1 else ()
-        factors = dict.fromkeys(repeated, penalties.repetition)
+        repeated = counts.keys() | self._said if params.repetition_penalty != 1 else ()
+        factors = dict.fromkeys(repeated, params.repetition_penalty)
         added = dict(bias)
         for token, times in counts.items():
-            cost = penalties.presence + penalties.frequency * times
+            cost = params.presence_penalty + params.frequency_penalty * times
             added[token] = added.get(token, 0.0) - cost
         ids = sorted(factors.keys() | added.keys())
         return Adjustment(

@@ -1,25 +1,139 @@
-"""What is asked of the scheduler: one answer to be written."""
+"""What is asked for: one answer, how far it may go, and how its tokens are sampled.
+
+Settings take their defaults from here, so it loads at once.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING
 
-from pasta_decoding.runtime.governor import Priority
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Chooser
+from pasta_decoding.errors import PastaError
+
+if TYPE_CHECKING:
+    from pasta_decoding.runtime.sampler import TokenSource
+
+GREEDY_BELOW = 1e-5
+"""A temperature under this is taken as 0: logits divided by it would leave what floats hold."""
+
+
+class Priority(IntEnum):
+    """How an answer stands to the others: `high` gets all its threads, `low` is in no hurry."""
+
+    low = -1
+    normal = 0
+    high = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How far one answer may go.
+
+    max_tokens:       tokens behind the prompt, tags included: the first ones in reading order.
+    max_threads:      threads that write at a time, the main one included. It says when they
+                      write, never what: a promise beyond it waits.
+    max_chunks:       chunks of the whole answer.
+    chunk_factor:     a chunk may be this many times as long as promised,
+    min_chunk_tokens: but may always have this many tokens.
+    max_topic_tokens: tokens of one topic; then its closing is forced.
+    topics_begin_apart: no topic begins with the first token of an earlier one. Small models drift
+                      from one topic to its variations; large ones may do without.
+    parallel:         False bans promises and syncs: sequential decoding with the same weights.
+    topic:            False for checkpoints whose promises carry none.
+    eagerness:        added to the promise's logit where main may promise; None: the checkpoint's.
+    """
+
+    max_tokens: int = 512
+    max_threads: int = 32
+    max_chunks: int = 64
+    chunk_factor: float = 3.0
+    min_chunk_tokens: int = 40
+    max_topic_tokens: int = 12
+    topics_begin_apart: bool = True
+    parallel: bool = True
+    topic: bool = True
+    eagerness: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.eagerness is not None:
+            _check("eagerness", self.eagerness, -100, 100)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens. `temperature` 0 is greedy; the other defaults change nothing.
+
+    top_p, top_k, min_p: of the tokens with the `top_k` largest logits and at least `min_p` times
+        the likeliest's probability, the fewest that hold `top_p` of what these hold together. Ties
+        at a border stay in.
+    repetition_penalty: divides a logit above 0, and multiplies one below, of what the prompt or the
+        thread has said,
+    presence_penalty: is taken off the logit of what the thread has said,
+    frequency_penalty: and this each time that it has said it. All three as vLLM has them.
+    logit_bias: added to the logits of some ids. What may not stand stays out all the same.
+    logprobs:   how many alternatives to each token are reported, beside its own; None: nothing is.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    seed: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        _check("temperature", self.temperature, 0, 100)
+        _check("min-p", self.min_p, 0, 1)
+        _check("presence penalty", self.presence_penalty, -2, 2)
+        _check("frequency penalty", self.frequency_penalty, -2, 2)
+        for bias in self.logit_bias.values():
+            _check("logit bias", bias, -100, 100)
+        if not 0 < self.top_p <= 1:
+            raise PastaError(f"top-p {self.top_p} is not above 0 and at most 1")
+        if not 0 < self.repetition_penalty <= 2:
+            raise PastaError(
+                f"repetition penalty {self.repetition_penalty} is not above 0 and at most 2"
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise PastaError(f"top-k {self.top_k} is not at least 1")
+        if self.seed < 0:
+            raise PastaError(f"seed {self.seed} is not at least 0")
+
+    @property
+    def greedy(self) -> bool:
+        """Is there nothing to sample?"""
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def penalises(self) -> bool:
+        """Does anything that was said change what comes?"""
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        return penalties != (1, 0, 0)
+
+
+def _check(name: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise PastaError(f"{name} {value} is not between {least} and {most}")
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """One answer to be written.
 
+    sampler:     where its tokens come from.
     priority:    how it stands to others that are written at the same time.
     stops:       strings of which the first one to be complete, in reading order, ends the answer.
     max_seconds: limit on the wall clock, time in the queue included; None means no limit.
     """
 
     prompt: tuple[int, ...]
-    chooser: Chooser
+    sampler: TokenSource
     rules: Rules = field(default_factory=Rules)
     max_seconds: float | None = None
     priority: Priority = Priority.normal

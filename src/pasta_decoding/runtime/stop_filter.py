@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pasta_decoding.lang.layout import MAIN
-from pasta_decoding.runtime.events import Delta, Event, Ordered
-from pasta_decoding.runtime.sampling import TokenLogprobs
+from pasta_decoding.runtime.events import Delta, Event, Ordered, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

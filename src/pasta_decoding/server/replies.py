@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 from pasta_decoding import __version__
 from pasta_decoding.runtime import events as live
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.sampling import TokenLogprobs
+from pasta_decoding.runtime.events import TokenLogprobs
 from pasta_decoding.runtime.stop_filter import Placed
 from pasta_decoding.runtime.vocabulary import FRAGMENT
 from pasta_decoding.server import schema

@@ -11,8 +11,7 @@ from fastapi import APIRouter, Response
 
 from pasta_decoding.api.model import AnyDecoder
 from pasta_decoding.errors import PastaError
-from pasta_decoding.runtime.governor import Priority
-from pasta_decoding.runtime.request import Request
+from pasta_decoding.runtime.request import Priority, Request
 from pasta_decoding.server import schema
 from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.errors import ApiError, excerpt, not_loaded

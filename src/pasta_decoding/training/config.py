@@ -16,7 +16,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 
 if TYPE_CHECKING:
-    from pasta_decoding.runtime.rules import Rules
+    from pasta_decoding.runtime.request import Rules
 
 
 def joins_named(names: Iterable[str]) -> tuple[Joining, ...]:
@@ -164,7 +164,7 @@ class PreferenceConfig:
     @property
     def rules(self) -> Rules:
         """How far an annotated answer may go."""
-        from pasta_decoding.runtime.rules import Rules
+        from pasta_decoding.runtime.request import Rules
 
         return Rules(
             max_tokens=self.max_tokens, max_threads=self.max_threads, max_chunks=self.max_chunks

@@ -29,8 +29,7 @@ from pasta_decoding.lang.tree import Tree, read, strip
 from pasta_decoding.models.control_tokens import ControlTokens
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.local import LocalDecoder
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampling
+from pasta_decoding.runtime.request import Rules, SamplingParams
 
 Item = TypeVar("Item")
 
@@ -160,7 +159,7 @@ def _sampled(
     try:
         while True:
             for prompt, number in islice(waiting, sampler.max_concurrency - len(running)):
-                sampling = Sampling(sampler.temperature, seed=sampler.seed_of(prompt, number))
+                sampling = SamplingParams(sampler.temperature, seed=sampler.seed_of(prompt, number))
                 request = decoder.request(prompt.instruction, sampler.rules, sampling)
                 running[scheduler.add(request)] = prompt, number
             if not running:

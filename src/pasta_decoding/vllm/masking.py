@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pasta_decoding.runtime.allowed import Constraint
+from pasta_decoding.runtime.constraints import Constraint
 
 GREEDY_BELOW = 1e-5
 """Under this temperature vLLM takes the likeliest."""

@@ -15,7 +15,7 @@ from pasta_decoding.evaluation.methods.own import Own
 from pasta_decoding.evaluation.methods.theirs import Theirs, unpatched
 from pasta_decoding.evaluation.records import Record
 from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
-from pasta_decoding.runtime.sampling import Sampling
+from pasta_decoding.runtime.request import SamplingParams
 from tests.checkpoint import TinyCheckpoint
 
 QUESTIONS = [question_of(text) for text in ("Hello", "Two cities, two cities, two", "x")]
@@ -83,7 +83,7 @@ def test_what_torch_cannot_do_is_an_error_of_this_question(
     assert not twin._forward_pre_hooks
 
 
-SAMPLED = Sampling(temperature=1.0, top_p=0.9)
+SAMPLED = SamplingParams(temperature=1.0, top_p=0.9)
 
 
 def test_sampled_answers_follow_from_the_seed(decoder: LocalDecoder) -> None:

@@ -16,8 +16,7 @@ from pasta_decoding.data.questions import Question
 from pasta_decoding.evaluation.records import Record
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder
-from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.sampling import Sampling
+from pasta_decoding.runtime.request import Request, SamplingParams
 
 Outcome = TypeVar("Outcome")
 
@@ -28,7 +27,7 @@ Asking = Generator[Stage, list[Answer], Outcome]
 """One question under way: it yields stages, is sent their answers in order, and returns."""
 
 
-def of_question(sampling: Sampling, question: Question, part: int = 0) -> Sampling:
+def of_question(sampling: SamplingParams, question: Question, part: int = 0) -> SamplingParams:
     """Return the sampling of one of a question's requests: its seed follows from their names.
 
     So an answer is the same whatever else is asked, and in whichever order.

@@ -8,8 +8,7 @@ from pasta_decoding.data.questions import Question
 from pasta_decoding.evaluation.methods.base import Asking, of_question
 from pasta_decoding.evaluation.records import Record, record_of
 from pasta_decoding.runtime.decoder import Decoder
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampling
+from pasta_decoding.runtime.request import Rules, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,7 @@ class Own:
     decoder: Decoder
     max_tokens: int
     parallel: bool
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
 
     def ask(self, question: Question) -> Asking[Record]:
         """See `Method`."""

@@ -47,12 +47,11 @@ from pasta_decoding.lang.tree import (
     valid_tokens,
     valid_topic,
 )
-from pasta_decoding.runtime.allowed import Constraint
 from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.constraints import Constraint
 from pasta_decoding.runtime.local import LocalDecoder
-from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Choice, Logits, Sampler, Sampling
+from pasta_decoding.runtime.request import Request, Rules, SamplingParams
+from pasta_decoding.runtime.sampler import Choice, Logits, Sampler
 from pasta_decoding.runtime.vocabulary import Decode
 
 BEGUN = "1."
@@ -115,7 +114,7 @@ class Skeleton:
 
     decoder: LocalDecoder
     max_tokens: int
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
 
     def ask(self, question: Question) -> Asking[Record]:
         """See `Method`."""
@@ -167,7 +166,7 @@ class Skeleton:
         max_tokens: int,
         *,
         is_over: Callable[[str], bool],
-        sampling: Sampling,
+        sampling: SamplingParams,
     ) -> Request:
         """Return the request that answers `text` with an answer that has been begun."""
         decoder = self.decoder
@@ -220,9 +219,9 @@ class Stopping:
     end: int
     ids: list[int] = field(default_factory=list)
 
-    def choose(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
-        """See `Chooser`."""
-        choice = self.sampler.choose(thread, index, logits_V, allowed)
+    def sample(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
+        """See `TokenSource`."""
+        choice = self.sampler.sample(thread, index, logits_V, allowed)
         self.ids.append(choice.token)
         return Choice(self.end, intervened=False) if self.is_over(self.decode(self.ids)) else choice
 

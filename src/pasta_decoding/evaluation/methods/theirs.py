@@ -20,7 +20,7 @@ from pasta_decoding.evaluation.records import Record
 from pasta_decoding.lang.tree import Span, show
 from pasta_decoding.runtime.decoder import Decoder
 from pasta_decoding.runtime.local import LocalDecoder
-from pasta_decoding.runtime.sampling import Sampling
+from pasta_decoding.runtime.request import SamplingParams
 
 LOOKUP_TOKENS = 10
 """The most that are drafted at once, as transformers' own candidate generator has it."""
@@ -40,7 +40,7 @@ class Theirs:
     max_tokens: int
     max_seconds: float
     lookup_tokens: int | None = None
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
 
     def ask(self, question: Question) -> Asking[Record]:
         """See `Method`."""
@@ -65,7 +65,7 @@ class Theirs:
             hit_limit=not ended,
         )
 
-    def _generate(self, prompt: tuple[int, ...], sampling: Sampling) -> tuple[list[int], int]:
+    def _generate(self, prompt: tuple[int, ...], sampling: SamplingParams) -> tuple[list[int], int]:
         """Return the ids of the answer, and how many forward passes they took."""
         import torch
         from transformers import GenerationConfig
@@ -94,7 +94,7 @@ class Theirs:
         return found[0, len(prompt) :].tolist(), len(passes)
 
 
-def _choosing(sampling: Sampling) -> dict[str, Any]:
+def _choosing(sampling: SamplingParams) -> dict[str, Any]:
     """Return what transformers calls the same; `top_k` 0 is none, where it has 50 by default."""
     if sampling.greedy:
         return {"do_sample": False}

@@ -1,4 +1,4 @@
-"""What is drawn where the logits are is what would have been drawn of a copy of them."""
+"""What is sampled where the logits are is what would have been sampled of a copy of them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from pasta_decoding.engines.base import Feed, FloatArray
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.device_drawing import draw_rows
-from pasta_decoding.runtime.rules import Rules
-from pasta_decoding.runtime.sampling import Sampler, Sampling, drawn
-from pasta_decoding.runtime.scheduler import Request, Scheduler
+from pasta_decoding.runtime.device_sampler import sampled_rows
+from pasta_decoding.runtime.request import Request, Rules, SamplingParams
+from pasta_decoding.runtime.sampler import Sampler, sampled
+from pasta_decoding.runtime.scheduler import Scheduler
 from tests.law.world import SCHEME
 from tests.runtime.machine import finish
 from tests.runtime.play import SIZE, VOCABULARY
 from tests.tiny import tiny_llama
 
 SAMPLINGS = st.builds(
-    Sampling,
+    SamplingParams,
     temperature=st.sampled_from([0, 0.3, 1, 4]),
     top_p=st.sampled_from([0.05, 0.5, 0.9, 1]),
     top_k=st.sampled_from([None, 1, 3, 40, 2000]),
@@ -33,28 +33,28 @@ SAMPLINGS = st.builds(
 
 @given(st.lists(SAMPLINGS, min_size=1, max_size=6), st.integers(0, 99), st.sampled_from([7, 1000]))
 def test_a_device_draws_what_the_host_would(
-    samplings: list[Sampling], seed: int, size: int
+    samplings: list[SamplingParams], seed: int, size: int
 ) -> None:
     rows_FV = 2 * np.random.default_rng(seed).standard_normal((len(samplings), size))
     logits_FV = rows_FV.astype(np.float32)
-    draws = [Sampler(one, row).draw(row, 3, {}) for row, one in enumerate(samplings)]
-    expected = [drawn(logits_V, one) for logits_V, one in zip(logits_FV, draws, strict=True)]
-    assert draw_rows(torch.from_numpy(logits_FV), draws) == expected
+    draws = [Sampler(one, row).row(row, 3, {}) for row, one in enumerate(samplings)]
+    expected = [sampled(logits_V, one) for logits_V, one in zip(logits_FV, draws, strict=True)]
+    assert sampled_rows(torch.from_numpy(logits_FV), draws) == expected
 
 
 def test_the_smallest_top_p_takes_the_likeliest() -> None:
     logits_FV = torch.arange(100, dtype=torch.float32)[None]
-    draw = Sampler(Sampling(temperature=1, top_p=1e-46)).draw(0, 0, {})
-    assert draw_rows(logits_FV, [draw]) == [99]
+    draw = Sampler(SamplingParams(temperature=1, top_p=1e-46)).row(0, 0, {})
+    assert sampled_rows(logits_FV, [draw]) == [99]
 
 
 def test_rows_that_are_no_numbers_give_some_token_and_leave_the_others_theirs() -> None:
     logits_FV = np.zeros((2, 1000), dtype=np.float32)
     logits_FV[0] = np.nan
-    draws = [Sampler(Sampling(temperature=1), row).draw(0, 0, {}) for row in range(2)]
-    first, second = draw_rows(torch.from_numpy(logits_FV), draws)
+    draws = [Sampler(SamplingParams(temperature=1), row).row(0, 0, {}) for row in range(2)]
+    first, second = sampled_rows(torch.from_numpy(logits_FV), draws)
     assert 0 <= first < 1000
-    assert second == drawn(logits_FV[1], draws[1])
+    assert second == sampled(logits_FV[1], draws[1])
 
 
 class Remote(TorchEngine):
@@ -67,7 +67,9 @@ class Remote(TorchEngine):
 def answers(engine: TorchEngine, temperature: float) -> list[Answer]:
     scheduler = Scheduler(engine, VOCABULARY, SCHEME)
     requests = [
-        Request((11, 12 + n), Sampler(Sampling(temperature, top_p=0.95), n), Rules(max_tokens=60))
+        Request(
+            (11, 12 + n), Sampler(SamplingParams(temperature, top_p=0.95), n), Rules(max_tokens=60)
+        )
         for n in range(6)
     ]
     return finish(scheduler, [scheduler.add(request) for request in requests])

@@ -1,0 +1,267 @@
+"""The next token: greedy, sampled, or as a given answer has it.
+
+Sampling is a race. A token of weight w arrives after E/w, where E is exponential, and the first one
+is taken: so each wins with probability w over the sum of all (the Gumbel-max trick). E is a hash of
+(seed, request, thread, index) and the token's id. So a result depends neither on scheduling nor on
+who else is decoded, and where logits move a little, only near-ties move. A cut or a constraint
+takes tokens out of the race and changes nobody's time.
+
+Shapes: V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import blake2b
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pasta_decoding.lang.layout import MAIN, ChunkRun, PromiseRun, Run, Segment
+from pasta_decoding.runtime.constraints import Constraint
+from pasta_decoding.runtime.events import TokenLogprobs
+from pasta_decoding.runtime.penalties import Adjustment, History, biased
+from pasta_decoding.runtime.request import SamplingParams
+
+Logits = npt.NDArray[np.float32]
+
+# A keyed hash of 32 bits ("lowbias32", with the key's halves before and between its rounds).
+ID_FACTOR, FIRST_FACTOR, SECOND_FACTOR = 0x9E3779B1, 0x7FEB352D, 0x846CA68B
+UNIT = 2.0**-32
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A token, and whether the constraint overruled what the model would have written."""
+
+    token: int
+    intervened: bool
+    logprobs: TokenLogprobs | None = None
+
+
+class TokenSource(Protocol):
+    """Where the tokens of one answer come from."""
+
+    def sample(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
+        """Return the `index`-th token (from 0) of `thread`; `allowed` admits it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RowParams:
+    """What settles one token before anybody looks at its logits.
+
+    key:        what the noise is a hash of.
+    adjustment: of the logits, before anything else, if there is any.
+    """
+
+    params: SamplingParams
+    key: tuple[int, ...]
+    adjustment: Adjustment | None = None
+
+    @property
+    def key_halves(self) -> tuple[int, int]:
+        """The key as two numbers of 32 bits."""
+        digest = blake2b(repr(self.key).encode(), digest_size=8).digest()
+        return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """Samples by `params`; `request` tells answers with the same seed apart.
+
+    history: of the one answer that it samples for at a time; penalties need it.
+    """
+
+    params: SamplingParams
+    request: int = 0
+    history: History | None = None
+
+    def sample(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
+        """See `TokenSource`. Overruled is the choice among all tokens."""
+        row = self.row(thread, index, allowed.bias)
+        return self.accept(thread, row, sampled(logits_V, row), lambda: logits_V, allowed)
+
+    def row(self, thread: int, index: int, bias: Mapping[int, float]) -> RowParams:
+        """Return what settles the `index`-th token of `thread`; `bias` is the constraint's."""
+        params, adjustment = self.params, None
+        added = dict(params.logit_bias)
+        for token, more in bias.items():
+            added[token] = added.get(token, 0.0) + more
+        if self.history is not None:
+            if (thread, index) == (MAIN, 0):
+                self.history.begin()
+            adjustment = self.history.adjustment(thread, params, added)
+        elif added:
+            adjustment = biased(added)
+        return RowParams(params, (params.seed, self.request, thread, index), adjustment)
+
+    def accept(
+        self,
+        thread: int,
+        row: RowParams,
+        wanted: int,
+        logits: Callable[[], Logits],
+        allowed: Constraint,
+    ) -> Choice:
+        """Take `wanted`, which won among all tokens, or who wins among those that may stand there.
+
+        `logits` fetches the row, where it is needed.
+        """
+        admitted = allowed.admits(wanted)
+        token = wanted if admitted else sampled_within(logits, row, allowed)
+        if self.history is not None:
+            self.history.note(thread, token)
+        top = self.params.logprobs
+        reported = None if top is None else logprobs_of(logits(), token, top)
+        return Choice(token, not admitted and not allowed.forced, reported)
+
+
+class Replay:
+    """Writes a given answer again, whatever the model thinks: for timing and for the law."""
+
+    def __init__(self, segments: Sequence[Segment], *, async_close: int, end: int) -> None:
+        self._threads: dict[int, list[int]] = {MAIN: []}
+        for segment in segments:
+            match segment:
+                case Run(ids) | PromiseRun(ids):
+                    self._threads[MAIN].extend(ids)
+                case ChunkRun(ids):
+                    self._threads[len(self._threads)] = [*ids[1:], async_close]
+                case _:
+                    self._threads[MAIN].append(segment.id)
+        self._threads[MAIN].append(end)
+
+    def sample(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:  # noqa: ARG002
+        """See `TokenSource`."""
+        return Choice(self._threads[thread][index], intervened=False)
+
+
+def sampled(logits_V: Logits, row: RowParams) -> int:
+    """Return the token that wins among all."""
+    if row.adjustment is not None:
+        logits_V = row.adjustment.apply(logits_V)
+    if not row.params.greedy:
+        weight_V = weights(logits_V, row.params)
+        if (token := winner(weight_V, weight_V, row)) is not None:
+            return token
+    return int(logits_V.argmax())
+
+
+def sampled_within(logits: Callable[[], Logits], row: RowParams, allowed: Constraint) -> int:
+    """Return the token that wins among the allowed ones: the likeliest if all were cut."""
+    only = allowed.alternatives
+    if only is not None and len(only) == 1:
+        return int(only[0])
+    logits_V = logits()
+    if row.adjustment is not None:
+        logits_V = row.adjustment.apply(logits_V)
+    if not row.params.greedy:
+        weight_V = weights(logits_V, row.params)
+        out_V = np.full(len(weight_V), only is not None)
+        out_V[allowed.banned if only is None else only] = only is None
+        pool_V = np.where(out_V, np.float32(0), weight_V)
+        if (token := winner(weight_V, pool_V, row)) is not None:
+            return token
+    return best_allowed(logits_V, allowed)
+
+
+def weights(logits_V: Logits, params: SamplingParams) -> Logits:
+    """Return what each token weighs at a temperature, the likeliest 1, behind top-k and min-p."""
+    weight_V: Logits = logits_V - logits_V.max()
+    weight_V *= np.float32(1 / params.temperature)
+    np.exp(weight_V, out=weight_V)
+    least, top_k = params.min_p, params.top_k
+    if top_k is not None and top_k < len(weight_V):
+        least = max(least, float(np.partition(weight_V, -top_k)[-top_k]))
+    if least > 0:
+        weight_V *= weight_V >= least
+    return weight_V
+
+
+def winner(weight_V: Logits, pool_V: Logits, row: RowParams) -> int | None:
+    """Return who of `pool_V` comes first, of those that hold `top_p` of `weight_V`.
+
+    The pool is all of `weight_V`, or has some tokens' weights set to 0. None if nobody runs, or a
+    weight is no number. Top-p keeps the heaviest tokens: if it would have left the first one out,
+    it leaves out all that are not heavier, and no vocabulary needs to be sorted.
+    """
+    noise_V = hashes(len(pool_V), row.key_halves)
+    time_V = noise_V.astype(np.float32)
+    time_V += np.float32(0.5)
+    time_V *= np.float32(UNIT)
+    with np.errstate(divide="ignore", over="ignore"):
+        time_V /= pool_V
+    enough = row.params.top_p * float(weight_V.sum()) if row.params.top_p < 1 else math.inf
+    while True:
+        token = _first(time_V, noise_V, pool_V)
+        if not np.isfinite(time_V[token]):
+            return None
+        heavier_V = weight_V > weight_V[token] if enough < math.inf else None
+        if heavier_V is None or float((weight_V * heavier_V).sum()) < enough:
+            return token
+        time_V[~heavier_V] = np.inf
+
+
+def hashes(size: int, key_halves: tuple[int, int]) -> npt.NDArray[np.uint32]:
+    """Return a number of 32 bits for each token id: a hash of the key and the id alone."""
+    before, between = key_halves
+    hash_V = _spread_ids(size) + np.uint32(before)
+    hash_V ^= hash_V >> 16
+    hash_V *= np.uint32(FIRST_FACTOR)
+    hash_V ^= np.uint32(between)
+    hash_V ^= hash_V >> 15
+    hash_V *= np.uint32(SECOND_FACTOR)
+    hash_V ^= hash_V >> 16
+    return hash_V
+
+
+@cache
+def _spread_ids(size: int) -> npt.NDArray[np.uint32]:
+    return np.arange(size, dtype=np.uint32) * np.uint32(ID_FACTOR)
+
+
+def _first(time_V: npt.NDArray[np.float32], noise_V: npt.NDArray[np.uint32], pool_V: Logits) -> int:
+    """Return who comes first. `time_V` has u/w, which -log(1-u)/w, the true time, never undercuts.
+
+    So logarithms are taken of those alone that may be faster than the first one of `time_V`.
+    """
+    token = int(time_V.argmin())
+    most = -math.log1p(-(float(noise_V[token]) + 0.5) * UNIT) / float(pool_V[token] or 1)
+    near = np.flatnonzero(time_V <= most)
+    if len(near) < 2:
+        return token
+    times = -np.log1p(-(noise_V[near] + 0.5) * UNIT) / pool_V[near]
+    return int(near[times.argmin()])
+
+
+def best_allowed(score_V: npt.NDArray[Any], allowed: Constraint) -> int:
+    """Return the allowed id with the largest score; the smallest id of equals.
+
+    Where no allowed id has a score above -inf, the first allowed one is returned.
+    """
+    only = allowed.only
+    if only is None:
+        best = int(score_V.argmax())
+        if not np.any(allowed.banned == best) and score_V[best] > -np.inf:
+            return best
+        only = allowed.instead
+    if only is None:
+        only = np.delete(np.arange(len(score_V)), allowed.banned)
+    scores = score_V[only]
+    return int(only[np.where(np.isnan(scores), -np.inf, scores).argmax()])
+
+
+def logprobs_of(logits_V: Logits, token: int, top: int) -> TokenLogprobs:
+    """Return the logarithm of a token's probability, and those of the `top` likeliest."""
+    most = float(logits_V.max())
+    total = most + math.log(float(np.exp(logits_V - most).sum(dtype=np.float64)))
+    top = min(top, len(logits_V))
+    ids = np.argpartition(logits_V, -top)[-top:] if top else np.array([], dtype=np.int64)
+    logprobs = [(one, float(logits_V[one]) - total) for one in ids.tolist()]
+    ranked = sorted(logprobs, key=lambda pair: (-pair[1], pair[0]))
+    return TokenLogprobs(token, float(logits_V[token]) - total, tuple(ranked))
