@@ -13,7 +13,6 @@ import shlex
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from urllib.request import urlopen
 import pytest
 import torch
 
-from pasta_decoding.api.model import Model
 from pasta_decoding.lang.layout import ChunkRun, Joining, Layout, SyncRun
 from pasta_decoding.models.export import export_hf
 from pasta_decoding.models.load import find_adapter, load_model
@@ -42,7 +40,6 @@ from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.settings import Load
 from tests.remote.fake import until
-from tests.server.running import MODEL, running
 
 pytestmark = [pytest.mark.remote, pytest.mark.timeout(7200)]
 
@@ -199,23 +196,6 @@ def test_what_is_served_is_found_out(remote: RemoteDecoder) -> None:
     assert remote.max_tokens == 2048
 
 
-def test_requests_find_what_they_share_in_the_prefix_cache(vllm: Vllm, merged: Path) -> None:
-    """At least 90% of the whole blocks; the server is new and has only these from others."""
-    where = ["--base-url", vllm.url, "--adapter", str(merged), "--block", str(BLOCK)]
-    done = subprocess.run(
-        [sys.executable, BENCH / "remote_answers.py", *where, "--limit", "9"],
-        env=os.environ | {"BENCH_DRY": "1"},
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    found = json.loads(done.stdout)
-    print(found)  # noqa: T201
-    assert found["chunks"] >= 1
-    assert found["syncs"] > 0
-    assert found["shared_tokens"] >= 50 * BLOCK
-    assert found["hit_tokens"] >= 0.9 * found["shared_tokens"]
-
-
 def test_answers_are_those_of_the_torch_engine_up_to_near_ties(
     answers: list[tuple[Answer, Answer]], local: LocalDecoder
 ) -> None:
@@ -333,50 +313,6 @@ def test_both_of_its_model_runners_take_the_processor(merged: Path, local: Local
     assert found == {"rows": [0, control], "slots": [0, control]}
 
 
-def test_a_sequential_answer_takes_one_request(remote: RemoteDecoder) -> None:
-    rules = Rules(max_tokens=40, parallel=False)
-    answer = answer_by(remote, remote.request(PROMPTS[0], rules, SamplingParams()))
-    assert answer.trace.sent is not None
-    assert answer.trace.sent.requests == 1
-    assert answer.chunks == 0
-
-
-def test_the_same_seed_gives_the_same_answer(remote: RemoteDecoder) -> None:
-    def answer(seed: int) -> Answer:
-        sampling = SamplingParams(temperature=0.7, top_p=0.9, seed=seed)
-        return answer_by(remote, remote.request(PROMPTS[1], Rules(max_tokens=1000), sampling))
-
-    once, again, other = answer(5), answer(5), answer(6)
-    assert once.segments == again.segments != other.segments
-
-
-def test_a_client_of_the_server_gets_the_answer(
-    remote: RemoteDecoder, local: LocalDecoder, answers: list[tuple[Answer, Answer]]
-) -> None:
-    metrics = Metrics()
-    backend = Backend(lambda: remote, metrics, Load())
-    messages: list[Any] = [{"role": "user", "content": PROMPTS[0]}]
-    with running(local, {MODEL: backend}) as server:
-        got: Any = server.client().chat.completions.create(
-            model=MODEL, messages=messages, max_tokens=RULES.max_tokens, temperature=0
-        )
-    expected = answers[0][0]
-    assert got.choices[0].message.content == expected.text
-    assert got.usage.completion_tokens == expected.fed_tokens
-    assert got.usage.model_extra["threads"] == 1 + expected.chunks
-
-
-def test_an_answer_that_is_given_up_leaves_nothing_running(
-    vllm: Vllm, remote: RemoteDecoder
-) -> None:
-    # Its main thread writes for a while before it waits for others.
-    with Model(remote) as model, model.events(PROMPTS[1], max_tokens=1000) as events:
-        next(events)
-        until(lambda: vllm.running() > 0)
-        events.close()
-        until(lambda: vllm.running() == 0)
-
-
 def test_a_killed_server_fails_who_was_there_and_serves_again_when_it_is_back(
     vllm: Vllm, remote: RemoteDecoder, answers: list[tuple[Answer, Answer]]
 ) -> None:
@@ -397,36 +333,3 @@ def test_a_killed_server_fails_who_was_there_and_serves_again_when_it_is_back(
     vllm.start()
     again = answer_by(remote, remote.request(PROMPTS[0], RULES, SamplingParams()))
     assert again.segments == answers[0][0].segments
-
-
-def test_of_two_replicas_one_may_be_killed_while_answers_are_written(
-    vllm: Vllm, merged: Path, answers: list[tuple[Answer, Answer]]
-) -> None:
-    """Who was there fails; all that come then are written by the other one, by the same rules."""
-    with started(merged) as other:
-        urls = [vllm.url, other.url]
-        remote = remote_decoder(merged, merged, urls, names=[NAME], retry_policy=PATIENT)
-
-        async def write(pool: ReplicaPool, number: int, begun: asyncio.Event) -> Answer:
-            request = remote.request(PROMPTS[number], RULES, SamplingParams())
-            return await remote.writer(request, pool, lambda _events, _step: begun.set()).run()
-
-        async def be_there() -> list[Answer | BaseException]:
-            begun = [asyncio.Event() for _ in range(4)]
-            async with ReplicaPool(remote.service) as pool:
-                first = [asyncio.create_task(write(pool, n, one)) for n, one in enumerate(begun)]
-                for one in begun:
-                    await one.wait()
-                other.kill()
-                later = [asyncio.create_task(write(pool, n, asyncio.Event())) for n in range(4)]
-                return await asyncio.gather(*first, *later, return_exceptions=True)
-
-        found = asyncio.run(be_there())
-    failed = [one for one in found if isinstance(one, BaseException)]
-    assert len(failed) == 2, "half of those that had begun"
-    assert all(isinstance(one, RemoteError) for one in failed)
-    for number, answer in enumerate(found[4:]):
-        assert isinstance(answer, Answer)
-        assert answer.text == answers[number][0].text
-        assert answer.trace.sent is not None
-        assert answer.trace.sent.corrections == 0
