@@ -42,7 +42,6 @@ _ISSUE = [f"<issue_{part}>" for part in ("start", "comment", "closed")]
 SMOLLM2 = [*_REPOSITORY, *_ISSUE, *_JUPYTER, "<empty_output>"]
 LLAMA3 = [f"<|reserved_special_token_{n}|>" for n in range(20)]
 GEMMA = [f"<unused{n}>" for n in range(99)]
-HINT = "Point --adapter at a folder that `pasta train sft` wrote, or train it again."
 CONTROL = ControlTokens(1, {20: 5, 50: 6}, 2, 3, 4)
 CHECKPOINT = Checkpoint(
     Base("some/base", "llama", 32, 2, 100, "0123456789abcdef"),
@@ -79,10 +78,6 @@ def rows(model: Any) -> int:
 )
 def test_a_length_goes_to_the_next_larger_bucket_or_the_largest(tokens: int, bucket: int) -> None:
     assert CONTROL.bucket(tokens) == bucket
-
-
-def test_a_closing_token_carries_its_bucket() -> None:
-    assert [CONTROL.promised(token) for token in (5, 6)] == [20, 50]
 
 
 # Choosing tokens
@@ -128,19 +123,6 @@ def test_added_tokens_are_given_to_a_fresh_tokenizer_and_a_model_without_room() 
     assert model(torch.tensor([[max(checkpoint.control.ids)]])).logits.shape[-1] == len(fresh)
 
 
-def test_nothing_is_added_where_nothing_of_ours_is_missing() -> None:
-    tokenizer = tiny_tokenizer()
-    size = len(tokenizer)
-    add_missing_tokens(tokenizer, CHECKPOINT.token_texts)
-    assert len(tokenizer) == size
-
-
-def test_a_vocabulary_with_room_does_not_grow() -> None:
-    model = tiny_llama(vocabulary=100)
-    grow_vocabulary(model, CONTROL)
-    assert rows(model) == 100
-
-
 # pasta.json
 
 
@@ -150,12 +132,6 @@ def test_a_record_comes_back_as_it_was_saved(topic: str, tmp_path: Path) -> None
     save(checkpoint, tmp_path)
     assert load(tmp_path) == checkpoint
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
-
-
-def test_buckets_come_back_in_ascending_order(tmp_path: Path) -> None:
-    control = replace(CONTROL, promise_close={100: 6, 20: 5})
-    save(replace(CHECKPOINT, control=control), tmp_path)
-    assert load(tmp_path).control.bucket(10) == 20
 
 
 def refusal(folder: Path) -> PastaError:
@@ -168,7 +144,6 @@ def test_a_folder_without_a_record_is_no_adapter(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "missing"):
         error = refusal(folder)
         assert str(error) == f"{folder} holds no pasta.json: not a Pasta adapter"
-        assert error.hint == HINT
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000], ids=len)
@@ -176,7 +151,6 @@ def test_a_broken_file_cannot_be_read(content: bytes, tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_bytes(content)
     error = refusal(tmp_path)
     assert str(error).startswith(f"{tmp_path / FILE_NAME} cannot be read: ")
-    assert error.hint == HINT
 
 
 @pytest.mark.parametrize(
@@ -190,7 +164,6 @@ def test_another_format_is_refused_with_its_version(
     assert str(error) == (
         f"{tmp_path / FILE_NAME} has format version {version}; this Pasta reads 1"
     )
-    assert error.hint == "Install the Pasta version that wrote it."
 
 
 Change = Callable[[dict[str, Any]], object]
@@ -232,7 +205,6 @@ def test_a_malformed_record_is_refused_and_says_why(name: str, tmp_path: Path) -
     error = refusal(tmp_path)
     assert str(error).startswith(f"{path} is incomplete or malformed: ")
     assert reason in str(error)
-    assert error.hint == HINT
 
 
 # Another model than the one it was trained on
@@ -266,7 +238,6 @@ def test_another_base_model_is_refused_by_what_differs(
         f"the adapter was trained on some/base ({difference[0]}), "
         f"but this model has {difference[1]}"
     )
-    assert error.hint == "Use it with some/base, or train an adapter for this model."
 
 
 def test_a_sibling_of_the_same_shape_is_told_by_its_norms() -> None:
@@ -307,14 +278,6 @@ def test_an_adapter_on_a_copy_that_is_rounded_otherwise_is_a_warning() -> None:
     )
 
 
-def test_a_record_from_before_roundings_were_told_apart_still_loads(tmp_path: Path) -> None:
-    save(CHECKPOINT, tmp_path)
-    record = json.loads((tmp_path / FILE_NAME).read_text())
-    del record["base"]["embeddings_sha256"]
-    (tmp_path / FILE_NAME).write_text(json.dumps(record))
-    assert load(tmp_path) == CHECKPOINT
-
-
 def test_shipped_adapters_say_that_their_base_was_rounded(default_model_dir: Path) -> None:
     model, _ = load_base(default_model_dir, dtype="bfloat16")
     digest = describe_base(model, "").embeddings_sha256
@@ -328,4 +291,3 @@ def test_a_foreign_vocabulary_is_refused_by_the_first_token_that_differs() -> No
     assert str(error) == (
         "control token 258 is '<unused0>' in the adapter, '<other>' in the tokenizer"
     )
-    assert error.hint == "Use the tokenizer of the model that the adapter was trained on."

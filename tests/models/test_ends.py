@@ -16,9 +16,7 @@ import torch
 from gguf import GGUFReader
 
 from pasta_decoding.data.asked import asked_of
-from pasta_decoding.data.questions import Question
 from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation.methods.skeleton import Skeleton
 from pasta_decoding.evaluation.rating import load_nll
 from pasta_decoding.lang.layout import MAIN, Layout
 from pasta_decoding.models.gguf import read_metadata, write_gguf
@@ -95,13 +93,6 @@ def test_a_plain_text_is_rated_with_the_end_that_training_shows(two_ends: TinyCh
     nll = load_nll(two_ends.base, two_ends.adapter, score, dtype="float32")
     assert nll("Why?", ["Because."])[0] > 0
     assert label_of_end(seen[0]) == END_ID
-
-
-def test_a_rival_that_stops_itself_stops_with_that_end(decoder: LocalDecoder) -> None:
-    asking = Skeleton(decoder, 60).ask(Question("1", "Why?", None))
-    [request] = next(asking)
-    request.sampler.is_over = lambda _text: True  # type: ignore[attr-defined]
-    assert decoder.answer(request).end == END_ID
 
 
 def test_a_gguf_names_every_end_first_the_one_that_training_shows(

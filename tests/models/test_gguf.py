@@ -98,17 +98,6 @@ def test_a_file_without_our_metadata_is_refused() -> None:
     assert "pasta export" in caught.value.hint
 
 
-def test_quantising_goes_through_a_file_in_f32(loaded: Loaded, tmp_path: Path) -> None:
-    def quantise(source: Path, target: Path, file_type: str) -> None:
-        kinds = {tensor.tensor_type.name for tensor in GGUFReader(source).tensors}
-        assert (kinds, file_type) == ({"F32"}, "Q4_0")
-        target.write_bytes(b"quantised")
-
-    export_gguf(loaded, tmp_path / "x.gguf", "Q4_0", quantize=quantise)
-    assert (tmp_path / "x.gguf").read_bytes() == b"quantised"
-    assert [path.name for path in tmp_path.iterdir()] == ["x.gguf"]
-
-
 def test_a_failure_leaves_the_old_file_and_nothing_else(loaded: Loaded, tmp_path: Path) -> None:
     def full_disk(_source: Path, target: Path, _type: str) -> None:
         target.write_bytes(b"half")

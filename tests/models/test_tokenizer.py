@@ -149,9 +149,8 @@ def test_a_saved_cut_and_padding_are_not_applied() -> None:
 
 @pytest.mark.parametrize("files", [{}, {"tokenizer.json": "{}"}, {"tokenizer.json": "no json"}])
 def test_files_that_are_no_tokenizer_are_refused(files: dict[str, str]) -> None:
-    with pytest.raises(PastaError, match=r"the tokenizer in x\.gguf cannot be read") as caught:
+    with pytest.raises(PastaError, match=r"the tokenizer in x\.gguf cannot be read"):
         FileTokenizer(files, "x.gguf")
-    assert "pasta export" in caught.value.hint
 
 
 def test_a_tokenizer_without_a_template_has_none(tmp_path: Path) -> None:

@@ -36,9 +36,6 @@ from pasta_decoding.runtime.events import Opened
 from pasta_decoding.runtime.guided import XARG, GuidedParams, Kind, write_params
 from pasta_decoding.runtime.local import LocalDecoder, answer_of, torch_decoder
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
-from pasta_decoding.server.backend import Backend
-from pasta_decoding.server.metrics import Metrics
-from pasta_decoding.server.settings import Load
 from tests.remote.fake import until
 
 pytestmark = [pytest.mark.remote, pytest.mark.timeout(7200)]

@@ -86,7 +86,8 @@ class Compiled:
         import torch
 
         from pasta_decoding.engines.packed_linear import is_fast_here, packed_layers
-        from pasta_decoding.models.load import load_apart, load_model, merge_adapter
+        from pasta_decoding.models.adapter import merge_adapter
+        from pasta_decoding.models.load import load_apart, load_model
 
         if self.dtype != "bfloat16" or not is_fast_here():
             return load_model(self.base, self.adapter, dtype=self.dtype).model, {}

@@ -25,8 +25,6 @@ _EMBEDDING_STRIDE = 64
 _KEYS = {"control": "binding"}
 """Fields that the file knows under another name."""
 
-_BROKEN_HINT = "Point --adapter at a folder that `pasta train sft` wrote, or train it again."
-
 
 @dataclass(frozen=True, slots=True)
 class Base:
@@ -102,11 +100,8 @@ def describe_on(base: Base, tokenizer: Any, control: ControlTokens) -> Checkpoin
 
 def to_json(checkpoint: Checkpoint) -> str:
     """Return the text of `pasta.json`."""
-    record = asdict(checkpoint)
-    return (
-        json.dumps({_KEYS.get(name, name): value for name, value in record.items()}, indent=2)
-        + "\n"
-    )
+    record = {_KEYS.get(name, name): value for name, value in asdict(checkpoint).items()}
+    return json.dumps(record, indent=2) + "\n"
 
 
 def save(checkpoint: Checkpoint, folder: Path) -> None:
@@ -128,9 +123,9 @@ def load(folder: Path) -> Checkpoint:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         message = f"{folder} holds no {FILE_NAME}: not a Pasta adapter"
-        raise PastaError(message, hint=_BROKEN_HINT) from None
+        raise PastaError(message) from None
     except (OSError, ValueError) as error:
-        raise PastaError(f"{path} cannot be read: {error}", hint=_BROKEN_HINT) from error
+        raise PastaError(f"{path} cannot be read: {error}") from error
     return from_json(text, str(path))
 
 
@@ -139,16 +134,16 @@ def from_json(text: str, source: str) -> Checkpoint:
     try:
         record = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise PastaError(f"{source} cannot be read: {error}", hint=_BROKEN_HINT) from error
+        raise PastaError(f"{source} cannot be read: {error}") from error
     version = record.get("format_version") if isinstance(record, dict) else None
     if version != FORMAT_VERSION:
         message = f"{source} has format version {version!r}; this Pasta reads {FORMAT_VERSION}"
-        raise PastaError(message, hint="Install the Pasta version that wrote it.")
+        raise PastaError(message)
     try:
         return _checkpoint(record)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         message = f"{source} is incomplete or malformed: {error!r}"
-        raise PastaError(message, hint=_BROKEN_HINT) from error
+        raise PastaError(message) from error
 
 
 def check_match(checkpoint: Checkpoint, model: Any, tokenizer: Any) -> str | None:
@@ -183,8 +178,7 @@ def check_base(checkpoint: Checkpoint, theirs: Base) -> None:
         if want != have:
             raise PastaError(
                 f"the adapter was trained on {ours.name} ({field.name} {want}), "
-                f"but this model has {field.name} {have}",
-                hint=f"Use it with {ours.name}, or train an adapter for this model.",
+                f"but this model has {field.name} {have}"
             )
 
 
@@ -194,66 +188,37 @@ def check_tokens(checkpoint: Checkpoint, tokenizer: Any) -> None:
         have_text = tokenizer.convert_ids_to_tokens(token)
         if have_text != text:
             raise PastaError(
-                f"control token {token} is {text!r} in the adapter, {have_text!r} in the tokenizer",
-                hint="Use the tokenizer of the model that the adapter was trained on.",
+                f"control token {token} is {text!r} in the adapter, {have_text!r} in the tokenizer"
             )
 
 
 def _checkpoint(record: dict[str, Any]) -> Checkpoint:
     unknown = set(record) - {_KEYS.get(field.name, field.name) for field in fields(Checkpoint)}
-    if unknown:
-        raise ValueError(f"unknown keys {sorted(unknown)}")
+    _require(not unknown, f"unknown keys {sorted(unknown)}")
     parts = dict(record["binding"])
-    closes = parts.pop("promise_close")
-    buckets = {int(size): _token(token) for size, token in sorted(closes.items(), key=_as_int)}
-    single = {key: _token(token) for key, token in parts.items()}
-    control = ControlTokens(promise_close=buckets, **single)
-    if min(buckets, default=0) <= 0:
-        raise ValueError(f"the length buckets are {list(buckets)}")
-    if len(control.ids) != len(buckets) + 4:
-        raise ValueError("two parts of a tag share one control token")
-    if record["topic"] not in ("required", "none"):
-        raise ValueError(f"topic is {record['topic']!r}, not 'required' or 'none'")
-    texts = {int(token): _text(text) for token, text in record["token_texts"].items()}
-    if set(texts) != control.ids:
-        raise ValueError("token_texts does not tell the texts of the control tokens")
-    return Checkpoint(
-        base=Base(**record["base"]),
-        control=control,
-        token_texts=texts,
-        scheme=_text(record["scheme"]),
-        joins=tuple(_text(join) for join in _list(record["joins"])),
-        topic=record["topic"],
-        eagerness=_number(record.get("eagerness", 0.0)),
-    )
+    closes = {int(size): token for size, token in parts.pop("promise_close").items()}
+    for token in (*parts.values(), *closes.values()):
+        _require(type(token) is int and token >= 0, f"{token!r} is not a token id")
+    control = ControlTokens(promise_close=dict(sorted(closes.items())), **parts)
+    _require(min(closes, default=0) > 0, f"the length buckets are {sorted(closes)}")
+    _require(len(control.ids) == len(closes) + 4, "two parts of a tag share one control token")
+    texts = {int(token): text for token, text in record["token_texts"].items()}
+    _require(set(texts) == control.ids, "token_texts does not tell the texts of the control tokens")
+    topic, joins = record["topic"], record["joins"]
+    _require(topic in ("required", "none"), f"topic is {topic!r}, not 'required' or 'none'")
+    _require(isinstance(joins, list), f"{joins!r} is not a list")
+    for text in (*texts.values(), *joins, record["scheme"]):
+        _require(isinstance(text, str), f"{text!r} is not a text")
+    eagerness = record.get("eagerness", 0.0)
+    known = isinstance(eagerness, int | float) and math.isfinite(eagerness)
+    _require(known, f"eagerness is {eagerness!r}, not a number")
+    base = Base(**record["base"])
+    return Checkpoint(base, control, texts, record["scheme"], tuple(joins), topic, eagerness)
 
 
-def _number(value: object) -> float:
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"eagerness is {value!r}, not a number")
-    return value
-
-
-def _as_int(item: tuple[str, object]) -> int:
-    return int(item[0])
-
-
-def _token(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is not a token id")
-    return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not a text")
-    return value
-
-
-def _list(value: object) -> list[object]:
-    if not isinstance(value, list):
-        raise ValueError(f"{value!r} is not a list")
-    return value
+def _require(holds: bool, else_say: str) -> None:
+    if not holds:
+        raise ValueError(else_say)
 
 
 def _embedding_digest(parameters: Mapping[str, Any]) -> str | None:

@@ -1,35 +1,24 @@
-"""From a base model's folder and an adapter's to one plain model that speaks the language.
-
-An adapter is LoRA and trained token rows. They are merged here, to the bit as peft does it, so
-decoding needs no peft, whose import takes longer than a short answer; and engines that add an
-adapter beside the base's weights read it here, too.
-Shapes: O and I outputs and inputs of a linear layer, R rank, T trained tokens.
-"""
+"""From a base model's folder and an adapter's to one plain model that speaks the language."""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
-import json
-import math
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.files import sha256
 from pasta_decoding.models import checkpoint as checkpoints
+from pasta_decoding.models.adapter import merge_adapter, read_added
 from pasta_decoding.models.checkpoint import Checkpoint
 from pasta_decoding.models.control_tokens import (
     add_missing_tokens,
     choose_tokens,
     grow_vocabulary,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 DEFAULT_ADAPTER = "balanced"
 SEQUENTIAL = "sequential"
@@ -38,15 +27,6 @@ NO_ADAPTER = "none"
 """The base model as it is, in place of an adapter's name."""
 _PACKAGE = Path(__file__).parents[1]
 _SHIPPED = (_PACKAGE / "adapters", _PACKAGE.parents[1] / "adapters")
-
-_LORA = (".lora_A.weight", ".lora_B.weight")
-_TOKENS = ".token_adapter.trainable_tokens_delta"
-# What else an adapter may have; each changes what its weights mean.
-_FOREIGN = (
-    "use_dora", "use_bdlora", "use_qalora", "lora_bias", "fan_in_fan_out", "layer_replication",
-    "modules_to_save", "rank_pattern", "alpha_pattern", "alora_invocation_tokens",
-    "target_parameters", "megatron_config", "arrow_config", "kasa_config",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,107 +161,6 @@ def load_apart(base: Path, adapter: Path | None) -> tuple[Loaded, dict[str, tupl
     if adapter is None or holds_weights(adapter):
         return loaded, {}
     return loaded, read_added(loaded.model, adapter)
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterWeights:
-    """What an adapter changes, by the names of layers.
-
-    low_rank: down_RI and up_OR; `scale` times up @ down is added to the layer's weight.
-    rows:     tokens, and the rows [T, I] that replace theirs in a table; a tied head shares them.
-    """
-
-    low_rank: dict[str, tuple[Tensor, Tensor]]
-    rows: dict[str, tuple[list[int], Tensor]]
-    scale: float
-
-
-def read_adapter(folder: Path) -> AdapterWeights:
-    """Read an adapter of the kind that Pasta trains. Raises PastaError for another, or no file."""
-    with _adapter_errors(folder):
-        from safetensors.torch import load_file
-
-        settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-        foreign = [name for name in _FOREIGN if settings.get(name)]
-        if settings["peft_type"] != "LORA" or settings.get("bias", "none") != "none" or foreign:
-            said = ", ".join(foreign) or f"{settings['peft_type']}, bias {settings.get('bias')!r}"
-            raise PastaError(
-                f"the adapter is of a kind that Pasta does not merge ({said}); merge it with peft"
-            )
-        found = load_file(folder / "adapter_model.safetensors")
-        weights = {name.removeprefix("base_model.model."): one for name, one in found.items()}
-        for name in weights:
-            if not name.endswith((*_LORA, _TOKENS)):
-                raise KeyError(f"{name} has no place")
-        layers = [n.removesuffix(_LORA[0]) for n in sorted(weights) if n.endswith(_LORA[0])]
-        tables = [n.removesuffix(_TOKENS) for n in sorted(weights) if n.endswith(_TOKENS)]
-        tokens = settings.get("trainable_token_indices") or {}
-        rank = math.sqrt(settings["r"]) if settings.get("use_rslora") else settings["r"]
-        return AdapterWeights(
-            {n: (weights[n + _LORA[0]], weights[n + _LORA[1]]) for n in layers},
-            {n: (tokens[n.rpartition(".")[2]], weights[n + _TOKENS]) for n in tables},
-            float(settings["lora_alpha"] / rank),
-        )
-
-
-def merge_adapter(model: Any, folder: Path) -> Any:
-    """Add the adapter in `folder` to the weights of `model`, in place; return it.
-
-    LoRA's product (arXiv 2106.09685, equation 3) is computed in float32. Raises PastaError for an
-    adapter that is broken, or does what Pasta's never do.
-    """
-    import torch
-
-    adapter = read_adapter(folder)
-    with _adapter_errors(folder), torch.no_grad():
-        for layer, (down_RI, up_OR) in adapter.low_rank.items():
-            weight = model.get_submodule(layer).weight.data
-            weight += (up_OR.float() @ down_RI.float()) * adapter.scale
-        for layer, (tokens, row_TI) in adapter.rows.items():
-            table = model.get_submodule(layer).weight
-            table.data.index_copy_(0, torch.tensor(tokens), row_TI.to(table))
-    return model
-
-
-def read_added(model: Any, folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return what the adapter adds to the linear layers of `model`, by their names.
-
-    Each is down_RI and up_OR, whose product up @ down is to be added to the layer's weight. What
-    trained tokens change in the output layer is of such a form, too: a rank for each of them.
-    Raises PastaError as `merge_adapter` does.
-    """
-    import torch
-
-    adapter = read_adapter(folder)
-    with _adapter_errors(folder), torch.no_grad():
-        added = {
-            layer: (down_RI, up_OR.float() * adapter.scale)
-            for layer, (down_RI, up_OR) in adapter.low_rank.items()
-        }
-        names = {module: name for name, module in model.named_modules()}
-        head = model.get_output_embeddings()
-        for layer, (tokens, row_TI) in adapter.rows.items():
-            if model.get_submodule(layer).weight is head.weight:
-                up_OT = torch.zeros(len(head.weight), len(tokens))
-                up_OT[tokens, range(len(tokens))] = 1.0
-                added[names[head]] = (row_TI.float() - head.weight[tokens].float(), up_OT)
-        for layer, (down_RI, up_OR) in added.items():
-            if (len(up_OR), down_RI.shape[1]) != tuple(model.get_submodule(layer).weight.shape):
-                raise ValueError(f"{layer} has another shape")
-    return added
-
-
-@contextmanager
-def _adapter_errors(folder: Path) -> Iterator[None]:
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except PastaError:
-        raise
-    except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError,
-            SafetensorError) as error:  # fmt: skip
-        raise PastaError(f"the adapter in {folder} cannot be loaded: {error}") from error
 
 
 def _unmerged(base: Path, adapter: Path | None, dtype: str) -> Loaded:

@@ -94,8 +94,7 @@ class PromptEncoder:
                 name = self._tokenizer.convert_ids_to_tokens(token)
                 raise PastaError(
                     f"the text holds a character that this tokenizer can only write as {name!r}, "
-                    f"at character {start + 1}",
-                    hint="take the character out",
+                    f"at character {start + 1}"
                 )
         return sorted({start + 1 for _, (start, _) in forbidden})
 
@@ -132,8 +131,7 @@ class PromptEncoder:
             )
         except (TemplateError, ValueError) as error:
             raise PastaError(
-                f"the chat template of {self._name()} refuses this conversation: {error}",
-                hint="try it without a system message, or with turns that alternate",
+                f"the chat template of {self._name()} refuses this conversation: {error}"
             ) from error
         assert isinstance(rendered, str), "one conversation renders to one text"
         return rendered
@@ -144,8 +142,7 @@ class PromptEncoder:
         indices = [int(index) for index in parts[1::2]]
         if sorted(indices) != list(range(contents)):
             raise PastaError(
-                f"the chat template of {self._name()} does not show every message exactly once",
-                hint="Pasta needs a template that writes contents unchanged; use another one",
+                f"the chat template of {self._name()} does not show every message exactly once"
             )
         return zip(parts[::2], [*indices, None], strict=True)
 
@@ -173,10 +170,7 @@ def _without_added_tokens(
 
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise PastaError(
-            f"the tokenizer of {tokenizer.name_or_path} has no tokenizer.json",
-            hint="save it once as a fast tokenizer and load that",
-        )
+        raise PastaError(f"the tokenizer of {tokenizer.name_or_path} has no tokenizer.json")
     description: dict[str, Any] = json.loads(backend.to_str())
     vocabulary_size = backend.get_vocab_size(with_added_tokens=False)
     added: list[dict[str, Any]] = description["added_tokens"]
@@ -199,24 +193,19 @@ def _split_at(text: str, cuts: list[int]) -> Iterator[str]:
 def _check_conversation(messages: Sequence[Message]) -> None:
     for message in messages:
         if message.role not in ROLES:
-            raise PastaError(f"unknown role {message.role!r}", hint=f"roles are {', '.join(ROLES)}")
+            raise PastaError(f"unknown role {message.role!r}; roles are {', '.join(ROLES)}")
     if not messages or (messages[-1].role == "user" and not messages[-1].content.strip()):
-        raise PastaError("the prompt is empty", hint="say what the answer should be about")
+        raise PastaError("the prompt is empty")
     if messages[-1].role != "user":
-        raise PastaError(
-            f"the conversation ends with the {messages[-1].role}'s words",
-            hint="the last message must be the user's",
-        )
+        raise PastaError(f"the conversation ends with the {messages[-1].role}'s words")
 
 
 def _check_unicode(text: str) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise PastaError(
-            f"the text is not valid UTF-8, at character {error.start + 1}",
-            hint="save it as UTF-8 and try again",
-        ) from error
+        message = f"the text is not valid UTF-8, at character {error.start + 1}"
+        raise PastaError(message) from error
 
 
 def _checked(ids: list[int], max_tokens: int | None) -> list[int]:
@@ -226,8 +215,5 @@ def _checked(ids: list[int], max_tokens: int | None) -> list[int]:
 
 
 def _too_long(size: str, max_tokens: int) -> PastaError:
-    return PastaError(
-        f"the prompt is too long: {size}, at most {max_tokens} tokens fit",
-        hint="shorten the prompt, or leave less room for the answer",
-        code=TOO_LONG,
-    )
+    message = f"the prompt is too long: {size}, at most {max_tokens} tokens fit"
+    return PastaError(message, code=TOO_LONG)

@@ -16,7 +16,6 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -239,30 +238,11 @@ def _cache_errors(base: BaseModel, cache: Path) -> Iterator[None]:
 
 
 def _convert(base: BaseModel, origin: Path, target: Path) -> None:
-    with _no_library_bars():
-        model, tokenizer = (_load_gguf if origin.is_file() else _load_folder)(origin, base.dtype)
-        if base.split_digits:
-            split_digits(tokenizer)
-        model.save_pretrained(target)
-        tokenizer.save_pretrained(target)
-
-
-@contextmanager
-def _no_library_bars() -> Iterator[None]:
-    """Keep transformers' own progress bars from tearing the caller's."""
-    from transformers import modeling_gguf_pytorch_utils as gguf_reading
-    from transformers.utils import logging as transformers_logging
-
-    enabled, names = transformers_logging.is_progress_bar_enabled(), vars(gguf_reading)
-    bar = names["tqdm"]  # which does not ask whether bars are on
-    transformers_logging.disable_progress_bar()
-    names["tqdm"] = partial(bar, disable=True)
-    try:
-        yield
-    finally:
-        names["tqdm"] = bar
-        if enabled:
-            transformers_logging.enable_progress_bar()
+    model, tokenizer = (_load_gguf if origin.is_file() else _load_folder)(origin, base.dtype)
+    if base.split_digits:
+        split_digits(tokenizer)
+    model.save_pretrained(target)
+    tokenizer.save_pretrained(target)
 
 
 def _load_gguf(gguf: Path, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

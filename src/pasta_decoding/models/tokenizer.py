@@ -41,10 +41,7 @@ class FileTokenizer:
             self.backend_tokenizer: Tokenizer = Tokenizer.from_str(files[VOCABULARY])
             settings = dict(json.loads(files.get(SETTINGS, "{}")))
         except Exception as error:  # `tokenizers` raises this very class
-            raise PastaError(
-                f"the tokenizer in {name} cannot be read: {error}",
-                hint="Make the file again with `pasta export`.",
-            ) from error
+            raise PastaError(f"the tokenizer in {name} cannot be read: {error}") from error
         self.backend_tokenizer.no_padding()
         self.backend_tokenizer.no_truncation()
         self.chat_template = files.get(TEMPLATE) or _listed_template(settings)

@@ -14,8 +14,9 @@ from torch import nn
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models import checkpoint as checkpoints
+from pasta_decoding.models.adapter import merge_adapter, read_added
 from pasta_decoding.models.control_tokens import choose_tokens
-from pasta_decoding.models.load import find_adapter, load_base, merge_adapter, read_added
+from pasta_decoding.models.load import find_adapter, load_base
 from pasta_decoding.training.lora import add_lora, save_adapter
 from tests.checkpoint import TinyCheckpoint, byte_tokenizer
 from tests.tiny import TINY_MODELS, seeded
