@@ -13,7 +13,8 @@ from pasta_decoding.engines.base import Engine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import ChunkRun, Joining, Segment
 from pasta_decoding.lang.positions import SHARED_MAX, Scheme, scheme_named
-from pasta_decoding.models.load import Loaded, load_apart, load_model, merge_adapter
+from pasta_decoding.models.adapter import merge_adapter
+from pasta_decoding.models.load import Loaded, load_apart, load_model
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder, RequestScheduler, decoder_fields, joining_for
 from pasta_decoding.runtime.events import Event
