@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import track
 
 from pasta_decoding.data.questions import question_of, read_questions
-from pasta_decoding.lang.measures import geometric_mean, own_speedup, rep_4
+from pasta_decoding.lang.measures import geometric_mean, rep_4, tokens_per_step
 from pasta_decoding.models.load import DEFAULT_ADAPTER
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.request import Rules, SamplingParams
@@ -93,7 +93,7 @@ def written(decoder: LocalDecoder, question: str, max_tokens: int) -> Written:
         seconds_per_token=answer.seconds / tokens,
         seconds=answer.seconds,
         repeated=rep_4(answer.text),
-        speedup=own_speedup(tokens, answer.critical_path),
+        speedup=tokens_per_step(tokens, answer.critical_path),
         cut_off=answer.truncated,
     )
 
@@ -122,7 +122,7 @@ def report(
         truncated=sum(one.cut_off for one in own),
         most_rep_4=round(max(one.repeated for one in own), 4),
         mean_rep_4=round(mean(one.repeated for one in own), 4),
-        own_speedup=round(geometric_mean(one.speedup for one in own) or 0, 3),
+        tokens_per_step=round(geometric_mean(one.speedup for one in own) or 0, 3),
         seconds=spread([one.seconds for one in own], 3),
         ms_per_token=spread([1000 * one.seconds_per_token for one in own], 3),
         seconds_of_reference=spread(

@@ -14,6 +14,6 @@ with pasta.load("balanced") as model:
 print("tokens  steps  own speedup  threads  prompt")
 for prompt, result in zip(PROMPTS, results, strict=True):
     print(
-        f"{result.usage.plain_tokens:6}  {result.critical_path:5}  {result.own_speedup:11.2f}  "
+        f"{result.usage.plain_tokens:6}  {result.critical_path:5}  {result.tokens_per_step:11.2f}  "
         f"{1 + len(result.threads):7}  {prompt}"
     )

@@ -46,7 +46,7 @@ def main() -> None:
     console.print()
     console.print(
         f"{result.usage.plain_tokens} tokens in {result.critical_path} steps "
-        f"({result.own_speedup:.2f}x), {1 + len(result.threads)} threads",
+        f"({result.tokens_per_step:.2f}x), {1 + len(result.threads)} threads",
         highlight=False,
     )
     partial = options.out.with_name(options.out.name + ".partial")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from pasta_decoding.evaluation.records import Record, to_line
+from pasta_decoding.evaluation.records import Record
 
 CHUNKED = (
     'Two things: <promise topic="diet" tokens="20"/><async>A good diet matters.</async> and '
@@ -33,11 +33,8 @@ def record(number: int, **fields: Any) -> Record:
         critical_path=100,
         fed_tokens=100,
         prompt_tokens=20,
-        widths={1: 100},
         seconds=10.0,
         first_token_s=0.1,
-        first_text_s=0.2,
-        last_text_s=9.9,
     )
     return replace(found, **fields)
 
@@ -52,7 +49,6 @@ def parallel(number: int, **fields: Any) -> Record:
             "critical_path": 50,
             "chunks": 2,
             "syncs": 1,
-            "widths": {1: 20, 2: 20, 3: 10},
             "promises": ((20, 15), (30, 45)),
             "near_promises": 1,
         }
@@ -72,6 +68,6 @@ def write_run(folder: Path, method: str, records: Sequence[Record], **settings: 
     folder.mkdir(parents=True, exist_ok=True)
     told: Mapping[str, Any] = {"method": method, "max_tokens": 400, "machine": "here", **settings}
     (folder / "run.json").write_text(json.dumps(told))
-    lines = "".join(json.dumps(to_line(one)) + "\n" for one in records)
+    lines = "".join(json.dumps(asdict(one)) + "\n" for one in records)
     (folder / "records.jsonl").write_text(lines)
     return folder

@@ -122,7 +122,9 @@ def test_requests_with_different_settings_come_back_in_their_order(
     )
     told = tiny.get_model_info()
     assert (told["answers_written"], told["parallel"]) == (5, True)
-    assert told["own_speedup"] == pytest.approx(geometric_mean(one.own_speedup for one in own))
+    assert told["tokens_per_step"] == pytest.approx(
+        geometric_mean(one.tokens_per_step for one in own)
+    )
 
 
 def test_the_example_scores_an_answer_by_all_checks_of_its_prompt() -> None:

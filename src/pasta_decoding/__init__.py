@@ -4,7 +4,7 @@
 
     model = pasta.load("balanced")
     answer = model.answer("What are three good ways to learn a new language?")
-    print(answer.text, answer.own_speedup)
+    print(answer.text, answer.tokens_per_step)
 
 The names below are the stable ones; docs/python.md explains them. They are imported when they are
 first used, so that importing the package takes no time.

@@ -94,7 +94,7 @@ class PastaModel:
             for numbers in groups.values():
                 texts = self._answered([requests[one] for one in numbers], bar)
                 answers |= zip(numbers, texts, strict=True)
-            if (speed := self._own_speedup()) is not None:
+            if (speed := self._tokens_per_step()) is not None:
                 bar.set_postfix_str(f"{speed:.2f} tokens a step")
         return [answers[number] for number in range(len(requests))]
 
@@ -115,13 +115,13 @@ class PastaModel:
             "pasta_version": __version__,
             "parallel": self.always.parallel,
             "answers_written": len(self.written),
-            "own_speedup": self._own_speedup(),
+            "tokens_per_step": self._tokens_per_step(),
             "truncated": sum(one.truncated for one in self.written),
         }
 
-    def _own_speedup(self) -> float | None:
+    def _tokens_per_step(self) -> float | None:
         """Return plain tokens a step, the geometric mean over answers that have any."""
-        speeds = [one.own_speedup for one in self.written if one.usage.plain_tokens]
+        speeds = [one.tokens_per_step for one in self.written if one.usage.plain_tokens]
         return geometric_mean(speeds) if speeds else None
 
     def loglikelihood(self, _requests: Sequence[Any]) -> NoReturn:

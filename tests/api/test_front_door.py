@@ -51,7 +51,7 @@ def test_an_answer_says_what_it_is_and_what_it_took(model: pasta.Model) -> None:
     chunks = [node for node in found.tree if isinstance(node, Chunk)]
     assert [thread.text for thread in found.threads] == [chunk.text for chunk in chunks]
     assert found.usage.plain_tokens == model.plain_tokens(found.text)
-    assert found.own_speedup == found.usage.plain_tokens / found.critical_path
+    assert found.tokens_per_step == found.usage.plain_tokens / found.critical_path
     assert found.usage.fed_tokens <= TOKENS
     assert (found.finish_reason == "length") == found.truncated
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pasta_decoding.evaluation.records import read_records
-from pasta_decoding.evaluation.run_folder import RunFolder
+from pasta_decoding.evaluation.records import RunFolder, read_records
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Outcome, Pasta, interrupted
 
@@ -63,8 +62,6 @@ def test_every_method_gets_a_folder_and_failures_are_records(
         assert [one["instruction"] for one in outputs] == PROMPTS
         assert {one["generator"] for one in outputs} == {label}
         assert outputs[2]["output"] == ""
-        for record in records:
-            assert sum(record.widths.values()) == record.critical_path
     run = json.loads((tmp_path / "out" / "sot-none" / "run.json").read_text())
     assert run["method"] == "sot"
     assert run["adapter"] is None
@@ -89,7 +86,7 @@ def test_the_methods_differ_in_what_they_may_write(
 def test_an_interrupted_run_goes_on_where_it_was(
     generate: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = ("--at-once", "1")
+    flags = ("--max-concurrency", "1")
     records = tmp_path / "out" / "pasta-adapter" / "records.jsonl"
     append = RunFolder.append
     with monkeypatch.context() as context:
@@ -127,8 +124,7 @@ def test_timing_keeps_the_seconds_of_every_turn(
         assert len(record.repeats) == 2
         assert record.seconds == sum(record.repeats) / 2
         assert record.first_token_s is not None
-        assert record.last_text_s is not None
-        assert 0 < record.first_token_s < record.last_text_s < max(record.repeats)
+        assert 0 < record.first_token_s < max(record.repeats)
         run = json.loads((tmp_path / "out" / label / "run.json").read_text())
         assert (run["timing"], run["repeats"], run["max_concurrency"]) == (True, 2, 1)
 
@@ -136,14 +132,18 @@ def test_timing_keeps_the_seconds_of_every_turn(
 @pytest.mark.parametrize(
     ("flags", "methods", "message"),
     [
-        (["--timing", "--at-once", "4"], ("pasta",), "answers that are written together cannot be"),
+        (
+            ["--timing", "--max-concurrency", "4"],
+            ("pasta",),
+            "--timing answers one prompt at a time",
+        ),
         (["--repeats", "2"], ("pasta",), "--repeats is for --timing"),
         ([], ("fast=a",), "--method 'fast=a' is none of sequential, pasta, sot, apar, "),
         ([], ("pasta=",), "--method 'pasta=' is none of sequential, pasta, sot, apar, "),
         ([], ("pasta=none",), "pasta needs an adapter"),
         ([], ("pasta", "pasta"), "--method is given twice for the folder 'pasta-adapter'"),
         ([], ("pasta=nowhere",), "no adapter 'nowhere'"),
-        (["--model", "a.gguf"], ("pasta",), "a GGUF file holds one adapter"),
+        (["--model", "a.gguf"], ("pasta",), "--model names a GGUF file"),
     ],
 )
 def test_flags_that_mean_nothing_are_refused(
@@ -167,14 +167,14 @@ def test_without_an_adapter_the_base_model_answers_sequentially(
 def test_lookup_is_timed_and_reported_against_transformers_own_generate(
     generate: Callable[..., Outcome], pasta: Pasta, tmp_path: Path
 ) -> None:
-    methods = ("transformers=none", "lookup=none")
+    methods = ("hf=none", "lookup=none")
     assert generate("--timing", "--repeats", "1", "--limit", "2", methods=methods).status == 0
     settings = [
         json.loads((tmp_path / "out" / label / "run.json").read_text())
-        for label in ("transformers-none", "lookup-none")
+        for label in ("hf-none", "lookup-none")
     ]
     assert [(one["method"], one["engine"]) for one in settings] == [
-        ("sequential", "transformers"),
+        ("hf", "transformers"),
         ("lookup", "transformers"),
     ]
     assert pasta("eval", "report", tmp_path / "out", "-o", tmp_path / "report").status == 0
@@ -206,4 +206,4 @@ def test_answers_may_be_sampled_and_follow_from_the_seed(
 def test_what_cannot_be_sampled_is_refused(generate: Callable[..., Outcome]) -> None:
     found = generate("--temperature", "1", "--top-p", "2")
     assert found.status == 2
-    assert "top-p 2.0 is not above 0 and at most 1" in found.err
+    assert "top_p is 2.0, not a number above 0 and at most 1" in found.err

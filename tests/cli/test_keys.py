@@ -10,8 +10,6 @@ import pytest
 from pasta_decoding.cli.keys import endpoint_key
 from tests.chatserver import chat_server, in_turn
 from tests.cli.conftest import Pasta
-from tests.judging import made_up, write_pairs
-from tests.runfolders import record, write_run
 
 HERE, THERE = "http://127.0.0.1:8000/v1", "https://api.example.com/v1"
 
@@ -68,22 +66,13 @@ def test_the_servers_key_still_opens_it_on_this_machine_and_that_is_said(
 
 
 @pytest.mark.usefixtures("tiny_cache")
-def test_whoever_annotates_rates_or_judges_sends_the_endpoints_key(
+def test_annotate_sends_the_endpoints_key(
     keys: Callable[..., None], pasta: Pasta, tmp_path: Path
 ) -> None:
     keys(PASTA_API_KEY="ours", PASTA_ENDPOINT_KEY="theirs")
-    rows, runs = tmp_path / "rows.jsonl", tmp_path / "runs"
+    rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "How?", "completion": "So."}')
-    pairs = write_pairs(tmp_path / "pairs.jsonl", made_up(1))
-    for name, text in (("sequential", "Plain."), ("pasta", "Two things.")):
-        write_run(runs / name, name, [record(1, text=text)])
-    commands = (
-        ("annotate", rows, tmp_path / "out.jsonl", "--with", "llm"),
-        ("eval", "rate", runs, "--no-likelihood"),
-        ("judge", "eval", "--pairs", pairs, "--verdicts", tmp_path / "verdicts.jsonl"),
-    )
+    command = ("annotate", rows, tmp_path / "out.jsonl", "--with", "llm")
     with chat_server(in_turn(["So."])) as server:
-        for command in commands:
-            asked = len(server.keys)
-            assert pasta(*command, "--base-url", server.base_url, "--model", "m").status == 0
-            assert set(server.keys[asked:]) == {"Bearer theirs"}
+        assert pasta(*command, "--base-url", server.base_url, "--model", "m").status == 0
+        assert set(server.keys) == {"Bearer theirs"}

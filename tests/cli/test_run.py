@@ -19,7 +19,7 @@ from tests.checkpoint import TinyCheckpoint, make_adapter, make_base
 from tests.cli.conftest import Outcome, Pasta, interrupted
 
 KEYS = ["text", "annotated", "model", "adapter", "engine", "prompt_tokens", "completion_tokens"]
-KEYS += ["plain_tokens", "critical_path", "own_speedup"]
+KEYS += ["plain_tokens", "critical_path", "tokens_per_step"]
 KEYS += ["threads", "interventions", "truncated", "wall_s"]
 PROMPT = "Hello"
 
@@ -62,7 +62,7 @@ def test_json_has_the_answer_its_figures_and_what_wrote_it(
     assert strip(read(found["annotated"])) == found["text"]
     assert found["truncated"] is True
     assert 0 < found["critical_path"] < found["completion_tokens"] <= 48
-    assert found["own_speedup"] == round(found["plain_tokens"] / found["critical_path"], 3)
+    assert found["tokens_per_step"] == round(found["plain_tokens"] / found["critical_path"], 3)
 
 
 def test_a_model_without_an_adapter_answers_sequentially_and_says_so(
@@ -115,7 +115,7 @@ def test_run_prints_the_answer_and_sums_up_on_standard_error(show: list[str], as
     assert (found.status, found.out) == (0, expected["text"] + "\n")
     assert found.err.splitlines()[-1].startswith(
         f"{expected['plain_tokens']} tokens in {expected['critical_path']} steps "
-        f"({expected['own_speedup']:.2f}x), {expected['threads']} threads, "
+        f"({expected['tokens_per_step']:.2f}x), {expected['threads']} threads, "
     )
     assert found.err.endswith("s, cut off at a limit\n")
 

@@ -101,7 +101,7 @@ def test_the_front_door_works_as_the_page_has_it(
     page: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = execute(page)
-    assert f"{names['answer'].own_speedup:.2f} tokens per step\n" in capsys.readouterr().out
+    assert f"{names['answer'].tokens_per_step:.2f} tokens per step\n" in capsys.readouterr().out
     names["model"].close()
 
 
@@ -115,7 +115,7 @@ def test_the_four_lines_of_the_readme_work_on_the_default_model(
     answer = execute("README.md")["answer"]
     assert capsys.readouterr().out.startswith(answer.text)
     assert answer.threads
-    assert answer.own_speedup > 1
+    assert answer.tokens_per_step > 1
 
 
 def test_the_events_of_the_page_are_those_of_the_server() -> None:

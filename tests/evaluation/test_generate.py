@@ -9,21 +9,26 @@ from pathlib import Path
 
 import pytest
 
+from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.data.questions import Question, question_of
 from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation.asking import ask_all
-from pasta_decoding.evaluation.generate import Entrant, generate, median_turn, shuffled
-from pasta_decoding.evaluation.methods.base import Asking, Method
-from pasta_decoding.evaluation.methods.own import Own
-from pasta_decoding.evaluation.plan import Plan
-from pasta_decoding.evaluation.records import Record, read_records
-from pasta_decoding.evaluation.run_folder import RunFolder
+from pasta_decoding.evaluation.generate import (
+    Entrant,
+    Plan,
+    ask_all,
+    generate,
+    median_turn,
+    shuffled,
+)
+from pasta_decoding.evaluation.methods import Asking, Method, Pasta
+from pasta_decoding.evaluation.records import Record, RunFolder, read_records
 from pasta_decoding.runtime.decoder import Decoder
 from tests.cli.conftest import interrupted
 from tests.evaluation.puppet import puppet
 from tests.runtime.machine import FakeClock
 
 QUESTIONS = [question_of("One?", "koala"), question_of("Two?"), question_of("Three?")]
+SEQUENTIAL = GenerationConfig(max_tokens=50, parallel=False)
 SETTINGS = {"max_tokens": 50, "adapter": {"name": "a", "sha256": "0"}}
 
 
@@ -75,7 +80,7 @@ class Runs:
         )
 
     def loader(self, label: str) -> Callable[[], Method]:
-        return lambda: Watched(Own(puppet(echo), 50, parallel=False), self.asked, label)
+        return lambda: Watched(Pasta(puppet(echo), SEQUENTIAL), self.asked, label)
 
     def lines(self, label: str = "a") -> list[str]:
         return (self.out / label / "records.jsonl").read_text().splitlines()
@@ -138,7 +143,7 @@ def test_a_run_that_goes_on_with_other_code_says_so(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs()
-    monkeypatch.setattr("pasta_decoding.evaluation.run_folder.commit", lambda: "abc")
+    monkeypatch.setattr("pasta_decoding.evaluation.records.commit", lambda: "abc")
     for _ in range(2):
         runs()
     run = json.loads((runs.out / "a" / "run.json").read_text())
@@ -160,7 +165,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_a_request_that_cannot_be_asked_is_a_record_and_an_empty_output(runs: Runs) -> None:
     narrow = puppet(echo, max_positions=74)  # 19 tokens are the chat's own
-    records = runs(load=lambda: Own(narrow, 50, parallel=False), plan=Plan(max_seconds=70))["a"]
+    records = runs(load=lambda: Pasta(narrow, SEQUENTIAL), plan=Plan(max_seconds=70))["a"]
     assert [record.error is None for record in records] == [True, True, False]
     assert records[2].error == "the prompt is too long: 25 tokens, at most 24 tokens fit"
     assert records[2].seconds == 70
@@ -190,14 +195,14 @@ def test_an_engine_that_breaks_in_a_step_fails_those_in_it_and_the_others_go_on(
         return step(feeds)  # type: ignore[arg-type]
 
     decoder.engine.step = breaking  # type: ignore[method-assign, assignment]
-    records = runs(load=lambda: Own(decoder, 50, parallel=False), plan=Plan(max_concurrency=2))["a"]
+    records = runs(load=lambda: Pasta(decoder, SEQUENTIAL), plan=Plan(max_concurrency=2))["a"]
     assert [record.error for record in records] == ["out of memory", "out of memory", None]
     assert decoder.engine.slots_in_use == 0
 
 
 def test_leaving_early_frees_what_is_under_way() -> None:
     decoder = puppet(echo)
-    asking = ask_all(decoder, Own(decoder, 50, parallel=False).ask, QUESTIONS, max_concurrency=3)
+    asking = ask_all(decoder, Pasta(decoder, SEQUENTIAL).ask, QUESTIONS, max_concurrency=3)
     next(asking)
     assert decoder.engine.slots_in_use > 0
     asking.close()  # type: ignore[attr-defined]
@@ -215,7 +220,7 @@ def test_many_prompts_at_once_get_the_answers_that_they_get_alone(runs: Runs) ->
 
 
 def without_times(record: Record) -> Record:
-    return replace(record, seconds=0, first_token_s=None, first_text_s=None, last_text_s=None)
+    return replace(record, seconds=0, first_token_s=None)
 
 
 def test_timing_asks_prompt_by_prompt_in_turns_after_a_warm_up(runs: Runs) -> None:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.data.lines import encode_line
 from pasta_decoding.data.questions import question_of
 from pasta_decoding.engines.scripted import follow
 from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation.asking import ask_all
-from pasta_decoding.evaluation.methods.own import Own
+from pasta_decoding.evaluation.generate import ask_all
+from pasta_decoding.evaluation.methods import Pasta
 from pasta_decoding.evaluation.records import (
     Record,
     failed,
     from_line,
     promises_of,
     read_records,
-    text_times,
-    to_line,
-    widths_of,
 )
 from tests.evaluation.puppet import puppet
 from tests.runtime.machine import LINES, FakeClock, finish, greedy, machine
@@ -33,7 +32,6 @@ WHOLE = Record(
     "koala",
     text="a b",
     annotated="a b",
-    widths={1: 3, 2: 1},
     promises=((20, 3), (40, 41)),
     repeats=(0.5, 0.25),
     seconds=0.5,
@@ -42,23 +40,16 @@ WHOLE = Record(
 )
 
 
-def test_widths_promises_and_times_of_a_worked_example() -> None:
+def test_promises_of_a_worked_example() -> None:
     """Main: OPEN b P20, ' a', SYNC, c. The chunk: ASYNC in the step of P20, then c, a."""
     _, scheduler = machine(follow(*LINES, vocabulary_size=SIZE), clock=FakeClock())
     [answer] = finish(scheduler, [scheduler.add(greedy())])
-    assert widths_of(answer.layouts) == {1: 5, 2: 2}
-    assert sum(widths_of(answer.layouts).values()) == answer.critical_path
     assert promises_of(answer) == ((20, 2),)
-    first_s, last_s = text_times(answer)
-    assert answer.first_token_s is not None
-    assert first_s is not None
-    assert last_s is not None
-    assert answer.first_token_s < first_s < last_s <= answer.seconds
 
 
 def test_an_answer_that_talks_about_a_sync_has_none() -> None:
     decoder = puppet(lambda _question: "Write <sync/> to wait.")
-    method = Own(decoder, 100, parallel=True)
+    method = Pasta(decoder, GenerationConfig(max_tokens=100))
     [ended] = ask_all(decoder, method.ask, [question_of("How?")], max_concurrency=1)
     assert isinstance(ended.outcome, Record)
     assert ended.outcome.annotated == "Write \\<sync/> to wait."
@@ -68,22 +59,20 @@ def test_an_answer_that_talks_about_a_sync_has_none() -> None:
 def test_a_record_reads_back_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     failure = failed(question_of("How?"), "too long")
-    path.write_text(encode_line(to_line(WHOLE)) + encode_line(to_line(failure)) + '{"id": "cut')
+    path.write_text(encode_line(asdict(WHOLE)) + encode_line(asdict(failure)) + '{"id": "cut')
     assert read_records(path) == [WHOLE, failure]
     assert failure.error == "too long"
-    assert failure.own_speedup == 1.0
+    assert failure.tokens_per_step == 1.0
 
 
 def test_there_are_no_records_without_a_file(tmp_path: Path) -> None:
     assert read_records(tmp_path / "nowhere.jsonl") == []
 
 
-@pytest.mark.parametrize(
-    "change", [{"pace": 1}, {"widths": {"a": 1}}, {"promises": [3]}, {"widths": 3}, {"repeats": 1}]
-)
+@pytest.mark.parametrize("change", [{"pace": 1}, {"promises": [3]}, {"repeats": 1}])
 def test_a_line_of_something_else_is_named(change: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
-    path.write_text(encode_line(to_line(WHOLE)) + encode_line(to_line(WHOLE) | change))
+    path.write_text(encode_line(asdict(WHOLE)) + encode_line(asdict(WHOLE) | change))
     with pytest.raises(PastaError) as caught:
         read_records(path)
     assert str(caught.value).startswith(f"{path}:2: not a record of an evaluation: ")
@@ -91,7 +80,7 @@ def test_a_line_of_something_else_is_named(change: dict[str, Any], tmp_path: Pat
 
 def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
-    path.write_text(encode_line(to_line(WHOLE)) + "{\n")
+    path.write_text(encode_line(asdict(WHOLE)) + "{\n")
     with pytest.raises(PastaError) as caught:
         read_records(path)
     assert str(caught.value).startswith(f"{path}:2: not a record of an evaluation: ")

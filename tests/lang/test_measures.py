@@ -1,16 +1,13 @@
-"""Missing topics, empty items, lengths in use and text quality; others are tested where used."""
+"""Missing topics, empty items and text quality; others are tested where used."""
 
 from __future__ import annotations
 
 import pytest
 
 from pasta_decoding.lang.measures import (
-    bucket_shares,
-    buckets_in_use,
     echoes,
     empty_items,
     missing_topics,
-    stock_topics,
     text_quality,
 )
 from pasta_decoding.lang.tree import read
@@ -43,15 +40,6 @@ def test_a_topic_is_missing_if_none_of_its_longer_words_begins_a_word(
 def test_every_chunk_is_asked_for_its_own_topic() -> None:
     both = chunk("diet", "Sleep well.") + " " + chunk("sleep", "Sleep well.")
     assert len(missing_topics(read(both))) == 1
-
-
-def test_a_topic_is_stock_if_three_prompts_got_it_and_this_one_does_not_name_it() -> None:
-    both = read(chunk("Tips", "Try.") + chunk("snow", "Cold.") + chunk("tips", "Again."))
-    tips, plain = read(chunk("tips", "Try.")), read(chunk(None, "So."))
-    assert stock_topics([("Skiing?", both), ("Cooking?", tips), ("Tea?", plain)]) == 0
-    asked = [("Skiing?", both), ("Cooking?", tips), ("Any tips on tea?", tips)]
-    assert stock_topics(asked) == 3 / 5, "the last prompt counts, and its own topic is not stock"
-    assert stock_topics([("Tea?", plain)]) is None
 
 
 def test_a_chunk_is_echoed_if_the_main_text_says_most_of_it_too() -> None:
@@ -90,11 +78,3 @@ def test_repetition_costs_a_text_more_than_it_saves() -> None:
 )
 def test_an_empty_item_is_a_marker_without_text(text: str, empty: int) -> None:
     assert empty_items(text) == empty
-
-
-def test_a_length_is_in_use_if_more_than_a_twentieth_of_the_promises_give_it() -> None:
-    shares = bucket_shares([30] * 18 + [20] + [10])
-    assert shares == {10: 0.05, 20: 0.05, 30: 0.9}
-    assert buckets_in_use(shares) == 1
-    assert buckets_in_use(bucket_shares([30, 20])) == 2
-    assert bucket_shares([]) == {}

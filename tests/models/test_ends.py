@@ -17,12 +17,12 @@ from gguf import GGUFReader
 
 from pasta_decoding.data.asked import asked_of
 from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation.rating import load_nll
 from pasta_decoding.lang.layout import MAIN, Layout
 from pasta_decoding.models.gguf import read_metadata, write_gguf
 from pasta_decoding.models.load import load_model
 from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
 from pasta_decoding.runtime.request import Rules, SamplingParams
+from pasta_decoding.training.likelihood import load_nll
 from pasta_decoding.training.sample import (
     AnswerSampler,
     decode_sample,
@@ -83,14 +83,17 @@ def test_a_replay_scores_the_same_as_the_answer_whatever_ended_it(decoder: Local
     assert ends >= {OTHER_END, END_ID}
 
 
-def test_a_plain_text_is_rated_with_the_end_that_training_shows(two_ends: TinyCheckpoint) -> None:
+def test_a_plain_text_is_rated_with_the_end_that_training_shows(
+    two_ends: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[Layout] = []
 
     def score(model: Any, layouts: Sequence[Layout]) -> Iterable[torch.Tensor]:
         seen.extend(layouts)
         return score_layouts(model, layouts)
 
-    nll = load_nll(two_ends.base, two_ends.adapter, score, dtype="float32")
+    monkeypatch.setattr("pasta_decoding.training.likelihood.score_layouts", score)
+    nll = load_nll(two_ends.base, two_ends.adapter, dtype="float32")
     assert nll("Why?", ["Because."])[0] > 0
     assert label_of_end(seen[0]) == END_ID
 

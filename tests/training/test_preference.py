@@ -18,7 +18,6 @@ import torch
 from pasta_decoding.data.asked import asked_of
 from pasta_decoding.data.lines import read_lines
 from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation.rating import likelihood_rate, load_nll
 from pasta_decoding.models.load import load_base
 from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
 from pasta_decoding.training import pairs as pairs_module
@@ -26,12 +25,12 @@ from pasta_decoding.training import preference, preference_run
 from pasta_decoding.training import sample as sample_module
 from pasta_decoding.training.best import best_rows
 from pasta_decoding.training.config import PreferenceConfig, Weights
+from pasta_decoding.training.likelihood import likelihood_rate, load_nll
 from pasta_decoding.training.pairs import Reference
 from pasta_decoding.training.preference import train_preference
 from pasta_decoding.training.preference_run import Surroundings
 from pasta_decoding.training.progress import GOES_ON
 from pasta_decoding.training.run import begin_run
-from pasta_decoding.training.score import score_layouts
 from pasta_decoding.training.scoring import Quality
 from pasta_decoding.training.settings import share_samples
 from tests.checkpoint import TinyCheckpoint, make_adapter, make_base
@@ -438,7 +437,7 @@ def test_adapters_that_do_not_fit_are_refused_before_the_work(tiny: World, tmp_p
 def test_nats_quality_prefers_what_the_baseline_would_write_and_no_repetition(
     tiny: World,
 ) -> None:
-    nll = load_nll(tiny.checkpoint.base, tiny.checkpoint.adapter, score_layouts, dtype="float32")
+    nll = load_nll(tiny.checkpoint.base, tiny.checkpoint.adapter, dtype="float32")
     quality = Quality("nats", likelihood_rate(nll), idle_cost=2.0)
     decoder = torch_decoder(tiny.checkpoint.base, tiny.checkpoint.adapter)
     rated = quality.rate("Why?", ["", "abc", "a b c d " * 6])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pasta_decoding.lang.measures import own_speedup
+from pasta_decoding.lang.measures import tokens_per_step
 from pasta_decoding.lang.tree import Chunk, Tree
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.trace import Sent
@@ -69,9 +69,9 @@ class Result:
     sent: Sent | None = None
 
     @property
-    def own_speedup(self) -> float:
+    def tokens_per_step(self) -> float:
         """Plain tokens / critical path: how many tokens a step wrote."""
-        return own_speedup(self.usage.plain_tokens, self.critical_path)
+        return tokens_per_step(self.usage.plain_tokens, self.critical_path)
 
 
 def result_of(answer: Answer, *, text: str, stopped: bool, plain_tokens: int) -> Result:

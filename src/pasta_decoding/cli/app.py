@@ -32,10 +32,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "train sft": ("train:sft", "Stage 1: supervised fine-tuning on annotated responses."),
     "train preference": ("preference:preference", "Stage 2: prefer fast and good answers."),
     "eval generate": ("eval:generate", "Answer prompts by several methods; keep records."),
-    "eval rate": ("rate:rate", "Rate answers."),
-    "eval report": ("report:report", "Compare the methods on one page."),
-    "judge eval": ("judge:evaluate", "Compare a judge with known preferences."),
-    "judge pairs": ("judge:pairs", "Judge pairs of answers."),
+    "eval report": ("eval:report", "Compare the methods on one page."),
 }
 """`module:function` in this package, and the line of `pasta --help`."""
 
@@ -43,7 +40,6 @@ GROUPS: Mapping[str, str] = {
     "data": "Make a training set, and look into one.",
     "train": "Teach a model the language.",
     "eval": "Compare methods by speed and quality.",
-    "judge": "Say which of two answers is better.",
 }
 
 _SETTINGS: Mapping[str, Any] = {

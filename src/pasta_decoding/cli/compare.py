@@ -26,7 +26,7 @@ _ROWS = {
     "text": "text",
     "tokens": "plain_tokens",
     "steps": "critical_path",
-    "tokens a step": "own_speedup",
+    "tokens a step": "tokens_per_step",
     "threads": "threads",
     "seconds": "wall_s",
 }
@@ -105,7 +105,7 @@ def verdict(sequential: dict[str, Any], parallel: dict[str, Any]) -> Iterator[st
     """Yield what parallel decoding bought, and what spoils the comparison."""
     pace = [result["wall_s"] / max(1, result["plain_tokens"]) for result in (sequential, parallel)]
     yield (
-        f"parallel: {parallel['own_speedup']:.2f} tokens a step, "
+        f"parallel: {parallel['tokens_per_step']:.2f} tokens a step, "
         f"{pace[0] / pace[1]:.2f}x the baseline's tokens a second"
     )
     for name, result in (("sequential", sequential), ("parallel", parallel)):

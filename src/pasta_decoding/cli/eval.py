@@ -1,11 +1,12 @@
-"""Commands that compare methods: `eval generate`."""
+"""The commands `eval generate` and `eval report`."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,202 +15,177 @@ import typer
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
 from pasta_decoding.cli.bars import counting
 from pasta_decoding.cli.console import cache_folder, say
-from pasta_decoding.cli.methods import (
-    GREEDY,
-    THEIRS,
-    Chosen,
-    Name,
-    check_labels,
-    check_servers,
-    choose,
-    make_method,
-)
 from pasta_decoding.cli.options import MaxTokens, Without, command
-from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation.plan import Plan
+from pasta_decoding.errors import PastaError, require
 
 if TYPE_CHECKING:
-    from pasta_decoding.evaluation.generate import Entrant
+    from pasta_decoding.evaluation.generate import Entrant, Plan
+    from pasta_decoding.evaluation.methods import Chosen, Method
     from pasta_decoding.evaluation.records import Record
     from pasta_decoding.runtime.decoder import Decoder
 
 _ANSWER = GenerationConfig()
-
-Limit = Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")]
-Method = Annotated[
-    list[str],
-    typer.Option(
-        help="sequential, pasta, sot (Skeleton-of-Thought), apar, or what transformers' own "
-        "generate does: transformers (plain), lookup (prompt lookup). =ADAPTER behind it names "
-        "the adapter, =none the base model alone (not pasta, apar). May be repeated."
-    ),
-]
-Concurrency = Annotated[
-    int | None,
-    typer.Option(
-        "--max-concurrency", "--at-once", min=1, help="Prompts answered together; else 16."
-    ),
-]
+_RUNS = "Run folders of `eval generate`, or the folder around them."
 
 
-@command()
+@command(
+    "pasta eval generate --prompts prompts.jsonl --out runs --method sequential --method pasta",
+    "pasta eval generate --prompts prompts.jsonl --out runs --method hf --method lookup --timing",
+)
 def generate(
     prompts: Annotated[
         Path,
         typer.Option(help="JSONL (.gz) with an `instruction` a line, or AlpacaEval's JSON list."),
     ],
     out: Annotated[
-        Path, typer.Option(help="A run folder a method goes here; the same command resumes.")
+        Path, typer.Option(help="Folder for a run folder a method; the same command resumes.")
     ],
-    method: Method,
-    limit: Limit = None,
-    max_tokens: MaxTokens = _ANSWER.max_tokens,
-    max_concurrency: Concurrency = None,
-    temperature: Annotated[
-        float, typer.Option(min=0, help="How freely tokens are drawn; 0 takes the likeliest.")
-    ] = 0.0,
-    top_p: Annotated[
-        float, typer.Option(help="Draw from the likeliest tokens that make up this probability.")
-    ] = 1.0,
-    timing: Annotated[
-        bool,
+    method: Annotated[
+        list[str],
         typer.Option(
-            "--timing", help="One answer at a time, the methods prompt by prompt in mixed order."
+            help="pasta, sequential, sot (Skeleton-of-Thought), hf (transformers' generate), "
+            "lookup (the same with prompt lookup), or apar. NAME=ADAPTER names its adapter, "
+            "NAME=none the base model alone. May be repeated."
         ),
+    ],
+    limit: Annotated[int | None, typer.Option(min=1, help="Only this many prompts.")] = None,
+    max_tokens: MaxTokens = _ANSWER.max_tokens,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus sampling (top-p).")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of sampling and of --timing's order.")] = 0,
+    eagerness: Annotated[
+        float | None, typer.Option(help="Number added to the promise token's logit.")
+    ] = None,
+    max_concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Prompts answered together: 16, with --timing 1.")
+    ] = None,
+    max_seconds: Annotated[
+        float, typer.Option(min=1, help="An answer that takes longer has failed.")
+    ] = 600.0,
+    timing: Annotated[
+        bool, typer.Option("--timing", help="One answer at a time, the methods in turns.")
+    ] = False,
+    repeats: Annotated[
+        int | None, typer.Option(min=1, help="Turns with --timing, 3 by default; medians count.")
+    ] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Ask again where a request failed before.")
     ] = False,
     *,
-    plan: Plan,
-    loading: Annotated[EngineConfig, Without({"adapter"})],
+    engine: Annotated[EngineConfig, Without({"adapter"})],
 ) -> None:
     """Answer prompts by several methods on one engine, and keep a record of each answer.
 
     Each method's folder gets its settings, a record a prompt, and model_outputs.json, which the
-    alpaca_eval package reads.
+    package alpaca_eval reads.
     """
     from pasta_decoding.data.questions import read_questions
+    from pasta_decoding.evaluation.generate import Plan
     from pasta_decoding.evaluation.generate import generate as answer_all
+    from pasta_decoding.evaluation.methods import choose
 
-    plan = settled(plan, max_concurrency, timing=timing)
-    chosen = choose_all(method, loading, timing=timing)
+    if timing and max_concurrency not in (None, 1):
+        raise PastaError("--timing answers one prompt at a time: leave out --max-concurrency")
+    if repeats and not timing:
+        raise PastaError("--repeats is for --timing")
+    if timing and engine.is_remote:
+        raise PastaError("--timing is for an engine in this process")
+    plan = Plan(
+        max_concurrency=1 if timing else max_concurrency or 16,
+        repeats=(repeats or 3) if timing else None,
+        max_seconds=max_seconds,
+        seed=seed,
+        retry_failed=retry_failed,
+    )
+    config = GenerationConfig(
+        max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, eagerness=eagerness
+    )
+    chosen = choose(method, remote=engine.is_remote)
     questions = read_questions(prompts)[:limit]
-    settings = {"max_tokens": max_tokens} | described(plan, prompts, len(questions))
-    settings["sampling"] = sampled(temperature, top_p, plan.seed)
-    entrants = make_entrants(chosen, loading, settings, all_in_memory=timing)
+    settings = settings_of(plan, config, prompts, len(questions))
+    entrants = make_entrants(chosen, engine, config, settings, plan)
     with progress([one.label for one in chosen], len(questions)) as tick:
         found = answer_all(entrants, questions, out, plan, tick)
     for label, records in found.items():
         show(label, records)
 
 
-def settled(plan: Plan, max_concurrency: int | None, *, timing: bool) -> Plan:
-    """Return the plan with one number for each thing. Refuses flags that contradict each other."""
-    if timing and max_concurrency not in (None, 1):
-        raise PastaError(
-            "answers that are written together cannot be timed",
-            hint="Leave out --max-concurrency, or --timing.",
-        )
-    if plan.repeats is not None and not timing:
-        raise PastaError("--repeats is for --timing", hint="Leave it out, or add --timing.")
-    if timing:
-        return replace(plan, max_concurrency=1, repeats=plan.repeats or 3)
-    return replace(plan, max_concurrency=max_concurrency or plan.max_concurrency)
-
-
-def choose_all(methods: Sequence[str], loading: EngineConfig, *, timing: bool) -> list[Chosen]:
-    """Read every --method. Refuses those that do not go together, or not on servers."""
-    chosen = [choose(text) for text in methods]
-    check_labels(chosen)
-    if loading.is_remote:
-        check_servers(chosen, timing=timing)
-    return chosen
-
-
-def described(plan: Plan, prompts: Path, number: int) -> dict[str, Any]:
+def settings_of(plan: Plan, config: GenerationConfig, prompts: Path, number: int) -> dict[str, Any]:
     """Return what answers depend on whatever the method, as run.json has it."""
-    from pasta_decoding.cli.annotate import digest
+    from hashlib import sha256
+
     from pasta_decoding.evaluation.machine import machine
 
-    timing = plan.repeats is not None
-    settings = {
+    sampled = {"temperature": config.temperature, "top_p": config.top_p, "seed": config.seed}
+    digest = sha256(prompts.read_bytes()).hexdigest()[:16]
+    return {
+        "max_tokens": config.max_tokens,
         "max_seconds": plan.max_seconds,
-        "prompts": {"file": prompts.name, "sha256": digest(prompts), "number": number},
+        "prompts": {"file": prompts.name, "sha256": digest, "number": number},
+        "sampling": sampled if config.temperature else "greedy",
+        "eagerness": config.eagerness,
         "seed": plan.seed,
-        "timing": timing,
+        "timing": plan.repeats is not None,
         "repeats": plan.repeats,
         "max_concurrency": plan.max_concurrency,
+        # Seconds of two machines are not of one run.
+        **({"machine": machine()} if plan.repeats else {}),
     }
-    # Seconds of two machines are not of one run.
-    return settings | ({"machine": machine()} if timing else {})
-
-
-def sampled(temperature: float, top_p: float, seed: int) -> str | dict[str, float]:
-    """Return how tokens are chosen, as run.json has it. Raises PastaError for what cannot be."""
-    config = GenerationConfig(temperature=temperature, top_p=top_p, seed=seed)
-    if config.sampling().greedy:
-        return GREEDY
-    return {"temperature": temperature, "top_p": top_p, "seed": seed}
 
 
 def make_entrants(
     chosen: Sequence[Chosen],
-    loading: EngineConfig,
+    engine: EngineConfig,
+    config: GenerationConfig,
     settings: dict[str, Any],
-    *,
-    all_in_memory: bool,
+    plan: Plan,
 ) -> list[Entrant]:
-    """Return the methods, ready to be loaded; those with one adapter share a decoder.
-
-    all_in_memory: keep every decoder loaded; else only the last one.
-    """
+    """Return the methods, ready to be loaded; those with one adapter share a decoder."""
     from pasta_decoding.api.opening import open_decoder
     from pasta_decoding.evaluation.generate import Entrant
+    from pasta_decoding.evaluation.methods import OF_HF, make_method
 
-    if loading.model is not None and loading.model.suffix == ".gguf":
-        raise PastaError(
-            "a GGUF file holds one adapter, and methods differ in theirs",
-            hint="Give --model the folder of the base model.",
-        )
+    if engine.model is not None and engine.model.suffix == ".gguf":
+        raise PastaError("--model names a GGUF file, which holds one adapter: name a folder")
 
-    @lru_cache(maxsize=None if all_in_memory else 1)
-    def decoder(adapter: str, engine: str) -> Decoder:
-        return open_decoder(replace(loading.of(adapter), engine=engine), cache_folder())
+    @lru_cache(maxsize=None if plan.repeats else 1)  # with turns, all stay in memory
+    def decoder(adapter: str, name: str) -> Decoder:
+        return open_decoder(replace(engine.of(adapter), engine=name), cache_folder())
 
     def entrant(one: Chosen) -> Entrant:
-        engine = "torch" if one.name in THEIRS else loading.engine
-        own = describe(replace(loading.of(one.adapter), engine=engine))
-        own["method"] = one.name.value
-        if one.name in THEIRS:
-            own["engine"] = "transformers"
-        if one.name is Name.transformers:
-            own["method"] = "sequential"  # which it is: the baseline on an engine of its own
-        return Entrant(
-            one.label,
-            own | settings,
-            partial(make_method, one, lambda: decoder(one.adapter, engine), settings),
-        )
+        of_hf = one.name in OF_HF
+        name = "torch" if of_hf else engine.engine
+        told = describe(replace(engine.of(one.adapter), engine=name)) | settings
+        told |= {"method": one.name.value} | ({"engine": "transformers"} if of_hf else {})
+
+        def load() -> Method:
+            found: Method = make_method(
+                one.name, decoder(one.adapter, name), config, plan.max_seconds
+            )
+            return found
+
+        return Entrant(one.label, told, load)
 
     return [entrant(one) for one in chosen]
 
 
-def describe(loading: EngineConfig) -> dict[str, Any]:
-    """Return what is decoded on what, as run.json has it."""
+def describe(engine: EngineConfig) -> dict[str, Any]:
+    """Return the checkpoint and its engine, as run.json has them."""
     from pasta_decoding.api.opening import ENGINES, choose_engine, find
     from pasta_decoding.models.bases import DEFAULT_MODEL
     from pasta_decoding.models.load import adapter_digest
 
-    checkpoint = find(loading, cache_folder())
-    engine, folder = choose_engine(checkpoint), checkpoint.adapter
-    adapter = folder and {"name": loading.adapter, "sha256": adapter_digest(folder)}
+    checkpoint = find(engine, cache_folder())
+    name, folder = choose_engine(checkpoint), checkpoint.adapter
     return {
-        "adapter": adapter,
-        "model": DEFAULT_MODEL if loading.model is None else str(loading.model),
-        "engine": engine,
-        "file_type": ENGINES[engine].dtype(checkpoint),
-        "context": loading.cache_tokens,
-        "threads": loading.threads,
-        "device": loading.device,
-        # Unless it is named, the adapter's digest tells it.
-        "join": loading.join and loading.join.value,
+        "adapter": folder and {"name": engine.adapter, "sha256": adapter_digest(folder)},
+        "model": DEFAULT_MODEL if engine.model is None else str(engine.model),
+        "engine": name,
+        "file_type": ENGINES[name].dtype(checkpoint),
+        "context": engine.cache_tokens,
+        "threads": engine.threads,
+        "device": engine.device,
+        "join": engine.join and engine.join.value,  # else the adapter's digest tells it
     }
 
 
@@ -226,13 +202,37 @@ def show(label: str, records: Sequence[Record]) -> None:
     from pasta_decoding.lang.measures import geometric_mean
 
     done = [record for record in records if record.error is None]
-    failures = len(records) - len(done)
-    line = f"{label}: {len(records)} prompts, {failures} failed"
+    line = f"{label}: {len(records)} prompts, {len(records) - len(done)} failed"
     if done:
         tokens = sum(record.plain_tokens for record in done) / len(done)
-        speedup = geometric_mean(record.own_speedup for record in done)
-        line += f", {tokens:.0f} tokens on average, own speedup {speedup:.2f}"
+        speed = geometric_mean(record.tokens_per_step for record in done)
+        line += f", {tokens:.0f} tokens on average, {speed:.2f} tokens per step"
     typer.echo(line)
     for record in records:
         if record.error is not None:
             say(f"failed: {record.instruction[:60]!r}: {record.error}")
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help=_RUNS)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")] = Path("report"),
+    common: Annotated[
+        bool, typer.Option("--common", help="Only the prompts that all runs have.")
+    ] = False,
+) -> None:
+    """Compare runs with the first sequential one: index.html and report.json.
+
+    Win rates are those that alpaca_eval left in the run folders. All figures have 95 % intervals,
+    failures inside.
+    """
+    require("matplotlib", extra="plot", doing="drawing a report")
+    from pasta_decoding.data.lines import write_text
+    from pasta_decoding.evaluation.report import build, numbers, render
+    from pasta_decoding.evaluation.runs import find_runs
+
+    found = build(find_runs(runs), common=common)
+    write_text(out / "index.html", render(found))
+    write_text(out / "report.json", json.dumps(numbers(found), ensure_ascii=False, indent=1) + "\n")
+    for note in found.notes:
+        say(note)
+    typer.echo(out / "index.html")

@@ -26,6 +26,7 @@ from pasta_decoding.training.config import PreferenceConfig, Weights
 if TYPE_CHECKING:
     from pasta_decoding.data.asked import Asked
     from pasta_decoding.runtime.local import LocalDecoder
+    from pasta_decoding.training.likelihood import likelihood_rate, load_nll
     from pasta_decoding.training.preference_run import Surroundings
     from pasta_decoding.training.scoring import Quality
 
@@ -164,10 +165,8 @@ def surroundings(
 ) -> Surroundings:
     """Wire up what training takes from outside: engines, the quality, progress."""
     from pasta_decoding.api.opening import open_local
-    from pasta_decoding.evaluation.rating import likelihood_rate, load_nll
     from pasta_decoding.models.load import default_device, native_dtype
     from pasta_decoding.training.preference_run import Surroundings
-    from pasta_decoding.training.score import score_layouts
     from pasta_decoding.training.scoring import Quality
 
     base = loading.model
@@ -180,7 +179,7 @@ def surroundings(
     @cache
     def load_quality() -> Quality:
         baseline = Path(config.baseline)
-        nll = load_nll(base, baseline, score_layouts, dtype=native_dtype(device), device=device)
+        nll = load_nll(base, baseline, dtype=native_dtype(device), device=device)
         return Quality("nats", likelihood_rate(nll), idle_cost=2.0)
 
     return Surroundings(

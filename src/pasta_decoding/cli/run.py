@@ -179,7 +179,7 @@ def figures(result: Result, model: Model, engine: EngineConfig) -> dict[str, Any
         "completion_tokens": result.usage.fed_tokens,
         "plain_tokens": result.usage.plain_tokens,
         "critical_path": result.critical_path,
-        "own_speedup": round(result.own_speedup, 3),
+        "tokens_per_step": round(result.tokens_per_step, 3),
         "threads": 1 + len(result.threads),
         "interventions": result.interventions,
         "truncated": result.truncated,
@@ -193,6 +193,6 @@ def summary(result: Result) -> str:
     cut = ", cut off at a limit" if result.truncated else ""
     return (
         f"{result.usage.plain_tokens} tokens in {result.critical_path} steps "
-        f"({result.own_speedup:.2f}x), {1 + len(result.threads)} threads, "
+        f"({result.tokens_per_step:.2f}x), {1 + len(result.threads)} threads, "
         f"{result.seconds:.1f} s{cut}"
     )

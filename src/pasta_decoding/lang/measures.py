@@ -2,17 +2,13 @@
 
 - plain tokens: tokens of the tag-free text, tokenised alone.
 - critical path: forward steps after the prefill that the answer needs at unlimited width.
-- own speedup: plain tokens / critical path.
+- tokens per step: plain tokens / critical path.
 - ideal speedup: the same of an annotated text, whose critical path is counted from its pieces
   with the same number of tokens for every topic.
 - repeated chunk: one most of whose word pairs a sibling of the same answer has too.
 - rep-4: share of runs of four words that occurred before in the same text.
 - empty item: a marker of a list without text behind it, as in "1. 1. 1." and "- - -".
-- empty scaffold: an answer with an empty item.
-- bucket in use: a length that more than `IN_USE` of all promises give.
 - missing topic: a chunk that holds no word of its promise's topic, by the words' beginnings.
-- stock topic: one that `STOCK_PROMPTS` or more prompts got and that does not stand in its own: what
-  a model promises whatever it is asked, such as "tips" and "last thing".
 - echoed chunk: one most of whose word pairs the main text of the same answer has too.
 - text quality: minus nats per token of a plain text under a sequential model, minus `REP_4_COST`
   times its rep-4.
@@ -22,8 +18,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 from pasta_decoding.lang.tree import Chunk, Span, Sync, Tree, strip
@@ -42,15 +37,11 @@ so a share r of them saves 2 r. The penalty must be more than that.
 MOST_REP_4 = 0.1
 """Answers that repeat more of their words are not learnt from."""
 
-IN_USE = 0.05
-
-STOCK_PROMPTS = 3
-
 _STEM_CHARS = 4
 _MARKERS = {"bullet": re.compile(r"[-*+\u2022]"), "number": re.compile(r"\d{1,3}[.)]")}
 
 
-def own_speedup(plain_tokens: int, critical_path: int) -> float:
+def tokens_per_step(plain_tokens: int, critical_path: int) -> float:
     """Return plain tokens / critical path; 1 for an answer without a token or a step."""
     return plain_tokens / critical_path if critical_path and plain_tokens else 1.0
 
@@ -73,7 +64,7 @@ def ideal_speedup(tree: Tree, count_tokens: Callable[[str], int]) -> float:
                 ends.append(main + count_tokens(text))
             case Sync():
                 main = max(main, *ends) + 1
-    return own_speedup(count_tokens(strip(tree)), max(main, *ends))
+    return tokens_per_step(count_tokens(strip(tree)), max(main, *ends))
 
 
 def geometric_mean(ratios: Iterable[float]) -> float | None:
@@ -129,17 +120,6 @@ def empty_items(text: str) -> int:
     )
 
 
-def bucket_shares(promised: Iterable[int]) -> dict[int, float]:
-    """Return which share of all promises each promised length has, the shortest first."""
-    counts = Counter(promised)
-    return {bucket: counts[bucket] / counts.total() for bucket in sorted(counts)}
-
-
-def buckets_in_use(shares: Mapping[int, float]) -> int:
-    """Return how many lengths are in use."""
-    return sum(share > IN_USE for share in shares.values())
-
-
 def missing_topics(tree: Tree) -> list[int]:
     """Return which chunks never name their topic: their places among the chunks, from 0.
 
@@ -151,28 +131,6 @@ def missing_topics(tree: Tree) -> list[int]:
         for place, node in enumerate(chunks)
         if node.topic and not _beginnings(node.topic, telling=True) & _beginnings(node.text)
     ]
-
-
-def stock_topics(answers: Iterable[tuple[str, Tree]]) -> float | None:
-    """Return which share of all topics are stock ones; None where there is no topic.
-
-    answers: of a run, each prompt with its own. Letters' case does not count. More prompts show
-    more of it, so compare runs of the same ones.
-    """
-    topics = [
-        (
-            prompt.casefold(),
-            [one.topic.casefold() for one in tree if isinstance(one, Chunk) and one.topic],
-        )
-        for prompt, tree in answers
-    ]
-    prompts = Counter(topic for _, own in topics for topic in set(own))
-    stock = [
-        prompts[topic] >= STOCK_PROMPTS and topic not in prompt
-        for prompt, own in topics
-        for topic in own
-    ]
-    return sum(stock) / len(stock) if stock else None
 
 
 def text_quality(nats: float, repeated: float) -> float:

@@ -1,6 +1,6 @@
 """Which of the answers to a prompt is the best and which the worst: efficiency + lambda x quality.
 
-Efficiency is the theoretical speedup: the baseline's tokens for the same prompt / critical path.
+Efficiency is the speedup in steps: the baseline's tokens for the same prompt / critical path.
 Left at that, it would be cheated in two ways, and each has its guard here:
 
 - An answer of ten words has a short critical path. So an answer is credited with no more tokens
@@ -46,9 +46,9 @@ from pasta_decoding.lang.measures import (
     echoes,
     empty_items,
     missing_topics,
-    own_speedup,
     rep_4,
     repetitions,
+    tokens_per_step,
 )
 from pasta_decoding.training.config import Weights
 from pasta_decoding.training.sample import Sample
@@ -103,9 +103,9 @@ class ScoreParts:
     hit_limit: bool
 
     @property
-    def own_speedup(self) -> float:
+    def tokens_per_step(self) -> float:
         """Plain tokens / critical path."""
-        return own_speedup(self.plain_tokens, self.critical_path)
+        return tokens_per_step(self.plain_tokens, self.critical_path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 import torch
 
+from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.data.questions import question_of
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation.asking import ask_all
-from pasta_decoding.evaluation.methods.own import Own
-from pasta_decoding.evaluation.methods.theirs import Theirs, unpatched
+from pasta_decoding.evaluation.generate import ask_all
+from pasta_decoding.evaluation.methods import HfGenerate, Pasta, unpatched
 from pasta_decoding.evaluation.records import Record
 from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
-from pasta_decoding.runtime.request import SamplingParams
 from tests.checkpoint import TinyCheckpoint
 
+SEQUENTIAL = GenerationConfig(max_tokens=60, parallel=False)
 QUESTIONS = [question_of(text) for text in ("Hello", "Two cities, two cities, two", "x")]
 
 
@@ -32,7 +32,7 @@ def decoder(tiny_checkpoint: TinyCheckpoint) -> LocalDecoder:
     return found
 
 
-def asked(method: Own | Theirs) -> list[Record]:
+def asked(method: Pasta | HfGenerate) -> list[Record]:
     found = {
         ended.question.id: ended.outcome
         for ended in ask_all(method.decoder, method.ask, QUESTIONS, max_concurrency=2)
@@ -46,8 +46,8 @@ def asked(method: Own | Theirs) -> list[Record]:
 def test_the_answers_are_those_of_sequential_decoding(
     decoder: LocalDecoder, lookup_tokens: int | None
 ) -> None:
-    own = asked(Own(decoder, 60, parallel=False))
-    theirs = asked(Theirs(decoder, unpatched(decoder), 60, 60.0, lookup_tokens))
+    own = asked(Pasta(decoder, SEQUENTIAL))
+    theirs = asked(HfGenerate(decoder, unpatched(decoder), SEQUENTIAL, 60.0, lookup_tokens))
     assert [one.text for one in theirs] == [one.text for one in own]
     assert [one.hit_limit for one in theirs] == [one.hit_limit for one in own]
     assert [one.prompt_tokens for one in theirs] == [one.prompt_tokens for one in own]
@@ -65,7 +65,7 @@ def test_the_model_shares_its_weights_and_keeps_its_attention(decoder: LocalDeco
 
 
 def test_an_answer_that_takes_too_long_has_failed(decoder: LocalDecoder) -> None:
-    method = Theirs(decoder, unpatched(decoder), 60, 1e-9)
+    method = HfGenerate(decoder, unpatched(decoder), SEQUENTIAL, 1e-9)
     with pytest.raises(PastaError, match="no answer within 1e-09 s"):
         next(method.ask(QUESTIONS[0]))
 
@@ -79,20 +79,17 @@ def test_what_torch_cannot_do_is_an_error_of_this_question(
     twin = unpatched(decoder)
     monkeypatch.setattr(twin, "generate", out_of_memory)
     with pytest.raises(PastaError, match="out of memory"):
-        next(Theirs(decoder, twin, 60, 60.0).ask(QUESTIONS[0]))
+        next(HfGenerate(decoder, twin, SEQUENTIAL, 60.0).ask(QUESTIONS[0]))
     assert not twin._forward_pre_hooks
-
-
-SAMPLED = SamplingParams(temperature=1.0, top_p=0.9)
 
 
 def test_sampled_answers_follow_from_the_seed(decoder: LocalDecoder) -> None:
     def texts(seed: int) -> list[str]:
-        sampling = replace(SAMPLED, seed=seed)
-        method = Theirs(decoder, unpatched(decoder), 60, 60.0, sampling=sampling)
+        sampled = replace(SEQUENTIAL, temperature=1.0, top_p=0.9, seed=seed)
+        method = HfGenerate(decoder, unpatched(decoder), sampled, 60.0)
         return [one.text for one in asked(method)]
 
-    greedy = [one.text for one in asked(Theirs(decoder, unpatched(decoder), 60, 60.0))]
+    greedy = [one.text for one in asked(HfGenerate(decoder, unpatched(decoder), SEQUENTIAL, 60.0))]
     before = torch.random.get_rng_state()
     assert texts(1) == texts(1) != texts(2)
     assert texts(1) != greedy

@@ -6,20 +6,20 @@ from collections.abc import Sequence
 
 import pytest
 
+from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.data.questions import question_of
 from pasta_decoding.engines.base import Feed
 from pasta_decoding.engines.scripted import ScriptedEngine
-from pasta_decoding.evaluation.asking import ask_all
-from pasta_decoding.evaluation.methods.skeleton import (
+from pasta_decoding.evaluation.generate import ask_all
+from pasta_decoding.evaluation.records import Record
+from pasta_decoding.evaluation.skeleton import (
     MOST_POINTS,
     Skeleton,
     concatenated,
     list_ended,
     points_of,
     until_next_point,
-    widths_beside,
 )
-from pasta_decoding.evaluation.records import Record
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import read, strip
 from pasta_decoding.runtime.local import LocalDecoder
@@ -43,7 +43,7 @@ def model(question: str, outline: str = OUTLINE) -> str:
 
 
 def answered(decoder: LocalDecoder, *, max_tokens: int = 200) -> Record:
-    method = Skeleton(decoder, max_tokens)
+    method = Skeleton(decoder, GenerationConfig(max_tokens=max_tokens))
     [ended] = ask_all(decoder, method.ask, [question_of("How to live?", "blog")], max_concurrency=1)
     assert isinstance(ended.outcome, Record)
     assert decoder.engine.slots_in_use == 0
@@ -76,8 +76,6 @@ def test_the_critical_path_is_the_skeleton_a_prefill_and_the_longest_point() -> 
     assert record.critical_path == skeleton + 1 + max(points)
     assert record.fed_tokens == skeleton + sum(points)
     assert record.plain_tokens == len(record.text)
-    assert record.widths == {1: skeleton + 19 - 8, 3: 1 + 8}
-    assert sum(record.widths.values()) == record.critical_path
 
 
 def test_the_points_prefill_what_they_share_once() -> None:
@@ -96,14 +94,6 @@ def test_the_points_prefill_what_they_share_once() -> None:
     assert longest < record.prompt_tokens < 1000
 
 
-def test_what_a_person_can_read_begins_when_the_skeleton_is_known() -> None:
-    record = answered(puppet(model))
-    assert record.first_token_s is not None
-    assert record.first_text_s is not None
-    assert record.last_text_s is not None
-    assert record.first_token_s < record.first_text_s < record.last_text_s
-
-
 @pytest.mark.parametrize("outline", ["1. Just one thing", "1.", "1. Twice\n2. twice"])
 def test_without_two_points_the_plain_answer_is_asked_for_and_the_skeleton_counts(
     outline: str,
@@ -114,9 +104,7 @@ def test_without_two_points_the_plain_answer_is_asked_for_and_the_skeleton_count
     assert record.chunks == 0
     steps = len(outline) - len("1.")
     assert record.critical_path == steps + 1 + len("Plainly.")
-    assert record.widths == {1: record.critical_path}
     assert record.fed_tokens == steps + len("Plainly.")
-    assert record.first_text_s is not None
 
 
 def test_skeleton_and_points_stay_within_the_budget_together() -> None:
@@ -154,7 +142,10 @@ NAMES = {"1": "One", "2": "Two"}
 def test_a_prompt_that_does_not_fit_is_an_error_and_nothing_is_held() -> None:
     decoder = puppet(model, max_positions=400)
     [ended] = ask_all(
-        decoder, Skeleton(decoder, 200).ask, [question_of("How?" * 90)], max_concurrency=1
+        decoder,
+        Skeleton(decoder, GenerationConfig(max_tokens=200)).ask,
+        [question_of("How?" * 90)],
+        max_concurrency=1,
     )
     assert "the prompt is too long" in str(ended.outcome)
     assert decoder.engine.slots_in_use == 0
@@ -244,8 +235,3 @@ def test_literal_tags_and_empty_texts_read_back_from_the_text_form() -> None:
     tree = concatenated(points, ["</async>x", " ", "\n", "g"], len)
     assert strip(tree) == '1. <async>: </async>x\n2. "B" c d e\n3. F\n4. G: g'
     assert [getattr(node, "topic", None) for node in tree] == [None, "async", None, "G"]
-
-
-def test_threads_that_begin_together_grow_fewer() -> None:
-    assert widths_beside([3, 1, 3]) == {2: 2, 3: 1}
-    assert widths_beside([0, 0]) == {}

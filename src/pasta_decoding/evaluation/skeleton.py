@@ -28,14 +28,14 @@ their router would have done at once, count the steps of the skeleton, and set t
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.data.questions import Question
-from pasta_decoding.evaluation.methods.base import Asking, of_question
-from pasta_decoding.evaluation.records import Record, record_of, text_times
+from pasta_decoding.evaluation.methods import Asking, of_question
+from pasta_decoding.evaluation.records import Record, record_of
 from pasta_decoding.lang.measures import repeated_chunks
 from pasta_decoding.lang.tree import (
     Chunk,
@@ -107,37 +107,35 @@ class Point:
 class Skeleton:
     """The method. Needs no trained model.
 
-    max_tokens: of skeleton and points together; each point gets an equal share of what the
-                skeleton leaves. A plain answer in their place may have all of them.
-    sampling:   greedy unless told otherwise.
+    config: its max_tokens are of skeleton and points together; each point gets an equal share of
+            what the skeleton leaves. A plain answer in their place may have all of them.
     """
 
     decoder: LocalDecoder
-    max_tokens: int
-    sampling: SamplingParams = field(default_factory=SamplingParams)
+    config: GenerationConfig
 
     def ask(self, question: Question) -> Asking[Record]:
-        """See `Method`."""
+        """Ask for the skeleton, then for all points; plainly if there are no two points."""
         [skeleton] = yield [self._ask_skeleton(question)]
         outline = f"{BEGUN}{skeleton.text}"
         points = points_of(outline, cut_off=skeleton.hit_limit)
         if len(points) < 2:
             [plain] = yield [self._ask_plainly(question)]
             record = replace(record_of(self.decoder, question, plain), fallback=True)
-            return behind(skeleton, record, requests=1)
-        share = max(1, (self.max_tokens - skeleton.fed_tokens) // len(points))
+            return behind(skeleton, record)
+        share = max(1, (self.config.max_tokens - skeleton.fed_tokens) // len(points))
         answers = yield [self._expand(question, points, point, share) for point in points]
-        return behind(skeleton, self._record(question, points, answers), requests=len(points))
+        return behind(skeleton, self._record(question, points, answers))
 
     def _ask_skeleton(self, question: Question) -> Request:
         text = SKELETON.format(question=question.instruction)
-        most = max(1, int(self.max_tokens * SKELETON_SHARE))
+        most = max(1, int(self.config.max_tokens * SKELETON_SHARE))
         return self._request(
             text,
             BEGUN,
             most,
             is_over=lambda text: list_ended(BEGUN + text),
-            sampling=of_question(self.sampling, question),
+            sampling=of_question(self.config.sampling(), question),
         )
 
     def _expand(
@@ -151,12 +149,12 @@ class Skeleton:
             f"{point.text}:",
             max_tokens,
             is_over=lambda text: next_point(text, others) is not None,
-            sampling=of_question(self.sampling, question, point.number),
+            sampling=of_question(self.config.sampling(), question, point.number),
         )
 
     def _ask_plainly(self, question: Question) -> Request:
-        rules = Rules(max_tokens=self.max_tokens, parallel=False)
-        sampling = of_question(self.sampling, question)
+        rules = replace(self.config.rules, parallel=False)
+        sampling = of_question(self.config.sampling(), question)
         return self.decoder.request(question.instruction, rules, sampling)
 
     def _request(
@@ -184,7 +182,6 @@ class Skeleton:
         texts = [answer.text for answer in answers]
         tree = concatenated(points, texts, self.decoder.plain_tokens)
         text = strip(tree)
-        ends = [end for answer in answers if (end := text_times(answer)[1]) is not None]
         firsts = [first for answer in answers if (first := answer.first_token_s) is not None]
         return Record(
             question.id,
@@ -197,15 +194,12 @@ class Skeleton:
             fed_tokens=sum(answer.fed_tokens for answer in answers),
             prompt_tokens=sum(answer.trace.prefilled_tokens for answer in answers),
             chunks=sum(isinstance(node, Chunk) for node in tree),
-            widths=widths_beside([answer.critical_path for answer in answers]),
             interventions=sum(answer.interventions for answer in answers),
             repeated_chunks=repeated_chunks(tree),
             truncated_chunks=sum(answer.truncated for answer in answers),
             hit_limit=any(answer.hit_limit for answer in answers),
             seconds=max(answer.seconds for answer in answers),
             first_token_s=min(firsts, default=None),
-            first_text_s=0.0,  # the first heading is known from the skeleton
-            last_text_s=max(ends, default=0.0),
         )
 
 
@@ -282,29 +276,13 @@ def until_next_point(text: str, others: Collection[int]) -> str:
     return text[: next_point(f"{text}.", others)]
 
 
-def widths_beside(steps: Sequence[int]) -> dict[int, int]:
-    """Return how many steps have how many live threads, of threads that begin together."""
-    widths = Counter(sum(own > step for own in steps) for step in range(max(steps)))
-    return dict(sorted(widths.items()))
-
-
-def behind(skeleton: Answer, record: Record, *, requests: int) -> Record:
-    """Return the record of an answer whose `requests` had to wait for `skeleton`.
-
-    Their prefill is one step, as wide as they are many.
-    """
-    widths = Counter(record.widths)
-    widths[1] += skeleton.critical_path
-    widths[requests] += 1
-    later_s = skeleton.seconds
+def behind(skeleton: Answer, record: Record) -> Record:
+    """Return the record of an answer whose requests waited for `skeleton`: one step more."""
     return replace(
         record,
         critical_path=skeleton.critical_path + 1 + record.critical_path,
         fed_tokens=skeleton.fed_tokens + record.fed_tokens,
         prompt_tokens=skeleton.trace.prefilled_tokens + record.prompt_tokens,
-        widths=dict(sorted(widths.items())),
         interventions=skeleton.interventions + record.interventions,
         first_token_s=skeleton.first_token_s,
-        first_text_s=None if record.first_text_s is None else later_s + record.first_text_s,
-        last_text_s=None if record.last_text_s is None else later_s + record.last_text_s,
     )

@@ -1,28 +1,20 @@
-"""Rating texts without a judge: by their likelihood under a sequential model, less repetition.
-
-Log-probabilities are the caller's skill (`training.score.score_layouts`).
-"""
+"""Rating texts without a judge: by their likelihood under a sequential model, less repetition."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from pasta_decoding.lang.layout import Layout, Run, lay_out
 from pasta_decoding.lang.measures import rep_4, text_quality
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.models.load import load_model
 from pasta_decoding.models.prompt import Message, PromptEncoder
-
-Rate = Callable[[str, Sequence[str]], Sequence[float]]
-"""(instruction, plain texts) -> one number a text, larger is better."""
+from pasta_decoding.training.score import score_layouts
+from pasta_decoding.training.scoring import Rate
 
 Nll = Callable[[str, Sequence[str]], list[float]]
 """(instruction, plain texts) -> NLL per token (nats) of each text and its end."""
-
-Score = Callable[[Any, Sequence[Layout]], Iterable[Any]]
-"""(model, layouts) -> the log-probability of every label (nats), one tensor a layout."""
 
 
 def likelihood_rate(nll: Nll) -> Rate:
@@ -35,7 +27,7 @@ def likelihood_rate(nll: Nll) -> Rate:
     return rate
 
 
-def load_nll(base: Path, adapter: Path, score: Score, *, dtype: str, device: str = "cpu") -> Nll:
+def load_nll(base: Path, adapter: Path, *, dtype: str, device: str = "cpu") -> Nll:
     """Load a model; return what tells the NLL per token of plain texts under it."""
     loaded = load_model(base, adapter, dtype=dtype)
     loaded.model.to(device).eval()
@@ -51,6 +43,6 @@ def load_nll(base: Path, adapter: Path, score: Score, *, dtype: str, device: str
     def nll(instruction: str, texts: Sequence[str]) -> list[float]:
         prompt = encoder.encode([Message("user", instruction)])
         layouts = [plain_layout(prompt, text) for text in texts]
-        return [-float(logprobs_L.mean()) for logprobs_L in score(loaded.model, layouts)]
+        return [-float(logprobs_L.mean()) for logprobs_L in score_layouts(loaded.model, layouts)]
 
     return nll

@@ -1,0 +1,236 @@
+"""The methods of `eval generate`: how they are named, and how each answers a question.
+
+A method is written as a generator. It yields stages and is sent their answers; in the end it
+returns the record of the question. It knows no clock and no scheduler, so that the same lines run
+alone, for timing, and beside other questions, for throughput.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from hashlib import sha256
+from itertools import chain
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from pasta_decoding.api.config import GenerationConfig
+from pasta_decoding.data.questions import Question
+from pasta_decoding.engines.torch import TorchEngine
+from pasta_decoding.errors import PastaError
+from pasta_decoding.evaluation.records import Record, record_of
+from pasta_decoding.lang.tree import Span, show
+from pasta_decoding.models.load import DEFAULT_ADAPTER, NO_ADAPTER
+from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.decoder import Decoder
+from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.request import Request, SamplingParams
+
+LOOKUP_TOKENS = 10
+"""The most that prompt lookup drafts at once, as transformers' own candidate generator has it."""
+
+Outcome = TypeVar("Outcome")
+
+Stage = Sequence[Request]
+"""Requests that are decoded side by side; what their prompts begin with alike is computed once."""
+
+Asking = Generator[Stage, list[Answer], Outcome]
+"""One question under way: it yields stages, is sent their answers in order, and returns."""
+
+
+class Method(Protocol):
+    """A way of answering with a model. Its record has no `seconds`: it cannot know the time."""
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model that it asks."""
+        ...
+
+    def ask(self, question: Question) -> Asking[Record]:
+        """Answer one question. Raises PastaError if it cannot be asked."""
+        ...
+
+
+class Name(StrEnum):
+    """The methods; `hf` is the baseline of `lookup`."""
+
+    sequential = "sequential"
+    pasta = "pasta"
+    sot = "sot"
+    apar = "apar"
+    hf = "hf"
+    lookup = "lookup"
+
+
+TRAINED = (Name.pasta, Name.apar)
+OF_HF = (Name.hf, Name.lookup)
+"""Those that transformers' own `generate` computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """One --method: its name and adapter, and the label of its run folder."""
+
+    name: Name
+    adapter: str
+    label: str
+
+
+def choose(texts: Sequence[str], *, remote: bool = False) -> list[Chosen]:
+    """Read every --method. Raises PastaError for those that do not go together, or on servers."""
+    chosen = [_chosen(text) for text in texts]
+    labels = [one.label for one in chosen]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise PastaError(f"--method is given twice for the folder {label!r}")
+    if remote:
+        _check_servers(chosen)
+    return chosen
+
+
+def _chosen(text: str) -> Chosen:
+    name, given, adapter = text.partition("=")
+    if name not in list(Name) or (given and not adapter):
+        raise PastaError(f"--method {text!r} is none of {', '.join(Name)}, or NAME=ADAPTER")
+    if not given:
+        if name == Name.apar:
+            raise PastaError("no adapter of apar ships: name yours, --method apar=FOLDER")
+        return Chosen(Name(name), DEFAULT_ADAPTER if name == Name.pasta else "sequential", name)
+    if adapter == NO_ADAPTER and name in TRAINED:
+        raise PastaError(f"{name} needs an adapter")
+    return Chosen(Name(name), adapter, f"{name}-{Path(adapter).name}")
+
+
+def _check_servers(chosen: Sequence[Chosen]) -> None:
+    for one in chosen:
+        if one.name in (*OF_HF, Name.sot):
+            raise PastaError(f"--method {one.name.value} works in this process, not on servers")
+    adapters = sorted({one.adapter for one in chosen})
+    if len(adapters) > 1:
+        raise PastaError(
+            f"the servers have one checkpoint, and methods differ in theirs: {', '.join(adapters)}"
+        )
+
+
+def make_method(name: Name, decoder: Decoder, config: GenerationConfig, max_seconds: float) -> Any:
+    """Return a method over a loaded model."""
+    from pasta_decoding.evaluation.skeleton import Skeleton
+
+    if name in TRAINED or name is Name.sequential:
+        return Pasta(decoder, replace(config, parallel=name in TRAINED))
+    assert isinstance(decoder, LocalDecoder), "refused before"
+    if name is Name.sot:
+        return Skeleton(decoder, config)
+    lookup_tokens = LOOKUP_TOKENS if name is Name.lookup else None
+    return HfGenerate(decoder, unpatched(decoder), config, max_seconds, lookup_tokens)
+
+
+def of_question(sampling: SamplingParams, question: Question, part: int = 0) -> SamplingParams:
+    """Return the sampling of one of a question's requests: its seed follows from their names.
+
+    So an answer is the same whatever else is asked, and in whichever order.
+    """
+    named = f"{sampling.seed} {question.id} {part}".encode()
+    return replace(sampling, seed=int.from_bytes(sha256(named).digest()[:4], "big"))
+
+
+@dataclass(frozen=True, slots=True)
+class Pasta:
+    """Decoding by the interpreter: in parallel, or as the sequential baseline (`parallel`)."""
+
+    decoder: Decoder
+    config: GenerationConfig
+
+    def ask(self, question: Question) -> Asking[Record]:
+        """Answer by one request."""
+        sampling = of_question(self.config.sampling(), question)
+        [answer] = yield [self.decoder.request(question.instruction, self.config.rules, sampling)]
+        return record_of(self.decoder, question, answer)
+
+
+@dataclass(frozen=True, slots=True)
+class HfGenerate:
+    """`generate` of the package transformers, one answer at a time: it blocks.
+
+    Alone it is a sequential baseline. With prompt lookup (Saxena 2023) it drafts what followed the
+    last two tokens when they stood in the text before, and one pass verifies it.
+
+    model:         unpatched, in the place where it computes.
+    lookup_tokens: the most that are drafted at once; None: nothing is.
+    """
+
+    decoder: Decoder
+    model: Any
+    config: GenerationConfig
+    max_seconds: float
+    lookup_tokens: int | None = None
+
+    def ask(self, question: Question) -> Asking[Record]:
+        """Answer without the engine of this package."""
+        yield from ()
+        prompt = self.decoder.prompt_ids(question.instruction, self.config.max_tokens)
+        ids, passes = self._generate(prompt, of_question(self.config.sampling(), question))
+        ended = bool(ids) and ids[-1] in self.decoder.vocabulary.eos_ids
+        if not ended and len(ids) < self.config.max_tokens:
+            raise PastaError(f"no answer within {self.max_seconds:g} s")
+        text = self.decoder.vocabulary.decode(ids)
+        return Record(
+            question.id,
+            question.instruction,
+            question.dataset,
+            text=text,
+            annotated=show((Span(text),)) if text else "",
+            plain_tokens=self.decoder.plain_tokens(text),
+            critical_path=passes - 1,  # the first one is the prefill
+            fed_tokens=len(ids),
+            prompt_tokens=len(prompt),
+            hit_limit=not ended,
+        )
+
+    def _generate(self, prompt: tuple[int, ...], sampling: SamplingParams) -> tuple[list[int], int]:
+        """Return the ids of the answer, and how many forward passes they took."""
+        import torch
+        from transformers import GenerationConfig
+
+        settings = GenerationConfig(
+            **_choosing(sampling),
+            max_new_tokens=self.config.max_tokens,
+            max_time=self.max_seconds,
+            eos_token_id=sorted(self.decoder.vocabulary.eos_ids),
+            pad_token_id=self.decoder.vocabulary.end,
+            prompt_lookup_num_tokens=self.lookup_tokens,
+        )
+        passes: list[None] = []
+        counting = self.model.register_forward_pre_hook(lambda *_: passes.append(None))
+        input_ids = torch.tensor([prompt], device=self.model.device)
+        try:
+            with torch.random.fork_rng():
+                torch.manual_seed(sampling.seed)
+                found = self.model.generate(
+                    input_ids, attention_mask=torch.ones_like(input_ids), generation_config=settings
+                )
+        except RuntimeError as error:  # what torch reports of memory, among others
+            raise PastaError(str(error)) from error
+        finally:
+            counting.remove()
+        return found[0, len(prompt) :].tolist(), len(passes)
+
+
+def _choosing(sampling: SamplingParams) -> dict[str, Any]:
+    """Return what transformers calls the same; `top_k` 0 is none, where it has 50 by default."""
+    if sampling.greedy:
+        return {"do_sample": False}
+    chosen = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+    return {"do_sample": True, "top_k": 0, **chosen}
+
+
+def unpatched(decoder: LocalDecoder) -> Any:
+    """Return the model of a torch engine as transformers made it; the weights are shared."""
+    assert isinstance(decoder.engine, TorchEngine), "made for this engine"
+    model = decoder.engine.model
+    weights = {id(one): one for one in chain(model.parameters(), model.buffers())}
+    twin = deepcopy(model, weights)
+    twin.set_attn_implementation("sdpa")
+    return twin

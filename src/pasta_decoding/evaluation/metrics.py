@@ -1,0 +1,177 @@
+"""The figures of a run against the sequential baseline, failures inside every one of them.
+
+- tokens per step: plain tokens / critical path of the run's own answers.
+- speedup in steps: tokens of the baseline's answer / critical path, prompt by prompt.
+- wall-clock speedup: seconds of the baseline's answer / seconds of the run's, if both were timed.
+
+All three are geometric means. A failed request counts as an answer that used up its budget:
+`max_tokens` steps, the seconds of its time-out, one token a step, an empty text. A prompt whose
+baseline failed has no speedup against it; such prompts are counted. Shares are of all there is,
+such as the chunks of all answers. Intervals hold 95 % of the bootstrap resamples over prompts; all
+are drawn with the same resamples.
+
+Shapes: P prompts, F numbers a prompt, R resamples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from pasta_decoding.errors import PastaError
+from pasta_decoding.evaluation.records import Record
+from pasta_decoding.evaluation.runs import MethodRun
+from pasta_decoding.lang.measures import rep_4
+
+RESAMPLES = 10_000
+_MAX_COUNTS = 20_000_000
+_MIN_RESAMPLES = 1_000
+TOKENS_PER_STEP, SPEEDUP_IN_STEPS, WALL_CLOCK = "tokens_per_step", "speedup_in_steps", "wall_clock"
+FloatArray = npt.NDArray[np.float64]
+Pairs = Sequence[tuple[Record, Record]]
+"""Each prompt's record of a run and of the baseline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A figure with the interval that holds 95 % of its resamples; None if it has no value."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+
+def interval(
+    values_PF: npt.ArrayLike, figure: Callable[[FloatArray], FloatArray], *, seed: int = 0
+) -> Interval:
+    """Return a figure of P prompts with its percentile bootstrap interval.
+
+    values_PF: F numbers a prompt.
+    figure:    from sums over prompts [..., F] to the figure [...]; so it must be a function of
+               sums, as means, their ratios and geometric means of ratios are.
+    """
+    found_PF = np.asarray(values_PF, dtype=np.float64)
+    counts_RP = resamples(len(found_PF), seed)
+    with np.errstate(invalid="ignore", divide="ignore"):  # a resample may hold nothing to divide by
+        value, draws_R = float(figure(found_PF.sum(axis=0))), figure(counts_RP @ found_PF)
+    known_R = draws_R[np.isfinite(draws_R)]
+    if not np.isfinite(value) or not len(known_R):
+        return Interval(None)
+    return Interval(value, *map(float, np.percentile(known_R, [2.5, 97.5])))
+
+
+@lru_cache(maxsize=1)  # 50 MB at 600 prompts, and a report asks for the same ones again and again
+def resamples(prompts: int, seed: int = 0) -> FloatArray:
+    """Return counts_RP: how often each resample holds each prompt; all that its sums depend on.
+
+    R is `RESAMPLES`; fewer for more than 2,000 prompts, which would take over 160 MB.
+    """
+    resampled = max(_MIN_RESAMPLES, min(RESAMPLES, _MAX_COUNTS // prompts))
+    draw = np.random.default_rng(seed)
+    counts_RP = draw.multinomial(prompts, np.full(prompts, 1 / prompts), size=resampled)
+    return counts_RP.astype(np.float64)
+
+
+def mean(value_P: npt.ArrayLike) -> Interval:
+    """Return the mean of the values that are not NaN."""
+    found_P = np.asarray(value_P, dtype=np.float64)
+    known_P = np.isfinite(found_P)
+    rows_PF = np.stack([np.where(known_P, found_P, 0), known_P], axis=1)
+    return interval(rows_PF, lambda sums: sums[..., 0] / sums[..., 1])
+
+
+def geometric(ratio_P: Sequence[float]) -> Interval:
+    """Return the geometric mean of the ratios that are not NaN."""
+    of_logs = mean(np.log(ratio_P))
+    bounds = (of_logs.value, of_logs.low, of_logs.high)
+    return Interval(*(None if one is None else math.exp(one) for one in bounds))
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A run in figures, without the quality of its texts.
+
+    no_baseline:   prompts whose baseline failed.
+    near_promises: share of the chunks that ended by themselves, with about the promised length.
+    rep_4:         the mean over all answers.
+    """
+
+    prompts: int
+    failures: int
+    no_baseline: int
+    speedups: Mapping[str, Interval]
+    with_promise: Interval
+    hit_limit: Interval
+    plain_tokens: Interval
+    chunks_mean: float
+    near_promises: float | None
+    repeated_chunks: float | None
+    truncated_chunks: float | None
+    interventions_per_token: float | None
+    rep_4: float | None
+
+
+def figures(run: MethodRun, baseline: MethodRun) -> Figures:
+    """Return the figures of a run of the same prompts as the baseline's."""
+    pairs = [(record, baseline.records[key]) for key, record in run.records.items()]
+    records = [record for record, _ in pairs]
+    answers = [record for record in records if record.error is None]
+    chunks = sum(one.chunks for one in answers)
+    return Figures(
+        prompts=len(records),
+        failures=len(records) - len(answers),
+        no_baseline=sum(base.error is not None for _, base in pairs),
+        speedups=speedups(run, baseline, pairs),
+        with_promise=mean([one.chunks > 0 for one in records]),
+        hit_limit=mean([one.hit_limit for one in records]),
+        plain_tokens=mean([one.plain_tokens for one in records]),
+        chunks_mean=chunks / len(records),
+        near_promises=_ratio(
+            sum(one.near_promises for one in answers), sum(len(one.promises) for one in answers)
+        ),
+        repeated_chunks=_ratio(sum(one.repeated_chunks for one in answers), chunks),
+        truncated_chunks=_ratio(sum(one.truncated_chunks for one in answers), chunks),
+        interventions_per_token=_ratio(
+            sum(one.interventions for one in answers), sum(one.fed_tokens for one in answers)
+        ),
+        rep_4=_ratio(sum(rep_4(one.text) for one in answers), len(answers)),
+    )
+
+
+def speedups(run: MethodRun, baseline: MethodRun, pairs: Pairs) -> dict[str, Interval]:
+    """Return each speedup. Raises PastaError if both runs were timed, but not in the same turns."""
+    found = {
+        TOKENS_PER_STEP: geometric([one.tokens_per_step for one, _ in pairs]),
+        SPEEDUP_IN_STEPS: geometric([_in_steps(*pair, run.max_tokens) for pair in pairs]),
+    }
+    if all(record.turns is not None for both in pairs for record in both):
+        if any(record.turns != base.turns for record, base in pairs):
+            raise PastaError(
+                f"{run.folder} and {baseline.folder} were not timed together",
+                hint="Give both methods to one `pasta eval generate --timing`, to time again.",
+            )
+        found[WALL_CLOCK] = geometric([_wall_clock(*pair) for pair in pairs])
+    return found
+
+
+def _in_steps(record: Record, base: Record, max_tokens: int) -> float:
+    if base.error is not None:
+        return math.nan
+    steps = record.critical_path if record.error is None else max_tokens
+    return max(1, base.plain_tokens) / max(1, steps)
+
+
+def _wall_clock(record: Record, base: Record) -> float:
+    for one in (record, base):
+        if not one.seconds > 0:
+            raise PastaError(f"the record {one.id} has no seconds: {one.seconds}")
+    return math.nan if base.error is not None else base.seconds / record.seconds
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

@@ -1,1 +1,0 @@
-"""What is known of some runs, as numbers, pictures and one page."""

@@ -1,0 +1,128 @@
+"""Speedups, shares and their intervals, worked by hand, with failures inside."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pasta_decoding.errors import PastaError
+from pasta_decoding.evaluation.metrics import (
+    RESAMPLES,
+    Figures,
+    figures,
+    geometric,
+    interval,
+    mean,
+    resamples,
+)
+from pasta_decoding.evaluation.records import Record
+from pasta_decoding.evaluation.runs import MethodRun
+from tests.runfolders import failed, parallel, record
+
+
+def run_of(method: str, records: list[Record]) -> MethodRun:
+    settings = {"method": method, "max_tokens": 400}
+    return MethodRun(Path(method), settings, {one.id: one for one in records})
+
+
+def figures_of(ours: list[Record], theirs: list[Record] | None = None) -> Figures:
+    baseline = theirs or [record(number) for number in range(len(ours))]
+    return figures(run_of("pasta", ours), run_of("sequential", baseline))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "drawn_times"),
+    [(1, RESAMPLES), (2_000, RESAMPLES), (4_000, 5_000), (25_000, 1_000)],
+)
+def test_many_prompts_are_resampled_less_often_and_each_resample_is_as_large_as_they(
+    prompts: int, drawn_times: int
+) -> None:
+    counts_RP = resamples(prompts)
+    assert counts_RP.shape == (drawn_times, prompts)
+    assert (counts_RP.sum(axis=1) == prompts).all()
+
+
+def test_an_interval_is_that_of_the_normal_distribution_where_there_are_many_prompts() -> None:
+    values_P = np.random.default_rng(0).normal(3.0, 2.0, 400)
+    found, error = mean(values_P), 1.96 * values_P.std() / 20
+    assert found.low == pytest.approx(values_P.mean() - error, abs=0.03)
+    assert found.high == pytest.approx(values_P.mean() + error, abs=0.03)
+
+
+def test_a_resample_of_nothing_and_values_that_are_none_do_not_count() -> None:
+    found = interval([(1.0, 1.0), (0.0, 0.0)], lambda sums: sums[..., 0] / sums[..., 1])
+    assert found.low == 1
+    assert mean([math.nan, 3.0]).value == 3
+    assert mean([math.nan]).value is None
+    assert geometric([math.nan]).value is None
+
+
+def test_speedups_are_geometric_means_of_each_prompts_ratio() -> None:
+    found = figures_of([parallel(0, critical_path=50), parallel(1, critical_path=25)]).speedups
+    # Of 100 tokens: 2 and 4 times, so the root of 8.
+    assert found["tokens_per_step"].value == pytest.approx(math.sqrt(8))
+    assert found["speedup_in_steps"].value == pytest.approx(math.sqrt(8))
+
+
+def test_the_speedup_in_steps_counts_the_baselines_tokens() -> None:
+    shorter = parallel(0, plain_tokens=60, critical_path=30)
+    found = figures_of([shorter], [record(0, plain_tokens=300)]).speedups
+    assert found["tokens_per_step"].value == pytest.approx(2)
+    assert found["speedup_in_steps"].value == pytest.approx(10)
+
+
+def test_a_failed_request_counts_with_its_whole_budget() -> None:
+    base = [record(number, turns="t") for number in range(2)]
+    found = figures_of([parallel(0, turns="t", seconds=5.0), failed(1, turns="t")], base)
+    assert (found.prompts, found.failures) == (2, 1)
+    assert found.speedups["tokens_per_step"].value == pytest.approx(math.sqrt(2 * 1))
+    # 400 steps for the baseline's 100 tokens, 60 seconds for its 10.
+    assert found.speedups["speedup_in_steps"].value == pytest.approx(math.sqrt(2 / 4))
+    assert found.speedups["wall_clock"].value == pytest.approx(math.sqrt(2 * 10 / 60))
+
+
+def test_a_prompt_without_a_baseline_has_no_ratio_and_is_counted() -> None:
+    found = figures_of([parallel(0), parallel(1)], [record(0), failed(1)])
+    assert found.no_baseline == 1
+    assert found.speedups["speedup_in_steps"].value == pytest.approx(2)
+    assert found.speedups["tokens_per_step"].value == pytest.approx(2)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "timed"), [("t", "t", True), ("t", None, False), (None, "t", False)]
+)
+def test_there_is_a_wall_clock_speedup_only_where_both_were_timed(
+    ours: str | None, theirs: str | None, *, timed: bool
+) -> None:
+    found = figures_of([parallel(0, turns=ours)], [record(0, turns=theirs)]).speedups
+    assert ("wall_clock" in found) is timed
+
+
+def test_seconds_of_other_turns_and_a_record_without_seconds_are_refused() -> None:
+    with pytest.raises(PastaError, match="pasta and sequential were not timed together"):
+        figures_of([parallel(0, turns="yesterday")], [record(0, turns="today")])
+    with pytest.raises(PastaError, match="has no seconds"):
+        figures_of([failed(0, seconds=0.0, turns="t")], [record(0, turns="t")])
+
+
+def test_shares_are_of_all_answers_failures_included() -> None:
+    found = figures_of([parallel(0), record(1), failed(2), parallel(3, hit_limit=True)])
+    assert found.with_promise.value == pytest.approx(0.5)
+    assert found.hit_limit.value == pytest.approx(0.25)
+    assert found.plain_tokens.value == pytest.approx(75)
+    assert (found.chunks_mean, found.near_promises, found.repeated_chunks) == (1, 0.5, 0)
+
+
+def test_interventions_and_cut_and_repeated_chunks_are_shares_of_what_there_is() -> None:
+    bad = parallel(0, interventions=3, truncated_chunks=1, repeated_chunks=2)
+    found = figures_of([bad, parallel(1)])
+    assert found.interventions_per_token == pytest.approx(3 / 200)
+    assert (found.truncated_chunks, found.repeated_chunks) == (1 / 4, 2 / 4)
+
+
+def test_the_baseline_against_itself_is_one() -> None:
+    base = [record(0), record(1, plain_tokens=37, critical_path=37)]
+    assert figures_of(base, base).speedups["speedup_in_steps"].value == pytest.approx(1)

@@ -1,0 +1,193 @@
+"""`pasta eval report`: runs it compares, runs it refuses, and a page that needs nothing else."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pasta_decoding.cli import main
+from pasta_decoding.errors import PastaError
+from pasta_decoding.evaluation.report import Report, build, numbers, plot, render
+from pasta_decoding.evaluation.runs import find_runs
+from tests.runfolders import CHUNKED, PLAIN, failed, parallel, record, write_run
+
+HOSTILE = "</details></script><script>document.title='stolen'</script><img src=x onerror=alert(1)>"
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Four runs of twelve prompts."""
+    folder = tmp_path / "runs"
+    write_run(folder / "sequential", "sequential", [record(n) for n in range(12)])
+    write_run(folder / "pasta-fast", "pasta", [parallel(n, critical_path=30) for n in range(12)])
+    write_run(folder / "sot", "sot", [parallel(n, critical_path=60) for n in range(12)])
+    some = [failed(n) if n == 3 else parallel(n, critical_path=70) for n in range(12)]
+    write_run(folder / "apar", "apar", some)
+    return folder
+
+
+def annotate(folder: Path, preferences: list[float | None], text: str = PLAIN) -> None:
+    """Write what alpaca_eval writes, its leaderboard included."""
+    where = folder / "judge"
+    where.mkdir()
+    rows = [
+        {"instruction": f"What about {n}?", "output_1": f"This about {n}.", "output_2": text,
+         "annotator": "somebody", "preference": preference}
+        for n, preference in enumerate(preferences)
+    ]  # fmt: skip
+    (where / "annotations.json").write_text(json.dumps(rows))
+    (where / "leaderboard.csv").write_text(
+        ",win_rate,standard_error,length_controlled_winrate,lc_standard_error\n"
+        f"other,1,1,1,1\n{folder.name},80,4,55.5,2.0\n"
+    )
+
+
+def report_of(*paths: Path, **options: bool) -> Report:
+    return build(find_runs(paths), **options)
+
+
+def rewrite(name: str, **settings: Any) -> Callable[[Path], object]:
+    return lambda runs: write_run(
+        runs / name, "pasta", [parallel(n) for n in range(12)], **settings
+    )
+
+
+REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "other prompts": (
+        lambda runs: write_run(runs / "sot", "sot", [parallel(n) for n in (*range(11), 99)]),
+        "sot has no answer to 1 of them, such as 'What about 11",
+    ),
+    "another engine": (rewrite("sot", engine="torch"), "sequential has engine None, .*'torch'"),
+    "another limit": (rewrite("sot", max_tokens=500), "sequential has max_tokens 400, .*has 500"),
+    "no method": (
+        lambda runs: (runs / "sot" / "run.json").write_text("{}"),
+        "has no 'method'",
+    ),
+    "no JSON": (lambda runs: (runs / "sot" / "run.json").write_text("{"), "is not JSON"),
+    "no records": (lambda runs: write_run(runs / "sot", "sot", []), "holds no records"),
+    "no annotations": (
+        lambda runs: (runs / "sot" / "annotations.json").write_text('[{"preference": 1}]'),
+        "not alpaca_eval's annotations: KeyError",
+    ),
+    "a preference out of range": (
+        lambda runs: annotate(runs / "sot", [0.7]),
+        r"the preference 0.7 is not in \[1, 2\]",
+    ),
+    "annotations of other answers": (
+        lambda runs: annotate(runs / "sot", [2.0], text="Something else."),
+        "is of other answers to 'What about 0",
+    ),
+    "no sequential run": (
+        lambda runs: (runs / "sequential" / "run.json").unlink(),
+        "no run is sequential: apar, pasta-fast, sot",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", REFUSED)
+def test_what_cannot_be_compared_is_refused_and_named(runs: Path, change: str) -> None:
+    make, message = REFUSED[change]
+    make(runs)
+    with pytest.raises(PastaError, match=message):
+        report_of(runs)
+
+
+def test_runs_are_found_alone_and_inside_a_folder_and_the_baseline_comes_first(runs: Path) -> None:
+    with pytest.raises(PastaError, match="no run folder of"):
+        find_runs([runs.parent / "nowhere"])
+    found = report_of(runs / "sot", runs)
+    labels = [line.run.label for line in found.lines]
+    assert labels == ["sequential", "sot", "apar", "pasta-fast"]
+
+
+def test_servers_hold_a_model_for_each_method(runs: Path) -> None:
+    for label in ("sequential", "pasta-fast"):
+        write_run(runs / label, label.split("-")[0], [record(0)], engine="remote", model=label)
+    assert len(report_of(runs / "sequential", runs / "pasta-fast").lines) == 2
+
+
+def test_a_run_that_was_stopped_does_not_drop_out_silently(runs: Path) -> None:
+    prompts = {"number": 20}
+    write_run(runs / "sot", "sot", [parallel(n) for n in range(7)], prompts=prompts)
+    with pytest.raises(PastaError, match=r"sot has no answer to 5 of them, such as 'What about 7"):
+        report_of(runs)
+    found = report_of(runs, common=True)
+    assert {line.figures.prompts for line in found.lines} == {7}
+    assert "sot: 13 prompts of its file are not answered yet" in found.notes
+    assert "apar: 5 prompts left out, not in all runs" in found.notes
+
+
+def test_the_numbers_are_json_with_failures_inside(runs: Path) -> None:
+    found = json.loads(json.dumps(numbers(report_of(runs))))
+    apar = found["runs"]["apar"]
+    assert apar["failures"] == 1
+    product = math.prod([100 / 70] * 11 + [100 / 400])
+    assert apar["speedups"]["speedup_in_steps"]["value"] == pytest.approx(product ** (1 / 12))
+    assert found["notes"] == [
+        "no win rates: run alpaca_eval on the model_outputs.json of two run folders"
+    ]
+
+
+def test_win_rates_are_those_of_alpaca_eval_and_a_missing_verdict_is_no_tie(runs: Path) -> None:
+    annotate(runs / "sot", [2.0] * 6 + [1.0] * 2 + [None] * 3)  # and the twelfth is not there
+    found = report_of(runs)
+    line = next(one for one in found.lines if one.run.label == "sot")
+    lc = line.win_rates["lc_win_rate"]
+    assert (lc.value, lc.low, lc.high) == pytest.approx((55.5, 55.5 - 3.92, 55.5 + 3.92))
+    assert line.win_rates["win_rate"].value == pytest.approx(75)
+    assert "sot: 4 prompts without a verdict" in found.notes
+    assert numbers(found)["runs"]["sot"]["judge"] == "somebody"
+
+
+def test_the_page_opens_alone_and_no_answer_is_markup(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chunk = f'<promise topic="diet" tokens="20"/><async>{HOSTILE}</async><sync/>'
+    hostile = [
+        parallel(n, annotated=f"Two & {chunk} end", text=f"Two & {HOSTILE} end") for n in range(12)
+    ]
+    write_run(runs / "sot", "sot", hostile, machine="<script>x</script>")
+    asked = f"What?{HOSTILE}"
+    for path in runs.glob("*/records.jsonl"):
+        path.write_text(path.read_text().replace("What about 3?", json.dumps(asked)[1:-1]))
+    for label in ("pasta-fast", "apar"):
+        annotate(runs / label, [1.2, 1.4, 2.0] if label == "pasta-fast" else [1.2])
+    out = tmp_path / "report"
+    assert main(["eval", "report", str(runs), "-o", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}/index.html\n"
+    assert {path.name for path in out.iterdir()} == {"index.html", "report.json"}
+    page = (out / "index.html").read_text()
+    assert "<script" not in page
+    assert "<img" not in page
+    assert not re.search(r'\b(src|href)="(?!#)|url\((?!#)|@import', page)
+    assert "Failed requests: 1, inside every figure." in page
+    assert page.count("<article>") == 4 * 12
+    assert (
+        'Two &amp; <span class="chunk c0" title="thread 1: diet, 20 tokens promised">'
+        f'{escape(HOSTILE).replace("&#x27;", "&#39;")}</span><span class="sync">sync</span> end'
+    ) in page
+    assert "failed: no answer" in page
+    assert page.count("<svg") == 1
+
+
+def test_judged_runs_are_points_of_speed_against_win_rate(runs: Path) -> None:
+    some = write_run(runs / r"a $\frac{1}{2$", "pasta", [parallel(n) for n in range(12)])
+    annotate(some, [2.0, 1.0])
+    assert plot(report_of(runs / "sequential", runs / "sot")) is None
+    page = render(report_of(runs))
+    assert "<svg" in page
+    assert "length-controlled win rate, %" in page
+    assert "judged by somebody" in page
+
+
+def test_a_text_with_chunks_is_the_plain_text() -> None:
+    from pasta_decoding.lang.tree import read, strip
+
+    assert strip(read(CHUNKED)) == PLAIN
