@@ -45,21 +45,16 @@ class Reading:
             case Failure(error):
                 raise error
             case Progress(events, _):
-                return events, self._show(self._filter.feed(events))
+                text = self._filter.feed(events)
             case _:
-                rest = self._show(self._filter.finish())
-                self._conclude(news)
-                return (), rest
-
-    def _show(self, text: str) -> str:
+                events, text = (), self._filter.finish()
         self._shown.append(text)
-        return text
-
-    def _conclude(self, answer: Answer) -> None:
-        text = "".join(self._shown)
-        stopped, tokens = self._filter.stopped, self._count_tokens(text)
-        self.answer = answer
-        self.result = result_of(answer, text=text, stopped=stopped, plain_tokens=tokens)
+        if isinstance(news, Answer):
+            whole, stopped = "".join(self._shown), self._filter.stopped
+            tokens = self._count_tokens(whole)
+            self.answer = news
+            self.result = result_of(news, text=whole, stopped=stopped, plain_tokens=tokens)
+        return events, text
 
 
 def text_of(_events: tuple[Event, ...], text: str) -> Iterable[str]:

@@ -117,20 +117,17 @@ def answer_shown(
     model: Model, prompt: Conversation, generation: GenerationConfig, *, show: bool
 ) -> tuple[Result, Answer]:
     """Print an answer while it is written, as lanes or in reading order, and a line of figures."""
-    result, answer = (_draw if show else _print)(model, prompt, generation)
+    if show:
+        result, answer = _draw(model, prompt, generation)
+    else:
+        with model.stream(prompt, generation) as stream:
+            for text in stream:
+                sys.stdout.write(text)
+                sys.stdout.flush()
+        sys.stdout.write("\n")
+        result, answer = stream.result, stream.answer
     say(summary(result))
     return result, answer
-
-
-def _print(
-    model: Model, prompt: Conversation, generation: GenerationConfig
-) -> tuple[Result, Answer]:
-    with model.stream(prompt, generation) as stream:
-        for text in stream:
-            sys.stdout.write(text)
-            sys.stdout.flush()
-    sys.stdout.write("\n")
-    return stream.result, stream.answer
 
 
 def _draw(
