@@ -124,10 +124,7 @@ def test_run_prints_the_answer_and_sums_up_on_standard_error(show: list[str], as
     ("option", "value"),
     [
         ("--seed", 8),
-        ("--min-p", 1),
         ("--repetition-penalty", 2),
-        ("--presence-penalty", 2),
-        ("--frequency-penalty", 2),
         ("--top-k", 1),
         ("--top-p", 0.01),
         ("--system", "Be brief."),

@@ -23,10 +23,8 @@ HELP = """/new    forget what was said
 Ctrl-C stops an answer; that turn is forgotten."""
 
 
-_RARE = {
-    *("top_k", "min_p", "max_threads", "max_seconds"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
-}
+_RARE = Without({"top_p", "top_k", "repetition_penalty", "max_seconds", "eagerness"})
+_FEW = Without({"join", "max_model_len", "cache_tokens", "threads", "device"})
 
 
 @command('pasta chat --system "Answer in two sentences."', "pasta chat --show --engine torch")
@@ -34,8 +32,8 @@ def chat(
     system: System = None,
     show: Show = False,
     *,
-    generation: Annotated[GenerationConfig, Without(_RARE)],
-    engine: EngineConfig,
+    generation: Annotated[GenerationConfig, _RARE],
+    engine: Annotated[EngineConfig, _FEW],
 ) -> None:
     """Talk with the model; each answer sees what was said before it."""
     with opened(engine) as model:

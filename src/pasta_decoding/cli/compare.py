@@ -16,11 +16,9 @@ from pasta_decoding.cli.run import Prompt, System, conversation, figures, opened
 if TYPE_CHECKING:
     from pasta_decoding.models.prompt import Message
 
-_SAMPLING = Without(
-    {
-        *("top_p", "top_k", "min_p", "max_threads", "max_seconds"),
-        *("repetition_penalty", "presence_penalty", "frequency_penalty"),
-    }
+_RARE = Without({"top_p", "top_k", "repetition_penalty", "max_seconds", "eagerness"})
+_HERE = Without(
+    {*("join", "max_model_len", "cache_tokens", "threads", "device"), "base_url", "api_key"}
 )
 _ROWS = {
     "text": "text",
@@ -48,8 +46,8 @@ def compare(
     system: System = None,
     as_json: AsJson = False,
     *,
-    generation: Annotated[GenerationConfig, _SAMPLING],
-    engine: EngineConfig,
+    generation: Annotated[GenerationConfig, _RARE],
+    engine: Annotated[EngineConfig, _HERE],
 ) -> None:
     """Answer a question in parallel and by a sequential baseline, side by side.
 

@@ -32,19 +32,20 @@ MaxTokens = Annotated[
     int, typer.Option(min=1, help="End the answer after this many tokens, tags included.")
 ]
 
-_ANSWER = ("max_tokens", "max_seconds", "max_threads", "eagerness")
+_ANSWER = ("max_tokens", "max_seconds", "eagerness")
 _RARE = frozenset(
     {
-        *("max_threads", "max_seconds", "top_k", "min_p"),
-        *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+        *("max_seconds", "top_k", "repetition_penalty"),
         *("join", "max_model_len", "threads", "device", "remote_key"),
         *("log_level", "drain_seconds", "max_body_bytes", "origins", "max_queue"),
         *("target_ms_per_token", "max_prefill_share"),
     }
 )
 """Fields whose options only `--help-all` shows."""
-_NO_OPTIONS = frozenset({"parallel", "stop"})
-"""Fields that a command asks for in another way, or not at all."""
+_NO_OPTIONS = frozenset(
+    {"parallel", "stop", "max_threads", "min_p", "presence_penalty", "frequency_penalty"}
+)
+"""Fields that a command asks for in another way, or leaves to Python and the server."""
 _PANELS = {"EngineConfig": "Engine", "GenerationConfig": "Sampling"}
 """Of the options of a config; those of `_ANSWER` have their own, others are the server's."""
 
