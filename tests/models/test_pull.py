@@ -104,9 +104,11 @@ def failing_fetch(error: BaseException) -> Fetch:
     return fetch
 
 
-def test_a_pulled_model_loads_from_its_folder(cache: Path, original: Path) -> None:
-    told: list[str] = []
-    folder = pull(cache, source="hub", tell=told.append, fetch=lambda *_: original)
+def test_a_pulled_model_loads_from_its_folder(
+    cache: Path, original: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    folder = pull(cache, source="hub", fetch=lambda *_: original)
     assert folder == cache / DEFAULT_MODEL == model_dir(cache) == model_folder(None, cache)
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.dtype == torch.float32
@@ -120,7 +122,7 @@ def test_a_pulled_model_loads_from_its_folder(cache: Path, original: Path) -> No
     assert (manifest["model"], manifest["source"]) == (DEFAULT_MODEL, "hub")
     assert sorted([*manifest["files"], MANIFEST]) == names(folder)
     assert names(cache) == [DEFAULT_MODEL], "no scratch folder, no download"
-    assert told[-1] == f"{DEFAULT_MODEL} is in {folder}"
+    assert caplog.messages[-1] == f"{DEFAULT_MODEL} is in {folder}"
     assert pull(cache, fetch=never_fetch) == folder
 
 
@@ -184,29 +186,29 @@ DAMAGE: list[tuple[Callable[[Path], None], str]] = [
 
 @pytest.mark.parametrize(("damage", "defect"), DAMAGE)
 def test_a_damaged_cache_is_reported_and_pulling_mends_it(
-    cache: Path, original: Path, damage: Any, defect: str
+    cache: Path, original: Path, damage: Any, defect: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = pull(cache, fetch=lambda *_: original)
+    caplog.set_level("INFO")
     damage(folder)
     with pytest.raises(PastaError, match=f"^the default model in .+ is broken: {defect}$") as found:
         model_dir(cache)
     assert found.value.hint == "run `pasta pull`"
-    told: list[str] = []
-    assert pull(cache, tell=told.append, fetch=lambda *_: original) == model_dir(cache)
-    assert told[0].endswith("making it anew")
+    assert pull(cache, fetch=lambda *_: original) == model_dir(cache)
+    assert caplog.messages[0].endswith("making it anew")
     assert names(cache) == [DEFAULT_MODEL]
 
 
 def test_pulling_notices_changed_weights_that_loading_does_not_look_for(
-    cache: Path, original: Path
+    cache: Path, original: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rewrite("model.safetensors", lambda old: old[:-1] + b"\x7f")(
         pull(cache, fetch=lambda *_: original)
     )
     assert model_dir(cache)
-    told: list[str] = []
-    pull(cache, tell=told.append, fetch=lambda *_: original)
-    assert "model.safetensors has other contents than when it was written" in told[0]
+    caplog.set_level("INFO")
+    pull(cache, fetch=lambda *_: original)
+    assert "model.safetensors has other contents than when it was written" in caplog.messages[0]
 
 
 @pytest.mark.parametrize(

