@@ -34,7 +34,7 @@ CHANGES: list[tuple[dict[str, Any], str | None, str]] = [
     (user([{"type": "image_url"}]), "messages[0].content[0].type", "messages[0].content[0].type: "),
     ({"messages": HELLO * 3000}, "messages", "the prompt is too long: 3000 messages"),
     (user("x y " * 9000), "messages", "the prompt is too long"),
-    (user(" "), None, "the prompt is empty."),
+    (user(" "), None, "the prompt is empty"),
     (
         {"messages": [*HELLO, {"role": "assistant", "content": "Hi"}]},
         None,
