@@ -48,9 +48,9 @@ def create_app(backends: Mapping[str, Backend], metrics: Metrics, settings: Sett
         title="Pasta",
         version=__version__,
         lifespan=life,
-        docs_url=None,  # they would load scripts from elsewhere
+        docs_url=None,  # these pages load scripts from elsewhere
         redoc_url=None,
-        redirect_slashes=False,  # they would lead to whatever `Host` says
+        redirect_slashes=False,  # a redirect would lead to the address in `Host`
     )
     app.add_middleware(
         Guard,

@@ -127,7 +127,7 @@ def _invalid(problem: Mapping[str, Any]) -> ApiError:
 
 
 def _of_status(request: Request, error: HTTPException) -> ApiError:
-    """Return the error for what the framework refuses: an unknown path, a wrong method, a size."""
+    """Return the error for a refusal by the framework: an unknown path, a wrong method, a size."""
     path = excerpt(request.url.path)
     about = {
         400: _unreadable(error.__cause__),
@@ -141,7 +141,7 @@ def _of_status(request: Request, error: HTTPException) -> ApiError:
 
 
 def excerpt(text: str) -> str:
-    """Return what a client sent so that it can be shown: no control characters, and not long."""
+    """Return a client's text in a form to show: short, and without control characters."""
     shown = text if text.isprintable() else ascii(text)[1:-1]
     return shown if len(shown) <= MAX_EXCERPT_CHARS else shown[:MAX_EXCERPT_CHARS] + "..."
 

@@ -22,7 +22,7 @@ from pasta_decoding.server.metrics import Metrics
 log = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/", "/health"})
-"""Shown without the API key: nothing that tells what others ask."""
+"""Paths that need no API key: they show nothing of other clients' requests."""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 

@@ -1,4 +1,4 @@
-"""What a server tells Prometheus about itself. One registry a server: nothing is global."""
+"""Metrics for Prometheus. Each server has a registry of its own; nothing is global."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pasta_decoding.runtime.worker import Activity
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
-# name -> its kind, what it tells, and the labels or buckets that it has
+# name -> kind, help text, and its labels or buckets
 TABLE: Mapping[str, tuple[type, str, Mapping[str, Any]]] = {
     "requests": (Counter, "HTTP requests.", {"labelnames": ["status"]}),
     "answers": (
@@ -79,7 +79,7 @@ class Metrics:
         self._all[name].observe(value)
 
     def answered(self, answer: Answer, end: str) -> None:
-        """Count what an answer took."""
+        """Count the tokens and chunks of an answer that ended."""
         self.count("tokens", answer.trace.prompt_tokens, "prompt")
         self.count("tokens", answer.fed_tokens, "answer")
         self.count("reused_prompt_tokens", answer.trace.reused_tokens)

@@ -1,4 +1,4 @@
-"""From answers that are being written to OpenAI's replies; the whole reply folds the stream."""
+"""OpenAI's replies, made while the answers are written; the whole reply folds the stream."""
 
 from __future__ import annotations
 

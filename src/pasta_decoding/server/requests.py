@@ -1,4 +1,4 @@
-"""What clients ask, in OpenAI's shape.
+"""Request bodies, in OpenAI's shape.
 
 Requests are strict: a wrong type or an unknown field is an error, not a guess. Fields of our own
 begin with `pasta_`, except `eagerness`.

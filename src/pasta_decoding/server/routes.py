@@ -32,7 +32,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 class OpenAIRoutes:
-    """Takes requests to backends, and what these write to replies.
+    """Hands requests to backends and replies with their answers.
 
     backends:      by the names that clients ask for.
     answer_tokens: the longest answer to a request that does not say.

@@ -1,4 +1,4 @@
-"""What goes over the wire to clients, in OpenAI's shape: replies, pieces of a stream, errors."""
+"""Replies, pieces of a stream and errors, in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PromptTokensDetails(Wire):
 
 
 class Usage(Wire):
-    """What a request cost, all its choices together.
+    """The cost of a request, all its choices together.
 
     completion_tokens: of the answers, tags included.
     trimmed_tokens:    written by threads beyond a limit or a stop string, and left out.
@@ -97,7 +97,7 @@ class TextLogprobs(Wire):
 
 
 class ChatDelta(Wire):
-    """What a piece adds to the message. A field is left out if it adds nothing."""
+    """A piece's addition to the message; a field without one is left out."""
 
     role: Literal["assistant"] | None = Field(default=None, exclude_if=_is_none)
     content: str | None = Field(default=None, exclude_if=_is_none)
@@ -199,7 +199,7 @@ class Health(Wire):
 
 
 class ErrorDetail(Wire):
-    """What is wrong; `param` names the field at fault."""
+    """The reason; `param` names the field at fault."""
 
     message: str
     type: str

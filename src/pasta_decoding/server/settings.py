@@ -1,4 +1,4 @@
-"""What the operator of a server decides; this module does not need the extra `serve`."""
+"""The settings of `pasta serve`. This module does not need the extra `serve`."""
 
 from __future__ import annotations
 
