@@ -55,7 +55,7 @@ class Fake:
     bodies: all requests for completions; `live` of them are under way.
     checks: those that only ask what the server can do.
     sessions: the session that each of `bodies` names.
-    processor: makes what holds requests to their briefs, as vLLM does; None has none.
+    processor: makes what holds requests to their guides, as vLLM does; None has none.
     token_s: how long it takes for a token.
     looked_up_tokens: of all prompts; of these it has hit `hit_tokens` in its prefix cache.
     """

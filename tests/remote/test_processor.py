@@ -179,7 +179,7 @@ def test_another_version_of_pasta_is_refused_in_a_sentence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     written = guided.write_params
-    changed = lambda brief: written(brief).replace('"protocol":2', '"protocol":3')  # noqa: E731
+    changed = lambda guide: written(guide).replace('"protocol":2', '"protocol":3')  # noqa: E731
     monkeypatch.setattr("pasta_decoding.remote.stream.write_params", changed)
     error = failure(holding(scripted()))
     assert "speaks protocol 2 of Pasta and the request another: install the same" in str(error)

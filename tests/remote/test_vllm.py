@@ -285,9 +285,9 @@ def test_arguments_that_are_garbage_are_refused_and_harm_nobody(
     assert post(vllm, list(request.prompt), json.dumps(good))[0] == 200
 
 
-def post(vllm: Vllm, prompt: list[int], brief: object) -> tuple[int, str]:
-    """Ask for four tokens with this for a brief."""
-    body = {"model": NAME, "prompt": prompt, "max_tokens": 4, "vllm_xargs": {XARG: brief}}
+def post(vllm: Vllm, prompt: list[int], guide: object) -> tuple[int, str]:
+    """Ask for four tokens with this for a guide."""
+    body = {"model": NAME, "prompt": prompt, "max_tokens": 4, "vllm_xargs": {XARG: guide}}
     with closing(HTTPConnection("127.0.0.1", vllm.port, timeout=60)) as connection:
         named = {"Content-Type": "application/json"}
         connection.request("POST", "/v1/completions", json.dumps(body), named)
@@ -300,10 +300,10 @@ def test_both_of_its_model_runners_take_the_processor(merged: Path, local: Local
     python = Path(shlex.split(os.environ["VLLM"])[0])
     if not python.name.startswith("python"):
         pytest.skip("give VLLM as a Python and a module: the script runs beside it")
-    brief = write_params(GuidedParams(Kind.main, local.vocabulary.control, (2,)))
+    guide = write_params(GuidedParams(Kind.main, local.vocabulary.control, (2,)))
     script = Path(__file__).parents[1] / "vllm" / "runners.py"
     done = subprocess.run(
-        [python, script, merged, brief], stdout=subprocess.PIPE, check=True, text=True
+        [python, script, merged, guide], stdout=subprocess.PIPE, check=True, text=True
     )
     control = len(local.vocabulary.control.ids)
     found = json.loads(done.stdout.splitlines()[-1])

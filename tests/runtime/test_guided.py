@@ -1,4 +1,4 @@
-"""Briefs on the wire: whatever comes, it is read exactly or refused in one sentence."""
+"""Guided params on the wire: whatever comes, it is read exactly or refused in one sentence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.runtime.guided import PROTOCOL, GuidedParams, Kind, read_params, write_params
 from tests.law.world import CONTROL, END, ENDS
 
-BRIEF = GuidedParams(
+PARAMS = GuidedParams(
     Kind.main,
     CONTROL,
     ENDS,
@@ -26,7 +26,7 @@ BRIEF = GuidedParams(
     topic_ids=(13,),
 )
 PARTS = "`control` and `buckets` do not name every part of a tag once"
-GOOD: dict[str, Any] = json.loads(write_params(BRIEF))
+GOOD: dict[str, Any] = json.loads(write_params(PARAMS))
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -45,16 +45,16 @@ def refusal(found: object) -> str:
 
 
 @pytest.mark.parametrize(
-    "brief",
+    "params",
     [
-        BRIEF,
-        replace(BRIEF, topic=False, topics_begin_apart=False, topic_ids=None),
+        PARAMS,
+        replace(PARAMS, topic=False, topics_begin_apart=False, topic_ids=None),
         GuidedParams(Kind.chunk, CONTROL, (END,), begun=True),
         GuidedParams(Kind.check, CONTROL, ENDS, verdicts=(20, 21, 22, 23)),
     ],
 )
-def test_what_is_written_is_read(brief: GuidedParams) -> None:
-    assert read_params(write_params(brief)) == brief
+def test_what_is_written_is_read(params: GuidedParams) -> None:
+    assert read_params(write_params(params)) == params
 
 
 @given(st.text() | JSON | JSON.map(json.dumps))
@@ -64,13 +64,13 @@ def test_garbage_is_refused(found: object) -> None:
 
 @given(st.sampled_from(sorted(GOOD)), JSON)
 def test_garbage_in_one_field_is_refused_or_read(name: str, value: object) -> None:
-    """A value of the right form is none: then the brief holds it."""
+    """A value of the right form is none: then the params holds it."""
     try:
-        brief = read_params(json.dumps({**GOOD, name: value}))
+        params = read_params(json.dumps({**GOOD, name: value}))
     except PastaError:
         refusal(json.dumps({**GOOD, name: value}))
     else:
-        assert json.loads(write_params(brief))[name] == value
+        assert json.loads(write_params(params))[name] == value
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def banned(logits_RV: torch.Tensor) -> list[int]:
 
 
 def by_rows(processor: type, config: Any, params: SamplingParams, size: int) -> list[int]:
-    """The first runner: a request with a brief comes into row 0, and moves to row 1."""
+    """The first runner: a request with a guide comes into row 0, and moves to row 1."""
     held = processor(config, torch.device("cpu"), False)
     added: list[Any] = [(0, params, [20], []), (1, SamplingParams(), [20], [])]
     held.update_state(
@@ -67,10 +67,10 @@ def by_slots(processor: type, config: Any, params: SamplingParams, size: int) ->
 
 
 def main() -> None:
-    folder, brief = sys.argv[1:]
+    folder, guide = sys.argv[1:]
     config = SimpleNamespace(model_config=ModelConfig(model=folder, max_model_len=512))
     size = config.model_config.get_vocab_size()
-    params = SamplingParams(extra_args={"pasta": brief})
+    params = SamplingParams(extra_args={"pasta": guide})
     found = {}
     loaders = {"rows": _load_logitsprocs_plugins, "slots": _load_v2_logitsprocs_plugins}
     for (name, load), run in zip(loaders.items(), (by_rows, by_slots), strict=True):

@@ -33,10 +33,10 @@ def open_ids(places: Places, rows: int) -> list[set[int]]:
     return [set(torch.isfinite(row).nonzero()[:, 0].tolist()) for row in logits_RV]
 
 
-def filled(*briefs: GuidedParams | None) -> tuple[Places, list[list[int]]]:
+def filled(*guides: GuidedParams | None) -> tuple[Places, list[list[int]]]:
     """A batch of new requests, and their outputs, which grow as vLLM's do."""
-    places, outputs = Places(SERVED), [list[int]() for _ in briefs]
-    added = [(row, params(brief), None, outputs[row]) for row, brief in enumerate(briefs)]
+    places, outputs = Places(SERVED), [list[int]() for _ in guides]
+    added = [(row, params(guide), None, outputs[row]) for row, guide in enumerate(guides)]
     places.update(change(added=added))
     return places, outputs
 
@@ -127,13 +127,13 @@ def test_a_check_tells_that_all_is_well_and_that_its_first_token_is_seen() -> No
 
 def test_who_names_tokens_that_are_not_reserved_writes_nothing_and_a_check_tells() -> None:
     places = Places(Served(Tokenizer(spare=frozenset({OPEN, ASYNC})), SIZE))
-    rows = [(row, params(brief), None, list[int]()) for row, brief in enumerate((CHECK, MAIN))]
+    rows = [(row, params(guide), None, list[int]()) for row, guide in enumerate((CHECK, MAIN))]
     places.update(change(added=rows))
     assert open_ids(places, 2) == [{13}, {END}]
 
 
 @pytest.mark.parametrize(
-    "brief",
+    "guide",
     [
         GuidedParams(Kind.main, CONTROL, (END, SIZE)),
         GuidedParams(Kind.main, CONTROL, ENDS, topic_ids=(2**31 - 1,)),
@@ -141,9 +141,9 @@ def test_who_names_tokens_that_are_not_reserved_writes_nothing_and_a_check_tells
     ],
 )
 def test_ids_that_the_model_does_not_have_end_the_request_and_harm_nobody(
-    brief: GuidedParams,
+    guide: GuidedParams,
 ) -> None:
-    places, _ = filled(brief, CHUNK)
+    places, _ = filled(guide, CHUNK)
     assert open_ids(places, 2) == [{END}, CHUNK_START]
 
 
@@ -163,10 +163,10 @@ def test_any_run_of_changes_keeps_rows_and_requests_together() -> None:
         for row in [*removed[: dice.randrange(3)], len(rows)][: dice.randrange(3)]:
             if row == len(rows) == 6:
                 continue
-            brief = dice.choice([MAIN, CHUNK, None])
+            guide = dice.choice([MAIN, CHUNK, None])
             output = list(dice.choice([(), (A,), (A, OPEN)]))
-            rows[row : row + 1] = [(brief, output)]
-            added.append((row, params(brief), None, output))
+            rows[row : row + 1] = [(guide, output)]
+            added.append((row, params(guide), None, output))
         moved = condensed(rows, dice)
         places.update(change(removed=removed, added=added, moved=moved))
         for one in rows:
@@ -235,9 +235,9 @@ def open_in_step(slots: Slots, context: Any) -> list[set[int]]:
 def test_slots_are_followed_in_whatever_order_their_rows_come() -> None:
     runner = Runner(4)
     slots = Slots(SERVED, runner)
-    for slot, brief in ((3, MAIN), (1, CHUNK), (0, None)):
+    for slot, guide in ((3, MAIN), (1, CHUNK), (0, None)):
         runner.begin(slot, [A, B], [])
-        assert slots.add(slot, params(brief)) is (brief is not None)
+        assert slots.add(slot, params(guide)) is (guide is not None)
     assert open_in_step(slots, runner.step(0, 1, 3)) == [ANYTHING, CHUNK_START, TEXT | {OPEN}]
     runner.write(1, A)
     runner.write(3, OPEN)

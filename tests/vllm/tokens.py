@@ -43,9 +43,9 @@ class Tokenizer:
         return f"<unused{token}>" if token in self.spare else TEXTS[token] or f"<special{token}>"
 
 
-def params(brief: GuidedParams | None, temperature: float = 0.0) -> Any:
+def params(guide: GuidedParams | None, temperature: float = 0.0) -> Any:
     """A request's sampling parameters, as far as a processor looks at them."""
-    extra_args = None if brief is None else {XARG: write_params(brief)}
+    extra_args = None if guide is None else {XARG: write_params(guide)}
     return SimpleNamespace(extra_args=extra_args, temperature=temperature)
 
 

@@ -1,4 +1,4 @@
-"""A thread that knows the others from a brief alone may write what the interpreter lets it."""
+"""A thread that knows the others from its params alone may write what the interpreter lets it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ WANTED = {OPEN: 3, SYNC: 2, END: 0}
 
 
 def sent(interpreter: Interpreter, thread: int) -> ThreadGrammar:
-    brief = guided_params(interpreter, thread)
-    assert brief is not None
-    return ThreadGrammar(VOCABULARY, read_params(write_params(brief)))
+    params = guided_params(interpreter, thread)
+    assert params is not None
+    return ThreadGrammar(VOCABULARY, read_params(write_params(params)))
 
 
 def assert_same(found: Constraint, expected: Constraint) -> None:
@@ -33,6 +33,7 @@ def assert_same(found: Constraint, expected: Constraint) -> None:
     assert ids(found.banned) == ids(expected.banned)
     assert ids(found.only) == ids(expected.only)
     assert ids(found.instead) == ids(expected.instead)
+    assert found.bias == expected.bias
 
 
 def written(rules: Rules, seed: int, *, max_positions: int | None = None) -> Interpreter:
@@ -72,7 +73,7 @@ def chosen(allowed: Constraint, dice: random.Random) -> int:
 @pytest.mark.parametrize(
     "rules",
     [
-        Rules(max_tokens=200, max_topic_tokens=3, min_chunk_tokens=4),
+        Rules(max_tokens=200, max_topic_tokens=3, min_chunk_tokens=4, eagerness=1.5),
         Rules(max_tokens=200, max_chunks=3, topics_begin_apart=False),
         Rules(max_tokens=120, topic=False),
     ],
@@ -94,12 +95,12 @@ def test_such_answers_have_promises_and_syncs() -> None:
     assert sum(isinstance(segment, SyncRun) for segment in segments) > 10
 
 
-def test_who_decodes_sequentially_needs_no_brief() -> None:
+def test_sequential_decoding_needs_no_params() -> None:
     interpreter = Interpreter(VOCABULARY, SCHEME, Rules(parallel=False), len(PROMPT))
     assert guided_params(interpreter, MAIN) is None
 
 
-def test_a_brief_takes_no_part_in_what_is_banned_by_chance() -> None:
+def test_a_topic_that_a_request_begins_in_the_middle_of_is_not_an_earlier_one() -> None:
     """A topic in the middle of which a request begins may not become an earlier one."""
     interpreter = Interpreter(VOCABULARY, SCHEME, Rules(), len(PROMPT), None, Joining.text)
     a, close = VOCABULARY.texts.index("a"), VOCABULARY.promise_close_ids[0]
