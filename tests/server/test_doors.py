@@ -108,6 +108,17 @@ def test_a_body_that_is_too_large_is_413(in_pieces: bool, scripted: LocalDecoder
         client.close()
 
 
+def test_a_body_with_two_lengths_is_refused_and_its_connection_closed(
+    scripted: LocalDecoder,
+) -> None:
+    with running(scripted) as server, connected(server) as client:
+        both = head(5).replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n")
+        client.sendall(both + b"0\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        got = b"".join(iter(lambda: client.recv(4096), b""))
+        assert got.startswith(b"HTTP/1.1 400 ")
+        assert got.count(b"HTTP/1.1 ") == 1
+
+
 def test_a_client_that_sends_no_body_gets_408_and_loses_the_connection(
     scripted: LocalDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

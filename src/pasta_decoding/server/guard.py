@@ -61,8 +61,8 @@ class Guard:
         path = scope["path"].rstrip("/") or "/"
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         try:
-            if not self._may_enter(headers, path):
-                await _no_key().response()(scope, receive, named)
+            if refusal := self._refusal(headers, path):
+                await refusal.response()(scope, receive, named)
             else:
                 inner = {**scope, "path": path, "method": method}
                 await self._app(inner, self._bounded(receive), named)
@@ -92,13 +92,22 @@ class Guard:
 
         return named
 
-    def _may_enter(self, headers: Headers, path: str) -> bool:
+    def _refusal(self, headers: Headers, path: str) -> ApiError | None:
+        """Return why a request may not come in; None if it may."""
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # A proxy in front may have believed the other one, and see other requests behind it.
+            message = "a body has Content-Length or Transfer-Encoding, not both"
+            return ApiError(400, message, headers={"Connection": "close"})
         if self._api_key is None or path in OPEN_PATHS:
-            return True
+            return None
         scheme, _, given = headers.get("authorization", "").partition(" ")
         # Constant time: how long it takes tells nothing about the key.
         right = secrets.compare_digest(given.strip().encode("latin-1"), self._api_key.encode())
-        return right and scheme.lower() == "bearer"
+        if right and scheme.lower() == "bearer":
+            return None
+        message = "a valid API key is needed: Authorization: Bearer KEY"
+        challenge = {"WWW-Authenticate": "Bearer"}
+        return ApiError(401, message, code="invalid_api_key", headers=challenge)
 
     def _bounded(self, receive: Receive) -> Receive:
         """Return a `receive` that gives up on a body that is too large or takes too long."""
@@ -123,9 +132,3 @@ class Guard:
             return message
 
         return bounded
-
-
-def _no_key() -> ApiError:
-    message = "a valid API key is needed: Authorization: Bearer KEY"
-    challenge = {"WWW-Authenticate": "Bearer"}
-    return ApiError(401, message, code="invalid_api_key", headers=challenge)
