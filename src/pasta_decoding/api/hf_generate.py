@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +64,7 @@ def generate(model: Any, inputs: Any = None, **arguments: Any) -> Any:
         name for name in ("assistant_model", "inputs_embeds") if arguments.get(name) is not None
     ]
     if refused:
-        raise PastaError(f"{refused[0]} has no meaning in parallel decoding", hint="Leave it out.")
+        raise PastaError(f"{refused[0]} has no meaning in parallel decoding")
 
     def decode(_: Any, input_ids: Any, **prepared: Any) -> Any:
         call.inputs = input_ids
@@ -93,31 +93,24 @@ class _Call:
         """Answer each row, with the arguments as transformers prepared them."""
         _refuse(generation_config, [*logits_processor, *stopping_criteria], given)
         if self.streamer is not None and len(self.inputs) > 1:
-            raise PastaError("a streamer shows one answer", hint="Give one prompt, or no streamer.")
+            raise PastaError("a streamer shows one answer: give one prompt")
         with _decoder(self.model, self.tokenizer, generation_config, self.inputs) as decoder:
-            requests = list(self._requests(decoder, generation_config))
-            answers = self._answers(decoder, requests)
+            answers = self._answers(decoder, self._requests(decoder, generation_config))
         return self._output(decoder, answers, generation_config)
 
-    def _requests(self, decoder: LocalDecoder, config: Any) -> Iterator[Request]:
-        import torch
-
-        seed = int(torch.randint(_SEEDS, ())) if config.do_sample else 0
-        own = replace(
-            _converted(config, seed),
-            max_tokens=config.max_length - self.inputs.shape[1],
-            max_seconds=config.max_time,
-            stop=self.stops,
-        )
-        rules, sampling = own.rules, own.sampling()
-        for number, row in enumerate(self.inputs.tolist()):
-            prompt = tuple(row)
-            sampler = decoder.sampler(prompt, sampling, number)
-            yield decoder.request_of(
-                prompt, rules, sampler, max_seconds=own.max_seconds, stops=own.stops
-            )
+    def _requests(self, decoder: LocalDecoder, settings: Any) -> list[Request]:
+        config = _converted(settings, settings.max_length - self.inputs.shape[1], self.stops)
+        rules, sampling, seconds = config.rules, config.sampling(), config.max_seconds
+        prompts = [tuple(row) for row in self.inputs.tolist()]
+        samplers = [decoder.sampler(row, sampling, n) for n, row in enumerate(prompts)]
+        return [
+            decoder.request_of(row, rules, sampler, max_seconds=seconds, stops=config.stops)
+            for row, sampler in zip(prompts, samplers, strict=True)
+        ]
 
     def _answers(self, decoder: LocalDecoder, requests: Sequence[Request]) -> list[Answer]:
+        import torch
+
         from pasta_decoding.runtime.events import Ordered
 
         scheduler, shown = decoder.scheduler(), Ordered()
@@ -126,22 +119,18 @@ class _Call:
             while scheduler.busy:
                 scheduler.step()
                 if self.streamer is not None:
-                    pieces = [shown.feed(event) for event in scheduler.drain_events(numbers[0])]
-                    self._show(decoder, "".join(pieces))
+                    text = "".join(map(shown.feed, scheduler.drain_events(numbers[0])))
+                    if text:
+                        self.streamer.put(torch.tensor(decoder.encoder.encode_text(text)))
             return [answer for one in numbers if (answer := scheduler.result(one)) is not None]
         finally:
             scheduler.close()
             if self.streamer is not None:
                 self.streamer.end()
 
-    def _show(self, decoder: LocalDecoder, text: str) -> None:
-        import torch
-
-        if text:
-            self.streamer.put(torch.tensor(decoder.encoder.encode_text(text)))
-
     def _output(self, decoder: LocalDecoder, answers: Sequence[Answer], config: Any) -> Any:
         import torch
+        from transformers.utils.generic import ModelOutput
 
         rows = [_plain_ids(decoder, answer) for answer in answers]
         padding = config.pad_token_id if config.pad_token_id is not None else decoder.vocabulary.end
@@ -151,46 +140,56 @@ class _Call:
         sequences = torch.cat([self.inputs, behind.view(len(rows), longest)], dim=1)
         if not config.return_dict_in_generate:
             return sequences
-        return _output_of(sequences, [_result(decoder, answer) for answer in answers])
+        output: Any = ModelOutput(sequences=sequences)
+        output["results"] = [_result(decoder, answer) for answer in answers]
+        return output
 
 
 def _refuse(config: Any, steps: Sequence[Any], given: dict[str, Any]) -> None:
     """Raise PastaError for what would be ignored, or mean something else."""
     mode = config.get_generation_mode().value
-    if mode not in ("greedy_search", "sample"):
-        raise PastaError(
-            f"{mode.replace('_', ' ')} cannot be done in parallel",
-            hint="Use num_beams=1 and no lookup; do_sample may be true or false.",
-        )
-    for step in steps:
-        if (name := type(step).__name__) not in _UNDERSTOOD:
-            raise PastaError(
-                f"{name} is not applied in parallel decoding",
-                hint="Leave out the option or the argument that brings it.",
-            )
-    if asked := [name for name in _ASKED_FOR if getattr(config, name, None)]:
-        raise PastaError(f"{asked[0]} is not told by parallel decoding", hint="Leave it out.")
-    if given.get("attention_mask") is not None:  # one of ones alone is dropped before
-        raise PastaError(
-            "rows of different lengths cannot be answered together",
-            hint="Give each prompt by itself, or use `pasta.load(...).batch(...)`.",
-        )
+    names = [type(step).__name__ for step in steps]
+    foreign = [name for name in names if name not in _UNDERSTOOD]
+    asked = [name for name in _ASKED_FOR if getattr(config, name, None)]
     cache = given.get("past_key_values")
-    if cache is not None and cache.get_seq_length():
-        raise PastaError("it cannot go on from past_key_values", hint="Give the whole prompt.")
+    for refused, why in (
+        (
+            mode not in ("greedy_search", "sample"),
+            f"{mode.replace('_', ' ')} cannot be done in parallel: use num_beams=1 and no lookup",
+        ),
+        (foreign, f"{', '.join(foreign)} is not applied in parallel decoding"),
+        (asked, f"{', '.join(asked)} is not told by parallel decoding"),
+        (
+            given.get("attention_mask") is not None,  # one of ones alone is dropped before
+            "rows of different lengths cannot be answered together: "
+            "use `pasta.load(...).batch(...)`",
+        ),
+        (
+            cache is not None and cache.get_seq_length(),
+            "it cannot go on from past_key_values: give the whole prompt",
+        ),
+    ):
+        if refused:
+            raise PastaError(why)
 
 
-def _converted(config: Any, seed: int) -> GenerationConfig:
-    penalty = config.repetition_penalty or 1.0
-    if not config.do_sample:
-        return GenerationConfig(repetition_penalty=penalty)
+def _converted(config: Any, max_tokens: int, stops: tuple[str, ...]) -> GenerationConfig:
+    """Return transformers' settings as ours. Samples take their seed from torch's generator."""
+    import torch
+
+    drawn: dict[str, Any] = {
+        "temperature": 1.0 if config.temperature is None else config.temperature,
+        "top_p": 1.0 if config.top_p is None else config.top_p,
+        "top_k": config.top_k or None,
+        "min_p": config.min_p or 0.0,
+        "seed": int(torch.randint(_SEEDS, ())) if config.do_sample else 0,
+    }
     return GenerationConfig(
-        temperature=1.0 if config.temperature is None else config.temperature,
-        top_p=1.0 if config.top_p is None else config.top_p,
-        top_k=config.top_k or None,
-        min_p=config.min_p or 0.0,
-        repetition_penalty=penalty,
-        seed=seed,
+        max_tokens=max_tokens,
+        max_seconds=config.max_time,
+        stop=stops,
+        repetition_penalty=config.repetition_penalty or 1.0,
+        **(drawn if config.do_sample else {}),
     )
 
 
@@ -201,27 +200,19 @@ def _decoder(model: Any, tokenizer: Any, config: Any, inputs: Any) -> Iterator[L
     from pasta_decoding.runtime.local import decoder_over
 
     loaded = _loaded(model, tokenizer, config)
-    _refuse_bans(config, loaded)
+    if others := set(config.suppress_tokens or ()) - loaded.checkpoint.control.ids:
+        raise PastaError(
+            f"suppress_tokens names {min(others)}, and is not applied in parallel decoding"
+        )
     attention = model.config._attn_implementation
     trained = [(module, module.training) for module in model.modules()]
-    cache_tokens = (
-        2 * len(inputs) * config.max_length + Rules().max_chunks
-    )  # room for a text join, too
+    cache_tokens = 2 * len(inputs) * config.max_length + Rules().max_chunks  # a text join's, too
     try:
         yield decoder_over(TorchEngine(model, cache_tokens=cache_tokens), loaded)
     finally:
         model.set_attn_implementation(attention)
         for module, training in trained:
             module.training = training
-
-
-def _refuse_bans(config: Any, loaded: Loaded) -> None:
-    """Raise PastaError for banned tokens other than those that an export bans for plain tools."""
-    if others := set(config.suppress_tokens or ()) - loaded.checkpoint.control.ids:
-        raise PastaError(
-            f"suppress_tokens names {min(others)}, and is not applied in parallel decoding",
-            hint="Leave it out.",
-        )
 
 
 def _loaded(model: Any, tokenizer: Any, config: Any) -> Loaded:
@@ -263,11 +254,3 @@ def _plain_ids(decoder: LocalDecoder, answer: Answer) -> list[int]:
 def _result(decoder: LocalDecoder, answer: Answer) -> Result:
     plain_tokens = decoder.plain_tokens(answer.text)
     return result_of(answer, text=answer.text, stopped=answer.stopped, plain_tokens=plain_tokens)
-
-
-def _output_of(sequences: Any, results: list[Result]) -> Any:
-    from transformers.utils.generic import ModelOutput
-
-    output: Any = ModelOutput(sequences=sequences)
-    output["results"] = results
-    return output

@@ -74,7 +74,7 @@ class _Pulled(Generic[Item]):
         self._reading, self._pick = reading, pick
         self._ready: deque[Item] = deque()
         self._ticket: Ticket | None = None
-        self._over = False
+        self._left = False
 
     @property
     def result(self) -> Result:
@@ -90,15 +90,14 @@ class _Pulled(Generic[Item]):
         assert self._reading.answer is not None, "it comes with the result"
         return self._reading.answer
 
-    def _feed(self, news: News) -> None:
-        events, text = self._reading.take(news)
-        self._ready.extend(self._pick(events, text))
-        self._over = self._reading.result is not None
+    @property
+    def _over(self) -> bool:
+        return self._left or self._reading.result is not None
 
     def _give_up(self) -> None:
         if not self._over and self._ticket is not None:
             self._ticket.cancel()
-        self._over = True
+        self._left = True
 
 
 class Stream(_Pulled[Item], Iterator[Item]):
@@ -122,7 +121,7 @@ class Stream(_Pulled[Item], Iterator[Item]):
                 news = self._inbox.get()
                 if news is None:
                     raise StopIteration
-                self._feed(news)
+                self._ready.extend(self._pick(*self._reading.take(news)))
             except BaseException:
                 self.close()
                 raise
@@ -161,7 +160,7 @@ class AsyncStream(_Pulled[Item], AsyncIterator[Item]):
                 news = await self._inbox.get()
                 if news is None:
                     raise StopAsyncIteration
-                self._feed(news)
+                self._ready.extend(self._pick(*self._reading.take(news)))
             except BaseException:
                 self._give_up()
                 raise
