@@ -11,7 +11,7 @@ PROMPTS = [
 with pasta.load("balanced") as model:
     results = model.batch(PROMPTS, max_tokens=160, max_concurrency=len(PROMPTS))
 
-print("tokens  steps  own speedup  threads  prompt")
+print("tokens  steps  tokens/step  threads  prompt")
 for prompt, result in zip(PROMPTS, results, strict=True):
     print(
         f"{result.usage.plain_tokens:6}  {result.critical_path:5}  {result.tokens_per_step:11.2f}  "

@@ -48,7 +48,7 @@ class Watched:
     def decoder(self) -> Decoder:
         return self.inner.decoder
 
-    def ask(self, question: Question) -> Asking[Record]:
+    def ask(self, question: Question) -> Asking:
         self.asked.append((self.label, question.instruction))
         return self.inner.ask(question)
 
@@ -202,7 +202,7 @@ def test_an_engine_that_breaks_in_a_step_fails_those_in_it_and_the_others_go_on(
 
 def test_leaving_early_frees_what_is_under_way() -> None:
     decoder = puppet(echo)
-    asking = ask_all(decoder, Pasta(decoder, SEQUENTIAL).ask, QUESTIONS, max_concurrency=3)
+    asking = ask_all(Pasta(decoder, SEQUENTIAL), QUESTIONS, max_concurrency=3)
     next(asking)
     assert decoder.engine.slots_in_use > 0
     asking.close()  # type: ignore[attr-defined]

@@ -33,13 +33,10 @@ def decoder(tiny_checkpoint: TinyCheckpoint) -> LocalDecoder:
 
 
 def asked(method: Pasta | HfGenerate) -> list[Record]:
-    found = {
-        ended.question.id: ended.outcome
-        for ended in ask_all(method.decoder, method.ask, QUESTIONS, max_concurrency=2)
-    }
+    found = {record.id: record for record in ask_all(method, QUESTIONS, max_concurrency=2)}
     records = [found[question.id] for question in QUESTIONS]
-    assert all(isinstance(record, Record) for record in records), records
-    return [record for record in records if isinstance(record, Record)]
+    assert [record.error for record in records] == [None] * len(QUESTIONS)
+    return records
 
 
 @pytest.mark.parametrize("lookup_tokens", [None, 10])

@@ -50,10 +50,9 @@ def test_promises_of_a_worked_example() -> None:
 def test_an_answer_that_talks_about_a_sync_has_none() -> None:
     decoder = puppet(lambda _question: "Write <sync/> to wait.")
     method = Pasta(decoder, GenerationConfig(max_tokens=100))
-    [ended] = ask_all(decoder, method.ask, [question_of("How?")], max_concurrency=1)
-    assert isinstance(ended.outcome, Record)
-    assert ended.outcome.annotated == "Write \\<sync/> to wait."
-    assert ended.outcome.syncs == 0
+    [record] = ask_all(method, [question_of("How?")])
+    assert record.annotated == "Write \\<sync/> to wait."
+    assert record.syncs == 0
 
 
 def test_a_record_reads_back_as_it_was(tmp_path: Path) -> None:

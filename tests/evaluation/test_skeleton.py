@@ -44,10 +44,9 @@ def model(question: str, outline: str = OUTLINE) -> str:
 
 def answered(decoder: LocalDecoder, *, max_tokens: int = 200) -> Record:
     method = Skeleton(decoder, GenerationConfig(max_tokens=max_tokens))
-    [ended] = ask_all(decoder, method.ask, [question_of("How to live?", "blog")], max_concurrency=1)
-    assert isinstance(ended.outcome, Record)
+    [record] = ask_all(method, [question_of("How to live?", "blog")])
     assert decoder.engine.slots_in_use == 0
-    return ended.outcome
+    return record
 
 
 def fed(decoder: LocalDecoder) -> list[list[Feed]]:
@@ -141,13 +140,9 @@ NAMES = {"1": "One", "2": "Two"}
 
 def test_a_prompt_that_does_not_fit_is_an_error_and_nothing_is_held() -> None:
     decoder = puppet(model, max_positions=400)
-    [ended] = ask_all(
-        decoder,
-        Skeleton(decoder, GenerationConfig(max_tokens=200)).ask,
-        [question_of("How?" * 90)],
-        max_concurrency=1,
-    )
-    assert "the prompt is too long" in str(ended.outcome)
+    method = Skeleton(decoder, GenerationConfig(max_tokens=200))
+    [record] = ask_all(method, [question_of("How?" * 90)])
+    assert "the prompt is too long" in str(record.error)
     assert decoder.engine.slots_in_use == 0
 
 

@@ -7,24 +7,24 @@ that is shuffled anew each turn, so that a machine that slows down slows all of 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from random import Random
 from statistics import median
-from typing import Generic
 from uuid import uuid4
 
 from pasta_decoding.data.questions import Question
 from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation.methods import Asking, Method, Outcome
+from pasta_decoding.evaluation.methods import Asking, Method
 from pasta_decoding.evaluation.records import Record, RunFolder, Settings, failed
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.decoder import Decoder, RequestScheduler
+from pasta_decoding.runtime.decoder import RequestScheduler
 
 Tick = Callable[[str], None]
 """Hears the label of a method whenever a record of it is kept, those of an earlier run included."""
@@ -105,7 +105,13 @@ def _answer(
     """Let one method answer, many prompts at once."""
     if not missing:
         return
-    for record in _asked(one.load(), missing, plan, clock):
+    for record in ask_all(
+        one.load(),
+        missing,
+        max_concurrency=plan.max_concurrency,
+        max_seconds=plan.max_seconds,
+        clock=clock,
+    ):
         folder.append(record)
         tick(one.label)
 
@@ -151,27 +157,10 @@ def _not_timed_together(
 
 
 def _alone(method: Method, question: Question, plan: Plan, clock: Clock) -> Record:
-    [record] = _asked(method, [question], plan, clock)
+    [record] = ask_all(
+        method, [question], max_concurrency=1, max_seconds=plan.max_seconds, clock=clock
+    )
     return record
-
-
-def _asked(
-    method: Method, questions: Sequence[Question], plan: Plan, clock: Clock
-) -> Iterator[Record]:
-    """Let a method answer questions; yield each one's record as it ends."""
-    max_concurrency = plan.max_concurrency if plan.repeats is None else 1
-    for ended in ask_all(
-        method.decoder,
-        method.ask,
-        questions,
-        max_concurrency=max_concurrency,
-        max_seconds=plan.max_seconds,
-        clock=clock,
-    ):
-        record, seconds = ended.outcome, ended.seconds
-        if isinstance(record, PastaError):
-            record, seconds = failed(ended.question, str(record)), plan.max_seconds
-        yield replace(record, seconds=seconds)
 
 
 def shuffled(labels: Sequence[str], key: str) -> list[str]:
@@ -195,110 +184,90 @@ def median_turn(turns: Sequence[Record]) -> Record:
 # Questions, several at a time: the stages of each, one after the other
 
 
-@dataclass(frozen=True, slots=True)
-class Ended(Generic[Outcome]):
-    """What became of a question, or why there is nothing, and how long it took."""
-
-    question: Question
-    outcome: Outcome | PastaError
-    seconds: float
-
-
 def ask_all(
-    decoder: Decoder,
-    ask: Callable[[Question], Asking[Outcome]],
+    method: Method,
     questions: Iterable[Question],
     *,
-    max_concurrency: int,
-    max_seconds: float | None = None,
+    max_concurrency: int = 1,
+    max_seconds: float = math.inf,
     clock: Clock = time.perf_counter,
-) -> Iterator[Ended[Outcome]]:
-    """Ask all questions, up to `max_concurrency` of them together; yield each as it ends.
+) -> Iterator[Record]:
+    """Ask all questions, up to `max_concurrency` of them together; yield each record as it ends.
 
-    One that cannot be asked, that the engine fails in, or that takes `max_seconds` ends with its
-    error. Leaving early cancels the others.
+    A question that cannot be asked, that the engine fails in, or that takes `max_seconds` gives a
+    failed record. Leaving early cancels the others.
     """
-    scheduler = decoder.scheduler(clock=clock)
+    scheduler = method.decoder.scheduler(clock=clock)
     waiting = iter(questions)
-    running: list[_Talk[Outcome]] = []
+    running: list[_Conversation] = []
     try:
         while True:
             running += [
-                _Talk(question, ask(question), scheduler, max_seconds, clock)
+                _Conversation(question, method.ask(question), scheduler, max_seconds, clock)
                 for question in islice(waiting, max_concurrency - len(running))
             ]
             if not running:
                 return
-            with suppress(*FAILURES):  # the questions that it ended tell of it below
+            with suppress(*FAILURES):  # the conversations that it ended find out below
                 scheduler.step()
-            for talk in list(running):
-                if (ended := talk.advance()) is not None:
-                    running.remove(talk)
-                    yield ended
+            for one in list(running):
+                if (record := one.advance()) is not None:
+                    running.remove(one)
+                    yield record
     finally:
         scheduler.close()
 
 
-@dataclass
-class _Talk(Generic[Outcome]):
+class _Conversation:
     """One question under way: the requests of its present stage."""
 
-    question: Question
-    asking: Asking[Outcome]
-    scheduler: RequestScheduler
-    max_seconds: float | None
-    clock: Clock
-    numbers: list[int] = field(default_factory=list)
-    ended: Ended[Outcome] | None = None
+    def __init__(
+        self,
+        question: Question,
+        asking: Asking,
+        scheduler: RequestScheduler,
+        max_seconds: float,
+        clock: Clock,
+    ) -> None:
+        self._question, self._asking, self._scheduler = question, asking, scheduler
+        self._max_seconds, self._clock, self._began_s = max_seconds, clock, clock()
+        self._numbers: list[int] = []
+        self._record = self._next_stage(None)
 
-    def __post_init__(self) -> None:
-        self.began_s = self.clock()
-        self._go_on(None)
-
-    def advance(self) -> Ended[Outcome] | None:
-        """Go on to the next stage if this one is over; return what became of it at the end."""
-        if self.ended is None:
+    def advance(self) -> Record | None:
+        """Go on to the next stage if this one is over; return the record at the end."""
+        if self._record is None:
             try:
-                answers = self._answers()
+                found = [self._scheduler.result(number) for number in self._numbers]
             except FAILURES as error:
-                self._end(PastaError(str(error) or type(error).__name__))
-            else:
-                if answers is not None:
-                    self._go_on(answers)
-        return self.ended
+                return self._failed(str(error) or type(error).__name__)
+            answers = [answer for answer in found if answer is not None]
+            if len(answers) == len(found):
+                self._record = self._next_stage(answers)
+        return self._record
 
-    def _answers(self) -> list[Answer] | None:
-        """Return the answers of the stage; None while one is being written."""
-        found = [self.scheduler.result(number) for number in self.numbers]
-        answers = [answer for answer in found if answer is not None]
-        return answers if len(answers) == len(found) else None
-
-    def _go_on(self, answers: list[Answer] | None) -> None:
+    def _next_stage(self, answers: list[Answer] | None) -> Record | None:
         self._forget()
+        left_s = self._max_seconds - (self._clock() - self._began_s)
         try:
-            left_s = self._left()
-            stage = next(self.asking) if answers is None else self.asking.send(answers)
-            requests = [replace(request, max_seconds=left_s) for request in stage]
-            self.numbers = self.scheduler.add_together(requests)
+            if left_s <= 0:
+                raise PastaError(f"no answer within {self._max_seconds:g} s")
+            stage = next(self._asking) if answers is None else self._asking.send(answers)
+            limit_s = left_s if math.isfinite(left_s) else None
+            requests = [replace(request, max_seconds=limit_s) for request in stage]
+            self._numbers = self._scheduler.add_together(requests)
         except StopIteration as over:
-            self._end(over.value)
+            record: Record = over.value
+            return replace(record, seconds=self._clock() - self._began_s)
         except PastaError as error:
-            self._end(error)
+            return self._failed(str(error))
+        return None
 
-    def _left(self) -> float | None:
-        """Return how many seconds are left. Raises PastaError if there are none."""
-        if self.max_seconds is None:
-            return None
-        left_s = self.max_seconds - (self.clock() - self.began_s)
-        if left_s <= 0:
-            raise PastaError(f"no answer within {self.max_seconds:g} s")
-        return left_s
-
-    def _end(self, outcome: Outcome | PastaError) -> None:
+    def _failed(self, reason: str) -> Record:
         self._forget()
-        self.ended = Ended(self.question, outcome, self.clock() - self.began_s)
+        return replace(failed(self._question, reason), seconds=self._max_seconds)
 
     def _forget(self) -> None:
-        for number in self.numbers:
-            self.scheduler.forget(number)
-        self.numbers = []
+        for number in self._numbers:
+            self._scheduler.forget(number)
+        self._numbers = []

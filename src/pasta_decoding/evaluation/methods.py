@@ -14,7 +14,7 @@ from enum import StrEnum
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.data.questions import Question
@@ -31,12 +31,10 @@ from pasta_decoding.runtime.request import Request, SamplingParams
 LOOKUP_TOKENS = 10
 """The most that prompt lookup drafts at once, as transformers' own candidate generator has it."""
 
-Outcome = TypeVar("Outcome")
-
 Stage = Sequence[Request]
 """Requests that are decoded side by side; what their prompts begin with alike is computed once."""
 
-Asking = Generator[Stage, list[Answer], Outcome]
+Asking = Generator[Stage, list[Answer], Record]
 """One question under way: it yields stages, is sent their answers in order, and returns."""
 
 
@@ -48,7 +46,7 @@ class Method(Protocol):
         """The model that it asks."""
         ...
 
-    def ask(self, question: Question) -> Asking[Record]:
+    def ask(self, question: Question) -> Asking:
         """Answer one question. Raises PastaError if it cannot be asked."""
         ...
 
@@ -143,7 +141,7 @@ class Pasta:
     decoder: Decoder
     config: GenerationConfig
 
-    def ask(self, question: Question) -> Asking[Record]:
+    def ask(self, question: Question) -> Asking:
         """Answer by one request."""
         sampling = of_question(self.config.sampling(), question)
         [answer] = yield [self.decoder.request(question.instruction, self.config.rules, sampling)]
@@ -167,7 +165,7 @@ class HfGenerate:
     max_seconds: float
     lookup_tokens: int | None = None
 
-    def ask(self, question: Question) -> Asking[Record]:
+    def ask(self, question: Question) -> Asking:
         """Answer without the engine of this package."""
         yield from ()
         prompt = self.decoder.prompt_ids(question.instruction, self.config.max_tokens)

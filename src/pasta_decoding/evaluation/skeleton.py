@@ -6,23 +6,18 @@ own, begun with the point itself, all of them side by side. The answer is their 
 point sees another one's text, and nothing is written behind them. The paper's router (SoT-R), a
 classifier that keeps questions away from the method that do not suit it, is left out.
 
-The prompts say what the paper's say, in our words, with two worked skeletons, as in the authors'
-prompts for some models. For models so small that they hardly follow a prompt we add what helps
-them: a point is begun with a colon behind it, or it would be taken for the beginning of a list; a
-heading that repeats an earlier one is left out; the skeleton is stopped at its tenth point or
-where another list begins, and a point where it goes on with the next one in spite of the prompt.
+The prompts say what the paper's say, with two worked skeletons. What helps small models: a point is
+begun with a colon behind it; a heading that repeats an earlier one is left out; the skeleton stops
+at its tenth point or before another list, and a point before the next point.
 
-What it costs. The prompt of the second stage is computed once up to the number of the point, where
-the requests part (`Scheduler.add_together`); the authors' code feeds every point's prompt anew.
-This second prefill cannot begin before the skeleton is known, so it is one step of the critical
+The prompt of the second stage is computed once up to the number of the point, where the requests
+part; the authors' code feeds every point's prompt anew. This prefill is one step of the critical
 path, for all points at once, and its tokens are in `prompt_tokens`:
 
     critical path = tokens of the skeleton + 1 + tokens of the longest point
 
-Where the skeleton holds no two points there is nothing to write side by side. The authors' code
-expands a single point alone, and has no answer where there is none. We ask for the plain answer, as
-their router would have done at once, count the steps of the skeleton, and set the record's
-`fallback`.
+A skeleton without two points leaves nothing to write side by side: we ask for the plain answer,
+count the steps of the skeleton, and set the record's `fallback`.
 """
 
 from __future__ import annotations
@@ -114,13 +109,15 @@ class Skeleton:
     decoder: LocalDecoder
     config: GenerationConfig
 
-    def ask(self, question: Question) -> Asking[Record]:
+    def ask(self, question: Question) -> Asking:
         """Ask for the skeleton, then for all points; plainly if there are no two points."""
         [skeleton] = yield [self._ask_skeleton(question)]
         outline = f"{BEGUN}{skeleton.text}"
         points = points_of(outline, cut_off=skeleton.hit_limit)
         if len(points) < 2:
-            [plain] = yield [self._ask_plainly(question)]
+            rules = replace(self.config.rules, parallel=False)
+            sampling = of_question(self.config.sampling(), question)
+            [plain] = yield [self.decoder.request(question.instruction, rules, sampling)]
             record = replace(record_of(self.decoder, question, plain), fallback=True)
             return behind(skeleton, record)
         share = max(1, (self.config.max_tokens - skeleton.fed_tokens) // len(points))
@@ -151,11 +148,6 @@ class Skeleton:
             is_over=lambda text: next_point(text, others) is not None,
             sampling=of_question(self.config.sampling(), question, point.number),
         )
-
-    def _ask_plainly(self, question: Question) -> Request:
-        rules = replace(self.config.rules, parallel=False)
-        sampling = of_question(self.config.sampling(), question)
-        return self.decoder.request(question.instruction, rules, sampling)
 
     def _request(
         self,
