@@ -11,8 +11,8 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # One that the small model answers well; others show its limits.
 QUESTION ?= How can I learn a new language?
 DEFAULT_TESTS := not gpu and not llama and not remote and not slow
-BENCHMARKS ?= overhead join peers throughput
-# For example: make bench BENCHMARKS=answers BENCH_OPTIONS="--engines llama:F16 llama:Q4_0"
+BENCHMARKS ?= width_cost peers throughput
+# For example: make bench BENCHMARKS=peers BENCH_OPTIONS="--engines llama:F16 llama:Q4_0"
 BENCH_OPTIONS ?=
 # Tests of tiny models use one core each; two processes share the files.
 WORKERS ?= 2
@@ -78,7 +78,6 @@ check: lint
 bench: $(VENV)/.installed-dev
 	$(BIN)/pasta pull
 	for name in $(BENCHMARKS); do $(BIN)/python bench/$$name.py $(BENCH_OPTIONS) || exit 1; done
-	$(BIN)/python bench/plot.py
 
 fix: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

@@ -1,6 +1,6 @@
 """The same prompts and weights: `transformers.generate`, llama.cpp's own loop, and Pasta.
 
-    python bench/peers.py --engines compiled:bfloat16 --rivals llama:BF16 llama:Q4_0 --adapter fast
+    python bench/peers.py --engines compiled:bfloat16 --rivals llama:BF16 llama:Q4_0
 
 Greedy, control tokens banned except in Pasta's parallel mode. All engines are loaded at once and
 take turns prompt by prompt, so that ratios are of one run; of `--rivals` only the library's loop

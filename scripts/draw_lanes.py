@@ -1,6 +1,6 @@
 """Draw what `pasta run --show` shows of an answer, half-way and at its end, as an SVG.
 
-python scripts/draw_lanes.py OUT.svg [--adapter fast] [--prompt "..."] [--half-way 0.6]
+python scripts/draw_lanes.py OUT.svg [--adapter balanced] [--prompt "..."] [--half-way 0.6]
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,7 +21,6 @@ from pasta_decoding.harness import PastaModel, config_of_task, conversation_in
 from tests.checkpoint import TinyCheckpoint
 
 ROOT = Path(__file__).parents[1]
-EXAMPLES = ROOT / "examples" / "lm_eval"
 QUESTION = "What are three good habits?"
 COMMAND = "from pasta_decoding.harness import run; run()"
 
@@ -125,25 +123,6 @@ def test_requests_with_different_settings_come_back_in_their_order(
     assert told["tokens_per_step"] == pytest.approx(
         geometric_mean(one.tokens_per_step for one in own)
     )
-
-
-def test_the_example_scores_an_answer_by_all_checks_of_its_prompt() -> None:
-    """The harness fills up arguments that a check does not have, as columns of one table."""
-    score = runpy.run_path(str(EXAMPLES / "checked.py"))["score"]
-    bullets = {"kind": "bullets", "arguments": {"at_least": 2, "at_most": 2, "words": None}}
-    words = {"kind": "words", "arguments": {"at_least": None, "at_most": 4, "words": None}}
-    asked = {"instruction": "Two bullets.", "checks": [bullets, words]}
-    assert score(asked, ["- one\n- two"]) == {"all_checks": 1.0}
-    assert score(asked, ["- one"]) == {"all_checks": 0.0}
-    assert score(asked, ["- one or two\n- three or four"]) == {"all_checks": 0.0}
-
-
-def test_the_example_knows_every_check_that_its_prompts_have() -> None:
-    score = runpy.run_path(str(EXAMPLES / "checked.py"))["score"]
-    lines = (ROOT / "data" / "checked_prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    found = [score(json.loads(line), ["no"])["all_checks"] for line in lines]
-    assert len(found) == 200
-    assert set(found) <= {0.0, 1.0}
 
 
 TASK = """

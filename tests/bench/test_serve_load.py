@@ -94,13 +94,3 @@ def test_it_starts_a_server_of_its_own_and_ends_it(tiny_checkpoint: TinyCheckpoi
 def test_a_server_that_does_not_start_ends_the_run_with_its_own_words() -> None:
     with pytest.raises(SystemExit, match=r"pasta serve did not start: .*/nowhere"):
         run("serve_load.py", "--", "--adapter", "/nowhere")
-
-
-def test_the_overhead_is_of_answers_that_are_the_engines_own(
-    tiny_checkpoint: TinyCheckpoint,
-) -> None:
-    checkpoint = ("--model", tiny_checkpoint.base, "--adapter", tiny_checkpoint.adapter)
-    options = ("--engines", "torch:float32", "--limit", 3, "--max-tokens", 12, *checkpoint)
-    (line,) = lines_of("serve_overhead.py", *options)
-    assert (line["answers"], line["differing"]) == (3, 0)
-    assert all(found["median"] > 0 for found in line["over_the_engine_alone"].values())

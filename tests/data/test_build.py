@@ -7,15 +7,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pasta_decoding.data.build import Builder, Wanted, holds_code, named_topics
 from pasta_decoding.data.contamination import Contamination
 from pasta_decoding.data.dataset import Row, is_held_out
-from pasta_decoding.data.shorten import sentence_ends, shorten
-from pasta_decoding.lang.check import check
-from pasta_decoding.lang.tree import read, show, strip
+from pasta_decoding.lang.tree import read
 
 
 def count_words(text: str) -> int:
@@ -155,39 +151,3 @@ def test_a_topic_may_be_named_right_before_its_chunk() -> None:
     tree = read(f"Apples: {chunk('apples', 'They are red.')}\n{chunk('pears', 'They are green.')}")
     assert named_topics(tree) == 0.5
     assert named_topics(read("None.")) == 1.0
-
-
-# Shortening
-
-SENTENCE = "This is one more sentence."
-
-
-@given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.integers(1, 80))
-def test_a_shortened_answer_fits_and_is_well_formed(sizes: list[int], limit: int) -> None:
-    chunks = [chunk(f"t{n}", " ".join([SENTENCE] * size)) for n, size in enumerate(sizes)]
-    whole = read("Well: " + " ".join(chunks))
-    short = shorten(whole, count_words, limit)
-    assert count_words(strip(short)) <= limit
-    assert not check(show(short))
-    if count_words(strip(whole)) <= limit:
-        assert short == whole
-
-
-def test_abbreviations_end_no_sentence_and_numbers_do() -> None:
-    for text, ends in (
-        ("A study by Prof. Smith shows this. Sleep works.", ["shows this.", "Sleep works."]),
-        ("It was founded in 1990. Then it grew.", ["in 1990.", "it grew."]),
-        ("Steps:\n12. Wash them.\n13. Dry them.", ["Wash them.", "Dry them."]),
-    ):
-        found = sentence_ends(text)
-        assert len(found) == len(ends), text
-        assert all(text[:end].endswith(one) for end, one in zip(found, ends, strict=True))
-
-
-def test_chunks_keep_their_first_sentences_before_any_chunk_is_dropped() -> None:
-    body = "Mr. X was e.g. here. Second one. Third one. Fourth one."
-    tree = read(f"Well: {chunk('a', body)} {chunk('b', body)}")
-    short = strip(shorten(tree, count_words, 15))
-    assert short == "Well: Mr. X was e.g. here. Second one. Mr. X was e.g. here. Second one."
-    assert strip(shorten(tree, count_words, 9)) == "Well: Mr. X was e.g. here. Second one."
-    assert shorten(tree, count_words, 3) == ()

@@ -1,9 +1,8 @@
-"""Commands on training sets: `data build`, `report`, `best`, `hindsight` and `lengths`."""
+"""Commands on training sets: `data build` and `data report`."""
 
 from __future__ import annotations
 
 import json
-import random
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -16,7 +15,6 @@ from pasta_decoding.cli.console import say, token_counter
 from pasta_decoding.cli.options import DefaultModel, command
 from pasta_decoding.data.build import Wanted
 from pasta_decoding.errors import PastaError, install_command
-from pasta_decoding.training.config import Weights
 
 if TYPE_CHECKING:
     from pasta_decoding.data.dataset import Row
@@ -40,7 +38,7 @@ def build(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Choose rows for training: filter, shorten, drop duplicates and evaluation prompts."""
+    """Choose rows for training: filter, drop duplicates and evaluation prompts."""
     from pasta_decoding.data.build import Builder
     from pasta_decoding.data.contamination import Contamination
     from pasta_decoding.data.dataset import read_prompts, write_rows
@@ -74,77 +72,6 @@ def report(
 
     rows = drawn(list(read_rows(source)), "measuring")
     show(measure_rows(rows, token_counter(model)), as_json)
-
-
-@command()
-def best(
-    run: Annotated[Path, typer.Argument(help="Run folder of `train preference`.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The JSONL (.gz) to write.")],
-    number: Annotated[int, typer.Option("--round", min=1, help="The round to take from.")] = 1,
-    per_prompt: Annotated[int, typer.Option(min=1, help="Answers a prompt at most.")] = 2,
-    *,
-    weights: Weights,
-) -> None:
-    """Take a round's best answers as training rows, for `train sft --start` to learn from."""
-    from pasta_decoding.data.dataset import write_rows
-    from pasta_decoding.training.best import best_rows
-
-    rows = best_rows(run, number, weights, per_prompt)
-    write_rows(out, rows)
-    typer.echo(f"{len(rows)} answers to {len({row.instruction for row in rows})} prompts")
-
-
-@command()
-def hindsight(
-    sources: Annotated[list[Path], typer.Argument(help="JSONL (.gz) files, plain or annotated.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The JSONL (.gz) to write.")],
-    most: Annotated[int, typer.Option(min=1, max=3, help="Requests a row at most.")] = 2,
-    seed: Annotated[int, typer.Option(help="The choice of requests follows from it.")] = 0,
-    twins: Annotated[
-        bool,
-        typer.Option(
-            "--twins", help="Only lists, each twice: with bullets and with numbers, as asked."
-        ),
-    ] = False,
-) -> None:
-    """Let instructions ask for what their responses do: so many items, words, a first word."""
-    from pasta_decoding.data.dataset import write_rows
-    from pasta_decoding.data.hindsight import relabelled, with_twins
-
-    rows = read_all(sources, keep_going=False)
-    draw, reading = random.Random(seed), drawn(rows, "relabelling")
-    asked = list(with_twins(reading, draw) if twins else relabelled(reading, most, draw))
-    if not asked:
-        raise PastaError(f"nothing can be asked of the {len(rows)} responses; nothing was written")
-    write_rows(out, asked)
-    typer.echo(f"{len(asked)} rows, made of {len(rows)}, ask for what they do")
-
-
-@command()
-def lengths(
-    sources: Annotated[list[Path], typer.Argument(help="JSONL (.gz) files, annotated.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The JSONL (.gz) to write.")],
-    model: DefaultModel = None,
-) -> None:
-    """Write answers at several lengths: their chunks cut behind their first sentences.
-
-    Left out are answers with a sync, and those in which fewer than two chunks, or fewer than
-    60 percent of them, have more than one sentence.
-    """
-    from pasta_decoding.data.dataset import write_rows
-    from pasta_decoding.data.lengths import at_lengths
-
-    rows = read_all(sources, keep_going=False)
-    found = list(at_lengths(drawn(rows, "cutting"), token_counter(model)))
-    if not found:
-        raise PastaError(
-            f"none of the {len(rows)} answers has chunks to cut; nothing was written",
-            hint="Two chunks, and 60 percent of them, must have a second sentence; no sync may be.",
-        )
-    write_rows(out, found)
-    ids = {row.id for row in rows}
-    cut = sum(row.id in ids for row in found)
-    typer.echo(f"{len(found)} rows, of {cut} of {len(rows)} answers")
 
 
 def check_pattern(pattern: str | None) -> None:

@@ -16,7 +16,6 @@ from typer import Option
 
 from pasta_decoding.data.contamination import Contamination, normalised
 from pasta_decoding.data.dataset import Row, is_held_out
-from pasta_decoding.data.shorten import shorten
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import Chunk, Span, Tree, has_chunk, read, show, strip, valid_tokens
 
@@ -45,9 +44,6 @@ class Wanted:
     question: Annotated[
         str | None,
         Option(help="Pattern whose group becomes the instruction, wherever it is found."),
-    ] = None
-    shorten_to: Annotated[
-        int | None, Option(min=1, help="Shorten longer responses, part by part.")
     ] = None
     min_tokens: Annotated[
         int, Option(min=0, help="Leave out shorter responses, counted without tags.")
@@ -104,7 +100,7 @@ class Builder:
             if kept == self.wanted.limit:
                 self.dropped["over the limit"] += 1
                 continue
-            tree = self._shortened(row)
+            tree = read(row.response)
             prompt = normalised(row.asked)
             key = (prompt, normalised(strip(tree)))
             reason = self._against(row, tree) or self._repeats(key, seen, of_prompt)
@@ -119,11 +115,6 @@ class Builder:
     def _unwrapped(self, row: Row) -> Row:
         found = self.wanted.question and re.search(self.wanted.question, row.instruction, re.S)
         return replace(row, instruction=found[1].strip()) if found else row
-
-    def _shortened(self, row: Row) -> Tree:
-        tree = read(row.response)
-        limit = self.wanted.shorten_to
-        return tree if limit is None else shorten(tree, self.count_tokens, limit)
 
     def _repeats(
         self, key: tuple[str, str], seen: set[tuple[str, str]], of_prompt: Counter[str]
