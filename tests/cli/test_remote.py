@@ -226,8 +226,8 @@ def test_an_answer_that_servers_fail_in_is_a_record_of_that(
     ("arguments", "message"),
     [
         (["--timing"], "--timing is for an engine in this process"),
-        (["--method", "lookup"], "lookup computes in this process, not on servers"),
-        (["--method", "sot"], "sot ends answers where their text says so, which servers cannot"),
+        (["--method", "lookup"], "--method lookup works in this process, not on servers"),
+        (["--method", "sot"], "--method sot works in this process, not on servers"),
         (["--method", "pasta"], "the servers have one checkpoint, and methods differ in theirs"),
     ],
 )
