@@ -27,7 +27,6 @@ from pasta_decoding.lang.measures import repeated_chunks, tokens_per_step
 from pasta_decoding.lang.tree import Sync
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder
-from pasta_decoding.runtime.trace import Trace
 
 SETTINGS, RECORDS, OUTPUTS = "run.json", "records.jsonl", "model_outputs.json"
 
@@ -87,7 +86,7 @@ class Record:
 def record_of(decoder: Decoder, question: Question, answer: Answer) -> Record:
     """Return the record of an answer that one request wrote."""
     promises = promises_of(answer)
-    is_near = decoder.vocabulary.control.is_near
+    is_near, trace = decoder.vocabulary.control.is_near, answer.trace
     return Record(
         question.id,
         question.instruction,
@@ -97,7 +96,8 @@ def record_of(decoder: Decoder, question: Question, answer: Answer) -> Record:
         plain_tokens=decoder.plain_tokens(answer.text),
         critical_path=answer.critical_path,
         fed_tokens=answer.fed_tokens,
-        prompt_tokens=prompt_tokens_of(answer.trace),
+        # Servers do not say what their caches held: the prompt's own tokens.
+        prompt_tokens=trace.prefilled_tokens if trace.sent is None else trace.prompt_tokens,
         chunks=answer.chunks,
         syncs=sum(isinstance(node, Sync) for node in answer.tree),
         interventions=answer.interventions,
@@ -109,11 +109,6 @@ def record_of(decoder: Decoder, question: Question, answer: Answer) -> Record:
         seconds=answer.seconds,
         first_token_s=answer.first_token_s,
     )
-
-
-def prompt_tokens_of(trace: Trace) -> int:
-    """Return the tokens of all prefills; of servers, whose caches are theirs, the prompt's own."""
-    return trace.prefilled_tokens if trace.sent is None else trace.prompt_tokens
 
 
 def failed(question: Question, error: str) -> Record:
@@ -134,7 +129,7 @@ def promises_of(answer: Answer) -> tuple[tuple[int, int], ...]:
 
 
 def from_line(line: dict[str, Any]) -> Record:
-    """Return the record of a line of records.jsonl. Raises ValueError, TypeError or KeyError."""
+    """Return the record of a line. Raises ValueError, TypeError or KeyError."""
     record = Record(**line)
     return replace(
         record,
