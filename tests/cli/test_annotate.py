@@ -152,6 +152,35 @@ def test_apar_forks_the_details_of_a_list_without_topics(mixed: Path, pasta: Pas
     assert '1. **Sleep**: <promise tokens="' in found
 
 
+RULE = """
+from pasta_decoding.data.annotate.base import Part
+def thirds(response):
+    third = len(response) // 3
+    return [Part(0, third, "first"), Part(third, 2 * third)]
+def beyond(response):
+    return [Part(0, len(response) + 1)]
+def topical(response):
+    return [Part(0, 1, 'a "b"')]
+"""
+
+
+def test_a_rule_of_ones_own_promises_any_parts_and_lengths(
+    tmp_path: Path, pasta: Pasta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_rule.py").write_text(RULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    path, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    path.write_text(row(1, "x" * 197))
+    assert pasta("annotate", path, out, "--with", "own_rule:thirds").status == 0
+    first, second, _rest = read(responses(out)[0])
+    assert isinstance(first, Chunk)
+    assert isinstance(second, Chunk)
+    assert (first.topic, first.tokens, second.topic, second.tokens) == ("first", 70, None, 70)
+    for name in ("beyond", "topical", "missing", ""):
+        found = pasta("annotate", path, out, "--with", f"own_rule:{name}")
+        assert (found.status, found.err.count("Traceback")) == (2, 0), name
+
+
 def test_stripping_takes_the_tags_out_first_so_that_annotating_twice_is_annotating_once(
     mixed: Path, pasta: Pasta
 ) -> None:

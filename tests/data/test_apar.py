@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_decoding.data.annotate.apar import annotate
-from pasta_decoding.data.dataset import read_rows
+from pasta_decoding.data.annotate.apar import find_parts
+from pasta_decoding.data.annotate.base import RuleAnnotator
+from pasta_decoding.data.dataset import Row, read_rows
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import Chunk, Sync, read, show, strip
 
@@ -25,6 +27,11 @@ TEXT = st.lists(st.sampled_from([*PIECES, *SENTENCES]) | st.text(max_size=4), ma
 
 def words(text: str) -> int:
     return len(text.split())
+
+
+def annotate(response: str, count_tokens: Callable[[str], int]) -> str:
+    [done] = RuleAnnotator(find_parts, count_tokens).annotate([Row("1", "", "", response)])
+    return done.row.response
 
 
 def chunks(response: str) -> list[str]:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
-from pasta_decoding.data.annotate.base import Annotated
+from pasta_decoding.data.annotate.base import Annotated, RuleAnnotator
 from pasta_decoding.data.annotate.llm import (
     AnswerError,
     LlmAnnotator,
@@ -21,7 +21,7 @@ from pasta_decoding.data.annotate.llm import (
     guide,
     introduction,
 )
-from pasta_decoding.data.annotate.structure import annotate
+from pasta_decoding.data.annotate.structure import find_parts
 from pasta_decoding.data.dataset import Row
 from pasta_decoding.data.endpoint import Endpoint, EndpointError
 from pasta_decoding.lang.check import check
@@ -90,7 +90,8 @@ PIECES = st.sampled_from(
 
 @given(st.lists(PIECES, max_size=12).map("".join).filter(str.strip))
 def test_a_correct_answer_is_taken_whatever_stands_around_it(response: str) -> None:
-    annotated = annotate(response, words)
+    [done] = RuleAnnotator(find_parts, words).annotate([Row("1", "", "", response)])
+    annotated = done.row.response
     for around in ("{}", "Here it is:\n\n{}\n", "```\n{}\n```", "Sure!\n```text\n{}\n```\nDone."):
         answer = around.replace("{}", annotated.strip())
         assert accept(answer, response, words) == annotated

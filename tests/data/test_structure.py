@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_decoding.data.annotate.structure import annotate
+from pasta_decoding.data.annotate.base import RuleAnnotator
+from pasta_decoding.data.annotate.structure import find_parts
+from pasta_decoding.data.dataset import Row
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import Chunk, Sync, read, show, strip
 
@@ -44,6 +48,11 @@ In conclusion, small steps add up."""
 
 def words(text: str) -> int:
     return len(text.split())
+
+
+def annotate(response: str, count_tokens: Callable[[str], int]) -> str:
+    [done] = RuleAnnotator(find_parts, count_tokens).annotate([Row("1", "", "", response)])
+    return done.row.response
 
 
 def chunks(response: str) -> list[Chunk]:

@@ -1,6 +1,6 @@
-"""The command `annotate`: plain responses in, annotated ones out, by the annotator of one's choice.
+"""The command `annotate`: plain responses in, annotated ones out.
 
-A new annotator is a name in `AnnotatorName` and a function in `_BUILDERS`.
+A new rule is one file, `data/annotate/NAME.py`, and one line of `RULES`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,12 +30,11 @@ if TYPE_CHECKING:
     CountTokens = Callable[[str], int]
 
 
-class AnnotatorName(StrEnum):
-    """Who annotates."""
-
-    structure = "structure"
-    apar = "apar"
-    llm = "llm"
+RULES = {
+    "structure": "pasta_decoding.data.annotate.structure:find_parts",
+    "apar": "pasta_decoding.data.annotate.apar:find_parts",
+}
+"""Annotators that are a function from a response to its parts (`data/annotate/base.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +89,11 @@ def annotate(
     source: Annotated[Path, typer.Argument(help="JSONL (.gz) with plain responses.")],
     out: Annotated[Path, typer.Argument(help="JSONL (.gz) to write.")],
     with_: Annotated[
-        AnnotatorName, typer.Option("--with", help="Which annotator to use.")
-    ] = AnnotatorName.structure,
+        str,
+        typer.Option(
+            "--with", help="structure, apar or llm; or a rule of your own, as module:function."
+        ),
+    ] = "structure",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the report as one JSON object.")
     ] = False,
@@ -110,10 +112,10 @@ def annotate(
     rows, skipped = read_plain(source, selection)
     kept = already_annotated(rows, selection)
     options = replace(options, endpoint=endpoint)
-    counted_by = options.tokenizer or (None if with_ is AnnotatorName.llm else options.model)
+    counted_by = options.tokenizer or (None if with_ == "llm" else options.model)
     count_tokens = token_counter(Path(counted_by) if counted_by else None)
-    annotator, settings = _BUILDERS[with_](options, count_tokens)
-    settings |= {"with": with_.value, "input": digest(source), "tokens_of": counted_by}
+    annotator, settings = annotator_of(with_, options, count_tokens)
+    settings |= {"with": with_, "input": digest(source), "tokens_of": counted_by}
     settings |= {name: getattr(selection, name) for name in ("strip", "keep", "max_tokens")}
     screened = Screened(annotator, count_tokens, selection.max_tokens, keep=selection.keep)
     done = run(rows, screened, out, settings)
@@ -123,22 +125,6 @@ def annotate(
     else:
         show(figures, out)
     raise typer.Exit(1 if skipped else 0)
-
-
-def _structure(
-    _options: Options, count_tokens: CountTokens
-) -> tuple[base.Annotator, dict[str, Any]]:
-    from pasta_decoding.data.annotate.base import RuleAnnotator
-    from pasta_decoding.data.annotate.structure import annotate
-
-    return RuleAnnotator(annotate, count_tokens), {}
-
-
-def _apar(_options: Options, count_tokens: CountTokens) -> tuple[base.Annotator, dict[str, Any]]:
-    from pasta_decoding.data.annotate.apar import annotate
-    from pasta_decoding.data.annotate.base import RuleAnnotator
-
-    return RuleAnnotator(annotate, count_tokens), {}
 
 
 def _llm(options: Options, count_tokens: CountTokens) -> tuple[base.Annotator, dict[str, Any]]:
@@ -157,12 +143,27 @@ def _llm(options: Options, count_tokens: CountTokens) -> tuple[base.Annotator, d
     return LlmAnnotator(endpoint, count_tokens, retries=options.retries), settings
 
 
-_BUILDERS = {
-    AnnotatorName.structure: _structure,
-    AnnotatorName.apar: _apar,
-    AnnotatorName.llm: _llm,
-}
-"""Each returns an annotator and those of its settings that what it writes depends on."""
+def _rule(name: str) -> Callable[[str], Any]:
+    """Return a rule by its name, or by `module:function`."""
+    module, _, function = RULES.get(name, name).partition(":")
+    try:
+        found: Callable[[str], Any] = getattr(import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        known = ", ".join([*RULES, "llm"])
+        message = f"--with {name} is neither {known} nor a function, `module:function`: {error}"
+        raise PastaError(message) from error
+    return found
+
+
+def annotator_of(
+    name: str, options: Options, count_tokens: CountTokens
+) -> tuple[base.Annotator, dict[str, Any]]:
+    """Return an annotator, and those of its settings that its outcome depends on."""
+    from pasta_decoding.data.annotate.base import RuleAnnotator
+
+    if name == "llm":
+        return _llm(options, count_tokens)
+    return RuleAnnotator(_rule(name), count_tokens), {}
 
 
 def read_plain(source: Path, selection: Selection) -> tuple[list[Row], int]:

@@ -1,4 +1,4 @@
-"""Annotate a plain response by APAR's rules: what stands behind a title or a first sentence.
+"""Find the parts of a plain response by APAR's rules: what follows a title or a first sentence.
 
 This makes a rival's training data, to compare with. APAR (Liu et al. 2024, arXiv:2401.06761)
 takes parts to be independent wherever the layout looks like it: of every list item the title
@@ -30,13 +30,13 @@ Not as published:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 
+from pasta_decoding.data.annotate.base import Part
 from pasta_decoding.data.annotate.outline import outline
-from pasta_decoding.data.annotate.structure import part_of, promise_parts, sentences
+from pasta_decoding.data.annotate.structure import part_of, sentences
 from pasta_decoding.data.annotate.topics import TopicPart
-from pasta_decoding.lang.tree import Span, show
 
 MIN_FORKS = 3
 MIN_DETAIL_CHARS = 10
@@ -47,24 +47,12 @@ _TITLE = re.compile(r"[^\n:]{1,100}:(?:\*\*|__)?(?=\s)")
 _BLANK_LINES = re.compile(r"(\n\s*\n)")
 
 
-def annotate(response: str, count_tokens: Callable[[str], int]) -> str:
-    """Return `response` in text form, with what APAR would fork promised without topics.
-
-    Taking the tags out of the result gives `response` exactly, whatever it holds.
-    """
-    parts = find_parts(response)
-    if not parts:
-        return show((Span(response),) if response else ())
-    topics = [None] * len(parts)
-    return show(tuple(promise_parts(response, parts, topics, count_tokens)))
-
-
-def find_parts(response: str) -> list[TopicPart]:
+def find_parts(response: str) -> list[Part]:
     """Return what child threads write, in order; nothing if the response stays sequential."""
     if _SEQUENTIAL.search(response):
         return []
-    parts = _list_parts(response) or _paragraph_parts(response)
-    return parts if len(parts) >= MIN_FORKS else []
+    found = _list_parts(response) or _paragraph_parts(response)
+    return [Part(one.start, one.end) for one in found] if len(found) >= MIN_FORKS else []
 
 
 def _list_parts(text: str) -> list[TopicPart]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from pasta_decoding.data.dataset import Row
-from pasta_decoding.lang.tree import Span, show
+from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.tree import Chunk, Node, Span, show, valid_tokens, valid_topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +32,55 @@ def reject(row: Row, reason: str, cost: Mapping[str, float] | None = None) -> An
 
 
 @dataclass(frozen=True, slots=True)
-class RuleAnnotator:
-    """A rule as an annotator: no model, nothing rejected, no cost.
+class Part:
+    """A stretch of a response, `[start, end)`, that can be written by itself.
 
-    rule: (plain response, `count_tokens`) -> the same in the text form, its parts promised.
+    topic: what its promise says; None for a promise without a topic.
     """
 
-    rule: Callable[[str, Callable[[str], int]], str]
+    start: int
+    end: int
+    topic: str | None = None
+
+
+FindParts = Callable[[str], Iterable[Part]]
+"""A rule: the parts of a plain response in order. `pasta annotate --with module:function`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleAnnotator:
+    """A rule as an annotator: no model, nothing rejected, no cost."""
+
+    find_parts: FindParts
     count_tokens: Callable[[str], int]
 
     def annotate(self, rows: Iterable[Row]) -> Iterator[Annotated]:
-        """Yield one result a row, in order."""
+        """Yield one result a row, in order. Raises PastaError for parts that are none."""
         for row in rows:
-            response = self.rule(row.response, self.count_tokens)
-            yield Annotated(replace(row, response=response))
+            tree = tuple(_promised(row, self.find_parts(row.response), self.count_tokens))
+            yield Annotated(replace(row, response=show(tree)))
+
+
+def _promised(
+    row: Row, parts: Iterable[Part], count_tokens: Callable[[str], int]
+) -> Iterator[Node]:
+    """Yield the response with its parts as chunks, their lengths counted, the rest as main text."""
+    text, at = row.response, 0
+    for part in parts:
+        if not at <= part.start < part.end <= len(text):
+            raise PastaError(
+                f"row {row.id!r}: the part {part.start}:{part.end} is empty, overlaps the one "
+                f"before it, or ends behind the response"
+            )
+        if part.topic != valid_topic(part.topic):
+            raise PastaError(f"row {row.id!r}: {part.topic!r} is no topic")
+        if part.start > at:
+            yield Span(text[at : part.start])
+        body = text[part.start : part.end]
+        yield Chunk(part.topic, valid_tokens(max(1, count_tokens(body))), body)
+        at = part.end
+    if at < len(text):
+        yield Span(text[at:])
 
 
 class Annotator(Protocol):

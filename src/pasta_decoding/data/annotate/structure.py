@@ -1,4 +1,4 @@
-"""Annotate a plain response by rule: what its layout sets side by side becomes chunks.
+"""Find the parts of a plain response by rule: what its layout sets side by side becomes chunks.
 
 List items, sections under headings, and else paragraphs or sentences behind the opening
 become chunks of about 12 to 120 words. Stories, verse, dialogue, code, tables, steps,
@@ -9,13 +9,13 @@ a careful reader had annotated.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from pasta_decoding.data.annotate.base import Part
 from pasta_decoding.data.annotate.outline import Block, blocks, outline
 from pasta_decoding.data.annotate.sequence import is_procedure, is_sequence
 from pasta_decoding.data.annotate.topics import TopicPart, name_parts
-from pasta_decoding.lang.tree import Chunk, Node, Span, show
 
 # In words. A part with fewer stays in the main thread: a promise would cost more than it saves.
 MIN_WORDS = 12
@@ -74,26 +74,14 @@ class _Stretch:
     plain: bool
 
 
-def annotate(response: str, count_tokens: Callable[[str], int]) -> str:
-    """Return `response` in text form, its independent parts promised; plain with fewer than two.
-
-    `count_tokens` tells how many tokens a chunk's text is. Taking the tags out of the
-    result gives `response` exactly, whatever it holds.
-    """
-    parts = find_parts(response)
-    if len(parts) < 2:
-        return show((Span(response),) if response else ())
-    topics = name_parts(response, parts)
-    return show(tuple(promise_parts(response, parts, topics, count_tokens)))
+def find_parts(response: str) -> list[Part]:
+    """Return the parts of `response` that can be written side by side, each with its topic."""
+    found = [] if is_sequence(response) else _parts_by_layout(response)
+    return name_parts(response, found) if len(found) > 1 else []
 
 
-def find_parts(response: str) -> list[TopicPart]:
-    """Return the parts of `response` that can be written side by side, in order."""
-    return [] if is_sequence(response) else parts_by_layout(response)
-
-
-def parts_by_layout(response: str) -> list[TopicPart]:
-    """Return what would be the parts of `response` if it is no sequence."""
+def _parts_by_layout(response: str) -> list[TopicPart]:
+    """Return the parts of a response that is no sequence, without topics."""
     layout = outline(response)
     plain = all(block.kind not in {"item", "heading"} for block in layout)
     parts: list[TopicPart] = []
@@ -106,24 +94,6 @@ def parts_by_layout(response: str) -> list[TopicPart]:
         else:
             parts += _section_parts(response, heading, stretch)
     return parts
-
-
-def promise_parts(
-    text: str,
-    parts: Sequence[TopicPart],
-    topics: Sequence[str | None],
-    count_tokens: Callable[[str], int],
-) -> Iterator[Node]:
-    """Yield `text` with its parts as chunks, their lengths counted, all else as main text."""
-    at = 0
-    for part, topic in zip(parts, topics, strict=True):
-        if part.start > at:
-            yield Span(text[at : part.start])
-        body = text[part.start : part.end]
-        yield Chunk(topic, max(10, -(-count_tokens(body) // 10) * 10), body)
-        at = part.end
-    if at < len(text):
-        yield Span(text[at:])
 
 
 def _sections(layout: Sequence[Block]) -> list[tuple[Block | None, list[Block]]]:

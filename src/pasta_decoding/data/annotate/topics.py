@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, takewhile
 
+from pasta_decoding.data.annotate.base import Part
 from pasta_decoding.data.annotate.words import (
     ADJECTIVE_ENDINGS,
     NOUNS_IN_LY,
@@ -51,12 +52,12 @@ class TopicPart:
     title: str | None = None
 
 
-def name_parts(text: str, parts: Sequence[TopicPart]) -> list[str]:
-    """Return one topic a part, all different."""
+def name_parts(text: str, parts: Sequence[TopicPart]) -> list[Part]:
+    """Return the parts with one topic each, all different."""
     topics: list[str] = []
     for choices in topic_choices(text, parts):
         topics.append(first_new(choices, topics))
-    return topics
+    return [Part(one.start, one.end, topic) for one, topic in zip(parts, topics, strict=True)]
 
 
 def topic_choices(text: str, parts: Sequence[TopicPart]) -> Iterator[Iterator[str]]:
