@@ -6,7 +6,6 @@ import asyncio
 import json
 import sys
 import threading
-import time
 from dataclasses import replace
 
 import pytest
@@ -23,9 +22,9 @@ def endpoint(server: ChatServer, **settings: float) -> Endpoint:
     return replace(patient, **settings)  # type: ignore[arg-type]
 
 
-async def ask(to: Endpoint, times: int = 1, top_logprobs: int | None = None) -> list[Reply]:
+async def ask(to: Endpoint, times: int = 1) -> list[Reply]:
     async with connect(to) as chat:
-        asked = (chat(QUESTION, max_tokens=20, top_logprobs=top_logprobs) for _ in range(times))
+        asked = (chat(QUESTION, max_tokens=20) for _ in range(times))
         return await asyncio.gather(*asked)
 
 
@@ -35,13 +34,13 @@ def replies(acts: list[Act], **settings: float) -> tuple[Reply, ChatServer]:
         return reply, server
 
 
-def complaint(acts: list[Act], **settings: float) -> tuple[str, str, bool, int]:
-    """Message, hint, whether it is fatal, and how many requests came before it."""
+def complaint(acts: list[Act], **settings: float) -> tuple[str, bool, int]:
+    """Message, whether it is fatal, and how many requests came before it."""
     with chat_server(in_turn(acts)) as server:
         with pytest.raises(EndpointError) as found:
             asyncio.run(ask(endpoint(server, **settings)))
         message = str(found.value).replace(server.base_url, "URL")
-        return message, found.value.hint, found.value.fatal, len(server.bodies)
+        return message, found.value.fatal, len(server.bodies)
 
 
 def test_an_answer_comes_with_its_cost_and_the_request_says_what_was_asked() -> None:
@@ -53,23 +52,10 @@ def test_an_answer_comes_with_its_cost_and_the_request_says_what_was_asked() -> 
     assert server.keys == ["Bearer secret"]
 
 
-def test_the_first_tokens_alternatives_are_returned_where_they_are_asked_for() -> None:
-    def alternatives(**logprobs: float) -> list[dict[str, object]]:
-        return [{"token": name, "logprob": value} for name, value in logprobs.items()]
-
-    first = {"token": "A", "logprob": -0.25, "top_logprobs": alternatives(A=-0.25, B=-1.5)}
-    second = {"token": ".", "logprob": 0.0, "top_logprobs": []}
-    said = Raw(completion("A.", logprobs={"content": [first, second]}))
-    with chat_server(in_turn([said])) as server:
-        [reply] = asyncio.run(ask(endpoint(server), top_logprobs=2))
-    assert reply.top_logprobs == {"A": -0.25, "B": -1.5}
-    assert (server.bodies[0]["logprobs"], server.bodies[0]["top_logprobs"]) == (True, 2)
-
-
 def test_an_endpoint_that_gives_no_usage_and_no_content_is_taken_as_it_is() -> None:
     said = json.dumps({"choices": [{"message": {"content": None}, "finish_reason": "length"}]})
     reply, _ = replies([Raw(said.encode())])
-    assert reply == Reply("", finish_reason="length")
+    assert reply == Reply("")
 
 
 @pytest.mark.parametrize("act", [failure(500), failure(503), Raw(hang_up=True), failure(429)])
@@ -78,42 +64,28 @@ def test_what_may_pass_by_itself_is_tried_again(act: Act) -> None:
     assert (reply.text, reply.retries, len(server.bodies)) == ("At last", 1, 2)
 
 
-def test_a_server_that_says_when_to_come_back_is_believed() -> None:
-    began_s = time.monotonic()
-    reply, _ = replies([failure(429, Retry_After="1.2"), "At last"])
-    assert reply.retries == 1
-    assert time.monotonic() - began_s >= 1.2
-
-
-def test_a_request_that_takes_too_long_is_tried_again() -> None:
-    reply, _ = replies([Raw(completion("late"), wait_s=30), "in time"], timeout_s=2)
-    assert (reply.text, reply.retries) == ("in time", 1)
-
-
 def test_what_does_not_pass_is_named_after_the_last_try() -> None:
     late = Raw(completion("late"), wait_s=30)
-    hint = "Give it more time, or ask for less at the same time."
     message = "URL did not answer within 1 s (tries: 2)"
-    assert complaint([late], timeout_s=1, max_retries=1) == (message, hint, False, 2)
-    message, hint, fatal, requests = complaint([failure(500)], max_retries=1)
+    assert complaint([late], timeout_s=1, max_retries=1) == (message, False, 2)
+    message, fatal, requests = complaint([failure(500)], max_retries=1)
     assert message.startswith("URL failed with status 500: ")
-    assert (hint, fatal, requests) == ("The same command tries again.", False, 2)
-    message, hint, fatal, requests = complaint([Raw(hang_up=True)], max_retries=0)
+    assert (fatal, requests) == (False, 2)
+    message, fatal, requests = complaint([Raw(hang_up=True)], max_retries=0)
     assert message.startswith("URL broke the connection: ")
     assert (fatal, requests) == (False, 1)
 
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_wrong_key_is_not_tried_again_and_not_shown(status: int) -> None:
-    hint = "Put a key of this endpoint into PASTA_ENDPOINT_KEY or OPENAI_API_KEY."
-    expected = (f"URL refuses the key ({status})", hint, True, 1)
+    keys = "PASTA_ENDPOINT_KEY or OPENAI_API_KEY"
+    expected = (f"URL refuses the key ({status}); it is read from {keys}", True, 1)
     assert complaint([failure(status)]) == expected
 
 
 def test_an_unknown_model_is_named() -> None:
-    message, hint, fatal, requests = complaint([failure(404)])
+    message, fatal, requests = complaint([failure(404)])
     assert message.startswith("URL knows no model 'some-model' (404: ")
-    assert hint == "Check the model's name, and that the base URL ends before /chat/completions."
     assert (fatal, requests) == (True, 1)
 
 
@@ -125,15 +97,13 @@ GARBAGE = [
     Raw(b'{"choices": []}'),
     Raw(b'{"choices": [{"message": {"content": 5}}]}'),
     Raw(b"<html>Welcome</html>", headers={"Content-Type": "text/html"}),
-    Raw(completion("x", logprobs={"content": [{"token": "x"}]})),
 ]
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
 def test_what_is_no_chat_completion_is_shown(garbage: Raw) -> None:
-    message, hint, fatal, _ = complaint([garbage])
+    message, fatal, _ = complaint([garbage])
     assert message.startswith("URL sent no chat completion: ")
-    assert hint == "Check that the base URL is that of an OpenAI-compatible server."
     assert not fatal
 
 
@@ -143,7 +113,6 @@ def test_nobody_at_the_door_is_fatal() -> None:
     with pytest.raises(EndpointError, match=r"cannot be reached: .* \(tries: 1\)") as found:
         asyncio.run(ask(gone))
     assert found.value.fatal
-    assert found.value.hint == "Check the base URL and that the server runs."
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -17,10 +18,9 @@ import typer
 
 from pasta_decoding.cli.bars import progress
 from pasta_decoding.cli.console import say, token_counter
-from pasta_decoding.cli.keys import UNNAMED, named
 from pasta_decoding.cli.options import Without, command
 from pasta_decoding.data.annotate.llm import DEFAULT_RETRIES
-from pasta_decoding.data.endpoint import Endpoint
+from pasta_decoding.data.endpoint import KEY_VARIABLES, Endpoint
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
     CountTokens = Callable[[str], int]
 
+
+UNNAMED = Endpoint("", "")
+"""How an endpoint is asked; `--base-url` and `--model` name it."""
 
 RULES = {
     "structure": "pasta_decoding.data.annotate.structure:find_parts",
@@ -133,7 +136,10 @@ def _llm(options: Options, count_tokens: CountTokens) -> tuple[base.Annotator, d
     if options.base_url is None or options.model is None:
         message = "an endpoint is asked by --base-url and --model"
         raise PastaError(message, hint="For example: --base-url http://localhost:8000/v1 --model m")
-    endpoint = named(options.endpoint, options.base_url, options.model)
+    key = next(filter(None, map(os.environ.get, KEY_VARIABLES)), "")
+    endpoint = replace(
+        options.endpoint, base_url=options.base_url, model=options.model, api_key=key
+    )
     settings = {
         "base_url": options.base_url,
         "model": options.model,

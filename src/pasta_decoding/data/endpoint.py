@@ -21,13 +21,15 @@ from typer import Option
 from pasta_decoding.errors import PastaError, install_command
 
 if TYPE_CHECKING:
-    from openai import APIError, APIStatusError, AsyncOpenAI
+    from openai import APIError, AsyncOpenAI
 
 Message = Mapping[str, str]
 """A turn of a conversation: `role` and `content`."""
 
 KEY_VARIABLES = ("PASTA_ENDPOINT_KEY", "OPENAI_API_KEY")
 """Where a user puts the key of an endpoint; the first one that is set counts."""
+
+_KEYS = " or ".join(KEY_VARIABLES)
 
 _EXCERPT_CHARS = 80
 
@@ -65,17 +67,12 @@ class Endpoint:
 class Reply:
     """What the model said and what it cost.
 
-    finish_reason: `stop`, `length` and whatever else the endpoint calls it.
-    top_logprobs:  log-probabilities (nats) of the likeliest first tokens of the answer; None if
-                   they were not asked for or the endpoint does not give them.
-    retries:       tries before this one that failed on the way.
+    retries: tries before this one that failed on the way.
     """
 
     text: str
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    finish_reason: str = "stop"
-    top_logprobs: dict[str, float] | None = None
     retries: int = 0
 
 
@@ -86,8 +83,8 @@ class EndpointError(PastaError):
     fatal: every other request with these settings will fail, too.
     """
 
-    def __init__(self, kind: str, message: str, *, hint: str = "", fatal: bool = False) -> None:
-        super().__init__(message, hint=hint)
+    def __init__(self, kind: str, message: str, *, fatal: bool = False) -> None:
+        super().__init__(message)
         self.kind = kind
         self.fatal = fatal
 
@@ -121,8 +118,7 @@ def _check_url(url: str) -> None:
     except ValueError:
         fits = False
     if not fits:
-        hint = "For example: --base-url http://localhost:8000/v1"
-        raise PastaError(f"{url!r} is no base URL", hint=hint)
+        raise PastaError(f"{url!r} is no base URL such as http://localhost:8000/v1")
 
 
 class Chat:
@@ -133,96 +129,63 @@ class Chat:
         self._client = client
         self._slots = asyncio.Semaphore(endpoint.concurrency)
 
-    async def __call__(
-        self,
-        messages: Sequence[Message],
-        *,
-        max_tokens: int,
-        temperature: float = 0.0,
-        top_logprobs: int | None = None,
-    ) -> Reply:
-        """Return the answer to a conversation. Raises EndpointError when no try brought one."""
+    async def __call__(self, messages: Sequence[Message], *, max_tokens: int) -> Reply:
+        """Return the greedy answer to a conversation; EndpointError when no try brought one."""
         from openai import APIError
 
-        options: dict[str, Any] = {
-            "messages": list(messages),
-            "temperature": temperature,
-            "max_tokens": max_tokens,
-        }
-        if top_logprobs is not None:
-            options |= {"logprobs": True, "top_logprobs": top_logprobs}
-        create = self._client.chat.completions.with_raw_response.create
+        create: Any = self._client.chat.completions.with_raw_response.create
         try:
             async with self._slots:
-                raw = await create(model=self._endpoint.model, **options)
+                raw = await create(
+                    model=self._endpoint.model,
+                    messages=list(messages),
+                    temperature=0.0,
+                    max_tokens=max_tokens,
+                )
         except APIError as error:
             raise _explain(self._endpoint, error) from error
         try:
             return _reply(raw.parse(), raw.retries_taken)
         except (ValueError, TypeError, AttributeError, LookupError) as error:
             message = f"{self._endpoint.base_url} sent no chat completion: {_excerpt(raw.text)}"
-            hint = "Check that the base URL is that of an OpenAI-compatible server."
-            raise EndpointError("no completion", message, hint=hint) from error
+            raise EndpointError("no completion", message) from error
 
 
 def _reply(completion: Any, retries: int) -> Reply:
     """Read a completion. The client does not check it, so anything may be missing or of no use."""
-    choice, usage = completion.choices[0], completion.usage
-    content = choice.message.content or ""
+    content, usage = completion.choices[0].message.content or "", completion.usage
     if not isinstance(content, str):
         raise TypeError("the answer is no text")
-    return Reply(
-        text=content,
-        prompt_tokens=int(usage.prompt_tokens) if usage else 0,
-        completion_tokens=int(usage.completion_tokens) if usage else 0,
-        finish_reason=str(choice.finish_reason or "stop"),
-        top_logprobs=_first_token(getattr(choice, "logprobs", None)),
-        retries=retries,
-    )
-
-
-def _first_token(logprobs: Any) -> dict[str, float] | None:
-    tokens = logprobs.content if logprobs else None
-    if not tokens:
-        return None
-    return {one.token: float(one.logprob) for one in tokens[0].top_logprobs}
+    tokens = (int(usage.prompt_tokens), int(usage.completion_tokens)) if usage else (0, 0)
+    return Reply(content, *tokens, retries)
 
 
 def _explain(endpoint: Endpoint, error: APIError) -> EndpointError:
-    """Return what the user can understand: what failed, where, and what to do."""
+    """Return what failed, where, and after how many tries."""
     import openai
 
     where, tries = endpoint.base_url, f"(tries: {endpoint.max_retries + 1})"
     match error:
         case openai.APITimeoutError():
             message = f"{where} did not answer within {endpoint.timeout_s:g} s {tries}"
-            hint = "Give it more time, or ask for less at the same time."
-            return EndpointError("timeout", message, hint=hint)
+            return EndpointError("timeout", message)
         case openai.APIConnectionError():
-            # A refused connection or a host that nobody knows, in whatever HTTP library.
+            # A refused connection or an unknown host, in any HTTP library.
             nobody = type(error.__cause__).__name__ == "ConnectError"
             verb = "cannot be reached" if nobody else "broke the connection"
             message = f"{where} {verb}: {error.__cause__} {tries}"
-            hint = "Check the base URL and that the server runs."
-            return EndpointError("connection", message, hint=hint, fatal=nobody)
-        case openai.APIStatusError():
-            return _explain_status(endpoint, error)
+            return EndpointError("connection", message, fatal=nobody)
+        case openai.APIStatusError(status_code=401 | 403 as status):
+            message = f"{where} refuses the key ({status}); it is read from {_KEYS}"
+            return EndpointError(f"status {status}", message, fatal=True)
+        case openai.APIStatusError(status_code=404):
+            message = f"{where} knows no model {endpoint.model!r} (404: {_excerpt(error.message)})"
+            return EndpointError("status 404", message, fatal=True)
+        case openai.APIStatusError(status_code=status):
+            message = f"{where} failed with status {status}: {_excerpt(error.message)}"
+            return EndpointError(f"status {status}", message)
         case _:
             return EndpointError("failure", f"{where}: {_excerpt(error.message)}")
-
-
-def _explain_status(endpoint: Endpoint, error: APIStatusError) -> EndpointError:
-    where, status = endpoint.base_url, error.status_code
-    said, kind = _excerpt(error.message), f"status {error.status_code}"
-    if status in {401, 403}:
-        hint = f"Put a key of this endpoint into {' or '.join(KEY_VARIABLES)}."
-        return EndpointError(kind, f"{where} refuses the key ({status})", hint=hint, fatal=True)
-    if status == 404:
-        message = f"{where} knows no model {endpoint.model!r} (404: {said})"
-        hint = "Check the model's name, and that the base URL ends before /chat/completions."
-        return EndpointError(kind, message, hint=hint, fatal=True)
-    message = f"{where} failed with status {status}: {said}"
-    return EndpointError(kind, message, hint="The same command tries again.")
 
 
 def _excerpt(text: str) -> str:
