@@ -53,7 +53,7 @@ def torch_subject(name: str, device: str = "cpu", *, fixed_shapes: bool | None =
 
 
 def fast_subject(name: str, ops: Operators | None = None) -> Subject:
-    return Subject(FastEngine(TINY_MODELS[name](), ops=ops), dense(TINY_MODELS[name]()))
+    return Subject(FastEngine.of(TINY_MODELS[name](), ops=ops), dense(TINY_MODELS[name]()))
 
 
 @cache

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES
 from gguf.quants import dequantize, quantize
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pasta_decoding.engines.base import Feed, FloatArray
 from pasta_decoding.engines.fast import FastEngine
+from pasta_decoding.engines.gguf_blocks import BLOCKS
 from pasta_decoding.engines.native import Operators, TorchOperators, operators
 from pasta_decoding.engines.packed import LowRank, Packed, Product, pack, pack_exactly
 from pasta_decoding.errors import PastaError
+from pasta_decoding.models.gguf import write_gguf
 from tests.engines.oracle import Recorder, assert_equals_recompute, dense
+from tests.engines.subjects import speaking
 from tests.engines.test_torch import fork_join_go_on
 from tests.tiny import TINY_MODELS, seeded, tiny_llama, tiny_qwen2
 
@@ -100,6 +105,19 @@ def test_only_what_is_given_back_exactly_is_kept_in_blocks() -> None:
     assert pack_exactly(torch.zeros(16, 64)) is not None, "blocks of one value"
 
 
+@pytest.mark.parametrize("kind", list(BLOCKS), ids=lambda kind: str(kind.name))
+def test_blocks_of_a_file_give_its_values_to_the_bit(kind: GGMLQuantizationType) -> None:
+    inputs, size = GGML_QUANT_SIZES[kind]
+    blocks = np.random.default_rng(0).integers(0, 256, (40, 512 // inputs, size), dtype=np.uint8)
+    numbers = {"Q6_K": [208], "Q4_1": [0, 2], "Q4_K": [0, 2]}.get(kind.name, [0])
+    for at in numbers:  # float16, of which random bytes may be no numbers
+        scales = random(*blocks.shape[:2], 1, seed=at).half().numpy()
+        blocks[..., at : at + 2] = scales.view(np.uint8)
+    rows = blocks.reshape(40, -1)
+    found_OI = Product([BLOCKS[kind](rows)], [None])(torch.eye(512)).T
+    assert torch.equal(found_OI, torch.from_numpy(dequantize(rows, kind)))
+
+
 # --- other operators ----------------------------------------------------------------------------
 
 
@@ -160,7 +178,7 @@ def prefilled(engine: FastEngine, cuts: list[int]) -> FloatArray:
 
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_where_a_prompt_is_cut_changes_no_bit(name: str) -> None:
-    engine = FastEngine(TINY_MODELS[name]())
+    engine = FastEngine.of(TINY_MODELS[name]())
     whole = prefilled(engine, [])
     random_ = np.random.default_rng(4)
     for _ in range(10):
@@ -170,7 +188,7 @@ def test_where_a_prompt_is_cut_changes_no_bit(name: str) -> None:
 
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_other_requests_in_a_step_change_no_bit(name: str) -> None:
-    engine = FastEngine(TINY_MODELS[name]())
+    engine = FastEngine.of(TINY_MODELS[name]())
 
     def beside(others: int) -> FloatArray:
         requests = [engine.open(reserved_tokens=60) for _ in range(1 + others)]
@@ -196,7 +214,7 @@ def test_an_adapter_beside_the_weights_is_the_merged_model(ops: Operators | None
             down_RI, up_OR = 0.3 * random(4, layer.in_features), random(layer.out_features, 4)
             added[name] = (down_RI.bfloat16(), up_OR.bfloat16())
             layer.weight += added[name][1].float() @ added[name][0].float()
-    record = Recorder(FastEngine(model, added=added, ops=ops))
+    record = Recorder(FastEngine.of(model, added=added, ops=ops))
     fork_join_go_on(record)
     assert_equals_recompute(record, dense(merged))
 
@@ -216,13 +234,32 @@ ROPES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", ROPES)
 def test_rotary_positions_are_transformers(kind: str) -> None:
     rope = {"rope_type": kind, "rope_theta": 1e4, **ROPES[kind]}
-    record = Recorder(FastEngine(tiny_llama(rope_parameters=rope)))
+    record = Recorder(FastEngine.of(tiny_llama(rope_parameters=rope)))
     fork_join_go_on(record)
     assert_equals_recompute(record, dense(tiny_llama(rope_parameters=rope)))
 
 
+@pytest.mark.parametrize("ops", [None, TorchOperators()], ids=["C++", "torch"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_a_file_is_the_model_that_it_was_written_from(
+    name: str, ops: Operators | None, tmp_path: Path
+) -> None:
+    write_gguf(speaking(TINY_MODELS[name]()), tmp_path / "x.gguf", float_type="F32")
+    config = AutoConfig.from_pretrained(tmp_path, gguf_file="x.gguf")
+    engine = FastEngine.of_gguf(tmp_path / "x.gguf", config, cache_dtype=torch.float32, ops=ops)
+    record = Recorder(engine)
+    fork_join_go_on(record)
+    assert_equals_recompute(record, dense(TINY_MODELS[name]()))
+
+
+def test_what_is_no_gguf_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    with pytest.raises(PastaError, match="is not a GGUF file that can be read"):
+        FastEngine.of_gguf(tmp_path / "x.gguf", tiny_llama().config)
+
+
 def test_a_bfloat16_model_is_near_the_exact_one() -> None:
-    record = Recorder(FastEngine(tiny_llama().bfloat16()))
+    record = Recorder(FastEngine.of(tiny_llama().bfloat16()))
     fork_join_go_on(record)
     tokens, rows = zip(*record.rows, strict=True)
     exact_FV = dense(tiny_llama())(record)[list(tokens)]
@@ -233,7 +270,7 @@ def test_a_bfloat16_model_is_near_the_exact_one() -> None:
 def test_other_families_are_refused_by_name() -> None:
     config = AutoConfig.for_model("gpt2", n_embd=32, n_layer=1, n_head=4)
     with torch.device("meta"), pytest.raises(PastaError) as error:
-        FastEngine(AutoModelForCausalLM.from_config(config))
+        FastEngine.of(AutoModelForCausalLM.from_config(config))
     assert str(error.value) == (
         "the fast engine cannot run this gpt2 model: it is of the family gpt2"
     )

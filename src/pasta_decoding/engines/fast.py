@@ -10,8 +10,10 @@ G kv heads, D head width, S slots, N segments (the tokens of one request), V voc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from pasta_decoding.engines import DEFAULT_CACHE_TOKENS
 from pasta_decoding.engines.base import Branch, Feed, FloatArray, Limits
+from pasta_decoding.engines.gguf_blocks import GgufWeights
 from pasta_decoding.engines.kv_cache import Batch, BoolArray, KVCache, is_causal
 from pasta_decoding.engines.native import Operators, TorchOperators, operators
 from pasta_decoding.engines.packed import LowRank, Packed, pack, pack_exactly, products
@@ -46,7 +49,39 @@ def obstacle(config: Any) -> str | None:
     return None
 
 
-class Weights:
+class Weights(Protocol):
+    """What a decoder asks for, by Hugging Face's names without `.weight`.
+
+    added: what an adapter adds to linear layers, where it is not merged.
+    form:  the number format of most weights.
+    frequency_factors: what a file divides the frequencies of rotary positions by, if anything.
+    """
+
+    added: Mapping[str, LowRank]
+    is_gemma: bool
+    form: str
+
+    @property
+    def frequency_factors(self) -> Tensor | None: ...
+
+    def vector(self, name: str) -> Tensor | None:
+        """Return a bias or the like in float32, by its whole name; None if there is none."""
+        ...
+
+    def norm(self, name: str) -> Tensor | None:
+        """Return what a normalised row is multiplied with; None if there is no such norm."""
+        ...
+
+    def matrix(self, name: str) -> Packed | Tensor:
+        """Return a linear layer's weights: packed, or in float32."""
+        ...
+
+    def embed(self, ids: Sequence[int]) -> Tensor:
+        """Return the embeddings of tokens in float32."""
+        ...
+
+
+class ModelWeights:
     """The weights of a Hugging Face model, packed layer by layer as a decoder asks for them.
 
     added:  what an adapter adds to its linear layers, by their names, where it is not merged.
@@ -59,7 +94,10 @@ class Weights:
         self.added, self._state, self._packed = added or {}, model.state_dict(), packed
         self.is_gemma = model.config.model_type.startswith("gemma")
         self.form = str(model.dtype).removeprefix("torch.")
-        self.embedding_VI = self._state["model.embed_tokens.weight"]
+        self.frequency_factors = None
+
+    def embed(self, ids: Sequence[int]) -> Tensor:
+        return self._state["model.embed_tokens.weight"][torch.tensor(ids)].float()
 
     def vector(self, name: str) -> Tensor | None:
         found = self._state.get(name)
@@ -176,10 +214,11 @@ class Decoder:
         ]
         self.windows = {layer.window for layer in self.layers}
         self._frequencies = {
-            one: frequencies(config, one) for one in {layer.kind for layer in self.layers}
+            one: frequencies(config, one, weights.frequency_factors)
+            for one in {layer.kind for layer in self.layers}
         }
         self._ops, self._epsilon = ops, float(config.rms_norm_eps)
-        self._embedding_VI = weights.embedding_VI
+        self._embed = weights.embed
         self._scale = config.hidden_size**0.5 if weights.is_gemma else 1.0
         norm_I = weights.norm("model.norm")
         assert norm_I is not None, "every family has one"
@@ -192,7 +231,7 @@ class Decoder:
         tables = {window: slot_table(batch, window) for window in self.windows}
         positions_Q1 = torch.tensor(batch.positions, dtype=torch.float32)[:, None]
         rotations = {kind: rotation(positions_Q1, *one) for kind, one in self._frequencies.items()}
-        hidden_QI = self._embedding_VI[torch.tensor(batch.ids)].float() * self._scale
+        hidden_QI = self._embed(batch.ids) * self._scale
         for layer in self.layers:
             hidden_QI = layer(hidden_QI, rotations[layer.kind], tables[layer.window])
         hidden_FI = hidden_QI[torch.tensor(batch.wanted, dtype=torch.long)]
@@ -226,14 +265,18 @@ def slot_table(batch: Batch, window: int | None) -> SlotTable:
     return torch.tensor(table), torch.from_numpy(flat.view(np.uint8))
 
 
-def frequencies(config: Any, kind: str) -> tuple[Tensor, float]:
-    """Return the angle of one position for each pair of a head's numbers, and the scale of both."""
+def frequencies(config: Any, kind: str, factors: Tensor | None) -> tuple[Tensor, float]:
+    """Return the angle of one position for each pair of a head's numbers, and a scale.
+
+    factors: of a file that has the scaling of its rotary positions so; else the config has it.
+    """
     nested = config.rope_parameters.get(kind)
     rope = nested or config.rope_parameters
-    if rope.get("rope_type", "default") != "default":
+    if factors is None and rope.get("rope_type", "default") != "default":
         return ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, layer_type=kind if nested else None)
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return rope["rope_theta"] ** -(torch.arange(0, width, 2, dtype=torch.float32) / width), 1.0
+    frequency_D = rope["rope_theta"] ** -(torch.arange(0, width, 2, dtype=torch.float32) / width)
+    return frequency_D if factors is None else frequency_D / factors, 1.0
 
 
 def rotation(positions_Q1: Tensor, frequency_D: Tensor, scale: float) -> Rotation:
@@ -245,9 +288,10 @@ def rotation(positions_Q1: Tensor, frequency_D: Tensor, scale: float) -> Rotatio
 class FastEngine:
     """Implements `Engine` on a model of a family that it knows, on a processor.
 
-    added:       what an adapter adds to the model's linear layers, where it is not merged.
-    cache_dtype: of keys and values, float32 or bfloat16; None: the model's.
-    ops:         None takes the C++ operators, or torch's where they cannot be built.
+    config:       the text model's.
+    open_weights: called with `packed`: for the C++ operators, or for torch.
+    cache_dtype:  of keys and values, float32 or bfloat16.
+    ops:          None takes the C++ operators, or torch's where they cannot be built.
     """
 
     free_positions = True
@@ -255,25 +299,49 @@ class FastEngine:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        config: Any,
+        open_weights: Callable[..., Weights],
         *,
-        added: Mapping[str, LowRank] | None = None,
         cache_tokens: int = DEFAULT_CACHE_TOKENS,
-        cache_dtype: torch.dtype | None = None,
+        cache_dtype: torch.dtype = torch.bfloat16,
         ops: Operators | None = None,
     ) -> None:
-        config = model.config.get_text_config()
         if reason := obstacle(config):
             raise PastaError(f"the fast engine cannot run this {config.model_type} model: {reason}")
         found = operators() if ops is None else None
-        weights = Weights(model, added, packed=found is not None)
+        weights = open_weights(packed=found is not None)
         ops = found or ops or TorchOperators()
-        self._decoder = Decoder(config, weights, cache_tokens, ops, cache_dtype or model.dtype)
+        self._decoder = Decoder(config, weights, cache_tokens, ops, cache_dtype)
         self.name = f"fast {weights.form}"
         self.vocabulary_size = int(config.vocab_size)
         self.max_positions = int(config.max_position_embeddings)
         self.max_slots = cache_tokens
         self._cache = KVCache(Limits(self.vocabulary_size, self.max_positions, cache_tokens))
+
+    @classmethod
+    def of(
+        cls,
+        model: PreTrainedModel,
+        *,
+        added: Mapping[str, LowRank] | None = None,
+        cache_dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> FastEngine:
+        """Return an engine with the weights of a Hugging Face model.
+
+        added:       what an adapter adds to its linear layers, by their names.
+        cache_dtype: None takes the model's.
+        """
+        opened = partial(ModelWeights, model, added)
+        config = model.config.get_text_config()
+        return cls(config, opened, cache_dtype=cache_dtype or model.dtype, **options)
+
+    @classmethod
+    def of_gguf(
+        cls, path: Path, config: Any, *, added: Mapping[str, LowRank] | None = None, **options: Any
+    ) -> FastEngine:
+        """Return an engine with the weights of a GGUF file, as they are there."""
+        return cls(config, partial(GgufWeights, path, config, added), **options)
 
     @property
     def slots_in_use(self) -> int:

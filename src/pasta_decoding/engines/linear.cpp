@@ -53,7 +53,7 @@ struct Matrix {
 
 // A block of one panel as [32 inputs, 16 outputs] of floats. Words hold two inputs of an output, those
 // of four bits eight: the even inputs in the low half.
-void unpack_bfloat16(const uint32_t* words, float* out) {
+void unpack_bfloat16(const uint32_t* __restrict words, float* __restrict out) {
   auto* bits = reinterpret_cast<uint32_t*>(out);
   for (int64_t pair = 0; pair < 16; ++pair)
     for (int64_t o = 0; o < kPanel; ++o) {
@@ -62,7 +62,9 @@ void unpack_bfloat16(const uint32_t* words, float* out) {
     }
 }
 
-void unpack_eight(const int16_t* words, const float* scales, int64_t groups, float* out) {
+void unpack_eight(
+    const int16_t* __restrict words, const float* __restrict scales, int64_t groups,
+    float* __restrict out) {
   for (int64_t pair = 0; pair < 16; ++pair) {
     const float* scale = scales + (groups == 2 && pair >= 8 ? kPanel : 0);
     for (int64_t o = 0; o < kPanel; ++o) {
@@ -73,7 +75,8 @@ void unpack_eight(const int16_t* words, const float* scales, int64_t groups, flo
   }
 }
 
-void unpack_four(const uint32_t* words, const float* scales, float* out) {
+void unpack_four(
+    const uint32_t* __restrict words, const float* __restrict scales, float* __restrict out) {
   for (int64_t quarter = 0; quarter < 4; ++quarter)
     for (int64_t place = 0; place < 8; ++place) {
       const int shift = static_cast<int>(4 * (place / 2) + 16 * (place % 2));

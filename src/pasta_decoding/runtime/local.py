@@ -182,10 +182,10 @@ def fast_decoder(
         torch.set_num_threads(threads)
     if dtype != "auto":
         loaded = load_model(base, adapter, dtype=dtype)
-        engine = FastEngine(loaded.model, cache_tokens=cache_tokens)
+        engine = FastEngine.of(loaded.model, cache_tokens=cache_tokens)
         return decoder_over(engine, loaded, joining)
     loaded, added = load_apart(base, adapter)
-    engine = FastEngine(
+    engine = FastEngine.of(
         loaded.model, added=added, cache_tokens=cache_tokens, cache_dtype=torch.bfloat16
     )
     if added and adapter is not None:  # trained rows of the embedding, which is not packed
