@@ -26,7 +26,6 @@ from pasta_decoding.training.config import PreferenceConfig, Weights
 if TYPE_CHECKING:
     from pasta_decoding.data.asked import Asked
     from pasta_decoding.runtime.local import LocalDecoder
-    from pasta_decoding.training.likelihood import likelihood_rate, load_nll
     from pasta_decoding.training.preference_run import Surroundings
     from pasta_decoding.training.scoring import Quality
 
@@ -166,6 +165,7 @@ def surroundings(
     """Wire up what training takes from outside: engines, the quality, progress."""
     from pasta_decoding.api.opening import open_local
     from pasta_decoding.models.load import default_device, native_dtype
+    from pasta_decoding.training.likelihood import likelihood_rate, load_nll
     from pasta_decoding.training.preference_run import Surroundings
     from pasta_decoding.training.scoring import Quality
 
