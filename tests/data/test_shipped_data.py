@@ -15,11 +15,17 @@ from pasta_decoding.lang.tree import Chunk, Sync, read, strip
 FOLDER = Path(__file__).parents[2] / "data"
 ROWS = {
     "annotated_clean": 1233,
+    "annotated_own": 409,
     "annotated_written": 716,
     "training_sample": 200,
 }
 
-PROMPTS = {"preference_prompts": 1250, "open_prompts": 691, "sync_prompts": 120}
+PROMPTS = {
+    "preference_prompts": 1250,
+    "open_prompts": 691,
+    "code_prompts": 398,
+    "sync_prompts": 120,
+}
 
 
 def shipped(name: str) -> list[Row]:
@@ -70,7 +76,7 @@ def test_the_prompts_for_syncs_are_half_of_each_kind() -> None:
 def test_no_prompt_of_an_evaluation_shares_eight_words_with_a_row_or_a_prompt_of_training() -> None:
     rows = [row for name in ROWS for row in shipped(name)]
     texts = [text for row in rows for text in (row.asked, strip(read(row.response)))]
-    for name in ("preference_prompts", "open_prompts"):
+    for name in ("preference_prompts", "open_prompts", "code_prompts"):
         texts += read_prompts(FOLDER / f"{name}.jsonl")
     exact = set(map(normalised, texts))
     runs = {run for text in texts for run in runs_of_words(text)}
