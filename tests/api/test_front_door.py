@@ -313,7 +313,7 @@ def test_only_the_thread_that_decodes_keeps_a_team_of_openmp(
             idle.set()
 
     monkeypatch.setattr("pasta_decoding.engines.support.release_openmp_threads", release)
-    monkeypatch.setattr("pasta_decoding.runtime.engine_thread.release_openmp_threads", release)
+    monkeypatch.setattr("pasta_decoding.runtime.loop.release_openmp_threads", release)
     here = threading.current_thread().name
     with load(tiny_checkpoint) as model:
         assert released == [here]  # loading is done

@@ -22,8 +22,8 @@ from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import Joining, Segment
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Ordered
-from pasta_decoding.runtime.governor import CheapestStep, Eager, Governor, InReadingOrder
 from pasta_decoding.runtime.local import answer_of
+from pasta_decoding.runtime.policy import CheapestStep, EveryThread, ReadingOrder, SchedulingPolicy
 from pasta_decoding.runtime.request import Request, Rules
 from pasta_decoding.runtime.sampler import Replay
 from pasta_decoding.runtime.scheduler import Scheduler
@@ -36,9 +36,9 @@ from tests.runtime.play import SIZE, VOCABULARY
 from tests.runtime.test_batching import LLAMA, asked, assert_same
 
 SPACIOUS = 10_000
-GOVERNORS: dict[str, Callable[[], Governor]] = {
-    "eager": Eager,
-    "in reading order": InReadingOrder,
+POLICIES: dict[str, Callable[[], SchedulingPolicy]] = {
+    "eager": EveryThread,
+    "in reading order": ReadingOrder,
     "cheapest": CheapestStep,
 }
 LIMITS = st.fixed_dictionaries(
@@ -64,13 +64,13 @@ def limited(number: int, limits: dict[str, Any]) -> Request:
     return replace(request, rules=rules, stops=limits["stops"])
 
 
-def scheduler_of(engine: Engine, joining: Joining, governor: Governor) -> Scheduler:
-    return Scheduler(engine, VOCABULARY, world.SCHEME, joining=joining, governor=governor)
+def scheduler_of(engine: Engine, joining: Joining, policy: SchedulingPolicy) -> Scheduler:
+    return Scheduler(engine, VOCABULARY, world.SCHEME, joining=joining, policy=policy)
 
 
 def alone(kind: str, joining: Joining, request: Request) -> Answer:
     """What the request gets where width costs nothing, and nobody else is there."""
-    return answer_of(scheduler_of(engine_of(kind), joining, Eager()), request)
+    return answer_of(scheduler_of(engine_of(kind), joining, EveryThread()), request)
 
 
 def shown(answer: Answer) -> str:
@@ -118,13 +118,11 @@ def finished(scheduler: Scheduler, requests: Sequence[Request]) -> list[Answer]:
     return [answer for answer in answers if answer is not None]
 
 
-@pytest.mark.parametrize("name", GOVERNORS)
+@pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("clients", [1, 4, 16])
-def test_the_governors_give_the_answers_that_the_requests_get_alone(
-    name: str, clients: int
-) -> None:
+def test_the_policies_give_the_answers_that_the_requests_get_alone(name: str, clients: int) -> None:
     requests = [asked(number, max_tokens=25) for number in range(clients)]
-    scheduler = scheduler_of(engine_of("torch"), Joining.kv, GOVERNORS[name]())
+    scheduler = scheduler_of(engine_of("torch"), Joining.kv, POLICIES[name]())
     for number, answer in enumerate(finished(scheduler, requests)):
         assert_same(answer, alone_of(number))
 
@@ -141,7 +139,7 @@ def test_training_sees_what_any_schedule_saw(
 ) -> None:
     recorder = Watched(Replay(segments, async_close=world.CLOSE, end=world.END))
     engine = engine_named("torch-llama")
-    scheduler = Scheduler(engine, world.VOCABULARY, world.SCHEME, governor=Whim(seed))
+    scheduler = Scheduler(engine, world.VOCABULARY, world.SCHEME, policy=Whim(seed))
     answer = answer_of(scheduler, Request(prompt, recorder, Rules(max_tokens=256)))
     layout = compiled(prompt, segments)
     assert answer.layout == layout

@@ -1,11 +1,11 @@
-"""A governor without reason: whoever is ready may advance in a step, or nobody."""
+"""A policy without reason: whoever is ready may advance in a step, or nobody."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
 
-from pasta_decoding.runtime.governor import Standing
+from pasta_decoding.runtime.policy import Runnable
 
 MOST_IDLE = 5
 
@@ -17,14 +17,14 @@ class Whim:
         self._chance = Random(seed)
         self._idle = 0
 
-    def choose(self, answers: Sequence[Standing]) -> list[Sequence[int]]:
+    def choose(self, answers: Sequence[Runnable]) -> list[Sequence[int]]:
         eager = self._chance.random()
         chosen: list[Sequence[int]] = [
-            [thread for thread in answer.ready if self._chance.random() < eager]
+            [thread for thread in answer.threads if self._chance.random() < eager]
             for answer in answers
         ]
         self._idle = 0 if any(chosen) else self._idle + 1
-        return chosen if self._idle < MOST_IDLE else [answer.ready[:1] for answer in answers]
+        return chosen if self._idle < MOST_IDLE else [answer.threads[:1] for answer in answers]
 
     def learn(self, width: int, seconds: float) -> None:
         """It learns nothing."""

@@ -11,7 +11,7 @@ from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.remote.limiter import ConcurrencyLimiter
 from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.governor import CheapestStep
+from pasta_decoding.runtime.policy import CheapestStep
 from pasta_decoding.runtime.request import Request, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
 from tests.remote.fake import serving
@@ -24,11 +24,11 @@ PROMPTS = [(11, 12, 13 + n) for n in range(6)]
 
 def saturated() -> CheapestStep:
     """A service at which a token takes as long as so many requests are open."""
-    governor = CheapestStep()
+    policy = CheapestStep()
     for width in WIDTHS:
         for _ in range(3):
-            governor.learn(width, 0.01 * width)
-    return governor
+            policy.learn(width, 0.01 * width)
+    return policy
 
 
 async def entered(limiter: ConcurrencyLimiter, answer: object, thread: int) -> asyncio.Task[None]:

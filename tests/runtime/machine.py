@@ -10,7 +10,7 @@ import numpy as np
 from pasta_decoding.engines.base import FloatArray
 from pasta_decoding.engines.scripted import Script, ScriptedEngine, shuffled
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.governor import Governor
+from pasta_decoding.runtime.policy import SchedulingPolicy
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.runtime.scheduler import Scheduler
@@ -52,10 +52,10 @@ def machine(
     *,
     max_positions: int = 4096,
     clock: Callable[[], float] = time.perf_counter,
-    governor: Governor | None = None,
+    policy: SchedulingPolicy | None = None,
 ) -> tuple[ScriptedEngine, Scheduler]:
     engine = ScriptedEngine(script, SIZE, max_positions)
-    return engine, Scheduler(engine, VOCABULARY, SCHEME, clock=clock, governor=governor)
+    return engine, Scheduler(engine, VOCABULARY, SCHEME, clock=clock, policy=policy)
 
 
 def request(prompt: Sequence[int] = (A, B), *, number: int = 0, seed: int = 0) -> Request:

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from pasta_decoding.engines.scripted import ScriptedEngine, follow
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import MAIN, Joining
-from pasta_decoding.runtime.admission import Admission, Demand, demand_of
+from pasta_decoding.runtime.admission import Admission, ResourceRequest, resources_of
 from pasta_decoding.runtime.events import Finished
 from pasta_decoding.runtime.local import answer_of
-from pasta_decoding.runtime.prompt_pace import PromptPace
+from pasta_decoding.runtime.policy import LEAST_QUOTA, Quota
+from pasta_decoding.runtime.prefix_cache import PrefillBudget
 from pasta_decoding.runtime.request import Request, Rules
 from pasta_decoding.runtime.scheduler import Scheduler
-from pasta_decoding.runtime.turns import NO_MORE, Allotment
 from tests.examples import few
 from tests.law.world import SCHEME
 from tests.runtime.machine import LINES, A, B, FakeClock, finish, greedy, leaning, machine
@@ -47,30 +47,30 @@ def narrow(max_slots: int, *, clock: FakeClock | None = None) -> tuple[ScriptedE
 
 
 def test_what_a_request_may_come_to() -> None:
-    assert demand_of(sized(5, 30)) == Demand(cells=35, branches=1)
-    assert demand_of(sized(5, 30, max_threads=4)) == Demand(cells=35, branches=3)
+    assert resources_of(sized(5, 30)) == ResourceRequest(cells=35, branches=1)
+    assert resources_of(sized(5, 30, max_threads=4)) == ResourceRequest(cells=35, branches=3)
     few_chunks = replace(greedy(), rules=Rules(max_tokens=7, max_chunks=1))
-    assert demand_of(few_chunks) == Demand(cells=10, branches=2)
-    assert demand_of(few_chunks) + Demand(1, 2) == Demand(cells=11, branches=4)
+    assert resources_of(few_chunks) == ResourceRequest(cells=10, branches=2)
+    assert resources_of(few_chunks) + ResourceRequest(1, 2) == ResourceRequest(cells=11, branches=4)
 
 
 def test_what_is_free_makes_answers_wider_and_lets_them_write_ahead() -> None:
     engine = ScriptedEngine(ENDLESS, SIZE, max_slots=115, max_branches=23)
     admission = Admission(engine)
     wide = sized(5, 30, max_threads=9)
-    assert admission.allot(wide, Demand(35, 3)) == Allotment(ahead_tokens=10, threads=7)
-    assert admission.allot(wide, Demand(115, 23)) == NO_MORE
-    assert admission.allot(sized(5, 30), Demand(35, 3)) == NO_MORE
+    assert admission.allot(wide, ResourceRequest(35, 3)) == Quota(ahead_tokens=10, threads=7)
+    assert admission.allot(wide, ResourceRequest(115, 23)) == LEAST_QUOTA
+    assert admission.allot(sized(5, 30), ResourceRequest(35, 3)) == LEAST_QUOTA
     unlimited = Admission(ScriptedEngine(ENDLESS, SIZE))
-    assert unlimited.allot(wide, Demand(35, 3)) == Allotment(ahead_tokens=30, threads=9)
+    assert unlimited.allot(wide, ResourceRequest(35, 3)) == Quota(ahead_tokens=30, threads=9)
 
 
 def test_under_the_text_join_a_load_counts_what_is_fed_again() -> None:
-    assert demand_of(sized(5, 30), joining=Joining.text) == Demand(cells=35, branches=1)
+    assert resources_of(sized(5, 30), joining=Joining.text) == ResourceRequest(cells=35, branches=1)
     parallel = sized(5, 30, max_threads=4)
     parallel = replace(parallel, rules=replace(parallel.rules, max_chunks=8))
-    twice = demand_of(parallel, joining=Joining.text)
-    assert twice == Demand(cells=5 + 30 + 30 + 8, branches=3)
+    twice = resources_of(parallel, joining=Joining.text)
+    assert twice == ResourceRequest(cells=5 + 30 + 30 + 8, branches=3)
     admission = Admission(ScriptedEngine(ENDLESS, SIZE, max_slots=70), Joining.text)
     with pytest.raises(PastaError, match=r"fed again by text joins \(73 in all\), do not fit"):
         admission.check(parallel)
@@ -78,7 +78,7 @@ def test_under_the_text_join_a_load_counts_what_is_fed_again() -> None:
 
 @pytest.mark.parametrize(("room", "admitted"), [(120, True), (119, False)])
 def test_cells_and_branches_are_limits_of_all_together(room: int, *, admitted: bool) -> None:
-    one, other = demand_of(sized(10, 30, max_threads=3)), demand_of(sized(20, 60))
+    one, other = resources_of(sized(10, 30, max_threads=3)), resources_of(sized(20, 60))
     engine = ScriptedEngine(ENDLESS, SIZE, max_slots=room)
     assert Admission(engine).admits(one, [other]) is admitted
     engine = ScriptedEngine(ENDLESS, SIZE, max_branches=room - 116)
@@ -223,7 +223,7 @@ def test_time_runs_out_in_the_queue_too() -> None:
 
 def test_a_prompt_half_fed_can_be_cancelled() -> None:
     engine = ScriptedEngine(ENDLESS, SIZE)
-    scheduler = Scheduler(engine, VOCABULARY, SCHEME, pace=PromptPace(4))
+    scheduler = Scheduler(engine, VOCABULARY, SCHEME, prefill_budget=PrefillBudget(4))
     number = scheduler.add(sized(10, 10))
     scheduler.step()
     assert engine.slots_in_use == 4

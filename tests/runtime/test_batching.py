@@ -18,9 +18,9 @@ from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.constraints import Constraint
 from pasta_decoding.runtime.events import Synced, ordered
-from pasta_decoding.runtime.governor import Eager
 from pasta_decoding.runtime.local import answer_of
-from pasta_decoding.runtime.prompt_pace import PromptPace
+from pasta_decoding.runtime.policy import EveryThread
+from pasta_decoding.runtime.prefix_cache import PrefillBudget
 from pasta_decoding.runtime.request import Request, SamplingParams
 from pasta_decoding.runtime.sampler import Choice, Logits, Sampler
 from pasta_decoding.runtime.scheduler import Scheduler
@@ -50,13 +50,17 @@ PROMPT_TOKENS = (1, 2, 3, 5, 9, 14)
 def scripted() -> tuple[Engine, Scheduler]:
     """Room for about four requests at a time; the others queue."""
     engine = ScriptedEngine(shuffled(SIZE), SIZE, max_slots=200, max_branches=20)
-    return engine, Scheduler(engine, VOCABULARY, SCHEME, pace=PromptPace(PREFILL_TOKENS))
+    return engine, Scheduler(
+        engine, VOCABULARY, SCHEME, prefill_budget=PrefillBudget(PREFILL_TOKENS)
+    )
 
 
 def llama() -> tuple[Engine, Scheduler]:
     """Room for three or four."""
     engine = TorchEngine(LLAMA)
-    return engine, Scheduler(engine, VOCABULARY, SCHEME, pace=PromptPace(PREFILL_TOKENS))
+    return engine, Scheduler(
+        engine, VOCABULARY, SCHEME, prefill_budget=PrefillBudget(PREFILL_TOKENS)
+    )
 
 
 def scripted_for_all() -> tuple[Engine, Scheduler]:
@@ -170,7 +174,7 @@ def test_the_laws_above_are_about_different_answers_with_chunks(make: Make) -> N
 
 
 def test_requests_share_the_forward_pass() -> None:
-    engine, scheduler = machine(follow(*LINES, vocabulary_size=SIZE), governor=Eager())
+    engine, scheduler = machine(follow(*LINES, vocabulary_size=SIZE), policy=EveryThread())
     answers = finish(scheduler, [scheduler.add(greedy()) for _ in range(3)])
     prefill = 1
     assert len(engine.steps) == prefill + answers[0].critical_path
@@ -181,7 +185,9 @@ def test_the_size_of_the_pieces_does_not_change_an_answer() -> None:
     answers = []
     for prefill_tokens in (1, 5, 14, 256):
         engine = ScriptedEngine(shuffled(SIZE), SIZE)
-        scheduler = Scheduler(engine, VOCABULARY, SCHEME, pace=PromptPace(prefill_tokens))
+        scheduler = Scheduler(
+            engine, VOCABULARY, SCHEME, prefill_budget=PrefillBudget(prefill_tokens)
+        )
         answers.append(answer_of(scheduler, replace(asked(0), prompt=prompt)))
     for answer in answers[1:]:
         assert_same(answer, answers[0])

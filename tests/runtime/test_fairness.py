@@ -12,7 +12,7 @@ from pasta_decoding.engines.base import FloatArray
 from pasta_decoding.engines.scripted import ScriptedEngine, follow, shuffled
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.runtime.events import Delta
-from pasta_decoding.runtime.governor import CheapestStep, Eager, Governor, StepCosts
+from pasta_decoding.runtime.policy import CheapestStep, EveryThread, SchedulingPolicy, StepCost
 from pasta_decoding.runtime.request import Priority, Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.runtime.scheduler import Scheduler
@@ -46,7 +46,7 @@ def victim(tokens: int, priority: Priority = Priority.normal) -> Request:
 def steps_of_a_victim(request: Request, adversaries: int, **about: Priority) -> int:
     engine = ScriptedEngine(both, SIZE, max_positions=8192)
     clock = FakeClock()
-    scheduler = Scheduler(engine, VOCABULARY, SCHEME, governor=CheapestStep(), clock=clock)
+    scheduler = Scheduler(engine, VOCABULARY, SCHEME, policy=CheapestStep(), clock=clock)
     for _ in range(adversaries):
         scheduler.add(adversary(**about))
     for _ in range(40):
@@ -64,7 +64,7 @@ def steps_of_a_victim(request: Request, adversaries: int, **about: Priority) -> 
 @pytest.mark.parametrize("adversaries", [1, 8])
 def test_whoever_promises_thousands_of_chunks_delays_nobody_else(adversaries: int) -> None:
     """But for the steps in which it is learned what so many threads take without prompts."""
-    most = steps_of_a_victim(victim(30), 0) + StepCosts().enough
+    most = steps_of_a_victim(victim(30), 0) + StepCost().enough
     assert steps_of_a_victim(victim(30), adversaries) <= most
     assert steps_of_a_victim(victim(30), adversaries, priority=Priority.high) <= most
 
@@ -77,7 +77,7 @@ def test_an_answer_that_is_in_no_hurry_waits_no_longer_than_it_must() -> None:
 def test_every_thread_of_the_adversary_has_its_turn_in_the_end() -> None:
     """In reading order: the first chunk is written to its end while others only wait."""
     engine = ScriptedEngine(both, SIZE, max_positions=8192)
-    scheduler = Scheduler(engine, VOCABULARY, SCHEME, governor=CheapestStep())
+    scheduler = Scheduler(engine, VOCABULARY, SCHEME, policy=CheapestStep())
     rules = replace(PROMISES, max_tokens=300, max_chunks=6)
     numbers = [scheduler.add(replace(adversary(), rules=rules)) for _ in range(2)]
     while scheduler.busy:
@@ -90,12 +90,12 @@ def test_every_thread_of_the_adversary_has_its_turn_in_the_end() -> None:
         assert MAIN not in told, "it has nothing to say but promises"
 
 
-def deeds(seed: int, governor: Governor) -> None:
+def deeds(seed: int, policy: SchedulingPolicy) -> None:
     """Add, step, cancel, run out of time and forget, at random; then everything is free."""
     chance = Random(seed)
     engine = ScriptedEngine(shuffled(SIZE, seed), SIZE, max_slots=300, max_branches=30)
     clock = FakeClock()
-    scheduler = Scheduler(engine, VOCABULARY, SCHEME, governor=governor, clock=clock)
+    scheduler = Scheduler(engine, VOCABULARY, SCHEME, policy=policy, clock=clock)
     known: list[int] = []
     for _ in range(chance.randrange(4, 12)):
         limit = chance.choice([None, None, float(chance.randrange(5, 60))])
@@ -114,21 +114,21 @@ def deeds(seed: int, governor: Governor) -> None:
     assert engine.slots_in_use == 0
 
 
-GOVERNORS: dict[str, Callable[[int], Governor]] = {
+POLICIES: dict[str, Callable[[int], SchedulingPolicy]] = {
     "whim": Whim,
-    "eager": lambda _seed: Eager(),
+    "eager": lambda _seed: EveryThread(),
     "cheapest": lambda _seed: CheapestStep(),
 }
 
 
-@pytest.mark.parametrize("name", GOVERNORS)
+@pytest.mark.parametrize("name", POLICIES)
 def test_random_schedules_with_cancels_and_time_outs_leave_nothing_behind(name: str) -> None:
     for seed in range(30):
-        deeds(seed, GOVERNORS[name](seed))
+        deeds(seed, POLICIES[name](seed))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", GOVERNORS)
+@pytest.mark.parametrize("name", POLICIES)
 def test_a_thousand_random_schedules_leave_nothing_behind(name: str) -> None:
     for seed in range(30, 370):
-        deeds(seed, GOVERNORS[name](seed))
+        deeds(seed, POLICIES[name](seed))

@@ -14,9 +14,9 @@ from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Ordered
-from pasta_decoding.runtime.governor import Eager, Governor, InReadingOrder
 from pasta_decoding.runtime.local import answer_of
 from pasta_decoding.runtime.penalties import History
+from pasta_decoding.runtime.policy import EveryThread, ReadingOrder, SchedulingPolicy
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler, logprobs_of
 from pasta_decoding.runtime.scheduler import Scheduler
@@ -146,13 +146,13 @@ def test_penalties_and_logprobs_do_not_depend_on_who_writes_when(seed: int) -> N
     sampler = Sampler(sampling, 0, History((A, B), CONTROL, EXEMPT))
     request = Request((A, B), sampler, RULES)
 
-    def told(governor: Governor) -> tuple[object, ...]:
-        _, scheduler = machine(leaning(seed), governor=governor)
+    def told(policy: SchedulingPolicy) -> tuple[object, ...]:
+        _, scheduler = machine(leaning(seed), policy=policy)
         found, fold = answer_of(scheduler, request), Ordered()
         deltas = [delta for event in found.events for delta in fold.deltas(event)]
         assert "".join(delta.text for delta in deltas) == found.text
         # How a text is cut into pieces depends on when a chunk's end was known, its tokens do not.
         return found.layout.tokens, [token for delta in deltas for token in delta.logprobs]
 
-    wide, narrow = told(Eager()), told(InReadingOrder())
+    wide, narrow = told(EveryThread()), told(ReadingOrder())
     assert wide == narrow

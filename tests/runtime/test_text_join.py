@@ -10,7 +10,7 @@ from pasta_decoding.engines.scripted import ScriptedEngine, follow
 from pasta_decoding.lang.layout import Joining, SyncRun
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Closed, Synced, ordered
-from pasta_decoding.runtime.prompt_pace import PromptPace
+from pasta_decoding.runtime.prefix_cache import PrefillBudget
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.scheduler import Scheduler
 from tests.law.world import SCHEME
@@ -23,7 +23,11 @@ SEEDS = range(12)
 
 def scheduler_over(engine: ScriptedEngine, prefill_tokens: int = 256) -> Scheduler:
     return Scheduler(
-        engine, VOCABULARY, SCHEME, pace=PromptPace(prefill_tokens), joining=Joining.text
+        engine,
+        VOCABULARY,
+        SCHEME,
+        prefill_budget=PrefillBudget(prefill_tokens),
+        joining=Joining.text,
     )
 
 

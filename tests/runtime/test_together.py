@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from pasta_decoding.engines.scripted import ScriptedEngine, follow, shuffled
 from pasta_decoding.errors import PastaError
-from pasta_decoding.runtime.admission import Demand, demands_of, shared_beginning
+from pasta_decoding.runtime.admission import ResourceRequest, resources_together, shared_prefix_len
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.local import answer_of
-from pasta_decoding.runtime.prompt_pace import PromptPace
+from pasta_decoding.runtime.prefix_cache import PrefillBudget
 from pasta_decoding.runtime.request import Request, Rules
 from pasta_decoding.runtime.scheduler import Scheduler
 from tests.examples import few
@@ -86,7 +86,7 @@ def test_whoever_is_cancelled_at_any_time_the_others_are_answered(
     cancelled: int, steps: int
 ) -> None:
     engine = ScriptedEngine(shuffled(SIZE), SIZE)
-    scheduler = Scheduler(engine, VOCABULARY, SCHEME, pace=PromptPace(4))
+    scheduler = Scheduler(engine, VOCABULARY, SCHEME, prefill_budget=PrefillBudget(4))
     numbers = scheduler.add_together([kin(2, member) for member in range(MEMBERS)])
     for _ in range(steps):
         scheduler.step()
@@ -98,16 +98,20 @@ def test_whoever_is_cancelled_at_any_time_the_others_are_answered(
 
 
 def test_a_prompt_keeps_a_token_of_its_own_even_if_all_are_equal() -> None:
-    assert shared_beginning(prompted((A, B), (A, B))) == 1
-    assert shared_beginning(prompted((A, B, C), (A, B))) == 1
-    assert shared_beginning(prompted((A, B, C), (B, B, C))) == 0
-    assert shared_beginning(prompted((A, B, C))) == 0
+    assert shared_prefix_len(prompted((A, B), (A, B))) == 1
+    assert shared_prefix_len(prompted((A, B, C), (A, B))) == 1
+    assert shared_prefix_len(prompted((A, B, C), (B, B, C))) == 0
+    assert shared_prefix_len(prompted((A, B, C))) == 0
 
 
 def test_the_shared_beginning_is_a_demand_of_the_first_only() -> None:
     rules = Rules(max_tokens=5, parallel=False)
     three = [replace(one, rules=rules) for one in prompted((A, B, C), (A, B, B, B), (A, B, A))]
-    assert demands_of(three) == [Demand(8, 1), Demand(7, 1), Demand(6, 1)]
+    assert resources_together(three) == [
+        ResourceRequest(8, 1),
+        ResourceRequest(7, 1),
+        ResourceRequest(6, 1),
+    ]
 
 
 def test_requests_that_never_fit_together_are_refused_and_nothing_is_held() -> None:
@@ -128,7 +132,7 @@ def test_requests_that_never_fit_together_are_refused_and_nothing_is_held() -> N
 def test_an_error_of_the_engine_ends_all_whose_cells_are_the_same_and_nobody_else() -> None:
     """Only the second one's own tokens break the pass; who has ended by then has its answer."""
     engine = ScriptedEngine(lambda seen: breaking(seen[2:]), SIZE)
-    scheduler = Scheduler(engine, VOCABULARY, SCHEME, pace=PromptPace(2))
+    scheduler = Scheduler(engine, VOCABULARY, SCHEME, prefill_budget=PrefillBudget(2))
     beside = scheduler.add(greedy())
     while scheduler.result(beside) is None:
         scheduler.step()

@@ -15,12 +15,11 @@ from pasta_decoding.api.result import Result
 from pasta_decoding.api.streams import AsyncStream, Reading, Start, Stream, events_of, text_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.prompt import Message
-from pasta_decoding.runtime.engine_thread import EngineThread
 from pasta_decoding.runtime.events import Event
-from pasta_decoding.runtime.governor import Governor
 from pasta_decoding.runtime.local import LocalDecoder
-from pasta_decoding.runtime.prompt_pace import PromptPace
-from pasta_decoding.runtime.worker import ClosedError, News, Ticket, Watcher, Worker
+from pasta_decoding.runtime.loop import ClosedError, EngineLoop, News, Ticket, Watcher, Worker
+from pasta_decoding.runtime.policy import SchedulingPolicy
+from pasta_decoding.runtime.prefix_cache import PrefillBudget
 
 if TYPE_CHECKING:
     from pasta_decoding.remote.decoder import RemoteDecoder
@@ -39,19 +38,23 @@ def open_worker(
     decoder: AnyDecoder,
     *,
     max_requests: int | None = None,
-    governor: Governor | None = None,
-    pace: PromptPace | None = None,
+    policy: SchedulingPolicy | None = None,
+    prefill_budget: PrefillBudget | None = None,
     watcher: Watcher | None = None,
 ) -> Worker:
     """Return what writes answers with a decoder; whoever opens it closes it.
 
     max_requests: how many answers are written at a time; None: as many as there is room for.
-    governor: who writes in which step, and
-    pace:     how much of prompts is fed, of an engine here; see `Scheduler`.
+    policy: who writes in which step, and
+    prefill_budget: how much of prompts is fed, of an engine here; see `Scheduler`.
     """
     if isinstance(decoder, LocalDecoder):
-        return EngineThread(
-            decoder, max_requests=max_requests, governor=governor, pace=pace, watcher=watcher
+        return EngineLoop(
+            decoder,
+            max_requests=max_requests,
+            policy=policy,
+            prefill_budget=prefill_budget,
+            watcher=watcher,
         )
     from pasta_decoding.remote.scheduler import RemoteWorker
 

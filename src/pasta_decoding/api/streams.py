@@ -13,8 +13,8 @@ from pasta_decoding.api.result import Result, result_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Event
-from pasta_decoding.runtime.stop_filter import StopFilter
-from pasta_decoding.runtime.worker import Failure, Listener, News, Progress, Ticket
+from pasta_decoding.runtime.loop import Failure, Listener, News, Progress, Ticket
+from pasta_decoding.runtime.stops import StopFilter
 
 Item = TypeVar("Item")
 

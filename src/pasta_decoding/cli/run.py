@@ -155,7 +155,7 @@ def _draw(
 def write_trace(path: Path, answer: Answer, vocabulary: Vocabulary) -> None:
     """Write what each thread did when, whole or not at all."""
     from pasta_decoding.files import written_whole
-    from pasta_decoding.runtime.chrome import chrome_trace
+    from pasta_decoding.runtime.trace import chrome_trace
 
     with written_whole(path) as partial:
         partial.write_text(json.dumps(chrome_trace(answer, vocabulary)), encoding="utf-8")

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.remote.thread import ThreadStream
-from pasta_decoding.runtime.account import Account
 from pasta_decoding.runtime.actions import Action, Append, CloseChunk, Fork, Rewrite
 from pasta_decoding.runtime.answer import Answer, conclude
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.interpreter import Interpreter
+from pasta_decoding.runtime.recorder import OutputRecorder
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.runtime.trace import Fed, Trace
@@ -48,7 +48,7 @@ class AnswerWriter:
         self.contexts[MAIN] = list(self.request.prompt)
         self.steps[MAIN] = 0
         self.trace = Trace(len(self.request.prompt))
-        self.account = Account(self.interpreter, time.perf_counter())
+        self.recorder = OutputRecorder(self.interpreter, time.perf_counter())
         self._moved = asyncio.Event()
 
     async def run(self) -> Answer:
@@ -86,10 +86,12 @@ class AnswerWriter:
 
     def _conclude(self) -> Answer:
         now_s = time.perf_counter()
-        self.account.stamp(now_s)
+        self.recorder.stamp(now_s)
         self.trace.sent = self.lease.sent
-        seconds = now_s - self.account.began_s
-        return conclude(self.request.prompt, self.account, self.trace, seconds=seconds, queue_s=0.0)
+        seconds = now_s - self.recorder.began_s
+        return conclude(
+            self.request.prompt, self.recorder, self.trace, seconds=seconds, queue_s=0.0
+        )
 
     def _start(self, thread: int) -> None:
         self._tasks[thread] = self._group.create_task(self._write(thread))
@@ -112,9 +114,9 @@ class AnswerWriter:
                     await stream.put_down()
                     await self._take_turn(thread)
                 choice = await stream.choose()
-                self.account.note(thread, choice)
+                self.recorder.note(thread, choice)
                 self._apply(self.interpreter.on_token(thread, choice.token))
-                if self.account.has_met_a_stop():
+                if self.recorder.has_met_a_stop():
                     self.stop()  # before it is told: what is trimmed stands in front of it
                 self._end_tasks()
                 self._report()
@@ -156,8 +158,8 @@ class AnswerWriter:
     def _report(self) -> None:
         self._moved.set()
         self._moved = asyncio.Event()
-        self.account.stamp(time.perf_counter())
-        if news := self.account.drain():
+        self.recorder.stamp(time.perf_counter())
+        if news := self.recorder.drain():
             self.on_news(news, max(self.steps.values()))
 
     def _apply(self, actions: Sequence[Action]) -> None:
@@ -177,7 +179,7 @@ class AnswerWriter:
                     self.contexts[MAIN] = self.contexts.pop(first)
                     self._feed_again(ids, position)
                     self._start(MAIN)
-            self.account.tell(action)
+            self.recorder.tell(action)
 
     def _feed(self, thread: int, token: int, position: int) -> None:
         self.contexts[thread].append(token)

@@ -13,7 +13,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from pasta_decoding.lang.layout import MAIN
-from pasta_decoding.runtime.governor import CheapestStep
+from pasta_decoding.runtime.policy import CheapestStep
 
 
 @dataclass(slots=True)
@@ -35,8 +35,8 @@ class _Line:
 class ConcurrencyLimiter:
     """Lets threads open requests. Everything belongs to one event loop; an answer is any object."""
 
-    def __init__(self, governor: CheapestStep | None = None) -> None:
-        self._governor = CheapestStep() if governor is None else governor
+    def __init__(self, policy: CheapestStep | None = None) -> None:
+        self._policy = CheapestStep() if policy is None else policy
         self._lines: dict[object, _Line] = {}
 
     @property
@@ -94,7 +94,7 @@ class ConcurrencyLimiter:
     def note(self, token_s: float) -> None:
         """Hear what a token of a request took while so many are open."""
         if self.open_requests:
-            self._governor.learn(self.open_requests, token_s)
+            self._policy.learn(self.open_requests, token_s)
 
     def _admit(self) -> None:
         lines = list(self._lines.values())
@@ -102,7 +102,7 @@ class ConcurrencyLimiter:
             if line.waiting and not line.open:
                 line.admit_first()
         wide = self.open_requests + self.waiting
-        room = self._governor.width(len(lines), wide, alone=len(lines) == 1) if lines else 0
+        room = self._policy.width(len(lines), wide, alone=len(lines) == 1) if lines else 0
         for _ in range(room - self.open_requests):
             asking = [line for line in lines if line.waiting]
             min(asking, key=lambda line: len(line.open)).admit_first()

@@ -20,8 +20,7 @@ from pasta_decoding.remote.driver import AnswerWriter
 from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Event
-from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.worker import (
+from pasta_decoding.runtime.loop import (
     Activity,
     ClosedError,
     Failure,
@@ -32,6 +31,7 @@ from pasta_decoding.runtime.worker import (
     Watcher,
     Worker,
 )
+from pasta_decoding.runtime.request import Request
 
 if TYPE_CHECKING:
     from pasta_decoding.remote.decoder import RemoteDecoder

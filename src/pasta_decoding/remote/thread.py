@@ -127,7 +127,7 @@ class ThreadStream:
     def _seed(self, tries: int) -> int:
         """Return a seed for this very request, so that a server that obeys it repeats itself."""
         sampler = self._writer.sampler
-        index = self._writer.account.chosen.get(self._thread, 0)
+        index = self._writer.recorder.chosen.get(self._thread, 0)
         key = (sampler.params.seed, sampler.request, self._thread, index, tries)
         return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> 1)
 

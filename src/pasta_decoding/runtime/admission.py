@@ -13,8 +13,8 @@ from itertools import takewhile
 from pasta_decoding.engines.base import Engine, Limits
 from pasta_decoding.errors import TOO_LONG, PastaError
 from pasta_decoding.lang.layout import Joining
+from pasta_decoding.runtime.policy import LEAST_QUOTA, Quota
 from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.turns import NO_MORE, Allotment
 
 AHEAD_SHARE = 8
 """An answer may write ahead in this part of the cells that are free when it is let in."""
@@ -23,7 +23,7 @@ THREADS_SHARE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class ResourceRequest:
     """What a request needs at least, or several together.
 
     cells:    tokens of prompt and answer.
@@ -34,14 +34,16 @@ class Demand:
     cells: int
     branches: int
 
-    def __add__(self, other: Demand) -> Demand:
-        return Demand(self.cells + other.cells, self.branches + other.branches)
+    def __add__(self, other: ResourceRequest) -> ResourceRequest:
+        return ResourceRequest(self.cells + other.cells, self.branches + other.branches)
 
-    def __sub__(self, other: Demand) -> Demand:
-        return Demand(self.cells - other.cells, self.branches - other.branches)
+    def __sub__(self, other: ResourceRequest) -> ResourceRequest:
+        return ResourceRequest(self.cells - other.cells, self.branches - other.branches)
 
 
-def demand_of(request: Request, *, shared_tokens: int = 0, joining: Joining = Joining.kv) -> Demand:
+def resources_of(
+    request: Request, *, shared_tokens: int = 0, joining: Joining = Joining.kv
+) -> ResourceRequest:
     """Return the most that `request` may come to beyond prompt tokens that others hold.
 
     Under the `text` join every token of the answer may be fed once more, and a closing a chunk.
@@ -49,10 +51,10 @@ def demand_of(request: Request, *, shared_tokens: int = 0, joining: Joining = Jo
     rules = request.rules
     cells = len(request.prompt) - shared_tokens + rules.max_tokens
     if not rules.parallel:
-        return Demand(cells, branches=1)
+        return ResourceRequest(cells, branches=1)
     if joining is Joining.text:
         cells += rules.max_tokens + rules.max_chunks
-    return Demand(cells, branches=branches_of(request, NO_MORE.threads))
+    return ResourceRequest(cells, branches=branches_of(request, LEAST_QUOTA.threads))
 
 
 def branches_of(request: Request, threads: int) -> int:
@@ -60,7 +62,7 @@ def branches_of(request: Request, threads: int) -> int:
     return 1 + min(request.rules.max_chunks, threads)
 
 
-def shared_beginning(requests: Sequence[Request]) -> int:
+def shared_prefix_len(requests: Sequence[Request]) -> int:
     """Return with how many tokens all prompts begin alike; each keeps one of its own.
 
     0 for a single request: there is nobody to share with.
@@ -73,15 +75,17 @@ def shared_beginning(requests: Sequence[Request]) -> int:
     return sum(1 for _ in alike)
 
 
-def demands_of(requests: Sequence[Request], joining: Joining = Joining.kv) -> list[Demand]:
+def resources_together(
+    requests: Sequence[Request], joining: Joining = Joining.kv
+) -> list[ResourceRequest]:
     """Return the demand of each of some requests that share the beginning of their prompts.
 
     What they share counts for the first one.
     """
-    shared_tokens = shared_beginning(requests)
+    shared_tokens = shared_prefix_len(requests)
     first, *others = requests
-    rest = [demand_of(one, shared_tokens=shared_tokens, joining=joining) for one in others]
-    return [demand_of(first, joining=joining), *rest]
+    rest = [resources_of(one, shared_tokens=shared_tokens, joining=joining) for one in others]
+    return [resources_of(first, joining=joining), *rest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +95,18 @@ class Admission:
     engine: Engine
     joining: Joining = Joining.kv
 
-    def demands_of(self, requests: Sequence[Request]) -> list[Demand]:
+    def resources_together(self, requests: Sequence[Request]) -> list[ResourceRequest]:
         """Return the demand of each of some requests that are let in together."""
-        return demands_of(requests, self.joining)
+        return resources_together(requests, self.joining)
 
     def check(self, request: Request) -> None:
         """Raise PastaError if `request` could not be answered even alone."""
         check_fits(request, Limits(self.engine.vocabulary_size, self.engine.max_positions))
-        demand = demand_of(request, joining=self.joining)
+        demand = resources_of(request, joining=self.joining)
         _check_tokens(request, demand.cells, self.engine.max_slots, "the engine's", "cells")
         self._check_branches(demand)
 
-    def check_together(self, demand: Demand) -> None:
+    def check_together(self, demand: ResourceRequest) -> None:
         """Raise PastaError if requests that must be let in together never could be."""
         if not _within(demand.cells, self.engine.max_slots):
             raise PastaError(
@@ -112,7 +116,7 @@ class Admission:
             )
         self._check_branches(demand)
 
-    def admits(self, demand: Demand, beside: Sequence[Demand]) -> bool:
+    def admits(self, demand: ResourceRequest, beside: Sequence[ResourceRequest]) -> bool:
         """Is there room for what passed a check, `beside` what is already in?"""
         together = sum(beside, demand)
         return not beside or (
@@ -120,22 +124,22 @@ class Admission:
             and _within(together.branches, self.engine.max_branches)
         )
 
-    def allot(self, request: Request, taken: Demand) -> Allotment:
+    def allot(self, request: Request, taken: ResourceRequest) -> Quota:
         """Return what `request` gets of what is free beside all that is `taken`, its own included.
 
         It makes a step wider, never an answer different.
         """
         rules = request.rules
         if not rules.parallel:
-            return NO_MORE
+            return LEAST_QUOTA
         free = _left(self.engine.max_slots, taken.cells, AHEAD_SHARE)
         more = _left(self.engine.max_branches, taken.branches, THREADS_SHARE)
         ahead_tokens = rules.max_tokens if free is None else min(rules.max_tokens, free)
-        wanted = max(NO_MORE.threads, rules.max_threads)
-        threads = wanted if more is None else min(wanted, NO_MORE.threads + more)
-        return Allotment(ahead_tokens, threads)
+        wanted = max(LEAST_QUOTA.threads, rules.max_threads)
+        threads = wanted if more is None else min(wanted, LEAST_QUOTA.threads + more)
+        return Quota(ahead_tokens, threads)
 
-    def _check_branches(self, demand: Demand) -> None:
+    def _check_branches(self, demand: ResourceRequest) -> None:
         branches, most = demand.branches, self.engine.max_branches
         if not _within(branches, most):
             raise PastaError(
@@ -148,7 +152,7 @@ def check_fits(request: Request, limits: Limits) -> None:
     """Raise PastaError unless a model with these limits can read `request` and answer it."""
     if not request.prompt:
         raise PastaError("the prompt is empty", hint="Give at least one token of prompt.")
-    tokens = demand_of(request).cells
+    tokens = resources_of(request).cells
     _check_tokens(request, tokens, limits.max_positions, "the model's", "positions")
     limits.check(request.prompt, range(len(request.prompt)))
 
@@ -156,7 +160,7 @@ def check_fits(request: Request, limits: Limits) -> None:
 def _check_tokens(request: Request, tokens: int, most: int | None, whose: str, what: str) -> None:
     if not _within(tokens, most):
         answer = f"an answer of up to {request.rules.max_tokens}"
-        if tokens > demand_of(request).cells:
+        if tokens > resources_of(request).cells:
             answer += f", fed again by text joins ({tokens} in all),"
         raise PastaError(
             f"a prompt of {len(request.prompt)} tokens and {answer} do not fit {whose} {most} "

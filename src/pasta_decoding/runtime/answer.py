@@ -15,10 +15,10 @@ from pasta_decoding.lang.layout import (
     lay_out_rows,
 )
 from pasta_decoding.lang.tree import Tree, show, strip
-from pasta_decoding.runtime.account import Account
-from pasta_decoding.runtime.cut import tokens_of
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.interpreter import Interpreter
+from pasta_decoding.runtime.recorder import OutputRecorder
+from pasta_decoding.runtime.stops import tokens_of
 from pasta_decoding.runtime.text import tree_of
 from pasta_decoding.runtime.trace import Trace
 
@@ -90,10 +90,15 @@ class Answer:
 
 
 def conclude(
-    prompt: tuple[int, ...], account: Account, trace: Trace, *, seconds: float, queue_s: float
+    prompt: tuple[int, ...],
+    recorder: OutputRecorder,
+    trace: Trace,
+    *,
+    seconds: float,
+    queue_s: float,
 ) -> Answer:
     """Make the answer of a finished interpreter."""
-    interpreter = account.interpreter
+    interpreter = recorder.interpreter
     vocabulary, segments = interpreter.vocabulary, tuple(interpreter.segments)
     return Answer(
         segments=segments,
@@ -101,10 +106,10 @@ def conclude(
         end=interpreter.end,
         tree=tree_of(segments, vocabulary, cut_off=interpreter.trimmed),
         trace=trace,
-        events=tuple(account.events),
-        event_s=tuple(account.event_s),
-        first_token_s=account.first_token_s,
-        interventions=_interventions(segments, account),
+        events=tuple(recorder.events),
+        event_s=tuple(recorder.event_s),
+        first_token_s=recorder.first_token_s,
+        interventions=_interventions(segments, recorder),
         truncated_chunks=sum(isinstance(s, ChunkRun) and not s.closed for s in segments),
         truncated=interpreter.truncated,
         hit_limit=interpreter.hit_limit,
@@ -116,7 +121,7 @@ def conclude(
     )
 
 
-def _interventions(segments: Sequence[Segment], account: Account) -> int:
+def _interventions(segments: Sequence[Segment], recorder: OutputRecorder) -> int:
     """Count them in what was kept; where nothing was trimmed, ends were chosen, too."""
     kept, chunks = {MAIN: 0}, 0
     for segment in segments:
@@ -125,8 +130,8 @@ def _interventions(segments: Sequence[Segment], account: Account) -> int:
             kept[chunks] = len(segment.ids) - 1 + segment.closed
         else:
             kept[MAIN] += tokens_of([segment])
-    kept[MAIN] += account.interpreter.end is not None
-    return sum(place < kept.get(thread, 0) for thread, place in account.overruled)
+    kept[MAIN] += recorder.interpreter.end is not None
+    return sum(place < kept.get(thread, 0) for thread, place in recorder.overruled)
 
 
 def _layouts(

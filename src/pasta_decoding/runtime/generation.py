@@ -8,18 +8,18 @@ from typing import NamedTuple
 
 from pasta_decoding.engines.base import Branch, Engine, Feed, FloatArray
 from pasta_decoding.lang.layout import MAIN
-from pasta_decoding.runtime.account import Account
 from pasta_decoding.runtime.actions import Action, Append, CloseChunk, Fork, Join, Rewrite
-from pasta_decoding.runtime.admission import Demand, branches_of
+from pasta_decoding.runtime.admission import ResourceRequest, branches_of
 from pasta_decoding.runtime.answer import Answer, conclude
 from pasta_decoding.runtime.branches import Branches
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.interpreter import Interpreter
-from pasta_decoding.runtime.kept_prompts import Beginning
+from pasta_decoding.runtime.policy import LEAST_QUOTA, Pending, Quota, Runnable, runnable_threads
+from pasta_decoding.runtime.prefix_cache import PrefixEntry
+from pasta_decoding.runtime.recorder import OutputRecorder
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.sampler import Choice, RowParams, Sampler
 from pasta_decoding.runtime.trace import Trace
-from pasta_decoding.runtime.turns import NO_MORE, Allotment, Pending, Turns, turns_of
 
 
 class Row(NamedTuple):
@@ -36,7 +36,7 @@ class Generation:
 
     needs:    the least that it can be written with.
     demand:   what it holds room for, once it is let in.
-    allotment: what it was given beyond its needs.
+    quota:    what it was given beyond its needs.
     family:   all that share the beginning of their prompts, itself included. The first feeds it;
               the others are forked off it there.
     shared_tokens: how long that beginning is.
@@ -52,9 +52,9 @@ class Generation:
     engine: Engine
     interpreter: Interpreter
     trace: Trace
-    needs: Demand
+    needs: ResourceRequest
     added_s: float
-    allotment: Allotment = NO_MORE
+    quota: Quota = LEAST_QUOTA
     family: Sequence[Generation] = ()
     shared_tokens: int = 0
     opened_s: float | None = None
@@ -65,15 +65,15 @@ class Generation:
     pending: dict[int, Row] = field(default_factory=dict)
     answer: Answer | None = None
     error: BaseException | None = None
-    account: Account = field(init=False)
-    demand: Demand = field(init=False)
+    recorder: OutputRecorder = field(init=False)
+    demand: ResourceRequest = field(init=False)
     branches: Branches = field(init=False)
 
     def __post_init__(self) -> None:
         self.demand = self.needs
         self.branches = Branches(self.engine)
         self.unfed = self.request.prompt
-        self.account = Account(self.interpreter, self.added_s)
+        self.recorder = OutputRecorder(self.interpreter, self.added_s)
 
     @property
     def is_over(self) -> bool:
@@ -98,23 +98,23 @@ class Generation:
         return self.prefilled_tokens > 0
 
     @property
-    def beginning(self) -> Beginning | None:
+    def beginning(self) -> PrefixEntry | None:
         """What main was fed before the first fork; None where its cells are those of a family."""
         if len(self.family) > 1 or not self.branches.live:
             return None
         fed = (one.token for one in self.trace.fed[: self.forked_after])
         prompt = self.request.prompt[: self.prefilled_tokens]
-        return Beginning((*prompt, *fed), self.branches.main)
+        return PrefixEntry((*prompt, *fed), self.branches.main)
 
     # From the queue to the end
 
-    def allot(self, allotment: Allotment) -> None:
+    def allot(self, quota: Quota) -> None:
         """Set what it is given beyond its needs, before it is opened."""
-        branches = branches_of(self.request, allotment.threads) - branches_of(
-            self.request, NO_MORE.threads
+        branches = branches_of(self.request, quota.threads) - branches_of(
+            self.request, LEAST_QUOTA.threads
         )
-        self.allotment = allotment
-        self.demand = self.needs + Demand(allotment.ahead_tokens, branches)
+        self.quota = quota
+        self.demand = self.needs + ResourceRequest(quota.ahead_tokens, branches)
 
     def open(self, now_s: float) -> None:
         """Take room for all that the answer, and those of its family, may come to."""
@@ -163,10 +163,16 @@ class Generation:
                 one.prefilled_tokens = self.shared_tokens
                 one.unfed = one.unfed[self.shared_tokens :]
 
-    def turns(self) -> Turns:
+    def runnable(self) -> Runnable:
         """Tell which threads could be fed in the coming step."""
         pending = Pending(self.pending, self._opening)
-        return turns_of(self.interpreter, pending, self.allotment, len(self.branches.live))
+        return runnable_threads(
+            self.interpreter,
+            pending,
+            self.quota,
+            len(self.branches.live),
+            self.request.priority,
+        )
 
     def take(self, threads: Sequence[int]) -> list[Row]:
         """Return what the coming step feeds for `threads`, and put it on record.
@@ -190,7 +196,7 @@ class Generation:
 
     def choose(self, thread: int, logits_V: FloatArray) -> None:
         """Choose the next token of `thread`, and do what follows from it."""
-        index = self.account.chosen.get(thread, 0)
+        index = self.recorder.chosen.get(thread, 0)
         if self.interpreter.writes(thread):  # or another row of the pass has ended it
             allowed = self.interpreter.constraint(thread)
             self._take(thread, self.request.sampler.sample(thread, index, logits_V, allowed))
@@ -200,7 +206,7 @@ class Generation:
         assert isinstance(self.request.sampler, Sampler), "others want the logits"
         eager = thread == MAIN and self.interpreter.rules.eagerness
         bias = self.interpreter.constraint(thread).bias if eager else {}
-        return self.request.sampler.row(thread, self.account.chosen.get(thread, 0), bias)
+        return self.request.sampler.row(thread, self.recorder.chosen.get(thread, 0), bias)
 
     def accept(
         self, thread: int, row: RowParams, wanted: int, logits: Callable[[], FloatArray]
@@ -212,14 +218,14 @@ class Generation:
             self._take(thread, self.request.sampler.accept(thread, row, wanted, logits, allowed))
 
     def _take(self, thread: int, choice: Choice) -> None:
-        self.account.note(thread, choice)
+        self.recorder.note(thread, choice)
         self._apply(self.interpreter.on_token(thread, choice.token))
-        if self.account.has_met_a_stop():
+        if self.recorder.has_met_a_stop():
             self.stop()
 
     def stamp(self, now_s: float) -> None:
         """Note when the events came that are new."""
-        self.account.stamp(now_s)
+        self.recorder.stamp(now_s)
 
     def stop(self) -> None:
         """Let the answer be what there is of it."""
@@ -232,7 +238,7 @@ class Generation:
         self.stamp(now_s)
         self.answer = conclude(
             self.request.prompt,
-            self.account,
+            self.recorder,
             self.trace,
             seconds=now_s - self.added_s,
             queue_s=(now_s if self.opened_s is None else self.opened_s) - self.added_s,
@@ -247,7 +253,7 @@ class Generation:
 
     def drain_events(self) -> list[Event]:
         """Return the events since the last call."""
-        return self.account.drain()
+        return self.recorder.drain()
 
     def _close(self) -> None:
         waiting = [one for one in self.family if not (one.branches.live or one.is_over)]
@@ -273,7 +279,7 @@ class Generation:
                     self.branches.join_finished()
                 case Rewrite(_, _, ids, position):
                     self._rewrite(ids, position)
-            self.account.tell(action)
+            self.recorder.tell(action)
         if not self.interpreter.writes(MAIN):
             self.pending.pop(MAIN, None)  # beyond the budget, or in front of a stop string
 

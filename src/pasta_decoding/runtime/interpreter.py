@@ -33,10 +33,16 @@ from pasta_decoding.runtime.actions import (
     Rewrite,
     Trim,
 )
-from pasta_decoding.runtime.budget import Budget, WrittenChunk
-from pasta_decoding.runtime.constraints import Constraint, Topics, chunk_constraint, main_constraint
-from pasta_decoding.runtime.cut import tokens_of, within_limits
+from pasta_decoding.runtime.constraints import (
+    Budget,
+    Constraint,
+    Topics,
+    WrittenChunk,
+    chunk_constraint,
+    main_constraint,
+)
 from pasta_decoding.runtime.request import Rules
+from pasta_decoding.runtime.stops import tokens_of, within_limits
 from pasta_decoding.runtime.text import tree_of
 from pasta_decoding.runtime.vocabulary import Vocabulary
 

@@ -18,8 +18,8 @@ from pasta_decoding.models.load import Loaded, load_apart, load_model
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder, RequestScheduler, decoder_fields, joining_for
 from pasta_decoding.runtime.events import Event
-from pasta_decoding.runtime.governor import Governor
-from pasta_decoding.runtime.prompt_pace import PromptPace
+from pasta_decoding.runtime.policy import SchedulingPolicy
+from pasta_decoding.runtime.prefix_cache import PrefillBudget
 from pasta_decoding.runtime.request import Request, Rules
 from pasta_decoding.runtime.sampler import Replay
 from pasta_decoding.runtime.scheduler import Scheduler
@@ -77,9 +77,9 @@ class LocalDecoder(Decoder):
         self,
         *,
         max_requests: int | None = None,
-        governor: Governor | None = None,
-        pace: PromptPace | None = None,
-        keeps_prompts: bool = False,
+        policy: SchedulingPolicy | None = None,
+        prefill_budget: PrefillBudget | None = None,
+        prefix_caching: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> Scheduler:
         """Return a new scheduler over the engine. One that keeps prompts frees them in `close`."""
@@ -89,9 +89,9 @@ class LocalDecoder(Decoder):
             self.scheme,
             joining=self.joining,
             max_requests=max_requests,
-            governor=governor,
-            pace=pace,
-            keeps_prompts=keeps_prompts,
+            policy=policy,
+            prefill_budget=prefill_budget,
+            prefix_caching=prefix_caching,
             clock=clock,
         )
 

@@ -1,7 +1,7 @@
 """The step scheduler: it owns an engine and advances the threads of all answers together.
 
 Continuous batching: requests come and go between any two steps. A step is one forward pass of the
-threads that its governor chooses and of some prompt tokens, few enough that a long prompt holds
+threads that its policy chooses and of some prompt tokens, few enough that a long prompt holds
 nobody up. What an answer says depends neither on who else is there nor on when its threads write,
 up to rounding: how many rows a pass has may move a logit's last bits, and with them a near-tie.
 """
@@ -17,18 +17,16 @@ from pasta_decoding.engines.base import Engine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import Scheme
-from pasta_decoding.runtime import choosing
-from pasta_decoding.runtime.admission import Admission, Demand, shared_beginning
+from pasta_decoding.runtime import forward
+from pasta_decoding.runtime.admission import Admission, ResourceRequest, shared_prefix_len
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.generation import Generation, Row
-from pasta_decoding.runtime.governor import CheapestStep, Governor, Standing
 from pasta_decoding.runtime.interpreter import Interpreter
-from pasta_decoding.runtime.prompt_pace import PromptPace
-from pasta_decoding.runtime.prompts import Prompts
+from pasta_decoding.runtime.policy import LEAST_QUOTA, CheapestStep, Runnable, SchedulingPolicy
+from pasta_decoding.runtime.prefix_cache import Prefill, PrefillBudget
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.trace import Trace
-from pasta_decoding.runtime.turns import NO_MORE, Turns
 from pasta_decoding.runtime.vocabulary import Vocabulary
 
 __all__ = ["Request", "Scheduler"]
@@ -39,10 +37,9 @@ class Scheduler:
 
     joining:  how answers join their chunks; see `Interpreter`.
     max_requests: how many requests are let in at a time; None: as many as there is room for.
-    governor: who writes in which step; `CheapestStep` unless told otherwise.
-    pace:     how many prompt tokens a step takes, and of what text joins rewrite.
-    keeps_prompts: whether prompts share what they begin with alike, also with those of answers that
-              have ended.
+    policy: who writes in which step; `CheapestStep` unless told otherwise.
+    prefill_budget: how many prompt tokens a step takes, and of what text joins rewrite.
+    prefix_caching: whether prompts share what they begin with alike, ended answers' prompts too.
     """
 
     def __init__(
@@ -53,20 +50,20 @@ class Scheduler:
         *,
         joining: Joining = Joining.kv,
         max_requests: int | None = None,
-        governor: Governor | None = None,
-        pace: PromptPace | None = None,
-        keeps_prompts: bool = False,
+        policy: SchedulingPolicy | None = None,
+        prefill_budget: PrefillBudget | None = None,
+        prefix_caching: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._engine = engine
         self._vocabulary = vocabulary
         self._scheme = scheme
-        pace = PromptPace() if pace is None else pace
-        self._prompts = Prompts(engine, pace, keeps=keeps_prompts)
+        prefill_budget = PrefillBudget() if prefill_budget is None else prefill_budget
+        self._prefill = Prefill(engine, prefill_budget, prefix_caching=prefix_caching)
         self._joining = joining
         self._admission = Admission(engine, joining)
         self._max_requests = max_requests
-        self._governor = CheapestStep() if governor is None else governor
+        self._policy = CheapestStep() if policy is None else policy
         self.last_width = 0
         self.delays: Counter[str] = Counter()
         self._clock = clock
@@ -92,7 +89,7 @@ class Scheduler:
     @property
     def kept_cells(self) -> int:
         """Cells that ended answers left for prompts that begin alike; who needs them gets them."""
-        return self._prompts.kept.cells
+        return self._prefill.cache.cells
 
     def check(self, request: Request) -> None:
         """Raise PastaError if `request` could not be answered even alone. Any thread may call."""
@@ -113,18 +110,18 @@ class Scheduler:
         """
         for request in requests:
             self.check(request)
-        demands = self._admission.demands_of(requests)
+        demands = self._admission.resources_together(requests)
         self._admission.check_together(sum(demands[1:], demands[0]))
         now_s = self._clock()
         family = [self._generation(*one, now_s) for one in zip(requests, demands, strict=True)]
-        shared_tokens = shared_beginning(requests)
+        shared_tokens = shared_prefix_len(requests)
         for one in family:
             one.family, one.shared_tokens = family, shared_tokens
         numbers = [next(self._numbers) for _ in family]
         self._generations |= zip(numbers, family, strict=True)
         return numbers
 
-    def _generation(self, request: Request, demand: Demand, now_s: float) -> Generation:
+    def _generation(self, request: Request, demand: ResourceRequest, now_s: float) -> Generation:
         prompt_tokens = len(request.prompt)
         interpreter = Interpreter(
             self._vocabulary,
@@ -138,16 +135,16 @@ class Scheduler:
         return Generation(request, self._engine, interpreter, Trace(prompt_tokens), demand, now_s)
 
     def step(self) -> None:
-        """Advance every live thread by one token, and prompts by as many as the pace allows.
+        """Advance every live thread by one token, and prompts by what their budget allows.
 
         Whatever is raised in a forward pass, by the engine or in choosing, ends all requests in
         that pass, since their cells cannot be trusted: everything of theirs is freed, `result`
         raises the error for each of them, and so does this call. The others can be stepped on.
         """
         self._admit()
-        ready = self._prompts.ready(self._running())
+        ready = self._prefill.ready(self._running())
         rows = self._take_threads()
-        self._forward(rows, self._prompts.rows(ready, len(rows)))
+        self._forward(rows, self._prefill.rows(ready, len(rows)))
         self._settle()
 
     def drain_events(self, number: int) -> list[Event]:
@@ -184,7 +181,7 @@ class Scheduler:
         """Cancel everything and free all that is held."""
         for number in self._generations:
             self.cancel(number)
-        self._prompts.kept.close()
+        self._prefill.cache.close()
 
     def _admit(self) -> None:
         """Open requests in the order in which they came, as long as there is room."""
@@ -200,12 +197,12 @@ class Scheduler:
                 return
             self._allot(generation.family, sum([*others, *beside], first))
             together = [one.demand for one in (*running, *generation.family)]
-            self._prompts.kept.make_room(sum(together[1:], together[0]))
+            self._prefill.cache.make_room(sum(together[1:], together[0]))
             if not self._open(generation, alone=not running):
                 return
             running += generation.family
 
-    def _allot(self, family: Sequence[Generation], taken: Demand) -> None:
+    def _allot(self, family: Sequence[Generation], taken: ResourceRequest) -> None:
         """Give those that are let in what may make their steps wider."""
         for one in family:
             taken -= one.needs
@@ -230,31 +227,27 @@ class Scheduler:
                 generation.open(self._clock())
                 return
             except PastaError:  # an engine may need a request's room in one piece
-                if not self._prompts.kept.drop_oldest():
+                if not self._prefill.cache.drop_oldest():
                     break
         for one in generation.family:
-            one.allot(NO_MORE)
+            one.allot(LEAST_QUOTA)
         generation.open(self._clock())
 
     def _take_threads(self) -> list[Row]:
         """Return what is fed of the threads whose turn it is: the last token of each."""
         live = [one for one in self._running() if not one.unfed and one.pending]
-        turns = [one.turns() for one in live]
-        standing = [
-            Standing(turn.ready, turn.likely, one.request.priority)
-            for one, turn in zip(live, turns, strict=True)
-        ]
-        chosen = self._governor.choose(standing)
+        runnable = [one.runnable() for one in live]
+        chosen = self._policy.choose(runnable)
         rows = [row for one, threads in zip(live, chosen, strict=True) for row in one.take(threads)]
-        self._note_delays(turns, len(rows))
+        self._note_delays(runnable, len(rows))
         return rows
 
-    def _note_delays(self, turns: Sequence[Turns], width: int) -> None:
+    def _note_delays(self, runnable: Sequence[Runnable], width: int) -> None:
         """Count the threads that wait in this step, by reason."""
         self.last_width = width
-        self.delays["width"] += sum(len(turn.ready) for turn in turns) - width
-        self.delays["room"] += sum(turn.for_room for turn in turns)
-        self.delays["threads"] += sum(turn.for_thread for turn in turns)
+        self.delays["width"] += sum(len(one.threads) for one in runnable) - width
+        self.delays["room"] += sum(one.for_room for one in runnable)
+        self.delays["threads"] += sum(one.for_thread for one in runnable)
 
     def _forward(self, rows: Sequence[Row], prompts: Sequence[Row]) -> None:
         """Make one forward pass, choose where logits come, and note what it took."""
@@ -262,9 +255,9 @@ class Scheduler:
             return
         cells = self._engine.slots_in_use
         seconds = self._pass([*rows, *prompts])
-        self._prompts.pace.learn(len(rows), sum(len(row.feed.ids) for row in prompts), seconds)
+        self._prefill.budget.learn(len(rows), sum(len(row.feed.ids) for row in prompts), seconds)
         if not prompts:
-            self._governor.learn(len(rows), seconds)
+            self._policy.learn(len(rows), seconds)
         for generation in {row.generation: None for row in rows}:
             generation.trace.end_step(cells, seconds)
         for row in prompts:
@@ -273,7 +266,7 @@ class Scheduler:
     def _pass(self, rows: Sequence[Row]) -> float:
         began_s = self._clock()
         try:
-            choosing.step(self._engine, rows)
+            forward.step(self._engine, rows)
         except BaseException as error:
             for generation in {row.generation for row in rows}:
                 generation.fail(error)
@@ -293,7 +286,7 @@ class Scheduler:
             if limit is not None and now_s - generation.added_s >= limit:
                 generation.stop()
             if generation.interpreter.finished:
-                self._prompts.keep(generation)
+                self._prefill.keep(generation)
                 generation.conclude(now_s)
 
     def _running(self) -> list[Generation]:

@@ -21,11 +21,11 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.remote.stream import RemoteError
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Event
-from pasta_decoding.runtime.governor import CheapestStep
-from pasta_decoding.runtime.prompt_pace import PromptPace
+from pasta_decoding.runtime.loop import Activity, ClosedError, Failure, News, Progress, Worker
+from pasta_decoding.runtime.policy import CheapestStep
+from pasta_decoding.runtime.prefix_cache import PrefillBudget
 from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.stop_filter import Placed, StopFilter
-from pasta_decoding.runtime.worker import Activity, ClosedError, Failure, News, Progress, Worker
+from pasta_decoding.runtime.stops import Placed, StopFilter
 from pasta_decoding.server import errors
 from pasta_decoding.server.errors import ApiError
 from pasta_decoding.server.metrics import Metrics
@@ -144,8 +144,8 @@ class Backend:
         self._worker = open_worker(
             decoder,
             max_requests=self.load.max_requests,
-            governor=CheapestStep(None if target_ms is None else target_ms / 1e3),
-            pace=PromptPace(stretch=1 / (1 - self.load.max_prefill_share)),
+            policy=CheapestStep(None if target_ms is None else target_ms / 1e3),
+            prefill_budget=PrefillBudget(max_share=self.load.max_prefill_share),
             watcher=self.metrics,
         )
         return decoder

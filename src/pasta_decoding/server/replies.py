@@ -16,7 +16,7 @@ from pasta_decoding import __version__
 from pasta_decoding.runtime import events as live
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import TokenLogprobs
-from pasta_decoding.runtime.stop_filter import Placed
+from pasta_decoding.runtime.stops import Placed
 from pasta_decoding.runtime.vocabulary import FRAGMENT
 from pasta_decoding.server import schema
 from pasta_decoding.server.backend import Answers, Piece

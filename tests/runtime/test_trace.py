@@ -6,11 +6,11 @@ import json
 from itertools import pairwise
 
 from pasta_decoding.engines.scripted import ScriptedEngine, follow
-from pasta_decoding.runtime.chrome import chrome_trace
 from pasta_decoding.runtime.local import answer_of
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.runtime.scheduler import Scheduler
+from pasta_decoding.runtime.trace import chrome_trace
 from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SCHEME, SYNC
 from tests.runtime.play import ID, SIZE, VOCABULARY
 

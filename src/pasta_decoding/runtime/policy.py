@@ -1,20 +1,27 @@
-"""Which threads write in the next step: policy, fed by what steps have been seen to cost.
+"""Who writes in a step: which threads of an answer could, and which of all answers do.
 
 When a thread writes changes nothing that anybody reads, so width is bought where it pays. An answer
 alone advances all its threads. Where many are written together each advances at least one, the
-earliest unfinished text first, and so many more as make a token cheapest. Nobody waits for ever:
-who has threads ready advances in every step, background answers in every fourth.
+earliest unfinished text first, and as many more as make a token cheapest by what steps have been
+seen to cost. Nobody waits for ever: an answer with a runnable thread advances in every step, a
+background answer in every fourth.
+
+Threads that would need more slots or branches than the answer's quota wait. Threads that would
+probably write beyond the answer's budget, to be trimmed, are told apart. The first unfinished text
+is always runnable, so in the end everything has its turn.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Protocol
 
+from pasta_decoding.lang.layout import MAIN
+from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.request import Priority
 
 GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -24,22 +31,26 @@ BACKGROUND_STEPS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """One answer before a step.
+class Runnable:
+    """Who of one answer can write in a step, and how many cannot.
 
-    ready:  threads that can advance, in reading order.
-    likely: how many of them, the first ones, will probably not be trimmed; None: all.
+    threads:  those that can, in reading order.
+    likely:   how many of them, the first ones, will probably not be trimmed; None: all.
+    for_room, for_thread: how many wait because there is no room to write so far ahead, or because
+        no more threads may begin.
     """
 
-    ready: Sequence[int]
+    threads: Sequence[int]
     likely: int | None = None
     priority: Priority = Priority.normal
+    for_room: int = 0
+    for_thread: int = 0
 
 
-class Governor(Protocol):
+class SchedulingPolicy(Protocol):
     """Decides before each step, and learns from it."""
 
-    def choose(self, answers: Sequence[Standing]) -> list[Sequence[int]]:
+    def choose(self, answers: Sequence[Runnable]) -> list[Sequence[int]]:
         """Return who advances, of each answer some of those that are ready.
 
         Every answer must have its turn in the end, the first that is ready of it among them.
@@ -51,30 +62,28 @@ class Governor(Protocol):
         ...
 
 
-class Eager:
+class EveryThread:
     """Everybody advances: the fewest steps an answer."""
 
-    def choose(self, answers: Sequence[Standing]) -> list[Sequence[int]]:
-        """See `Governor`."""
-        return [answer.ready for answer in answers]
+    def choose(self, answers: Sequence[Runnable]) -> list[Sequence[int]]:
+        return [answer.threads for answer in answers]
 
     def learn(self, width: int, seconds: float) -> None:
-        """See `Governor`."""
+        pass
 
 
-class InReadingOrder:
+class ReadingOrder:
     """One thread an answer: the order in which a reader wants it, and the narrowest steps."""
 
-    def choose(self, answers: Sequence[Standing]) -> list[Sequence[int]]:
-        """See `Governor`."""
-        return [answer.ready[:1] for answer in answers]
+    def choose(self, answers: Sequence[Runnable]) -> list[Sequence[int]]:
+        return [answer.threads[:1] for answer in answers]
 
     def learn(self, width: int, seconds: float) -> None:
-        """See `Governor`."""
+        pass
 
 
 @dataclass(slots=True)
-class StepCosts:
+class StepCost:
     """What a thread of a step has been seen to take, by width: the median of the last few.
 
     samples: how many of a width are kept,
@@ -126,7 +135,7 @@ def on_grid(width: int) -> int:
 
 @dataclass(slots=True)
 class CheapestStep:
-    """The governor: as wide as makes a token cheapest, as narrow as a latency goal asks.
+    """The policy: as wide as makes a token cheapest, as narrow as a latency goal asks.
 
     target_s: a step takes no longer where fewer threads make it so; None sets no goal.
     worth:    how much cheaper a token has to be for a wider step to be taken.
@@ -134,29 +143,27 @@ class CheapestStep:
 
     target_s: float | None = None
     worth: float = 0.02
-    costs: StepCosts = field(default_factory=StepCosts)
+    costs: StepCost = field(default_factory=StepCost)
     _steps: int = 0
 
-    def choose(self, answers: Sequence[Standing]) -> list[Sequence[int]]:
-        """See `Governor`."""
+    def choose(self, answers: Sequence[Runnable]) -> list[Sequence[int]]:
         self._steps += 1
         waiting = self._in_background(answers)
         alone = len(answers) == 1
-        wanted = [len(one.ready) if alone else _likely(one) for one in answers]
+        wanted = [len(one.threads) if alone else _likely(one) for one in answers]
         least = [0 if waits else _least(one) for one, waits in zip(answers, waiting, strict=True)]
         most = [0 if waits else want for want, waits in zip(wanted, waiting, strict=True)]
         narrow, wide = sum(least), sum(most)
         width = self.width(narrow, wide, alone=alone)
         shares = share_out(width - narrow, least, most, answers)
-        return [one.ready[:share] for one, share in zip(answers, shares, strict=True)]
+        return [one.threads[:share] for one, share in zip(answers, shares, strict=True)]
 
     def learn(self, width: int, seconds: float) -> None:
-        """See `Governor`."""
         self.costs.add(width, seconds)
 
-    def _in_background(self, answers: Sequence[Standing]) -> list[bool]:
+    def _in_background(self, answers: Sequence[Runnable]) -> list[bool]:
         """Say who waits in this step for those that are in a hurry."""
-        hurried = any(one.ready and one.priority > Priority.low for one in answers)
+        hurried = any(one.threads and one.priority > Priority.low for one in answers)
         if not hurried or self._steps % BACKGROUND_STEPS == 0:
             return [False] * len(answers)
         return [one.priority is Priority.low for one in answers]
@@ -188,7 +195,7 @@ def widths_between(narrow: int, wide: int) -> list[int]:
 
 
 def share_out(
-    extra: int, least: Sequence[int], most: Sequence[int], answers: Sequence[Standing]
+    extra: int, least: Sequence[int], most: Sequence[int], answers: Sequence[Runnable]
 ) -> list[int]:
     """Return how many threads of each answer advance: `least`, and `extra` more among all.
 
@@ -205,10 +212,96 @@ def share_out(
     return shares
 
 
-def _least(answer: Standing) -> int:
+def _least(answer: Runnable) -> int:
     """Return how many of its threads advance whatever that costs."""
-    return _likely(answer) if answer.priority is Priority.high else min(1, len(answer.ready))
+    return _likely(answer) if answer.priority is Priority.high else min(1, len(answer.threads))
 
 
-def _likely(answer: Standing) -> int:
-    return len(answer.ready) if answer.likely is None else answer.likely
+def _likely(answer: Runnable) -> int:
+    return len(answer.threads) if answer.likely is None else answer.likely
+
+
+MOST_A_CHOICE = 2
+"""Tokens that one choice adds at most: PROMISE_CLOSE, and ASYNC_OPEN with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What one answer was given beyond the least that it can be written with.
+
+    ahead_tokens: tokens that may be written beyond its budget, to be trimmed.
+    threads:      threads that may have begun and not ended, main included; at least two.
+    """
+
+    ahead_tokens: int
+    threads: int
+
+
+LEAST_QUOTA = Quota(ahead_tokens=0, threads=2)
+"""Main, and the chunk that it waits for: an answer of any width can be written with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Threads that have a token to be fed. `opening`: the chunk that main's opens; else None."""
+
+    threads: Collection[int]
+    opening: int | None = None
+
+    def in_reading_order(self) -> list[int]:
+        """Return the threads. Main comes last, but what opens a chunk comes before the chunk."""
+        order = sorted(thread for thread in self.threads if thread != MAIN)
+        if MAIN in self.threads:
+            order.insert(len(order) if self.opening is None else order.index(self.opening), MAIN)
+        return order
+
+
+def runnable_threads(
+    interpreter: Interpreter, pending: Pending, quota: Quota, begun: int, priority: Priority
+) -> Runnable:
+    """Tell who can write next. `begun`: threads that have begun and not ended."""
+    order = pending.in_reading_order()
+    if len(order) < 2:
+        return Runnable(order, len(order), priority)
+    served = _with_a_thread(order, interpreter, begun < quota.threads)
+    safe = _with_room(served, interpreter, quota.ahead_tokens)
+    threads = safe[: interpreter.rules.max_threads]
+    likely = _likely_threads(threads, interpreter, pending.opening)
+    for_room = len(served) - len(safe)
+    return Runnable(threads, likely, priority, for_room, len(order) - len(threads) - for_room)
+
+
+def _with_a_thread(order: list[int], interpreter: Interpreter, another: bool) -> list[int]:
+    """Leave main out where its next token may begin a thread too many."""
+    if another or not interpreter.in_topic(MAIN):
+        return order
+    return [thread for thread in order if thread != MAIN]
+
+
+def _with_room(order: list[int], interpreter: Interpreter, ahead_tokens: int) -> list[int]:
+    """Return the first, and of the others as many as have room to write ahead of it."""
+    first, rest = order[0], order[1:]
+    if not rest or _is_safe(interpreter, ahead_tokens, main=MAIN in rest):
+        return order
+    spare = ahead_tokens - (interpreter.budget.written_tokens - interpreter.budget.place(first))
+    return order[: 1 + max(0, spare // MOST_A_CHOICE)]
+
+
+def _likely_threads(order: Sequence[int], interpreter: Interpreter, opening: int | None) -> int:
+    """Count the first, and those that stand within the budget if chunks are as long as promised."""
+    budget = interpreter.rules.max_tokens
+    if interpreter.budget.expected_place() < budget:
+        return len(order)
+    places = [(opening if thread == MAIN and opening else thread) for thread in order[1:]]
+    return 1 + sum(interpreter.budget.expected_place(thread) < budget for thread in places)
+
+
+def _is_safe(interpreter: Interpreter, ahead_tokens: int, *, main: bool) -> bool:
+    """Is there room for all that has begun to come to its own limits?"""
+    budget = interpreter.budget
+    coming = budget.most_to_come()
+    if main:
+        coming += MOST_A_CHOICE
+        longest = max(interpreter.vocabulary.control.promise_close)
+        coming += budget.most_of_a_chunk(longest) if interpreter.in_topic(MAIN) else 0
+    return budget.written_tokens + coming <= interpreter.rules.max_tokens + ahead_tokens

@@ -1,4 +1,4 @@
-"""The governor's policy: what a step's width is bought with, and that everybody has a turn."""
+"""The policy's policy: what a step's width is bought with, and that everybody has a turn."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_decoding.runtime.governor import (
+from pasta_decoding.runtime.policy import (
     BACKGROUND_STEPS,
     CheapestStep,
-    InReadingOrder,
-    Standing,
-    StepCosts,
+    ReadingOrder,
+    Runnable,
+    StepCost,
 )
 from pasta_decoding.runtime.request import Priority
 
@@ -36,25 +36,25 @@ def stepped(width: int) -> float:
 
 
 def taught(cost: Cost, target_s: float | None = None) -> CheapestStep:
-    governor = CheapestStep(target_s)
+    policy = CheapestStep(target_s)
     for width in (*range(1, 17), 24, 32, 48, 64):
         for _ in range(3):
-            governor.learn(width, cost(width))
-    return governor
+            policy.learn(width, cost(width))
+    return policy
 
 
-def widths(governor: CheapestStep, answers: Sequence[Standing]) -> list[int]:
-    return [len(threads) for threads in governor.choose(answers)]
+def widths(policy: CheapestStep, answers: Sequence[Runnable]) -> list[int]:
+    return [len(threads) for threads in policy.choose(answers)]
 
 
-def standing(*threads: int) -> list[Standing]:
-    return [Standing(range(count)) for count in threads]
+def standing(*threads: int) -> list[Runnable]:
+    return [Runnable(range(count)) for count in threads]
 
 
 def test_an_answer_alone_advances_all_its_threads() -> None:
     for cost in (flat, linear, stepped):
         assert widths(taught(cost), standing(7)) == [7]
-    assert widths(taught(linear), [Standing(range(7), likely=2)]) == [7]
+    assert widths(taught(linear), [Runnable(range(7), likely=2)]) == [7]
 
 
 @pytest.mark.parametrize(
@@ -68,13 +68,13 @@ def test_several_answers_get_the_width_at_which_a_token_is_cheapest(
 
 
 def test_the_first_threads_in_reading_order_go_first() -> None:
-    answers = [Standing((2, 5, 0)), Standing((1, 0))]
+    answers = [Runnable((2, 5, 0)), Runnable((1, 0))]
     assert taught(linear).choose(answers) == [(2,), (1,)]
-    assert InReadingOrder().choose(answers) == [(2,), (1,)]
+    assert ReadingOrder().choose(answers) == [(2,), (1,)]
 
 
 def test_what_will_probably_be_trimmed_waits_where_others_are() -> None:
-    answers = [Standing(range(5), likely=2), Standing(range(1))]
+    answers = [Runnable(range(5), likely=2), Runnable(range(1))]
     assert widths(taught(flat), answers) == [2, 1]
 
 
@@ -86,18 +86,18 @@ def test_a_goal_keeps_steps_short_where_fewer_threads_can() -> None:
 
 
 def test_widths_of_which_nothing_is_known_are_tried_and_then_left_alone() -> None:
-    governor = CheapestStep()
+    policy = CheapestStep()
     seen = []
     for _ in range(60):
-        width = sum(widths(governor, standing(4, 4)))
-        governor.learn(width, linear(width))
+        width = sum(widths(policy, standing(4, 4)))
+        policy.learn(width, linear(width))
         seen.append(width)
     assert set(seen) == {2, 3, 4, 6, 8}
     assert seen[-40:] == [2] * 40
 
 
 def test_a_figure_that_is_old_is_taken_again() -> None:
-    costs = StepCosts(stale_steps=20)
+    costs = StepCost(stale_steps=20)
     for width in (1, 2):
         for _ in range(3):
             costs.add(width, 1.0)
@@ -108,20 +108,20 @@ def test_a_figure_that_is_old_is_taken_again() -> None:
 
 
 def test_one_slow_step_changes_nothing() -> None:
-    costs = StepCosts()
+    costs = StepCost()
     for seconds in (9.0, 0.01, 0.01, 0.01, 5.0):
         costs.add(4, seconds)
     assert costs.seconds(4) == pytest.approx(0.01)
 
 
 def test_who_is_in_a_hurry_has_all_threads_and_who_is_not_waits_a_little() -> None:
-    governor = taught(linear)
+    policy = taught(linear)
     answers = [
-        Standing(range(4), priority=Priority.low),
-        Standing(range(4)),
-        Standing(range(4), priority=Priority.high),
+        Runnable(range(4), priority=Priority.low),
+        Runnable(range(4)),
+        Runnable(range(4), priority=Priority.high),
     ]
-    found = [widths(governor, answers) for _ in range(BACKGROUND_STEPS)]
+    found = [widths(policy, answers) for _ in range(BACKGROUND_STEPS)]
     assert [one[1:] for one in found] == [[1, 4]] * BACKGROUND_STEPS
     assert [one[0] for one in found] == [0, 0, 0, 1]
     assert widths(taught(linear), answers[:1]) == [4], "alone it has nobody to wait for"
@@ -137,16 +137,16 @@ def test_everybody_who_is_ready_advances_within_a_few_steps(
     answers: list[tuple[int, Priority]], cost: Cost, target_s: float | None
 ) -> None:
     """However many threads the others have, and whatever their priority."""
-    governor = CheapestStep(target_s)
-    asking = [Standing(range(threads), priority=priority) for threads, priority in answers]
+    policy = CheapestStep(target_s)
+    asking = [Runnable(range(threads), priority=priority) for threads, priority in answers]
     advanced = [0] * len(asking)
     for _ in range(BACKGROUND_STEPS):
-        chosen = governor.choose(asking)
+        chosen = policy.choose(asking)
         for place, (one, threads) in enumerate(zip(asking, chosen, strict=True)):
-            assert list(threads) == list(one.ready[: len(threads)])
+            assert list(threads) == list(one.threads[: len(threads)])
             advanced[place] += bool(threads)
-            assert threads or one.priority is Priority.low or not one.ready
+            assert threads or one.priority is Priority.low or not one.threads
         width = sum(map(len, chosen))
         if width:
-            governor.learn(width, cost(width))
-    assert all(advanced[n] for n, one in enumerate(asking) if one.ready)
+            policy.learn(width, cost(width))
+    assert all(advanced[n] for n, one in enumerate(asking) if one.threads)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.runtime.events import Closed, Delta, Event, Finished, Opened
-from pasta_decoding.runtime.stop_filter import StopFilter
+from pasta_decoding.runtime.stops import StopFilter
 
 LETTERS = st.text("ab", max_size=12)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3)

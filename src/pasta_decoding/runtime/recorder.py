@@ -28,12 +28,12 @@ from pasta_decoding.runtime.events import (
 )
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.sampler import Choice
-from pasta_decoding.runtime.stop_filter import StopFilter
+from pasta_decoding.runtime.stops import StopFilter
 from pasta_decoding.runtime.text import ThreadText
 
 
 @dataclass(slots=True)
-class Account:
+class OutputRecorder:
     """The events of one answer, when they came, and how often a constraint overruled the model.
 
     began_s: when it was asked for, by the clock of whoever stamps.

@@ -17,8 +17,7 @@ from pasta_decoding.engines.base import Feed, FloatArray
 from pasta_decoding.engines.scripted import ScriptedEngine, follow
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.runtime.prompt_pace import PromptPace
-from pasta_decoding.runtime.prompts import share_out
+from pasta_decoding.runtime.prefix_cache import PrefillBudget, share_out
 from pasta_decoding.runtime.request import Request, Rules
 from pasta_decoding.runtime.scheduler import Scheduler
 from tests.examples import few
@@ -68,8 +67,8 @@ class TimedEngine(ScriptedEngine):
         return self.now_s
 
 
-def scheduler_over(engine: TimedEngine, pace: PromptPace | None = None) -> Scheduler:
-    return Scheduler(engine, VOCABULARY, SCHEME, pace=pace, clock=engine.clock)
+def scheduler_over(engine: TimedEngine, prefill_budget: PrefillBudget | None = None) -> Scheduler:
+    return Scheduler(engine, VOCABULARY, SCHEME, prefill_budget=prefill_budget, clock=engine.clock)
 
 
 def writing(tokens: int, prompt_tokens: int = 3) -> Request:
@@ -104,10 +103,10 @@ def prompt_s(machine: Machine, beside: int = 0) -> float:
     return answer.first_token_s
 
 
-def stream(machine: Machine, long: int, pace: PromptPace | None = None) -> list[float]:
+def stream(machine: Machine, long: int, prefill_budget: PrefillBudget | None = None) -> list[float]:
     """When the tokens of a short answer came, beside some long prompts."""
     engine = TimedEngine(machine)
-    scheduler = scheduler_over(engine, pace)
+    scheduler = scheduler_over(engine, prefill_budget)
     number = scheduler.add(writing(TOKENS))
     for _ in range(10):
         scheduler.step()
@@ -133,14 +132,14 @@ def test_a_long_prompt_beside_streams_takes_at_most_as_long_again(name: str, str
 def test_the_stretch_is_what_is_asked_for() -> None:
     machine = MACHINES["llama.cpp on a CPU"]
     alone = stream(machine, 0)[-1]
-    for stretch in (1.2, 1.5, 4.0):
-        beside = stream(machine, 1, PromptPace(stretch=stretch))[-1]
+    for stretch in (1.25, 1.5, 4.0):
+        beside = stream(machine, 1, PrefillBudget(max_share=1 - 1 / stretch))[-1]
         assert 0.8 * stretch * alone < beside < 1.1 * stretch * alone
 
 
 def test_without_anybody_beside_it_a_prompt_goes_in_pieces_as_large_as_may_be() -> None:
     engine = TimedEngine(MACHINES["slow attention"])
-    scheduler = scheduler_over(engine, PromptPace(100))
+    scheduler = scheduler_over(engine, PrefillBudget(100))
     finish(scheduler, [scheduler.add(writing(1, 250))])
     assert [len(feed.ids) for feeds in engine.steps[:3] for feed in feeds] == [100, 100, 50]
 
@@ -156,7 +155,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
 
 
 def test_one_pass_that_took_for_ever_does_not_stop_prompts_for_ever() -> None:
-    pace = PromptPace()
+    pace = PrefillBudget()
     for _ in range(3):
         pace.learn(1, 0, 0.02)
     assert pace.tokens(1)
@@ -174,7 +173,12 @@ def test_what_a_text_join_reads_again_is_paced_like_a_prompt() -> None:
     engine = TimedEngine(MACHINES["slow attention"])
     engine._script = leaning(7)
     scheduler = Scheduler(
-        engine, VOCABULARY, SCHEME, joining=Joining.text, clock=engine.clock, pace=PromptPace(5)
+        engine,
+        VOCABULARY,
+        SCHEME,
+        joining=Joining.text,
+        clock=engine.clock,
+        prefill_budget=PrefillBudget(5),
     )
     numbers = [scheduler.add(request(seed=seed)) for seed in range(6)]
     answers = finish(scheduler, numbers)
@@ -195,7 +199,7 @@ def test_shares_of_a_step(wanted: list[int], tokens: int) -> None:
         assert not share or all(shares[n] == wanted[n] for n in shorter)
 
 
-@pytest.mark.parametrize("stretch", [1.0, 0.5, float("nan")])
-def test_a_stretch_that_leaves_nothing_for_prompts_is_refused(stretch: float) -> None:
-    with pytest.raises(PastaError, match="the stretch is"):
-        PromptPace(stretch=stretch)
+@pytest.mark.parametrize("share", [0.0, 1.0, float("nan")])
+def test_a_share_that_leaves_nothing_for_prompts_or_threads_is_refused(share: float) -> None:
+    with pytest.raises(PastaError, match="max_prefill_share"):
+        PrefillBudget(max_share=share)

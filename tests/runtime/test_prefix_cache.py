@@ -13,11 +13,16 @@ from pasta_decoding.engines.base import Branch, Engine, Feed
 from pasta_decoding.engines.scripted import ScriptedEngine, follow, shuffled
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.runtime.admission import Demand
+from pasta_decoding.runtime.admission import ResourceRequest
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.kept_prompts import MOST_KEPT, Beginning, KeptPrompts, alike
 from pasta_decoding.runtime.local import answer_of
-from pasta_decoding.runtime.prompt_pace import PromptPace
+from pasta_decoding.runtime.prefix_cache import (
+    MOST_KEPT,
+    PrefillBudget,
+    PrefixCache,
+    PrefixEntry,
+    common_prefix_len,
+)
 from pasta_decoding.runtime.request import Request, Rules
 from pasta_decoding.runtime.scheduler import Scheduler
 from tests.examples import few
@@ -32,7 +37,12 @@ ENDLESS = follow((A, B), (B, A), vocabulary_size=SIZE)
 
 def keeping(engine: Engine, pace: int = 256, joining: Joining = Joining.kv) -> Scheduler:
     return Scheduler(
-        engine, VOCABULARY, SCHEME, pace=PromptPace(pace), joining=joining, keeps_prompts=True
+        engine,
+        VOCABULARY,
+        SCHEME,
+        prefill_budget=PrefillBudget(pace),
+        joining=joining,
+        prefix_caching=True,
     )
 
 
@@ -140,12 +150,12 @@ def test_it_takes_at_most_half_of_the_cells_and_some_branches_the_oldest_go_firs
 
 def test_who_begins_another_is_not_kept_beside_it() -> None:
     engine = ScriptedEngine(ENDLESS, SIZE)
-    kept = KeptPrompts(engine)
+    kept = PrefixCache(engine)
     for ids in ((A, B, C), (A, B, C, A), (A, B), (B, C)):
-        kept.keep(Beginning(ids, fed(engine, ids)))
+        kept.keep(PrefixEntry(ids, fed(engine, ids)))
     assert [one.ids for one in kept] == [(A, B, C, A), (B, C)]
     assert engine.slots_in_use == kept.cells == 6
-    kept.make_room(Demand(10**6, 10**6))
+    kept.make_room(ResourceRequest(10**6, 10**6))
     assert kept.cells == 6, "this engine has room for everything"
     kept.close()
     assert engine.slots_in_use == 0
@@ -158,10 +168,10 @@ def fed(engine: Engine, ids: tuple[int, ...]) -> Branch:
 
 
 def test_how_much_is_alike() -> None:
-    assert alike((A, B, C), (A, B, C)) == 3
-    assert alike((A, B, C), (A, B)) == 2
-    assert alike((A, B, C), (A, C, C)) == 1
-    assert alike((B,), (A,)) == alike((), (A,)) == 0
+    assert common_prefix_len((A, B, C), (A, B, C)) == 3
+    assert common_prefix_len((A, B, C), (A, B)) == 2
+    assert common_prefix_len((A, B, C), (A, C, C)) == 1
+    assert common_prefix_len((B,), (A,)) == common_prefix_len((), (A,)) == 0
 
 
 def test_a_cancelled_request_leaves_nothing_and_closing_gives_everything_back() -> None:

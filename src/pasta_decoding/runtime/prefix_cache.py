@@ -1,0 +1,256 @@
+"""Prompts: what the cache holds of them already, and how much of the rest each step feeds.
+
+A conversation's next turn begins with the last one's prompt, and many prompts with one system
+prompt: prefixes of ended answers stay in the cache. They take only free room, and go, least
+recently used first, when a request needs it.
+
+Prompt tokens go into the pass of the threads that write, which then takes longer. That time is paid
+from a budget to which each step adds a share of what it takes with threads alone. So a long prompt
+slows a stream beside it by a known factor. What a text join reads again is fed like a prompt.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING
+
+from pasta_decoding.engines.base import Branch, Engine
+from pasta_decoding.errors import PastaError
+from pasta_decoding.runtime.admission import ResourceRequest
+from pasta_decoding.runtime.policy import StepCost
+
+if TYPE_CHECKING:
+    from pasta_decoding.runtime.generation import Generation, Row
+
+MOST_KEPT = 32
+"""Beginnings at a time: each takes a branch of the engine."""
+KEPT_SHARE = 2
+"""They take at most this part of the engine's cells."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefixEntry:
+    """Tokens that a request was fed first, and a branch that sees them."""
+
+    ids: tuple[int, ...]
+    branch: Branch
+
+
+def common_prefix_len(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """Return with how many tokens both begin."""
+    longest = min(len(one), len(other))
+    if one[:longest] == other[:longest]:
+        return longest
+    return next(n for n in range(longest) if one[n] != other[n])
+
+
+class PrefixCache:
+    """The beginnings, least recently used first. Each has a shrunk request of the engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._kept: list[PrefixEntry] = []
+
+    def __iter__(self) -> Iterator[PrefixEntry]:
+        """Go through what is kept."""
+        return iter(list(self._kept))
+
+    @property
+    def cells(self) -> int:
+        """Tokens that are kept."""
+        return sum(len(one.ids) for one in self._kept)
+
+    def keep(self, beginning: PrefixEntry) -> None:
+        """Take over the last branch of a request, to be kept or closed.
+
+        What begins it is not kept twice.
+        """
+        tokens = len(beginning.ids)
+        for one in self:
+            shared = common_prefix_len(one.ids, beginning.ids)
+            if shared == tokens:
+                self.use(one)
+                self._engine.close(beginning.branch)
+                return
+            if shared == len(one.ids):
+                self._drop(one)
+        self._engine.shrink(beginning.branch, tokens)
+        self._kept.append(beginning)
+        most = self._engine.max_slots
+        while len(self._kept) > MOST_KEPT or (most is not None and self.cells > most // KEPT_SHARE):
+            self.drop_oldest()
+
+    def use(self, beginning: PrefixEntry) -> None:
+        """Note that it was of use; the others go before it."""
+        if beginning in self._kept:
+            self._kept.remove(beginning)
+            self._kept.append(beginning)
+
+    def make_room(self, demand: ResourceRequest) -> None:
+        """Give back what stands in the way of requests that come to so much together."""
+        cells, branches = self._engine.max_slots, self._engine.max_branches
+        while self._kept and (
+            (cells is not None and self.cells + demand.cells > cells)
+            or (branches is not None and len(self._kept) + demand.branches > branches)
+        ):
+            self.drop_oldest()
+
+    def drop_oldest(self) -> bool:
+        """Give back what was used least recently; return whether there was anything."""
+        if self._kept:
+            self._drop(self._kept[0])
+            return True
+        return False
+
+    def close(self) -> None:
+        """Give everything back."""
+        while self.drop_oldest():
+            pass
+
+    def _drop(self, beginning: PrefixEntry) -> None:
+        self._kept.remove(beginning)
+        self._engine.close(beginning.branch)
+
+
+DEFAULT_MAX_SHARE = 0.6
+PIECE_TOKENS = 256
+LEAST_TOKENS = 4
+"""Fewer are not fed beside threads, while there are more: a pass for them would not pay."""
+DEBT_STEPS = 8
+"""What one pass took too long is paid back by so many steps at most: it may never come again."""
+MOST_STEPS = 16
+"""After so many steps without prompt tokens there are some, whatever they were seen to cost."""
+
+
+@dataclass(slots=True)
+class PrefillBudget:
+    """How many prompt tokens go into each step; it learns from what steps take.
+
+    most_tokens: of a pass.
+    max_share:   of the time of steps in which threads write, on average, for prompt tokens.
+    """
+
+    most_tokens: int = PIECE_TOKENS
+    max_share: float = DEFAULT_MAX_SHARE
+    _costs: StepCost = field(default_factory=StepCost)
+    _token_s: deque[float] = field(default_factory=lambda: deque(maxlen=5))
+    _budget_s: float = 0.0
+    _tokens: deque[int] = field(default_factory=lambda: deque((LEAST_TOKENS,), maxlen=5))
+    _steps_without: int = 0
+
+    def __post_init__(self) -> None:
+        assert self.most_tokens > 0, "a prompt is fed by at least a token a step"
+        if not 0 < self.max_share < 1:
+            raise PastaError(f"max_prefill_share {self.max_share:g} is not between 0 and 1")
+
+    def tokens(self, width: int) -> int:
+        """Return how many prompt tokens go into a step of `width` threads. Call it once a step."""
+        if not width:
+            return self.most_tokens
+        if self._costs.unsure([width]) is not None:
+            return 0  # this very step tells what threads take alone
+        share_s = self.max_share / (1 - self.max_share) * (self._costs.seconds(width) or 0.0)
+        token_s = median(self._token_s) if self._token_s else 0.0
+        most_s = share_s + LEAST_TOKENS * token_s
+        self._budget_s = max(-DEBT_STEPS * share_s, min(self._budget_s + share_s, most_s))
+        if self._budget_s < LEAST_TOKENS * token_s:
+            return LEAST_TOKENS if self._steps_without >= MOST_STEPS else 0
+        wanted = min(max(LEAST_TOKENS, self.most_tokens - width), 2 * max(self._tokens))
+        return wanted if wanted * token_s <= self._budget_s else int(self._budget_s / token_s)
+
+    def learn(self, width: int, prompt_tokens: int, seconds: float) -> None:
+        """Hear what a step of so many threads and prompt tokens took."""
+        self._steps_without = 0 if prompt_tokens else self._steps_without + 1
+        if not prompt_tokens:
+            self._costs.add(width, seconds)
+            return
+        more_s = max(0.0, seconds - (self._costs.seconds(width) or 0.0)) if width else seconds
+        self._token_s.append(more_s / prompt_tokens)
+        if width:
+            self._budget_s -= more_s
+            self._tokens.append(max(LEAST_TOKENS, prompt_tokens))
+
+
+LEAST_SHARED = 16
+"""Fewer tokens are computed sooner than they are copied."""
+
+
+class Prefill:
+    """The prompts of a scheduler's requests.
+
+    prefix_caching: whether they share what they begin with alike.
+    cache: what ended answers left for those that begin alike.
+    """
+
+    def __init__(self, engine: Engine, budget: PrefillBudget, *, prefix_caching: bool) -> None:
+        self.budget = budget
+        self.cache = PrefixCache(engine)
+        self._prefix_caching = prefix_caching
+
+    def ready(self, running: Sequence[Generation]) -> list[Generation]:
+        """Return those of `running`, oldest first, whose prompts can be fed; call before a step.
+
+        A prompt begins with what the cache holds of it; while more of that is about to come, it
+        waits.
+        """
+        unfed = [one for one in running if one.unfed and one.branches.live]
+        return [one for one in unfed if self._begins(one, running)]
+
+    def rows(self, ready: Sequence[Generation], width: int) -> list[Row]:
+        """Return what a step feeds of the prompts that are `ready`, beside `width` threads."""
+        if not ready:
+            return []
+        shares = share_out([one.next_prompt_tokens for one in ready], self.budget.tokens(width))
+        return [one.take_prompt(n) for one, n in zip(ready, shares, strict=True) if n]
+
+    def keep(self, ending: Generation) -> None:
+        """Keep what an answer that ends was fed first."""
+        beginning = ending.beginning if self._prefix_caching else None
+        if beginning is not None and len(beginning.ids) >= LEAST_SHARED:
+            ending.branches.part_with_main()
+            self.cache.keep(beginning)
+
+    def _begins(self, coming: Generation, running: Sequence[Generation]) -> bool:
+        """Let a prompt begin with what the cache holds; False if more of it is about to come."""
+        if not self._prefix_caching or coming.was_fed or len(coming.family) > 1:
+            return True
+        ids = coming.request.prompt[:-1]  # the last one is fed, for logits
+        found = [(common_prefix_len(one.ids, ids), one) for one in self._beginnings(running)]
+        shared, best = max(found, key=lambda pair: pair[0], default=(0, None))
+        older = running[: running.index(coming)]
+        to_come = [
+            common_prefix_len(one.request.prompt, ids)
+            for one in older
+            if one.unfed and len(one.family) == 1
+        ]
+        if max(to_come, default=0) >= max(LEAST_SHARED, shared + 1):
+            return False
+        if best is not None and shared >= LEAST_SHARED:
+            self.cache.use(best)
+            coming.begin_like(best.branch, shared)
+        return True
+
+    def _beginnings(self, running: Sequence[Generation]) -> list[PrefixEntry]:
+        found = [one.beginning for one in running if one.was_fed]
+        return [*self.cache, *(one for one in found if one is not None)]
+
+
+def share_out(wanted: Sequence[int], tokens: int) -> list[int]:
+    """Return how many of `tokens` each prompt gets, that wants so many; the oldest comes first.
+
+    The shortest first, so that nobody waits for a long one; but the oldest has half of them.
+    """
+    shares = [0] * len(wanted)
+    order = sorted(range(len(wanted)), key=lambda place: wanted[place])
+    left = tokens
+    if order[0] != 0:
+        shares[0] = min(wanted[0], -(-tokens // 2))
+        left -= shares[0]
+    for place in order:
+        more = min(wanted[place] - shares[place], left)
+        shares[place] += more
+        left -= more
+    return shares
