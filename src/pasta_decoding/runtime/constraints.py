@@ -134,8 +134,10 @@ class Topics:
             banned.append(self._used_beginnings())
         # A tiny vocabulary may have no fresh ending left: then the topic grows past its limit.
         stale = self._stale_endings(topic)
-        if len(np.unique(np.concatenate([*banned, stale]))) < len(self.vocabulary.texts):
-            banned.append(stale)
+        every = np.concatenate([*banned, stale])
+        size = len(self.vocabulary.texts)
+        if len(every) < size or len(np.unique(every)) < size:
+            return Constraint(every, instead=instead)
         return Constraint(np.concatenate(banned), instead=instead)
 
     def _used_beginnings(self) -> Ids:
