@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
-from pasta_decoding.cli.preference import settled
+from pasta_decoding.cli.train import settled
 from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.server.settings import Settings
 from tests.checkpoint import TinyCheckpoint

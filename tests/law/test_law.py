@@ -37,7 +37,7 @@ from pasta_decoding.runtime.local import answer_of
 from pasta_decoding.runtime.request import Request, Rules
 from pasta_decoding.runtime.sampler import Replay
 from pasta_decoding.runtime.scheduler import Scheduler
-from pasta_decoding.training.view import attention_masks, view, visibility
+from pasta_decoding.training.view import attention_masks, packed_batch, visibility
 from tests.engines.subjects import MARKS, SUBJECTS
 from tests.examples import few
 from tests.law import world
@@ -114,7 +114,7 @@ def compiled(
 
 def training_logits(model: PreTrainedModel, layouts: Sequence[Layout]) -> torch.Tensor:
     """logits_TV of one training forward, with nothing but the layouts' integers."""
-    training = view(layouts)
+    training = packed_batch(layouts)
     with torch.inference_mode():
         output = model(
             input_ids=training.tokens_T[None],
@@ -247,14 +247,14 @@ def test_the_tensor_mask_is_the_rule_pair_by_pair(
     layout = compiled(prompt, segments, SCHEMES[scheme])
     size = range(len(layout.tokens))
     slow = [[sees(layout, q, k) and k <= q for k in size] for q in size]
-    assert visibility(view([layout])).tolist() == slow
+    assert visibility(packed_batch([layout])).tolist() == slow
 
 
 def test_a_wrong_mask_breaks_the_law() -> None:
     """The test above would notice: let siblings see each other, and the logits move."""
     model, prompt, segments = MODELS["llama"], (60, 61, 62), world.CHUNK_AFTER_SYNC
     _, recorder = decode(engine_named("torch-llama"), prompt, segments)
-    training = view([compiled(prompt, segments)])
+    training = packed_batch([compiled(prompt, segments)])
     causal = torch.ones(len(training.tokens_T), len(training.tokens_T), dtype=torch.bool).tril()
     with torch.inference_mode():
         logits_TV = model(
@@ -289,7 +289,9 @@ def test_the_mask_of_a_worked_example() -> None:
         11111..1..
         1111111111
     """
-    drawn = ["".join(".1"[cell] for cell in row) for row in visibility(view([layout])).tolist()]
+    drawn = [
+        "".join(".1"[cell] for cell in row) for row in visibility(packed_batch([layout])).tolist()
+    ]
     # p a <promise t > [async x] b sync c
     assert layout.thread == (0, 0, 0, 0, 0, 1, 1, 0, 0, 0)
     assert layout.position == (0, 1, 2, 3, 4, 5, 6, 5, 7, 8)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from gguf import GGUFReader
 
-from pasta_decoding.data.asked import asked_of
+from pasta_decoding.data.questions import question_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import MAIN, Layout
 from pasta_decoding.models.gguf import read_metadata, write_gguf
@@ -23,13 +23,13 @@ from pasta_decoding.models.load import load_model
 from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
 from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.training.likelihood import load_nll
+from pasta_decoding.training.loss import score_layouts
 from pasta_decoding.training.sample import (
     AnswerSampler,
     decode_sample,
     encode_sample,
     sample_answers,
 )
-from pasta_decoding.training.score import score_layouts
 from tests.checkpoint import END_ID, TinyCheckpoint, make_adapter
 
 OTHER_END = 256
@@ -62,7 +62,7 @@ def test_answers_their_layouts_and_samples_keep_the_end_that_was_chosen(
     decoder: LocalDecoder, tmp_path: Path
 ) -> None:
     sampler = AnswerSampler("ends", 12, RULES, seed=0)
-    prompts = [asked_of("Why?")]
+    prompts = [question_of("Why?")]
     path = tmp_path / "samples.jsonl"
     samples = sample_answers(lambda: decoder, prompts, sampler, path, lambda items, *_: items)
     assert {sample.end for sample in samples} >= {OTHER_END, END_ID}

@@ -15,8 +15,14 @@ from transformers import PreTrainedModel
 
 from pasta_decoding.engines.support import attention_windows
 from pasta_decoding.lang.layout import Layout, lay_out
-from pasta_decoding.training.score import label_logprobs, score_layouts, takes_blocks
-from pasta_decoding.training.view import attention_masks, block_mask, view, visibility
+from pasta_decoding.training.loss import label_logprobs, score_layouts
+from pasta_decoding.training.view import (
+    attention_masks,
+    block_mask,
+    packed_batch,
+    takes_blocks,
+    visibility,
+)
 from tests.examples import few
 from tests.law.world import CHUNK_AFTER_SYNC, CLOSE, END, SCHEME, answers
 from tests.tiny import TINY_MODELS, tiny_gemma3
@@ -51,16 +57,16 @@ def cells(mask: BlockMask, size: int) -> Tensor:
 @given(st.lists(answers().filter(bool), min_size=1, max_size=3), st.sampled_from([None, 3, 40]))
 def test_both_masks_show_the_same_cells(responses: list[Any], window: int | None) -> None:
     layouts = [lay_out((11,), r, SCHEME, async_close=CLOSE, end=END) for r in responses]
-    pack_view = view([*layouts, LONG, *layouts])
-    size = len(pack_view.tokens_T)
+    batch = packed_batch([*layouts, LONG, *layouts])
+    size = len(batch.tokens_T)
     assert size > BLOCK
-    mask = block_mask(pack_view, window)
-    assert torch.equal(cells(mask, size), visibility(pack_view, window))
+    mask = block_mask(batch, window)
+    assert torch.equal(cells(mask, size), visibility(batch, window))
 
 
 def test_blocks_that_nobody_sees_are_left_out() -> None:
     """Two answers of a pack do not see each other, so half of the causal half is empty."""
-    mask = block_mask(view([LONG, LONG, LONG, LONG]))
+    mask = block_mask(packed_batch([LONG, LONG, LONG, LONG]))
     listed = mask.to_dense()[0, 0].bool()
     blocks = len(listed)
     assert blocks >= 5
@@ -69,7 +75,7 @@ def test_blocks_that_nobody_sees_are_left_out() -> None:
 
 def test_every_kind_of_layer_has_blocks_of_its_own() -> None:
     windows = attention_windows(tiny_gemma3().config)
-    masks = attention_masks(view([LAYOUT]), windows, blocks=True)
+    masks = attention_masks(packed_batch([LAYOUT]), windows, blocks=True)
     assert isinstance(masks, dict)
     assert set(masks) == {"full_attention", "sliding_attention"}
     assert all(isinstance(mask, BlockMask) for mask in masks.values())

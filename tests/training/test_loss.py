@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Run, Segment, lay_out
 from pasta_decoding.training.loss import LossMeter
-from pasta_decoding.training.view import view
+from pasta_decoding.training.view import packed_batch
 from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SCHEME, SIZE
 
 CONTROL = 2
@@ -43,10 +43,10 @@ def test_text_and_control_tokens_are_read_apart_and_then_start_anew() -> None:
     meter.loss(outputs(LOGITS_LV), torch.tensor([[0, 0, CONTROL]]))
     meter.loss(outputs(LOGITS_LV[:1]), torch.tensor([[CONTROL]]))
     text, control = (HALF + QUARTER) / 2, (HALF + QUARTER) / 2
-    assert meter.read() == pytest.approx({"text_loss": text, "control_loss": control})
+    assert meter.read() == pytest.approx({"text_loss": text, "control_loss": control, "loss": text})
     assert meter.read() == {}
     meter.loss(outputs(LOGITS_LV[:1]), torch.tensor([[0]]))
-    assert meter.read() == pytest.approx({"text_loss": HALF})
+    assert meter.read() == pytest.approx({"text_loss": HALF, "loss": HALF})
 
 
 def test_the_gradient_is_what_was_predicted_minus_what_was_right() -> None:
@@ -73,12 +73,14 @@ def test_prompt_and_forced_tokens_carry_no_loss() -> None:
         ChunkRun((ASYNC, 30), closed=False),
     ]
     layout = lay_out((90, 91), segments, SCHEME, async_close=CLOSE, end=END)
-    pack_view = view([layout])
+    batch = packed_batch([layout])
     # 91 -> 11; (12 forced) 12 -> OPEN, OPEN -> 20; (P20 forced); ASYNC -> 30; P20 -> the end.
-    assert pack_view.label_L.tolist() == [11, OPEN, 20, END, 30]
+    assert batch.label_L.tolist() == [11, OPEN, 20, END, 30]
     assert layout.tokens[3:7] == (12, OPEN, 20, P20)
     meter = LossMeter([OPEN, ASYNC, CLOSE, P20])
-    logits_LV = torch.zeros(len(pack_view.label_L), SIZE)
-    loss = meter.loss(outputs(logits_LV), pack_view.label_L[None], num_items_in_batch=1)
+    logits_LV = torch.zeros(len(batch.label_L), SIZE)
+    loss = meter.loss(outputs(logits_LV), batch.label_L[None], num_items_in_batch=1)
     assert float(loss) == pytest.approx(5 * log(SIZE))
-    assert meter.read() == pytest.approx({"text_loss": log(SIZE), "control_loss": log(SIZE)})
+    assert meter.read() == pytest.approx(
+        dict.fromkeys(("text_loss", "control_loss", "loss"), log(SIZE))
+    )

@@ -6,8 +6,8 @@ import json
 import os
 import shutil
 import signal
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,24 +15,21 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from pasta_decoding.data.asked import asked_of
 from pasta_decoding.data.lines import read_lines
+from pasta_decoding.data.questions import question_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.load import load_base
 from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
 from pasta_decoding.training import pairs as pairs_module
-from pasta_decoding.training import preference, preference_run
+from pasta_decoding.training import preference
 from pasta_decoding.training import sample as sample_module
-from pasta_decoding.training.best import best_rows
-from pasta_decoding.training.config import PreferenceConfig, Weights
+from pasta_decoding.training.config import PreferenceConfig
 from pasta_decoding.training.likelihood import likelihood_rate, load_nll
+from pasta_decoding.training.loop import GOES_ON
 from pasta_decoding.training.pairs import Reference
-from pasta_decoding.training.preference import train_preference
-from pasta_decoding.training.preference_run import Surroundings
-from pasta_decoding.training.progress import GOES_ON
+from pasta_decoding.training.preference import Surroundings, share_samples, train_preference
 from pasta_decoding.training.run import begin_run
-from pasta_decoding.training.scoring import Quality
-from pasta_decoding.training.settings import share_samples
+from pasta_decoding.training.score import Quality
 from tests.checkpoint import TinyCheckpoint, make_adapter, make_base
 from tests.training.test_guard import spoil
 
@@ -77,6 +74,7 @@ class World:
             load_quality=lambda: Quality("characters", length_rate, idle_cost=2.0),
             say=lambda _line: None,
             track=quietly,
+            draw=lambda _doing: nullcontext(lambda _progress: None),
         )
 
     def load_decoder(self, adapter: Path) -> LocalDecoder:
@@ -84,7 +82,7 @@ class World:
         return torch_decoder(self.checkpoint.base, adapter)
 
     def train(self, out: Path, config: PreferenceConfig | None = None) -> dict[str, Any]:
-        prompts = [asked_of(one) for one in INSTRUCTIONS]
+        prompts = [question_of(one) for one in INSTRUCTIONS]
         return train_preference(config or self.config, prompts, self.around(out))
 
 
@@ -119,8 +117,7 @@ def outcome(out: Path) -> dict[str, Any]:
     """What a round leaves, without the clock and the order in which answers ended."""
     folder = out / "round-1"
     found: dict[str, Any] = {
-        name: lines(folder / f"{name}.jsonl")
-        for name in ("parts", "scores", "pairs", "reference", "worst_repeats")
+        name: lines(folder / f"{name}.jsonl") for name in ("parts", "scores", "pairs", "reference")
     }
     for name in ("baseline", "round-1/samples"):
         found[name] = sorted(lines(out / f"{name}.jsonl"), key=lambda s: (s["prompt"], s["number"]))
@@ -142,7 +139,6 @@ def test_a_round_leaves_all_samples_scores_pairs_and_an_adapter(
     assert len(found["parts"]) == len(found["scores"]) == 6 * 6
     assert len({sample["seed"] for sample in found["round-1/samples"]}) == 6 * 6
     assert 2 <= len(found["pairs"]) == len(found["reference"]) <= 6
-    assert len(found["worst_repeats"]) == 10
     assert any(
         segment["kind"] == "chunk" for s in found["round-1/samples"] for segment in s["segments"]
     )
@@ -212,12 +208,12 @@ def dying(function: Callable[..., Any], calls: int) -> Callable[..., Any]:
 PLACES = {
     "in the baseline's sampling": (sample_module, "_sample", 5),
     "in sampling": (sample_module, "_sample", 6 * 2 + 9),
-    "in scoring": (preference_run, "measure", 3),
-    "before pairs are written": (preference_run, "worst_repeats", 1),
+    "in scoring": (preference, "measure", 3),
+    "before pairs are written": (preference, "summarise", 1),
     "in the reference": (pairs_module, "log_probabilities", 2),
-    "before the reference is written": (preference_run, "reference_sums", 1),
+    "before the reference is written": (preference, "reference_sums", 1),
     "in training": (torch.optim.AdamW, "step", 2),
-    "before the adapter is written": (preference_run, "save_adapter", 1),
+    "before the adapter is written": (preference, "save_adapter", 1),
     "before the last copy": (preference, "copy_whole", 1),
 }
 QUICK = ["in sampling", "in training", "before the last copy"]
@@ -268,7 +264,7 @@ def test_a_run_folder_refuses_other_settings_and_other_prompts(tiny: World, fini
     with pytest.raises(PastaError, match="other settings"):
         tiny.train(finished, replace(tiny.config, alpha=0.5))
     with pytest.raises(PastaError, match="the prompts are not those") as caught:
-        train_preference(tiny.config, [asked_of("Else?")], tiny.around(finished))
+        train_preference(tiny.config, [question_of("Else?")], tiny.around(finished))
     assert caught.value.hint == "Choose another --out, or restore the files of --prompts."
     assert outcome(finished) == before
 
@@ -277,7 +273,7 @@ def test_another_lambda_takes_over_samples_and_what_was_measured(
     tiny: World, finished: Path, tmp_path: Path
 ) -> None:
     loaded = len(tiny.loaded)
-    quality_only = replace(tiny.config, weights=Weights(lambda_=None))
+    quality_only = replace(tiny.config, lambda_=None)
     share_samples(finished, tmp_path / "inf", quality_only)
     tiny.train(tmp_path / "inf", quality_only)
     assert len(tiny.loaded) == loaded
@@ -289,18 +285,21 @@ def test_another_lambda_takes_over_samples_and_what_was_measured(
     assert lines(tmp_path / "inf" / "spent.jsonl")[:3] == shared, "what it cost counts for both"
 
 
-def test_the_best_answers_of_a_round_become_rows_for_stage_1(finished: Path) -> None:
-    rows = best_rows(finished, 1, Weights(), 2)
-    parts = {(one["prompt"], one["number"]): one for one in lines(finished / "round-1/parts.jsonl")}
-    texts = {(s["prompt"], s["number"]): s for s in lines(finished / "round-1/samples.jsonl")}
-    chosen = [(row.id[:16], int(row.id[17:])) for row in rows]
-    assert max(Counter(prompt for prompt, _ in chosen).values()) <= 2
-    for row, key in zip(rows, chosen, strict=True):
-        assert parts[key]["sound"]
-        assert row.response == texts[key]["annotated"]
-        assert asked_of(row.instruction).id == key[0]
-    with pytest.raises(PastaError, match="holds no scored answers of round 2"):
-        best_rows(finished, 2, Weights(), 2)
+def test_rejection_sampling_finetunes_on_the_best_answers_alone(
+    tiny: World, finished: Path, tmp_path: Path
+) -> None:
+    rejection = replace(tiny.config, objective="rejection")
+    share_samples(finished, tmp_path, rejection)
+    tiny.train(tmp_path, rejection)
+    ours, theirs = (
+        lines(out / "round-1" / "train" / "metrics.jsonl") for out in (tmp_path, finished)
+    )
+    assert ours[0]["sft"] == ours[0]["loss"] == pytest.approx(theirs[0]["sft"])
+    assert "gap" not in ours[0]
+    assert not (tmp_path / "round-1" / "reference.jsonl").exists()
+    assert (tmp_path / "round-1" / "pairs.jsonl").read_text() == (
+        finished / "round-1" / "pairs.jsonl"
+    ).read_text()
 
 
 def test_samples_made_with_other_settings_are_not_taken_over(
@@ -337,7 +336,7 @@ def test_a_loss_that_is_no_number_stops_training_and_keeps_what_was_saved(
         count = len(list(examples))
         return [Reference(-1.0, -2.0)] + [Reference(float("nan"), -1.0)] * (count - 1)
 
-    monkeypatch.setattr(preference_run, "reference_sums", no_numbers)
+    monkeypatch.setattr(preference, "reference_sums", no_numbers)
     with pytest.raises(PastaError, match=r"^the loss is not a number at step [12]$") as caught:
         tiny.train(tmp_path)
     assert "--samples-from" in caught.value.hint
@@ -402,17 +401,6 @@ def test_of_a_torn_file_the_whole_lines_are_shared(
     samples.write_bytes(whole + '{"prompt": "é'.encode()[:-1])
     share_samples(source, tmp_path / "out", tiny.config)
     assert (tmp_path / "out" / "round-1" / "samples.jsonl").read_bytes() == whole
-
-
-def test_answers_that_were_measured_twice_count_once(finished: Path, tmp_path: Path) -> None:
-    out = Path(shutil.copytree(finished, tmp_path / "out"))
-    parts = out / "round-1" / "parts.jsonl"
-    first, *others = parts.read_text().splitlines(keepends=True)
-    parts.write_text("".join([first, first, *others]))
-    assert best_rows(out, 1, Weights(), 2) == best_rows(finished, 1, Weights(), 2)
-    (out / "baseline.jsonl").unlink()
-    with pytest.raises(PastaError, match="holds no scored answers"):
-        best_rows(out, 1, Weights(), 2)
 
 
 def test_nothing_to_learn_from_is_an_error(tiny: World, tmp_path: Path) -> None:

@@ -17,8 +17,7 @@ from safetensors.torch import load_file
 from pasta_decoding.data.lines import read_lines
 from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.training.config import SftConfig
-from pasta_decoding.training.loop import share_out
-from pasta_decoding.training.sft import compile_rows, plan_packs, train_sft
+from pasta_decoding.training.sft import compile_rows, plan_packs, share_out, train_sft
 from tests.checkpoint import BASE_NAME, END_ID, TinyCheckpoint, byte_tokenizer
 from tests.training.test_sft import ROWS
 
@@ -86,8 +85,8 @@ def test_packs_are_shared_out_evenly_and_what_fills_the_last_turn_teaches_nothin
     assert len(alone) == len(packs)
     assert len(shared) == len(packs) + 1
     for ours, theirs in zip(alone, shared, strict=False):
-        assert torch.equal(ours["view"].tokens_T, theirs["view"].tokens_T)
-    assert len(shared[-1]["view"].label_L) == len(shared[-1]["view"].source_L) == 0
+        assert torch.equal(ours["batch"].tokens_T, theirs["batch"].tokens_T)
+    assert len(shared[-1]["batch"].label_L) == len(shared[-1]["batch"].source_L) == 0
 
 
 @pytest.mark.slow

@@ -20,8 +20,8 @@ from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.models.load import find_adapter, load_base, load_model
 from pasta_decoding.training import sft
-from pasta_decoding.training.progress import GOES_ON, Progress
-from pasta_decoding.training.score import score_layouts
+from pasta_decoding.training.loop import GOES_ON, Progress
+from pasta_decoding.training.loss import score_layouts
 from pasta_decoding.training.sft import compile_rows, train_sft
 from tests.checkpoint import END_ID, TinyCheckpoint, byte_tokenizer
 from tests.training.test_sft import CONFIG, ROWS, files, losses
@@ -155,7 +155,7 @@ def test_a_finished_run_says_its_figures_and_is_not_trained_again(
         f" held-out text {last['eval_text_loss']:.3f},"
         f" held-out control tokens {last['eval_control_loss']:.3f}"
     )
-    monkeypatch.delattr(sft, "run_trainer")
+    monkeypatch.delattr(sft, "_train")
     again = train_sft(SHORT, ROWS, base=base, out=tmp_path, say=said.append, held_out=HELD_OUT)
     assert again == adapter == find_adapter(str(tmp_path))
     assert said[-1] == f"this run is {finished}"

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.lang.layout import Layout, lay_out
-from pasta_decoding.training.score import label_logprobs, score_layouts
-from pasta_decoding.training.view import view, visibility
+from pasta_decoding.training.loss import label_logprobs, score_layouts
+from pasta_decoding.training.view import packed_batch, visibility
 from tests.examples import few
 from tests.law.world import CHUNK_AFTER_SYNC, CLOSE, END, SCHEME, answers
 from tests.tiny import tiny_gemma3, tiny_llama
@@ -16,7 +16,7 @@ from tests.tiny import tiny_gemma3, tiny_llama
 
 def alone(model: torch.nn.Module, layout: Layout) -> torch.Tensor:
     """The same by a whole forward with its mask, and one label after the other."""
-    one = view([layout])
+    one = packed_batch([layout])
     logits_TV = model(
         input_ids=one.tokens_T[None],
         position_ids=one.position_T[None],

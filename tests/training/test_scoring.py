@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from pasta_decoding.data.asked import asked_of
-from pasta_decoding.data.checks import make_check
+from pasta_decoding.data.questions import question_of
 from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Segment
 from pasta_decoding.lang.tree import read, show, strip
 from pasta_decoding.runtime.text import tree_of
-from pasta_decoding.training.config import Weights
 from pasta_decoding.training.sample import Sample, decode_sample, encode_sample
-from pasta_decoding.training.scoring import (
+from pasta_decoding.training.score import (
     QUALITY_SPREAD,
     Quality,
     ScoreParts,
@@ -29,8 +28,12 @@ from pasta_decoding.training.scoring import (
 from tests.law import world
 
 FLAT = Quality("flat", lambda _instruction, texts: [0.0] * len(texts), idle_cost=2.0)
-SPEED = Weights(lambda_=0.0, length_control=False)
-ASKED = asked_of("?")
+ASKED = question_of("?")
+
+
+def by_speed(parts: Sequence[ScoreParts], baseline: dict[str, float]) -> Scores:
+    """Score by efficiency alone."""
+    return score_parts(parts, baseline, 0.0, length_control=False)
 
 
 def sample(number: int, bodies: list[list[int]], *, prompt: str = "p", steps: int = 50) -> Sample:
@@ -80,8 +83,8 @@ def part(number: int, tokens: int, steps: int, **changes: object) -> ScoreParts:
     return replace(changed, sound=changed.sound and changed.finished)
 
 
-def best_of(parts: list[ScoreParts], weights: Weights, *, baseline: float = 100) -> int:
-    scores = score_parts(parts, {"p": baseline}, weights)
+def best_of(parts: list[ScoreParts], lambda_: float | None = 0.0, *, baseline: float = 100) -> int:
+    scores = score_parts(parts, {"p": baseline}, lambda_, length_control=False)
     return max(scores.scored, key=lambda one: one.score).part.number
 
 
@@ -92,20 +95,20 @@ def test_efficiency_is_the_baselines_tokens_a_step() -> None:
 
 def test_a_short_answer_does_not_win_by_being_short() -> None:
     """Ten tokens in eight steps: the bare quotient of 100 and 8 would be by far the largest."""
-    assert best_of([part(0, 10, 8), part(1, 100, 50)], SPEED) == 1
+    assert best_of([part(0, 10, 8), part(1, 100, 50)]) == 1
 
 
 def test_nor_does_length_control_let_it_win() -> None:
     """Among answers of usual lengths, of which the longer ones bring a little more a step."""
     usual = [part(n + 1, t, round(t / (1.8 + t / 500))) for n, t in enumerate(range(70, 140, 10))]
     short = part(0, 10, 8)
-    scores = score_parts([short, *usual], {"p": 100}, Weights(lambda_=0.0))
+    scores = score_parts([short, *usual], {"p": 100}, 0.0)
     assert scores.length_slope > 0
     assert min(scores.scored, key=lambda one: one.score).part.number == 0
 
 
 def test_text_beyond_the_baselines_length_earns_nothing() -> None:
-    assert best_of([part(0, 300, 75), part(1, 100, 40)], SPEED) == 1
+    assert best_of([part(0, 300, 75), part(1, 100, 40)]) == 1
 
 
 def test_ten_chunks_that_say_the_same_lose_to_one() -> None:
@@ -120,7 +123,7 @@ def test_ten_chunks_that_say_the_same_lose_to_one() -> None:
     assert parts[0].quality == pytest.approx(-2.0 * 9 / 10)
     # The repeats' promises take steps of the main thread, about four each.
     parts[0] = replace(parts[0], critical_path=50 + 9 * 4)
-    scores = score_parts(parts, {"p": 200}, SPEED)
+    scores = by_speed(parts, {"p": 200})
     ranked = sorted(scores.scored, key=lambda one: one.score)
     assert [one.part.number for one in ranked] == [0, 1, 2]
 
@@ -143,25 +146,17 @@ def test_a_chunk_that_echoes_the_main_text_is_no_text_and_one_without_its_topic_
     assert [part.quality for part in parts] == pytest.approx([0, -1, -1 / 4])
 
 
-def test_an_answer_is_sound_if_it_ends_has_no_empty_item_and_does_what_is_asked() -> None:
-    chunks = sample(0, [[20, 21]])
-    plain = replace(chunks, annotated="Four words are here.", segments=())
+def test_an_answer_is_sound_if_it_ends_and_has_no_empty_item() -> None:
+    plain = replace(sample(0, [[20, 21]]), annotated="Four words are here.", segments=())
     scaffold = replace(plain, annotated="1. 1. 1.")
-    answers = [chunks, plain, scaffold, replace(plain, truncated=True)]
-    short = (make_check("words", {"at_most": 3}),)
-    asked = [ASKED, replace(ASKED, plain=True), replace(ASKED, checks=short)]
-    found = [[part.sound for part in measure(one, answers, FLAT)] for one in asked]
-    assert found == [
-        [True, True, False, False],
-        [False, True, False, False],
-        [True, False, False, False],
-    ]
+    answers = [plain, scaffold, replace(plain, truncated=True)]
+    assert [part.sound for part in measure(ASKED, answers, FLAT)] == [True, False, False]
 
 
 def test_an_unsound_answer_is_never_the_best() -> None:
     samples = [sample(n, [[20 + n]]) for n in range(3)]
     parts = [part(0, 100, 20, sound=False), part(1, 100, 50), part(2, 100, 60)]
-    (pair,) = choose_pairs(samples, score_parts(parts, {"p": 100}, SPEED))
+    (pair,) = choose_pairs(samples, by_speed(parts, {"p": 100}))
     assert pair.best == 1
 
 
@@ -188,7 +183,7 @@ def test_what_a_limit_cut_is_the_worst_as_often_as_it_was_sampled() -> None:
         samples += [replace(sample(n, [[20 + n]]), prompt=prompt) for n in range(4)]
         cut = part(0, 100, 20, finished=False), part(1, 100, 60), part(2, 100, 50), part(3, 100, 55)
         parts += [replace(one, prompt=prompt) for one in cut]
-    pairs = choose_pairs(samples, score_parts(parts, dict.fromkeys(prompts, 100.0), SPEED))
+    pairs = choose_pairs(samples, by_speed(parts, dict.fromkeys(prompts, 100.0)))
     assert {(pair.best, pair.worst, pair.candidates) for pair in pairs} == {(2, 0, 4), (2, 1, 3)}
     assert sum(pair.worst == 0 for pair in pairs) / 400 == pytest.approx(1 / 4, abs=0.05)
 
@@ -196,10 +191,10 @@ def test_what_a_limit_cut_is_the_worst_as_often_as_it_was_sampled() -> None:
 def test_what_a_limit_cut_is_never_the_best_and_the_worst_beside_a_single_finished_answer() -> None:
     samples = [sample(n, [[20 + n]]) for n in range(3)]
     parts = [part(0, 100, 20, finished=False), part(1, 100, 50), part(2, 100, 200, finished=False)]
-    (pair,) = choose_pairs(samples, score_parts(parts, {"p": 100}, SPEED))
+    (pair,) = choose_pairs(samples, by_speed(parts, {"p": 100}))
     assert (pair.best, pair.worst, pair.candidates) == (1, 2, 3)
     cut = [replace(one, finished=False, sound=False) for one in parts]
-    assert choose_pairs(samples, score_parts(cut, {"p": 100}, SPEED)) == []
+    assert choose_pairs(samples, by_speed(cut, {"p": 100})) == []
 
 
 def pairs_of(samples: list[Sample], scores: Scores) -> int:
@@ -210,18 +205,18 @@ def test_ties_are_skipped() -> None:
     parts = [part(0, 100, 50), part(1, 100, 50)]
     different = [sample(0, [[20]]), sample(1, [[30]])]
     same = [sample(0, [[20]]), sample(1, [[20]])]
-    assert pairs_of(different, score_parts(parts, {"p": 100}, SPEED)) == 0
+    assert pairs_of(different, by_speed(parts, {"p": 100})) == 0
     parts[1] = part(1, 100, 40)
-    assert pairs_of(different, score_parts(parts, {"p": 100}, SPEED)) == 1
-    assert pairs_of(same, score_parts(parts, {"p": 100}, SPEED)) == 0
-    assert pairs_of(different[:1], score_parts(parts[:1], {"p": 100}, SPEED)) == 0
+    assert pairs_of(different, by_speed(parts, {"p": 100})) == 1
+    assert pairs_of(same, by_speed(parts, {"p": 100})) == 0
+    assert pairs_of(different[:1], by_speed(parts[:1], {"p": 100})) == 0
 
 
 def test_infinity_is_quality_alone() -> None:
     slow = part(0, 100, 100, quality=-1.0)
     fast = part(1, 100, 10, quality=-2.0)
-    assert best_of([slow, fast], Weights(lambda_=None, length_control=False)) == 0
-    assert best_of([slow, fast], Weights(lambda_=0.0, length_control=False)) == 1
+    assert best_of([slow, fast], None) == 0
+    assert best_of([slow, fast], 0.0) == 1
 
 
 def test_lambda_two_weighs_speed_and_quality_alike() -> None:
@@ -232,14 +227,14 @@ def test_lambda_two_weighs_speed_and_quality_alike() -> None:
         part(2, 100, 25, quality=-70.0, finished=False),
         part(3, 100, 80, prompt="q", quality=500.0),
     ]
-    scores = score_parts(parts, {"p": 100, "q": 100}, replace(SPEED, lambda_=2.0))
+    scores = score_parts(parts, {"p": 100, "q": 100}, 2.0, length_control=False)
     # Finished in p: efficiencies 1 and 2, qualities -30 and -10: spreads 1/2 and 10; q has none.
     assert scores.quality_scale == pytest.approx(QUALITY_SPREAD * 0.5 / 10)
     assert 2 * scores.quality_scale * 20 == pytest.approx(2 - 1)
 
 
 def test_equal_qualities_or_efficiencies_leave_the_scale_alone() -> None:
-    scores = score_parts([part(0, 100, 50), part(1, 100, 40)], {"p": 100}, SPEED)
+    scores = by_speed([part(0, 100, 50), part(1, 100, 40)], {"p": 100})
     assert scores.quality_scale == 1
 
 
@@ -250,9 +245,8 @@ def test_length_control_takes_the_slope_over_length_out_of_the_scores() -> None:
         part(n, tokens, 50, new_tokens=50, quality=-math.log(tokens))
         for n, tokens in enumerate(lengths)
     ]
-    quality_only = Weights(lambda_=None)
-    free = score_parts(parts, {"p": 100}, replace(quality_only, length_control=False))
-    held = score_parts(parts, {"p": 100}, quality_only)
+    free = score_parts(parts, {"p": 100}, None, length_control=False)
+    held = score_parts(parts, {"p": 100}, None)
     assert free.scored[0].score > free.scored[2].score
     finished = [one.part for one in held.scored]
     assert centre(finished, [one.score for one in held.scored]) == pytest.approx([0, 0, 0])
@@ -262,7 +256,7 @@ def test_length_control_takes_the_slope_over_length_out_of_the_scores() -> None:
 def test_far_shorter_answers_get_no_more_of_the_length_term_than_half_as_long_ones() -> None:
     lengths = [2, 50, 100, 150, 200]
     parts = [part(n, t, 50, quality=float(t)) for n, t in enumerate(lengths)]
-    found = score_parts(parts, {"p": 100}, Weights(lambda_=None)).scored
+    found = score_parts(parts, {"p": 100}, None).scored
     assert found[0].length_term == pytest.approx(found[1].length_term)
 
 

@@ -22,8 +22,8 @@ from pasta_decoding.training.view import (
     compile_answer,
     crop,
     pack,
+    packed_batch,
     segments_of,
-    view,
     visibility,
 )
 from tests.law.world import ASYNC, CLOSE, CONTROL, END, OPEN, P20, P50, SCHEME, SYNC, answers
@@ -138,7 +138,7 @@ def test_a_copy_is_one_causal_sequence_and_teaches_nothing() -> None:
     assert second.label[:copied] == (None,) * copied
     assert second.label[copied] == second.tokens[copied + 1]
     size = len(second.tokens)
-    assert visibility(view([second])).equal(torch.ones(size, size, dtype=torch.bool).tril())
+    assert visibility(packed_batch([second])).equal(torch.ones(size, size, dtype=torch.bool).tril())
 
 
 def test_a_row_without_anything_behind_its_copy_is_left_out() -> None:
@@ -174,7 +174,7 @@ SECOND = lay_out((92,), [Run((13, 14))], SCHEME, async_close=CLOSE, end=None)
 
 
 def test_a_pack_by_hand() -> None:
-    found = view([FIRST, SECOND])
+    found = packed_batch([FIRST, SECOND])
     answer = [90, 91, 11, OPEN, 99, 32, 100, P20, ASYNC, 101, 102, SYNC, 12]
     assert found.tokens_T.tolist() == [*answer, 92, 13, 14]
     # The chunk starts where the main thread goes on; the sync follows the chunk's last token.
@@ -186,7 +186,7 @@ def test_a_pack_by_hand() -> None:
 
 
 def test_labels_by_hand() -> None:
-    found = view([FIRST, SECOND])
+    found = packed_batch([FIRST, SECOND])
     pairs = dict(zip(found.source_L.tolist(), found.label_L.tolist(), strict=True))
     main = {1: 11, 2: OPEN, 3: 99, 4: 32, 5: 100, 6: P20, 7: SYNC, 11: 12, 12: END}
     chunk = {8: 101, 9: 102, 10: CLOSE}
@@ -213,5 +213,5 @@ def test_answers_of_a_pack_do_not_see_each_other() -> None:
         "......1.",
         "......11",
     ]
-    found = visibility(view([answer, layout_of(2)]))
+    found = visibility(packed_batch([answer, layout_of(2)]))
     assert ["".join(".1"[int(cell)] for cell in row) for row in found] == expected

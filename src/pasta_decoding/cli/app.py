@@ -27,7 +27,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "data build": ("data:build", "Make a training set."),
     "data report": ("data:report", "Describe a training set."),
     "train sft": ("train:sft", "Stage 1: supervised fine-tuning on annotated responses."),
-    "train preference": ("preference:preference", "Stage 2: prefer fast and good answers."),
+    "train preference": ("train:preference", "Stage 2: prefer fast and good answers."),
     "eval generate": ("eval:generate", "Answer prompts by several methods; keep records."),
     "eval report": ("eval:report", "Compare the methods on one page."),
 }

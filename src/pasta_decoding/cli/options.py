@@ -39,6 +39,8 @@ _RARE = frozenset(
         *("join", "max_model_len", "threads", "device", "remote_key"),
         *("log_level", "drain_seconds", "max_body_bytes", "origins", "max_queue"),
         *("target_ms_per_token", "max_prefill_share"),
+        *("lora_alpha", "lora_targets", "schedule", "gradient_checkpointing", "attention"),
+        *("save_every_steps", "max_prompt_chars"),
     }
 )
 """Fields whose options only `--help-all` shows."""

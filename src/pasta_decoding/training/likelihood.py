@@ -10,8 +10,8 @@ from pasta_decoding.lang.measures import rep_4, text_quality
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.models.load import load_model
 from pasta_decoding.models.prompt import Message, PromptEncoder
-from pasta_decoding.training.score import score_layouts
-from pasta_decoding.training.scoring import Rate
+from pasta_decoding.training.loss import score_layouts
+from pasta_decoding.training.score import Rate
 
 Nll = Callable[[str, Sequence[str]], list[float]]
 """(instruction, plain texts) -> NLL per token (nats) of each text and its end."""

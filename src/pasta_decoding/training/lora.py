@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,20 @@ from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.checkpoint import Checkpoint
 from pasta_decoding.models.control_tokens import ControlTokens
 from pasta_decoding.models.export import write_beside_weights
-from pasta_decoding.models.load import eos_ids_of
+from pasta_decoding.models.load import eos_ids_of, holds_weights
 
 
 def add_lora(
-    model: Any, control: ControlTokens, *, rank: int, seed: int, start: str | None = None
+    model: Any,
+    control: ControlTokens,
+    *,
+    rank: int,
+    seed: int,
+    alpha: int | None = None,
+    targets: Sequence[str] = (),
+    start: str | None = None,
 ) -> Any:
-    """Put LoRA on every linear layer, and make the control-token rows trainable.
+    """Put LoRA on every linear layer, or on `targets`; make the control-token rows trainable.
 
     The rows of the output layer, too, where it is not tied to the embeddings: vocabularies that
     have tokens to spare never trained their rows, and often they all are the same.
@@ -41,12 +49,17 @@ def add_lora(
     layers = ("embed_tokens",) if tied else ("embed_tokens", "lm_head")
     settings = LoraConfig(
         r=rank,
-        lora_alpha=2 * rank,
-        target_modules="all-linear",
+        lora_alpha=alpha or 2 * rank,
+        target_modules=list(targets) or "all-linear",
         trainable_token_indices={layer: sorted(control.ids) for layer in layers},
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(model, settings)
+    try:
+        return get_peft_model(model, settings)
+    except ValueError as error:
+        if not targets:
+            raise
+        raise PastaError(f"--lora-target {', '.join(targets)}: {error}") from error
 
 
 def lora_rank(folder: Path) -> int:
@@ -56,6 +69,31 @@ def lora_rank(folder: Path) -> int:
         return int(json.loads(path.read_text(encoding="utf-8"))["r"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise PastaError(f"{path} cannot be read: {error}") from error
+
+
+def refuse_other_start(
+    start: Path,
+    rank: int,
+    model: Any,
+    tokenizer: Any,
+    control: ControlTokens,
+    say: Callable[[str], None],
+) -> None:
+    """Refuse to go on from what is no adapter of this model, or one of another rank."""
+    if holds_weights(start):
+        raise PastaError(
+            f"{start} holds a whole model, not an adapter to go on from: give it as --model"
+        )
+    record = checkpoints.load(start)
+    if warning := checkpoints.check_match(record, model, tokenizer):
+        say(warning)
+    if record.control != control:
+        raise PastaError(f"{start} writes its tags with other control tokens than this version")
+    if (its_rank := lora_rank(start)) != rank:
+        raise PastaError(
+            f"{start} has LoRA of rank {its_rank}, which stays",
+            hint=f"Give --lora-rank {its_rank}.",
+        )
 
 
 def shard_tied_together(model: Any) -> None:

@@ -1,20 +1,52 @@
-"""The loss of stage 1, and its two parts as a reader of the curve wants them.
+"""Log-probabilities of laid-out answers, and the loss of stage 1.
 
 Shapes: L labelled tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
-from accelerate.utils import reduce
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from pasta_decoding.engines.support import attention_windows
+from pasta_decoding.lang.layout import Layout
+from pasta_decoding.training.view import model_inputs, pack, packed_batch, takes_blocks
+
 IGNORED = -100
 """The label of a place where nothing is to be predicted, as torch and transformers have it."""
+
+
+def logprobs_of(outputs: Any, label_L: Tensor) -> Tensor:
+    """Return the log-probability of every label (nats), in float32 at least."""
+    logits_LV = outputs.logits[0]
+    logits_LV = logits_LV.to(torch.promote_types(logits_LV.dtype, torch.float32))
+    return -cross_entropy(logits_LV, label_L, reduction="none")
+
+
+def label_logprobs(model: Any, layouts: Sequence[Layout]) -> list[Tensor]:
+    """Return, for each layout of one pack, the log-probability of every label (nats, float32).
+
+    Forced tokens have no label and so no entry. Gradients flow where they are enabled.
+    """
+    batch = packed_batch(layouts).to(model.device)
+    windows = attention_windows(model.config.get_text_config())
+    outputs = model(**model_inputs(batch, windows, blocks=takes_blocks(model)))
+    labels = [sum(label is not None for label in layout.label) for layout in layouts]
+    return list(torch.split(logprobs_of(outputs, batch.label_L), labels))
+
+
+def score_layouts(
+    model: Any, layouts: Sequence[Layout], *, pack_tokens: int = 1024
+) -> Iterator[Tensor]:
+    """Yield `label_logprobs` of each layout in order, many in one forward pass, no gradients."""
+    for together in pack(layouts, pack_tokens):
+        with torch.inference_mode():
+            scored = label_logprobs(model, together)
+        yield from (logprobs_L.cpu() for logprobs_L in scored)
 
 
 class LossMeter:
@@ -45,14 +77,12 @@ class LossMeter:
         return nats_L.sum() / items
 
     def read(self, device: torch.device | str = "cpu") -> dict[str, float]:
-        """Return the mean of text and control labels since the last reading, and start anew.
+        """Return the mean of text, of control and of all labels (`loss`), and start anew.
 
         The means are over all processes, which must read together; they talk through `device`.
         """
-        return {name: mean for name, mean in self.read_all(device).items() if name != "loss"}
+        from accelerate.utils import reduce
 
-    def read_all(self, device: torch.device | str = "cpu") -> dict[str, float]:
-        """Return the same, and the mean over all labels as `loss`."""
         totals = reduce(self._totals.to(device), "sum")
         self._totals.zero_()
         sums = torch.cat([totals, totals.sum(dim=0, keepdim=True)]).tolist()

@@ -1,12 +1,14 @@
 """Training on pairs: reference log-probabilities once, then BoNBoN steps by the Trainer.
 
+Rejection sampling is the same with the best answers alone: there is no reference then.
+
 Shapes: T tokens of a pair (both answers in a row, which do not see each other), L labelled tokens.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,14 +19,12 @@ from torch import Tensor
 
 from pasta_decoding.engines.support import attention_windows
 from pasta_decoding.lang.layout import Layout
-from pasta_decoding.training.bonbon import PairLoss, bonbon_loss, target_gap
-from pasta_decoding.training.config import PairConfig
-from pasta_decoding.training.guard import FiniteGuard
-from pasta_decoding.training.launch import training_arguments
-from pasta_decoding.training.metrics import MeteredTrainer, MetricsFile
-from pasta_decoding.training.progress import ProgressReport, StopBehindStep, Watching
-from pasta_decoding.training.score import logprobs_of, model_inputs
-from pasta_decoding.training.view import View, view
+from pasta_decoding.training.bonbon import bonbon_loss, target_gap
+from pasta_decoding.training.config import PreferenceConfig
+from pasta_decoding.training.loop import MeteredTrainer, RunCallback, Show, training_arguments
+from pasta_decoding.training.loss import logprobs_of
+from pasta_decoding.training.run import last_checkpoint
+from pasta_decoding.training.view import model_inputs, packed_batch
 
 _BEGIN_AGAIN = (
     "Begin again in another --out with a lower --learning-rate; --samples-from this run's folder "
@@ -34,20 +34,24 @@ _BEGIN_AGAIN = (
 
 @dataclass(frozen=True, slots=True)
 class PairExample:
-    """Best and worst of a prompt, laid out; `candidates` is the N that they were chosen from."""
+    """Best and worst of a prompt, laid out; `candidates` is the N that they were chosen from.
+
+    worst: None where the best is learnt alone.
+    """
 
     best: Layout
-    worst: Layout
+    worst: Layout | None
     candidates: int
 
     @property
-    def tokens(self) -> int:
-        """Tokens of both, prompts included."""
-        return len(self.best.tokens) + len(self.worst.tokens)
+    def layouts(self) -> list[Layout]:
+        """What is in the pack of this pair."""
+        return [self.best] if self.worst is None else [self.best, self.worst]
 
-    def view(self) -> View:
-        """Both in one pack."""
-        return view([self.best, self.worst])
+    @property
+    def tokens(self) -> int:
+        """Tokens of the pack, prompts included."""
+        return sum(len(layout.tokens) for layout in self.layouts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,23 +82,36 @@ def reference_sums(model: Any, examples: Iterable[PairExample], *, bf16: bool) -
 def train_pairs(
     model: Any,
     examples: Sequence[PairExample],
-    references: Sequence[Reference],
-    config: PairConfig,
+    references: Sequence[Reference | None],
+    config: PreferenceConfig,
     out: Path,
-    resume: Path | None,
-    watching: Watching,
+    say: Callable[[str], None],
+    show: Show,
     report_to: Sequence[str] = (),
 ) -> bool:
     """Let the Trainer step over all pairs, each epoch in an order of its own.
 
-    Return whether it was asked to stop behind the last step, when there was nothing left to do.
+    Return whether it was interrupted behind the last step, when there was nothing left to do.
     """
     arguments = training_arguments(
-        out, config, config.pairs_per_step, logging_steps=1, report_to=list(report_to)
+        out,
+        config,
+        config.pairs_per_step,
+        warmup_steps=config.warmup_steps,
+        logging_steps=1,
+        report_to=list(report_to),
     )
     meter = PairMeter()
     plan = _plan(examples, references, config)
-    stop = StopBehindStep(watching.say, processes=arguments.world_size)
+    watching = RunCallback(
+        meter,
+        [one["example"].tokens for one in plan],
+        out=out,
+        say=say,
+        show=show,
+        begin_again=lambda: _BEGIN_AGAIN,
+        processes=arguments.world_size,
+    )
     trainer = PairTrainer(
         meter,
         config.alpha,
@@ -102,20 +119,18 @@ def train_pairs(
         args=arguments,
         train_dataset=plan,
         data_collator=partial(_collate, attention_windows(model.config.get_text_config())),
-        callbacks=[
-            FiniteGuard(meter, lambda: _BEGIN_AGAIN),
-            MetricsFile(out / "metrics.jsonl"),
-            stop,
-            ProgressReport(meter, [one["example"].tokens for one in plan], watching.show),
-        ],
+        callbacks=[watching],
     )
-    with stop:
+    resume = last_checkpoint(out)
+    with watching:
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-    return stop.asked
+    return watching.interrupted
 
 
 def _plan(
-    examples: Sequence[PairExample], references: Sequence[Reference], config: PairConfig
+    examples: Sequence[PairExample],
+    references: Sequence[Reference | None],
+    config: PreferenceConfig,
 ) -> list[dict[str, Any]]:
     """Fix the order of all epochs in advance, so that a resumed run sees the same one."""
     generator = torch.Generator().manual_seed(config.seed)
@@ -147,10 +162,21 @@ class PairTrainer(MeteredTrainer):
     ) -> Any:
         """Return the loss of the one pair in `inputs`."""
         assert not return_outputs, "nothing is evaluated on the way"
-        reference_2, target = inputs.pop("reference_2"), inputs.pop("target")
+        reference_2, target = inputs.pop("reference_2", None), float(inputs.pop("target"))
         best, worst = log_probabilities(model, inputs)
-        found = bonbon_loss(best, worst, *reference_2, target=float(target), alpha=self._alpha)
-        self.meter.add(found, float(target))
+        if reference_2 is None:
+            self.meter.add(total=-best, sft=-best)
+            return -best
+        found = bonbon_loss(best, worst, *reference_2, target=target, alpha=self._alpha)
+        self.meter.add(
+            total=found.total,
+            sft=found.sft,
+            square=found.square,
+            gap=found.gap,
+            target=torch.tensor(target),
+            accuracy=(found.gap > 0).float(),
+            drift=found.drift,
+        )
         return found.total
 
 
@@ -158,18 +184,17 @@ def _collate(windows: dict[str, int | None], items: list[dict[str, Any]]) -> dic
     """Collate a batch of one pair; masks are made here, so that they live for a step."""
     (item,) = items
     example, reference = item["example"], item["reference"]
-    return {
-        **pair_inputs(example, windows),
-        "reference_2": torch.tensor([reference.best, reference.worst]),
-        "target": torch.tensor(target_gap(example.candidates)),
-    }
+    inputs = pair_inputs(example, windows)
+    if reference is not None:
+        inputs["reference_2"] = torch.tensor([reference.best, reference.worst])
+    return {**inputs, "target": torch.tensor(target_gap(example.candidates))}
 
 
 def pair_inputs(
     example: PairExample, windows: dict[str, int | None], device: torch.device | str = "cpu"
 ) -> dict[str, Any]:
     """Return what `log_probabilities` takes: a forward's arguments, labels, where they part."""
-    pair = example.view().to(device)
+    pair = packed_batch(example.layouts).to(device)
     best_labels = sum(label is not None for label in example.best.label)
     parts = [best_labels, len(pair.label_L) - best_labels]
     return {**model_inputs(pair, windows), "label_L": pair.label_L, "parts": torch.tensor(parts)}
@@ -195,21 +220,11 @@ class PairMeter:
         self.last: float | None = None
         self.finite = True
 
-    def add(self, loss: PairLoss, target: float) -> None:
+    def add(self, *, total: Tensor, **parts: Tensor) -> None:
         """Take note of one pair."""
-        gap = float(loss.gap.detach())
-        self.last = float(loss.total.detach())
+        self.last = float(total.detach())
         self.finite &= math.isfinite(self.last)
-        self._rows.append(
-            {
-                "sft": float(loss.sft.detach()),
-                "square": float(loss.square.detach()),
-                "gap": gap,
-                "target": target,
-                "accuracy": float(gap > 0),
-                "drift": float(loss.drift.detach()),
-            }
-        )
+        self._rows.append({name: float(part.detach()) for name, part in parts.items()})
 
     def read(self, device: torch.device | str = "cpu") -> dict[str, float]:  # noqa: ARG002
         """Return the means, and start anew. One process trains, so there is none to ask."""

@@ -13,8 +13,8 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from pasta_decoding.data.asked import Asked
 from pasta_decoding.data.lines import append_line, read_lines
+from pasta_decoding.data.questions import Question
 from pasta_decoding.lang.layout import (
     ChunkRun,
     Layout,
@@ -120,7 +120,7 @@ class AnswerSampler:
     temperature: float = 1.0
     max_concurrency: int = 16
 
-    def seed_of(self, prompt: Asked, number: int) -> int:
+    def seed_of(self, prompt: Question, number: int) -> int:
         """Return the seed of one answer, below 2^48."""
         name = f"{self.seed}/{self.stage}/{prompt.id}/{number}"
         return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6])
@@ -128,7 +128,7 @@ class AnswerSampler:
 
 def sample_answers(
     load: Callable[[], LocalDecoder],
-    prompts: Sequence[Asked],
+    prompts: Sequence[Question],
     sampler: AnswerSampler,
     path: Path,
     track: Track,
@@ -150,12 +150,12 @@ def sample_answers(
 
 
 def _sampled(
-    decoder: LocalDecoder, jobs: Sequence[tuple[Asked, int]], sampler: AnswerSampler
+    decoder: LocalDecoder, jobs: Sequence[tuple[Question, int]], sampler: AnswerSampler
 ) -> Iterator[Sample]:
     """Decode all jobs, `sampler.max_concurrency` together, and yield each answer as it ends."""
     scheduler = decoder.scheduler()
     waiting = iter(jobs)
-    running: dict[int, tuple[Asked, int]] = {}
+    running: dict[int, tuple[Question, int]] = {}
     try:
         while True:
             for prompt, number in islice(waiting, sampler.max_concurrency - len(running)):
@@ -175,7 +175,7 @@ def _sampled(
 
 
 def _sample(
-    answer: Answer, decoder: LocalDecoder, prompt: Asked, number: int, sampler: AnswerSampler
+    answer: Answer, decoder: LocalDecoder, prompt: Question, number: int, sampler: AnswerSampler
 ) -> Sample:
     return Sample(
         prompt=prompt.id,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ EncodeText = Callable[[str], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class PackedBatch:
     """One pack, flattened in reading order, plus who may see whom.
 
     tokens_T:   int64, token ids.
@@ -53,9 +54,10 @@ class View:
     source_L: Tensor
     label_L: Tensor
 
-    def to(self, device: torch.device | str) -> View:
+    def to(self, device: torch.device | str) -> PackedBatch:
         """Return the same on `device`."""
-        return View(*(getattr(self, field.name).to(device) for field in fields(View)))
+        columns = (getattr(self, field.name).to(device) for field in fields(PackedBatch))
+        return PackedBatch(*columns)
 
 
 def segments_of(
@@ -150,7 +152,7 @@ def pack(layouts: Iterable[Layout], max_tokens: int) -> list[list[Layout]]:
     return packs
 
 
-def view(layouts: Sequence[Layout]) -> View:
+def packed_batch(layouts: Sequence[Layout]) -> PackedBatch:
     """Turn one pack into tensors."""
 
     def column(name: str) -> Tensor:
@@ -158,7 +160,7 @@ def view(layouts: Sequence[Layout]) -> View:
 
     labels = [label for layout in layouts for label in layout.label]
     documents = [n for n, layout in enumerate(layouts) for _ in layout.tokens]
-    return View(
+    return PackedBatch(
         tokens_T=column("tokens"),
         position_T=column("position"),
         document_T=torch.tensor(documents),
@@ -170,29 +172,29 @@ def view(layouts: Sequence[Layout]) -> View:
     )
 
 
-def visibility(view: View, window: int | None = None) -> Tensor:
+def visibility(batch: PackedBatch, window: int | None = None) -> Tensor:
     """Return mask_QK (bool): may query token q attend to key token k?
 
     A token sees the earlier tokens of its own thread, and of the other threads those with
     `visible_from` <= its `visible_until`. That one rule covers fork, join and siblings. In a layer
     with a window it sees only those of them at positions above its own - window.
     """
-    index_T = torch.arange(len(view.tokens_T), device=view.tokens_T.device)
-    return _sees(view, window, index_T[:, None], index_T[None, :])
+    index_T = torch.arange(len(batch.tokens_T), device=batch.tokens_T.device)
+    return _sees(batch, window, index_T[:, None], index_T[None, :])
 
 
-def block_mask(view: View, window: int | None = None) -> BlockMask:
+def block_mask(batch: PackedBatch, window: int | None = None) -> BlockMask:
     """Return the same for flex attention, which passes over blocks that nobody sees."""
-    size = len(view.tokens_T)
+    size = len(batch.tokens_T)
 
     def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return _sees(view, window, query, key)
+        return _sees(batch, window, query, key)
 
-    return create_block_mask(sees, None, None, size, size, device=view.tokens_T.device)
+    return create_block_mask(sees, None, None, size, size, device=batch.tokens_T.device)
 
 
 def attention_masks(
-    view: View, windows: Mapping[str, int | None], *, blocks: bool = False
+    batch: PackedBatch, windows: Mapping[str, int | None], *, blocks: bool = False
 ) -> Tensor | BlockMask | dict[str, Tensor | BlockMask]:
     """Return what a Hugging Face forward takes as `attention_mask`: bool [1, 1, Q, K], or blocks.
 
@@ -200,18 +202,39 @@ def attention_masks(
     each has a mask of its own. `blocks` is for models that compute flex attention.
     """
     masks = {
-        kind: block_mask(view, window) if blocks else visibility(view, window)[None, None]
+        kind: block_mask(batch, window) if blocks else visibility(batch, window)[None, None]
         for kind, window in windows.items()
     }
     return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
-def _sees(view: View, window: int | None, query: Tensor, key: Tensor) -> Tensor:
+def _sees(batch: PackedBatch, window: int | None, query: Tensor, key: Tensor) -> Tensor:
     """May these queries attend to these keys? Both are indices in T, of any shapes that fit."""
     seen = query >= key
-    seen = seen & (view.document_T[query] == view.document_T[key])
-    same = view.thread_T[query] == view.thread_T[key]
-    seen = seen & (same | (view.visible_from_T[key] <= view.visible_until_T[query]))
+    seen = seen & (batch.document_T[query] == batch.document_T[key])
+    same = batch.thread_T[query] == batch.thread_T[key]
+    seen = seen & (same | (batch.visible_from_T[key] <= batch.visible_until_T[query]))
     if window is not None:
-        seen = seen & (view.position_T[query] - view.position_T[key] < window)
+        seen = seen & (batch.position_T[query] - batch.position_T[key] < window)
     return seen
+
+
+def model_inputs(
+    batch: PackedBatch, windows: Mapping[str, int | None], *, blocks: bool = False
+) -> dict[str, Any]:
+    """Return the keyword arguments of a Hugging Face forward whose logits are [1, L, V].
+
+    They lie where `batch` does. `blocks`: see `attention_masks`.
+    """
+    return {
+        "input_ids": batch.tokens_T[None],
+        "position_ids": batch.position_T[None],
+        "attention_mask": attention_masks(batch, windows, blocks=blocks),
+        "logits_to_keep": batch.source_L,
+        "use_cache": False,
+    }
+
+
+def takes_blocks(model: Any) -> bool:
+    """Does this model compute flex attention, which takes block masks?"""
+    return bool(model.config.get_text_config()._attn_implementation == "flex_attention")
