@@ -18,12 +18,14 @@ from pasta_decoding.data.dataset import Row
 from pasta_decoding.data.lines import read_lines
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining, Layout
+from pasta_decoding.lang.measures import tokens_per_step
 from pasta_decoding.lang.tree import Span, show
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.models.load import load_base, load_model, load_tokenizer
 from pasta_decoding.models.prompt import Message
 from pasta_decoding.runtime.local import torch_decoder
+from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.loop import set_attention
 from pasta_decoding.training.lora import lora_rank
@@ -422,3 +424,20 @@ def test_what_attention_is_computed_with_is_said(tiny_checkpoint: TinyCheckpoint
     assert set_attention(model, "auto", on_gpu=False) == "sdpa, with dense masks"
     assert set_attention(model, "auto", on_gpu=True) == "flex, with block masks"
     assert takes_blocks(model)
+
+
+def test_four_rows_are_enough_for_an_answer_with_more_than_one_token_a_step(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    base = tiny_checkpoint.base
+    config = replace(CONFIG, epochs=80, max_steps=80, pack_tokens=256)
+    texts = [
+        (chunk("A", f"{word} " * 12 + "."), chunk("B", f"{word} " * 9 + ".")) for word in "abcd"
+    ]
+    rows = [Row(str(n), "", f"{n}?", " ".join(both)) for n, both in enumerate(texts)]
+    adapter = train_sft(config, rows, base=base, out=tmp_path, say=lambda _line: None)
+    decoder = torch_decoder(base, adapter)
+    greedy = SamplingParams(temperature=0.0)
+    answer = decoder.answer(decoder.request("2?", Rules(max_tokens=150), greedy))
+    assert answer.annotated.count("<promise") == 2
+    assert tokens_per_step(decoder.plain_tokens(answer.text), answer.critical_path) > 1
