@@ -153,11 +153,11 @@ def test_the_laws_above_are_about_cuts_of_every_kind() -> None:
     """Budgets and stop strings, in chunks and in main, with something to trim."""
     chance = Random(0)
     found: set[str] = set()
-    for number in range(60):
+    for number in range(120):
         limits = {"max_tokens": chance.randrange(8, 200), "max_threads": 3, "stops": ()}
         if number % 2:
             limits["stops"] = ("ab", "ca")
-        request = limited(number % 31, limits)
+        request = limited(number, limits)
         engine = engine_of("scripted", SPACIOUS)
         [answer] = finished(scheduler_of(engine, Joining.kv, Whim(number)), [request])
         found |= {"hit"} if answer.hit_limit else {"stopped"} if answer.stopped else {"ended"}
