@@ -191,15 +191,15 @@ def winner(weight_V: Logits, pool_V: Logits, row: RowParams) -> int | None:
     it leaves out all that are not heavier, and no vocabulary needs to be sorted.
     """
     noise_V = hashes(len(pool_V), row.key_halves)
-    time_V = noise_V.astype(np.float32)
-    time_V += np.float32(0.5)
-    time_V *= np.float32(UNIT)
-    with np.errstate(divide="ignore", over="ignore"):
-        time_V /= pool_V
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        time_V = np.divide(noise_V, pool_V, dtype=np.float32, casting="unsafe")
     enough = row.params.top_p * float(weight_V.sum()) if row.params.top_p < 1 else math.inf
     while True:
         token = _first(time_V, noise_V, pool_V)
-        if not np.isfinite(time_V[token]):
+        if np.isnan(time_V[token]):  # no weight and no noise, once in 2**32 tokens
+            time_V[np.isnan(time_V)] = np.inf
+            continue
+        if np.isinf(time_V[token]):
             return None
         heavier_V = weight_V > weight_V[token] if enough < math.inf else None
         if heavier_V is None or float((weight_V * heavier_V).sum()) < enough:
@@ -211,12 +211,13 @@ def hashes(size: int, key_halves: tuple[int, int]) -> npt.NDArray[np.uint32]:
     """Return a number of 32 bits for each token id: a hash of the key and the id alone."""
     before, between = key_halves
     hash_V = _spread_ids(size) + np.uint32(before)
-    hash_V ^= hash_V >> 16
+    shifted_V = hash_V >> 16  # one buffer for all shifts: a new one a shift costs more than it
+    hash_V ^= shifted_V
     hash_V *= np.uint32(FIRST_FACTOR)
     hash_V ^= np.uint32(between)
-    hash_V ^= hash_V >> 15
+    hash_V ^= np.right_shift(hash_V, 15, out=shifted_V)
     hash_V *= np.uint32(SECOND_FACTOR)
-    hash_V ^= hash_V >> 16
+    hash_V ^= np.right_shift(hash_V, 16, out=shifted_V)
     return hash_V
 
 
@@ -226,12 +227,12 @@ def _spread_ids(size: int) -> npt.NDArray[np.uint32]:
 
 
 def _first(time_V: npt.NDArray[np.float32], noise_V: npt.NDArray[np.uint32], pool_V: Logits) -> int:
-    """Return who comes first. `time_V` has u/w, which -log(1-u)/w, the true time, never undercuts.
+    """Return who comes first. `time_V` is noise/w, which the true time, -log(1-u)/w, exceeds.
 
     So logarithms are taken of those alone that may be faster than the first one of `time_V`.
     """
     token = int(time_V.argmin())
-    most = -math.log1p(-(float(noise_V[token]) + 0.5) * UNIT) / float(pool_V[token] or 1)
+    most = -math.log1p(-(float(noise_V[token]) + 0.5) * UNIT) / UNIT / float(pool_V[token] or 1)
     near = np.flatnonzero(time_V <= most)
     if len(near) < 2:
         return token
