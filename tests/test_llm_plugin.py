@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -112,10 +113,10 @@ def test_what_may_be_said_of_an_answer_is_what_the_front_door_takes(
 ) -> None:
     """All of it but `logit_bias`, whose ids nobody types; and no default of its own."""
     blocking, waiting, _ = models
-    fields = blocking.Options.model_fields
-    assert set(fields) == {one.name for one in fields(GenerationConfig)} - {"logit_bias"}
+    options = blocking.Options.model_fields
+    assert set(options) == {one.name for one in fields(GenerationConfig)} - {"logit_bias"}
     assert blocking.Options().model_dump(exclude_none=True) == {}
-    assert all(field.description for field in fields.values())
+    assert all(field.description for field in options.values())
     assert waiting.Options is blocking.Options
 
 
