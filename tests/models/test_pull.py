@@ -189,6 +189,7 @@ def test_a_damaged_cache_is_reported_and_pulling_mends_it(
     cache: Path, original: Path, damage: Any, defect: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = pull(cache, fetch=lambda *_: original)
+    caplog.clear()
     caplog.set_level("INFO")
     damage(folder)
     with pytest.raises(PastaError, match=f"^the default model in .+ is broken: {defect}$") as found:
@@ -206,6 +207,7 @@ def test_pulling_notices_changed_weights_that_loading_does_not_look_for(
         pull(cache, fetch=lambda *_: original)
     )
     assert model_dir(cache)
+    caplog.clear()
     caplog.set_level("INFO")
     pull(cache, fetch=lambda *_: original)
     assert "model.safetensors has other contents than when it was written" in caplog.messages[0]
