@@ -86,7 +86,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
         "--engines",
         nargs="+",
         default=["torch:auto"],
-        help="compiled:bfloat16, torch:auto, torch:float32, llama:BF16, llama:Q4_0, ...",
+        help="fast:auto, torch:auto, torch:float32, llama:BF16, llama:Q4_0, ...",
     )
     parser.add_argument("--adapter")
     parser.add_argument("--model", type=Path)

@@ -1,6 +1,6 @@
 """The same prompts and weights: `transformers.generate`, llama.cpp's own loop, and Pasta.
 
-    python bench/peers.py --engines compiled:bfloat16 --rivals llama:BF16 llama:Q4_0
+    python bench/peers.py --engines fast:auto --rivals llama:BF16 llama:Q4_0
 
 Greedy, control tokens banned except in Pasta's parallel mode. All engines are loaded at once and
 take turns prompt by prompt, so that ratios are of one run; of `--rivals` only the library's loop
@@ -76,7 +76,7 @@ def report(found: dict[Peer, list[float]], max_tokens: int, adapter: str | None)
 def library_of(
     decoder: LocalDecoder, prompt: str, max_tokens: int
 ) -> dict[Peer, Callable[[], float]]:
-    """Return the loop of the library below an engine; a compiled step has none."""
+    """Return the loop of the library below an engine; the fast engine has none."""
     name = library_name(decoder)
     if not name:
         return {}
@@ -100,7 +100,7 @@ def library_name(decoder: LocalDecoder) -> str:
     """Return what the library below an engine calls its own loop, or nothing."""
     if isinstance(decoder.engine, LlamaEngine):
         return RIVAL
-    return "" if decoder.engine.name.startswith("compiled") else "transformers generate"
+    return "" if decoder.engine.name.startswith("fast") else "transformers generate"
 
 
 def library_loop(decoder: LocalDecoder, ids: tuple[int, ...], max_tokens: int) -> float:

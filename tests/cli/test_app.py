@@ -22,7 +22,7 @@ from pasta_decoding.cli.app import COMMANDS, GROUPS, make_app
 from pasta_decoding.cli.options import Without, command
 from tests.cli.conftest import Pasta, interrupted
 
-READABLE = ("run", "chat", "compare", "serve", "models", "pull", "compile", "export", "lint")
+READABLE = ("run", "chat", "compare", "serve", "models", "pull", "export", "lint")
 
 
 @pytest.mark.parametrize("name", ["", *GROUPS, *COMMANDS])

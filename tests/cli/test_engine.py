@@ -1,4 +1,4 @@
-"""`pasta export`, whole models, `pasta compile`, and which engine answers."""
+"""`pasta export`, whole models, and which engine answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from pasta_decoding.api.compiled import Compiled
 from pasta_decoding.errors import install_command
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import read, strip
@@ -176,36 +175,3 @@ def test_an_answer_of_llama_needs_neither_torch_nor_transformers(
     answer, modules = done.stdout.splitlines()
     assert modules == "0 []"
     assert json.loads(answer)["annotated"] == first.object["annotated"]
-
-
-def test_a_compiled_model_that_is_of_no_use_is_told_and_auto_goes_on_without(
-    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, where: list[object], own_cache: Path
-) -> None:
-    (own_cache / "compiled").mkdir(mode=0o700, parents=True)
-    name = Compiled(tiny_checkpoint.base, tiny_checkpoint.adapter, "bfloat16", 1).name
-    (own_cache / "compiled" / f"{name}.json").write_text("{")
-    auto = pasta(*PROMPT, *where, "--threads", "1", "--dtype", "bfloat16")
-    assert f"the compiled model {name} is damaged" in auto.err
-    assert auto.object["engine"] == "torch bfloat16"
-
-
-def test_without_a_compiler_compile_says_so_and_leaves_nothing(
-    pasta: Pasta, where: list[object], own_cache: Path
-) -> None:
-    with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
-        found = pasta("compile", *where)
-    assert found.complaint[:2] == (2, "pasta: no C++ compiler was found")
-    assert not own_cache.exists()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_what_compile_made_answers_as_torch_does_and_auto_takes_it(
-    pasta: Pasta, where: list[object], own_cache: Path
-) -> None:
-    made = pasta("compile", *where, "--dtype", "float32")
-    assert Path(made.out.strip()).parent == own_cache / "compiled"
-    compiled = pasta(*PROMPT, *where, "--engine", "compiled", "--dtype", "float32")
-    assert compiled.object["annotated"] == pasta(*PROMPT, *where, *TORCH).object["annotated"]
-    pasta("compile", *where, "--dtype", "bfloat16")
-    assert "engine: compiled bfloat16" in pasta(*PROMPT, *where, "--dtype", "bfloat16").err

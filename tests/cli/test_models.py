@@ -14,7 +14,6 @@ OURS = [
     ["3.0", "MB", "model", "smollm2-135m"],
     ["2.0", "MB", "export", "gguf/a-F16.gguf"],
     ["0.5", "MB", "export", "gguf/b-Q4_0.gguf"],
-    ["0.4", "MB", "compiled", "compiled/a-bfloat16-2.pt2"],
     ["0.2", "MB", "scratch", ".pull-new"],
     ["0.1", "MB", "scratch", "gguf/.export-old"],
 ]
@@ -29,7 +28,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "smollm2-135m/model.safetensors": 3_000_000,
         "gguf/a-F16.gguf": 2_000_000,
         "gguf/b-Q4_0.gguf": 500_000,
-        "compiled/a-bfloat16-2.pt2": 400_000,
         "gguf/.export-old/a.f32": 100_000,
         ".pull-new/fetched": 200_000,
         "photos/cat.png": 10,
@@ -49,14 +47,14 @@ def test_the_list_names_bases_adapters_and_what_is_ours_by_size(cache: Path, pas
     assert [row for row in rows if row[2] not in ("base", "adapter")] == OURS
     named = [row[3] for row in rows if row[2] in ("base", "adapter")]
     assert {"smollm2-135m", "balanced", "sequential"} <= set(named)
-    assert found.err == f"6.2 MB in {cache}\n"
+    assert found.err == f"5.8 MB in {cache}\n"
 
 
 def test_clean_removes_what_is_made_again_and_what_is_named(cache: Path, pasta: Pasta) -> None:
-    found = pasta("models", "--clean", "compiled/a-bfloat16-2.pt2")
-    assert (found.status, found.err) == (0, "0.4 MB freed\n")
-    assert not (cache / "compiled/a-bfloat16-2.pt2").exists()
-    assert pasta("models", "--clean").err == "2.6 MB freed\n"
+    found = pasta("models", "--clean", "gguf/b-Q4_0.gguf")
+    assert (found.status, found.err) == (0, "0.5 MB freed\n")
+    assert not (cache / "gguf/b-Q4_0.gguf").exists()
+    assert pasta("models", "--clean").err == "2.1 MB freed\n"
     left = {str(path.relative_to(cache)) for path in cache.rglob("*") if path.is_file()}
     assert left == {
         "smollm2-135m/manifest.json",

@@ -252,4 +252,4 @@ def test_a_command_that_samples_in_this_process_does_not_offer_servers(pasta: Pa
     found = pasta("train", "preference", "--engine", "remote")
     assert found.status == 2
     said = " ".join(found.err.split())
-    assert "'remote' is not one of 'auto', 'compiled', 'torch', 'llama'" in said
+    assert "'remote' is not one of 'auto', 'fast', 'torch', 'llama'" in said

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -14,9 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from pasta_decoding.engines import compile_cache
 from pasta_decoding.engines.base import Engine
-from pasta_decoding.engines.compiled import FORMAT, CompiledPass, compile_model
 from pasta_decoding.engines.fast import FastEngine
 from pasta_decoding.engines.native import Operators, TorchOperators
 from pasta_decoding.engines.scripted import ScriptedEngine, shuffled
@@ -56,20 +52,6 @@ def fast_subject(name: str, ops: Operators | None = None) -> Subject:
     return Subject(FastEngine.of(TINY_MODELS[name](), ops=ops), dense(TINY_MODELS[name]()))
 
 
-@cache
-def compiled_tiny(name: str) -> CompiledPass:
-    """Compile a tiny model; it takes half a minute, so all tests of all processes share it."""
-    folder = Path(os.environ["PASTA_TEST_RUN"]) / "compiled"
-    compile_to = partial(compile_model, TINY_MODELS[name](), {})
-    origin = compile_cache.this_origin(FORMAT)
-    return CompiledPass(compile_cache.make(folder, name, origin, compile_to, tell=print))
-
-
-def compiled_subject(name: str) -> Subject:
-    engine = TorchEngine(TINY_MODELS[name](), compiled=compiled_tiny(name))
-    return Subject(engine, dense(TINY_MODELS[name]()))
-
-
 def llama_subject(name: str) -> Subject:
     from pasta_decoding.engines.llama import LlamaEngine
 
@@ -105,24 +87,13 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "fast-qwen3": lambda: fast_subject("qwen3"),
     "fast-gemma3": lambda: fast_subject("gemma3"),
     "fast-gemma3-torch": lambda: fast_subject("gemma3", TorchOperators()),
-    "compiled-llama": lambda: compiled_subject("llama"),
-    "compiled-qwen2": lambda: compiled_subject("qwen2"),
-    "compiled-qwen3": lambda: compiled_subject("qwen3"),
-    "compiled-gemma3": lambda: compiled_subject("gemma3"),
     "llama-llama": lambda: llama_subject("llama"),
     "llama-qwen2": lambda: llama_subject("qwen2"),
     "llama-qwen3": lambda: llama_subject("qwen3"),
     "torch-cuda": lambda: torch_subject("llama", "cuda"),
 }
 
-# Compiling takes long on a busy machine; one model of the four is enough for the default suite.
 MARKS: dict[str, list[pytest.MarkDecorator]] = {
     "torch-cuda": [pytest.mark.gpu],
-    "compiled-llama": [pytest.mark.timeout(900)],
-    **{
-        f"compiled-{name}": [pytest.mark.timeout(900), pytest.mark.slow]
-        for name in TINY_MODELS
-        if name != "llama"
-    },
     **{name: [pytest.mark.llama] for name in SUBJECTS if name.startswith("llama-")},
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,18 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from pasta_decoding.api.compiled import Compiled
-from pasta_decoding.engines.base import Engine, Feed
-from pasta_decoding.engines.compiled import CompiledPass
-from pasta_decoding.engines.packed_linear import is_fast_here
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import Run
 from pasta_decoding.lang.positions import SHARED_MAX
 from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.models.load import DEFAULT_ADAPTER, find_adapter, load_base, load_model
 from pasta_decoding.models.prompt import Message, PromptEncoder
-from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.local import LocalDecoder, answer_of, decoder_over, llama_decoder
+from pasta_decoding.runtime.local import answer_of, decoder_over, llama_decoder
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Logits, Sampler
 from pasta_decoding.runtime.scheduler import Scheduler
@@ -102,67 +96,6 @@ def test_the_exported_file_decodes_as_the_torch_engine_does(
         assert llama.answer(replace(again, sampler=second)).layout.tokens == answer.layout.tokens
         compared += _assert_close(first.logits, second.logits)
     assert compared > 2 * TOKENS * len(PROMPTS)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_a_compiled_bfloat16_model_is_as_near_to_float32_as_the_eager_one(
-    default_model_dir: Path, tmp_path: Path
-) -> None:
-    """On real prompts, in parallel. A bfloat16 logit of 16 has neighbours 0.125 away."""
-    adapter = find_adapter(DEFAULT_ADAPTER)
-    exact = load_model(default_model_dir, adapter)
-    eager, compiled = (load_model(default_model_dir, adapter, dtype="bfloat16") for _ in range(2))
-    wanted = Compiled(default_model_dir, adapter, "bfloat16", threads=None)
-    program = CompiledPass(wanted.make(tmp_path))
-    reference = decoder_over(TorchEngine(exact.model), exact)
-    rounded = (
-        decoder_over(TorchEngine(eager.model), eager),
-        decoder_over(TorchEngine(compiled.model, compiled=program), compiled),
-    )
-    errors: tuple[list[float], list[float]] = ([], [])
-    for text in PROMPTS[:3]:
-        request = reference.request(text, Rules(max_tokens=3 * TOKENS), SamplingParams())
-        answer = reference.answer(request)
-        expected = _replayed(reference, request.prompt, answer)
-        for decoder, own in zip(rounded, errors, strict=True):
-            found = _replayed(decoder, request.prompt, answer)
-            assert found.keys() == expected.keys()
-            own += [float(np.abs(found[key] - expected[key]).mean()) for key in found]
-    assert np.mean(errors[1]) < (0.8 if is_fast_here() else 1.1) * np.mean(errors[0])
-    if is_fast_here():  # whose products do not depend on what else is computed
-        engine = rounded[1].engine
-        alone = _logits_beside(0, engine)
-        for others in (1, 4, 13):
-            np.testing.assert_array_equal(_logits_beside(others, engine), alone)
-
-
-def _logits_beside(others: int, engine: Engine) -> Logits:
-    """Return the logits of three steps of a request, while others write, too."""
-    requests = [engine.open(reserved_tokens=60) for _ in range(1 + others)]
-    starts = [20 + place for place in range(1 + others)]
-    for request, start in zip(requests, starts, strict=True):
-        engine.step([Feed((request,), (start,) * start, tuple(range(start)))])
-    found = []
-    for later in range(3):
-        feeds = [
-            Feed((request,), (100,), (start + later,))
-            for request, start in zip(requests, starts, strict=True)
-        ]
-        found.append(engine.step(feeds)[0].copy())
-    for request in requests:
-        engine.close(request)
-    return np.stack(found)
-
-
-def _replayed(
-    decoder: LocalDecoder, prompt: Sequence[int], answer: Answer
-) -> dict[tuple[int, int], Logits]:
-    """Return the logits from which each token of an answer is chosen, all of them forced."""
-    replay = decoder.replay(prompt, answer.segments)
-    watched = Watched(replay.sampler)
-    decoder.answer(replace(replay, sampler=watched))
-    return watched.logits
 
 
 def _not_asked(*_: object) -> None:

@@ -38,7 +38,7 @@ from pasta_decoding.runtime.request import Request, Rules
 from pasta_decoding.runtime.sampler import Replay
 from pasta_decoding.runtime.scheduler import Scheduler
 from pasta_decoding.training.view import attention_masks, packed_batch, visibility
-from tests.engines.subjects import MARKS, SUBJECTS
+from tests.engines.subjects import SUBJECTS
 from tests.examples import few
 from tests.law import world
 from tests.law.watched import Watched
@@ -56,22 +56,15 @@ ENGINES = [
     "fast-qwen3",
     "fast-gemma3",
 ]
-COMPILED = [pytest.param(f"compiled-{model}", marks=MARKS[f"compiled-{model}"]) for model in MODELS]
 LLAMA = ["llama-llama", "llama-qwen3"]
 # The text join, which every engine can take.
 TEXT_CASES = [
     *ENGINES,
-    *COMPILED,
     *(pytest.param(engine, marks=pytest.mark.llama) for engine in LLAMA),
 ]
 # Each engine under every scheme that it can take.
 CASES = [
     *((engine, scheme) for engine in ENGINES for scheme in SCHEMES),
-    *(
-        pytest.param(f"compiled-{model}", scheme, marks=MARKS[f"compiled-{model}"])
-        for model in MODELS
-        for scheme in SCHEMES
-    ),
     *(
         pytest.param(engine, name, marks=pytest.mark.llama)
         for engine in LLAMA

@@ -45,7 +45,7 @@ class Machine:
 
 
 MACHINES = {
-    "compiled on a CPU": Machine(0.016, 0.0005, 1e-7),
+    "fast on a CPU": Machine(0.016, 0.0005, 1e-7),
     "llama.cpp on a CPU": Machine(0.017, 0.005, 1e-6),
     "slow attention": Machine(0.040, 0.005, 4e-6),
     "a GPU": Machine(0.006, 0.00001, 1e-10),

@@ -29,7 +29,7 @@ class Checkpoint:
 
     base:    folder of the weights, or a GGUF file.
     adapter: folder of the adapter; `base` itself for a whole model, None for a base model alone.
-    cache:   folder for what is exported and compiled on the way.
+    cache:   folder for what is exported on the way.
     """
 
     config: EngineConfig
@@ -144,51 +144,20 @@ def _torch_dtype(checkpoint: Checkpoint) -> str:
     asked = checkpoint.config.dtype
     if asked not in ("auto", "float32", "bfloat16"):
         raise PastaError(f"the torch engine has no number format {asked}", field="dtype")
-    on_cpu = checkpoint.config.engine == "compiled"
-    return native_dtype("cpu" if on_cpu else checkpoint.device) if asked == "auto" else asked
+    return native_dtype(checkpoint.device) if asked == "auto" else asked
 
 
-def _open_torch(checkpoint: Checkpoint, program: Any = None) -> LocalDecoder:
+def _open_torch(checkpoint: Checkpoint) -> LocalDecoder:
     from pasta_decoding.runtime.local import torch_decoder
 
     if checkpoint.is_gguf:
         raise PastaError("the torch engine does not read GGUF files")
-    dtype = _torch_dtype(checkpoint)
-    device = "cpu" if program is not None else checkpoint.device
+    dtype, device = _torch_dtype(checkpoint), checkpoint.device
     if device == "cpu":  # a GPU says itself what does not fit
         _refuse_large_cache(checkpoint, 4 if dtype == "float32" else 2)
     return torch_decoder(
-        checkpoint.base, checkpoint.adapter,
-        dtype=dtype, device=device, compiled=program, **checkpoint.sizes,
-    )  # fmt: skip
-
-
-# compiled
-
-
-def _is_compiled(checkpoint: Checkpoint) -> bool:
-    from pasta_decoding.api.compiled import Compiled, anything_compiled
-
-    if checkpoint.is_gguf or not anything_compiled(checkpoint.cache) or checkpoint.device != "cpu":
-        return False
-    if checkpoint.config.dtype not in ("auto", "bfloat16"):
-        return False  # compiled to float32 it reads twice as much as llama does
-    dtype = _torch_dtype(checkpoint)
-    return dtype == "bfloat16" and Compiled.of(checkpoint, dtype).ready(checkpoint.cache)
-
-
-def _open_compiled(checkpoint: Checkpoint) -> LocalDecoder:
-    from pasta_decoding.api.compiled import Compiled
-    from pasta_decoding.engines.compiled import CompiledPass
-
-    wanted = Compiled.of(checkpoint, _torch_dtype(checkpoint))
-    try:
-        return _open_torch(checkpoint, CompiledPass(wanted.make(checkpoint.cache)))
-    except PastaError as error:  # a full /tmp, say, where torch unpacks it
-        if checkpoint.config.engine == "compiled":
-            raise
-        log.warning("%s", error)
-        return _open_torch(checkpoint)
+        checkpoint.base, checkpoint.adapter, dtype=dtype, device=device, **checkpoint.sizes
+    )
 
 
 # fast
@@ -311,7 +280,6 @@ def _refuse_large_cache(checkpoint: Checkpoint, number_bytes: int) -> None:
 
 ENGINES: Mapping[str, EngineKind] = {
     "remote": EngineKind(lambda one: bool(one.config.base_url), lambda _: None, _open_remote),
-    "compiled": EngineKind(_is_compiled, _torch_dtype, _open_compiled),
     "fast": EngineKind(lambda _: False, _fast_dtype, _open_fast),
     "llama": EngineKind(llama_can_run, _gguf_dtype, _open_llama),
     "torch": EngineKind(lambda _: True, _torch_dtype, _open_torch),

@@ -20,7 +20,6 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "serve": ("serve:serve", "Serve OpenAI's clients, and a page that shows the threads."),
     "models": ("models:models", "List known models, adapters and what the cache holds."),
     "pull": ("models:pull", "Fetch a known base model into the cache, once."),
-    "compile": ("models:compile_", "Compile a checkpoint for this machine's processor, once."),
     "export": ("models:export", "Write base model and adapter as one."),
     "lint": ("lint:lint", "Report every broken annotation, as a compiler does."),
     "annotate": ("annotate:annotate", "Annotate responses with promises, chunks and syncs."),

@@ -43,17 +43,3 @@ def drawn(items: Iterable[Item], doing: str, total: int | None = None) -> Iterab
     from rich.progress import track
 
     return track(items, doing, total=total, console=Console(stderr=True), transient=True)
-
-
-@contextmanager
-def ticking(what: str) -> Iterator[None]:
-    """Show on a terminal that something goes on, and for how long it has."""
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    console = Console(stderr=True)
-    quiet = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=quiet) as progress:
-        progress.add_task(what, total=None)
-        yield

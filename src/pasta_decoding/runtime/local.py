@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pasta_decoding.engines import DEFAULT_CACHE_TOKENS
 from pasta_decoding.engines.base import Engine
@@ -23,9 +22,6 @@ from pasta_decoding.runtime.prefix_cache import PrefillBudget
 from pasta_decoding.runtime.request import Request, Rules
 from pasta_decoding.runtime.sampler import Replay
 from pasta_decoding.runtime.scheduler import Scheduler
-
-if TYPE_CHECKING:
-    from pasta_decoding.engines.compiled import CompiledPass
 
 LOCAL_JOINS = (Joining.kv, Joining.text)
 """What an engine in this process can do; the first one a checkpoint was trained for is taken."""
@@ -135,11 +131,8 @@ def torch_decoder(
     cache_tokens: int = DEFAULT_CACHE_TOKENS,
     threads: int | None = None,
     joining: Joining | None = None,
-    compiled: CompiledPass | None = None,
 ) -> LocalDecoder:
     """Load a checkpoint onto the torch engine. `threads` holds for the whole process.
-
-    compiled: this very checkpoint's forward pass, in the same number format.
 
     Raises PastaError if `device` is not there or has no room for the model.
     """
@@ -156,9 +149,7 @@ def torch_decoder(
         raise PastaError(
             f"cannot put the model on the device {device!r}: {error}", hint="Use --device cpu."
         ) from error
-    return decoder_over(
-        TorchEngine(loaded.model, cache_tokens=cache_tokens, compiled=compiled), loaded, joining
-    )
+    return decoder_over(TorchEngine(loaded.model, cache_tokens=cache_tokens), loaded, joining)
 
 
 def fast_decoder(
