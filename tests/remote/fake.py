@@ -1,7 +1,7 @@
 """A server of completions as vLLM is one, over a script or a tiny model, on a port of this machine.
 
-It speaks the dialect that `remote.stream` describes, refuses what vLLM refuses, and keeps a
-prefix cache of whole blocks, of which it only counts the hits. `Mischief` makes it misbehave.
+It speaks the dialect that `remote.stream` describes and refuses what vLLM refuses. `Mischief` makes
+it misbehave.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
+from itertools import takewhile
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from transformers import PreTrainedModel
 
@@ -31,8 +32,6 @@ from pasta_decoding.remote.stream import MAX_BIASES
 from pasta_decoding.runtime.guided import XARG
 from pasta_decoding.server.listen import open_socket
 from pasta_decoding.vllm.batch import Places, guided_params_of
-
-BLOCK = 16
 
 Mischief = Callable[[dict[str, Any], AsyncIterator[bytes]], AsyncIterator[bytes] | Response]
 """What is sent in place of a good reply: other pieces, or another response."""
@@ -52,12 +51,11 @@ def by_model(model: PreTrainedModel) -> Script:
 class Fake:
     """What the server does, and what it has seen.
 
-    bodies: all requests for completions; `live` of them are under way.
-    checks: those that only ask what the server can do.
-    sessions: the session that each of `bodies` names.
-    processor: makes what holds requests to their guides, as vLLM does; None has none.
-    token_s: how long it takes for a token.
-    looked_up_tokens: of all prompts; of these it has hit `hit_tokens` in its prefix cache.
+    bodies:    all requests for completions; `live` of them are under way.
+    checks:    those that only ask what the server can do.
+    sessions:  the session that each of `bodies` names.
+    processor: makes what holds requests to their params, as vLLM does; None has none.
+    token_s:   how long it takes for a token.
     """
 
     script: Script
@@ -73,12 +71,9 @@ class Fake:
     sessions: list[str | None] = field(default_factory=list)
     live: int = 0
     most_live: int = 0
-    looked_up_tokens: int = 0
-    hit_tokens: int = 0
     written_tokens: int = 0
     mischief: Mischief | None = None
     port: int = 0
-    _blocks: set[tuple[int, ...]] = field(default_factory=set)
 
     @property
     def url(self) -> str:
@@ -89,7 +84,6 @@ class Fake:
             routes=[
                 Route("/v1/models", self.models),
                 Route("/v1/completions", self.complete, methods=["POST"]),
-                Route("/metrics", self.metrics),
             ]
         )
 
@@ -99,19 +93,10 @@ class Fake:
         model = {"id": self.model, "object": "model", "max_model_len": self.max_model_len}
         return JSONResponse({"object": "list", "data": [model]})
 
-    async def metrics(self, _request: Request) -> Response:
-        counts = {"queries": self.looked_up_tokens, "hits": self.hit_tokens}
-        labels = f'{{engine="0",model_name="{self.model}"}}'
-        return PlainTextResponse(
-            "".join(
-                f"vllm:prefix_cache_{name}_total{labels} {float(count)}\n"
-                for name, count in counts.items()
-            )
-        )
-
     async def complete(self, request: Request) -> Response:
         body = await request.json()
         check = '"kind":"check"' in (body.get("vllm_xargs") or {}).get(XARG, "")
+        earlier = [one["prompt"] for one in self.bodies]
         (self.checks if check else self.bodies).append(body)
         if not check:
             self.sessions.append(request.headers.get("x-session-id"))
@@ -121,7 +106,9 @@ class Fake:
             return refusal(404, f"The model `{body['model']}` does not exist.")
         if problem := self._problem(body):
             return refusal(400, problem)
-        pieces = self._checked(body) if check else self._pieces(body)
+        pairs = [zip(body["prompt"][:-1], one, strict=False) for one in earlier]
+        shared = [sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], one)) for one in pairs]
+        pieces = self._pieces(body, max(shared, default=0), 0 if check else 1)
         found = self.mischief(body, pieces) if self.mischief and not check else pieces
         if isinstance(found, Response):
             return found
@@ -144,30 +131,20 @@ class Fake:
                 return f"pasta-decoding: {error}"
         return "Too many logit bias tokens" if len(bias) > MAX_BIASES else None
 
-    async def _pieces(self, body: dict[str, Any]) -> AsyncGenerator[bytes]:
-        self.live += 1
+    async def _pieces(
+        self, body: dict[str, Any], cached: int, requests: int
+    ) -> AsyncGenerator[bytes]:
+        self.live += requests
         self.most_live = max(self.most_live, self.live)
         try:
-            cached = self._cached_tokens(body["prompt"])
-            self.looked_up_tokens += len(body["prompt"])
-            self.hit_tokens += cached
             written: list[int] = []
             async for piece in self._events(body, written):
-                self._keep([*body["prompt"], *written[:-1]])
                 self.written_tokens += 1
                 yield piece
             yield usage(len(body["prompt"]), len(written), cached)
             yield b"data: [DONE]\n\n"
         finally:
-            self.live -= 1
-
-    async def _checked(self, body: dict[str, Any]) -> AsyncGenerator[bytes]:
-        """Answer a request that nobody counts."""
-        written: list[int] = []
-        async for piece in self._events(body, written):
-            yield piece
-        yield usage(len(body["prompt"]), len(written))
-        yield b"data: [DONE]\n\n"
+            self.live -= requests
 
     async def _events(self, body: dict[str, Any], written: list[int]) -> AsyncGenerator[bytes]:
         """Yield a token's event each, and append the tokens to `written`."""
@@ -206,16 +183,6 @@ class Fake:
             noise = np.random.default_rng((body["seed"], n))
             logits_V = logits_V / body["temperature"] + noise.gumbel(size=len(logits_V))
         return int(logits_V.argmax())
-
-    def _cached_tokens(self, prompt: list[int]) -> int:
-        """How much of a prompt is in whole blocks that are known; its last token never is."""
-        whole = (len(prompt) - 1) // BLOCK
-        known = (n for n in range(whole) if tuple(prompt[: (n + 1) * BLOCK]) not in self._blocks)
-        return BLOCK * next(known, whole)
-
-    def _keep(self, ids: list[int]) -> None:
-        ends = range(BLOCK, len(ids) + 1, BLOCK)
-        self._blocks |= {tuple(ids[:end]) for end in ends}
 
 
 def _params(body: dict[str, Any]) -> Any:

@@ -15,16 +15,16 @@ from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import PromiseRun
 from pasta_decoding.remote import thread
 from pasta_decoding.remote.replicas import ReplicaPool
-from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.events import Event, Finished, Opened, ordered
+from pasta_decoding.runtime.events import Event, Finished, ordered
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
 from tests.law import world
 from tests.law.world import ASYNC, CLOSE, CONTROL, END, OPEN, P20, P50, SYNC
-from tests.remote.fake import BLOCK, Fake, by_model, serving, until
+from tests.remote.fake import Fake, by_model, serving, until
 from tests.remote.writing import (
     RULES,
     asked,
+    assert_same,
     ending,
     locally,
     scripted,
@@ -38,16 +38,6 @@ from tests.tiny import tiny_llama
 A, B, C, SPACE_A = (ID[text] for text in ("a", "b", "c", " a"))
 ENDLESS = follow((A, B), (B, A), vocabulary_size=SIZE, otherwise=A)
 PROMPTS = [(11, 12, 13 + n) for n in range(8)]
-
-
-def assert_same(ours: Answer, theirs: Answer) -> None:
-    assert ours.segments == theirs.segments
-    assert ours.layouts == theirs.layouts
-    assert ours.text == theirs.text
-    assert ours.critical_path == theirs.critical_path
-    assert sorted(ours.trace.fed, key=repr) == sorted(theirs.trace.fed, key=repr)
-    assert ours.trace.rewritten_tokens == theirs.trace.rewritten_tokens
-    assert "".join(ordered(ours.events)) == ours.text
 
 
 def test_answers_are_those_of_the_step_scheduler_token_by_token() -> None:
@@ -109,7 +99,7 @@ TWO_CHUNKS = follow(
     vocabulary_size=SIZE,
 )
 """Main: a, a promise on b, ' a', one on c, b, SYNC, c a. The chunks write c a and c c c c."""
-LONG_PROMPT = (*([A, B, C, A, C, B] * BLOCK)[: 3 * BLOCK], LAST)
+LONG_PROMPT = (*[A, B, C, A, C, B] * 8, LAST)
 
 
 def test_every_request_begins_with_what_an_earlier_one_has_computed() -> None:
@@ -136,41 +126,31 @@ def test_every_request_begins_with_what_an_earlier_one_has_computed() -> None:
     assert sent is not None
     assert (sent.requests, sent.corrections) == (4, 0)
     assert sent.prompt_tokens == sum(len(body["prompt"]) for body in bodies)
-    # The prompt's blocks, three times; what else is shared fills no block.
-    assert sent.cached_tokens == 3 * 3 * BLOCK
+    assert sent.cached_tokens is not None
+    assert sent.cached_tokens > 3 * len(LONG_PROMPT)
 
 
-def test_events_are_told_as_they_happen_with_the_step_that_they_need_at_least() -> None:
+@pytest.mark.parametrize("stops", [(), ("bc",), ("acc",), (" a",)])
+def test_a_reader_is_told_what_happens_with_the_step_that_it_needs_at_least(
+    stops: tuple[str, ...],
+) -> None:
     told: list[tuple[Event, int]] = []
     with serving(Fake(TWO_CHUNKS, SIZE, END)) as fake:
         [answer] = write(
             service_of(fake),
-            [asked(LONG_PROMPT)],
+            [asked(LONG_PROMPT, stops=stops)],
             on_news=lambda events, step: told.extend((event, step) for event in events),
         )
+    steps = [step for _, step in told]
     assert [event for event, _ in told] == list(answer.events)
     assert isinstance(answer.events[-1], Finished)
-    assert sum(isinstance(event, Opened) for event in answer.events) == 2
-    steps = [step for _, step in told]
     assert steps == sorted(steps)
-    assert steps[-1] == answer.critical_path
     assert len(answer.event_s) == len(answer.events)
-
-
-@pytest.mark.parametrize("stop", ["bc", "acc", " a"])
-def test_a_reader_is_told_what_the_answer_holds_where_a_stop_string_ends_it(stop: str) -> None:
-    told: list[Event] = []
-    with serving(Fake(TWO_CHUNKS, SIZE, END)) as fake:
-        [answer] = write(
-            service_of(fake),
-            [asked(LONG_PROMPT, stops=(stop,))],
-            on_news=lambda events, _step: told.extend(events),
-        )
-    assert answer.stopped
-    assert told == list(answer.events)
-    assert "".join(ordered(told)) == answer.text
-    assert answer.text.endswith(stop)
-    assert answer.text == locally(asked(LONG_PROMPT, stops=(stop,)), TWO_CHUNKS).text
+    assert answer.stopped is bool(stops)
+    assert answer.text.endswith(stops or "ca")
+    assert "".join(ordered(answer.events)) == answer.text
+    assert answer.text == locally(asked(LONG_PROMPT, stops=stops), TWO_CHUNKS).text
+    assert bool(stops) or steps[-1] == answer.critical_path
 
 
 def test_the_same_seed_asks_for_the_same_and_another_choice_for_something_else() -> None:
@@ -184,13 +164,6 @@ def test_the_same_seed_asks_for_the_same_and_another_choice_for_something_else()
     assert once.segments == again.segments != other.segments
     assert len(seeds) > 2, "each request draws its own noise"
     assert {body["top_p"] for body in fake.bodies} == {0.9}
-
-
-def test_a_vanishing_temperature_is_sent_as_greedy() -> None:
-    request = Request(PROMPTS[0], Sampler(SamplingParams(temperature=1e-6)), RULES)
-    with serving(scripted()) as fake:
-        write(service_of(fake), [request])
-        assert {body["temperature"] for body in fake.bodies} == {0.0}
 
 
 def test_time_that_is_up_leaves_what_there_is() -> None:

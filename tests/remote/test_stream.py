@@ -13,8 +13,8 @@ from pasta_decoding.remote.stream import (
     Completion,
     CompletionReader,
     RemoteError,
-    ServerCapabilities,
 )
+from pasta_decoding.runtime.request import SamplingParams
 from tests.remote.fake import event, sent, usage
 
 STOP, OTHER_STOP, END = 7, 8, 9
@@ -170,12 +170,15 @@ def test_no_bytes_raise_anything_else(data: bytes) -> None:
 
 
 def test_the_body_says_all_of_sampling_and_names_ids_as_openai_does() -> None:
-    asked = Completion((1,), 2, (STOP,), END, {3: -100.0}, temperature=0.5, top_p=0.9, seed=11)
-    body = asked.body("tiny", ServerCapabilities())
+    sampling = SamplingParams(temperature=0.5, top_p=0.9)
+    asked = Completion((1,), 2, (STOP,), END, {3: -100.0}, sampling, seed=11)
+    body = asked.body("tiny", guided=False)
     assert body["logit_bias"] == {"3": -100.0}
     assert body["top_k"] == -1
     assert body["repetition_penalty"] == 1.0
     assert (body["temperature"], body["top_p"], body["seed"]) == (0.5, 0.9, 11)
     assert body["stop_token_ids"] == [STOP]
     assert body["return_token_ids"] is True
-    assert Completion((1,), 2, (), END).body("tiny", ServerCapabilities())["logit_bias"] is None
+    nearly_greedy = Completion((1,), 2, (), END, sampling=SamplingParams(temperature=1e-6))
+    assert nearly_greedy.body("tiny", guided=False)["temperature"] == 0.0
+    assert nearly_greedy.body("tiny", guided=False)["logit_bias"] is None

@@ -15,7 +15,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ import torch
 from pasta_decoding.lang.layout import ChunkRun, Joining, Layout, SyncRun
 from pasta_decoding.models.export import export_hf
 from pasta_decoding.models.load import find_adapter, load_model
-from pasta_decoding.remote.client import RetryPolicy
 from pasta_decoding.remote.decoder import RemoteDecoder, remote_decoder
+from pasta_decoding.remote.driver import AnswerWriter
 from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.remote.stream import RemoteError
 from pasta_decoding.runtime.answer import Answer
@@ -68,8 +68,6 @@ PROMPTS = [
     "Why is the sky blue?",
 ]
 RULES = Rules(max_tokens=300)
-PATIENT = RetryPolicy(first_token_s=1800, token_s=1800)
-"""A machine that is busy with other things is slow, and no reason to fail."""
 
 
 def answer_by(remote: RemoteDecoder, request: Request) -> Answer:
@@ -94,12 +92,11 @@ class Vllm:
         options = ["--served-model-name", NAME, "--dtype", "float32", "--max-model-len", "2048"]
         caching = ["--enable-prefix-caching", "--block-size", str(BLOCK)]
         telling = ["--enable-prompt-tokens-details", "--host", "127.0.0.1"]
-        order = ["--scheduling-policy", "priority"]
         port = ["--port", str(self.port)]
         small = ["--enforce-eager", "--max-num-seqs", "16", "--num-gpu-blocks-override", "256"]
         space = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
         self.process = subprocess.Popen(
-            [*command, *options, *caching, *telling, *order, *port, *small],
+            [*command, *options, *caching, *telling, *port, *small],
             env=os.environ | space,
             start_new_session=True,  # its workers are killed with it
         )
@@ -162,7 +159,9 @@ def vllm(merged: Path) -> Iterator[Vllm]:
 
 @pytest.fixture(scope="module")
 def remote(vllm: Vllm, merged: Path) -> RemoteDecoder:
-    return remote_decoder(merged, merged, [vllm.url], names=[NAME], retry_policy=PATIENT)
+    found = remote_decoder(merged, merged, [vllm.url], names=[NAME])
+    # A machine that is busy with other things is slow, and no reason to fail.
+    return replace(found, service=replace(found.service, first_token_s=1800, token_s=1800))
 
 
 @pytest.fixture(scope="module")
@@ -319,7 +318,7 @@ def test_a_killed_server_fails_who_was_there_and_serves_again_when_it_is_back(
         begun = asyncio.Event()
         async with ReplicaPool(remote.service) as pool:
             request = remote.request(PROMPTS[0], Rules(max_tokens=1000), SamplingParams())
-            writer = remote.writer(request, pool, lambda _events, _step: begun.set())
+            writer = AnswerWriter(request, remote.vocabulary, pool, lambda *_: begun.set())
             task = asyncio.create_task(writer.run())
             await begun.wait()
             vllm.kill()

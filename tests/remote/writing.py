@@ -10,11 +10,11 @@ from pasta_decoding.engines.base import Engine, FloatArray
 from pasta_decoding.engines.scripted import Script, ScriptedEngine
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import SHARED_MAX
-from pasta_decoding.remote.client import RetryPolicy, Service
+from pasta_decoding.remote.client import Service
 from pasta_decoding.remote.driver import AnswerWriter, OnNews
 from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.interpreter import Interpreter
+from pasta_decoding.runtime.events import ordered
 from pasta_decoding.runtime.local import answer_of
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
@@ -26,8 +26,7 @@ from tests.runtime.machine import leaning
 from tests.runtime.play import SIZE, VOCABULARY
 
 RULES = Rules(max_tokens=400, max_topic_tokens=3, min_chunk_tokens=6)
-PATIENT = RetryPolicy(retries=2, pause_s=0.01, cooldown_s=0.2)
-IMPATIENT = RetryPolicy(first_token_s=1, token_s=0.5, retries=2, pause_s=0.01, cooldown_s=0.2)
+QUICK = {"retries": 2, "pause_s": 0.01, "cooldown_s": 0.2}
 
 
 def ending(seed: int) -> Script:
@@ -46,11 +45,10 @@ def scripted(seed: int = 7) -> Fake:
     return Fake(ending(seed), SIZE, END)
 
 
-def service_of(*fakes: Fake, retry_policy: RetryPolicy = PATIENT, **changes: Any) -> Service:
+def service_of(*fakes: Fake, **limits: float) -> Service:
     urls = tuple(fake.url for fake in fakes)
-    return Service(
-        urls, fakes[0].model, fakes[0].vocabulary_size, 4096, None, retry_policy, **changes
-    )
+    known: dict[str, Any] = QUICK | limits
+    return Service(urls, fakes[0].model, fakes[0].vocabulary_size, 4096, **known)
 
 
 def asked(prompt: Sequence[int], *, rules: Rules = RULES, **changes: Any) -> Request:
@@ -63,17 +61,7 @@ def writer(
     on_news: OnNews = lambda _events, _step: None,
     vocabulary: Vocabulary = VOCABULARY,
 ) -> AnswerWriter:
-    prompt_tokens, most = len(request.prompt), pool.service.max_positions
-    interpreter = Interpreter(
-        vocabulary,
-        SHARED_MAX,
-        request.rules,
-        prompt_tokens,
-        most,
-        Joining.text,
-        stops=request.stops,
-    )
-    return AnswerWriter(request, interpreter, pool, on_news)
+    return AnswerWriter(request, vocabulary, pool, on_news)
 
 
 async def written(service: Service, requests: Sequence[Request], **about: Any) -> list[Answer]:
@@ -101,3 +89,13 @@ def locally(
     engine = ScriptedEngine(script, SIZE) if engine is None else engine
     scheduler = Scheduler(engine, vocabulary, SHARED_MAX, joining=Joining.text)
     return answer_of(scheduler, request)
+
+
+def assert_same(ours: Answer, theirs: Answer) -> None:
+    assert ours.segments == theirs.segments
+    assert ours.layouts == theirs.layouts
+    assert ours.text == theirs.text
+    assert ours.critical_path == theirs.critical_path
+    assert sorted(ours.trace.fed, key=repr) == sorted(theirs.trace.fed, key=repr)
+    assert ours.trace.rewritten_tokens == theirs.trace.rewritten_tokens
+    assert "".join(ordered(ours.events)) == ours.text

@@ -15,7 +15,6 @@ import pytest
 
 from pasta_decoding.engines.scripted import Script
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.remote.client import RetryPolicy
 from pasta_decoding.remote.decoder import RemoteDecoder, remote_decoder
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.request import Rules, SamplingParams
@@ -29,9 +28,6 @@ from tests.server.running import CHAT, HELLO, MODEL, Running, running
 from tests.server.scripts import endless, saying, with_engine
 from tests.server.test_cancel import request_bytes
 
-QUICK = RetryPolicy(
-    connect_s=2, first_token_s=20, token_s=20, retries=1, pause_s=0.01, cooldown_s=0.2
-)
 TOKENS = 60
 
 
@@ -70,8 +66,9 @@ def setup(
             tiny_checkpoint.adapter,
             [fake.url],
             joining=Joining.text,
-            retry_policy=QUICK,
         )
+        quick = replace(remote.service, retries=1, pause_s=0.01, cooldown_s=0.2)
+        remote = replace(remote, service=quick)
         backend = Backend(lambda: remote, Metrics(), Load(4, 4))
         local = replace(with_engine(decoder, script), joining=Joining.text)
         with running(local, {MODEL: backend}) as server:

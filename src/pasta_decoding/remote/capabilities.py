@@ -1,4 +1,4 @@
-"""What a server can do beyond completions: found out by a request of two tokens."""
+"""Has a server Pasta's logits processor? A request of two tokens finds out."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from contextlib import aclosing
 from dataclasses import replace
 from itertools import islice
 
-from pasta_decoding.remote.stream import BAN, Completion, RemoteError, ServerCapabilities
+from pasta_decoding.remote.stream import BAN, Completion, RemoteError
 from pasta_decoding.runtime.guided import GuidedParams, Kind
-
-Ask = Callable[[Completion, ServerCapabilities], AsyncGenerator[int]]
-"""Sends a request, in the dialect of a server with these capabilities, and yields what comes."""
 
 PROCESSOR = "pasta-decoding:"
 """With this the processor begins a refusal."""
 
 
-async def find_capabilities(
-    ask: Ask, asked: Completion, params: GuidedParams, vocabulary_size: int
-) -> ServerCapabilities:
-    """Return what a server can do for requests like `asked`.
+async def has_processor(
+    ask: Callable[[Completion], AsyncGenerator[int]],
+    asked: Completion,
+    params: GuidedParams,
+    vocabulary_size: int,
+) -> bool:
+    """Return whether a server obeys the params of requests like `asked`.
 
     It is sent a request whose reply only the processor can bring: all that it brings is banned.
     Raises RemoteError if the server has a processor that is of no use, or does not answer at all.
@@ -34,25 +34,17 @@ async def find_capabilities(
         end=asked.end,
         bias=dict.fromkeys(verdicts, BAN),
         params=replace(params, kind=Kind.check, verdicts=verdicts),
-        priority=1,
     )
-    for priority in (True, False):
-        capabilities = ServerCapabilities(guided=True, priority=priority)
-        try:
-            async with aclosing(ask(check, capabilities)) as tokens:
-                found = [token async for token in tokens]
-        except RemoteError as error:
-            _, is_ours, said = error.reason.partition(PROCESSOR)
-            if is_ours:
-                raise RemoteError(said.strip(), healthy=True) from error
-            if error.retryable or not error.healthy:
-                raise
-        else:
-            return replace(capabilities, guided=_is_guided(verdicts, found))
-    return ServerCapabilities()
-
-
-def _is_guided(verdicts: tuple[int, ...], found: list[int]) -> bool:
+    try:
+        async with aclosing(ask(check)) as tokens:
+            found = [token async for token in tokens]
+    except RemoteError as error:
+        _, is_ours, said = error.reason.partition(PROCESSOR)
+        if is_ours:
+            raise RemoteError(said.strip(), healthy=True) from error
+        if error.retryable or not error.healthy:
+            raise
+        return False  # it refuses fields that it does not know
     well, seen, unseen, foreign = verdicts
     if found[:1] == [foreign]:
         raise RemoteError(

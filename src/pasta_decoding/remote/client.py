@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pasta_decoding.errors import PastaError, install_command
+from pasta_decoding.errors import PastaError, require
 from pasta_decoding.remote.stream import RemoteError, excerpt
 
 if TYPE_CHECKING:
@@ -21,19 +20,30 @@ _HEALTHY = frozenset({400, 413, 422, 429})
 _MAX_ERROR_BYTES = 2**16
 _MAX_MODELS_BYTES = 2**20
 
+_T = TypeVar("_T")
+
 
 @dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """How long a server may take, and how often it is asked.
+class Service:
+    """All that is needed to ask for completions.
 
-    connect_s:     to be reached, and to list its models.
-    first_token_s: from a request to its first token: its queue and its prefill.
-    token_s:       from one token to the next.
+    base_urls:     what stands before `/completions`, one a replica.
+    model:         its name at the servers.
+    max_positions: tokens of prompt and completion together.
+    api_key:       never shown.
+    connect_s:     limit on being reached,
+    first_token_s: on the time from a request to its first token: its queue and its prefill,
+    token_s:       and on that from one token to the next.
     retries:       of a request that has not brought a token, after the first try.
     pause_s:       before the first retry, twice as long before each further one.
     cooldown_s:    for how long a replica that has failed gets no new answers.
     """
 
+    base_urls: tuple[str, ...]
+    model: str
+    vocabulary_size: int
+    max_positions: int
+    api_key: str | None = field(default=None, repr=False)
     connect_s: float = 10.0
     first_token_s: float = 120.0
     token_s: float = 60.0
@@ -42,33 +52,11 @@ class RetryPolicy:
     cooldown_s: float = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
-    """All that is needed to ask for completions.
-
-    base_urls:   what stands before `/completions`, one a replica.
-    model:       its name at the servers.
-    max_positions: tokens of prompt and completion together.
-    api_key:     never shown.
-    connections: requests under way at a time, all replicas together; more wait.
-    """
-
-    base_urls: tuple[str, ...]
-    model: str
-    vocabulary_size: int
-    max_positions: int
-    api_key: str | None = field(default=None, repr=False)
-    retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
-    connections: int = 256
-
-
 def http_library() -> Any:
     """Return httpx2. Raises PastaError if it is not installed."""
-    try:
-        import httpx2
-    except ImportError as error:
-        message = "the remote engine needs the package httpx2"
-        raise PastaError(message, hint=install_command("remote")) from error
+    require("httpx2", extra="remote", doing="the remote engine")
+    import httpx2
+
     return httpx2
 
 
@@ -84,6 +72,18 @@ def checked_url(url: str) -> str:
     if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query:
         raise bad
     return f"{url.rstrip('/')}/v1" if parsed.path in ("", "/") else url.rstrip("/")
+
+
+def checked_key(key: str | None) -> str | None:
+    """Return an API key; PastaError, which does not show it, if no client could send it."""
+    if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):
+        raise PastaError("the API key is empty or has characters that no header can hold")
+    return key
+
+
+def headers(api_key: str | None) -> dict[str, str]:
+    """Return what shows a key to a server; PastaError if it cannot be sent."""
+    return {} if api_key is None else {"Authorization": f"Bearer {checked_key(api_key)}"}
 
 
 def find_model(
@@ -110,8 +110,7 @@ def find_model(
         served = ", ".join(f"{model!r} at {base_url}" for base_url, (model, _) in found.items())
         raise PastaError(f"the servers serve different models: {served}")
     model = next(model for model, _ in found.values())
-    sizes = [size for _, size in found.values() if size is not None]
-    return model, min(sizes, default=None)
+    return model, min((size for _, size in found.values() if size is not None), default=None)
 
 
 def _model_of(
@@ -119,7 +118,7 @@ def _model_of(
 ) -> tuple[str, int | None]:
     status, body = _fetched(client, f"{base_url}/models", limit_s)
     said = excerpt(body.decode("utf-8", "replace"))
-    if is_retryable(status):
+    if _is_retryable(status):
         raise RemoteError(f"it failed with status {status}: {said}")
     if status in (401, 403):
         raise PastaError(f"{base_url} refuses the key ({status}); give --remote-key")
@@ -149,47 +148,13 @@ def _fetched(client: Client, url: str, limit_s: float) -> tuple[int, bytes]:
         return response.status_code, body
 
 
-def checked_key(key: str | None) -> str | None:
-    """Return an API key; PastaError, which does not show it, if no client could send it."""
-    if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):
-        raise PastaError("the API key is empty or has characters that no header can hold")
-    return key
-
-
-def headers(api_key: str | None) -> dict[str, str]:
-    """Return what shows a key to a server; PastaError if it cannot be sent."""
-    return {} if api_key is None else {"Authorization": f"Bearer {checked_key(api_key)}"}
-
-
-def is_retryable(status: int) -> bool:
-    """Tell whether a server that answers with `status` may do better in a while."""
-    return status in (408, 409, 425, 429) or status >= 500
-
-
-class TokenLimit:
-    """When the next token of a completion has to be there, whatever else keeps its stream alive."""
-
-    def __init__(self, retry_policy: RetryPolicy) -> None:
-        self._token_s = retry_policy.token_s
-        self._set(retry_policy.first_token_s)
-
-    def extend(self) -> None:
-        """Wait for one more."""
-        self._set(self._token_s)
-
-    def _set(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._deadline_s = asyncio.get_running_loop().time() + seconds
-
-    @asynccontextmanager
-    async def __call__(self) -> AsyncIterator[None]:
-        """Run the block until then; RemoteError if that is not enough."""
-        try:
-            async with asyncio.timeout_at(self._deadline_s):
-                yield
-        except TimeoutError as late:
-            message = f"it sent no token for {self._seconds:g} s"
-            raise RemoteError(message, retryable=True) from late
+async def in_time(coming: Awaitable[_T], began_s: float, limit_s: float) -> _T:
+    """Wait until `limit_s` behind `began_s`, whatever else keeps a stream alive, or RemoteError."""
+    try:
+        async with asyncio.timeout_at(began_s + limit_s):
+            return await coming
+    except TimeoutError as late:
+        raise RemoteError(f"it sent no token for {limit_s:g} s", retryable=True) from late
 
 
 async def check_status(response: Response, service: Service) -> None:
@@ -198,8 +163,8 @@ async def check_status(response: Response, service: Service) -> None:
     if status == 200:
         return
     try:
-        async with asyncio.timeout(service.retry_policy.token_s):
-            said = await _beginning(response)
+        async with asyncio.timeout(service.token_s):
+            said = await _reason_in(response)
     except TimeoutError:
         said = "no reason came"
     if status in (401, 403):
@@ -209,14 +174,18 @@ async def check_status(response: Response, service: Service) -> None:
     after = response.headers.get("Retry-After") or ""
     raise RemoteError(
         f"it failed with status {status}: {said}",
-        retryable=is_retryable(status),
+        retryable=_is_retryable(status),
         healthy=status in _HEALTHY,
         # The header's other form, a date, is not worth a parser.
         retry_after_s=float(after) if after.isdecimal() else None,
     )
 
 
-async def _beginning(response: Response) -> str:
+def _is_retryable(status: int) -> bool:
+    return status in (408, 409, 425, 429) or status >= 500
+
+
+async def _reason_in(response: Response) -> str:
     """Return what a reply that is no stream has to say, as far as one cares to read."""
     body = b""
     async for piece in response.aiter_bytes():

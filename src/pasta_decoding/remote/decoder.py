@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from pasta_decoding.engines.base import Limits
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.lang.positions import SHARED_MAX
 from pasta_decoding.models.load import load_metadata
-from pasta_decoding.remote.client import RetryPolicy, Service, checked_url, find_model
-from pasta_decoding.remote.driver import AnswerWriter, OnNews
-from pasta_decoding.remote.replicas import ReplicaPool
+from pasta_decoding.remote.client import Service, checked_url, find_model
 from pasta_decoding.remote.scheduler import RemoteScheduler, RemoteWorker
 from pasta_decoding.runtime.admission import check_fits
 from pasta_decoding.runtime.decoder import Decoder, decoder_fields, joining_for
-from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.request import Request, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
 
@@ -53,19 +49,6 @@ class RemoteDecoder(Decoder):
             raise PastaError("the servers send token ids and no logprobs")
         return Decoder.sampler(self, prompt, sampling, choice)
 
-    def writer(self, request: Request, pool: ReplicaPool, on_news: OnNews) -> AnswerWriter:
-        """Return what writes the answer to a request that passed `check`."""
-        interpreter = Interpreter(
-            self.vocabulary,
-            SHARED_MAX,
-            request.rules,
-            len(request.prompt),
-            self.service.max_positions,
-            Joining.text,
-            request.stops,
-        )
-        return AnswerWriter(request, interpreter, pool, on_news)
-
 
 def remote_decoder(
     base: Path,
@@ -75,7 +58,6 @@ def remote_decoder(
     names: Sequence[str] = (),
     api_key: str | None = None,
     joining: Joining | None = None,
-    retry_policy: RetryPolicy | None = None,
 ) -> RemoteDecoder:
     """Find out what the servers have, and read everything but weights of the same checkpoint here.
 
@@ -99,6 +81,4 @@ def remote_decoder(
         max_positions=min(max_positions, served_positions or max_positions),
         api_key=api_key,
     )
-    if retry_policy is not None:
-        service = replace(service, retry_policy=retry_policy)
     return RemoteDecoder(**decoder_fields(loaded, vocabulary_size, joining), service=service)

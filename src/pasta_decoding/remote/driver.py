@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
-from pasta_decoding.lang.layout import MAIN
+from pasta_decoding.lang.layout import MAIN, Joining
+from pasta_decoding.lang.positions import SHARED_MAX
 from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.remote.thread import ThreadStream
 from pasta_decoding.runtime.actions import Action, Append, CloseChunk, Fork, Rewrite
@@ -23,12 +23,12 @@ from pasta_decoding.runtime.recorder import OutputRecorder
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.runtime.trace import Fed, Trace
+from pasta_decoding.runtime.vocabulary import Vocabulary
 
 OnNews = Callable[[Sequence[Event], int], None]
 """Told of new events, and of how many steps the answer had at unlimited width."""
 
 
-@dataclass(eq=False)
 class AnswerWriter:
     """Writes one answer; `run` it once. Everything belongs to one event loop.
 
@@ -36,20 +36,18 @@ class AnswerWriter:
     steps:    the step that fed each thread's last token, as the layout counts them.
     """
 
-    request: Request
-    interpreter: Interpreter
-    pool: ReplicaPool
-    on_news: OnNews
-    contexts: dict[int, list[int]] = field(default_factory=dict)
-    steps: dict[int, int] = field(default_factory=dict)
-    _tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.contexts[MAIN] = list(self.request.prompt)
-        self.steps[MAIN] = 0
-        self.trace = Trace(len(self.request.prompt))
+    def __init__(
+        self, request: Request, vocabulary: Vocabulary, pool: ReplicaPool, on_news: OnNews
+    ) -> None:
+        prompt_tokens, most = len(request.prompt), pool.service.max_positions
+        self.request, self.pool, self._on_news = request, pool, on_news
+        self.interpreter = Interpreter(
+            vocabulary, SHARED_MAX, request.rules, prompt_tokens, most, Joining.text, request.stops
+        )
+        self.contexts, self.steps = {MAIN: list(request.prompt)}, {MAIN: 0}
+        self.trace = Trace(prompt_tokens)
         self.recorder = OutputRecorder(self.interpreter, time.perf_counter())
-        self._moved = asyncio.Event()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def run(self) -> Answer:
         """Write the answer. If one thread fails for good, the others are cancelled.
@@ -79,11 +77,6 @@ class AnswerWriter:
         self._end_tasks()
         self._report()
 
-    @property
-    def live_threads(self) -> int:
-        """How many threads write now."""
-        return len(self.interpreter.writing)
-
     def _conclude(self) -> Answer:
         now_s = time.perf_counter()
         self.recorder.stamp(now_s)
@@ -105,14 +98,9 @@ class AnswerWriter:
 
     async def _write(self, thread: int) -> None:
         """Let `thread` write until it ends; main, until it waits."""
-        stream, limiter = ThreadStream(self, thread), self.pool.limiter
-        sync = self.interpreter.vocabulary.control.sync
+        stream = ThreadStream(self, thread)
         try:
-            await self._until_likely(thread)
             while self.interpreter.writes(thread):
-                if not limiter.admits(self, thread):
-                    await stream.put_down()
-                    await self._take_turn(thread)
                 choice = await stream.choose()
                 self.recorder.note(thread, choice)
                 self._apply(self.interpreter.on_token(thread, choice.token))
@@ -120,34 +108,10 @@ class AnswerWriter:
                     self.stop()  # before it is told: what is trimmed stands in front of it
                 self._end_tasks()
                 self._report()
-                if thread == MAIN and choice.token == sync:
+                if thread == MAIN and choice.token == self.interpreter.vocabulary.control.sync:
                     return  # it goes on behind the join, in a task of its own
         finally:
             await stream.put_down()
-            limiter.leave(self, thread)
-
-    async def _until_likely(self, thread: int) -> None:
-        """Let a chunk wait that would probably be trimmed, as long as other answers are written.
-
-        The first of those that run never waits: what it becomes is what the others wait for.
-        """
-        budget = self.interpreter.budget
-        while (
-            thread != MAIN
-            and self.pool.limiter.has_others(self)
-            and any(chunk.thread < thread for chunk in budget.running)
-            and budget.expected_place(thread) >= budget.rules.max_tokens
-        ):
-            await self._moved.wait()
-
-    async def _take_turn(self, thread: int) -> None:
-        """Ask at once where the server has the rules, and decides who writes; else wait."""
-        if self.lease.guided:
-            self.pool.limiter.take(self, thread)
-            return
-        # Would two requests write what one does? What is drawn follows from a request's seed.
-        greedy = self.sampler.params.greedy
-        await self.pool.limiter.enter(self, thread, main_yields=greedy)
 
     @property
     def sampler(self) -> Sampler:
@@ -156,11 +120,9 @@ class AnswerWriter:
         return self.request.sampler
 
     def _report(self) -> None:
-        self._moved.set()
-        self._moved = asyncio.Event()
         self.recorder.stamp(time.perf_counter())
         if news := self.recorder.drain():
-            self.on_news(news, max(self.steps.values()))
+            self._on_news(news, max(self.steps.values()))
 
     def _apply(self, actions: Sequence[Action]) -> None:
         for action in actions:

@@ -8,28 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Self
 
-from pasta_decoding.remote.capabilities import find_capabilities
-from pasta_decoding.remote.client import Service, TokenLimit, check_status, headers, http_library
-from pasta_decoding.remote.limiter import ConcurrencyLimiter
-from pasta_decoding.remote.stream import (
-    Completion,
-    CompletionReader,
-    RemoteError,
-    ServerCapabilities,
-    excerpt,
-)
+from pasta_decoding.remote.capabilities import has_processor
+from pasta_decoding.remote.client import Service, check_status, headers, http_library, in_time
+from pasta_decoding.remote.stream import Completion, CompletionReader, RemoteError, excerpt
 from pasta_decoding.runtime.trace import Sent
 
 if TYPE_CHECKING:
-    from httpx2 import AsyncClient, Response
+    from httpx2 import AsyncClient
 
+MAX_REQUESTS = 256
+"""Under way at a time, all replicas together; more wait."""
 MAX_RETRY_AFTER_S = 30.0
 """The longest that a server's Retry-After is obeyed."""
 SESSION_HEADER = "X-Session-ID"
@@ -37,71 +32,42 @@ SESSION_HEADER = "X-Session-ID"
 
 
 @dataclass(slots=True, eq=False)
-class _Replica:
+class Replica:
+    """One server. `guided`: whether it has the logits processor; None as long as nobody asked."""
+
     base_url: str
     answers: int = 0
     cooldown_until_s: float = 0.0
-    capabilities: ServerCapabilities | None = None
-    looking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    guided: bool | None = None
+    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
+@dataclass(slots=True)
 class Lease:
-    """The place of one answer at one replica. Leave it with the block that it is a context of.
+    """The place of one answer at one replica, and what it has asked for."""
 
-    guided: whether the last request went to a server that obeys `GuidedParams`.
-    """
-
-    def __init__(self, pool: ReplicaPool) -> None:
-        self._pool = pool
-        self.sent = Sent()
-        self.guided = False
-        self.session = uuid.uuid4().hex
-
-    def __enter__(self) -> Self:
-        """Take a place where there are fewest answers."""
-        self.replica = self._pool.least_busy()
-        self.replica.answers += 1
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        """Give the place back."""
-        self.replica.answers -= 1
-
-    def move(self, failed: _Replica) -> None:
-        """Let a replica cool down, and leave it, if there is another one.
-
-        Requests of one answer may fail together: the first of them moves for all.
-        """
-        self._pool.cool_down(failed)
-        if self.replica is not failed:
-            return
-        self.replica.answers -= 1
-        self.replica = self._pool.least_busy()
-        self.replica.answers += 1
+    replica: Replica
+    sent: Sent = field(default_factory=Sent)
+    session: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
 class ReplicaPool:
-    """Open connections to a service, for as long as the block runs whose context it is.
-
-    limiter:   which threads of the answers may have a request open.
-    """
+    """Open connections to a service, for as long as the block runs whose context it is."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self.limiter = ConcurrencyLimiter()
-        self._replicas = [_Replica(base_url) for base_url in service.base_urls]
+        self._replicas = [Replica(base_url) for base_url in service.base_urls]
 
     async def __aenter__(self) -> Self:
         """Make a client, in the running event loop."""
         httpx = http_library()
-        service, most = self.service, self.service.connections
-        self._turns = asyncio.Semaphore(most)
+        self._turns = asyncio.Semaphore(MAX_REQUESTS)
         self._client: AsyncClient = httpx.AsyncClient(
-            headers=headers(service.api_key),
+            headers=headers(self.service.api_key),
             # The turns are its limit: waiting for one is not the server's time.
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=most),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=MAX_REQUESTS),
             # Only connecting is limited here: each piece of a stream has its own time below.
-            timeout=httpx.Timeout(None, connect=service.retry_policy.connect_s),
+            timeout=httpx.Timeout(None, connect=self.service.connect_s),
         )
         return self
 
@@ -109,140 +75,118 @@ class ReplicaPool:
         """Close all connections."""
         await self._client.aclose()
 
-    def lease(self) -> Lease:
-        """Return a place for one answer."""
-        return Lease(self)
+    @contextmanager
+    def lease(self) -> Iterator[Lease]:
+        """Hold a place for one answer where there are fewest."""
+        lease = Lease(self._least_busy())
+        try:
+            yield lease
+        finally:
+            lease.replica.answers -= 1
 
-    def least_busy(self) -> _Replica:
-        """Return the replica with the fewest answers; one that cools down only if all do."""
-        now_s = asyncio.get_running_loop().time()
-        ready = [one for one in self._replicas if one.cooldown_until_s <= now_s]
-        chosen = min(ready or self._replicas, key=lambda one: (one.answers, one.cooldown_until_s))
-        # The last one asked goes to the end, so that equals take turns.
-        self._replicas.remove(chosen)
-        self._replicas.append(chosen)
-        return chosen
+    def move(self, lease: Lease, failed: Replica) -> None:
+        """Let a replica cool down, and leave it, if there is another one.
 
-    def cool_down(self, replica: _Replica) -> None:
-        """Ask others for a while. Who knows what will be there then?"""
-        replica.capabilities = None
-        cooldown_s = self.service.retry_policy.cooldown_s
-        replica.cooldown_until_s = asyncio.get_running_loop().time() + cooldown_s
+        Requests of one answer may fail together: the first of them moves for all.
+        """
+        self._cool_down(failed)
+        if lease.replica is failed:
+            failed.answers -= 1
+            lease.replica = self._least_busy()
 
     async def stream(self, lease: Lease, asked: Completion) -> AsyncGenerator[int]:
         """Yield the ids of a completion as they come. Close it, and the server stops.
 
-        Until the first one, what may pass by itself is tried again: from the third try on, or if
-        nobody is there, at another replica, unless this one is only busy. Raises RemoteError.
+        Until the first one, what may pass by itself is tried again, at another replica unless this
+        one is only busy. Raises RemoteError.
         """
         for tried in count():
             begun = False
             try:
                 async with self._turns:
                     replica = lease.replica  # another request may move the lease meanwhile
-                    async with aclosing(self._once(lease, replica, asked)) as tokens:
+                    guided = await self._is_guided(replica, asked)
+                    lease.sent.requests += 1
+                    reply = self._reply(replica, asked, lease, guided=guided)
+                    async with aclosing(reply) as tokens:
                         async for token in tokens:
                             begun = True
                             yield token
-            except RemoteError as error:
-                if begun or not error.retryable or tried >= self.service.retry_policy.retries:
-                    if not error.healthy:
-                        self.cool_down(replica)
-                    raise _located(error, replica, tried + 1) from error
-                if error.unreachable or (tried > 0 and not error.healthy):
-                    lease.move(replica)
-                await asyncio.sleep(self._pause_s(error, tried))
-            else:
                 return
+            except RemoteError as error:
+                if begun or not error.retryable or tried >= self.service.retries:
+                    if not error.healthy:
+                        self._cool_down(replica)
+                    raise _located(error, replica, tried + 1) from error
+                if not error.healthy:
+                    self.move(lease, replica)
+                pause_s, after_s = self.service.pause_s * 2**tried, error.retry_after_s
+                await asyncio.sleep(pause_s if after_s is None else min(after_s, MAX_RETRY_AFTER_S))
 
-    def _pause_s(self, error: RemoteError, tried: int) -> float:
-        if error.retry_after_s is not None:
-            return min(error.retry_after_s, MAX_RETRY_AFTER_S)
-        return float(self.service.retry_policy.pause_s * 2**tried)
+    def _least_busy(self) -> Replica:
+        """Take a place at the replica with the fewest answers; if all cool down, at one of them."""
+        now_s = asyncio.get_running_loop().time()
+        ready = [one for one in self._replicas if one.cooldown_until_s <= now_s]
+        chosen = min(ready or self._replicas, key=lambda one: (one.answers, one.cooldown_until_s))
+        # The last one asked goes to the end, so that equals take turns.
+        self._replicas.remove(chosen)
+        self._replicas.append(chosen)
+        chosen.answers += 1
+        return chosen
 
-    async def _once(
-        self, lease: Lease, replica: _Replica, asked: Completion
-    ) -> AsyncGenerator[int]:
-        """Ask once, and yield what comes."""
-        httpx = http_library()
-        try:
-            capabilities = await self._capabilities(replica, asked)
-            lease.guided = capabilities.guided
-            lease.sent.requests += 1
-            reply = self._reply(replica, asked, capabilities, lease)
-            async with aclosing(reply) as tokens:
-                async for token in tokens:
-                    yield token
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise RemoteError(
-                f"it cannot be reached: {excerpt(str(error) or type(error).__name__)}",
-                retryable=True,
-                unreachable=True,
-            ) from error
-        except (httpx.TransportError, httpx.DecodingError) as error:
-            reason = excerpt(str(error) or type(error).__name__)
-            raise RemoteError(f"it broke the connection: {reason}", retryable=True) from error
+    def _cool_down(self, replica: Replica) -> None:
+        """Ask others for a while. Who knows what will be there then?"""
+        replica.guided = None
+        replica.cooldown_until_s = asyncio.get_running_loop().time() + self.service.cooldown_s
 
-    async def _capabilities(self, replica: _Replica, asked: Completion) -> ServerCapabilities:
-        """Find out, once for a server, what it can do for guided requests."""
+    async def _is_guided(self, replica: Replica, asked: Completion) -> bool:
+        """Find out, once for a server, whether it obeys the params of requests."""
         if asked.params is None:
-            return ServerCapabilities()
-        async with replica.looking:
-            if replica.capabilities is None:
-                size, lease = self.service.vocabulary_size, Lease(self)
-                ask = partial(self._reply, replica, lease=lease)
-                replica.capabilities = await find_capabilities(ask, asked, asked.params, size)
-            return replica.capabilities
+            return False
+        async with replica.asking:
+            if replica.guided is None:
+                ask = partial(self._reply, replica, lease=Lease(replica), guided=True)
+                size = self.service.vocabulary_size
+                replica.guided = await has_processor(ask, asked, asked.params, size)
+            return replica.guided
 
     async def _reply(
-        self,
-        replica: _Replica,
-        asked: Completion,
-        capabilities: ServerCapabilities,
-        lease: Lease,
+        self, replica: Replica, asked: Completion, lease: Lease, *, guided: bool
     ) -> AsyncGenerator[int]:
         """Send a request, and yield what comes."""
-        reader = CompletionReader(asked, self.service.vocabulary_size)
-        limit = TokenLimit(self.service.retry_policy)
+        httpx, reader = http_library(), CompletionReader(asked, self.service.vocabulary_size)
+        now_s = asyncio.get_running_loop().time
+        began_s, limit_s = now_s(), self.service.first_token_s
         request = self._client.build_request(
             "POST",
             f"{replica.base_url}/completions",
-            json=asked.body(self.service.model, capabilities),
+            json=asked.body(self.service.model, guided=guided),
             headers={SESSION_HEADER: lease.session},
         )
-        async with limit():
-            response = await self._client.send(request, stream=True)
         try:
-            await check_status(response, self.service)
-            async with aclosing(self._read(response, reader, lease, limit)) as tokens:
-                async for token in tokens:
+            response = await in_time(self._client.send(request, stream=True), began_s, limit_s)
+            async with aclosing(response):
+                await check_status(response, self.service)
+                pieces = response.aiter_bytes()
+                while (piece := await in_time(anext(pieces, None), began_s, limit_s)) is not None:
+                    received = reader.received
+                    for token in reader.feed(piece):
+                        yield token
+                    if reader.received > received:
+                        began_s, limit_s = now_s(), self.service.token_s
+                last = reader.end()
+                # Counted before somebody has what they wanted, and closes this.
+                lease.sent.add(len(asked.prompt), reader.cached_tokens)
+                for token in last:
                     yield token
-        finally:
-            await response.aclose()
-
-    async def _read(
-        self, response: Response, reader: CompletionReader, lease: Lease, limit: TokenLimit
-    ) -> AsyncGenerator[int]:
-        pieces = response.aiter_bytes()
-        while True:
-            async with limit():
-                piece = await anext(pieces, None)
-            if piece is None:
-                break
-            received = reader.received
-            for token in reader.feed(piece):
-                yield token
-            if reader.received > received:
-                limit.extend()
-        last = reader.end()
-        lease.sent.add(
-            len(reader.asked.prompt), reader.cached_tokens
-        )  # before somebody has what they wanted, and closes this
-        for token in last:
-            yield token
+        except (httpx.TransportError, httpx.DecodingError) as error:
+            absent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+            what = "it cannot be reached" if absent else "it broke the connection"
+            reason = excerpt(str(error) or type(error).__name__)
+            raise RemoteError(f"{what}: {reason}", retryable=True) from error
 
 
-def _located(error: RemoteError, replica: _Replica, tries: int) -> RemoteError:
+def _located(error: RemoteError, replica: Replica, tries: int) -> RemoteError:
     about = f"the server at {replica.base_url} failed: {error}"
     message = about if tries == 1 else f"{about} (tries: {tries})"
     return RemoteError(message, hint=error.hint, reason=error.reason)

@@ -11,7 +11,6 @@ from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False, slots=True)
-class _Writing:
+class _Job:
     """One request, its task, and whether anybody still wants to hear of it."""
 
     listener: Listener
@@ -69,7 +68,6 @@ class RemoteWorker:
     """Implements `Worker`. Holds connections to the decoder's servers until it is closed.
 
     max_requests: how many answers are written at a time; None sets no limit.
-    activity: as of the last news.
     """
 
     def __init__(
@@ -79,12 +77,11 @@ class RemoteWorker:
         *,
         max_requests: int | None = None,
     ) -> None:
-        self.activity = Activity()
         self._decoder = decoder
         self._watcher = watcher
         self._places = asyncio.Semaphore(max_requests) if max_requests else nullcontext()
-        self._tasks: set[asyncio.Task[Any] | None] = set()
-        self._writers: set[AnswerWriter] = set()
+        # The answers' own tasks, and who writes in those that have a place.
+        self._writers: dict[asyncio.Task[Any] | None, AnswerWriter | None] = {}
         self._handing_in = threading.Lock()
         self._closed = False
         self._loop = asyncio.new_event_loop()
@@ -99,19 +96,24 @@ class RemoteWorker:
     def alive(self) -> bool:
         return not self._closed
 
+    @property
+    def activity(self) -> Activity:
+        writers = [one for one in tuple(self._writers.values()) if one is not None]
+        live = sum(len(one.interpreter.writing) for one in writers)
+        return Activity(running=len(writers), live_threads=live)
+
     def check(self, request: Request) -> None:
         self._decoder.check(request)
 
     def submit(self, request: Request, listener: Listener) -> Ticket:
         self.check(request)
-        writing = _Writing(listener)
+        job = _Job(listener)
         with self._handing_in:
             if self._closed:
                 raise ClosedError
-            answer = self._write(request, writing)
-            writing.future = asyncio.run_coroutine_threadsafe(answer, self._loop)
-        writing.future.add_done_callback(writing.end)
-        return writing
+            job.future = asyncio.run_coroutine_threadsafe(self._write(request, job), self._loop)
+        job.future.add_done_callback(job.end)
+        return job
 
     def close(self) -> None:
         with self._handing_in:
@@ -128,38 +130,25 @@ class RemoteWorker:
 
     # The loop's thread
 
-    async def _write(self, request: Request, writing: _Writing) -> Answer:
-        self._tasks.add(task := asyncio.current_task())
+    async def _write(self, request: Request, job: _Job) -> Answer:
+        task = asyncio.current_task()
+        self._writers[task] = None
         try:
             async with self._places:
-                return await self._write_now(request, writing)
+                writer = AnswerWriter(request, self._decoder.vocabulary, self._pool, job.tell)
+                self._writers[task] = writer
+                try:
+                    return await writer.run()
+                finally:
+                    if self._watcher is not None:
+                        self._watcher.sent(writer.lease.sent)
         finally:
-            self._tasks.discard(task)
-
-    async def _write_now(self, request: Request, writing: _Writing) -> Answer:
-        writer = self._decoder.writer(request, self._pool, partial(self._tell, writing))
-        self._writers.add(writer)
-        self._look_around()
-        try:
-            return await writer.run()
-        finally:
-            self._writers.discard(writer)
-            self._look_around()
-            if self._watcher is not None:
-                self._watcher.sent(writer.lease.sent)
-
-    def _tell(self, writing: _Writing, events: Sequence[Event], step: int) -> None:
-        self._look_around()
-        writing.tell(events, step)
-
-    def _look_around(self) -> None:
-        live = sum(writer.live_threads for writer in self._writers)
-        self.activity = Activity(running=len(self._writers), live_threads=live)
+            del self._writers[task]
 
     async def _stop(self) -> None:
         # Only the answers' own tasks: each ends those that it began. anyio leaves a coroutine
         # unawaited whose task is cancelled from outside before it ran.
-        tasks = [task for task in self._tasks if task is not None]
+        tasks = [task for task in self._writers if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -2,8 +2,8 @@
 
 The dialect is OpenAI's `/v1/completions` with three extensions as vLLM has them: the prompt is a
 list of token ids, `stop_token_ids` end it, and `return_token_ids` puts ids into the stream.
-https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html Anything else is asked only of
-a server that has shown that it can: `ServerCapabilities`.
+https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html `vllm_xargs` go only to a
+server that has Pasta's logits processor.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.runtime.guided import XARG, GuidedParams, write_params
+from pasta_decoding.runtime.request import SamplingParams
 
 MAX_LINE_BYTES = 2**24
 """Of one event; the first of a stream repeats the prompt."""
@@ -24,6 +25,7 @@ BAN = -100.0
 """The bias of a banned token, and minus that of tokens of which one must come."""
 
 _EXCERPT_CHARS = 120
+_DIALECT = "it must know `return_token_ids`, `stop_token_ids` and `include_usage`, as vLLM does"
 
 
 class RemoteError(PastaError):
@@ -32,8 +34,7 @@ class RemoteError(PastaError):
     reason:        what went wrong, without saying where.
     retryable:     whether the same request may do better in a while,
     retry_after_s: and when, if the server says so.
-    unreachable:   whether nobody is there.
-    healthy:       whether it is well all the same: busy, or not fit for this very request.
+    healthy:       whether the server is well all the same: busy, or this request does not fit.
     """
 
     def __init__(
@@ -44,38 +45,23 @@ class RemoteError(PastaError):
         reason: str | None = None,
         retryable: bool = False,
         retry_after_s: float | None = None,
-        unreachable: bool = False,
         healthy: bool = False,
     ) -> None:
         super().__init__(message, hint=hint)
         self.reason = message if reason is None else reason
         self.retryable = retryable
         self.retry_after_s = retry_after_s
-        self.unreachable = unreachable
         self.healthy = healthy
-
-
-@dataclass(frozen=True, slots=True)
-class ServerCapabilities:
-    """What a server can do that not all can.
-
-    guided:   it has Pasta's logits processor, which obeys `GuidedParams`.
-    priority: of the requests that wait it begins with the lowest number.
-    """
-
-    guided: bool = False
-    priority: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     """Go on from `prompt` for at most `max_tokens`.
 
-    stops:    ids that end it; they are streamed, too.
-    end:      stands for an end that the server does not name.
-    bias:     what is added to the logits of these ids before anything is chosen.
-    params:   the rules that it obeys, where the server has the processor.
-    priority: how many unfinished texts of its answer stand before it.
+    stops:  ids that end it; they are streamed, too.
+    end:    stands for an end that the server does not name.
+    bias:   what is added to the logits of these ids before anything is chosen.
+    params: the rules that it obeys, where the server has the processor.
     """
 
     prompt: tuple[int, ...]
@@ -83,33 +69,29 @@ class Completion:
     stops: tuple[int, ...]
     end: int
     bias: Mapping[int, float] = field(default_factory=dict)
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int | None = None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     seed: int = 0
-    min_p: float = 0.0
     params: GuidedParams | None = None
-    priority: int = 0
 
-    def body(self, model: str, capabilities: ServerCapabilities) -> dict[str, Any]:
-        """Return the request's body. It names all of sampling: some servers have other defaults."""
-        own: dict[str, Any] = {}
-        bias = dict(self.bias)
-        if self.params is not None and capabilities.guided:
-            own["vllm_xargs"] = {XARG: write_params(self.params)}
+    def body(self, model: str, *, guided: bool) -> dict[str, Any]:
+        """Return the request's body. It names all of sampling: some servers have other defaults.
+
+        guided: whether the server has the processor.
+        """
+        bias, sampling, xargs = dict(self.bias), self.sampling, {}
+        if self.params is not None and guided:
+            xargs = {"vllm_xargs": {XARG: write_params(self.params)}}
         elif self.params is not None and self.params.eagerness:
             token = self.params.control.promise_open
             bias[token] = bias.get(token, 0.0) + self.params.eagerness
-        if capabilities.priority:
-            own["priority"] = self.priority
-        return own | {
+        return xargs | {
             "model": model,
             "prompt": list(self.prompt),
             "max_tokens": self.max_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": -1 if self.top_k is None else self.top_k,
-            "min_p": self.min_p,
+            "temperature": 0.0 if sampling.greedy else sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": -1 if sampling.top_k is None else sampling.top_k,
+            "min_p": sampling.min_p,
             "repetition_penalty": 1.0,
             "seed": self.seed,
             "logit_bias": {str(token): by for token, by in bias.items()} or None,
@@ -138,8 +120,7 @@ class CompletionReader:
     cached_tokens: int | None = None
     _line: bytes = b""
     _held: list[int] = field(default_factory=list)
-    _reason: str | None = None
-    _done: bool = False
+    _ended: bool = False
     _unsent: int = 0
     _counted: bool = False
 
@@ -153,24 +134,20 @@ class CompletionReader:
     def end(self) -> list[int]:
         """Return the ids that the end of the stream makes certain."""
         ids = self.feed(b"\n")
-        if self._reason is None:
+        if not self._ended:
             raise RemoteError("it ended its reply early", retryable=True)
         if not self._counted:
             raise RemoteError(f"it did not say how many tokens it sent; {_DIALECT}")
         return [*ids, *self._held]
 
     def _read(self, line: bytes) -> list[int]:
-        if line.startswith(b"data:"):
-            content = line[len(b"data:") :].strip()
-            self._done = self._done or content == b"[DONE]"
-            return [] if content == b"[DONE]" else self._read_event(content)
-        if line and not line.startswith((b":", b"event:", b"id:", b"retry:")):
-            raise _garbage(repr(line[:_EXCERPT_CHARS]))
-        return []
-
-    def _read_event(self, content: bytes) -> list[int]:
+        if not line or line.startswith((b":", b"event:", b"id:", b"retry:")):
+            return []
+        content = line.removeprefix(b"data:").strip()
+        if content == b"[DONE]":
+            return []
         try:
-            event = json.loads(content)
+            event = json.loads(content) if line.startswith(b"data:") else None
         except (ValueError, RecursionError):
             event = None
         if not isinstance(event, dict):
@@ -181,8 +158,8 @@ class CompletionReader:
         if not isinstance(choices, list) or [type(one) for one in choices] not in ([], [dict]):
             raise _garbage(f"choices {excerpt(choices)}")
         ids = [token for choice in choices for token in self._choice(choice)]
-        if usage := event.get("usage"):
-            self._check_usage(usage)
+        if self._ended and (usage := event.get("usage")):  # some servers count as they go
+            self._check_usage(usage if isinstance(usage, dict) else {})
         return ids
 
     def _choice(self, choice: dict[str, Any]) -> list[int]:
@@ -191,8 +168,7 @@ class CompletionReader:
             raise RemoteError("it changed the prompt")
         ids = self._checked(choice.get("token_ids"), text=choice.get("text"))
         stops = [place for place, token in enumerate(ids) if token in self.asked.stops]
-        over = self._reason is not None or self._held or self._done
-        if (ids and over) or (stops and stops[0] < len(ids) - 1):
+        if (ids and (self._ended or self._held)) or (stops and stops[0] < len(ids) - 1):
             raise RemoteError(f"it went on behind a stop token; {_DIALECT}")
         self.received += len(ids)
         if self.received > (most := self.asked.max_tokens):
@@ -201,17 +177,6 @@ class CompletionReader:
             self._held = [ids.pop()]
         self._finish(choice.get("finish_reason"), choice.get("stop_reason"))
         return ids
-
-    def _finish(self, reason: object, stop: object) -> None:
-        if reason is None:
-            return
-        if reason not in ("stop", "length"):
-            raise RemoteError(f"it gave up: {excerpt(reason)}", retryable=True)
-        self._reason = str(reason)
-        if reason == "stop" and not self._held:
-            known = isinstance(stop, int) and stop in self.asked.stops
-            self._held = [stop if isinstance(stop, int) and known else self.asked.end]
-            self._unsent = 1
 
     def _checked(self, ids: object, *, text: object) -> list[int]:
         if ids is None and not text:
@@ -225,28 +190,31 @@ class CompletionReader:
                 )
         return list(ids)
 
-    def _check_usage(self, usage: object) -> None:
-        if self._reason is None:
-            return  # some servers count as they go
-        found = usage if isinstance(usage, dict) else {}
-        counted, prompt = found.get("completion_tokens"), found.get("prompt_tokens")
+    def _finish(self, reason: object, stop: object) -> None:
+        if reason not in (None, "stop", "length"):
+            raise RemoteError(f"it gave up: {excerpt(reason)}", retryable=True)
+        self._ended = self._ended or reason is not None
+        if reason == "stop" and not self._held:
+            self._held = [
+                stop if type(stop) is int and stop in self.asked.stops else self.asked.end
+            ]
+            self._unsent = 1
+
+    def _check_usage(self, usage: dict[str, Any]) -> None:
+        counted, prompt = usage.get("completion_tokens"), usage.get("prompt_tokens")
         if counted not in (self.received, self.received + self._unsent):
             raise RemoteError(
                 f"it streamed {self.received} token ids and counts {excerpt(counted)}: some were "
                 "lost or came twice"
             )
-        if prompt is not None and prompt != len(self.asked.prompt):
-            raise RemoteError(
-                f"it read a prompt of {excerpt(prompt)} tokens where {len(self.asked.prompt)} "
-                "were sent"
-            )
+        sent = len(self.asked.prompt)
+        if prompt not in (None, sent):
+            message = f"it read a prompt of {excerpt(prompt)} tokens where {sent} were sent"
+            raise RemoteError(message)
         self._counted = True
-        details = found.get("prompt_tokens_details")
+        details = usage.get("prompt_tokens_details")
         cached = details.get("cached_tokens") if isinstance(details, dict) else None
         self.cached_tokens = cached if type(cached) is int else None
-
-
-_DIALECT = "it must know `return_token_ids`, `stop_token_ids` and `include_usage`, as vLLM does"
 
 
 def excerpt(found: object) -> str:

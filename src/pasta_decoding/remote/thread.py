@@ -8,7 +8,6 @@ of a single token, with the right bias, brings the next best. Both give what con
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from typing import TYPE_CHECKING
@@ -24,9 +23,6 @@ from pasta_decoding.runtime.sampler import Choice
 if TYPE_CHECKING:
     from pasta_decoding.remote.driver import AnswerWriter
 
-ENOUGH_TOKENS = 8
-"""Fewer tokens of a request say nothing of what a token takes: they may come together."""
-
 
 class ThreadStream:
     """What one thread writes with: the request that is under way for it, if there is one."""
@@ -35,7 +31,6 @@ class ThreadStream:
         self._writer = writer
         self._thread = thread
         self._tokens: AsyncGenerator[int] | None = None
-        self._came_s: list[float] = []
 
     async def choose(self) -> Choice:
         """Return the next token of the thread, one that it may write now."""
@@ -58,17 +53,9 @@ class ThreadStream:
 
     async def put_down(self) -> None:
         """End the request that is under way."""
-        self._note_pace()
         if self._tokens is not None:
             tokens, self._tokens = self._tokens, None
             await tokens.aclose()
-
-    def _note_pace(self) -> None:
-        """Tell what a token took, of a request that has brought enough of them."""
-        came_s, self._came_s = self._came_s, []
-        if len(came_s) >= ENOUGH_TOKENS:
-            token_s = (came_s[-1] - came_s[0]) / (len(came_s) - 1)
-            self._writer.pool.limiter.note(token_s)
 
     async def _next(self) -> int:
         """Return the next token of the request under way, or of a new one."""
@@ -78,9 +65,7 @@ class ThreadStream:
                 self._tokens = self._ask(most, self._lasting_bans())
             token = await anext(self._tokens, None)
             if token is not None:
-                self._came_s.append(time.perf_counter())
                 return token
-            self._note_pace()
             self._tokens = None  # it has come to its length
         raise RemoteError("the server ended a reply before its first token")
 
@@ -97,39 +82,29 @@ class ThreadStream:
         return self._writer.interpreter.constraint(self._thread)
 
     def _ask(self, most: int, bias: dict[int, float], *, tries: int = 0) -> AsyncGenerator[int]:
+        """Ask for tokens. The seed is of this very request, so that servers repeat themselves."""
         writer, vocabulary = self._writer, self._writer.interpreter.vocabulary
         service, context = writer.pool.service, writer.contexts[self._thread]
-        control = vocabulary.control
-        closing = control.sync if self._thread == MAIN else control.async_close
-        sampling = writer.sampler.params
-        all_bias = {**sampling.logit_bias, **bias}
+        control, sampler = vocabulary.control, writer.sampler
+        index = writer.recorder.chosen.get(self._thread, 0)
+        noise = np.random.SeedSequence(
+            (sampler.params.seed, sampler.request, self._thread, index, tries)
+        )
+        all_bias = {**sampler.params.logit_bias, **bias}
         asked = Completion(
             prompt=tuple(context),
             max_tokens=max(1, min(most, service.max_positions - len(context))),
-            stops=(closing, *sorted(vocabulary.eos_ids)),
+            stops=(
+                control.sync if self._thread == MAIN else control.async_close,
+                *sorted(vocabulary.eos_ids),
+            ),
             end=vocabulary.end,
             bias={token: by for token, by in all_bias.items() if token < service.vocabulary_size},
-            temperature=0.0 if sampling.greedy else sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            seed=self._seed(tries),
-            min_p=sampling.min_p,
+            sampling=sampler.params,
+            seed=int(noise.generate_state(1, np.uint64)[0] >> 1),
             params=guided_params(writer.interpreter, self._thread),
-            priority=self._unfinished_before(),
         )
         return writer.pool.stream(writer.lease, asked)
-
-    def _unfinished_before(self) -> int:
-        """Count the chunks that are not finished and stand before what this thread writes next."""
-        running = [chunk.thread for chunk in self._writer.interpreter.budget.running]
-        return sum(self._thread == MAIN or one < self._thread for one in running)
-
-    def _seed(self, tries: int) -> int:
-        """Return a seed for this very request, so that a server that obeys it repeats itself."""
-        sampler = self._writer.sampler
-        index = self._writer.recorder.chosen.get(self._thread, 0)
-        key = (sampler.params.seed, sampler.request, self._thread, index, tries)
-        return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> 1)
 
     def _bias(self, allowed: Constraint, refused: Collection[int]) -> dict[int, float]:
         """Return a bias under which nothing of `refused` comes, and little that is forbidden.

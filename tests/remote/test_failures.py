@@ -1,0 +1,373 @@
+"""Servers that misbehave: it is told, tried again where that may help, and leaks nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from struct import pack
+from typing import Any
+
+import pytest
+from starlette.responses import PlainTextResponse, Response
+
+from pasta_decoding.engines.scripted import follow
+from pasta_decoding.errors import PastaError
+from pasta_decoding.remote import replicas
+from pasta_decoding.remote.client import Service, checked_url, find_model
+from pasta_decoding.remote.replicas import ReplicaPool
+from pasta_decoding.remote.stream import Completion, RemoteError
+from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.request import Rules
+from tests.law.world import ASYNC, END, OPEN, P20
+from tests.remote.fake import Fake, Mischief, event, refusal, serving, until, usage
+from tests.remote.writing import asked, ending, locally, scripted, service_of, write, writer
+from tests.runtime.play import ID, SIZE
+
+PROMPT = (11, 12, 13)
+PROMPTS = [(11, 12 + n, 13) for n in range(6)]
+A, B = ID["a"], ID["b"]
+WRITES_ABAAB = follow((13, A, B, A, A, B, END), vocabulary_size=SIZE)
+
+Body = dict[str, Any]
+Pieces = AsyncIterator[bytes]
+
+
+def sending(*pieces: bytes) -> Mischief:
+    """Send these in place of the reply, whatever is asked."""
+
+    async def sent(_body: Body, _pieces: Pieces) -> Pieces:
+        for piece in pieces:
+            yield piece
+
+    return sent
+
+
+def refusing(status: int, message: str) -> Mischief:
+    return lambda _body, _pieces: refusal(status, message, Retry_After="0")
+
+
+def page(text: str, status: int) -> Mischief:
+    return lambda _body, _pieces: PlainTextResponse(text, status)
+
+
+def abaab() -> Fake:
+    return Fake(WRITES_ABAAB, SIZE, END)
+
+
+def beginning(*, ends_after_s: float, tokens: int = 1, alive: bytes = b"") -> Mischief:
+    """Send some tokens, then signs of life or nothing until it ends too early."""
+
+    async def begun(_body: Body, pieces: Pieces) -> Pieces:
+        for _ in range(tokens):
+            yield await anext(pieces)
+        for _ in range(int(ends_after_s * 10)):
+            await asyncio.sleep(0.1)
+            yield alive
+
+    return begun
+
+
+async def breaking(_body: Body, pieces: Pieces) -> Pieces:
+    yield await anext(pieces)
+    raise ConnectionResetError
+
+
+async def twice(_body: Body, pieces: Pieces) -> Pieces:
+    async for piece in pieces:
+        yield piece
+        if b"token_ids" in piece and b'"finish_reason": null' in piece:
+            yield piece.replace(b"prompt_token_ids", b"seen_before")
+
+
+async def deaf_to_bias(body: Body, _pieces: Pieces) -> Pieces:
+    """Insist on a closing that no promise has opened."""
+    yield event(P20, finish_reason="length")
+    yield usage(len(body["prompt"]), 1)
+
+
+EARLY, EMPTY = beginning(ends_after_s=0), beginning(tokens=0, ends_after_s=0)
+NONSENSE = sending(b"data: \xff\xfe nonsense\n\n")
+AT = "the server at URL failed: "
+KEPT_ALIVE = b": keep-alive\n\n"
+
+FAILURES: dict[str, tuple[Mischief, str, int]] = {
+    "garbage": (NONSENSE, AT + "it sent no completion: b'\\xff\\xfe nonsense'", 1),
+    "an early end": (EARLY, AT + "it ended its reply early", 1),
+    "an empty reply": (EMPTY, AT + "it ended its reply early (tries: 3)", 3),
+    "a broken connection": (breaking, AT + "it broke the connection: ", 1),
+    "tokens twice": (twice, AT + "it streamed ", 1),
+    "a stream that stops": (beginning(ends_after_s=60), AT + "it sent no token for 0.2 s", 1),
+    "a stream that is kept alive": (
+        beginning(ends_after_s=60, alive=KEPT_ALIVE),
+        AT + "it sent no token for 0.2 s",
+        1,
+    ),
+    "signs of life before the first token": (
+        beginning(tokens=0, ends_after_s=60, alive=KEPT_ALIVE),
+        AT + "it sent no token for 0.4 s (tries: 3)",
+        3,
+    ),
+    "no token ids": (
+        sending(b'data: {"choices": [{"text": "Hello"}]}\n\n'),
+        AT + "it streams no token ids",
+        1,
+    ),
+    "busy": (
+        refusing(429, "try later"),
+        AT + "it failed with status 429: try later (tries: 3)",
+        3,
+    ),
+    "broken": (page("boom", 500), AT + "it failed with status 500: boom (tries: 3)", 3),
+    "a refusal": (
+        refusing(400, "logit_bias is not known"),
+        AT + "it failed with status 400: logit_bias is not known",
+        1,
+    ),
+    "another key": (refusing(401, "no"), AT + "it refuses the key (401); give --remote-key", 1),
+    "no such model": (refusing(404, "no"), AT + "it knows no model 'tiny', or no completions", 1),
+    "a page": (page("<html>", 200), AT + "it sent no completion: b'<html>'", 1),
+    "no bias": (
+        deaf_to_bias,
+        "the server insists on the token 5, which `logit_bias` forbids",
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_failure_is_told_and_tried_again_only_before_the_first_token(name: str) -> None:
+    mischief, message, tries = FAILURES[name]
+    with serving(abaab()) as fake:
+        fake.mischief = mischief
+        with pytest.raises(RemoteError) as caught:
+            write(service_of(fake, first_token_s=0.4, token_s=0.2), [asked(PROMPT)])
+        assert str(caught.value).replace(fake.url, "URL").startswith(message)
+        assert len(fake.bodies) == tries
+        fake.mischief = None
+        [answer] = write(service_of(fake), [asked(PROMPT)])
+        assert answer.text == "abaab"
+        until(lambda: fake.live == 0)
+
+
+@pytest.mark.parametrize("words", [b"", b"SSH-2.0-OpenSSH\r\n\r\n"])
+def test_where_no_server_speaks_http_it_is_named(words: bytes) -> None:
+    fake = scripted()
+    with hanging_up(words) as fake.port, pytest.raises(RemoteError) as caught:
+        write(service_of(fake), [asked(PROMPT)])
+    assert f"{fake.url} failed: it broke the connection" in str(caught.value)
+    with pytest.raises(RemoteError, match=f"{fake.url} failed: it cannot be reached: .* 3\\)$"):
+        write(service_of(fake), [asked(PROMPT)])
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_what_passes_by_itself_is_waited_for(status: int) -> None:
+    failing = iter([True, True])
+
+    def sometimes(_body: Body, pieces: Pieces) -> Pieces | Response:
+        return refusal(status, "not now", Retry_After="0") if next(failing, False) else pieces
+
+    with serving(scripted()) as fake:
+        fake.mischief = sometimes
+        [answer] = write(service_of(fake), [asked(PROMPT)])
+        assert answer.segments == locally(asked(PROMPT), ending(7)).segments
+        assert answer.trace.sent is not None
+        assert answer.trace.sent.requests == len(fake.bodies)
+
+
+def test_a_chunk_that_fails_for_good_takes_its_siblings_along() -> None:
+    script = follow((13, A, OPEN, B, P20, A), (P20, ASYNC, A), vocabulary_size=SIZE, otherwise=A)
+
+    def chunks_fail(body: Body, pieces: Pieces) -> Pieces | Response:
+        return refusal(400, "no chunks here") if body["prompt"][-1] == ASYNC else pieces
+
+    with serving(Fake(script, SIZE, END, token_s=0.01)) as fake:
+        fake.mischief = chunks_fail
+        with pytest.raises(RemoteError, match="no chunks here"):
+            write(service_of(fake), [asked(PROMPT, rules=Rules(max_tokens=4000))])
+        until(lambda: fake.live == 0)
+        assert fake.written_tokens < 4000, "main was left to write"
+
+
+def test_one_answer_that_fails_leaves_the_others_alone() -> None:
+    def one_fails(body: Body, pieces: Pieces) -> Pieces | Response:
+        return refusal(400, "not this one") if body["prompt"] == list(PROMPTS[1]) else pieces
+
+    async def both(fake: Fake) -> list[Answer | BaseException]:
+        async with ReplicaPool(service_of(fake)) as pool:
+            writers = [writer(asked(prompt), pool) for prompt in PROMPTS[:2]]
+            return await asyncio.gather(*(w.run() for w in writers), return_exceptions=True)
+
+    with serving(scripted()) as fake:
+        fake.mischief = one_fails
+        good, bad = asyncio.run(both(fake))
+    assert isinstance(good, Answer)
+    assert good.segments == locally(asked(PROMPT), ending(7)).segments
+    assert isinstance(bad, RemoteError)
+
+
+def test_more_requests_than_there_may_be_wait_for_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replicas, "MAX_REQUESTS", 2)
+    with serving(abaab()) as fake:
+        answers = write(service_of(fake), [asked(prompt) for prompt in PROMPTS])
+        assert fake.most_live <= 2
+    assert [answer.text for answer in answers] == ["abaab"] * len(PROMPTS)
+
+
+# Several servers
+
+
+def test_answers_take_turns_and_each_stays_where_it_began() -> None:
+    with serving(abaab()) as one, serving(abaab()) as other:
+        write(service_of(one, other), [asked(prompt) for prompt in PROMPTS])
+    places = [{tuple(body["prompt"][:3]) for body in fake.bodies} for fake in (one, other)]
+    assert [len(prompts) for prompts in places] == [3, 3]
+    assert places[0].isdisjoint(places[1])
+
+
+async def one_by_one(service: Service, count: int) -> list[Answer | RemoteError]:
+    """Write answers one after the other; one that fails does not keep the next from coming."""
+    came: list[Answer | RemoteError] = []
+    async with ReplicaPool(service) as pool:
+        for prompt in PROMPTS[:count]:
+            try:
+                came.append(await writer(asked(prompt), pool).run())
+            except RemoteError as error:
+                came.append(error)
+    return came
+
+
+@pytest.mark.parametrize(
+    ("mischief", "failed", "asked_there"),
+    [
+        (refusing(503, "broken"), [False] * 4, 1),  # left and avoided
+        (EMPTY, [False] * 4, 1),
+        (EARLY, [True, False, False, False], 1),  # the answer was begun: only avoided
+        (NONSENSE, [True, False, False, False], 1),
+        (refusing(404, "who?"), [True, False, False, False], 1),
+        (refusing(429, "try later"), [True, False] * 2, 6),  # busy: waited for
+        (refusing(400, "too long"), [True, False] * 2, 2),  # well, and the request does not fit
+    ],
+)
+def test_one_of_two_servers_fails(mischief: Mischief, failed: list[bool], asked_there: int) -> None:
+    with serving(abaab()) as bad, serving(abaab()) as good:
+        bad.mischief = mischief
+        came = asyncio.run(one_by_one(service_of(bad, good, cooldown_s=60), 4))
+    assert [isinstance(one, RemoteError) for one in came] == failed
+    assert len(bad.bodies) == asked_there
+    assert {one.text for one in came if isinstance(one, Answer)} == {"abaab"}
+
+
+def test_requests_that_fail_together_move_their_answer_once() -> None:
+    async def fail_together(service: Service) -> None:
+        async with ReplicaPool(service) as pool:
+            with pool.lease() as lease:
+                failed = lease.replica
+                pool.move(lease, failed)
+                better = lease.replica
+                pool.move(lease, failed)
+                assert lease.replica is better is not failed
+                assert (failed.answers, better.answers) == (0, 1)
+                assert failed.cooldown_until_s > better.cooldown_until_s == 0
+
+    asyncio.run(fail_together(service_of(abaab(), abaab())))
+
+
+def test_the_server_that_is_named_and_rests_is_the_one_that_was_asked() -> None:
+    """Not the one that the answer has moved to while the request was under way."""
+
+    async def move_meanwhile(service: Service) -> str:
+        async with ReplicaPool(service) as pool:
+            with pool.lease() as lease:
+                tokens = pool.stream(lease, Completion(PROMPT, 20, (END,), END))
+                await anext(tokens)
+                asked_at = lease.replica
+                pool.move(lease, asked_at)
+                asked_at.cooldown_until_s = 0
+                with pytest.raises(RemoteError) as caught:
+                    await anext(tokens)
+                assert asked_at.cooldown_until_s > 0 == lease.replica.cooldown_until_s
+                return str(caught.value)
+
+    with serving(abaab()) as one, serving(abaab()) as other:
+        one.mischief = EARLY
+        message = asyncio.run(move_meanwhile(service_of(one, other)))
+    assert message == f"the server at {one.url} failed: it ended its reply early"
+
+
+# What is served
+
+
+def listing(body: bytes, status: str = "200 OK") -> bytes:
+    return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status.encode(), len(body), body)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (listing(b"loading", "529 Busy"), r"^no server is ready: .+ status 529: loading$"),
+        (listing(b"no", "401 No"), r"refuses the key \(401\)"),
+        (listing(b"[" * 200_000), "does not list models"),
+        (listing(b'{"data": 3}'), "does not list models"),
+        (listing(b'{"data": [3]}'), "does not list models"),
+        (listing(b'{"data": []}'), "serves no model, none of them called 'a'"),
+        (listing(b'{"data": [{"id": "b"}, {"id": "c"}]}'), "serves 'b', 'c', none of them called"),
+        (listing(b'{"data": [{"id": "b"}]}'), "serve different models: 'b' at .+, 'tiny' at"),
+        (listing(b" " * 2**21), "no server is ready: .+ its list of models has no end"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", "no server is ready: .+ has no end"),
+    ],
+)
+def test_a_broken_list_of_models_is_told_and_another_server_may_do(
+    words: bytes, message: str
+) -> None:
+    with serving(abaab()) as good, hanging_up(words, drips=words[-4:] == b"\r\n\r\n") as port:
+        urls = [f"http://127.0.0.1:{port}/v1", good.url]
+        alone = urls if "different" in message else urls[:1]
+        with pytest.raises(PastaError, match=message):
+            find_model(alone, ["a"], api_key=None, connect_s=0.3)
+        if "no server" in message:
+            found = find_model(urls, [], api_key=None, connect_s=0.3)
+            assert found == (good.model, good.max_model_len)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://a..b/v1", f"http://{'a' * 64}.org/v1", "ftp://a/v1", "http://a/v1?x=1", "a"]
+)
+def test_no_base_url_is_refused(url: str) -> None:
+    with pytest.raises(PastaError, match="is no base URL"):
+        checked_url(url)
+    assert checked_url("http://[::1]:8000") == "http://[::1]:8000/v1"
+
+
+@contextmanager
+def hanging_up(words: bytes, *, drips: bool = False) -> Iterator[int]:
+    """Say `words` to whoever comes, on a port of this machine."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            while True:
+                try:
+                    client, _ = listener.accept()
+                except OSError:
+                    return
+                with client, suppress(OSError):  # until nobody listens
+                    client.recv(65536)
+                    client.sendall(words)
+                    while drips:
+                        client.sendall(b" ")
+                        time.sleep(0.05)
+                    if not words:  # reset it: what is closed without lingering is not ended
+                        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, pack("ii", 1, 0))
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
