@@ -1,4 +1,4 @@
-"""Missing topics, empty items and text quality; others are tested where used."""
+"""Echoes and empty items; others are tested where used."""
 
 from __future__ import annotations
 
@@ -7,39 +7,12 @@ import pytest
 from pasta_decoding.lang.measures import (
     echoes,
     empty_items,
-    missing_topics,
-    text_quality,
 )
 from pasta_decoding.lang.tree import read
 
 
-def chunk(topic: str | None, text: str) -> str:
-    named = f' topic="{topic}"' if topic else ""
-    return f'<promise{named} tokens="20"/><async>{text}</async>'
-
-
-@pytest.mark.parametrize(
-    ("topic", "text", "missing"),
-    [
-        ("healthy diet", "Eat well and keep to a Diet.", 0),
-        ("diets", "A good diet matters.", 0),
-        ("slicing it", "You can slice it.", 0),
-        ("use of oil", "Salt the water.", 1),
-        ("oil", "Oil the pan.", 0),
-        ("the budget", "The plan matters.", 1),
-        ("diet", "", 1),
-        (None, "Anything.", 0),
-    ],
-)
-def test_a_topic_is_missing_if_none_of_its_longer_words_begins_a_word(
-    topic: str | None, text: str, missing: int
-) -> None:
-    assert len(missing_topics(read(chunk(topic, text)))) == missing
-
-
-def test_every_chunk_is_asked_for_its_own_topic() -> None:
-    both = chunk("diet", "Sleep well.") + " " + chunk("sleep", "Sleep well.")
-    assert len(missing_topics(read(both))) == 1
+def chunk(topic: str, text: str) -> str:
+    return f'<promise topic="{topic}" tokens="20"/><async>{text}</async>'
 
 
 def test_a_chunk_is_echoed_if_the_main_text_says_most_of_it_too() -> None:
@@ -47,11 +20,6 @@ def test_a_chunk_is_echoed_if_the_main_text_says_most_of_it_too() -> None:
     text = said + chunk("salt", said) + chunk("oil", "Oil the pan with great care.") + said
     assert echoes(read(text)) == [0]
     assert echoes(read(chunk("salt", said) + chunk("oil", said))) == [], "siblings are repeats"
-
-
-def test_repetition_costs_a_text_more_than_it_saves() -> None:
-    assert text_quality(2.0, 0.0) == -2
-    assert text_quality(1.0, 0.5) == -3
 
 
 @pytest.mark.parametrize(

@@ -40,12 +40,6 @@ def printed(events: list[Event]) -> str:
     return out
 
 
-@given(SOURCE, st.integers(1, 7))
-def test_pieces_of_any_size_give_the_same_events(source: str, size: int) -> None:
-    pieces = [source[start : start + size] for start in range(0, len(source), size)]
-    assert merged(in_pieces(pieces)) == parse(source)
-
-
 @given(SOURCE, st.data())
 def test_a_cut_at_any_place_gives_the_same_events(source: str, data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(source)))

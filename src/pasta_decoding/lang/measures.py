@@ -8,10 +8,7 @@
 - repeated chunk: one most of whose word pairs a sibling of the same answer has too.
 - rep-4: share of runs of four words that occurred before in the same text.
 - empty item: a marker of a list without text behind it, as in "1. 1. 1." and "- - -".
-- missing topic: a chunk that holds no word of its promise's topic, by the words' beginnings.
 - echoed chunk: one most of whose word pairs the main text of the same answer has too.
-- text quality: minus nats per token of a plain text under a sequential model, minus `REP_4_COST`
-  times its rep-4.
 """
 
 from __future__ import annotations
@@ -27,28 +24,12 @@ MOSTLY = 0.5
 TAG_TOKENS = 2  # opening and closing of a promise, as control tokens write it,
 TOPIC_TOKENS = 3  # and its topic
 
-REP_4_COST = 4.0
-"""Nats per token that a text costs if all its runs of four words are repeated.
-
-A token of a repetition costs a model next to nothing instead of the two nats or so of a new one,
-so a share r of them saves 2 r. The penalty must be more than that.
-"""
-
-MOST_REP_4 = 0.1
-"""Answers that repeat more of their words are not learnt from."""
-
-_STEM_CHARS = 4
 _MARKERS = {"bullet": re.compile(r"[-*+\u2022]"), "number": re.compile(r"\d{1,3}[.)]")}
 
 
 def tokens_per_step(plain_tokens: int, critical_path: int) -> float:
     """Return plain tokens / critical path; 1 for an answer without a token or a step."""
     return plain_tokens / critical_path if critical_path and plain_tokens else 1.0
-
-
-def promise_tokens(topic: str | None) -> int:
-    """Return about how many tokens of the main thread a promise takes."""
-    return TAG_TOKENS + (TOPIC_TOKENS if topic else 0)
 
 
 def ideal_speedup(tree: Tree, count_tokens: Callable[[str], int]) -> float:
@@ -60,7 +41,7 @@ def ideal_speedup(tree: Tree, count_tokens: Callable[[str], int]) -> float:
             case Span(text):
                 main += count_tokens(text)
             case Chunk(topic, _, text):
-                main += promise_tokens(topic)
+                main += TAG_TOKENS + (TOPIC_TOKENS if topic else 0)
                 ends.append(main + count_tokens(text))
             case Sync():
                 main = max(main, *ends) + 1
@@ -120,24 +101,6 @@ def empty_items(text: str) -> int:
     )
 
 
-def missing_topics(tree: Tree) -> list[int]:
-    """Return which chunks never name their topic: their places among the chunks, from 0.
-
-    None of the topic's words begins as a word of the chunk does. Chunks without a topic are fine.
-    """
-    chunks = [node for node in tree if isinstance(node, Chunk)]
-    return [
-        place
-        for place, node in enumerate(chunks)
-        if node.topic and not _beginnings(node.topic, telling=True) & _beginnings(node.text)
-    ]
-
-
-def text_quality(nats: float, repeated: float) -> float:
-    """Return the text quality of a text with these nats per token and rep-4."""
-    return -nats - REP_4_COST * repeated
-
-
 def _marker(word: str) -> str | None:
     return next((kind for kind, form in _MARKERS.items() if form.fullmatch(word)), None)
 
@@ -148,13 +111,6 @@ def _empty_in_line(kinds: Sequence[str | None], *, in_list: bool) -> int:
     *others, last = kinds
     ends_in_marker = last is not None and (others[-1:] == [last] or None not in others)
     return doubled + int(ends_in_marker and (bool(others) or in_list))
-
-
-def _beginnings(text: str, *, telling: bool = False) -> set[str]:
-    """Return how the words of `text` begin; only those of the longer words if there are any."""
-    words = [word.rstrip("s") for word in re.findall(r"\w+", text.casefold())]
-    longer = [word for word in words if len(word) >= _STEM_CHARS] if telling else []
-    return {word[:_STEM_CHARS] for word in longer or words}
 
 
 def _word_pairs(text: str) -> set[tuple[str, str]]:

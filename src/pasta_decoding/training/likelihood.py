@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pasta_decoding.lang.layout import Layout, Run, lay_out
-from pasta_decoding.lang.measures import rep_4, text_quality
+from pasta_decoding.lang.measures import rep_4
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.models.load import load_model
 from pasta_decoding.models.prompt import Message, PromptEncoder
@@ -16,13 +16,20 @@ from pasta_decoding.training.score import Rate
 Nll = Callable[[str, Sequence[str]], list[float]]
 """(instruction, plain texts) -> NLL per token (nats) of each text and its end."""
 
+REP_4_COST = 4.0
+"""Nats per token that a text costs if all its runs of four words are repeated.
+
+A token of a repetition costs a model next to nothing instead of the two nats or so of a new one,
+so a share r of them saves 2 r. The penalty must be more than that.
+"""
+
 
 def likelihood_rate(nll: Nll) -> Rate:
-    """Return what rates plain texts by `text_quality` under the model of `nll`."""
+    """Return what rates plain texts by their likelihood under the model of `nll`, less rep-4."""
 
     def rate(instruction: str, texts: Sequence[str]) -> list[float]:
         found = zip(nll(instruction, texts), texts, strict=True)
-        return [text_quality(one, rep_4(text)) for one, text in found]
+        return [-one - REP_4_COST * rep_4(text) for one, text in found]
 
     return rate
 

@@ -45,7 +45,6 @@ from pasta_decoding.lang.measures import (
     echoes,
     empty_items,
     geometric_mean,
-    missing_topics,
     rep_4,
     repetitions,
     tokens_per_step,
@@ -54,7 +53,6 @@ from pasta_decoding.training.sample import Sample
 
 QUALITY_SPREAD = 0.5
 LENGTH_BAND = math.log(2)
-MISSING_TOPIC = 0.25  # of an idle chunk's cost: half of the chunks sampled never name their topic
 TIE = 1e-9
 
 
@@ -82,7 +80,7 @@ class ScoreParts:
 
     new_tokens: plain tokens that repeat nothing, see above.
     idle_chunks: chunks that repeat a sibling or the main text.
-    quality:    in the unit of its measure, idle chunks and missing topics taken off.
+    quality:    in the unit of its measure, idle chunks taken off.
     finished:   no limit ended it or a chunk of it.
     sound:      finished, and without an empty list item.
     """
@@ -151,7 +149,6 @@ def _measure_one(sample: Sample, rating: float, idle_cost: float) -> ScoreParts:
     tree, text = sample.tree, sample.text
     repeats = repetitions(tree)
     idle = {*repeats, *echoes(tree)}
-    faults = len(idle) + MISSING_TOPIC * len({*missing_topics(tree)} - idle)
     grams = rep_4(text)
     outside = sample.plain_tokens - sum(len(bodies[place]) for place in idle)
     return ScoreParts(
@@ -164,7 +161,7 @@ def _measure_one(sample: Sample, rating: float, idle_cost: float) -> ScoreParts:
         repeated_chunks=len(repeats),
         idle_chunks=len(idle),
         rep_4=grams,
-        quality=rating - idle_cost * faults / max(1, len(bodies)),
+        quality=rating - idle_cost * len(idle) / max(1, len(bodies)),
         finished=not sample.truncated,
         sound=not sample.truncated and not empty_items(text),
         hit_limit=sample.hit_limit,
