@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
+from functools import cache, partial
 from itertools import takewhile
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 from transformers import PreTrainedModel
 
 from pasta_decoding.engines.scripted import Script
@@ -77,7 +78,7 @@ class Fake:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/v1"
+        return f"http://127.0.0.1:{self.port}/{id(self)}/v1"
 
     def app(self) -> Starlette:
         return Starlette(
@@ -220,24 +221,26 @@ def refusal(status: int, message: str, **headers: str) -> Response:
     return JSONResponse({"error": {"message": message, "type": "error"}}, status, named)
 
 
+@cache
+def _server() -> tuple[Starlette, int]:
+    """Start the one server of this process, at which every fake has a path of its own."""
+    app, listener = Starlette(), open_socket("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
+    run = partial(server.run, sockets=[listener])
+    threading.Thread(target=run, daemon=True).start()
+    return app, listener.getsockname()[1]
+
+
 @contextmanager
-def serving(fake: Fake, *, port: int = 0) -> Iterator[Fake]:
-    """Serve until the block ends; requests under way are cut off then, as if it was killed."""
-    listener = open_socket("127.0.0.1", port)
-    fake.port = listener.getsockname()[1]
-    config = uvicorn.Config(
-        fake.app(), log_level="critical", lifespan="off", timeout_graceful_shutdown=0
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
+def serving(fake: Fake) -> Iterator[Fake]:
+    """Serve until the block ends."""
+    app, fake.port = _server()
+    mount = Mount(f"/{id(fake)}", fake.app())
+    app.router.routes.append(mount)
     try:
-        until(lambda: server.started)
         yield fake
     finally:
-        server.should_exit = server.force_exit = True
-        thread.join()
-        listener.close()
+        app.router.routes.remove(mount)
 
 
 def until(holds: Callable[[], bool], *, seconds: float = 120.0) -> None:

@@ -37,7 +37,7 @@ from tests.tiny import tiny_llama
 
 A, B, C, SPACE_A = (ID[text] for text in ("a", "b", "c", " a"))
 ENDLESS = follow((A, B), (B, A), vocabulary_size=SIZE, otherwise=A)
-PROMPTS = [(11, 12, 13 + n) for n in range(8)]
+PROMPTS = [(11, 12, 13 + n) for n in range(4)]
 
 
 def test_answers_are_those_of_the_step_scheduler_token_by_token() -> None:
@@ -48,7 +48,7 @@ def test_answers_are_those_of_the_step_scheduler_token_by_token() -> None:
     for request, answer in zip(requests, answers, strict=True):
         assert_same(answer, locally(request, ending(7)))
     assert sum(len(answer.layouts) > 1 for answer in answers) > 1
-    assert sum(answer.chunks for answer in answers) > 10
+    assert sum(answer.chunks for answer in answers) > 5
     assert not any(answer.truncated for answer in answers)
 
 
@@ -65,7 +65,7 @@ def test_a_models_answers_are_those_of_the_torch_engine() -> None:
     """Plain forwards over growing sequences on one side, the engine's pool on the other."""
     about = {"vocabulary": world.VOCABULARY}
     rules = Rules(max_tokens=300, max_topic_tokens=3, min_chunk_tokens=8)
-    requests = [asked((60 + n, 61, 62), rules=rules) for n in range(8)]
+    requests = [asked((60 + n, 61, 62), rules=rules) for n in range(4)]
     script = by_model(lively_llama())
     with serving(Fake(script, world.SIZE, world.END)) as fake:
         answers = write(service_of(fake), requests, **about)
