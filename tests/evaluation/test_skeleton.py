@@ -80,17 +80,14 @@ def test_the_critical_path_is_the_skeleton_a_prefill_and_the_longest_point() -> 
 def test_the_points_prefill_what_they_share_once() -> None:
     decoder = puppet(model)
     record = answered(decoder)
-    prefills = [step for step in fed(decoder) if len(step[0].ids) > 1]
+    prompts = [feed for step in fed(decoder) for feed in step if len(feed.ids) > 1]
+    ends = [feed.positions[-1] + 1 for feed in prompts if feed.wants_logits]
     tails = [f"{n} only.<|im_end|>\n<|im_start|>assistant\n" for n in POINTS]
     # Chat markers are one token each, everything else is one a character.
     own = [len(tail) - len("<|im_end|><|im_start|>") + 2 for tail in tails]
     begun = [len("1. Sleep:"), len("2. Walk daily:"), len("3. Eat:")]
-    assert [len(feed.ids) for feed in prefills[-1]] == [
-        a + b for a, b in zip(own, begun, strict=True)
-    ]
-    assert record.prompt_tokens == sum(len(feed.ids) for step in prefills for feed in step)
-    longest = max(len(step[0].ids) for step in prefills)
-    assert longest < record.prompt_tokens < 1000
+    others = [a + b for a, b in zip(own[1:], begun[1:], strict=True)]
+    assert record.prompt_tokens == ends[0] + ends[1] + sum(others)
 
 
 @pytest.mark.parametrize("outline", ["1. Just one thing", "1.", "1. Twice\n2. twice"])

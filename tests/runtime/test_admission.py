@@ -204,6 +204,7 @@ def test_a_request_cancelled_in_the_queue_has_an_empty_answer() -> None:
     assert answer.events == (Finished(truncated=True),)
     assert answer.seconds == answer.queue_s
     assert answer.trace.prefill_s == 0
+    assert answer.first_token_s is None
     assert engine.slots_in_use == 0
 
 

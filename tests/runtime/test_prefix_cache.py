@@ -15,12 +15,12 @@ from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.runtime.admission import ResourceRequest
 from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.generation import PrefixEntry
 from pasta_decoding.runtime.local import answer_of
 from pasta_decoding.runtime.prefix_cache import (
     MOST_KEPT,
     PrefillBudget,
     PrefixCache,
-    PrefixEntry,
     common_prefix_len,
 )
 from pasta_decoding.runtime.request import Request, Rules
@@ -212,9 +212,7 @@ def alone(name: str, number: int, joining: Joining) -> Answer:
     return answer_of(scheduler, of_a_family(number))
 
 
-DEED = st.tuples(
-    st.sampled_from(["add", "add", "together", "step", "step", "cancel"]), st.integers(0, 14)
-)
+DEED = st.tuples(st.sampled_from(["add", "add", "step", "step", "cancel"]), st.integers(0, 14))
 
 
 @pytest.mark.parametrize("joining", [Joining.kv, Joining.text])
@@ -231,10 +229,6 @@ def test_answers_are_the_same_and_in_the_end_everything_is_free(
     for deed, number in deeds:
         if deed == "add":
             added[scheduler.add(of_a_family(number))] = number
-        elif deed == "together":
-            pair = [number, (number + 3) % 15]
-            requests = [of_a_family(one) for one in pair]
-            added |= zip(scheduler.add_together(requests), pair, strict=True)
         elif deed == "step":
             for _ in range(number):
                 scheduler.step()

@@ -128,6 +128,15 @@ def test_events_are_handed_out_once_as_they_come() -> None:
     assert tuple(events) == answer_of(scheduler, greedy()).events
 
 
+def test_events_and_the_first_token_have_their_seconds() -> None:
+    _, scheduler = machine(follow(*LINES, vocabulary_size=SIZE), clock=FakeClock())
+    got = answer_of(scheduler, greedy())
+    assert len(got.event_s) == len(got.events)
+    assert list(got.event_s) == sorted(got.event_s)
+    assert got.first_token_s is not None
+    assert 0 < got.first_token_s <= got.event_s[0] <= got.event_s[-1] <= got.seconds
+
+
 def test_an_end_of_sequence_in_a_chunk_is_an_intervention() -> None:
     lines = [(P20, ASYNC, C, END), (A, OPEN, B, P20, END)]
     _, scheduler = machine(follow(*lines, vocabulary_size=SIZE))

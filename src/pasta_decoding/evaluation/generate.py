@@ -254,8 +254,9 @@ class _Conversation:
                 raise PastaError(f"no answer within {self._max_seconds:g} s")
             stage = next(self._asking) if answers is None else self._asking.send(answers)
             limit_s = left_s if math.isfinite(left_s) else None
-            requests = [replace(request, max_seconds=limit_s) for request in stage]
-            self._numbers = self._scheduler.add_together(requests)
+            for request in stage:
+                number = self._scheduler.add(replace(request, max_seconds=limit_s))
+                self._numbers.append(number)
         except StopIteration as over:
             record: Record = over.value
             return replace(record, seconds=self._clock() - self._began_s)

@@ -41,7 +41,7 @@ class Record:
     critical_path: forward steps after the first prefill at unlimited width. A later prefill is one
                    such step, since what came before it had to be known.
     fed_tokens:    tokens that were written and fed, tags and discarded drafts included.
-    prompt_tokens: tokens of all prefills, each as often as it was computed.
+    prompt_tokens: tokens of all prompts; a beginning that several share counts once.
     promises:      of every chunk that ended by itself, the bucket promised and the tokens written.
     near_promises: those whose tokens fall into that bucket or into one next to it.
     hit_limit:     whether the token budget of the whole answer ended something.
@@ -97,7 +97,7 @@ def record_of(decoder: Decoder, question: Question, answer: Answer) -> Record:
         critical_path=answer.critical_path,
         fed_tokens=answer.fed_tokens,
         # Servers do not say what their caches held: the prompt's own tokens.
-        prompt_tokens=trace.prefilled_tokens if trace.sent is None else trace.prompt_tokens,
+        prompt_tokens=trace.prompt_tokens,
         chunks=answer.chunks,
         syncs=sum(isinstance(node, Sync) for node in answer.tree),
         interventions=answer.interventions,

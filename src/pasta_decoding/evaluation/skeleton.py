@@ -45,6 +45,7 @@ from pasta_decoding.lang.tree import (
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.constraints import Constraint
 from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.prefix_cache import common_prefix_len
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Choice, Logits, Sampler
 from pasta_decoding.runtime.vocabulary import Decode
@@ -174,6 +175,8 @@ class Skeleton:
         texts = [answer.text for answer in answers]
         tree = concatenated(points, texts, self.decoder.plain_tokens)
         text = strip(tree)
+        prompts = [answer.layout.tokens[: answer.trace.prompt_tokens] for answer in answers]
+        shared = min(common_prefix_len(prompts[0], prompt) for prompt in prompts)
         firsts = [first for answer in answers if (first := answer.first_token_s) is not None]
         return Record(
             question.id,
@@ -184,7 +187,7 @@ class Skeleton:
             plain_tokens=self.decoder.plain_tokens(text),
             critical_path=max(answer.critical_path for answer in answers),
             fed_tokens=sum(answer.fed_tokens for answer in answers),
-            prompt_tokens=sum(answer.trace.prefilled_tokens for answer in answers),
+            prompt_tokens=sum(map(len, prompts)) - (len(prompts) - 1) * shared,
             chunks=sum(isinstance(node, Chunk) for node in tree),
             interventions=sum(answer.interventions for answer in answers),
             repeated_chunks=repeated_chunks(tree),
@@ -274,7 +277,7 @@ def behind(skeleton: Answer, record: Record) -> Record:
         record,
         critical_path=skeleton.critical_path + 1 + record.critical_path,
         fed_tokens=skeleton.fed_tokens + record.fed_tokens,
-        prompt_tokens=skeleton.trace.prefilled_tokens + record.prompt_tokens,
+        prompt_tokens=skeleton.trace.prompt_tokens + record.prompt_tokens,
         interventions=skeleton.interventions + record.interventions,
         first_token_s=skeleton.first_token_s,
     )

@@ -166,13 +166,11 @@ class RemoteScheduler:
         self._over: dict[int, Answer | Failure] = {}
 
     def add(self, request: Request) -> int:
-        return self.add_together([request])[0]
-
-    def add_together(self, requests: Sequence[Request]) -> list[int]:
-        """Queue requests. What their prompts share is up to the servers' prefix caches."""
-        for request in requests:
-            self._worker.check(request)
-        return [self._begin(request) for request in requests]
+        number = next(self._numbers)
+        self._tickets[number] = self._worker.submit(
+            request, lambda news: self._news.put((number, news))
+        )
+        return number
 
     def step(self) -> None:
         """Wait until an answer is over that was not; at once if none is under way."""
@@ -197,10 +195,3 @@ class RemoteScheduler:
     def close(self) -> None:
         """Cancel everything and end all connections; it is of no use afterwards."""
         self._worker.close()
-
-    def _begin(self, request: Request) -> int:
-        number = next(self._numbers)
-        self._tickets[number] = self._worker.submit(
-            request, lambda news: self._news.put((number, news))
-        )
-        return number

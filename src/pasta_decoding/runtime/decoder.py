@@ -30,10 +30,6 @@ class RequestScheduler(Protocol):
         """Queue a request; return its number. Raises PastaError if it could never be answered."""
         ...
 
-    def add_together(self, requests: Sequence[Request]) -> list[int]:
-        """Queue requests that begin alike; return their numbers, or raise as `add` does."""
-        ...
-
     def step(self) -> None:
         """Go on with all answers. What it raises ended some of them; `result` says so, too."""
         ...

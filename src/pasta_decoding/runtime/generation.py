@@ -9,13 +9,10 @@ from typing import NamedTuple
 from pasta_decoding.engines.base import Branch, Engine, Feed, FloatArray
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.runtime.actions import Action, Append, CloseChunk, Fork, Join, Rewrite
-from pasta_decoding.runtime.admission import ResourceRequest, branches_of
+from pasta_decoding.runtime.admission import ResourceRequest, resources_of
 from pasta_decoding.runtime.answer import Answer, conclude
-from pasta_decoding.runtime.branches import Branches
-from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.interpreter import Interpreter
-from pasta_decoding.runtime.policy import LEAST_QUOTA, Pending, Quota, Runnable, runnable_threads
-from pasta_decoding.runtime.prefix_cache import PrefixEntry
+from pasta_decoding.runtime.policy import LEAST_QUOTA, Quota, Runnable, runnable_threads
 from pasta_decoding.runtime.recorder import OutputRecorder
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.sampler import Choice, RowParams, Sampler
@@ -30,50 +27,55 @@ class Row(NamedTuple):
     feed: Feed
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefixEntry:
+    """Tokens that a request was fed first, and a branch that sees them."""
+
+    ids: tuple[int, ...]
+    branch: Branch
+
+
 @dataclass(slots=True, eq=False)
 class Generation:
     """One answer: it waits, is opened, prefilled, decoded, and ends with an answer or an error.
 
-    needs:    the least that it can be written with.
-    demand:   what it holds room for, once it is let in.
     quota:    what it was given beyond its needs.
-    family:   all that share the beginning of their prompts, itself included. The first feeds it;
-              the others are forked off it there.
-    shared_tokens: how long that beginning is.
+    demand:   what it needs room for, quota included.
     unfed:    what main is to be fed before it writes: of the prompt, or of what a text join
               rewrites, while no other thread writes.
     prefilled_tokens: and where that goes on.
     forked_after: tokens of the answer that were fed before its first fork; None before that.
     rewrite_s: what a text join took up to now; None while there is none.
     pending:  the token that each thread has chosen and not been fed yet.
+    live:     the branches of the threads that live; none before it is opened and after its end.
+    finished: the branch that sees what finished chunks wrote, until main joins it. One for all of
+              them: an engine may have few branches.
     """
 
     request: Request
     engine: Engine
     interpreter: Interpreter
-    trace: Trace
-    needs: ResourceRequest
     added_s: float
     quota: Quota = LEAST_QUOTA
-    family: Sequence[Generation] = ()
-    shared_tokens: int = 0
     opened_s: float | None = None
-    unfed: tuple[int, ...] = ()
+    unfed: tuple[int, ...] = field(init=False)
     prefilled_tokens: int = 0
     forked_after: int | None = None
     rewrite_s: float | None = None
     pending: dict[int, Row] = field(default_factory=dict)
+    live: dict[int, Branch] = field(default_factory=dict)
+    finished: Branch | None = None
     answer: Answer | None = None
     error: BaseException | None = None
-    recorder: OutputRecorder = field(init=False)
     demand: ResourceRequest = field(init=False)
-    branches: Branches = field(init=False)
+    trace: Trace = field(init=False)
+    recorder: OutputRecorder = field(init=False)
 
     def __post_init__(self) -> None:
-        self.demand = self.needs
-        self.branches = Branches(self.engine)
         self.unfed = self.request.prompt
+        self.trace = Trace(len(self.unfed))
         self.recorder = OutputRecorder(self.interpreter, self.added_s)
+        self.allot(LEAST_QUOTA)
 
     @property
     def is_over(self) -> bool:
@@ -81,52 +83,29 @@ class Generation:
         return self.answer is not None or self.error is not None
 
     @property
-    def is_first(self) -> bool:
-        """Whether it opens the engine's request, for itself and for its family."""
-        return next((one for one in self.family if not one.is_over), None) is self
-
-    @property
-    def next_prompt_tokens(self) -> int:
-        """How much of `unfed` may go at once: others are forked off where their prompts differ."""
-        if self.prefilled_tokens < self.shared_tokens:
-            return self.shared_tokens - self.prefilled_tokens
-        return len(self.unfed)
-
-    @property
-    def was_fed(self) -> bool:
-        """Whether the engine holds any token of it."""
-        return self.prefilled_tokens > 0
-
-    @property
     def beginning(self) -> PrefixEntry | None:
-        """What main was fed before the first fork; None where its cells are those of a family."""
-        if len(self.family) > 1 or not self.branches.live:
+        """What main was fed before the first fork; None if it was fed nothing."""
+        if not self.prefilled_tokens or not self.live:
             return None
         fed = (one.token for one in self.trace.fed[: self.forked_after])
         prompt = self.request.prompt[: self.prefilled_tokens]
-        return PrefixEntry((*prompt, *fed), self.branches.main)
+        return PrefixEntry((*prompt, *fed), self.live[MAIN])
 
     # From the queue to the end
 
     def allot(self, quota: Quota) -> None:
-        """Set what it is given beyond its needs, before it is opened."""
-        branches = branches_of(self.request, quota.threads) - branches_of(
-            self.request, LEAST_QUOTA.threads
-        )
+        """Set what it may use beyond the least, before it is opened."""
         self.quota = quota
-        self.demand = self.needs + ResourceRequest(quota.ahead_tokens, branches)
+        self.demand = resources_of(self.request, self.interpreter.joining, quota)
 
     def open(self, now_s: float) -> None:
-        """Take room for all that the answer, and those of its family, may come to."""
-        room = sum(one.demand.cells for one in self.family)
-        self.branches.live[MAIN] = self.engine.open(reserved_tokens=room)
-        for one in self.family:
-            one.opened_s = now_s
-        self.fork_family()
+        """Take room for all that the answer may come to."""
+        self.live[MAIN] = self.engine.open(reserved_tokens=self.demand.cells)
+        self.opened_s = now_s
 
     def begin_like(self, source: Branch, tokens: int) -> None:
         """Take the first tokens of the prompt from a branch that sees them."""
-        self.engine.copy(source, self.branches.main, tokens)
+        self.engine.copy(source, self.live[MAIN], tokens)
         self.unfed, self.prefilled_tokens = self.unfed[tokens:], tokens
         self.trace.reused_tokens = tokens
 
@@ -139,40 +118,27 @@ class Generation:
             self.trace.prefilled_tokens += tokens
         else:
             self.trace.rewrite(MAIN, ids, positions)
-        feed = Feed((self.branches.main,), ids, positions, wants_logits=not self.unfed)
+        feed = Feed((self.live[MAIN],), ids, positions, wants_logits=not self.unfed)
         return Row(self, MAIN, feed)
 
     def end_prompt(self, cells: int, seconds: float) -> None:
         """Note what the pass took that fed some of `unfed`, with `cells` in use before it."""
         if self.rewrite_s is None:
             self.trace.prefill_s += seconds
-            self.fork_family()
             return
         self.rewrite_s += seconds
         if not self.unfed:
             self.trace.end_step(cells, self.rewrite_s)
             self.rewrite_s = None
 
-    def fork_family(self) -> None:
-        """Let the others of its family go on where their prompts part from its own."""
-        if self.prefilled_tokens != self.shared_tokens:
-            return
-        for one in self.family:
-            if one is not self and not one.is_over:
-                one.branches.live[MAIN] = self.engine.fork(self.branches.main)
-                one.prefilled_tokens = self.shared_tokens
-                one.unfed = one.unfed[self.shared_tokens :]
-
     def runnable(self) -> Runnable:
         """Tell which threads could be fed in the coming step."""
-        pending = Pending(self.pending, self._opening)
-        return runnable_threads(
-            self.interpreter,
-            pending,
-            self.quota,
-            len(self.branches.live),
-            self.request.priority,
-        )
+        order = sorted(self.pending, key=lambda thread: (thread == MAIN, thread))
+        if (opening := self._opening) is not None:  # main's feed comes before what it opens
+            order.remove(MAIN)
+            order.insert(order.index(opening), MAIN)
+        begun, priority = len(self.live), self.request.priority
+        return runnable_threads(self.interpreter, order, opening, self.quota, begun, priority)
 
     def take(self, threads: Sequence[int]) -> list[Row]:
         """Return what the coming step feeds for `threads`, and put it on record.
@@ -182,8 +148,7 @@ class Generation:
         opening = self._opening
         if opening in threads and MAIN not in threads:
             threads = [thread for thread in threads if thread != opening]
-        order = sorted(threads, key=lambda thread: (thread != MAIN, thread))
-        rows = [self.pending.pop(thread) for thread in order]
+        rows = [self.pending.pop(thread) for thread in sorted(threads)]
         for _, thread, feed in rows:
             self.trace.feed(thread, feed.ids[0], feed.positions[0])
         return rows
@@ -223,10 +188,6 @@ class Generation:
         if self.recorder.has_met_a_stop():
             self.stop()
 
-    def stamp(self, now_s: float) -> None:
-        """Note when the events came that are new."""
-        self.recorder.stamp(now_s)
-
     def stop(self) -> None:
         """Let the answer be what there is of it."""
         if not self.interpreter.finished:
@@ -235,7 +196,7 @@ class Generation:
     def conclude(self, now_s: float) -> None:
         """Free everything and keep the finished answer."""
         self._close()
-        self.stamp(now_s)
+        self.recorder.stamp(now_s)
         self.answer = conclude(
             self.request.prompt,
             self.recorder,
@@ -245,23 +206,22 @@ class Generation:
         )
 
     def fail(self, error: BaseException) -> None:
-        """Free everything of its family, whose cells are the same; there will be no answers."""
-        for one in self.family:
-            if not one.is_over:
-                one.error = error
-                one._close()
-
-    def drain_events(self) -> list[Event]:
-        """Return the events since the last call."""
-        return self.recorder.drain()
+        """Free everything; there will be no answer."""
+        self.error = error
+        self._close()
 
     def _close(self) -> None:
-        waiting = [one for one in self.family if not (one.branches.live or one.is_over)]
-        if self.branches.live:
-            for one in waiting:  # for it to be forked off this one: now it opens anew
-                one.opened_s = None
-        self.branches.close()
+        held = [] if self.finished is None else [self.finished]
+        for branch in [*held, *self.live.values()]:
+            self.engine.close(branch)
+        self.live.clear()
         self.pending.clear()
+        self.finished = None
+
+    def part_with_main(self) -> None:
+        """Free everything but main's branch, which somebody else takes over."""
+        del self.live[MAIN]
+        self._close()
 
     # What the interpreter decided
 
@@ -274,11 +234,15 @@ class Generation:
                     self._fork(action)
                 case CloseChunk(thread, _, kept):
                     self.pending.pop(thread, None)
-                    self.branches.end(thread, kept=kept)
-                case Join():
-                    self.branches.join_finished()
+                    self._end_chunk(self.live.pop(thread), kept=kept)
+                case Join() if self.finished is not None:
+                    self.engine.join(self.live[MAIN], [self.finished])
+                    self.finished = None
                 case Rewrite(_, _, ids, position):
-                    self._rewrite(ids, position)
+                    assert self.finished is not None, "the first chunk's branch is kept for this"
+                    self.engine.close(self.live[MAIN])
+                    self.live[MAIN], self.finished = self.finished, None
+                    self.unfed, self.prefilled_tokens, self.rewrite_s = ids, position, 0.0
             self.recorder.tell(action)
         if not self.interpreter.writes(MAIN):
             self.pending.pop(MAIN, None)  # beyond the budget, or in front of a stop string
@@ -286,15 +250,19 @@ class Generation:
     def _fork(self, fork: Fork) -> None:
         if self.forked_after is None:
             self.forked_after = len(self.trace.fed)
-        self.branches.fork(fork.thread)
+        self.live[fork.thread] = self.engine.fork(self.live[MAIN])
         self._feed(fork.close, (MAIN, fork.thread))
         self._feed(fork.opening, (fork.thread,))
 
+    def _end_chunk(self, branch: Branch, *, kept: bool) -> None:
+        if not kept:
+            self.engine.close(branch)
+        elif self.finished is None:
+            self.finished = branch
+        else:
+            self.engine.join(self.finished, [branch])
+
     def _feed(self, append: Append, threads: tuple[int, ...]) -> None:
-        branches = tuple(self.branches.live[thread] for thread in threads)
+        branches = tuple(self.live[thread] for thread in threads)
         feed = Feed(branches, (append.token,), (append.position,))
         self.pending[append.thread] = Row(self, append.thread, feed)
-
-    def _rewrite(self, ids: tuple[int, ...], position: int) -> None:
-        self.branches.go_on_behind_chunk()
-        self.unfed, self.prefilled_tokens, self.rewrite_s = ids, position, 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from pasta_decoding.models.adapter import merge_adapter
 from pasta_decoding.models.load import Loaded, load_apart, load_model
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder, RequestScheduler, decoder_fields, joining_for
-from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.policy import SchedulingPolicy
 from pasta_decoding.runtime.prefix_cache import PrefillBudget
 from pasta_decoding.runtime.request import Request, Rules
@@ -75,10 +74,10 @@ class LocalDecoder(Decoder):
         max_requests: int | None = None,
         policy: SchedulingPolicy | None = None,
         prefill_budget: PrefillBudget | None = None,
-        prefix_caching: bool = False,
+        prefix_caching: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> Scheduler:
-        """Return a new scheduler over the engine. One that keeps prompts frees them in `close`."""
+        """Return a new scheduler over the engine; `close` frees the prompts that it keeps."""
         return Scheduler(
             self.engine,
             self.vocabulary,
@@ -91,24 +90,9 @@ class LocalDecoder(Decoder):
             clock=clock,
         )
 
-    def decode(self, request: Request) -> Generator[Event, None, Answer]:
-        """Decode one request alone and yield its events live; returns its Answer.
-
-        Leaving the iteration early cancels the request and frees what it holds.
-        """
-        scheduler = self.scheduler()
-        number = scheduler.add(request)
-        try:
-            while (answer := scheduler.result(number)) is None:
-                scheduler.step()
-                yield from scheduler.drain_events(number)
-        finally:
-            scheduler.forget(number)
-        return answer
-
     def answer(self, request: Request) -> Answer:
-        """Decode one request alone, without looking at its events."""
-        return answer_of(self.scheduler(), request)
+        """Decode one request alone."""
+        return answer_of(self.scheduler(prefix_caching=False), request)
 
 
 def answer_of(scheduler: RequestScheduler, request: Request) -> Answer:

@@ -149,7 +149,6 @@ class EngineLoop:
             max_requests=max_requests,
             policy=policy,
             prefill_budget=prefill_budget,
-            prefix_caching=True,
         )
         self._engine = decoder.engine
         self._watcher = watcher

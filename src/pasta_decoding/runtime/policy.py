@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Protocol
@@ -241,44 +241,39 @@ LEAST_QUOTA = Quota(ahead_tokens=0, threads=2)
 """Main, and the chunk that it waits for: an answer of any width can be written with them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """Threads that have a token to be fed. `opening`: the chunk that main's opens; else None."""
-
-    threads: Collection[int]
-    opening: int | None = None
-
-    def in_reading_order(self) -> list[int]:
-        """Return the threads. Main comes last, but what opens a chunk comes before the chunk."""
-        order = sorted(thread for thread in self.threads if thread != MAIN)
-        if MAIN in self.threads:
-            order.insert(len(order) if self.opening is None else order.index(self.opening), MAIN)
-        return order
-
-
 def runnable_threads(
-    interpreter: Interpreter, pending: Pending, quota: Quota, begun: int, priority: Priority
+    interpreter: Interpreter,
+    order: Sequence[int],
+    opening: int | None,
+    quota: Quota,
+    begun: int,
+    priority: Priority,
 ) -> Runnable:
-    """Tell who can write next. `begun`: threads that have begun and not ended."""
-    order = pending.in_reading_order()
+    """Tell who can write next.
+
+    order:   threads that have a token to be fed. Main comes last, but before the chunk that this
+             token opens:
+    opening: that chunk.
+    begun:   threads that have begun and not ended.
+    """
     if len(order) < 2:
         return Runnable(order, len(order), priority)
     served = _with_a_thread(order, interpreter, begun < quota.threads)
     safe = _with_room(served, interpreter, quota.ahead_tokens)
     threads = safe[: interpreter.rules.max_threads]
-    likely = _likely_threads(threads, interpreter, pending.opening)
+    likely = _likely_threads(threads, interpreter, opening)
     for_room = len(served) - len(safe)
     return Runnable(threads, likely, priority, for_room, len(order) - len(threads) - for_room)
 
 
-def _with_a_thread(order: list[int], interpreter: Interpreter, another: bool) -> list[int]:
+def _with_a_thread(order: Sequence[int], interpreter: Interpreter, another: bool) -> Sequence[int]:
     """Leave main out where its next token may begin a thread too many."""
     if another or not interpreter.in_topic(MAIN):
         return order
     return [thread for thread in order if thread != MAIN]
 
 
-def _with_room(order: list[int], interpreter: Interpreter, ahead_tokens: int) -> list[int]:
+def _with_room(order: Sequence[int], interpreter: Interpreter, ahead_tokens: int) -> Sequence[int]:
     """Return the first, and of the others as many as have room to write ahead of it."""
     first, rest = order[0], order[1:]
     if not rest or _is_safe(interpreter, ahead_tokens, main=MAIN in rest):

@@ -6,7 +6,7 @@ recently used first, when a request needs it.
 
 Prompt tokens go into the pass of the threads that write, which then takes longer. That time is paid
 from a budget to which each step adds a share of what it takes with threads alone. So a long prompt
-slows a stream beside it by a known factor. What a text join reads again is fed like a prompt.
+slows a stream next to it by a known factor. What a text join reads again is fed like a prompt.
 """
 
 from __future__ import annotations
@@ -15,28 +15,19 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING
 
-from pasta_decoding.engines.base import Branch, Engine
+from pasta_decoding.engines.base import Engine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.runtime.admission import ResourceRequest
+from pasta_decoding.runtime.generation import Generation, PrefixEntry
 from pasta_decoding.runtime.policy import StepCost
-
-if TYPE_CHECKING:
-    from pasta_decoding.runtime.generation import Generation, Row
 
 MOST_KEPT = 32
 """Beginnings at a time: each takes a branch of the engine."""
 KEPT_SHARE = 2
 """They take at most this part of the engine's cells."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PrefixEntry:
-    """Tokens that a request was fed first, and a branch that sees them."""
-
-    ids: tuple[int, ...]
-    branch: Branch
+LEAST_SHARED = 16
+"""Fewer tokens are computed sooner than they are copied."""
 
 
 def common_prefix_len(one: tuple[int, ...], other: tuple[int, ...]) -> int:
@@ -63,6 +54,30 @@ class PrefixCache:
         """Tokens that are kept."""
         return sum(len(one.ids) for one in self._kept)
 
+    def begin(self, coming: Generation, running: Sequence[Generation]) -> bool:
+        """Let a prompt begin with what is held of it; False if more of it is about to come."""
+        if coming.prefilled_tokens:
+            return True
+        ids = coming.request.prompt[:-1]  # the last one is fed, for logits
+        entries = [*self, *(entry for one in running if (entry := one.beginning) is not None)]
+        found = [(common_prefix_len(one.ids, ids), one) for one in entries]
+        shared, best = max(found, key=lambda pair: pair[0], default=(0, None))
+        older = [one for one in running[: running.index(coming)] if one.unfed]
+        to_come = (common_prefix_len(one.request.prompt, ids) for one in older)
+        if max(to_come, default=0) >= max(LEAST_SHARED, shared + 1):
+            return False
+        if best is not None and shared >= LEAST_SHARED:
+            self._use(best)
+            coming.begin_like(best.branch, shared)
+        return True
+
+    def keep_beginning(self, ending: Generation) -> None:
+        """Keep what an answer that ends was fed first."""
+        beginning = ending.beginning
+        if beginning is not None and len(beginning.ids) >= LEAST_SHARED:
+            ending.part_with_main()
+            self.keep(beginning)
+
     def keep(self, beginning: PrefixEntry) -> None:
         """Take over the last branch of a request, to be kept or closed.
 
@@ -72,7 +87,7 @@ class PrefixCache:
         for one in self:
             shared = common_prefix_len(one.ids, beginning.ids)
             if shared == tokens:
-                self.use(one)
+                self._use(one)
                 self._engine.close(beginning.branch)
                 return
             if shared == len(one.ids):
@@ -83,14 +98,8 @@ class PrefixCache:
         while len(self._kept) > MOST_KEPT or (most is not None and self.cells > most // KEPT_SHARE):
             self.drop_oldest()
 
-    def use(self, beginning: PrefixEntry) -> None:
-        """Note that it was of use; the others go before it."""
-        if beginning in self._kept:
-            self._kept.remove(beginning)
-            self._kept.append(beginning)
-
     def make_room(self, demand: ResourceRequest) -> None:
-        """Give back what stands in the way of requests that come to so much together."""
+        """Give back what stands in the way of requests that come to `demand` together."""
         cells, branches = self._engine.max_slots, self._engine.max_branches
         while self._kept and (
             (cells is not None and self.cells + demand.cells > cells)
@@ -110,6 +119,12 @@ class PrefixCache:
         while self.drop_oldest():
             pass
 
+    def _use(self, beginning: PrefixEntry) -> None:
+        """Note that it was of use; the others go before it. It may be a running answer's."""
+        if beginning in self._kept:
+            self._kept.remove(beginning)
+            self._kept.append(beginning)
+
     def _drop(self, beginning: PrefixEntry) -> None:
         self._kept.remove(beginning)
         self._engine.close(beginning.branch)
@@ -118,9 +133,9 @@ class PrefixCache:
 DEFAULT_MAX_SHARE = 0.6
 PIECE_TOKENS = 256
 LEAST_TOKENS = 4
-"""Fewer are not fed beside threads, while there are more: a pass for them would not pay."""
+"""Fewer are not fed in a step of threads, while there are more: a pass for them would not pay."""
 DEBT_STEPS = 8
-"""What one pass took too long is paid back by so many steps at most: it may never come again."""
+"""What one pass took too long is paid back by this many steps at most: it may never come again."""
 MOST_STEPS = 16
 """After so many steps without prompt tokens there are some, whatever they were seen to cost."""
 
@@ -162,7 +177,7 @@ class PrefillBudget:
         return wanted if wanted * token_s <= self._budget_s else int(self._budget_s / token_s)
 
     def learn(self, width: int, prompt_tokens: int, seconds: float) -> None:
-        """Hear what a step of so many threads and prompt tokens took."""
+        """Hear what a step of `width` threads and some prompt tokens took."""
         self._steps_without = 0 if prompt_tokens else self._steps_without + 1
         if not prompt_tokens:
             self._costs.add(width, seconds)
@@ -174,79 +189,15 @@ class PrefillBudget:
             self._tokens.append(max(LEAST_TOKENS, prompt_tokens))
 
 
-LEAST_SHARED = 16
-"""Fewer tokens are computed sooner than they are copied."""
-
-
-class Prefill:
-    """The prompts of a scheduler's requests.
-
-    prefix_caching: whether they share what they begin with alike.
-    cache: what ended answers left for those that begin alike.
-    """
-
-    def __init__(self, engine: Engine, budget: PrefillBudget, *, prefix_caching: bool) -> None:
-        self.budget = budget
-        self.cache = PrefixCache(engine)
-        self._prefix_caching = prefix_caching
-
-    def ready(self, running: Sequence[Generation]) -> list[Generation]:
-        """Return those of `running`, oldest first, whose prompts can be fed; call before a step.
-
-        A prompt begins with what the cache holds of it; while more of that is about to come, it
-        waits.
-        """
-        unfed = [one for one in running if one.unfed and one.branches.live]
-        return [one for one in unfed if self._begins(one, running)]
-
-    def rows(self, ready: Sequence[Generation], width: int) -> list[Row]:
-        """Return what a step feeds of the prompts that are `ready`, beside `width` threads."""
-        if not ready:
-            return []
-        shares = share_out([one.next_prompt_tokens for one in ready], self.budget.tokens(width))
-        return [one.take_prompt(n) for one, n in zip(ready, shares, strict=True) if n]
-
-    def keep(self, ending: Generation) -> None:
-        """Keep what an answer that ends was fed first."""
-        beginning = ending.beginning if self._prefix_caching else None
-        if beginning is not None and len(beginning.ids) >= LEAST_SHARED:
-            ending.branches.part_with_main()
-            self.cache.keep(beginning)
-
-    def _begins(self, coming: Generation, running: Sequence[Generation]) -> bool:
-        """Let a prompt begin with what the cache holds; False if more of it is about to come."""
-        if not self._prefix_caching or coming.was_fed or len(coming.family) > 1:
-            return True
-        ids = coming.request.prompt[:-1]  # the last one is fed, for logits
-        found = [(common_prefix_len(one.ids, ids), one) for one in self._beginnings(running)]
-        shared, best = max(found, key=lambda pair: pair[0], default=(0, None))
-        older = running[: running.index(coming)]
-        to_come = [
-            common_prefix_len(one.request.prompt, ids)
-            for one in older
-            if one.unfed and len(one.family) == 1
-        ]
-        if max(to_come, default=0) >= max(LEAST_SHARED, shared + 1):
-            return False
-        if best is not None and shared >= LEAST_SHARED:
-            self.cache.use(best)
-            coming.begin_like(best.branch, shared)
-        return True
-
-    def _beginnings(self, running: Sequence[Generation]) -> list[PrefixEntry]:
-        found = [one.beginning for one in running if one.was_fed]
-        return [*self.cache, *(one for one in found if one is not None)]
-
-
 def share_out(wanted: Sequence[int], tokens: int) -> list[int]:
-    """Return how many of `tokens` each prompt gets, that wants so many; the oldest comes first.
+    """Return how many of `tokens` each prompt gets that still needs `wanted`, the oldest first.
 
     The shortest first, so that nobody waits for a long one; but the oldest has half of them.
     """
     shares = [0] * len(wanted)
     order = sorted(range(len(wanted)), key=lambda place: wanted[place])
     left = tokens
-    if order[0] != 0:
+    if order and order[0] != 0:
         shares[0] = min(wanted[0], -(-tokens // 2))
         left -= shares[0]
     for place in order:

@@ -4,6 +4,8 @@ Continuous batching: requests come and go between any two steps. A step is one f
 threads that its policy chooses and of some prompt tokens, few enough that a long prompt holds
 nobody up. What an answer says depends neither on who else is there nor on when its threads write,
 up to rounding: how many rows a pass has may move a logit's last bits, and with them a near-tie.
+
+Shapes: F rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -11,25 +13,27 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
+from typing import TYPE_CHECKING
 
-from pasta_decoding.engines.base import Engine
+from pasta_decoding.engines.base import Engine, FloatArray, KeepsLogits
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import Scheme
-from pasta_decoding.runtime import forward
-from pasta_decoding.runtime.admission import Admission, ResourceRequest, shared_prefix_len
+from pasta_decoding.runtime.admission import Admission
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.generation import Generation, Row
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.policy import LEAST_QUOTA, CheapestStep, Runnable, SchedulingPolicy
-from pasta_decoding.runtime.prefix_cache import Prefill, PrefillBudget
+from pasta_decoding.runtime.prefix_cache import PrefillBudget, PrefixCache, share_out
 from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.trace import Trace
+from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.runtime.vocabulary import Vocabulary
 
-__all__ = ["Request", "Scheduler"]
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Scheduler:
@@ -58,8 +62,9 @@ class Scheduler:
         self._engine = engine
         self._vocabulary = vocabulary
         self._scheme = scheme
-        prefill_budget = PrefillBudget() if prefill_budget is None else prefill_budget
-        self._prefill = Prefill(engine, prefill_budget, prefix_caching=prefix_caching)
+        self._prefill_budget = PrefillBudget() if prefill_budget is None else prefill_budget
+        self._prefix_cache = PrefixCache(engine)
+        self._prefix_caching = prefix_caching
         self._joining = joining
         self._admission = Admission(engine, joining)
         self._max_requests = max_requests
@@ -89,7 +94,7 @@ class Scheduler:
     @property
     def kept_cells(self) -> int:
         """Cells that ended answers left for prompts that begin alike; who needs them gets them."""
-        return self._prefill.cache.cells
+        return self._prefix_cache.cells
 
     def check(self, request: Request) -> None:
         """Raise PastaError if `request` could not be answered even alone. Any thread may call."""
@@ -100,39 +105,19 @@ class Scheduler:
 
         Raises PastaError if it could not be answered even alone; nothing is held then.
         """
-        return self.add_together([request])[0]
-
-    def add_together(self, requests: Sequence[Request]) -> list[int]:
-        """Queue requests that are let in together; return their numbers.
-
-        What their prompts begin with alike is fed once, and held once. Otherwise they are requests
-        like any other. Raises PastaError if there could never be room for all of them.
-        """
-        for request in requests:
-            self.check(request)
-        demands = self._admission.resources_together(requests)
-        self._admission.check_together(sum(demands[1:], demands[0]))
-        now_s = self._clock()
-        family = [self._generation(*one, now_s) for one in zip(requests, demands, strict=True)]
-        shared_tokens = shared_prefix_len(requests)
-        for one in family:
-            one.family, one.shared_tokens = family, shared_tokens
-        numbers = [next(self._numbers) for _ in family]
-        self._generations |= zip(numbers, family, strict=True)
-        return numbers
-
-    def _generation(self, request: Request, demand: ResourceRequest, now_s: float) -> Generation:
-        prompt_tokens = len(request.prompt)
+        self.check(request)
         interpreter = Interpreter(
             self._vocabulary,
             self._scheme,
             request.rules,
-            prompt_tokens,
+            len(request.prompt),
             self._engine.max_positions,
             self._joining,
             request.stops,
         )
-        return Generation(request, self._engine, interpreter, Trace(prompt_tokens), demand, now_s)
+        number = next(self._numbers)
+        self._generations[number] = Generation(request, self._engine, interpreter, self._clock())
+        return number
 
     def step(self) -> None:
         """Advance every live thread by one token, and prompts by what their budget allows.
@@ -142,14 +127,17 @@ class Scheduler:
         raises the error for each of them, and so does this call. The others can be stepped on.
         """
         self._admit()
-        ready = self._prefill.ready(self._running())
+        prompts = [one for one in self._running() if one.unfed]
+        if self._prefix_caching:
+            running = self._running()
+            prompts = [one for one in prompts if self._prefix_cache.begin(one, running)]
         rows = self._take_threads()
-        self._forward(rows, self._prefill.rows(ready, len(rows)))
+        self._forward(rows, self._take_prompts(prompts, len(rows)))
         self._settle()
 
     def drain_events(self, number: int) -> list[Event]:
         """Return the events of a request since the last call."""
-        return self._generations[number].drain_events()
+        return self._generations[number].recorder.drain()
 
     def steps(self, number: int) -> int:
         """Return how many decode steps a request has had, its prefill not among them."""
@@ -181,33 +169,24 @@ class Scheduler:
         """Cancel everything and free all that is held."""
         for number in self._generations:
             self.cancel(number)
-        self._prefill.cache.close()
+        self._prefix_cache.close()
 
     def _admit(self) -> None:
         """Open requests in the order in which they came, as long as there is room."""
         running = self._running()
-        for generation in self._generations.values():
-            if generation.opened_s is not None or not generation.is_first:
+        for one in self._generations.values():
+            if one.opened_s is not None or one.is_over:
                 continue
             if self._max_requests is not None and len(running) >= self._max_requests:
                 return
-            first, *others = [one.needs for one in generation.family]
-            beside = [one.demand for one in running]
-            if not self._admission.admits(sum(others, first), beside):
+            beside = [other.demand for other in running]
+            if not self._admission.admits(one.demand, beside):
                 return
-            self._allot(generation.family, sum([*others, *beside], first))
-            together = [one.demand for one in (*running, *generation.family)]
-            self._prefill.cache.make_room(sum(together[1:], together[0]))
-            if not self._open(generation, alone=not running):
+            one.allot(self._admission.allot(one.request, sum(beside, one.demand)))
+            self._prefix_cache.make_room(sum(beside, one.demand))
+            if not self._open(one, alone=not running):
                 return
-            running += generation.family
-
-    def _allot(self, family: Sequence[Generation], taken: ResourceRequest) -> None:
-        """Give those that are let in what may make their steps wider."""
-        for one in family:
-            taken -= one.needs
-            one.allot(self._admission.allot(one.request, taken + one.needs))
-            taken += one.demand
+            running.append(one)
 
     def _open(self, generation: Generation, *, alone: bool) -> bool:
         """Open a request; return whether the engine had the memory for it now."""
@@ -227,10 +206,9 @@ class Scheduler:
                 generation.open(self._clock())
                 return
             except PastaError:  # an engine may need a request's room in one piece
-                if not self._prefill.cache.drop_oldest():
+                if not self._prefix_cache.drop_oldest():
                     break
-        for one in generation.family:
-            one.allot(LEAST_QUOTA)
+        generation.allot(LEAST_QUOTA)
         generation.open(self._clock())
 
     def _take_threads(self) -> list[Row]:
@@ -249,32 +227,63 @@ class Scheduler:
         self.delays["room"] += sum(one.for_room for one in runnable)
         self.delays["threads"] += sum(one.for_thread for one in runnable)
 
+    def _take_prompts(self, prompts: Sequence[Generation], width: int) -> list[Row]:
+        """Return what is fed of `prompts` in a step of `width` threads."""
+        if not prompts:
+            return []
+        wanted = [len(one.unfed) for one in prompts]
+        shares = share_out(wanted, self._prefill_budget.tokens(width))
+        return [one.take_prompt(n) for one, n in zip(prompts, shares, strict=True) if n]
+
     def _forward(self, rows: Sequence[Row], prompts: Sequence[Row]) -> None:
         """Make one forward pass, choose where logits come, and note what it took."""
         if not (rows or prompts):
             return
-        cells = self._engine.slots_in_use
-        seconds = self._pass([*rows, *prompts])
-        self._prefill.budget.learn(len(rows), sum(len(row.feed.ids) for row in prompts), seconds)
+        cells, began_s = self._engine.slots_in_use, self._clock()
+        generations = dict.fromkeys(row.generation for row in (*rows, *prompts))
+        try:
+            self._compute([*rows, *prompts])
+        except BaseException as error:
+            for generation in generations:
+                generation.fail(error)
+            raise
+        now_s = self._clock()
+        seconds = now_s - began_s
+        for generation in generations:
+            generation.recorder.stamp(now_s)
+        fed = sum(len(row.feed.ids) for row in prompts)
+        self._prefill_budget.learn(len(rows), fed, seconds)
         if not prompts:
             self._policy.learn(len(rows), seconds)
-        for generation in {row.generation: None for row in rows}:
+        for generation in dict.fromkeys(row.generation for row in rows):
             generation.trace.end_step(cells, seconds)
         for row in prompts:
             row.generation.end_prompt(cells, seconds)
 
-    def _pass(self, rows: Sequence[Row]) -> float:
-        began_s = self._clock()
-        try:
-            forward.step(self._engine, rows)
-        except BaseException as error:
-            for generation in {row.generation for row in rows}:
-                generation.fail(error)
-            raise
-        now_s = self._clock()
-        for row in rows:
-            row.generation.stamp(now_s)
-        return now_s - began_s
+    def _compute(self, rows: Sequence[Row]) -> None:
+        """Feed `rows`; the thread of each that wants logits chooses its next token."""
+        feeds = [row.feed for row in rows]
+        wanting = [row for row in rows if row.feed.wants_logits]
+        engine = self._engine
+        drawing = all(isinstance(row.generation.request.sampler, Sampler) for row in wanting)
+        if drawing and isinstance(engine, KeepsLogits) and engine.keeps_logits:
+            self._choose_on_device(engine.step_kept(feeds), wanting)
+            return
+        for row, logits_V in zip(wanting, engine.step(feeds), strict=True):
+            row.generation.choose(row.thread, logits_V)
+
+    def _choose_on_device(self, logits_FV: Tensor, rows: Sequence[Row]) -> None:
+        """Draw for all rows at once; a row is fetched where what was drawn may not stand."""
+        from pasta_decoding.runtime.device_sampler import sampled_rows
+
+        def fetch(row: int) -> FloatArray:
+            logits_V: FloatArray = logits_FV[row].cpu().numpy()
+            return logits_V
+
+        params = [row.generation.row_params(row.thread) for row in rows]
+        tokens = sampled_rows(logits_FV, params) if params else []
+        for number, (row, one, token) in enumerate(zip(rows, params, tokens, strict=True)):
+            row.generation.accept(row.thread, one, token, partial(fetch, number))
 
     def _settle(self) -> None:
         """End what is finished, and what has no time left, in the queue too."""
@@ -286,7 +295,8 @@ class Scheduler:
             if limit is not None and now_s - generation.added_s >= limit:
                 generation.stop()
             if generation.interpreter.finished:
-                self._prefill.keep(generation)
+                if self._prefix_caching:
+                    self._prefix_cache.keep_beginning(generation)
                 generation.conclude(now_s)
 
     def _running(self) -> list[Generation]:
