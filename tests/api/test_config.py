@@ -12,6 +12,14 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.load import find_adapter
+from pasta_decoding.runtime.request import Rules, SamplingParams
+from pasta_decoding.server.settings import Settings
+
+
+def test_the_defaults_of_a_config_are_those_of_the_decoder() -> None:
+    config = GenerationConfig()
+    assert (config.rules, config.sampling()) == (Rules(), SamplingParams())
+    assert Settings().answer_tokens == config.max_tokens
 
 
 @pytest.mark.parametrize(

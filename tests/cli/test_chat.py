@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pasta_decoding.cli.chat import HELP, Chat
+from pasta_decoding.cli.chat import HELP, talk
 from pasta_decoding.cli.run import answer_shown
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Outcome, Pasta
@@ -32,7 +32,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, str]]]:
 
 
 @pytest.fixture
-def talk(pasta: Pasta, tiny_checkpoint: TinyCheckpoint, typed: Callable[[bytes], None]) -> Talk:
+def chat(pasta: Pasta, tiny_checkpoint: TinyCheckpoint, typed: Callable[[bytes], None]) -> Talk:
     """Return a function that types lines into a chat with the tiny model."""
 
     def run(*lines: str, flags: Sequence[str] = ()) -> Outcome:
@@ -44,9 +44,9 @@ def talk(pasta: Pasta, tiny_checkpoint: TinyCheckpoint, typed: Callable[[bytes],
 
 
 def test_a_turn_sees_the_clean_text_of_those_before(
-    talk: Talk, heard: list[list[tuple[str, str]]]
+    chat: Talk, heard: list[list[tuple[str, str]]]
 ) -> None:
-    found = talk("Hello", "", "And now?", flags=["--system", "Be kind."])
+    found = chat("Hello", "", "And now?", flags=["--system", "Be kind."])
     assert found.status == 0
     first, second = heard
     assert first == [("system", "Be kind."), ("user", "Hello")]
@@ -58,29 +58,21 @@ def test_a_turn_sees_the_clean_text_of_those_before(
     assert found.err.count(" tokens in ") == 2
 
 
-def test_a_stopped_turn_is_forgotten_and_the_chat_goes_on(
-    talk: Talk, heard: list[list[tuple[str, str]]]
+def test_a_turn_that_is_stopped_or_does_not_fit_is_forgotten_and_the_chat_goes_on(
+    chat: Talk, heard: list[list[tuple[str, str]]]
 ) -> None:
-    found = talk("stop me", "Hello")
+    found = chat("stop me", "x" * 5000, "Hello")
     assert found.status == 0
-    assert heard[1] == [("user", "Hello")]
+    assert heard[2] == [("user", "Hello")]
     assert "stopped; that turn is forgotten" in found.err
-
-
-def test_what_does_not_fit_is_refused_with_a_way_out(
-    talk: Talk, heard: list[list[tuple[str, str]]]
-) -> None:
-    found = talk("x" * 5000, "Hello")
-    assert found.status == 0
     assert "pasta: the prompt is too long" in found.err
     assert "; /new begins anew" in found.err
-    assert heard[1] == [("user", "Hello")]
 
 
 def test_commands_forget_draw_explain_and_leave(
-    talk: Talk, heard: list[list[tuple[str, str]]]
+    chat: Talk, heard: list[list[tuple[str, str]]]
 ) -> None:
-    found = talk("Hello", "/new", "/what", "/show", "Again", "/quit", "Never asked")
+    found = chat("Hello", "/new", "/what", "/show", "Again", "/quit", "Never asked")
     assert [turn[-1][1] for turn in heard] == ["Hello", "Again"]
     assert heard[1] == [("user", "Again")]
     assert HELP in found.err
@@ -108,5 +100,5 @@ def test_ctrl_c_at_the_prompt_clears_the_line(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("builtins.input", type_one)
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    Chat(None, {}, system=None, show=False).run()  # type: ignore[arg-type]
+    talk(None, {}, system=None, show=False)  # type: ignore[arg-type]
     assert next(lines, None) is None

@@ -18,6 +18,9 @@ BAD = "One\n<async>b</async> <sync/>\n"
 
 def test_it_names_file_line_column_and_rule(tmp_path: Path, pasta: Pasta) -> None:
     good, bad = tmp_path / "good.txt", tmp_path / "bad.txt"
+    good.write_text('<promise tokens="20"/><async>b</async>')
+    assert pasta("lint", good).status == 1
+    assert pasta("lint", good, "--no-topic").status == 0
     good.write_text(GOOD)
     bad.write_text(BAD)
     assert pasta("lint", good, good) == Outcome(0, "", "")
@@ -58,13 +61,6 @@ def test_it_reads_rows_and_names_the_line_and_the_column_in_the_response(
 @pytest.mark.parametrize("path", SHIPPED)
 def test_it_finds_nothing_in_the_files_that_ship(path: Path, pasta: Pasta) -> None:
     assert pasta("lint", path) == Outcome(0, "", "")
-
-
-def test_it_can_do_without_topics(tmp_path: Path, pasta: Pasta) -> None:
-    path = tmp_path / "no_topic.txt"
-    path.write_text('<promise tokens="20"/><async>b</async>')
-    assert pasta("lint", path).status == 1
-    assert pasta("lint", path, "--no-topic").status == 0
 
 
 @pytest.mark.parametrize(

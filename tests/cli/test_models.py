@@ -1,13 +1,21 @@
-"""`pasta models` and `pasta pull`: what is there, what goes, and nothing that is not ours."""
+"""`pasta models`, `pull` and `export`: what is there, what goes, what is written."""
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from pasta_decoding.errors import install_command
+from pasta_decoding.lang.check import check
+from pasta_decoding.lang.tree import read, strip
+from pasta_decoding.models.load import may_have_gpu
+from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Pasta, interrupted
 
 OURS = [
@@ -17,6 +25,8 @@ OURS = [
     ["0.2", "MB", "scratch", ".pull-new"],
     ["0.1", "MB", "scratch", "gguf/.export-old"],
 ]
+SPARE = ("gguf/a-F16.gguf", "gguf/b-Q4_0.gguf", "gguf/.export-old/a.f32")
+PROMPT = ("run", "Hello", "--max-tokens", "48", "--json")
 
 
 @pytest.fixture
@@ -41,55 +51,104 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_list_names_bases_adapters_and_what_is_ours_by_size(cache: Path, pasta: Pasta) -> None:
-    found = pasta("models")
+def files_in(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_models_lists_what_is_ours_by_size_and_cleans_what_is_made_again(
+    cache: Path, pasta: Pasta
+) -> None:
+    found, before = pasta("models"), files_in(cache)
     rows = [line.split() for line in found.out.splitlines()]
     assert [row for row in rows if row[2] not in ("base", "adapter")] == OURS
     named = [row[3] for row in rows if row[2] in ("base", "adapter")]
     assert {"smollm2-135m", "balanced", "sequential"} <= set(named)
     assert found.err == f"5.8 MB in {cache}\n"
-
-
-def test_clean_removes_what_is_made_again_and_what_is_named(cache: Path, pasta: Pasta) -> None:
-    found = pasta("models", "--clean", "gguf/b-Q4_0.gguf")
-    assert (found.status, found.err) == (0, "0.5 MB freed\n")
-    assert not (cache / "gguf/b-Q4_0.gguf").exists()
-    assert pasta("models", "--clean").err == "2.1 MB freed\n"
-    left = {str(path.relative_to(cache)) for path in cache.rglob("*") if path.is_file()}
-    assert left == {
-        "smollm2-135m/manifest.json",
-        "smollm2-135m/model.safetensors",
-        ".pull-new/fetched",
-        "photos/cat.png",
-        "notes.txt",
-    }
+    assert pasta("models", "--clean").err == "2.6 MB freed\n"
+    assert files_in(cache) == before - {*SPARE}
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["models", "--clean", "notes.txt"], "the cache holds no notes.txt"),
-        (["models", "gguf/a-F16.gguf"], "names are for --clean"),
         (["pull", "llama"], "no model 'llama'"),
         (["export", "balanzed", "--out", "x"], "no adapter 'balanzed'"),
         (["export", "balanced", "--out", "x", "--dtype", "F17"], "no dtype 'F17'"),
+        (["export", "sequential", "--out", "x", "--model", "tests"], "tests holds no model"),
+        (["export", "balanced", "--out", "tests", "--model", "x"], "tests is a folder, not a file"),
     ],
 )
-@pytest.mark.usefixtures("cache")
 def test_a_mistake_is_one_line(arguments: list[str], said: str, pasta: Pasta) -> None:
     found = pasta(*arguments)
     assert found.status == 2
     assert found.err.startswith(f"pasta: {said}")
 
 
-def test_pull_keeps_a_sound_model_and_prints_its_folder(tiny_cache: Path, pasta: Pasta) -> None:
+def test_pull_keeps_a_sound_model_and_can_be_interrupted(
+    tiny_cache: Path, pasta: Pasta, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = pasta("pull")
     assert (found.status, found.out) == (0, f"{tiny_cache / 'smollm2-135m'}\n")
-
-
-def test_an_interrupted_pull_is_status_130(
-    tmp_path: Path, pasta: Pasta, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setenv("PASTA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.snapshot_download", interrupted)
     assert pasta("pull", "--source", "hub").status == 130
+
+
+def test_a_merged_export_is_a_model_and_an_adapter_alike_and_takes_no_other(
+    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    exact = (*PROMPT, "--engine", "torch", "--dtype", "float32")
+    where = ["--model", tiny_checkpoint.base, "--adapter", tiny_checkpoint.adapter]
+    merged = tmp_path / "merged"
+    export = ["export", tiny_checkpoint.adapter, "--model", tiny_checkpoint.base, "--to", "hf"]
+    assert pasta(*export, "-o", merged).out == f"{merged}\n"
+    expected = pasta(*exact, *where).object["annotated"]
+    for name in ("--model", "--adapter"):
+        assert pasta(*exact, name, merged).object["annotated"] == expected
+    for arguments, said in (
+        ((*export, "-o", merged), f"{merged} exists"),
+        ((*PROMPT, "--model", merged, "--adapter", "none"), f"{merged} is a whole model"),
+        ((*PROMPT, *where, "--adapter", merged), f"{merged} is a whole model"),
+    ):
+        found = pasta(*arguments)
+        assert (found.status, said in found.err) == (2, True)
+
+
+def test_without_llama_a_quantized_export_says_what_to_install_and_leaves_nothing(
+    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    export = ["export", tiny_checkpoint.adapter, "--model", tiny_checkpoint.base]
+    found = pasta(*export, "-o", tmp_path / "x.gguf", "--dtype", "Q8_0")
+    assert (found.status, install_command("llama") in found.err) == (2, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.llama
+def test_an_exported_file_answers_with_neither_torch_nor_transformers(
+    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    out = tmp_path / "tiny.gguf"
+    export = ["export", tiny_checkpoint.adapter, "--model", tiny_checkpoint.base, "-o", out]
+    made = pasta(*export, "--dtype", "Q8_0")
+    assert (made.status, made.out) == (0, f"{out}\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
+    device = ("--device", "cpu") if may_have_gpu() else ()  # else torch is asked for it
+    script = (
+        "import sys; from pasta_decoding.cli import main; status = main(sys.argv[1:]); "
+        "print(status, sorted({'torch', 'transformers', 'peft'} & sys.modules.keys()))"
+    )
+    command = [sys.executable, "-c", script, *PROMPT, "--model", str(out), *device]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    answer, modules = done.stdout.splitlines()
+    assert modules == "0 []"
+    found = json.loads(answer)
+    assert check(found["annotated"]) == []
+    assert strip(read(found["annotated"])) == found["text"] != ""
+
+
+@pytest.mark.llama
+@pytest.mark.parametrize("name", ["foreign.gguf", "missing.gguf"])
+def test_a_file_that_is_no_export_is_refused(name: str, pasta: Pasta, tmp_path: Path) -> None:
+    (tmp_path / "foreign.gguf").write_bytes(b"GGUF and nothing more")
+    found = pasta(*PROMPT, "--model", tmp_path / name)
+    assert (found.status, str(tmp_path / name) in found.err) == (2, True)

@@ -1,19 +1,18 @@
-"""`pasta run` and `pasta compare` on a tiny model: what they promise, and what they refuse."""
+"""`pasta run` and `pasta compare` on a tiny model: what they print, and what they refuse."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pasta_decoding.lang.check import check
-from pasta_decoding.lang.positions import SCHEMES
 from pasta_decoding.lang.tree import read, strip
 from tests.checkpoint import TinyCheckpoint, make_adapter, make_base
 from tests.cli.conftest import Outcome, Pasta, interrupted
@@ -28,7 +27,7 @@ Ask = Callable[..., Outcome]
 
 @pytest.fixture
 def ask(pasta: Pasta, tiny_checkpoint: TinyCheckpoint) -> Ask:
-    """Return a function that runs `pasta COMMAND PROMPT` on the tiny checkpoint, or another."""
+    """Return a function that runs `pasta COMMAND` on the tiny checkpoint, or another."""
 
     def run(
         *arguments: object,
@@ -42,70 +41,27 @@ def ask(pasta: Pasta, tiny_checkpoint: TinyCheckpoint) -> Ask:
     return run
 
 
-@pytest.fixture
-def adapter_copy(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Path:
-    return shutil.copytree(tiny_checkpoint.adapter, tmp_path / "adapter")
-
-
 def test_json_has_the_answer_its_figures_and_what_wrote_it(
-    ask: Ask, tiny_checkpoint: TinyCheckpoint
+    ask: Ask, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
-    outcome = ask(PROMPT, "--json")
+    outcome = ask(PROMPT, "--json", "--trace", tmp_path / "trace.json")
     found = outcome.object
     assert outcome.status == 0
     assert list(found) == KEYS
     where = (str(tiny_checkpoint.base), str(tiny_checkpoint.adapter))
     assert (found["model"], found["adapter"]) == where
     assert found["engine"].startswith("torch ")
+    assert "engine: torch " in outcome.err
     assert found["threads"] == 1 + found["annotated"].count("<promise ") > 2
     assert check(found["annotated"]) == []
     assert strip(read(found["annotated"])) == found["text"]
     assert found["truncated"] is True
     assert 0 < found["critical_path"] < found["completion_tokens"] <= 48
     assert found["tokens_per_step"] == round(found["plain_tokens"] / found["critical_path"], 3)
-
-
-def test_a_model_without_an_adapter_answers_sequentially_and_says_so(
-    pasta: Pasta, tiny_checkpoint: TinyCheckpoint
-) -> None:
-    outcome = pasta("run", PROMPT, "--model", tiny_checkpoint.base, "--max-tokens", 8, "--json")
-    assert (outcome.object["threads"], outcome.object["adapter"]) == (1, None)
-    assert f"{tiny_checkpoint.base} without an adapter answers sequentially\n" in outcome.err
-
-
-def test_a_join_that_the_checkpoint_was_not_trained_for_is_taken_with_a_warning(ask: Ask) -> None:
-    outcome = ask(PROMPT, "--json", "--join", "text", "--engine", "torch")
-    warning = "the checkpoint was not trained for the join text: expect worse text"
-    assert warning in outcome.err.splitlines()
-    assert check(outcome.object["annotated"]) == []
-
-
-def test_run_without_a_model_uses_the_default_one(
-    ask: Ask, pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tiny_cache: Path
-) -> None:
-    assert tiny_cache.is_dir()
-    found = pasta("run", PROMPT, "--adapter", tiny_checkpoint.adapter, "--max-tokens", "48")
-    assert found.out == ask(PROMPT).out
-
-
-def test_run_sequentially_is_one_thread_without_tags(ask: Ask) -> None:
-    found = ask(PROMPT, "--json", "--sequential").object
-    assert found["threads"] == 1
-    assert read(found["annotated"]) == read(found["text"])
-    assert found["critical_path"] == 48
-
-
-def test_a_trace_has_a_lane_for_each_thread_and_names_tags(ask: Ask, tmp_path: Path) -> None:
-    found = ask(PROMPT, "--json", "--trace", tmp_path / "trace.json").object
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     # The processor's rounding decides which tokens a tiny model writes, so the limit may take a
     # chunk away that has begun.
-    traced = {event["tid"] for event in events}
-    assert traced >= set(range(found["threads"]))
-    assert traced == set(range(len(traced)))
-    names = {event["name"] for event in events}
-    assert "async" in names
-    assert any(re.fullmatch(r"promise \d+", name) for name in names)
+    assert {event["tid"] for event in events} >= set(range(found["threads"]))
 
 
 @pytest.mark.parametrize("show", [[], ["--show"]])
@@ -120,84 +76,66 @@ def test_run_prints_the_answer_and_sums_up_on_standard_error(show: list[str], as
     assert found.err.endswith("s, cut off at a limit\n")
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("--seed", 8),
-        ("--repetition-penalty", 2),
-        ("--top-k", 1),
-        ("--top-p", 0.01),
-        ("--system", "Be brief."),
-    ],
-)
-def test_an_option_changes_the_answer_and_nothing_else_does(
-    option: str, value: object, ask: Ask
+def test_a_model_without_an_adapter_answers_sequentially_and_says_so(
+    pasta: Pasta, tiny_checkpoint: TinyCheckpoint
 ) -> None:
+    outcome = pasta("run", PROMPT, "--model", tiny_checkpoint.base, "--max-tokens", 8, "--json")
+    assert (outcome.object["threads"], outcome.object["adapter"]) == (1, None)
+    assert f"{tiny_checkpoint.base} without an adapter answers sequentially\n" in outcome.err
+
+
+def test_run_without_a_model_uses_the_default_one_and_reads_standard_input(
+    ask: Ask,
+    pasta: Pasta,
+    tiny_checkpoint: TinyCheckpoint,
+    tiny_cache: Path,
+    typed: Callable[[bytes], None],
+) -> None:
+    assert tiny_cache.is_dir()
+    typed(PROMPT.encode())
+    found = pasta("run", "-", "--adapter", tiny_checkpoint.adapter, "--max-tokens", "48")
+    assert found.out == ask(PROMPT).out
+
+
+def test_an_option_changes_the_answer_and_nothing_else_does(ask: Ask) -> None:
     def text(*more: object) -> object:
         return ask(PROMPT, "--json", "--temperature", 1, "--seed", 3, *more).object["text"]
 
     plain = text()
     assert text() == plain
-    assert text(option, value) != plain
+    for option, value in (("--seed", 8), ("--top-p", 0.01), ("--system", "Be brief.")):
+        assert text(option, value) != plain
+    assert ask(PROMPT, "--json", "--sequential").object["threads"] == 1
 
 
-def test_time_that_is_up_ends_an_answer_and_keeps_what_was_written(ask: Ask) -> None:
-    found = ask(PROMPT, "--json", "--max-seconds", "0").object
-    assert found["truncated"] is True
-    assert found["critical_path"] <= 1
-
-
-def test_a_prompt_is_read_from_standard_input(ask: Ask, typed: Callable[[bytes], None]) -> None:
-    typed(PROMPT.encode())
-    assert ask("-").out == ask(PROMPT).out
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '<promise topic="a" tokens="20"/><async>b</async><sync/>',
-        "<|im_end|>\n<|im_start|>assistant\n<unused0><unused4>",
-        "</async>" * 20,
-    ],
-)
-def test_text_full_of_tags_gets_a_well_formed_answer(text: str, ask: Ask) -> None:
-    for outcome in (ask(text, "--json"), ask(PROMPT, "--system", text, "--json")):
-        assert outcome.status == 0
-        assert check(outcome.object["annotated"]) == []
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_checkpoint_without_topics_writes_none_under_any_scheme(
-    scheme: str, ask: Ask, adapter_copy: Path
-) -> None:
-    path = adapter_copy / "pasta.json"
-    record = json.loads(path.read_text()) | {"scheme": scheme, "topic": "none"}
-    path.write_text(json.dumps(record))
-    found = ask(PROMPT, "--json", adapter=adapter_copy).object
-    assert found["threads"] > 1
-    assert "topic=" not in found["annotated"]
-    assert check(found["annotated"], topic_required=False) == []
-
-
-# Bad input
+def test_a_join_that_the_checkpoint_was_not_trained_for_is_taken_with_a_warning(ask: Ask) -> None:
+    outcome = ask(PROMPT, "--json", "--join", "text", "--engine", "torch")
+    warning = "the checkpoint was not trained for the join text: expect worse text"
+    assert warning in outcome.err.splitlines()
+    assert check(outcome.object["annotated"]) == []
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ([""], "the prompt is empty"),
-        ([" \n"], "the prompt is empty"),
-        ([b"caf\xe9".decode("utf-8", "surrogateescape")], "the text is not valid UTF-8"),
+        (["x" * 20_000], "the prompt is too long"),
+        ([os.fsdecode(b"caf\xe9")], "the text is not valid UTF-8"),
         ([PROMPT, "--max-tokens", "0"], "max_tokens is 0, not a whole number of at least 1"),
+        ([PROMPT, "--max-tokens", "5000"], "an answer of up to 5000 tokens leaves no room"),
         ([PROMPT, "--temperature", "-1"], "temperature is -1.0, not a number from 0 to 100"),
         ([PROMPT, "--eagerness", "nan"], "eagerness is nan, not a number from -100 to 100"),
         ([PROMPT, "--engine", "tourch"], "no engine 'tourch': did you mean torch?"),
+        ([PROMPT, "--engine", "llama"], "the llama engine needs llama-cpp-python"),
+        ([PROMPT, "--engine", "remote"], "no server is named"),
+        ([PROMPT, "--engine", "torch", "--device", "cuda:7"], "cannot put the model on the device"),
         ([PROMPT, "--dtype", "F17"], "no dtype 'F17'"),
         ([PROMPT, "--engine", "torch", "--dtype", "Q4_0"], "the torch engine has no number format"),
-        ([PROMPT, "--max-model-len", "40"], "an answer of up to 48 tokens leaves no room"),
-        ([PROMPT, "--max-model-len", "10000"], "max_model_len is 10000, and model and cache hold"),
-        ([PROMPT, "--cache-tokens", "1000000000000"], "a cache of 1000000000000 tokens takes"),
         ([PROMPT, "--base-url", "http://x/v1", "--engine", "torch"], "base_url names servers"),
+        ([PROMPT, "--model", "x.gguf"], "x.gguf is a whole model, adapter included"),
+        ([PROMPT, "--adapter", "nope"], "no adapter 'nope'"),
+        ([PROMPT, "--adapter", "tests"], "tests holds no pasta.json: not a Pasta adapter"),
+        ([PROMPT, "--model", "tests"], "tests holds no model"),
         ([PROMPT, "--show", "--json"], "--show draws for a person"),
         ([PROMPT, "--trace", "/nowhere/trace.json"], "there is no folder /nowhere"),
     ],
@@ -219,45 +157,8 @@ def test_standard_input_that_is_no_prompt_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"scheme": "spiral"}, "no position scheme 'spiral'"),
-        ({"joins": ["prose"]}, "was trained for the joins prose, not 'kv' or 'text'"),
-        ({"format_version": 2}, "pasta.json has format version 2; this Pasta reads 1"),
-    ],
-)
-def test_an_adapter_that_this_version_cannot_decode_is_refused(
-    change: dict[str, Any], said: str, ask: Ask, adapter_copy: Path
-) -> None:
-    path = adapter_copy / "pasta.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    found = ask(PROMPT, adapter=adapter_copy)
-    assert found.status == 2
-    assert said in found.err
-
-
-def test_an_adapter_that_does_not_fit_or_is_none_is_refused(ask: Ask, tmp_path: Path) -> None:
-    other = make_base(tmp_path / "other", seed=1)
-    cases = (
-        ({"base": other}, "the adapter was trained on tests/tiny-llama (norms_sha256 "),
-        ({"adapter": "nope"}, "no adapter 'nope'"),
-        ({"adapter": tmp_path}, f"{tmp_path} holds no pasta.json: not a Pasta adapter"),
-        ({"base": tmp_path}, f"{tmp_path} holds no model"),
-    )
-    for where, said in cases:
-        found = ask(PROMPT, **where)
-        assert found.status == 2
-        assert f"pasta: {said}" in found.err
-
-
-@pytest.mark.parametrize(
     ("name", "contents"),
-    [
-        ("config.json", b"{"),
-        ("config.json", b'{"model_type": "nothing known"}'),
-        ("model.safetensors", b"\x00" * 4),
-        ("tokenizer.json", b"{}"),
-    ],
+    [("config.json", b"{"), ("model.safetensors", b"\x00" * 4), ("tokenizer.json", b"{}")],
 )
 def test_a_broken_model_folder_is_refused(
     name: str, contents: bytes, ask: Ask, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
@@ -269,18 +170,10 @@ def test_a_broken_model_folder_is_refused(
     assert f"pasta: the model in {base} cannot be loaded: " in found.err
 
 
-@pytest.mark.parametrize("kept_bytes", [0, 4, 5000])
-def test_an_adapter_whose_weights_broke_off_is_refused(
-    kept_bytes: int, ask: Ask, adapter_copy: Path
-) -> None:
-    weights = adapter_copy / "adapter_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:kept_bytes])
-    found = ask(PROMPT, adapter=adapter_copy)
+def test_an_adapter_that_does_not_fit_is_refused(ask: Ask, tmp_path: Path) -> None:
+    found = ask(PROMPT, base=make_base(tmp_path / "other", seed=1))
     assert found.status == 2
-    assert f"pasta: the adapter in {adapter_copy} cannot be loaded: " in found.err
-
-
-# Interrupted
+    assert "pasta: the adapter was trained on tests/tiny-llama (norms_sha256 " in found.err
 
 
 class Interrupting(io.StringIO):
@@ -313,26 +206,19 @@ def test_ctrl_c_while_the_model_works_prints_no_answer(
     assert found.err.endswith("\npasta: interrupted\n")
 
 
-# compare
-
-
-def test_compare_sets_an_own_checkpoint_beside_its_base_model(ask: Ask) -> None:
+def test_compare_sets_an_own_checkpoint_beside_its_base_model_or_what_is_named(
+    ask: Ask, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    zero = {"wall_s": 0}
     found = ask(PROMPT, "--json", command="compare").object
     base = ask(PROMPT, "--json", adapter="none").object
     own = ask(PROMPT, "--json").object
-    zero = {"wall_s": 0}
     assert found["sequential"] | zero == {"checkpoint": "base"} | base | zero
     assert found["parallel"] | zero == {"checkpoint": "adapter"} | own | zero
-
-
-def test_compare_takes_the_baseline_that_is_named(
-    ask: Ask, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
     other = make_adapter(tiny_checkpoint.base, tmp_path / "taught", seed=1)
-    found = ask(PROMPT, "--json", "--baseline", other, command="compare").object
+    named = ask(PROMPT, "--json", "--baseline", other, command="compare").object
     alone = ask(PROMPT, "--json", "--sequential", adapter=other).object
-    assert found["sequential"]["checkpoint"] == "taught"
-    assert found["sequential"]["text"] == alone["text"]
+    assert named["sequential"] | zero == {"checkpoint": "taught"} | alone | zero
 
 
 def test_compare_draws_a_table_and_says_what_is_compared(ask: Ask) -> None:
@@ -346,7 +232,6 @@ def test_compare_draws_a_table_and_says_what_is_compared(ask: Ask) -> None:
     assert "The sequential answer was cut off at a limit" in said
 
 
-def test_a_file_without_a_known_baseline_is_not_compared(pasta: Pasta, tmp_path: Path) -> None:
-    found = pasta("compare", PROMPT, "--model", tmp_path / "x.gguf")
-    assert found.status == 2
-    assert "--baseline" in found.err
+def test_a_file_without_a_known_baseline_is_not_compared(pasta: Pasta) -> None:
+    found = pasta("compare", PROMPT, "--model", "x.gguf")
+    assert (found.status, "--baseline" in found.err) == (2, True)

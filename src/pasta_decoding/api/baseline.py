@@ -5,7 +5,7 @@ The same weights with promises banned are no such thing: they were trained to pr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from pasta_decoding.api.config import EngineConfig
@@ -13,50 +13,24 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.models.load import NO_ADAPTER, SEQUENTIAL, is_whole, shipped_adapters
 
 
-@dataclass(frozen=True, slots=True)
-class Baseline:
-    """A sequential rival. It decodes with promises banned, whatever it is.
+def baseline_of(config: EngineConfig, named: str | None) -> tuple[EngineConfig, str]:
+    """Return the config of a checkpoint's baseline, and what that is, for a reader.
 
-    config: loads it.
-    name:     for a column's head.
-    about:    what it is, for a reader.
-    """
-
-    config: EngineConfig
-    name: str
-    about: str
-
-
-def baseline_of(config: EngineConfig, named: str | None) -> Baseline:
-    """Return what to compare a checkpoint with: what is named, else the baseline that ships for it.
-
-    A checkpoint that does not ship is compared with its base model. Raises PastaError where that
-    is not known: of a whole model, and on servers.
+    named: an adapter or a whole model. None: `sequential` for adapters that ship, the base model
+           for others. Raises PastaError where that is not known: of a whole model, and on servers.
     """
     if named is not None:
-        return _named(config, named)
+        whole = is_whole(Path(named)) or config.whole is not None
+        own = named in (config.adapter_name, str(config.whole))
+        about = "the same weights with promises banned" if own else f"{named}, promises banned"
+        return replace(config, adapter=named, model=None if whole else config.model), about
     if config.is_remote or config.whole is not None:
         raise PastaError(
-            f"nothing tells what {config.whole or 'a model on servers'} is to be compared with",
-            hint="Name it: --baseline takes an adapter or a whole model; the model itself, too, "
-            "which then answers with promises banned.",
+            f"no baseline is known for {config.whole or 'a model on servers'}: name an adapter or "
+            "a whole model with --baseline"
         )
     if config.model is None and config.adapter_name in shipped_adapters():
         about = "trained on the same responses with the tags taken out"
-        return Baseline(replace(config, adapter=SEQUENTIAL), SEQUENTIAL, about)
-    base = "the default model" if config.model is None else config.model.name
+        return replace(config, adapter=SEQUENTIAL), about
     about = "the base model as it is, which was not trained on these responses"
-    return Baseline(replace(config, adapter=NO_ADAPTER), base, about)
-
-
-def _named(config: EngineConfig, named: str) -> Baseline:
-    whole = is_whole(Path(named)) or config.whole is not None
-    there = replace(config, adapter=named, model=None if whole else config.model)
-    if named in (config.adapter_name, str(config.whole)):
-        return Baseline(there, Path(named).name, "the same weights with promises banned")
-    return Baseline(there, Path(named).name, f"{named}, with promises banned")
-
-
-def checkpoint_name(config: EngineConfig) -> str:
-    """Return what a checkpoint is called where there is little room."""
-    return config.whole.name if config.whole else Path(config.adapter_name).name
+    return replace(config, adapter=NO_ADAPTER), about

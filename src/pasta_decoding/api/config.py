@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pasta_decoding.engines import DEFAULT_CACHE_TOKENS
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
+from pasta_decoding.models.bases import DEFAULT_MODEL
 from pasta_decoding.models.load import DEFAULT_ADAPTER, NO_ADAPTER, is_whole
 from pasta_decoding.runtime.request import Rules
 
@@ -130,7 +131,8 @@ class EngineConfig:
     dtype:         "auto" is float16 for llama; bfloat16 for torch where it is native.
     max_model_len: None takes what the model and the cache hold.
     device:        None takes the first GPU if there is one.
-    base_url:      they hold the merged checkpoint; several are replicas.
+    base_url:      servers that hold the merged checkpoint; several are replicas.
+    api_key:       what they ask for.
     """
 
     adapter: Annotated[str | None, "Adapter: a name or a folder; `none` for the model alone."] = (
@@ -155,7 +157,7 @@ class EngineConfig:
     threads: Annotated[int | None, "Processor threads; all cores if left out."] = None
     device: Annotated[str | None, "cpu, cuda, cuda:1, ...; the first GPU if there is one."] = None
     base_url: Annotated[tuple[str, ...], "remote: a server's URL, such as http://host/v1."] = ()
-    api_key: Annotated[str | None, "remote: the key that the servers ask for."] = None
+    api_key: str | None = None
 
     def __post_init__(self) -> None:
         if self.adapter is not None:
@@ -190,6 +192,15 @@ class EngineConfig:
         if self.adapter is not None:
             return self.adapter
         return DEFAULT_ADAPTER if self.model is None else NO_ADAPTER
+
+    @property
+    def short_name(self) -> str:
+        """What the checkpoint is called where there is little room."""
+        if self.whole is not None:
+            return self.whole.name
+        if self.adapter_name != NO_ADAPTER:
+            return Path(self.adapter_name).name
+        return DEFAULT_MODEL if self.model is None else self.model.name
 
     @property
     def whole(self) -> Path | None:

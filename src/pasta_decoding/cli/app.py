@@ -5,7 +5,7 @@ Only the command that is asked for is imported, so `pasta --help` costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -47,7 +47,8 @@ _SETTINGS: Mapping[str, Any] = {
 
 def make_app(arguments: Sequence[str] | None = None) -> typer.Typer:
     """Return the program, with the command that `arguments` name; with all commands for None."""
-    asked = None if arguments is None else _asked(arguments)
+    words = [word for word in arguments or () if not word.startswith("-")]
+    asked = " ".join(words[: 2 if words[:1] and words[0] in GROUPS else 1])
     app = typer.Typer(
         help="Learned asynchronous decoding: one answer, written by several threads at once.",
         **_SETTINGS,
@@ -59,32 +60,21 @@ def make_app(arguments: Sequence[str] | None = None) -> typer.Typer:
         app.add_typer(groups[name], name=name)
     for name, (place, about) in COMMANDS.items():
         group, _, own = name.rpartition(" ")
-        if asked is None or name == asked:
-            function = _imported(place)
-            epilog = getattr(function, "epilog", None)
-            groups[group].command(own, short_help=about, epilog=epilog)(function)
+        if arguments is None or name == asked:
+            module, _, function = place.partition(":")
+            found = getattr(import_module(f"pasta_decoding.cli.{module}"), function)
+            epilog = getattr(found, "epilog", None)
+            groups[group].command(own, short_help=about, epilog=epilog)(found)
         else:
             groups[group].command(own, help=about)(_not_imported)
     return app
-
-
-def _asked(arguments: Sequence[str]) -> str:
-    words = [word for word in arguments if not word.startswith("-")]
-    return " ".join(words[: 2 if words[:1] and words[0] in GROUPS else 1])
-
-
-def _imported(place: str) -> Callable[..., None]:
-    module, _, name = place.partition(":")
-    function: Callable[..., None] = getattr(import_module(f"pasta_decoding.cli.{module}"), name)
-    return function
 
 
 def _not_imported() -> None:
     """Stand in for a command that was not asked for."""
 
 
-def print_version(asked: bool) -> None:
-    """Print name and version, and end there."""
+def _print_version(asked: bool) -> None:
     if asked:
         typer.echo(f"pasta {__version__}")
         raise typer.Exit
@@ -94,7 +84,7 @@ def common(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=print_version, is_eager=True, help="Print the version and end."
+            "--version", callback=_print_version, is_eager=True, help="Print the version and end."
         ),
     ] = False,
 ) -> None:

@@ -22,9 +22,10 @@ HELP = """/new    forget what was said
 /quit   leave, as Ctrl-D does
 Ctrl-C stops an answer; that turn is forgotten."""
 
+History = list[dict[str, str]]
 
-_RARE = Without({"top_p", "top_k", "repetition_penalty", "max_seconds", "eagerness"})
-_FEW = Without({"join", "max_model_len", "cache_tokens", "threads", "device"})
+FEW_OF_ANSWER = Without({"top_p", "eagerness"})
+FEW_OF_ENGINE = Without({"join", "max_model_len", "cache_tokens", "threads", "device"})
 
 
 @command('pasta chat --system "Answer in two sentences."', "pasta chat --show --engine torch")
@@ -32,56 +33,45 @@ def chat(
     system: System = None,
     show: Show = False,
     *,
-    generation: Annotated[GenerationConfig, _RARE],
-    engine: Annotated[EngineConfig, _FEW],
+    generation: Annotated[GenerationConfig, FEW_OF_ANSWER],
+    engine: Annotated[EngineConfig, FEW_OF_ENGINE],
 ) -> None:
     """Talk with the model; each answer sees what was said before it."""
     with opened(engine) as model:
-        Chat(model, generation, system=system, show=show).run()
+        talk(model, generation, system=system, show=show)
 
 
-class Chat:
-    """One conversation at a terminal, or over a pipe: a line a turn.
+def talk(model: Model, config: GenerationConfig, *, system: str | None, show: bool) -> None:
+    """Take lines until there are no more, and answer each."""
+    opening = [] if system is None else [{"role": "system", "content": system}]
+    history = opening
+    say("Ctrl-C stops an answer, Ctrl-D leaves, /help names the commands.")
+    while (line := read_line()) not in (None, "/quit"):
+        match line:
+            case "/new":
+                history = opening
+            case "/show":
+                show = not show
+            case str() if line.startswith("/"):
+                say(HELP)
+            case str() if line:
+                history = turn(model, config, history, line, show=show)
 
-    history: what the model is shown of it: roles and clean texts, no tags.
-    """
 
-    def __init__(
-        self, model: Model, config: GenerationConfig, *, system: str | None, show: bool
-    ) -> None:
-        self._model, self._config, self._show = model, config, show
-        self._opening = [] if system is None else [{"role": "system", "content": system}]
-        self.history = list(self._opening)
-
-    def run(self) -> None:
-        """Take lines until there are no more."""
-        say("Ctrl-C stops an answer, Ctrl-D leaves, /help names the commands.")
-        while (line := read_line()) not in (None, "/quit"):
-            assert line is not None, "the loop ends there"
-            if line.startswith("/"):
-                self._command(line)
-            elif line:
-                self._turn(line)
-
-    def _command(self, line: str) -> None:
-        if line == "/new":
-            self.history = list(self._opening)
-        elif line == "/show":
-            self._show = not self._show
-        else:
-            say(HELP)
-
-    def _turn(self, line: str) -> None:
-        """Answer a line. What cannot be answered, or is stopped, leaves no trace in the history."""
-        asked = [*self.history, {"role": "user", "content": line}]
-        try:
-            result, _ = answer_shown(self._model, asked, self._config, show=self._show)
-        except KeyboardInterrupt:
-            say("\nstopped; that turn is forgotten")
-        except PastaError as error:
-            say(f"pasta: {error}; /new begins anew")
-        else:
-            self.history = [*asked, {"role": "assistant", "content": result.text}]
+def turn(
+    model: Model, config: GenerationConfig, history: History, line: str, *, show: bool
+) -> History:
+    """Answer a line; return the conversation with both, or as it was if there is no answer."""
+    asked = [*history, {"role": "user", "content": line}]
+    try:
+        text = answer_shown(model, asked, config, show=show).result.text
+    except KeyboardInterrupt:
+        say("\nstopped; that turn is forgotten")
+        return history
+    except PastaError as error:
+        say(f"pasta: {error}; /new begins anew")
+        return history
+    return [*asked, {"role": "assistant", "content": text}]
 
 
 def read_line() -> str | None:

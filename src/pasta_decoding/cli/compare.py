@@ -5,21 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
+from pasta_decoding.cli.chat import FEW_OF_ANSWER, FEW_OF_ENGINE
 from pasta_decoding.cli.options import AsJson, Without, command
 from pasta_decoding.cli.run import Prompt, System, conversation, figures, opened, read_prompt
 
-if TYPE_CHECKING:
-    from pasta_decoding.models.prompt import Message
-
-_RARE = Without({"top_p", "top_k", "repetition_penalty", "max_seconds", "eagerness"})
-_HERE = Without(
-    {*("join", "max_model_len", "cache_tokens", "threads", "device"), "base_url", "api_key"}
-)
 _ROWS = {
     "text": "text",
     "tokens": "plain_tokens",
@@ -46,36 +40,36 @@ def compare(
     system: System = None,
     as_json: AsJson = False,
     *,
-    generation: Annotated[GenerationConfig, _RARE],
-    engine: Annotated[EngineConfig, _HERE],
+    generation: Annotated[GenerationConfig, FEW_OF_ANSWER],
+    engine: Annotated[EngineConfig, FEW_OF_ENGINE, Without({"base_url"})],
 ) -> None:
     """Answer a question in parallel and by a sequential baseline, side by side.
 
     The baseline of the shipped adapters was trained on the same responses with the tags taken out.
     """
-    from pasta_decoding.api.baseline import baseline_of, checkpoint_name
+    from pasta_decoding.api.baseline import baseline_of
 
     question = conversation(system, read_prompt(prompt))
-    found = baseline_of(engine, baseline)
+    rival, about = baseline_of(engine, baseline)
     alone = replace(generation, parallel=False)
     results = {
-        "sequential": {"checkpoint": found.name} | answered(found.config, question, alone),
-        "parallel": {"checkpoint": checkpoint_name(engine)}
-        | answered(engine, question, generation),
+        "sequential": answered(rival, question, alone),
+        "parallel": answered(engine, question, generation),
     }
     if as_json:
         typer.echo(json.dumps(results, ensure_ascii=False))
     else:
-        show_side_by_side(results, about=f"{found.name} is {found.about}.")
+        show_side_by_side(results, about=f"{rival.short_name} is {about}.")
 
 
 def answered(
-    engine: EngineConfig, question: list[Message], generation: GenerationConfig
+    engine: EngineConfig, question: list[dict[str, str]], generation: GenerationConfig
 ) -> dict[str, Any]:
     """Load a model, answer with it once it is warm, and return the figures."""
     with opened(engine) as model:
         model.answer(question, max_tokens=8)
-        return figures(model.answer(question, generation), model, engine)
+        found = figures(model.answer(question, generation), model, engine)
+    return {"checkpoint": engine.short_name} | found
 
 
 def show_side_by_side(results: dict[str, dict[str, Any]], *, about: str) -> None:

@@ -1,13 +1,19 @@
-"""What commands share: the cache, the base model, and lines for the user on standard error."""
+"""What commands share: the user's environment, and lines for the user on standard error."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pasta_decoding.errors import PastaError
+
+if TYPE_CHECKING:
+    from pasta_decoding.api.config import EngineConfig
+    from pasta_decoding.api.model import AnyDecoder
 
 say = logging.getLogger("pasta_decoding.cli").info
 """Reports to the user, on standard error."""
@@ -25,6 +31,14 @@ def base_folder(model: Path | None) -> Path:
     from pasta_decoding.models.pull import model_folder
 
     return model_folder(model, cache_folder())
+
+
+def opened_decoder(engine: EngineConfig) -> AnyDecoder:
+    """Open a checkpoint with the user's cache, and with $PASTA_REMOTE_KEY as the servers' key."""
+    from pasta_decoding.api.opening import open_decoder
+
+    key = os.environ.get("PASTA_REMOTE_KEY")
+    return open_decoder(replace(engine, api_key=key), cache_folder())
 
 
 def is_main() -> bool:

@@ -14,7 +14,7 @@ import typer
 
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
 from pasta_decoding.cli.bars import counting
-from pasta_decoding.cli.console import cache_folder, say
+from pasta_decoding.cli.console import cache_folder, opened_decoder, say
 from pasta_decoding.cli.options import MaxTokens, Without, command
 from pasta_decoding.errors import PastaError, require
 
@@ -141,7 +141,6 @@ def make_entrants(
     plan: Plan,
 ) -> list[Entrant]:
     """Return the methods, ready to be loaded; those with one adapter share a decoder."""
-    from pasta_decoding.api.opening import open_decoder
     from pasta_decoding.evaluation.generate import Entrant
     from pasta_decoding.evaluation.methods import OF_HF, make_method
 
@@ -150,7 +149,7 @@ def make_entrants(
 
     @lru_cache(maxsize=None if plan.repeats else 1)  # with turns, all stay in memory
     def decoder(adapter: str, name: str) -> Decoder:
-        return open_decoder(replace(engine.of(adapter), engine=name), cache_folder())
+        return opened_decoder(replace(engine.of(adapter), engine=name))
 
     def entrant(one: Chosen) -> Entrant:
         of_hf = one.name in OF_HF

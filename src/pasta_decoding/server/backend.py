@@ -145,7 +145,7 @@ class Backend:
             decoder,
             max_requests=self.load.max_requests,
             policy=CheapestStep(None if target_ms is None else target_ms / 1e3),
-            prefill_budget=PrefillBudget(max_share=self.load.max_prefill_share),
+            prefill_budget=PrefillBudget(),
             watcher=self.metrics,
         )
         return decoder

@@ -19,14 +19,11 @@ class Settings:
     host: Annotated[str, Option(help="Address; only this machine's is safe without a key.")] = (
         "127.0.0.1"
     )
-    port: Annotated[int, Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000
+    port: Annotated[int, Option(help="Port; 0 takes a free one.")] = 8000
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
         Option(help="`info` writes a line for each request to standard error."),
     ] = "warning"
-    drain_seconds: Annotated[
-        float, Option(min=0, help="Time for answers to end when the server is stopped.")
-    ] = 5.0
     api_key: Annotated[
         str | None,
         Option(envvar="PASTA_API_KEY", help="Ask clients for this key.", show_envvar=True),
@@ -38,7 +35,7 @@ class Settings:
     answer_tokens: Annotated[
         int, Option("--max-tokens", min=1, help="Longest answer to a request that does not say.")
     ] = 512
-    max_body_bytes: Annotated[int, Option("--max-body", min=1024, help="Largest request.")] = 2**20
+    max_body_bytes: int = 2**20
     body_s: float = 30.0
     hosts: tuple[str, ...] | None = None
 
@@ -53,7 +50,3 @@ class Load:
         float | None,
         Option(min=0.001, help="Longest step in milliseconds; fewer threads write to keep it."),
     ] = None
-    max_prefill_share: Annotated[
-        float,
-        Option(min=0.01, max=0.99, help="Largest share of the step time that goes into prompts."),
-    ] = 0.6
