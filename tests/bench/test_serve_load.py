@@ -13,7 +13,7 @@ from tests.checkpoint import TinyCheckpoint
 from tests.server.running import Running, running
 from tests.server.scripts import Slow, endless, with_engine
 
-QUICK = ("--seconds", 1, "--warmup", 1, "--max-tokens", 24)
+QUICK = ("--seconds", 0.5, "--warmup", 0.5, "--max-tokens", 24)
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +36,12 @@ def lines(server: Running, *options: object) -> list[dict[str, Any]]:
 
 
 def test_each_mode_has_a_line_for_each_number_of_clients(server: Running) -> None:
-    modes = ("sequential", "ban", "eager", "governor")
-    found = lines(server, "--clients", 1, 2, "--modes", *modes, "--repeats", 2, "--warmup", 30)
+    modes = ("sequential", "governor")
+    found = lines(server, "--clients", 1, 2, "--modes", *modes, "--warmup", 30)
     assert [(line["clients"], line["mode"]) for line in found] == [
         (clients, mode) for clients in (1, 2) for mode in modes
     ]
-    for line in found:
+    for line, sequential in zip(found, [found[0]] * 2 + [found[2]] * 2, strict=True):
         assert line["answers"] > 0
         assert line["errors"] == {}
         assert line["warm"]
@@ -51,14 +51,10 @@ def test_each_mode_has_a_line_for_each_number_of_clients(server: Running) -> Non
         assert 0 < line["plain_tokens_per_s"]["median"] <= line["clients"] / Slow.step_s
         assert line["latency_s"]["p50"] >= 24 * Slow.step_s
         assert line["first_text_s"]["p50"] < line["latency_s"]["p50"]
-    assert [line["of_sequential"]["median"] for line in found[::4]] == [1, 1]
-    assert [line["of_bar"]["median"] for line in found[::4]] == [1, 1]
-    for line in found:
-        assert (
-            line["goodput"]["within_s"]
-            == found[0 if line["clients"] == 1 else 4]["latency_s"]["p95"]
-        )
+        assert line["goodput"]["within_s"] == sequential["latency_s"]["p95"]
         assert line["goodput"]["per_s"] <= line["answers_per_s"]
+    assert [line["of_sequential"]["median"] for line in found[::2]] == [1, 1]
+    assert [line["of_bar"]["median"] for line in found[::2]] == [1, 1]
 
 
 def test_what_is_refused_or_turned_away_is_counted_and_does_not_end_the_run(
@@ -69,7 +65,7 @@ def test_what_is_refused_or_turned_away_is_counted_and_does_not_end_the_run(
     assert closed["errors"]["429"] > 0
     assert closed["turned_away"] == 0
     assert opened["rate"] == 60
-    assert opened["turned_away"] > 10
+    assert opened["turned_away"] > 5
     assert all(line["answers"] > 0 for line in (closed, opened))
 
 
@@ -81,6 +77,7 @@ def test_impatient_clients_count_as_errors(server: Running) -> None:
     assert not line["warm"]
 
 
+@pytest.mark.slow
 def test_it_starts_a_server_of_its_own_and_ends_it(tiny_checkpoint: TinyCheckpoint) -> None:
     checkpoint = ("--model", tiny_checkpoint.base, "--adapter", tiny_checkpoint.adapter)
     own = ("--label", "tiny", "--", "--engine", "torch", *checkpoint)

@@ -112,9 +112,9 @@ def test_open_webui_s_chats_are_answered(server: Running) -> None:
     assert "".join(deltas) == whole.json["choices"][0]["message"]["content"] != ""
 
 
-@pytest.mark.parametrize("form", ['{ "title": "..." }', '{ "tags": ["..."] }'])
-def test_open_webui_s_tasks_are_answered(form: str, server: Running) -> None:
+def test_open_webui_s_tasks_are_answered(server: Running) -> None:
     """Titles and tags are plain requests: what they want stands in the prompt alone."""
+    form = '{ "title": "..." }'
     task = (
         f"### Task:\nGenerate.\n### Output:\nJSON format: {form}\n<chat_history>\n</chat_history>"
     )

@@ -50,7 +50,10 @@ def test_the_page_names_configurations_that_ship() -> None:
     assert all((ROOT / path).is_file() for path in named)
 
 
-@pytest.mark.parametrize("shape", HUB_SHAPES)
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param(one, marks=[pytest.mark.slow] * (one != "llama3")) for one in HUB_SHAPES],
+)
 def test_every_command_works_on_a_tiny_model_of_that_shape(
     shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
