@@ -164,9 +164,7 @@ class Places:
     def apply(self, logits_RV: Tensor) -> Tensor:
         """Hold every row to its rules."""
         found = [(row, one.constraint(), one.temperature) for row, one in self._rows.items()]
-        self._mask.restrict(
-            logits_RV, [(row, may, heat) for row, may, heat in found if may is not None]
-        )
+        self._mask.restrict(logits_RV, found)
         return logits_RV
 
 
@@ -205,9 +203,7 @@ class Slots:
                 continue
             self._follow(slot, token, place)
             found.append((row, one.constraint(), one.temperature))
-        self._mask.restrict(
-            logits_RV, [(row, may, heat) for row, may, heat in found if may is not None]
-        )
+        self._mask.restrict(logits_RV, found)
         return logits_RV
 
     def _follow(self, slot: int, token: int, place: int) -> None:
@@ -215,13 +211,7 @@ class Slots:
         prompt_tokens = int(self._states.prompt_len.np[slot])
         output, wanted = self._outputs[slot], max(0, place + 1 - prompt_tokens)
         if wanted > len(output) + 1:  # it was preempted, and is new in its slot
-            output[:] = self._written(slot, prompt_tokens, wanted)
+            ids = self._states.all_token_ids.gpu
+            output[:] = ids[slot, prompt_tokens : prompt_tokens + wanted].tolist()
         elif wanted > 0:
             output[wanted - 1 :] = [token]  # what was drafted may have been refused
-
-    def _written(self, slot: int, prompt_tokens: int, tokens: int) -> Sequence[int]:
-        """Return what was written there before."""
-        ids: list[int] = self._states.all_token_ids.gpu[
-            slot, prompt_tokens : prompt_tokens + tokens
-        ].tolist()
-        return ids

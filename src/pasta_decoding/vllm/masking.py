@@ -13,8 +13,8 @@ from pasta_decoding.runtime.constraints import Constraint
 
 GREEDY_BELOW = 1e-5
 """Under this temperature vLLM takes the likeliest."""
-Row = tuple[int, Constraint, float]
-"""Which one, what may stand there, and the temperature at which it is drawn."""
+Row = tuple[int, Constraint | None, float]
+"""Which one, what may stand there if that is known, and the temperature at which it is drawn."""
 
 
 class Mask:
@@ -26,14 +26,18 @@ class Mask:
 
     def restrict(self, logits_RV: Tensor, rows: Sequence[Row]) -> None:
         """Change `logits_RV` in place, so that what is drawn from it is what may stand there."""
+        banned: list[tuple[int, Constraint]] = []
         for row, allowed, temperature in rows:
+            if allowed is None:
+                continue
             for token, by in allowed.bias.items():
                 logits_RV[row, token] += by
             if allowed.only is not None:
                 _keep(logits_RV[row], allowed.only)
             elif allowed.instead is not None:
                 _lift(logits_RV[row], allowed.banned, allowed.instead, temperature)
-        banned = [(row, allowed) for row, allowed, _ in rows if len(allowed.banned)]
+            if len(allowed.banned):
+                banned.append((row, allowed))
         if banned:
             logits_RV.index_put_(self._found(banned, logits_RV), logits_RV.new_tensor(-torch.inf))
 
