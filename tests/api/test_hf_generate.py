@@ -154,8 +154,9 @@ def test_a_stop_string_ends_the_text(folder: Path, model: Any, decoder: LocalDec
         stop_strings=[stop], return_dict_in_generate=True,
     )  # fmt: skip
     (result,) = output.results
-    assert stop in result.text
-    assert len(result.text) < len(own(decoder, QUESTIONS[0]).text)
+    whole = own(decoder, QUESTIONS[0]).text
+    assert result.text == whole[: whole.index(stop)]
+    assert output.sequences.shape[1] < 300
 
 
 @pytest.mark.parametrize(
@@ -201,14 +202,14 @@ def test_an_error_on_the_way_leaves_the_model_and_ends_the_stream(
     folder: Path, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> None:
-        raise KeyboardInterrupt
+        raise RuntimeError("the device is gone")
 
     model.train()
     model.model.norm.eval()
     before, heard = model.config._attn_implementation, Heard()
     monkeypatch.setattr(torch_engine.TorchEngine, "step", broken)
     monkeypatch.setattr(torch_engine.TorchEngine, "step_kept", broken)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(RuntimeError, match="the device is gone"):
         pasta.generate(model, **prompt(folder, "x"), max_new_tokens=5, streamer=heard)
     assert (model.config._attn_implementation, model.training) == (before, True)
     assert not model.model.norm.training

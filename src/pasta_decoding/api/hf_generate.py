@@ -9,22 +9,21 @@ transformers reads and checks the arguments; what comes of them and Pasta cannot
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pasta_decoding.api.config import GenerationConfig
-from pasta_decoding.api.result import Result, result_of
+from pasta_decoding.api.model import Model
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import ChunkRun, Run
 from pasta_decoding.runtime.request import Rules
 
 if TYPE_CHECKING:
+    from pasta_decoding.api.result import Result
     from pasta_decoding.models.load import Loaded
     from pasta_decoding.runtime.answer import Answer
     from pasta_decoding.runtime.local import LocalDecoder
-    from pasta_decoding.runtime.request import Request
 
 _UNDERSTOOD = {
     "TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper",
@@ -50,99 +49,75 @@ def generate(model: Any, inputs: Any = None, **arguments: Any) -> Any:
 
     Returns [B, P + T] ids, prompt and plain text, shorter answers padded behind their end. With
     `return_dict_in_generate` a `ModelOutput` of them (`sequences`) and the `results`, one a row,
-    which have the threads. Samples draw their noise from torch's global generator.
+    which have the threads. Samples draw their seeds from torch's global generator.
 
     Raises PastaError for beams, padding, another base model, and options that have no meaning here.
     """
     if hasattr(arguments.get("generation_config"), "_eos_token_tensor"):  # by transformers itself
-        return _Call(model, inputs).run(**arguments)
-    call = _Call(
-        model, streamer=arguments.get("streamer"), tokenizer=arguments.pop("tokenizer", None)
-    )
-    call.stops = _listed(arguments.pop("stop_strings", None))
-    refused = [
-        name for name in ("assistant_model", "inputs_embeds") if arguments.get(name) is not None
-    ]
-    if refused:
-        raise PastaError(f"{refused[0]} has no meaning in parallel decoding")
+        return _decode(model, inputs, **arguments)
+    for name in ("assistant_model", "inputs_embeds"):
+        if arguments.get(name) is not None:
+            raise PastaError(f"{name} has no meaning in parallel decoding")
+    own = {name: arguments.pop(name, None) for name in ("stop_strings", "tokenizer")}
+    streamer = arguments.get("streamer")
 
     def decode(_: Any, input_ids: Any, **prepared: Any) -> Any:
-        call.inputs = input_ids
-        return call.run(**prepared)
+        return _decode(model, input_ids, **prepared | own | {"streamer": streamer})
 
     return model.generate(inputs, custom_generate=decode, **arguments)
 
 
-def _listed(value: Any) -> tuple[str, ...]:
-    return () if value is None else (value,) if isinstance(value, str) else tuple(value)
+def _decode(
+    model: Any, inputs: Any, *, generation_config: Any, logits_processor: Any,
+    stopping_criteria: Any, stop_strings: Any = None, streamer: Any = None, tokenizer: Any = None,
+    **given: Any,
+) -> Any:  # fmt: skip
+    """Answer each row, with the arguments as transformers prepared them."""
+    _refuse(generation_config, [*logits_processor, *stopping_criteria], given)
+    if streamer is not None and len(inputs) > 1:
+        raise PastaError("a streamer shows one answer: give one prompt")
+    try:
+        with _decoder(model, tokenizer, generation_config, inputs) as decoder:
+            answers, results = _answered(decoder, generation_config, inputs, stop_strings, streamer)
+    finally:
+        if streamer is not None:
+            streamer.end()
+    return _output([_plain_ids(decoder, one) for one in answers], results, inputs, decoder,
+                   generation_config)  # fmt: skip
 
 
-@dataclass
-class _Call:
-    """One call of `generate`: what transformers does not hand on, and the prompt."""
+def _answered(
+    decoder: LocalDecoder, config: Any, inputs: Any, stops: Any, streamer: Any
+) -> tuple[list[Answer], list[Result]]:
+    import torch
 
-    model: Any
-    inputs: Any = None
-    streamer: Any = None
-    tokenizer: Any = None
-    stops: tuple[str, ...] = ()
+    limit = config.max_length - inputs.shape[1]
+    with Model(decoder) as front, ExitStack() as stack:
+        asked = [(row, _converted(config, limit, stops)) for row in inputs.tolist()]
+        streams = [stack.enter_context(front.stream(row, own)) for row, own in asked]
+        for stream in streams:
+            for text in stream:
+                if streamer is not None:
+                    streamer.put(torch.tensor(decoder.encoder.encode_text(text)))
+        return [one.answer for one in streams], [one.result for one in streams]
 
-    def run(
-        self, *, generation_config: Any, logits_processor: Any, stopping_criteria: Any, **given: Any
-    ) -> Any:
-        """Answer each row, with the arguments as transformers prepared them."""
-        _refuse(generation_config, [*logits_processor, *stopping_criteria], given)
-        if self.streamer is not None and len(self.inputs) > 1:
-            raise PastaError("a streamer shows one answer: give one prompt")
-        with _decoder(self.model, self.tokenizer, generation_config, self.inputs) as decoder:
-            answers = self._answers(decoder, self._requests(decoder, generation_config))
-        return self._output(decoder, answers, generation_config)
 
-    def _requests(self, decoder: LocalDecoder, settings: Any) -> list[Request]:
-        config = _converted(settings, settings.max_length - self.inputs.shape[1], self.stops)
-        rules, sampling, seconds = config.rules, config.sampling(), config.max_seconds
-        prompts = [tuple(row) for row in self.inputs.tolist()]
-        samplers = [decoder.sampler(row, sampling, n) for n, row in enumerate(prompts)]
-        return [
-            decoder.request_of(row, rules, sampler, max_seconds=seconds, stops=config.stops)
-            for row, sampler in zip(prompts, samplers, strict=True)
-        ]
+def _output(
+    rows: list[list[int]], results: list[Result], inputs: Any, decoder: LocalDecoder, config: Any
+) -> Any:
+    import torch
+    from transformers.utils.generic import ModelOutput
 
-    def _answers(self, decoder: LocalDecoder, requests: Sequence[Request]) -> list[Answer]:
-        import torch
-
-        from pasta_decoding.runtime.events import Ordered
-
-        scheduler, shown = decoder.scheduler(), Ordered()
-        try:
-            numbers = [scheduler.add(request) for request in requests]
-            while scheduler.busy:
-                scheduler.step()
-                if self.streamer is not None:
-                    text = "".join(map(shown.feed, scheduler.drain_events(numbers[0])))
-                    if text:
-                        self.streamer.put(torch.tensor(decoder.encoder.encode_text(text)))
-            return [answer for one in numbers if (answer := scheduler.result(one)) is not None]
-        finally:
-            scheduler.close()
-            if self.streamer is not None:
-                self.streamer.end()
-
-    def _output(self, decoder: LocalDecoder, answers: Sequence[Answer], config: Any) -> Any:
-        import torch
-        from transformers.utils.generic import ModelOutput
-
-        rows = [_plain_ids(decoder, answer) for answer in answers]
-        padding = config.pad_token_id if config.pad_token_id is not None else decoder.vocabulary.end
-        longest = max(map(len, rows))
-        padded = [row + [padding] * (longest - len(row)) for row in rows]
-        behind = torch.tensor(padded, dtype=self.inputs.dtype, device=self.inputs.device)
-        sequences = torch.cat([self.inputs, behind.view(len(rows), longest)], dim=1)
-        if not config.return_dict_in_generate:
-            return sequences
-        output: Any = ModelOutput(sequences=sequences)
-        output["results"] = [_result(decoder, answer) for answer in answers]
-        return output
+    padding = config.pad_token_id if config.pad_token_id is not None else decoder.vocabulary.end
+    longest = max(map(len, rows))
+    padded = [row + [padding] * (longest - len(row)) for row in rows]
+    behind = torch.tensor(padded, dtype=inputs.dtype, device=inputs.device)
+    sequences = torch.cat([inputs, behind.view(len(rows), longest)], dim=1)
+    if not config.return_dict_in_generate:
+        return sequences
+    output: Any = ModelOutput(sequences=sequences)
+    output["results"] = results
+    return output
 
 
 def _refuse(config: Any, steps: Sequence[Any], given: dict[str, Any]) -> None:
@@ -173,7 +148,7 @@ def _refuse(config: Any, steps: Sequence[Any], given: dict[str, Any]) -> None:
             raise PastaError(why)
 
 
-def _converted(config: Any, max_tokens: int, stops: tuple[str, ...]) -> GenerationConfig:
+def _converted(config: Any, max_tokens: int, stops: Any) -> GenerationConfig:
     """Return transformers' settings as ours. Samples take their seed from torch's generator."""
     import torch
 
@@ -182,14 +157,13 @@ def _converted(config: Any, max_tokens: int, stops: tuple[str, ...]) -> Generati
         "top_p": 1.0 if config.top_p is None else config.top_p,
         "top_k": config.top_k or None,
         "min_p": config.min_p or 0.0,
-        "seed": int(torch.randint(_SEEDS, ())) if config.do_sample else 0,
     }
     return GenerationConfig(
         max_tokens=max_tokens,
         max_seconds=config.max_time,
         stop=stops,
         repetition_penalty=config.repetition_penalty or 1.0,
-        **(drawn if config.do_sample else {}),
+        **(drawn | {"seed": int(torch.randint(_SEEDS, ()))} if config.do_sample else {}),
     )
 
 
@@ -249,8 +223,3 @@ def _plain_ids(decoder: LocalDecoder, answer: Answer) -> list[int]:
     texts = [one.ids for one in answer.segments if isinstance(one, Run | ChunkRun)]
     ids = [token for text in texts for token in text if token not in control]
     return ids if answer.end is None else [*ids, answer.end]
-
-
-def _result(decoder: LocalDecoder, answer: Answer) -> Result:
-    plain_tokens = decoder.plain_tokens(answer.text)
-    return result_of(answer, text=answer.text, stopped=answer.stopped, plain_tokens=plain_tokens)

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 DEFAULT_CONCURRENCY = 16
 _DEFAULT = GenerationConfig()
 
-Prompt = str | Sequence[Mapping[str, str] | Message]
-"""A question, or a conversation as OpenAI's API has it: role and content of each message."""
+Prompt = str | Sequence[Mapping[str, str] | Message] | Sequence[int]
+"""A question; a conversation as OpenAI's API has it, role and content of each message; or the
+token ids of a prompt in the chat template."""
 
 OnResult = Callable[[int, Result], None]
 AnyDecoder: TypeAlias = "LocalDecoder | RemoteDecoder"
@@ -210,7 +211,10 @@ class Model:
     ) -> tuple[Start, Reading]:
         """Return what hands the request in, and what reads its answer."""
         rules = config.rules
-        ids = self.decoder.chat_ids(_messages(prompt), rules.max_tokens)
+        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], int):
+            ids: tuple[Any, ...] = tuple(prompt)
+        else:
+            ids = self.decoder.chat_ids(_messages(prompt), rules.max_tokens)
         sampler = self.decoder.sampler(ids, config.sampling(), number)
         request = self.decoder.request_of(
             ids, rules, sampler, max_seconds=config.max_seconds, stops=config.stops
@@ -239,7 +243,7 @@ def _messages(prompt: Prompt) -> list[Message]:
     return [Message("user", prompt)] if isinstance(prompt, str) else list(map(_message, prompt))
 
 
-def _message(one: Mapping[str, str] | Message) -> Message:
+def _message(one: object) -> Message:
     if isinstance(one, Message):
         return one
     match one:
