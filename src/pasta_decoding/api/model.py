@@ -19,7 +19,7 @@ from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.loop import ClosedError, EngineLoop, News, Ticket, Watcher, Worker
 from pasta_decoding.runtime.policy import SchedulingPolicy
-from pasta_decoding.runtime.prefix_cache import PrefillBudget
+from pasta_decoding.runtime.request import Priority, Request
 
 if TYPE_CHECKING:
     from pasta_decoding.remote.decoder import RemoteDecoder
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 DEFAULT_CONCURRENCY = 16
 _DEFAULT = GenerationConfig()
 
-Prompt = str | Sequence[Mapping[str, str] | Message] | Sequence[int]
+Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
 """A question; a conversation as OpenAI's API has it, role and content of each message; or the
-token ids of a prompt in the chat template."""
+token ids of a whole prompt."""
 
 OnResult = Callable[[int, Result], None]
 AnyDecoder: TypeAlias = "LocalDecoder | RemoteDecoder"
@@ -40,26 +40,43 @@ def open_worker(
     *,
     max_requests: int | None = None,
     policy: SchedulingPolicy | None = None,
-    prefill_budget: PrefillBudget | None = None,
     watcher: Watcher | None = None,
 ) -> Worker:
     """Return what writes answers with a decoder; whoever opens it closes it.
 
     max_requests: how many answers are written at a time; None: as many as there is room for.
-    policy: who writes in which step, and
-    prefill_budget: how much of prompts is fed, of an engine here; see `Scheduler`.
+    policy: who writes in which step of an engine here.
     """
     if isinstance(decoder, LocalDecoder):
-        return EngineLoop(
-            decoder,
-            max_requests=max_requests,
-            policy=policy,
-            prefill_budget=prefill_budget,
-            watcher=watcher,
-        )
+        return EngineLoop(decoder, max_requests=max_requests, policy=policy, watcher=watcher)
     from pasta_decoding.remote.scheduler import RemoteWorker
 
     return RemoteWorker(decoder, watcher, max_requests=max_requests)
+
+
+def request_of(
+    decoder: AnyDecoder,
+    ids: tuple[int, ...],
+    config: GenerationConfig,
+    choice: int = 0,
+    *,
+    logprobs: int | None = None,
+    priority: Priority = Priority.normal,
+) -> Request:
+    """Return the request that answers an encoded prompt.
+
+    choice:   tells answers apart that have one seed.
+    logprobs: alternatives that are reported for each token; None: nothing is.
+    """
+    sampler = decoder.sampler(ids, config.sampling(logprobs=logprobs), choice)
+    return decoder.request_of(
+        ids,
+        config.rules,
+        sampler,
+        max_seconds=config.max_seconds,
+        stops=config.stops,
+        priority=priority,
+    )
 
 
 class Model:
@@ -81,10 +98,7 @@ class Model:
 
     def answer(self, prompt: Prompt, config: GenerationConfig = _DEFAULT, **options: Any) -> Result:
         """Return the whole answer."""
-        with self.stream(prompt, config, **options) as stream:
-            for _ in stream:
-                pass
-        return stream.result
+        return self.batch([prompt], config, **options)[0]
 
     def stream(
         self, prompt: Prompt, config: GenerationConfig = _DEFAULT, **options: Any
@@ -115,12 +129,16 @@ class Model:
         """
         asked = self._asked_all(prompts, config.updated(**options), max_concurrency)
         inbox: SimpleQueue[tuple[int, News]] = SimpleQueue()
+
+        def hear(number: int, news: News) -> None:
+            inbox.put((number, news))
+
         waiting, running = deque(range(len(asked))), dict[int, Ticket]()
         try:
             while waiting or running:
                 while waiting and len(running) < max_concurrency:
                     number = waiting.popleft()
-                    running[number] = asked[number][0](partial(_put, inbox, number))
+                    running[number] = asked[number][0](partial(hear, number))
                 number, news = inbox.get()
                 reading = asked[number][1]
                 reading.take(news)
@@ -137,10 +155,7 @@ class Model:
         self, prompt: Prompt, config: GenerationConfig = _DEFAULT, **options: Any
     ) -> Result:
         """As `answer`, for coroutines. Being cancelled cancels the answer."""
-        async with self.astream(prompt, config, **options) as stream:
-            async for _ in stream:
-                pass
-        return stream.result
+        return (await self.abatch([prompt], config, **options))[0]
 
     def astream(
         self, prompt: Prompt, config: GenerationConfig = _DEFAULT, **options: Any
@@ -210,15 +225,11 @@ class Model:
         self, prompt: Prompt, config: GenerationConfig, number: int = 0
     ) -> tuple[Start, Reading]:
         """Return what hands the request in, and what reads its answer."""
-        rules = config.rules
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], int):
             ids: tuple[Any, ...] = tuple(prompt)
         else:
-            ids = self.decoder.chat_ids(_messages(prompt), rules.max_tokens)
-        sampler = self.decoder.sampler(ids, config.sampling(), number)
-        request = self.decoder.request_of(
-            ids, rules, sampler, max_seconds=config.max_seconds, stops=config.stops
-        )
+            ids = self.decoder.chat_ids(_messages(prompt), config.max_tokens)
+        request = request_of(self.decoder, ids, config, number)
         reading = Reading(config.stops, self.plain_tokens)
         return partial(self._working().submit, request), reading
 
@@ -238,20 +249,15 @@ class Model:
             return self._worker
 
 
-def _messages(prompt: Prompt) -> list[Message]:
+def _messages(prompt: Any) -> list[Message]:
     """Return a prompt as a conversation. Its encoder checks roles and order."""
-    return [Message("user", prompt)] if isinstance(prompt, str) else list(map(_message, prompt))
+    turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return [_message(one) for one in turns]
 
 
 def _message(one: object) -> Message:
-    if isinstance(one, Message):
-        return one
     match one:
         case {"role": str(role), "content": str(content)}:
             return Message(role, content)
     hint = 'A message looks like {"role": "user", "content": "Why ...?"}.'
     raise PastaError(f"{one!r} is not a message", hint=hint)
-
-
-def _put(inbox: SimpleQueue[tuple[int, News]], number: int, news: News) -> None:
-    inbox.put((number, news))

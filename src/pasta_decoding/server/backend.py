@@ -23,7 +23,6 @@ from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.loop import Activity, ClosedError, Failure, News, Progress, Worker
 from pasta_decoding.runtime.policy import CheapestStep
-from pasta_decoding.runtime.prefix_cache import PrefillBudget
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.stops import Placed, StopFilter
 from pasta_decoding.server import errors
@@ -145,7 +144,6 @@ class Backend:
             decoder,
             max_requests=self.load.max_requests,
             policy=CheapestStep(None if target_ms is None else target_ms / 1e3),
-            prefill_budget=PrefillBudget(),
             watcher=self.metrics,
         )
         return decoder

@@ -9,9 +9,9 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from pasta_decoding.api.model import AnyDecoder
+from pasta_decoding.api.model import AnyDecoder, request_of
 from pasta_decoding.errors import PastaError
-from pasta_decoding.runtime.request import Priority, Request
+from pasta_decoding.runtime.request import Priority
 from pasta_decoding.server import schema
 from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.errors import ApiError, excerpt, not_loaded
@@ -105,19 +105,14 @@ class OpenAIRoutes:
     def _reply(self, body: Body, decoder: AnyDecoder, prompts: Sequence[Ids]) -> Response:
         """Hand in an answer for each choice of the first prompt, of the second, and so on."""
         config = body.config(self._answer_tokens)
-        alternatives = None if body.alternatives is None else body.alternatives + TAGS_AMONG
-        sampling = config.sampling(logprobs=alternatives)
+        logprobs = None if body.alternatives is None else body.alternatives + TAGS_AMONG
         form = ChatForm if isinstance(body, ChatRequest) else TextForm
         priority = Priority[body.pasta_priority or "normal"]
-        requests: list[Request] = []
-        for prompt in prompts:
-            for _ in range(body.n or 1):
-                sampler = decoder.sampler(prompt, sampling, len(requests))
-                requests.append(
-                    decoder.request_of(
-                        prompt, config.rules, sampler, stops=config.stops, priority=priority
-                    )
-                )
+        choices = [prompt for prompt in prompts for _ in range(body.n or 1)]
+        requests = [
+            request_of(decoder, prompt, config, n, logprobs=logprobs, priority=priority)
+            for n, prompt in enumerate(choices)
+        ]
         return Reply(
             form(body.alternatives, decoder.vocabulary.texts),
             body.model,
