@@ -10,8 +10,7 @@ G kv heads, D head width, S slots, N segments (the tokens of one request), V voc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,10 +22,10 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from pasta_decoding.engines import DEFAULT_CACHE_TOKENS
 from pasta_decoding.engines.base import Branch, Feed, FloatArray, Limits
-from pasta_decoding.engines.gguf_blocks import GgufWeights
+from pasta_decoding.engines.gguf_blocks import GgufTensors
 from pasta_decoding.engines.kv_cache import Batch, BoolArray, KVCache, is_causal
-from pasta_decoding.engines.native import Operators, TorchOperators, operators
-from pasta_decoding.engines.packed import LowRank, Packed, pack, pack_exactly, products
+from pasta_decoding.engines.native import Linear, Operators, Part, TorchOperators, operators
+from pasta_decoding.engines.packed import FORMS, LowRank, Weights
 from pasta_decoding.engines.support import FULL, SLIDING, refuse_large_cache, rope_types
 from pasta_decoding.errors import PastaError
 
@@ -49,7 +48,7 @@ def obstacle(config: Any) -> str | None:
     return None
 
 
-class Weights(Protocol):
+class Tensors(Protocol):
     """What a decoder asks for, by Hugging Face's names without `.weight`.
 
     added: what an adapter adds to linear layers, where it is not merged.
@@ -72,8 +71,8 @@ class Weights(Protocol):
         """Return what a normalised row is multiplied with; None if there is no such norm."""
         ...
 
-    def matrix(self, name: str) -> Packed | Tensor:
-        """Return a linear layer's weights: packed, or in float32."""
+    def matrix(self, name: str) -> Weights:
+        """Return a linear layer's weights."""
         ...
 
     def embed(self, ids: Sequence[int]) -> Tensor:
@@ -81,20 +80,18 @@ class Weights(Protocol):
         ...
 
 
-class ModelWeights:
-    """The weights of a Hugging Face model, packed layer by layer as a decoder asks for them.
+class ModelTensors:
+    """The tensors of a Hugging Face model, read layer by layer as a decoder asks for them.
 
-    added:  what an adapter adds to its linear layers, by their names, where it is not merged.
-    packed: for the C++ operators; else for torch.
+    added: what an adapter adds to its linear layers, by their names, where it is not merged.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, added: Mapping[str, LowRank] | None, *, packed: bool
-    ) -> None:
-        self.added, self._state, self._packed = added or {}, model.state_dict(), packed
+    frequency_factors = None
+
+    def __init__(self, model: PreTrainedModel, added: Mapping[str, LowRank] | None) -> None:
+        self.added, self._state = added or {}, model.state_dict()
         self.is_gemma = model.config.model_type.startswith("gemma")
         self.form = str(model.dtype).removeprefix("torch.")
-        self.frequency_factors = None
 
     def embed(self, ids: Sequence[int]) -> Tensor:
         return self._state["model.embed_tokens.weight"][torch.tensor(ids)].float()
@@ -107,40 +104,28 @@ class ModelWeights:
         found = self.vector(f"{name}.weight")
         return None if found is None else found + float(self.is_gemma)
 
-    def matrix(self, name: str) -> Packed | Tensor:
-        """Return a layer's weights: as a file held them in blocks, if they are exactly those."""
-        weight_OI = self._state[f"{name}.weight"]
-        if not self._packed:
-            return weight_OI.float()
-        if found := pack_exactly(weight_OI):
+    def matrix(self, name: str) -> Weights:
+        found = Weights.of(self._state[f"{name}.weight"])
+        if FORMS[found.kind].bits < 16:
             self.form = "packed"
-        return found or pack(weight_OI)
+        return found
 
 
-class Linear:
-    """Linear layers that read the same inputs."""
-
-    def __init__(self, weights: Weights, *names: str) -> None:
-        matrices = [weights.matrix(name) for name in names]
-        self._products = products(matrices, [weights.added.get(name) for name in names])
-        biases = [weights.vector(f"{name}.bias") for name in names]
-        self._bias = (
-            torch.cat([one for one in biases if one is not None])
-            if any(one is not None for one in biases)
-            else None
-        )
-
-    def __call__(self, input_QI: Tensor) -> Tensor:
-        found = [product(input_QI) for product in self._products]
-        out_QO = found[0] if len(found) == 1 else torch.cat(found, dim=1)
-        return out_QO if self._bias is None else out_QO.add_(self._bias)
+def linear(ops: Operators, tensors: Tensors, *names: str) -> Linear:
+    """Return linear layers that read the same inputs."""
+    return ops.linear(
+        [
+            Part(tensors.matrix(one), tensors.added.get(one), tensors.vector(f"{one}.bias"))
+            for one in names
+        ]
+    )
 
 
 class Layer:
     """One layer of a decoder; `number` is its place, `kind` that of its attention."""
 
     def __init__(
-        self, config: Any, number: int, weights: Weights, ops: Operators, keys_GSD: Tensor,
+        self, config: Any, number: int, tensors: Tensors, ops: Operators, keys_GSD: Tensor,
         values_GSD: Tensor,
     ) -> None:  # fmt: skip
         name, own = f"model.layers.{number}", f"model.layers.{number}.self_attn"
@@ -150,23 +135,23 @@ class Layer:
         self.window = self.window if self.kind == SLIDING else None
         self.keys_GSD, self.values_GSD = keys_GSD, values_GSD
         self._ops, self._epsilon = ops, float(config.rms_norm_eps)
-        self._gelu = weights.is_gemma
+        self._gelu = tensors.is_gemma
         self._heads, self._kv_heads = config.num_attention_heads, len(keys_GSD)
         width = keys_GSD.shape[-1]
         self._scaling = (getattr(config, "query_pre_attn_scalar", None) or width) ** -0.5
-        self._qkv = Linear(weights, f"{own}.q_proj", f"{own}.k_proj", f"{own}.v_proj")
-        self._out = Linear(weights, f"{own}.o_proj")
-        self._gate_up = Linear(weights, f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj")
-        self._down = Linear(weights, f"{name}.mlp.down_proj")
-        self._query_norm = weights.norm(f"{own}.q_norm")
-        self._key_norm = weights.norm(f"{own}.k_norm")
+        self._qkv = linear(ops, tensors, f"{own}.q_proj", f"{own}.k_proj", f"{own}.v_proj")
+        self._out = linear(ops, tensors, f"{own}.o_proj")
+        self._gate_up = linear(ops, tensors, f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj")
+        self._down = linear(ops, tensors, f"{name}.mlp.down_proj")
+        self._query_norm = tensors.norm(f"{own}.q_norm")
+        self._key_norm = tensors.norm(f"{own}.k_norm")
         # Gemma has norms behind attention and MLP, too; all others call the one before the MLP so.
-        after = weights.norm(f"{name}.post_attention_layernorm")
-        before_mlp = weights.norm(f"{name}.pre_feedforward_layernorm")
-        self._input_norm = weights.norm(f"{name}.input_layernorm")
+        after = tensors.norm(f"{name}.post_attention_layernorm")
+        before_mlp = tensors.norm(f"{name}.pre_feedforward_layernorm")
+        self._input_norm = tensors.norm(f"{name}.input_layernorm")
         self._attention_norm = None if before_mlp is None else after
         self._before_mlp_norm = after if before_mlp is None else before_mlp
-        self._mlp_norm = weights.norm(f"{name}.post_feedforward_layernorm")
+        self._mlp_norm = tensors.norm(f"{name}.post_feedforward_layernorm")
 
     def __call__(self, hidden_QI: Tensor, rotation: Rotation, table: SlotTable) -> Tensor:
         attended_QI = self._attend(self._norm(hidden_QI, self._input_norm), rotation, table)
@@ -197,10 +182,10 @@ class Layer:
 
 
 class Decoder:
-    """A model's forward pass over the slots of a cache. `ops`: None takes the C++ operators."""
+    """A model's forward pass over the slots of a cache."""
 
     def __init__(
-        self, config: Any, weights: Weights, slots: int, ops: Operators, cache: torch.dtype
+        self, config: Any, tensors: Tensors, slots: int, ops: Operators, cache: torch.dtype
     ) -> None:
         heads = config.num_attention_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -209,21 +194,21 @@ class Decoder:
         refuse_large_cache(slots, numbers * cache.itemsize)
         self.cache = torch.zeros(shape, dtype=cache)
         self.layers = [
-            Layer(config, number, weights, ops, *self.cache[:, number])
+            Layer(config, number, tensors, ops, *self.cache[:, number])
             for number in range(config.num_hidden_layers)
         ]
         self.windows = {layer.window for layer in self.layers}
         self._frequencies = {
-            one: frequencies(config, one, weights.frequency_factors)
+            one: frequencies(config, one, tensors.frequency_factors)
             for one in {layer.kind for layer in self.layers}
         }
         self._ops, self._epsilon = ops, float(config.rms_norm_eps)
-        self._embed = weights.embed
-        self._scale = config.hidden_size**0.5 if weights.is_gemma else 1.0
-        norm_I = weights.norm("model.norm")
+        self._embed = tensors.embed
+        self._scale = config.hidden_size**0.5 if tensors.is_gemma else 1.0
+        norm_I = tensors.norm("model.norm")
         assert norm_I is not None, "every family has one"
         self._norm_I = norm_I
-        self._head = Linear(weights, "lm_head")
+        self._head = linear(ops, tensors, "lm_head")
 
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Tensor:
@@ -288,10 +273,9 @@ def rotation(positions_Q1: Tensor, frequency_D: Tensor, scale: float) -> Rotatio
 class FastEngine:
     """Implements `Engine` on a model of a family that it knows, on a processor.
 
-    config:       the text model's.
-    open_weights: called with `packed`: for the C++ operators, or for torch.
-    cache_dtype:  of keys and values, float32 or bfloat16.
-    ops:          None takes the C++ operators, or torch's where they cannot be built.
+    config:      the text model's.
+    cache_dtype: of keys and values, float32 or bfloat16.
+    ops:         None takes the C++ operators, or torch's where they cannot be built.
     """
 
     free_positions = True
@@ -300,7 +284,7 @@ class FastEngine:
     def __init__(
         self,
         config: Any,
-        open_weights: Callable[..., Weights],
+        tensors: Tensors,
         *,
         cache_tokens: int = DEFAULT_CACHE_TOKENS,
         cache_dtype: torch.dtype = torch.bfloat16,
@@ -308,11 +292,9 @@ class FastEngine:
     ) -> None:
         if reason := obstacle(config):
             raise PastaError(f"the fast engine cannot run this {config.model_type} model: {reason}")
-        found = operators() if ops is None else None
-        weights = open_weights(packed=found is not None)
-        ops = found or ops or TorchOperators()
-        self._decoder = Decoder(config, weights, cache_tokens, ops, cache_dtype)
-        self.name = f"fast {weights.form}"
+        ops = ops or operators() or TorchOperators()
+        self._decoder = Decoder(config, tensors, cache_tokens, ops, cache_dtype)
+        self.name = f"fast {'float32' if isinstance(ops, TorchOperators) else tensors.form}"
         self.vocabulary_size = int(config.vocab_size)
         self.max_positions = int(config.max_position_embeddings)
         self.max_slots = cache_tokens
@@ -332,16 +314,15 @@ class FastEngine:
         added:       what an adapter adds to its linear layers, by their names.
         cache_dtype: None takes the model's.
         """
-        opened = partial(ModelWeights, model, added)
-        config = model.config.get_text_config()
-        return cls(config, opened, cache_dtype=cache_dtype or model.dtype, **options)
+        config, tensors = model.config.get_text_config(), ModelTensors(model, added)
+        return cls(config, tensors, cache_dtype=cache_dtype or model.dtype, **options)
 
     @classmethod
     def of_gguf(
         cls, path: Path, config: Any, *, added: Mapping[str, LowRank] | None = None, **options: Any
     ) -> FastEngine:
         """Return an engine with the weights of a GGUF file, as they are there."""
-        return cls(config, partial(GgufWeights, path, config, added), **options)
+        return cls(config, GgufTensors(path, config, added), **options)
 
     @property
     def slots_in_use(self) -> int:

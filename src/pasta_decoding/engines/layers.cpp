@@ -1,96 +1,68 @@
-// What a decoder computes between its linear layers, a row at a time: a row's result does not depend,
-// to the bit, on the other rows.
+// What a decoder computes between its linear layers, a row at a time.
 //
 // Shapes: Q tokens, N rows, I numbers of a row, H heads of width D.
 
-#include <ATen/Parallel.h>
-#include <ATen/cpu/vec/functional.h>
-#include <ATen/cpu/vec/vec.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
-#include <torch/library.h>
-
-#include <cmath>
+#include "vec.h"
 
 namespace {
-
-using at::Tensor;
-using Vec = at::vec::Vectorized<float>;
 
 constexpr int64_t kAlone = 20000;  // numbers that are not worth a second thread
 
 template <typename Work>
-void for_rows(int64_t rows, int64_t width, const Work& work) {
-  at::parallel_for(0, rows, std::max<int64_t>(1, kAlone / width), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) work(row);
-  });
+void for_rows(int64_t rows, int64_t width, int threads, const Work& work) {
+  share(rows, rows * width < kAlone ? 1 : threads, work);
 }
 
-// Return input_NI / root of its mean square, times weight_I.
-Tensor rms_norm(const Tensor& input_NI, const Tensor& weight_I, double epsilon) {
-  const Tensor rows = input_NI.contiguous();
-  const int64_t width = rows.size(-1);
-  Tensor out_NI = at::empty_like(rows);
-  const float* weight = weight_I.const_data_ptr<float>();
-  for_rows(rows.numel() / width, width, [&](int64_t row) {
-    const float* in = rows.const_data_ptr<float>() + row * width;
-    const float squares = at::vec::map_reduce_all<float>(
-        [](Vec x) { return x * x; }, [](Vec x, Vec y) { return x + y; }, in, width);
-    const Vec scale(1.f / std::sqrt(squares / static_cast<float>(width) + static_cast<float>(epsilon)));
-    at::vec::map2<float>(
-        [scale](Vec x, Vec w) { return x * scale * w; },
-        out_NI.mutable_data_ptr<float>() + row * width, in, weight, width);
-  });
-  return out_NI;
-}
+Vec silu(Vec x) { return x / (1.f + exp(-x)); }
 
-Vec silu(Vec x) { return x / (Vec(1.f) + x.neg().exp()); }
-
-Vec gelu_tanh(Vec x) {
-  const Vec inner = Vec(0.7978845608028654f) * (x + Vec(0.044715f) * x * x * x);
-  return Vec(0.5f) * x * (Vec(1.f) + inner.tanh());
-}
-
-// Return act(gate) * up of rows [gate, up].
-Tensor gated(const Tensor& gate_up_N2I, bool gelu) {
-  const int64_t rows = gate_up_N2I.size(0), width = gate_up_N2I.size(1) / 2;
-  Tensor out_NI = at::empty({rows, width}, gate_up_N2I.options());
-  for_rows(rows, width, [&](int64_t row) {
-    const float* gate = gate_up_N2I.const_data_ptr<float>() + row * 2 * width;
-    float* out = out_NI.mutable_data_ptr<float>() + row * width;
-    if (gelu)
-      at::vec::map2<float>(
-          [](Vec x, Vec y) { return gelu_tanh(x) * y; }, out, gate, gate + width, width);
-    else
-      at::vec::map2<float>(
-          [](Vec x, Vec y) { return silu(x) * y; }, out, gate, gate + width, width);
-  });
-  return out_NI;
-}
-
-// Rotate heads in place: their first halves by -sin of the second ones, and the reverse.
-void rotate_(Tensor& heads_QHD, const Tensor& cos_QD, const Tensor& sin_QD) {
-  const int64_t heads = heads_QHD.size(1), half = heads_QHD.size(2) / 2;
-  TORCH_CHECK(heads_QHD.stride(2) == 1, "a head's numbers follow each other");
-  for_rows(heads_QHD.size(0), heads * half, [&](int64_t row) {
-    const float* cos = cos_QD.const_data_ptr<float>() + row * half;
-    const float* sin = sin_QD.const_data_ptr<float>() + row * half;
-    for (int64_t head = 0; head < heads; ++head) {
-      float* first = heads_QHD.mutable_data_ptr<float>() + row * heads_QHD.stride(0) +
-                     head * heads_QHD.stride(1);
-      for (int64_t at = 0; at < half; ++at) {
-        const float x = first[at], y = first[half + at];
-        first[at] = x * cos[at] - y * sin[at];
-        first[half + at] = y * cos[at] + x * sin[at];
-      }
-    }
-  });
+Vec gelu_tanh(Vec x) {  // 1 + tanh(z) = 2 / (1 + exp(-2 z))
+  return x / (1.f + exp(-1.5957691216057308f * (x + .044715f * x * x * x)));
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(pasta_fast, CPU, library) {
-  library.impl("rms_norm", rms_norm);
-  library.impl("gated", gated);
-  library.impl("rotate_", rotate_);
+// out_NI = input_NI / root of its mean square, times weight_I.
+extern "C" void pasta_rms_norm(
+    const float* input, const float* weight, float* out, int64_t rows, int64_t width,
+    float epsilon, int threads) {
+  for_rows(rows, width, threads, [=](int64_t row) {
+    const float* in = input + row * width;
+    Vec squares{};
+    int64_t at = 0;
+    for (; at + kWidth <= width; at += kWidth) squares += load(in + at) * load(in + at);
+    float sum = total(squares);
+    for (; at < width; ++at) sum += in[at] * in[at];
+    const float scale = 1.f / std::sqrt(sum / static_cast<float>(width) + epsilon);
+    map(in, weight, out + row * width, width, [=](Vec x, Vec w) { return x * scale * w; });
+  });
+}
+
+// out_NI = act(gate) * up of rows [gate, up].
+extern "C" void pasta_gated(
+    const float* gate_up, float* out, int64_t rows, int64_t width, bool gelu, int threads) {
+  for_rows(rows, width, threads, [=](int64_t row) {
+    const float* gate = gate_up + row * 2 * width;
+    if (gelu)
+      map(gate, gate + width, out + row * width, width,
+          [](Vec x, Vec y) { return gelu_tanh(x) * y; });
+    else
+      map(gate, gate + width, out + row * width, width, [](Vec x, Vec y) { return silu(x) * y; });
+  });
+}
+
+// Rotate heads_QHD in place: their first halves by -sin of the second ones, and the reverse.
+extern "C" void pasta_rotate(
+    float* heads, const float* cos_QD, const float* sin_QD, int64_t tokens, int64_t heads_count,
+    int64_t half, int64_t stride, int threads) {
+  for_rows(tokens, heads_count * half, threads, [=](int64_t token) {
+    const float *cos = cos_QD + token * half, *sin = sin_QD + token * half;
+    for (int64_t head = 0; head < heads_count; ++head) {
+      float *first = heads + token * stride + head * 2 * half, *second = first + half;
+      for (int64_t at = 0; at < half; ++at) {
+        const float x = first[at], y = second[at];
+        first[at] = x * cos[at] - y * sin[at];
+        second[at] = y * cos[at] + x * sin[at];
+      }
+    }
+  });
 }

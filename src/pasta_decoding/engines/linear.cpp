@@ -1,244 +1,278 @@
-// Linear layers as one operator: weights of four, eight, sixteen or 32 bits, an adapter of low rank
-// beside them, and inputs and outputs in float32.
+// Linear layers: weights of four, eight, sixteen or 32 bits, an adapter of low rank beside them, and
+// inputs and outputs in float32.
 //
 // An output is the sum over the inputs in their order, whatever else is computed with it: a row's
-// result does not depend, to the bit, on the other rows. Weights of whole numbers are turned into
-// floats, scale * number + minimum, which gives the values of the file.
+// result does not depend, to the bit, on the other rows. Weights of four and eight bits are whole
+// numbers; 16 or 32 inputs share a scale, by which the sum of their products is multiplied, and
+// those of four bits a minimum. With AVX-512 BF16 inputs are rounded to bfloat16, except for weights
+// of 32 bits; weights and sums are exact as they are elsewhere.
 //
 // Shapes: Q tokens, I inputs, B = I / 32 blocks of inputs, O outputs, P = O / 16 panels of outputs,
 // R rank of what is added.
 
-#include <ATen/Parallel.h>
-#include <ATen/cpu/vec/vec.h>
-#include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
-
-#include <algorithm>
-#include <cstdint>
+#include <memory>
 #include <vector>
+
+#include "packed.h"
 
 namespace {
 
-using at::Tensor;
-using Vec = at::vec::Vectorized<float>;
-
-constexpr int64_t kPanel = 16;      // outputs whose weights lie beside each other
-constexpr int64_t kBlock = 32;      // inputs whose weights lie beside each other
-constexpr int64_t kChunk = 128;     // inputs that are unpacked together
+constexpr int64_t kChunk = 4;       // blocks that are unpacked together
 constexpr int64_t kGroup = 4;       // panels of one task
-constexpr int64_t kLanes = kPanel / Vec::size();
 constexpr int64_t kAlone = 100000;  // products that are not worth a second thread
 
-// A matrix [O, I], packed by engines/packed.py.
-struct Matrix {
-  Matrix(const Tensor& weights_, const Tensor* scales_, int64_t outputs_)
-      : weights(static_cast<const uint8_t*>(weights_.const_data_ptr())),
-        scales(scales_ ? scales_->const_data_ptr<float>() : nullptr),
-        kind(weights_.scalar_type()),
-        outputs(outputs_),
-        inputs(weights_.size(1) * kBlock),
-        panel_bytes(weights_.stride(0) * weights_.element_size()),
-        panel_scales(scales_ ? scales_->stride(0) : 0),
-        groups(scales_ ? scales_->size(1) / weights_.size(1) : 0) {}
-
-  const uint8_t* weights;  // [P, B, ...]
-  const float* scales;     // [P, B * groups, 1 or 2, 16], or null
-  at::ScalarType kind;     // Float, BFloat16, Char: whole numbers of eight bits, Byte: of four
-  int64_t outputs, inputs, panel_bytes, panel_scales;
-  int64_t groups;  // scales a block: 1, or 2 where 16 inputs share one
-
-  int64_t panels() const { return (outputs + kPanel - 1) / kPanel; }
+// A layer; what is added to it, if `down` has weights; its bias, or null; its first place in the
+// outputs; and whether its inputs are never rounded.
+struct Layer {
+  Matrix main, down, up;
+  const float* bias;
+  int64_t first, exact;
 };
 
-// A block of one panel as [32 inputs, 16 outputs] of floats. Words hold two inputs of an output, those
-// of four bits eight: the even inputs in the low half.
-void unpack_bfloat16(const uint32_t* __restrict words, float* __restrict out) {
-  auto* bits = reinterpret_cast<uint32_t*>(out);
-  for (int64_t pair = 0; pair < 16; ++pair)
-    for (int64_t o = 0; o < kPanel; ++o) {
-      bits[2 * pair * kPanel + o] = words[pair * kPanel + o] << 16;
-      bits[(2 * pair + 1) * kPanel + o] = words[pair * kPanel + o] & 0xffff0000u;
-    }
-}
-
-void unpack_eight(
-    const int16_t* __restrict words, const float* __restrict scales, int64_t groups,
-    float* __restrict out) {
-  for (int64_t pair = 0; pair < 16; ++pair) {
-    const float* scale = scales + (groups == 2 && pair >= 8 ? kPanel : 0);
-    for (int64_t o = 0; o < kPanel; ++o) {
-      const int32_t word = words[pair * kPanel + o];
-      out[2 * pair * kPanel + o] = static_cast<float>((word << 24) >> 24) * scale[o];
-      out[(2 * pair + 1) * kPanel + o] = static_cast<float>(word >> 8) * scale[o];
+// Rows of inputs, zeros behind them up to whole blocks, as those who multiply take them.
+class Inputs {
+ public:
+  Inputs(const float* from, int64_t tokens, int64_t width)
+      : blocks((width + kBlock - 1) / kBlock), floats_(tokens * blocks * kBlock) {
+    for (int64_t token = 0; token < tokens; ++token)
+      std::copy_n(from + token * width, width, &floats_[token * blocks * kBlock]);
+#ifdef PASTA_BFLOAT16
+    pairs_.resize(floats_.size() / 2);
+    convert(floats_.data(), reinterpret_cast<uint16_t*>(pairs_.data()), floats_.size());
+#endif
+    sums_.resize(tokens * blocks);
+    for (size_t block = 0; block < sums_.size(); ++block) {
+      float rounded[kBlock];
+#ifdef PASTA_BFLOAT16
+      convert(reinterpret_cast<const uint16_t*>(&pairs_[block * kBlock / 2]), rounded, kBlock);
+#else
+      std::copy_n(&floats_[block * kBlock], kBlock, rounded);
+#endif
+      Vec sum{};
+      for (int64_t at = 0; at < kBlock; at += kWidth) sum += load(rounded + at);
+      sums_[block] = total(sum);
     }
   }
-}
 
-void unpack_four(
-    const uint32_t* __restrict words, const float* __restrict scales, float* __restrict out) {
-  for (int64_t quarter = 0; quarter < 4; ++quarter)
-    for (int64_t place = 0; place < 8; ++place) {
-      const int shift = static_cast<int>(4 * (place / 2) + 16 * (place % 2));
-      float* row = out + (8 * quarter + place) * kPanel;
-      for (int64_t o = 0; o < kPanel; ++o) {
-        const auto level = static_cast<int32_t>((words[quarter * kPanel + o] >> shift) & 15);
-        row[o] = static_cast<float>(level) * scales[o] + scales[kPanel + o];
+  const float* of(int64_t token, Floats*) const { return &floats_[token * blocks * kBlock]; }
+#ifdef PASTA_BFLOAT16
+  const uint32_t* of(int64_t token, Pairs*) const { return &pairs_[token * blocks * kBlock / 2]; }
+#endif
+  const float* sums(int64_t token) const { return &sums_[token * blocks]; }
+
+  const int64_t blocks;
+
+ private:
+  std::vector<float> floats_;
+#ifdef PASTA_BFLOAT16
+  std::vector<uint32_t> pairs_;
+#endif
+  std::vector<float> sums_;  // of each block, for minima
+};
+
+// Some blocks of a group of panels, unpacked.
+struct Chunk {
+  const uint8_t* weights[kGroup];
+  const float* scales[kGroup];  // [groups, numbers, 16]
+  int64_t first, blocks, groups, numbers;  // groups of inputs that share a scale; 0 numbers: none
+};
+
+// A thread's own memory.
+struct Room {
+  explicit Room(int64_t tokens)
+      : weights(new uint8_t[kGroup * kChunk * kBlock * kPanel * sizeof(float)]),
+        scales(new float[kGroup * kChunk * 4 * kPanel]),
+        sums(new float[tokens * kGroup * kPanel]) {}
+
+  std::unique_ptr<uint8_t[]> weights;
+  std::unique_ptr<float[]> scales, sums;  // sums[Q, panels, 16]
+};
+
+// A group of panels of one layer.
+template <typename Kind>
+class Task {
+ public:
+  Task(int64_t tokens, Room& room)
+      : tokens_(tokens),
+        room_(room.weights.get()),
+        scales_(room.scales.get()),
+        sums_(room.sums.get()) {}
+
+  void begin(const float* bias, int64_t width) {
+    std::fill_n(sums_, tokens_ * kGroup * kPanel, 0.f);
+    for (int64_t token = 0; bias && token < tokens_; ++token)
+      std::copy_n(bias, width, &sums_[token * kGroup * kPanel]);
+  }
+
+  // sums += some panels of a matrix times the inputs.
+  void add(const Matrix& matrix, int64_t first, int64_t panels, const Inputs& in) {
+    for (int64_t block = 0; block < matrix.blocks; block += kChunk) {
+      Chunk chunk{};
+      chunk.first = block;
+      chunk.blocks = std::min(kChunk, matrix.blocks - block);
+      chunk.numbers = matrix.scales ? matrix.numbers() : 0;
+      chunk.groups = matrix.scales ? chunk.blocks * matrix.groups : 1;
+      for (int64_t panel = 0; panel < panels; ++panel) unpack(matrix, first, panel, chunk);
+      multiply(chunk, panels, in);
+    }
+  }
+
+  void end(int64_t width, float* out, int64_t stride) const {
+    for (int64_t token = 0; token < tokens_; ++token)
+      std::copy_n(&sums_[token * kGroup * kPanel], width, out + token * stride);
+  }
+
+ private:
+  void unpack(const Matrix& matrix, int64_t first, int64_t panel, Chunk& chunk) {
+    constexpr int64_t bytes = Kind::steps * Kind::bytes;
+    const int64_t from = (first + panel) * matrix.blocks + chunk.first;
+    uint8_t* room = &room_[panel * kChunk * bytes];
+    const uint8_t* blocks = matrix.weights + from * matrix.block_bytes();
+    const bool there = matrix.bits == Kind::bits;
+    chunk.weights[panel] = there ? blocks : room;
+    for (int64_t block = 0; !there && block < chunk.blocks; ++block)
+      Kind::unpack(matrix.bits, blocks + block * matrix.block_bytes(), room + block * bytes);
+    if (!matrix.scales) return;
+    const int64_t size = chunk.numbers * kPanel, all = matrix.blocks / matrix.scale_blocks;
+    float* to = &scales_[panel * kChunk * 4 * kPanel];
+    chunk.scales[panel] = to;
+    for (int64_t group = 0; group < chunk.groups; ++group, to += size) {
+      const int64_t place = (chunk.first + group / matrix.groups) / matrix.scale_blocks;
+      const uint16_t* scales = matrix.scales + ((first + panel) * all + place) * size;
+      const int8_t* factors = matrix.factors + (from * matrix.groups + group) * size;
+      for (int64_t at = 0; at < size; ++at)
+        to[at] = from_float16(scales[at]) * (matrix.factors ? factors[at] : 1);
+    }
+  }
+
+  // The same for all rows, in tiles of at most six.
+  void multiply(const Chunk& chunk, int64_t panels, const Inputs& in) {
+    for (int64_t token = 0; token < tokens_;) {
+      const int64_t left = tokens_ - token;
+      const int64_t rows = left == 7 || left == 8 ? 4 : std::min<int64_t>(left, 6);
+      switch (rows) {
+        case 1: tiles<1, 4>(chunk, panels, in, token); break;
+        case 2: tiles<2, 2>(chunk, panels, in, token); break;
+        case 3: tiles<3, 2>(chunk, panels, in, token); break;
+        case 4: tiles<4, kMany>(chunk, panels, in, token); break;
+        case 5: tiles<5, kMany>(chunk, panels, in, token); break;
+        default: tiles<6, kMany>(chunk, panels, in, token);
       }
+      token += rows;
     }
-}
-
-// `count` inputs of one panel, from `input` on, as floats: in `room`, or where they lie.
-const float* unpack(
-    const Matrix& matrix, int64_t panel, int64_t input, int64_t count, float* room) {
-  const uint8_t* weights = matrix.weights + panel * matrix.panel_bytes;
-  if (matrix.kind == at::kFloat) return reinterpret_cast<const float*>(weights) + input * kPanel;
-  const int64_t block_bytes = matrix.panel_bytes * kBlock / matrix.inputs;
-  const int64_t block_scales = matrix.panel_scales * kBlock / matrix.inputs;
-  for (int64_t block = input / kBlock; block < (input + count) / kBlock; ++block) {
-    const uint8_t* own = weights + block * block_bytes;
-    const float* scales = matrix.scales + panel * matrix.panel_scales + block * block_scales;
-    float* out = room + (block * kBlock - input) * kPanel;
-    if (matrix.kind == at::kBFloat16)
-      unpack_bfloat16(reinterpret_cast<const uint32_t*>(own), out);
-    else if (matrix.kind == at::kChar)
-      unpack_eight(reinterpret_cast<const int16_t*>(own), scales, matrix.groups, out);
-    else
-      unpack_four(reinterpret_cast<const uint32_t*>(own), scales, out);
   }
-  return room;
-}
 
-// Rows of floats, `stride` apart.
-struct Rows {
-  const float* first;
-  int64_t stride;
+  static constexpr int kMany = kLanes == 1 ? 2 : 1;  // panels of a tile of many rows
 
-  const float* of(int64_t row) const { return first + row * stride; }
+  // The same for all panels of a group, `wide` at a time: a sum waits for its last product, so few
+  // rows need several panels, and many rows keep the registers busy with one.
+  template <int rows, int wide>
+  void tiles(const Chunk& chunk, int64_t panels, const Inputs& in, int64_t token) {
+    int64_t panel = 0;
+    for (; panel + wide <= panels; panel += wide) tile<rows, wide>(chunk, panel, in, token);
+    for (; panel < panels; ++panel) tile<rows, 1>(chunk, panel, in, token);
+  }
+
+  template <int rows, int wide>
+  void tile(const Chunk& chunk, int64_t panel, const Inputs& in, int64_t token) {
+    const int64_t steps = chunk.blocks * Kind::steps / chunk.groups;
+    const typename Kind::Input* inputs[rows];
+    for (int row = 0; row < rows; ++row)
+      inputs[row] = in.of(token + row, static_cast<Kind*>(nullptr)) + chunk.first * Kind::steps;
+    for (int64_t group = 0; group < chunk.groups; ++group) {
+      typename Kind::Sixteen products[rows][wide] = {};
+      for (int64_t step = group * steps; step < (group + 1) * steps; ++step) {
+        decltype(Kind::weights(nullptr)) weights[wide];
+        for (int one = 0; one < wide; ++one)
+          weights[one] = Kind::weights(chunk.weights[panel + one] + step * Kind::bytes);
+        for (int row = 0; row < rows; ++row)
+          for (int one = 0; one < wide; ++one)
+            Kind::add(products[row][one], weights[one], inputs[row][step]);
+      }
+      for (int row = 0; row < rows; ++row)
+        for (int one = 0; one < wide; ++one) {
+          float* sums = &sums_[((token + row) * kGroup + panel + one) * kPanel];
+          const float* scales = chunk.scales[panel + one] + group * chunk.numbers * kPanel;
+          for (int lane = 0; lane < kLanes; ++lane) {
+            const int at = lane * kWidth;
+            const Vec own = products[row][one].lane[lane];
+            Vec sum = load(sums + at);
+            if (chunk.numbers == 0)
+              sum += own;
+            else
+              sum += own * load(scales + at);
+            if (chunk.numbers == 2)
+              sum += load(scales + kPanel + at) * in.sums(token + row)[chunk.first + group];
+            store(sums + at, sum);
+          }
+        }
+    }
+  }
+
+  const int64_t tokens_;
+  uint8_t* room_;
+  float *scales_, *sums_;
 };
 
-// sums[row, panel, 16] += `count` inputs times their weights, for some panels and rows.
-template <int rows, int panels>
-void tile(const float* const* weights, int64_t count, const Rows& in, float* sums) {
-  const auto place = [sums](int row, int panel, int lane) {
-    return sums + (row * kGroup + panel) * kPanel + lane * Vec::size();
-  };
-  Vec total[rows][panels][kLanes];
-  for (int row = 0; row < rows; ++row)
-    for (int panel = 0; panel < panels; ++panel)
-      for (int lane = 0; lane < kLanes; ++lane)
-        total[row][panel][lane] = Vec::loadu(place(row, panel, lane));
-  for (int64_t input = 0; input < count; ++input) {
-    Vec weight[panels][kLanes];
-    for (int panel = 0; panel < panels; ++panel)
-      for (int lane = 0; lane < kLanes; ++lane)
-        weight[panel][lane] = Vec::loadu(weights[panel] + input * kPanel + lane * Vec::size());
-    for (int row = 0; row < rows; ++row) {
-      const Vec one(in.of(row)[input]);
-      for (int panel = 0; panel < panels; ++panel)
-        for (int lane = 0; lane < kLanes; ++lane)
-          total[row][panel][lane] =
-              at::vec::fmadd(one, weight[panel][lane], total[row][panel][lane]);
-    }
-  }
-  for (int row = 0; row < rows; ++row)
-    for (int panel = 0; panel < panels; ++panel)
-      for (int lane = 0; lane < kLanes; ++lane)
-        total[row][panel][lane].store(place(row, panel, lane));
-}
-
-// The same for all panels of a group, `wide` at a time: a sum waits for its last product, so few rows
-// need several panels, and many rows keep the registers busy with one.
-template <int rows, int wide>
-void tiles(
-    const float* const* weights, int64_t panels, int64_t count, const Rows& in, float* sums) {
-  int64_t panel = 0;
-  for (; panel + wide <= panels; panel += wide)
-    tile<rows, wide>(weights + panel, count, in, sums + panel * kPanel);
-  for (; panel < panels; ++panel)
-    tile<rows, 1>(weights + panel, count, in, sums + panel * kPanel);
-}
-
-// The same for all rows, in tiles of at most six.
-void multiply(
-    const float* const* weights, int64_t panels, int64_t count, const Rows& in, int64_t tokens,
-    float* sums) {
-  for (int64_t token = 0; token < tokens;) {
-    const Rows own{in.of(token), in.stride};
-    float* to = sums + token * kGroup * kPanel;
-    const int64_t left = tokens - token;
-    const int64_t rows = left == 7 || left == 8 ? 4 : std::min<int64_t>(left, 6);
-    switch (rows) {
-      case 1: tiles<1, 4>(weights, panels, count, own, to); break;
-      case 2: tiles<2, 2>(weights, panels, count, own, to); break;
-      case 3: tiles<3, 2>(weights, panels, count, own, to); break;
-      case 4: tiles<4, 1>(weights, panels, count, own, to); break;
-      case 5: tiles<5, 1>(weights, panels, count, own, to); break;
-      default: tiles<6, 1>(weights, panels, count, own, to);
-    }
-    token += rows;
-  }
-}
-
-// sums[Q, panels, 16] += a group of a matrix's panels times the inputs.
-void add(
-    const Matrix& matrix, int64_t first, int64_t panels, const Rows& in, int64_t tokens,
-    float* room, float* sums) {
-  for (int64_t input = 0; input < matrix.inputs; input += kChunk) {
-    const int64_t count = std::min(kChunk, matrix.inputs - input);
-    const float* weights[kGroup];
-    for (int64_t panel = 0; panel < panels; ++panel)
-      weights[panel] =
-          unpack(matrix, first + panel, input, count, room + panel * kChunk * kPanel);
-    multiply(weights, panels, count, {in.first + input, in.stride}, tokens, sums);
-  }
-}
-
-// out[Q, O] = inputs times the matrix, and times what is added where there is some.
+template <typename Kind>
 void run(
-    const Matrix& matrix, const Rows& in, const Matrix* up, const Rows& low, int64_t tokens,
-    float* out) {
-  const int64_t groups = (matrix.panels() + kGroup - 1) / kGroup;
-  const bool alone = tokens * matrix.outputs * matrix.inputs < kAlone;
-  at::parallel_for(0, groups, alone ? groups : 1, [&](int64_t begin, int64_t end) {
-    std::vector<float> room(kGroup * kChunk * kPanel), sums(tokens * kGroup * kPanel);
-    for (int64_t group = begin; group < end; ++group) {
-      const int64_t first = group * kGroup, panels = std::min(kGroup, matrix.panels() - first);
-      std::fill(sums.begin(), sums.end(), 0.f);
-      add(matrix, first, panels, in, tokens, room.data(), sums.data());
-      if (up) add(*up, first, panels, low, tokens, room.data(), sums.data());
-      const int64_t width = std::min(panels * kPanel, matrix.outputs - first * kPanel);
-      for (int64_t token = 0; token < tokens; ++token)
-        std::copy_n(
-            &sums[token * kGroup * kPanel], width, out + token * matrix.outputs + first * kPanel);
-    }
-  });
+    const Layer& layer, int64_t group, const Inputs& in, const Inputs* low, int64_t tokens,
+    Room& room, float* out, int64_t stride) {
+  const int64_t first = group * kGroup;
+  const int64_t panels = std::min(kGroup, layer.main.panels() - first);
+  const int64_t width = std::min(panels * kPanel, layer.main.outputs - first * kPanel);
+  Task<Kind> task(tokens, room);
+  task.begin(layer.bias ? layer.bias + first * kPanel : nullptr, width);
+  task.add(layer.main, first, panels, in);
+  if (low) task.add(layer.up, first, panels, *low);
+  task.end(width, out + layer.first + first * kPanel, stride);
 }
 
-// Return float32 [Q, O] of float32 inputs [Q, I]: weights @ inputs + up @ (down @ inputs).
-Tensor linear(
-    const Tensor& input_QI, const Tensor& weights, const std::optional<Tensor>& scales,
-    int64_t outputs, const std::optional<Tensor>& down, const std::optional<Tensor>& up) {
-  const Matrix matrix(weights, scales ? &*scales : nullptr, outputs);
-  const int64_t tokens = input_QI.size(0), missing = matrix.inputs - input_QI.size(1);
-  TORCH_CHECK(missing >= 0 && missing < kBlock, "inputs of another width than the weights");
-  Tensor rows = input_QI.contiguous();
-  if (missing) rows = at::constant_pad_nd(rows, {0, missing});
-  const Rows in{rows.const_data_ptr<float>(), matrix.inputs};
-  Tensor out_QO = at::empty({tokens, outputs}, input_QI.options());
-  float* out = out_QO.mutable_data_ptr<float>();
-  if (!down) {
-    run(matrix, in, nullptr, in, tokens, out);
-    return out_QO;
+struct Place {
+  int64_t layer, group;
+};
+
+// out[Q, stride] = layers of the same inputs, each at its place.
+void run_all(
+    const std::vector<Layer>& layers, const Inputs& in, const std::vector<Inputs>& low,
+    int64_t tokens, float* out, int64_t stride, int threads) {
+  std::vector<Place> places;
+  for (size_t layer = 0; layer < layers.size(); ++layer)
+    for (int64_t group = 0; group * kGroup < layers[layer].main.panels(); ++group)
+      places.push_back({static_cast<int64_t>(layer), group});
+  const bool alone = tokens * stride * in.blocks * kBlock < kAlone;
+#pragma omp parallel num_threads(threads) if (threads > 1 && !alone)
+  {
+    Room room(tokens);
+#pragma omp for schedule(dynamic)
+    for (const Place& place : places) {
+      const Layer& layer = layers[place.layer];
+      const Inputs* added = layer.up.weights ? &low[place.layer] : nullptr;
+      if (layer.exact)
+        run<Floats>(layer, place.group, in, added, tokens, room, out, stride);
+      else
+        run<Low>(layer, place.group, in, added, tokens, room, out, stride);
+    }
   }
-  const Matrix added(*up, nullptr, outputs);
-  const Matrix lower(*down, nullptr, added.inputs);
-  std::vector<float> low(tokens * added.inputs);
-  run(lower, in, nullptr, in, tokens, low.data());
-  run(matrix, in, &added, {low.data(), added.inputs}, tokens, out);
-  return out_QO;
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(pasta_fast, CPU, library) { library.impl("linear", linear); }
+// out[Q, O] of all `count` layers of float32 inputs [Q, I]: weights @ inputs + up @ (down @ inputs).
+extern "C" void pasta_linear(
+    const Layer* layers, int64_t count, const float* input, float* out, int64_t tokens,
+    int64_t width, int64_t outputs, int threads) {
+  const std::vector<Layer> all(layers, layers + count);
+  const Inputs in(input, tokens, width);
+  std::vector<Inputs> low;
+  const bool adapted =
+      std::any_of(all.begin(), all.end(), [](const Layer& one) { return one.down.weights; });
+  for (size_t layer = 0; adapted && layer < all.size(); ++layer) {
+    const Layer down{all[layer].down, {}, {}, nullptr, 0, all[layer].exact};
+    const int64_t rank = down.main.outputs;
+    std::vector<float> found(tokens * rank);
+    if (rank) run_all({down}, in, {}, tokens, found.data(), rank, threads);
+    low.emplace_back(found.data(), tokens, rank);
+  }
+  run_all(all, in, low, tokens, out, outputs, threads);
+}

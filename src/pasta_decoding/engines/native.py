@@ -1,13 +1,19 @@
 """The operators of the fast engine: C++ built once for a machine, or torch's own.
 
 Shapes: Q tokens of the pass, N segments (the queries of one request), H heads, G kv heads, D head
-width, S slots of the cache, I numbers of a row.
+width, S slots of the cache, I numbers of a row, O outputs of layers that read the same inputs.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import logging
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,25 +22,35 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-SOURCES = [Path(__file__).with_name(name) for name in ("linear.cpp", "layers.cpp", "slots.cpp")]
-SCHEMAS = (
-    "linear(Tensor input, Tensor weights, Tensor? scales, int outputs, Tensor? down, Tensor? up)"
-    " -> Tensor",
-    "rms_norm(Tensor input, Tensor weight, float epsilon) -> Tensor",
-    "gated(Tensor gate_up, bool gelu) -> Tensor",
-    "rotate_(Tensor(a!) heads, Tensor cos, Tensor sin) -> ()",
-    "attend(Tensor query, Tensor key, Tensor value, Tensor(a!) keys, Tensor(b!) values,"
-    " Tensor table, Tensor masks, float scaling) -> Tensor",
-)
-_LIBRARY: Any = torch.library.Library("pasta_fast", "DEF")  # type: ignore[no-untyped-call]
-for _schema in SCHEMAS:
-    _LIBRARY.define(_schema)
+from pasta_decoding.engines.packed import LayerStruct, LowRank, Matrix, Packed, Weights, pack
+from pasta_decoding.files import written_whole
+
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared")
+HERE = Path(__file__).parent
+SOURCES = [HERE / f"{name}.cpp" for name in ("linear", "layers", "slots", "pack")]
 
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A linear layer: its weights, what an adapter adds beside them, its bias."""
+
+    weights: Weights
+    added: LowRank | None
+    bias_O: Tensor | None
+
+
+Linear = Callable[[Tensor], Tensor]
+"""From float32 input_QI to out_QO."""
+
+
 class Operators(Protocol):
-    """What a decoder computes besides its linear layers, all in float32."""
+    """What a decoder computes, all in float32."""
+
+    def linear(self, parts: Sequence[Part]) -> Linear:
+        """Return layers of the same inputs as one, their outputs beside each other."""
+        ...
 
     def rms_norm(self, input_NI: Tensor, weight_I: Tensor, epsilon: float) -> Tensor:
         """Return the rows over the root of their mean squares, times the weight."""
@@ -58,6 +74,13 @@ class Operators(Protocol):
 
 class TorchOperators:
     """The same by torch: the reference, and what computes without a compiler."""
+
+    def linear(self, parts: Sequence[Part]) -> Linear:
+        weight_OI = torch.cat([_merged(part) for part in parts])
+        bias_O = torch.cat(
+            [torch.zeros(len(p.weights.rows)) if p.bias_O is None else p.bias_O for p in parts]
+        )
+        return lambda input_QI: functional.linear(input_QI, weight_OI, bias_O)
 
     def rms_norm(self, input_NI: Tensor, weight_I: Tensor, epsilon: float) -> Tensor:
         return functional.rms_norm(input_NI, weight_I.shape, weight_I, epsilon)
@@ -97,33 +120,160 @@ class TorchOperators:
         return out_QHD
 
 
-@cache
-def operators() -> Operators | None:
-    """Return the C++ operators, built now if this machine has none yet; None without a compiler."""
-    from torch.utils import cpp_extension
+def _merged(part: Part) -> Tensor:
+    weight_OI = part.weights.dense()
+    if part.added is not None:
+        weight_OI += part.added[1].float() @ part.added[0].float()
+    return weight_OI
 
-    level = torch.backends.cpu.get_cpu_capability()
-    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    able = sorted(name for name, value in capabilities.items() if value is True)
-    digest = hashlib.sha256(" ".join([torch.__version__, level, *able]).encode())
-    name = f"pasta_{digest.hexdigest()[:12]}"
-    if not any(Path(cpp_extension.get_default_build_root()).glob(f"*/{name}/{name}.so")):
-        _log.info("building the operators of the fast engine (once for this machine)")
-    flags = ["-O3", "-march=native", "-fopenmp", f"-DCPU_CAPABILITY={level}"]
-    try:
-        cpp_extension.load(
-            name,
-            [str(source) for source in SOURCES],
-            extra_cflags=[*flags, f"-DCPU_CAPABILITY_{level}"],
-            extra_ldflags=["-fopenmp"],
-            is_python_module=False,
+
+class _Pass(ctypes.Structure):
+    """See slots.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("query", "key", "value", "keys", "values")),
+        *((name, ctypes.c_void_p) for name in ("segments", "masks", "out")),
+        *((name, ctypes.c_int64) for name in ("count", "heads", "kv_heads", "slots", "width")),
+        *((f"{name}_stride", ctypes.c_int64) for name in ("query", "key", "value")),
+        ("scaling", ctypes.c_float),
+        ("threads", ctypes.c_int),
+        ("bfloat16", ctypes.c_bool),
+    )
+
+
+class NativeOperators:
+    """The operators of a library that `build` has made, by their memory."""
+
+    def __init__(self, path: Path) -> None:
+        pointer, number, count = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+        self._library: Any = ctypes.CDLL(str(path))
+        for name, types in {
+            "pasta_pack": (pointer, number, pointer, number, number, count),
+            "pasta_linear": (pointer, number, pointer, pointer, number, number, number, count),
+            "pasta_rms_norm": (*3 * (pointer,), number, number, ctypes.c_float, count),
+            "pasta_gated": (pointer, pointer, number, number, ctypes.c_bool, count),
+            "pasta_rotate": (*3 * (pointer,), *4 * (number,), count),
+            "pasta_attend": (pointer,),
+        }.items():
+            function = getattr(self._library, name)
+            function.argtypes, function.restype = types, None
+
+    def linear(self, parts: Sequence[Part]) -> Linear:
+        layers = (LayerStruct * len(parts))()
+        held: list[object] = []
+        outputs = 0
+        for layer, part in zip(layers, parts, strict=True):
+            layer.main = self._matrix(part.weights, held)
+            if part.added is not None:
+                down_RI, up_OR = (one.bfloat16() for one in part.added)
+                layer.down = self._matrix(Weights.of(down_RI), held)
+                layer.up = self._matrix(Weights.of(up_OR), held)
+            if part.bias_O is not None:
+                held.append(part.bias_O)
+                layer.bias = part.bias_O.data_ptr()
+            layer.first, layer.exact = outputs, layer.main.bits == 32
+            outputs += layer.main.outputs
+        where, width = ctypes.addressof(layers), parts[0].weights.inputs
+        held.append(layers)
+
+        def call(input_QI: Tensor, _held: object = held) -> Tensor:
+            assert input_QI.shape[1] == width, "inputs of another width than the weights"
+            rows_QI, out_QO = input_QI.contiguous(), input_QI.new_empty(len(input_QI), outputs)
+            self._library.pasta_linear(
+                where, len(parts), rows_QI.data_ptr(), out_QO.data_ptr(), len(rows_QI), width,
+                outputs, torch.get_num_threads(),
+            )  # fmt: skip
+            return out_QO
+
+        return call
+
+    def _matrix(self, weights: Weights, held: list[object]) -> Matrix:
+        packed: Packed = pack(self._library, weights)
+        held.append(packed)
+        return packed.matrix
+
+    def rms_norm(self, input_NI: Tensor, weight_I: Tensor, epsilon: float) -> Tensor:
+        rows_NI, width = input_NI.contiguous(), len(weight_I)
+        out_NI = torch.empty_like(rows_NI)
+        self._library.pasta_rms_norm(
+            rows_NI.data_ptr(), weight_I.data_ptr(), out_NI.data_ptr(), rows_NI.numel() // width,
+            width, epsilon, torch.get_num_threads(),
+        )  # fmt: skip
+        return out_NI
+
+    def gated(self, gate_up_N2I: Tensor, gelu: bool) -> Tensor:
+        rows, width = len(gate_up_N2I), gate_up_N2I.shape[1] // 2
+        out_NI = gate_up_N2I.new_empty(rows, width)
+        self._library.pasta_gated(
+            gate_up_N2I.data_ptr(), out_NI.data_ptr(), rows, width, gelu, torch.get_num_threads()
         )
-    except (OSError, RuntimeError) as error:
-        _log.warning("steps are slower: the operators cannot be built (%s)", _first_line(error))
+        return out_NI
+
+    def rotate_(self, heads_QHD: Tensor, cos_QD: Tensor, sin_QD: Tensor) -> None:
+        tokens, heads, width = heads_QHD.shape
+        self._library.pasta_rotate(
+            heads_QHD.data_ptr(), cos_QD.data_ptr(), sin_QD.data_ptr(), tokens, heads, width // 2,
+            heads_QHD.stride(0), torch.get_num_threads(),
+        )  # fmt: skip
+
+    def attend(
+        self, query_QHD: Tensor, key_QGD: Tensor, value_QGD: Tensor, keys_GSD: Tensor,
+        values_GSD: Tensor, table_N6: Tensor, masks: Tensor, scaling: float,
+    ) -> Tensor:  # fmt: skip
+        out_QHD = torch.empty(query_QHD.shape)
+        news = (query_QHD, key_QGD, value_QGD)
+        all_of = (*news, keys_GSD, values_GSD, table_N6, masks, out_QHD)
+        one = _Pass(
+            *(tensor.data_ptr() for tensor in all_of), len(table_N6), query_QHD.shape[1],
+            *keys_GSD.shape, *(new.stride(0) for new in news), scaling, torch.get_num_threads(),
+            keys_GSD.dtype == torch.bfloat16,
+        )  # fmt: skip
+        self._library.pasta_attend(ctypes.byref(one))
+        return out_QHD
+
+
+@cache
+def operators() -> NativeOperators | None:
+    """Return the C++ operators, built now if this machine has none yet; None without a compiler."""
+    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        _log.warning("steps take several times as long: there is no C++ compiler (install g++)")
         return None
-    found: Any = torch.ops.pasta_fast
-    return found
+    try:
+        return NativeOperators(_built(compiler, Path.home() / ".cache" / "pasta-decoding"))
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        reason = next(iter(said.strip().splitlines()), "")
+        _log.warning("steps take several times as long: no operators could be built (%s)", reason)
+        return None
 
 
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+def _built(compiler: str, folder: Path) -> Path:
+    """Return the library for these sources, this compiler and this processor: found, or built."""
+    runtime = next(Path(torch.__file__).parent.glob("lib/lib*omp*.so*"), None)
+    # Two OpenMP runtimes in a process would spin against each other, so it is linked to torch's;
+    # `--as-needed` leaves out the compiler's own.
+    linked = ["-Wl,--as-needed", str(runtime)] if runtime else []
+    command = [compiler, *FLAGS, *map(str, SOURCES), *linked]
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+    sources = [path.read_bytes() for path in (*SOURCES, *HERE.glob("*.h"))]
+    settings = " ".join([*FLAGS, *linked, _processor()]).encode()
+    digest = hashlib.sha256(b"\0".join([version, settings, *sources])).hexdigest()[:16]
+    path = folder / "operators" / f"{digest}.so"
+    if not path.exists():
+        _log.info("building the operators of the fast engine (once for this machine)")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with written_whole(path) as partial:
+            subprocess.run(
+                [*command, "-o", str(partial)], capture_output=True, text=True, check=True
+            )
+    return path
+
+
+def _processor() -> str:
+    """Return what the processor can do, as far as it is known."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        return platform.processor()
+    return " ".join(sorted({line for line in lines if line.startswith(("flags", "Features"))}))
