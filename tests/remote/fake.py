@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import takewhile
+from struct import pack
 from types import SimpleNamespace
 from typing import Any
 
@@ -241,6 +243,35 @@ def serving(fake: Fake) -> Iterator[Fake]:
         yield fake
     finally:
         app.router.routes.remove(mount)
+
+
+@contextmanager
+def hanging_up(words: bytes, *, drips: bool = False) -> Iterator[int]:
+    """Say `words` to whoever comes, on a port of this machine."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            while True:
+                try:
+                    client, _ = listener.accept()
+                except OSError:
+                    return
+                with client, suppress(OSError):  # until nobody listens
+                    client.recv(65536)
+                    client.sendall(words)
+                    while drips:
+                        client.sendall(b" ")
+                        time.sleep(0.05)
+                    if not words:  # reset it: what is closed without lingering is not ended
+                        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, pack("ii", 1, 0))
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
 
 def until(holds: Callable[[], bool], *, seconds: float = 120.0) -> None:

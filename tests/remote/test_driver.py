@@ -13,7 +13,7 @@ from pasta_decoding.engines.base import FloatArray
 from pasta_decoding.engines.scripted import follow
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import PromiseRun
-from pasta_decoding.remote import thread
+from pasta_decoding.remote import driver
 from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.runtime.events import Event, Finished, ordered
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
@@ -231,7 +231,7 @@ def test_what_is_forbidden_just_here_finds_room_in_a_request_before_all_else(
                 logits_V[OPEN if seen.count(OPEN) < 3 else END] = 9
         return logits_V
 
-    monkeypatch.setattr(thread, "MAX_BIASES", 3)
+    monkeypatch.setattr(driver, "MAX_BIASES", 3)
     with serving(Fake(script, SIZE, END)) as fake:
         [answer] = write(service_of(fake), [asked(PROMPTS[0])])
         ones = [body["logit_bias"] for body in fake.bodies if body["max_tokens"] == 1]

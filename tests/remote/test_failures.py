@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import threading
-import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
-from struct import pack
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -23,7 +18,7 @@ from pasta_decoding.remote.stream import Completion, RemoteError
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.request import Rules
 from tests.law.world import ASYNC, END, OPEN, P20
-from tests.remote.fake import Fake, Mischief, event, refusal, serving, until, usage
+from tests.remote.fake import Fake, Mischief, event, hanging_up, refusal, serving, until, usage
 from tests.remote.writing import asked, ending, locally, scripted, service_of, write, writer
 from tests.runtime.play import ID, SIZE
 
@@ -58,7 +53,7 @@ def abaab() -> Fake:
     return Fake(WRITES_ABAAB, SIZE, END)
 
 
-def beginning(*, ends_after_s: float, tokens: int = 1, alive: bytes = b"") -> Mischief:
+def beginning(tokens: int = 1, *, ends_after_s: float = 60, alive: bytes = b"") -> Mischief:
     """Send some tokens, then signs of life or nothing until it ends too early."""
 
     async def begun(_body: Body, pieces: Pieces) -> Pieces:
@@ -83,16 +78,17 @@ async def twice(_body: Body, pieces: Pieces) -> Pieces:
             yield piece.replace(b"prompt_token_ids", b"seen_before")
 
 
-async def deaf_to_bias(body: Body, _pieces: Pieces) -> Pieces:
+async def deaf(body: Body, _pieces: Pieces) -> Pieces:
     """Insist on a closing that no promise has opened."""
     yield event(P20, finish_reason="length")
     yield usage(len(body["prompt"]), 1)
 
 
-EARLY, EMPTY = beginning(ends_after_s=0), beginning(tokens=0, ends_after_s=0)
+EARLY, EMPTY = beginning(ends_after_s=0), beginning(0, ends_after_s=0)
 NONSENSE = sending(b"data: \xff\xfe nonsense\n\n")
 AT = "the server at URL failed: "
-KEPT_ALIVE = b": keep-alive\n\n"
+LIFE = b": keep-alive\n\n"
+TEXT_ALONE = sending(b'data: {"choices": [{"text": "Hello"}]}\n\n')
 
 FAILURES: dict[str, tuple[Mischief, str, int]] = {
     "garbage": (NONSENSE, AT + "it sent no completion: b'\\xff\\xfe nonsense'", 1),
@@ -100,41 +96,17 @@ FAILURES: dict[str, tuple[Mischief, str, int]] = {
     "an empty reply": (EMPTY, AT + "it ended its reply early (tries: 3)", 3),
     "a broken connection": (breaking, AT + "it broke the connection: ", 1),
     "tokens twice": (twice, AT + "it streamed ", 1),
-    "a stream that stops": (beginning(ends_after_s=60), AT + "it sent no token for 0.2 s", 1),
-    "a stream that is kept alive": (
-        beginning(ends_after_s=60, alive=KEPT_ALIVE),
-        AT + "it sent no token for 0.2 s",
-        1,
-    ),
-    "signs of life before the first token": (
-        beginning(tokens=0, ends_after_s=60, alive=KEPT_ALIVE),
-        AT + "it sent no token for 0.4 s (tries: 3)",
-        3,
-    ),
-    "no token ids": (
-        sending(b'data: {"choices": [{"text": "Hello"}]}\n\n'),
-        AT + "it streams no token ids",
-        1,
-    ),
-    "busy": (
-        refusing(429, "try later"),
-        AT + "it failed with status 429: try later (tries: 3)",
-        3,
-    ),
+    "a stream that stops": (beginning(), AT + "it sent no token for 0.2 s", 1),
+    "life without tokens": (beginning(alive=LIFE), AT + "it sent no token for 0.2 s", 1),
+    "life alone": (beginning(0, alive=LIFE), AT + "it sent no token for 0.4 s (tries: 3)", 3),
+    "no token ids": (TEXT_ALONE, AT + "it streams no token ids", 1),
+    "busy": (refusing(429, "later"), AT + "it failed with status 429: later (tries: 3)", 3),
     "broken": (page("boom", 500), AT + "it failed with status 500: boom (tries: 3)", 3),
-    "a refusal": (
-        refusing(400, "logit_bias is not known"),
-        AT + "it failed with status 400: logit_bias is not known",
-        1,
-    ),
-    "another key": (refusing(401, "no"), AT + "it refuses the key (401); give --remote-key", 1),
+    "a refusal": (refusing(400, "no bias"), AT + "it failed with status 400: no bias", 1),
+    "another key": (refusing(401, "no"), AT + "it refuses the key (401); set PASTA_REMOTE_KEY", 1),
     "no such model": (refusing(404, "no"), AT + "it knows no model 'tiny', or no completions", 1),
     "a page": (page("<html>", 200), AT + "it sent no completion: b'<html>'", 1),
-    "no bias": (
-        deaf_to_bias,
-        "the server insists on the token 5, which `logit_bias` forbids",
-        2,
-    ),
+    "no bias": (deaf, "the server insists on the token 5, which `logit_bias` forbids", 2),
 }
 
 
@@ -192,23 +164,6 @@ def test_a_chunk_that_fails_for_good_takes_its_siblings_along() -> None:
         assert fake.written_tokens < 4000, "main was left to write"
 
 
-def test_one_answer_that_fails_leaves_the_others_alone() -> None:
-    def one_fails(body: Body, pieces: Pieces) -> Pieces | Response:
-        return refusal(400, "not this one") if body["prompt"] == list(PROMPTS[1]) else pieces
-
-    async def both(fake: Fake) -> list[Answer | BaseException]:
-        async with ReplicaPool(service_of(fake)) as pool:
-            writers = [writer(asked(prompt), pool) for prompt in PROMPTS[:2]]
-            return await asyncio.gather(*(w.run() for w in writers), return_exceptions=True)
-
-    with serving(scripted()) as fake:
-        fake.mischief = one_fails
-        good, bad = asyncio.run(both(fake))
-    assert isinstance(good, Answer)
-    assert good.segments == locally(asked(PROMPT), ending(7)).segments
-    assert isinstance(bad, RemoteError)
-
-
 def test_more_requests_than_there_may_be_wait_for_their_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -263,23 +218,8 @@ def test_one_of_two_servers_fails(mischief: Mischief, failed: list[bool], asked_
     assert {one.text for one in came if isinstance(one, Answer)} == {"abaab"}
 
 
-def test_requests_that_fail_together_move_their_answer_once() -> None:
-    async def fail_together(service: Service) -> None:
-        async with ReplicaPool(service) as pool:
-            with pool.lease() as lease:
-                failed = lease.replica
-                pool.move(lease, failed)
-                better = lease.replica
-                pool.move(lease, failed)
-                assert lease.replica is better is not failed
-                assert (failed.answers, better.answers) == (0, 1)
-                assert failed.cooldown_until_s > better.cooldown_until_s == 0
-
-    asyncio.run(fail_together(service_of(abaab(), abaab())))
-
-
-def test_the_server_that_is_named_and_rests_is_the_one_that_was_asked() -> None:
-    """Not the one that the answer has moved to while the request was under way."""
+def test_an_answer_moves_once_and_the_server_that_failed_is_the_one_that_is_named() -> None:
+    """Requests of one answer may fail together, or while it has moved to another server."""
 
     async def move_meanwhile(service: Service) -> str:
         async with ReplicaPool(service) as pool:
@@ -288,6 +228,8 @@ def test_the_server_that_is_named_and_rests_is_the_one_that_was_asked() -> None:
                 await anext(tokens)
                 asked_at = lease.replica
                 pool.move(lease, asked_at)
+                pool.move(lease, asked_at)
+                assert (asked_at.answers, lease.replica.answers) == (0, 1)
                 asked_at.cooldown_until_s = 0
                 with pytest.raises(RemoteError) as caught:
                     await anext(tokens)
@@ -342,32 +284,3 @@ def test_no_base_url_is_refused(url: str) -> None:
     with pytest.raises(PastaError, match="is no base URL"):
         checked_url(url)
     assert checked_url("http://[::1]:8000") == "http://[::1]:8000/v1"
-
-
-@contextmanager
-def hanging_up(words: bytes, *, drips: bool = False) -> Iterator[int]:
-    """Say `words` to whoever comes, on a port of this machine."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def serve() -> None:
-            while True:
-                try:
-                    client, _ = listener.accept()
-                except OSError:
-                    return
-                with client, suppress(OSError):  # until nobody listens
-                    client.recv(65536)
-                    client.sendall(words)
-                    while drips:
-                        client.sendall(b" ")
-                        time.sleep(0.05)
-                    if not words:  # reset it: what is closed without lingering is not ended
-                        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, pack("ii", 1, 0))
-
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            listener.shutdown(socket.SHUT_RDWR)
-            thread.join()

@@ -8,7 +8,7 @@ import torch
 
 from pasta_decoding.runtime.constraints import NOTHING, Constraint
 from pasta_decoding.runtime.sampler import best_allowed
-from pasta_decoding.vllm.masking import Mask
+from pasta_decoding.vllm.batch import Mask
 
 SIZE = 12
 

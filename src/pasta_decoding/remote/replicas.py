@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from typing import TYPE_CHECKING, Self
 
-from pasta_decoding.remote.capabilities import has_processor
 from pasta_decoding.remote.client import Service, check_status, headers, http_library, in_time
-from pasta_decoding.remote.stream import Completion, CompletionReader, RemoteError, excerpt
+from pasta_decoding.remote.stream import BAN, Completion, CompletionReader, RemoteError, excerpt
+from pasta_decoding.runtime.guided import GuidedParams, Kind
 from pasta_decoding.runtime.trace import Sent
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ MAX_REQUESTS = 256
 """Under way at a time, all replicas together; more wait."""
 MAX_RETRY_AFTER_S = 30.0
 """The longest that a server's Retry-After is obeyed."""
+PROCESSOR = "pasta-decoding:"
+"""With this Pasta's logits processor begins a refusal."""
 SESSION_HEADER = "X-Session-ID"
 """Names the answer, so that a router before several servers sends its requests to one."""
 
@@ -184,6 +186,53 @@ class ReplicaPool:
             what = "it cannot be reached" if absent else "it broke the connection"
             reason = excerpt(str(error) or type(error).__name__)
             raise RemoteError(f"{what}: {reason}", retryable=True) from error
+
+
+async def has_processor(
+    ask: Callable[[Completion], AsyncGenerator[int]],
+    asked: Completion,
+    params: GuidedParams,
+    vocabulary_size: int,
+) -> bool:
+    """Return whether a server obeys the params of requests like `asked`.
+
+    It is sent a request whose reply only the processor can bring: all that it brings is banned.
+    Raises RemoteError if the server has a processor that is of no use, or does not answer at all.
+    """
+    free = (token for token in range(vocabulary_size) if token not in params.ids)
+    verdicts = tuple(islice(free, 4))
+    check = Completion(
+        prompt=asked.prompt[:1],
+        max_tokens=2,
+        stops=(),
+        end=asked.end,
+        bias=dict.fromkeys(verdicts, BAN),
+        params=replace(params, kind=Kind.check, verdicts=verdicts),
+    )
+    try:
+        async with aclosing(ask(check)) as tokens:
+            found = [token async for token in tokens]
+    except RemoteError as error:
+        _, is_ours, said = error.reason.partition(PROCESSOR)
+        if is_ours:
+            raise RemoteError(said.strip(), healthy=True) from error
+        if error.retryable or not error.healthy:
+            raise
+        return False  # it refuses fields that it does not know
+    well, seen, unseen, foreign = verdicts
+    if found[:1] == [foreign]:
+        raise RemoteError(
+            "the model that it serves has not the reserved tokens that the answers need: serve "
+            "what `pasta export --to hf` wrote",
+            healthy=True,
+        )
+    if found == [well, unseen]:
+        raise RemoteError(
+            "its logits processor is not shown the tokens that were written",
+            hint="--logits-processors pasta_decoding.vllm:PastaLogitsProcessor",
+            healthy=True,
+        )
+    return found == [well, seen]
 
 
 def _located(error: RemoteError, replica: Replica, tries: int) -> RemoteError:
