@@ -2,99 +2,41 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
 from datetime import timedelta
-from enum import StrEnum
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pasta_decoding.api.config import EngineConfig
-from pasta_decoding.cli.bars import drawn
 from pasta_decoding.cli.console import base_folder, cache_folder, is_main, say
-from pasta_decoding.cli.options import AsJson, Base, Without, command
+from pasta_decoding.cli.options import Base, Without, command
 from pasta_decoding.errors import PastaError, require
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.lang.positions import SCHEMES
-from pasta_decoding.training.config import PreferenceConfig, SftConfig, joins_named
+from pasta_decoding.training.config import PreferenceConfig, SftConfig, keys, read_config
 
 if TYPE_CHECKING:
     from pasta_decoding.data.dataset import Row
     from pasta_decoding.data.questions import Question
     from pasta_decoding.runtime.local import LocalDecoder
-    from pasta_decoding.training.loop import Progress, Show
-    from pasta_decoding.training.preference import Surroundings
-    from pasta_decoding.training.score import Quality
+    from pasta_decoding.training.loop import Show
+    from pasta_decoding.training.sample import Item
+    from pasta_decoding.training.score import Rate
 
 LINE_EVERY_S = 60.0
-_SFT = SftConfig(data=(), base_name="")
-_PREFERENCE = PreferenceConfig(prompts=(), policy="", baseline="")
-_ENGINE = EngineConfig(join=Joining.kv, cache_tokens=16384)
-_FIXED = Without({"adapter", "model", "engine", "join", "base_url", "api_key"})
+_SFT_KEYS, _PREFERENCE_KEYS = Without(keys(SftConfig)), Without(keys(PreferenceConfig))
+_FILE = "YAML file of settings; a run's config.json is one. Its further keys: "
 
-
-class Tracker(StrEnum):
-    """Who is told the losses of a run while it goes."""
-
-    none = "none"
-    tensorboard = "tensorboard"
-    wandb = "wandb"
-
-
-ReportTo = Annotated[
-    list[Tracker] | None,
-    typer.Option(help="Log to this tracker as well; may be repeated."),
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """What a run goes on from; what is left out is as `start` has it, else as new runs have it."""
-
-    start: Annotated[
-        str | None, typer.Option(help="Adapter to go on from, or the run folder that holds it.")
-    ] = None
-    scheme: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Positions: {', '.join(SCHEMES)}. Else those of --start, else shared-max."
-        ),
-    ] = None
-    topic: Annotated[
-        Literal["required", "none"] | None,
-        typer.Option(help="none: leave topics out; else as --start has it, else required."),
-    ] = None
-    join: Annotated[
-        tuple[Joining, ...],
-        typer.Option(
-            help="How the main thread comes to see chunks; text is for remote engines. May be "
-            "repeated: one adapter for both. Else as --start has it, else kv."
-        ),
-    ] = ()
-
-    def begin(self) -> dict[str, Any]:
-        """Return the settings that stand here. Raises PastaError for no such adapter."""
-        from pasta_decoding.models.checkpoint import load
-        from pasta_decoding.models.load import find_adapter
-
-        folder = find_adapter(self.start) if self.start else None
-        begun = load(folder) if folder else _SFT
-        return {
-            "start": str(folder) if folder else None,
-            "scheme": self.scheme or begun.scheme,
-            "topic": self.topic or begun.topic,
-            "joins": joins_named(self.join or begun.joins),
-        }
+Out = Annotated[Path, typer.Option(help="Run folder; the same command resumes it.")]
 
 
 @command(
@@ -102,44 +44,25 @@ class Origin:
     "pasta train sft --data rows.jsonl --plain --out runs/baseline",
 )
 def sft(
-    out: Annotated[Path, typer.Option(help="Run folder; the same command resumes it.")],
-    data: Annotated[
-        list[Path] | None, typer.Option(help="Annotated JSONL (.gz); may be repeated.")
-    ] = None,
+    context: typer.Context,
+    out: Out,
     model: Base = None,
-    base_name: Annotated[str | None, typer.Option(help="What the adapter calls its base.")] = None,
-    eval_data: Annotated[
-        list[Path] | None,
-        typer.Option(help="Held-out JSONL (.gz), whose loss is measured at every checkpoint."),
+    file: Annotated[
+        Path | None, typer.Option("--config", help=f"{_FILE}{', '.join(sorted(_SFT_KEYS))}.")
     ] = None,
-    report_to: ReportTo = None,
     *,
-    origin: Origin,
-    config: SftConfig = _SFT,
+    config: Annotated[SftConfig, _SFT_KEYS],
 ) -> None:
     """Stage 1: finetune on annotated responses (LoRA and the control-token rows, or everything)."""
-    require_training()
-    config = replace(
-        config,
-        **origin.begin(),
-        data=tuple(map(str, data or [])),
-        base_name=base_name or called(model),
-        eval_data=tuple(map(str, eval_data or [])),
-    )
+    found = given(context, file, config)
+    config = SftConfig(**{"base_name": called(model)} | begun(found) | found)
+    require_training(config)
     from pasta_decoding.training.sft import train_sft
 
-    with goes_on(), drawn_progress("training") as show:
+    with goes_on(), showing("training") as show:
         rows, held_out = rows_of(config)
-        adapter = train_sft(
-            config,
-            rows,
-            base=base_folder(model),
-            out=out,
-            say=say,
-            held_out=held_out,
-            show=show,
-            report_to=trackers(report_to),
-        )
+        base = base_folder(model)
+        adapter = train_sft(config, rows, base=base, out=out, say=say, held_out=held_out, show=show)
     if is_main():
         typer.echo(adapter)
 
@@ -149,64 +72,88 @@ def sft(
     "--out runs/preference",
 )
 def preference(
-    prompts: Annotated[
-        list[Path], typer.Option(help="JSONL (.gz) with an `instruction` a line; may be repeated.")
-    ],
-    out: Annotated[Path, typer.Option(help="Run folder; the same command resumes it.")],
-    policy: Annotated[str, typer.Option(help="Adapter to sample from and to go on from.")],
-    baseline: Annotated[
-        str, typer.Option(help="Adapter of the sequential baseline (`train sft --plain`).")
-    ],
+    context: typer.Context,
+    out: Out,
     model: Base = None,
+    file: Annotated[
+        Path | None, typer.Option("--config", help=f"{_FILE}{', '.join(sorted(_PREFERENCE_KEYS))}.")
+    ] = None,
     samples_from: Annotated[
         Path | None,
         typer.Option(help="Run folder whose first samples to use: same policy, another lambda."),
     ] = None,
-    report_to: ReportTo = None,
-    engine: Annotated[
-        Literal["auto", "fast", "torch", "llama"],
-        typer.Option(help="Decodes the samples. auto: torch on a GPU, else llama where it can."),
-    ] = "auto",
-    as_json: AsJson = False,
     *,
-    config: PreferenceConfig = _PREFERENCE,
-    loading: Annotated[EngineConfig, _FIXED] = _ENGINE,
+    config: Annotated[PreferenceConfig, _PREFERENCE_KEYS],
 ) -> None:
     """Stage 2: prefer fast and good among sampled answers (BoNBoN), in rounds."""
     from pasta_decoding.models.load import find_adapter
 
-    require_training()
+    config = PreferenceConfig(**given(context, file, config))
+    require_training(config)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise PastaError("train preference is one process: start it without accelerate launch")
     if model is not None and model.suffix == ".gguf":
         raise PastaError("training does not start from a GGUF file: give --model a folder")
-    loading, engine_name = settled(
-        replace(loading, model=base_folder(model), engine=engine), find_adapter(policy)
-    )
+    for name in ("prompts", "policy", "baseline"):
+        if not getattr(config, name):
+            raise PastaError(f"--{name} is missing")
     config = replace(
         config,
-        prompts=tuple(map(str, prompts)),
-        policy=str(find_adapter(policy)),
-        baseline=str(find_adapter(baseline)),
-        engine=engine_name,
+        policy=str(find_adapter(config.policy)),
+        baseline=str(find_adapter(config.baseline)),
     )
-    from pasta_decoding.training.preference import share_samples, train_preference
+    loading = settled(config, base_folder(model))
+    config = replace(config, engine=loading.engine, dtype=loading.dtype)
+    from pasta_decoding.training.preference import PreferenceRun, share_samples
 
     if samples_from is not None:
         share_samples(samples_from, out, config)
     with goes_on():
-        around = surroundings(config, out, loading, trackers(report_to))
-        found = train_preference(config, prompts_of(config), around)
-    pairs = sum(one["pairs"] for one in found["rounds"])
-    seconds = sum(one["seconds"] for one in found["spent"])
-    say(f"finished: {len(found['rounds'])} rounds, {pairs} pairs, {seconds:.0f} s in all")
-    typer.echo(json.dumps(found) if as_json else found["adapter"])
+        base = base_folder(model)
+        decoder, rate = outside(config, base, loading)
+        run = PreferenceRun(config, base, out, decoder, rate, say, tracked, showing)
+        adapter = run.train(prompts_of(config))
+    say(f"finished: {config.rounds} rounds")
+    typer.echo(adapter)
 
 
-def require_training() -> None:
-    """Refuse to train without what the extra `train` brings, and say how to get it."""
+def given(
+    context: typer.Context, file: Path | None, config: SftConfig | PreferenceConfig
+) -> dict[str, Any]:
+    """Return the settings that a user gave: the file's, and the command line's above them."""
+    found = read_config(file, type(config)) if file else {}
+    for name in (one.name for one in fields(config)):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            found[name] = getattr(config, name)
+    return found
+
+
+def begun(found: dict[str, Any]) -> dict[str, Any]:
+    """Return what a run goes on with from the adapter that it starts from."""
+    from pasta_decoding.models.checkpoint import load
+    from pasta_decoding.models.load import find_adapter
+
+    if found.get("start") is None:
+        return {}
+    folder = find_adapter(found["start"])
+    found["start"] = str(folder)
+    start = load(folder)
+    try:
+        joins = tuple(map(Joining, start.joins))
+    except ValueError as error:
+        known = ", ".join(Joining)
+        raise PastaError(f"unknown join: {error}; this version knows {known}") from error
+    return {"scheme": start.scheme, "topic": start.topic, "joins": joins}
+
+
+def require_training(config: SftConfig | PreferenceConfig) -> None:
+    """Refuse to train without what the extra `train` brings, or a tracker that is asked for."""
     for package in ("accelerate", "peft", "matplotlib"):
         require(package, extra="train", doing="training")
+    for name in config.report_to:
+        if find_spec(name) is None:
+            raise PastaError(f"{name} is not installed", hint=f"pip install {name}")
 
 
 def called(model: Path | None) -> str:
@@ -248,59 +195,49 @@ def prompts_of(config: PreferenceConfig) -> list[Question]:
     return [question_of(one) for one in kept[: config.limit]]
 
 
-def settled(loading: EngineConfig, policy: Path) -> tuple[EngineConfig, str]:
-    """Return the same with one engine and one number format, and their names, loading nothing.
+def settled(config: PreferenceConfig, base: Path) -> EngineConfig:
+    """Return what loads a decoder, with one engine and one number format; loads nothing itself.
 
     They are kept with the run, so that none goes on with another.
     """
     from pasta_decoding.api.opening import ENGINES, choose_engine, find
     from pasta_decoding.engines.llamacpp import library
 
-    checkpoint = find(replace(loading, adapter=str(policy)), Path())
+    loading = EngineConfig(
+        adapter=config.policy,
+        model=base,
+        engine=config.engine,
+        join=Joining.kv,
+        dtype=config.dtype,
+        cache_tokens=config.cache_tokens,
+        device=config.device,
+    )
+    checkpoint = find(loading, Path())
     engine = choose_engine(checkpoint)
     if engine == "llama":
         library()  # its absence is told before the work
     dtype = ENGINES[engine].dtype(checkpoint)
     assert dtype is not None, "it decodes here"
-    own = loading.dtype if engine == "llama" else dtype
-    return replace(loading, engine=engine, dtype=own), f"{engine} {dtype}"
+    return replace(loading, engine=engine, dtype=loading.dtype if engine == "llama" else dtype)
 
 
-def surroundings(
-    config: PreferenceConfig, out: Path, loading: EngineConfig, report_to: list[str]
-) -> Surroundings:
-    """Wire up what training takes from outside: engines, the quality, progress."""
+def outside(config: PreferenceConfig, base: Path, loading: EngineConfig) -> tuple[Any, Any]:
+    """Return what loads a decoder for an adapter, and what loads the quality."""
     from pasta_decoding.api.opening import open_local
     from pasta_decoding.models.load import default_device, native_dtype
-    from pasta_decoding.training.likelihood import likelihood_rate, load_nll
-    from pasta_decoding.training.preference import Surroundings
-    from pasta_decoding.training.score import Quality
+    from pasta_decoding.training.likelihood import likelihood_rate
 
-    base = loading.model
-    assert base is not None, "the base is known"
     device = loading.device or default_device()
 
     def load_decoder(adapter: Path) -> LocalDecoder:
         return open_local(loading.of(str(adapter)), cache_folder())
 
     @cache
-    def load_quality() -> Quality:
-        baseline = Path(config.baseline)
-        nll = load_nll(base, baseline, dtype=native_dtype(device), device=device)
-        return Quality("nats", likelihood_rate(nll), idle_cost=2.0)
+    def load_rate() -> Rate:
+        dtype = native_dtype(device)
+        return likelihood_rate(base, Path(config.baseline), dtype=dtype, device=device)
 
-    return Surroundings(
-        base, out, load_decoder, load_quality, say, drawn, drawn_progress, report_to
-    )
-
-
-def trackers(report_to: list[Tracker] | None) -> list[str]:
-    """Return the trackers to log to; refuse one that is not installed."""
-    wanted = [one.value for one in report_to or [] if one is not Tracker.none]
-    for name in wanted:
-        if find_spec(name) is None:
-            raise PastaError(f"{name} is not installed", hint=f"pip install {name}")
-    return wanted
+    return load_decoder, load_rate
 
 
 @contextmanager
@@ -314,47 +251,38 @@ def goes_on() -> Iterator[None]:
         raise KeyboardInterrupt(GOES_ON) from None
 
 
-def drawn_progress(doing: str) -> AbstractContextManager[Show]:
-    """Return what draws a run: a bar on a terminal, else a line a minute."""
-    return _bar(doing) if sys.stderr.isatty() else _lines(doing)
-
-
 @contextmanager
-def _bar(doing: str) -> Iterator[Show]:
+def showing(doing: str) -> Iterator[Show]:
+    """Hand out what shows progress: a bar on a terminal, else a line a minute."""
+    if not sys.stderr.isatty():
+        yield _lines(doing)
+        return
     from rich.console import Console
-    from rich.progress import BarColumn, TextColumn
-    from rich.progress import Progress as Bars
+    from rich.progress import BarColumn, Progress, TextColumn
 
-    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}")
-    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task(doing, total=None, said="")
-        yield lambda at: bars.update(
-            task, total=at.all_tokens, completed=at.tokens, said=standing(at)
-        )
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[words]}")
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(doing, total=None, words="")
+        yield lambda done, total, words: bars.update(task, completed=done, total=total, words=words)
 
 
-@contextmanager
-def _lines(doing: str) -> Iterator[Show]:
+def _lines(doing: str) -> Show:
     told_s = time.monotonic()
 
-    def show(at: Progress) -> None:
+    def show(done: int, total: int, words: str) -> None:
         nonlocal told_s
-        last = at.step == at.steps and at.tokens == at.all_tokens
-        if last or time.monotonic() - told_s >= LINE_EVERY_S:
+        if done == total or time.monotonic() - told_s >= LINE_EVERY_S:
             told_s = time.monotonic()
-            say(f"{doing}: {standing(at)}")
+            say(f"{doing}: {words}")
 
-    yield show
+    return show
 
 
-def standing(at: Progress) -> str:
-    """Return where a run stands: steps, losses, pace, and the time that is left."""
-    parts = [f"step {at.step}/{at.steps}"]
-    if at.loss is not None:
-        parts.append(f"loss {at.loss:.3f}")
-    if at.held_out is not None:
-        parts.append(f"held out {at.held_out:.3f}")
-    if at.left_s is not None:
-        left = timedelta(seconds=round(at.left_s))
-        parts += [f"{at.tokens_per_s:.0f} tokens/s", f"{left} left"]
-    return ", ".join(parts)
+def tracked(items: Iterable[Item], doing: str, total: int) -> Iterable[Item]:
+    """Yield the items, and show how far they are."""
+    began_s = time.monotonic()
+    with showing(doing) as show:
+        for done, item in enumerate(items, start=1):
+            yield item
+            left_s = (time.monotonic() - began_s) / done * (total - done)
+            show(done, total, f"{done}/{total}, {timedelta(seconds=round(left_s))} left")

@@ -1,102 +1,107 @@
-"""The settings of both stages: each annotated field is an option of its command, too.
+"""The settings of both stages: options of the commands, and keys of `--config` files.
 
-Nothing here needs torch: `pasta train --help` reads them.
+A field says its type, range and help once. Hidden ones are keys of the file only. Nothing here
+needs torch: `pasta train --help` reads it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from functools import partial
+from keyword import iskeyword
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from typer import Option
 
+from pasta_decoding.api.config import check_name
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
+from pasta_decoding.lang.positions import SCHEMES
 
 if TYPE_CHECKING:
     from pasta_decoding.runtime.request import Rules
 
+Key = partial(Option, hidden=True)
+Bf16 = Annotated[bool, Key(help="bfloat16 weights and activations; LoRA stays float32.")]
+ReportTo = Annotated[
+    tuple[Literal["tensorboard", "wandb"], ...], Key(help="Trackers that hear the losses as well.")
+]
+SaveEvery = Annotated[int, Key(min=1, help="Steps between checkpoints.")]
 Schedule = Annotated[
     Literal["linear", "cosine", "constant_with_warmup"],
-    Option(help="Course of the learning rate after the warm-up."),
+    Key(help="Course of the learning rate after the warm-up."),
 ]
-
-
-def joins_named(names: Iterable[str]) -> tuple[Joining, ...]:
-    """Return the joins of these names. Raises PastaError for one of another version."""
-    try:
-        return tuple(map(Joining, names))
-    except ValueError as error:
-        known = ", ".join(join.value for join in Joining)
-        raise PastaError(f"unknown join: {error}; this version knows {known}") from error
+Warmup = Annotated[int, Key(min=0, help="Steps until the peak; a tenth of the run at most.")]
 
 
 @dataclass(frozen=True, slots=True)
 class SftConfig:
-    """One finetuning run; its resolved form is `config.json` in the run folder.
+    """One run of stage 1. `scheme`, `topic` and `joins` are resolved when the run begins."""
 
-    start:          folder of an adapter to go on from; None starts a new one.
-    scheme:         the position scheme, by name.
-    topic:          "none" leaves the topics out of all promises; "required" refuses rows without.
-    joins:          those that it is trained for.
-    eval_data:      files of held-out rows, whose loss is measured whenever a checkpoint is saved.
-    lora_rank:      with 0 `adapter` is a whole model.
-    lora_targets:   names of linear layers; none means all of them.
-    max_tokens:     a longer answer is cut between parts.
-    packs_per_step: over all processes.
-    max_steps:      None for all epochs. The schedule ends there.
-    bf16:           what is trained stays float32.
-    """
-
-    data: tuple[str, ...]
-    base_name: str
-    start: str | None = None
+    data: Annotated[tuple[str, ...], Option(help="Annotated JSONL (.gz); may be repeated.")] = ()
+    base_name: Annotated[str, Key(help="What the adapter calls its base.")] = ""
+    start: Annotated[
+        str | None, Option(help="Adapter to go on from, or the run folder that holds it.")
+    ] = None
     plain: Annotated[
         bool, Option("--plain", help="Take the tags out: trains the sequential baseline.")
     ] = False
-    scheme: str = "shared-max"
-    topic: str = "required"
-    joins: tuple[Joining, ...] = (Joining.kv,)
+    scheme: Annotated[str, Key(help=f"Positions: {', '.join(SCHEMES)}.")] = "shared-max"
+    topic: Annotated[
+        Literal["required", "none"], Key(help="none leaves topics out; required refuses without.")
+    ] = "required"
+    joins: Annotated[
+        tuple[Joining, ...],
+        Option(
+            "--join",
+            help="How the main thread comes to see chunks: kv, or text for remote engines; "
+            "repeated for both.",
+        ),
+    ] = (Joining.kv,)
     epochs: Annotated[int, Option(min=1, help="Times that each row is shown.")] = 3
     max_steps: Annotated[int | None, Option(min=1, help="Optimiser steps at most.")] = None
     learning_rate: Annotated[float, Option(min=0, help="Peak of the learning rate.")] = 5e-4
-    warmup_steps: Annotated[
-        int, Option(min=0, help="Steps until the peak; a tenth of the run at most.")
-    ] = 20
+    warmup_steps: Warmup = 20
     schedule: Schedule = "linear"
     lora_rank: Annotated[int, Option(min=0, help="0 trains all weights, not LoRA.")] = 16
-    lora_alpha: Annotated[
-        int | None, Option(min=1, help="Scale of LoRA; twice the rank if left out.")
-    ] = None
+    lora_alpha: Annotated[int | None, Key(min=1, help="Scale of LoRA; else twice the rank.")] = None
     lora_targets: Annotated[
-        tuple[str, ...],
-        Option("--lora-target", help="Linear layers that get LoRA, such as q_proj; else all."),
+        tuple[str, ...], Key(help="Linear layers that get LoRA, such as q_proj; else all.")
     ] = ()
     max_tokens: Annotated[
-        int, Option("--max-length", min=8, help="Tokens of one answer and prompt.")
+        int,
+        Option(
+            "--max-length", min=8, rich_help_panel="Options", help="Of a prompt and its answer."
+        ),
     ] = 512
     pack_tokens: Annotated[int, Option(min=8, help="Tokens of one forward pass.")] = 320
-    packs_per_step: Annotated[int, Option(min=1, help="Packs of one optimiser step.")] = 6
-    save_every_steps: Annotated[int, Option(min=1, help="Steps between checkpoints.")] = 50
-    eval_data: tuple[str, ...] = ()
+    packs_per_step: Annotated[
+        int, Option(min=1, help="Packs of one optimiser step, all processes together.")
+    ] = 6
+    save_every_steps: SaveEvery = 50
+    eval_data: Annotated[
+        tuple[str, ...],
+        Option(help="Held-out JSONL (.gz), whose loss is measured at every checkpoint."),
+    ] = ()
     eval_share: Annotated[
-        float, Option(min=0, max=0.5, help="Share of --data to hold out for that instead.")
+        float, Key(min=0, max=0.5, help="Share of the rows to hold out in place of eval_data.")
     ] = 0.0
     seed: Annotated[int, Option(min=0, help="Seed of order and of new weights.")] = 0
-    bf16: Annotated[bool, Option(help="bfloat16 weights and activations.")] = True
-    gradient_checkpointing: Annotated[
-        bool, Option("--gradient-checkpointing", help="Less memory, a third more time.")
-    ] = False
+    bf16: Bf16 = True
+    gradient_checkpointing: Annotated[bool, Key(help="Less memory, a third more time.")] = False
     attention: Annotated[
         Literal["auto", "flex", "dense"],
-        Option(help="auto: flex, with block masks, on a GPU; dense masks elsewhere."),
+        Key(help="auto: flex, with block masks, on a GPU; dense masks elsewhere."),
     ] = "auto"
+    report_to: ReportTo = ()
 
     def __post_init__(self) -> None:
         if self.eval_data and self.eval_share:
-            raise PastaError("--eval-data and --eval-share are two ways: give one of them")
+            raise PastaError("eval_data and eval_share are two ways: give one of them")
         if self.start is not None and not self.lora_rank:
             raise PastaError(
                 "all weights are to be trained, so there is no adapter to go on from: "
@@ -110,22 +115,31 @@ def _finite(value: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class PreferenceConfig:
-    """One run of stage 2; its resolved form is `config.json` in the run folder.
+    """One run of stage 2. `engine` and `dtype` are resolved when the run begins.
 
-    policy:           adapter that the first round samples from and trains on.
-    baseline:         adapter of the sequential baseline.
-    limit:            among those of at most `max_prompt_chars`.
-    engine:           what decodes, in words; answers of two engines differ in near-ties.
-    lambda_:          None is infinity.
-    temperature:      of the samples. BoNBoN is derived for 1, where a small model writes what it
-                      never would when it decodes greedily.
-    bf16:             LoRA and its optimiser stay float32.
+    temperature: BoNBoN is derived for 1, where a small model writes what it never would when it
+                 decodes greedily.
     """
 
-    prompts: tuple[str, ...]
-    policy: str
-    baseline: str
-    engine: str = ""
+    prompts: Annotated[
+        tuple[str, ...],
+        Option(help="JSONL (.gz) with an `instruction` a line; may be repeated."),
+    ] = ()
+    policy: Annotated[str, Option(help="Adapter to sample from and to go on from.")] = ""
+    baseline: Annotated[
+        str, Option(help="Adapter of the sequential baseline (`train sft --plain`).")
+    ] = ""
+    engine: Annotated[
+        Literal["auto", "fast", "torch", "llama"],
+        Option(help="Decodes the samples. auto: torch on a GPU, else llama where it can."),
+    ] = "auto"
+    dtype: Annotated[str, Key(help="Number format of the engine's weights.")] = "auto"
+    device: Annotated[
+        str | None, Option(help="cpu, cuda, cuda:1, ...; the first GPU if there is one.")
+    ] = None
+    cache_tokens: Annotated[int, Key(min=1, help="Size of the engine's KV cache in tokens.")] = (
+        16384
+    )
     objective: Annotated[
         Literal["bonbon", "rejection"],
         Option(help="bonbon: best against worst. rejection: finetune on the best alone."),
@@ -136,25 +150,28 @@ class PreferenceConfig:
     ] = 1.0
     rounds: Annotated[int, Option(min=1, help="Each samples from the one before.")] = 1
     samples: Annotated[int, Option(min=2, help="Annotated answers a prompt.")] = 8
-    temperature: Annotated[float, Option(min=0.1, help="Of the samples.")] = 1.0
+    temperature: Annotated[float, Key(min=0.1, help="Of the samples.")] = 1.0
     baseline_samples: Annotated[
-        int, Option(min=1, help="Sequential answers a prompt, of the baseline.")
+        int, Key(min=1, help="Sequential answers a prompt, of the baseline.")
     ] = 4
     limit: Annotated[
-        int | None, Option(min=1, help="Take this many of the prompts, chosen by the seed.")
+        int | None, Key(min=1, help="Take this many of the prompts, chosen by the seed.")
     ] = None
-    max_prompt_chars: Annotated[int, Option(min=1, help="Longer prompts are left out.")] = 1000
-    max_tokens: Annotated[int, Option(min=1, help="Of an answer, tags included.")] = 400
-    max_threads: Annotated[int, Option(min=1, help="Live threads of an answer.")] = 12
-    alpha: Annotated[float, Option(min=0, max=1, help="Weight of the SFT term.")] = 0.005
+    max_prompt_chars: Annotated[int, Key(min=1, help="Longer prompts are left out.")] = 1000
+    max_tokens: Annotated[
+        int, Option(min=1, rich_help_panel="Options", help="Of an answer, tags included.")
+    ] = 400
+    max_threads: Annotated[int, Key(min=1, help="Live threads of an answer.")] = 12
+    alpha: Annotated[float, Key(min=0, max=1, help="Weight of the SFT term.")] = 0.005
     epochs: Annotated[int, Option(min=1, help="Over the pairs of a round.")] = 1
     learning_rate: Annotated[float, Option(min=0, help="Peak of the learning rate.")] = 1e-4
-    warmup_steps: Annotated[int, Option(min=0, help="Steps until the peak.")] = 5
+    warmup_steps: Warmup = 5
     schedule: Schedule = "linear"
-    pairs_per_step: Annotated[int, Option(min=1, help="Pairs of one optimiser step.")] = 4
-    save_every_steps: Annotated[int, Option(min=1, help="Steps between checkpoints.")] = 10
+    pairs_per_step: Annotated[int, Key(min=1, help="Pairs of one optimiser step.")] = 4
+    save_every_steps: SaveEvery = 10
     seed: Annotated[int, Option(min=0, help="Seed of samples and of the pairs' order.")] = 0
-    bf16: Annotated[bool, Option(help="bfloat16 weights and activations.")] = True
+    bf16: Bf16 = True
+    report_to: ReportTo = ()
 
     @property
     def rules(self) -> Rules:
@@ -164,8 +181,80 @@ class PreferenceConfig:
         return Rules(max_tokens=self.max_tokens, max_threads=self.max_threads, max_chunks=16)
 
 
-# What neither samples nor what is measured of them depend on: how pairs are chosen and trained on.
-FREE_OF_SAMPLES = frozenset(one.name for one in fields(PreferenceConfig)) - {
-    "prompts", "policy", "baseline", "engine", "samples", "temperature",
-    "baseline_samples", "limit", "max_prompt_chars", "max_tokens", "max_threads", "seed",
-}  # fmt: skip
+SAMPLING = frozenset(
+    {"prompts", "policy", "baseline", "engine", "dtype", "samples", "temperature", "seed"}
+    | {"baseline_samples", "limit", "max_prompt_chars", "max_tokens", "max_threads"}
+)
+"""What samples, and what is measured of them, depend on."""
+_ANYWHERE = frozenset({"device", "cache_tokens", "report_to"})
+
+
+def identity(config: SftConfig | PreferenceConfig) -> dict[str, Any]:
+    """Return the settings that a run keeps: those that its result depends on."""
+    return {name: value for name, value in asdict(config).items() if name not in _ANYWHERE}
+
+
+def keys(kind: type[Any]) -> list[str]:
+    """Return the settings that only a file gives."""
+    hints = get_type_hints(kind, include_extras=True)
+    return [one.name for one in fields(kind) if get_args(hints[one.name])[1].hidden]
+
+
+def read_config(path: Path, kind: type[Any]) -> dict[str, Any]:
+    """Return the settings in a YAML or JSON file. Raises PastaError, naming what is wrong."""
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise PastaError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(found, dict):
+        raise PastaError(f"{path} holds no settings, such as `epochs: 2`")
+    try:
+        return dict(_settings(found, get_type_hints(kind, include_extras=True)))
+    except PastaError as error:
+        raise PastaError(f"{path}: {error}") from error
+
+
+def _settings(found: dict[Any, Any], hints: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, given in found.items():
+        name = f"{key}_" if iskeyword(str(key)) else str(key)
+        check_name("setting", name, list(hints))
+        kind, option = get_args(hints[name])
+        try:
+            value = _parsed(given, kind)
+        except (TypeError, ValueError):
+            raise PastaError(f"{key} is {given!r}, not {_words(kind)}") from None
+        if value is not None and option.min is not None and not value >= option.min:
+            raise PastaError(f"{key} is {value}, less than {option.min}")
+        if value is not None and option.max is not None and not value <= option.max:
+            raise PastaError(f"{key} is {value}, more than {option.max}")
+        yield name, option.callback(value) if option.callback else value
+
+
+def _parsed(value: Any, kind: Any) -> Any:
+    """Return a value of a file as one of its field's type. Raises TypeError or ValueError."""
+    if isinstance(kind, UnionType):
+        kind = NoneType if value is None else get_args(kind)[0]
+    if get_origin(kind) is tuple and isinstance(value, list):
+        return tuple(_parsed(one, get_args(kind)[0]) for one in value)
+    if get_origin(kind) is Literal and value in get_args(kind):
+        return value
+    if kind is float and not isinstance(value, bool):
+        return float(value)  # YAML takes 1e-4 for a text
+    if kind is Joining:
+        return Joining(value)
+    if type(value) is not kind:
+        raise TypeError
+    return value
+
+
+def _words(kind: Any) -> str:
+    if isinstance(kind, UnionType):
+        return f"{_words(get_args(kind)[0])} or null"
+    if get_origin(kind) is tuple:
+        return f"a list, each {_words(get_args(kind)[0])}"
+    if get_origin(kind) is Literal or kind is Joining:
+        return f"one of {', '.join(get_args(kind) or Joining)}"
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    return names[kind]

@@ -59,7 +59,27 @@ def add_lora(
     except ValueError as error:
         if not targets:
             raise
-        raise PastaError(f"--lora-target {', '.join(targets)}: {error}") from error
+        raise PastaError(f"lora_targets {', '.join(targets)}: {error}") from error
+
+
+def set_attention(model: Any, wanted: str, *, on_gpu: bool) -> str:
+    """Let `model` compute the attention that is `wanted`, and say which that is.
+
+    wanted: "flex" with block masks, "dense" masks, or "auto": flex on a GPU.
+    """
+    if wanted == "dense" or (wanted == "auto" and not on_gpu):
+        return f"{model.config.get_text_config()._attn_implementation}, with dense masks"
+    if not on_gpu:
+        raise PastaError("flex attention has no backward pass on a CPU: leave `attention` out")
+    model.set_attn_implementation("flex_attention")
+    return "flex, with block masks"
+
+
+def recompute_activations(model: Any) -> None:
+    """Compute activations again on the way back instead of keeping them."""
+    # transformers 5.23 renames it, and warns of the only name that 5.17 knows.
+    older, newer = "gradient_checkpointing_enable", "activation_checkpointing_enable"
+    getattr(model, newer if hasattr(model, newer) else older)({"use_reentrant": False})
 
 
 def lora_rank(folder: Path) -> int:

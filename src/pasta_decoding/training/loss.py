@@ -1,11 +1,11 @@
-"""Log-probabilities of laid-out answers, and the loss of stage 1.
+"""Log-probabilities of laid-out answers, the loss of stage 1, and what collects figures.
 
 Shapes: L labelled tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -49,53 +49,46 @@ def score_layouts(
         yield from (logprobs_L.cpu() for logprobs_L in scored)
 
 
-class LossMeter:
-    """Cross entropy in nats per labelled token, with the control tokens' share kept apart.
+class Meter:
+    """Means of named figures since the last reading, over all processes."""
 
-    finite: whether every loss so far was a number.
-    last:   mean over the labels of the last pack that had any, of this process.
-    """
+    def __init__(self, *names: str) -> None:
+        self._sums = {name: torch.zeros(2, dtype=torch.float64) for name in names}
 
-    def __init__(self, control_ids: Collection[int]) -> None:
+    def add(self, **values: Tensor) -> None:
+        """Count each element of these tensors."""
+        for name, value in values.items():
+            count = torch.tensor(value.numel())
+            self._sums[name] += torch.stack([value.detach().double().sum().cpu(), count])
+
+    @property
+    def finite(self) -> bool:
+        """Are all figures numbers?"""
+        return all(bool(sums.isfinite().all()) for sums in self._sums.values())
+
+    def read(self, device: torch.device | str = "cpu") -> dict[str, float]:
+        """Return the means, and start anew. All processes read together, through `device`."""
+        from accelerate.utils import reduce
+
+        sums = reduce(torch.stack([*self._sums.values()]).to(device), "sum").tolist()
+        self._sums = {name: torch.zeros(2, dtype=torch.float64) for name in self._sums}
+        means = zip(self._sums, sums, strict=True)
+        return {name: total / count for name, (total, count) in means if count}
+
+
+class LabelLoss:
+    """Cross entropy in nats per labelled token; the control tokens' share is metered apart."""
+
+    def __init__(self, control_ids: Sequence[int]) -> None:
         self._control_C = torch.tensor(sorted(control_ids))
-        # Sums of nats and numbers of labels, of text and control tokens.
-        self._totals = torch.zeros(2, 2, dtype=torch.float64)
-        self.finite = True
-        self.last: float | None = None
+        self.meter = Meter("text_loss", "control_loss", "loss")
 
-    def loss(
-        self,
-        outputs: Any,
-        labels: Tensor,
-        num_items_in_batch: Tensor | int | None = None,
+    def __call__(
+        self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
         """Return the summed loss of one pack over the labels of its whole optimiser step."""
         label_L = labels[labels != IGNORED]
-        nats_L = cross_entropy(outputs.logits[0].float(), label_L, reduction="none")
-        self._count(nats_L.detach(), label_L)
-        items = label_L.numel() if num_items_in_batch is None else num_items_in_batch
-        return nats_L.sum() / items
-
-    def read(self, device: torch.device | str = "cpu") -> dict[str, float]:
-        """Return the mean of text, of control and of all labels (`loss`), and start anew.
-
-        The means are over all processes, which must read together; they talk through `device`.
-        """
-        from accelerate.utils import reduce
-
-        totals = reduce(self._totals.to(device), "sum")
-        self._totals.zero_()
-        sums = torch.cat([totals, totals.sum(dim=0, keepdim=True)]).tolist()
-        names = ("text_loss", "control_loss", "loss")
-        return {
-            name: nats / labels for name, (nats, labels) in zip(names, sums, strict=True) if labels
-        }
-
-    def _count(self, nats_L: Tensor, label_L: Tensor) -> None:
+        nats_L = -logprobs_of(outputs, label_L)
         control_L = torch.isin(label_L, self._control_C.to(label_L.device))
-        for part, chosen_L in enumerate((~control_L, control_L)):
-            self._totals[part, 0] += nats_L[chosen_L].double().sum().cpu()
-            self._totals[part, 1] += int(chosen_L.sum())
-        self.finite = self.finite and bool(self._totals.isfinite().all())
-        if len(label_L):
-            self.last = float(nats_L.mean())
+        self.meter.add(text_loss=nats_L[~control_L], control_loss=nats_L[control_L], loss=nats_L)
+        return nats_L.sum() / (len(label_L) if num_items_in_batch is None else num_items_in_batch)

@@ -7,8 +7,7 @@ Shapes: T tokens of a pair (both answers in a row, which do not see each other),
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,11 +20,11 @@ from pasta_decoding.engines.support import attention_windows
 from pasta_decoding.lang.layout import Layout
 from pasta_decoding.training.bonbon import bonbon_loss, target_gap
 from pasta_decoding.training.config import PreferenceConfig
-from pasta_decoding.training.loop import MeteredTrainer, RunCallback, Show, training_arguments
-from pasta_decoding.training.loss import logprobs_of
-from pasta_decoding.training.run import last_checkpoint
+from pasta_decoding.training.loop import RunCallback, RunTrainer, Say, Show, training_arguments
+from pasta_decoding.training.loss import Meter, logprobs_of
 from pasta_decoding.training.view import model_inputs, packed_batch
 
+_FIGURES = ("square", "gap", "target", "accuracy", "drift")
 _BEGIN_AGAIN = (
     "Begin again in another --out with a lower --learning-rate; --samples-from this run's folder "
     "spares the sampling."
@@ -85,23 +84,19 @@ def train_pairs(
     references: Sequence[Reference | None],
     config: PreferenceConfig,
     out: Path,
-    say: Callable[[str], None],
+    say: Say,
     show: Show,
-    report_to: Sequence[str] = (),
-) -> bool:
-    """Let the Trainer step over all pairs, each epoch in an order of its own.
-
-    Return whether it was interrupted behind the last step, when there was nothing left to do.
-    """
+) -> None:
+    """Let the Trainer step over all pairs, each epoch in an order of its own."""
     arguments = training_arguments(
         out,
         config,
         config.pairs_per_step,
         warmup_steps=config.warmup_steps,
         logging_steps=1,
-        report_to=list(report_to),
     )
-    meter = PairMeter()
+    alone = config.objective == "rejection"
+    meter = Meter("sft") if alone else Meter("sft", *_FIGURES)
     plan = _plan(examples, references, config)
     watching = RunCallback(
         meter,
@@ -114,17 +109,14 @@ def train_pairs(
     )
     trainer = PairTrainer(
         meter,
-        config.alpha,
+        watching,
+        alpha=config.alpha,
         model=model,
         args=arguments,
         train_dataset=plan,
         data_collator=partial(_collate, attention_windows(model.config.get_text_config())),
-        callbacks=[watching],
     )
-    resume = last_checkpoint(out)
-    with watching:
-        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-    return watching.interrupted
+    trainer.run()
 
 
 def _plan(
@@ -142,41 +134,31 @@ def _plan(
     return [items[int(place)] for order in orders for place in order]
 
 
-class PairTrainer(MeteredTrainer):
-    """The Trainer with the loss of a pair; its batches are single pairs."""
+class PairTrainer(RunTrainer):
+    """The Trainer with the loss of a pair; its batches are single pairs.
 
-    meter: PairMeter
+    It logs the parts of the loss (`sft`, `square`), the margin and where it should be (`gap`,
+    `target`), the share of pairs with a gap above 0, and the mean log-ratio of all sequences.
+    """
 
-    def __init__(self, meter: PairMeter, alpha: float, **settings: Any) -> None:
-        super().__init__(meter, **settings)
+    def __init__(
+        self, meter: Meter, watching: RunCallback, *, alpha: float, **settings: Any
+    ) -> None:
+        super().__init__(meter, watching, **settings)
         self._alpha = alpha
         # The loss is that of one pair: the Trainer makes the mean over the pairs of a step.
         self.model_accepts_loss_kwargs = False
 
-    def compute_loss(
-        self,
-        model: Any,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,  # noqa: ARG002 (the Trainer's signature)
-    ) -> Any:
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *_arguments: Any, **_: Any) -> Any:
         """Return the loss of the one pair in `inputs`."""
-        assert not return_outputs, "nothing is evaluated on the way"
-        reference_2, target = inputs.pop("reference_2", None), float(inputs.pop("target"))
+        reference_2, target = inputs.pop("reference_2", None), inputs.pop("target")
         best, worst = log_probabilities(model, inputs)
         if reference_2 is None:
-            self.meter.add(total=-best, sft=-best)
+            self.meter.add(sft=-best)
             return -best
-        found = bonbon_loss(best, worst, *reference_2, target=target, alpha=self._alpha)
-        self.meter.add(
-            total=found.total,
-            sft=found.sft,
-            square=found.square,
-            gap=found.gap,
-            target=torch.tensor(target),
-            accuracy=(found.gap > 0).float(),
-            drift=found.drift,
-        )
+        found = bonbon_loss(best, worst, *reference_2, target=float(target), alpha=self._alpha)
+        figures = {name: getattr(found, name) for name in ("sft", "square", "gap", "drift")}
+        self.meter.add(**figures, target=target, accuracy=(found.gap > 0).float())
         return found.total
 
 
@@ -205,30 +187,3 @@ def log_probabilities(model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tenso
     label_L, parts = inputs.pop("label_L"), inputs.pop("parts").tolist()
     best_L, worst_L = torch.split(logprobs_of(model(**inputs), label_L), parts)
     return best_L.sum(), worst_L.sum()
-
-
-class PairMeter:
-    """Means over the pairs since the last reading.
-
-    sft and square: the parts of the loss; gap and target: the margin and where it should be;
-    accuracy: share of pairs whose gap is above 0; drift: mean log-ratio of all sequences.
-    finite: whether every loss so far was a number.
-    """
-
-    def __init__(self) -> None:
-        self._rows: list[dict[str, float]] = []
-        self.last: float | None = None
-        self.finite = True
-
-    def add(self, *, total: Tensor, **parts: Tensor) -> None:
-        """Take note of one pair."""
-        self.last = float(total.detach())
-        self.finite &= math.isfinite(self.last)
-        self._rows.append({name: float(part.detach()) for name, part in parts.items()})
-
-    def read(self, device: torch.device | str = "cpu") -> dict[str, float]:  # noqa: ARG002
-        """Return the means, and start anew. One process trains, so there is none to ask."""
-        rows, self._rows = self._rows, []
-        if not rows:
-            return {}
-        return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}

@@ -2,14 +2,15 @@
 
 The run folder keeps everything, and every stage goes on from what is there:
 
-    config.json  prompts.jsonl  spent.jsonl   settings, prompts, seconds and tokens of each stage
-    baseline.jsonl                            the sequential baseline's answers
-    round-N/samples.jsonl                     answers with token ids and seeds, line by line
-    round-N/parts.jsonl                       what their scores are made of, prompt by prompt
-    round-N/scores.jsonl  pairs.jsonl  summary.json
-    round-N/reference.jsonl                   log-probabilities before training
-    round-N/train/  round-N/adapter/          checkpoints and metrics; the round's result
-    adapter/                                  the last round's result
+    config.json  prompts.jsonl    settings and prompts
+    baseline.jsonl                the sequential baseline's answers
+    round-N/samples.jsonl         answers with token ids and seeds, line by line
+    round-N/parts.jsonl           what their scores are made of, prompt by prompt
+    round-N/scores.jsonl          the score of each answer
+    round-N/pairs.jsonl  round-N/summary.json
+    round-N/reference.jsonl       log-probabilities before training
+    round-N/train/  round-N/adapter/  checkpoints and metrics; the round's result
+    adapter/                      the last round's result
 
 Only scores, pairs and what follows depend on lambda, so runs that differ in it can share the
 rest: `share_samples`.
@@ -18,9 +19,7 @@ rest: `share_samples`.
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,15 +34,15 @@ from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.control_tokens import add_missing_tokens, grow_vocabulary
 from pasta_decoding.models.load import default_device, holds_weights, load_base
 from pasta_decoding.runtime.local import LocalDecoder
-from pasta_decoding.training.config import FREE_OF_SAMPLES, PreferenceConfig
-from pasta_decoding.training.loop import GOES_ON, Draw
+from pasta_decoding.training.config import SAMPLING, PreferenceConfig, identity
+from pasta_decoding.training.loop import Draw, Say
 from pasta_decoding.training.lora import add_lora, save_adapter
 from pasta_decoding.training.pairs import PairExample, Reference, reference_sums, train_pairs
-from pasta_decoding.training.run import begin_run, find_run, owned
-from pasta_decoding.training.sample import AnswerSampler, Sample, Track, sample_answers
+from pasta_decoding.training.run import begin_run, owned, refuse_other_run
+from pasta_decoding.training.sample import Sample, SampleSet, Track, sample_answers
 from pasta_decoding.training.score import (
     PreferencePair,
-    Quality,
+    Rate,
     ScoreParts,
     baseline_tokens,
     choose_pairs,
@@ -54,92 +53,82 @@ from pasta_decoding.training.score import (
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a run needs from outside, and what it tells.
+class PreferenceRun:
+    """The stages of a run over its folder.
 
     load_decoder: adapter folder -> a decoder for it on the engine; held as long as it is needed.
-    load_quality: the measure of quality, loaded when it is first needed.
+    load_rate:    the measure of quality, loaded when it is first needed.
     draw:         opens what shows the training of a round.
-    report_to:    trackers that the Trainer logs to, by its names.
     """
 
+    config: PreferenceConfig
     base: Path
     out: Path
     load_decoder: Callable[[Path], LocalDecoder]
-    load_quality: Callable[[], Quality]
-    say: Callable[[str], None]
+    load_rate: Callable[[], Rate]
+    say: Say
     track: Track
     draw: Draw
-    report_to: Sequence[str] = ()
 
+    def train(self, prompts: Sequence[Question]) -> Path:
+        """Run all rounds, resuming what is in the run folder; return where the adapter is.
 
-def train_preference(
-    config: PreferenceConfig, prompts: Sequence[Question], around: Surroundings
-) -> dict[str, Any]:
-    """Run all rounds, resuming what is in the run folder; return where the adapter is, and figures.
+        Raises PastaError for another run's folder, adapters that do not fit, or nothing to learn
+        from.
+        """
+        config, out = self.config, self.out
+        refuse_other_run(out, config)
+        refuse_misfits(config)
+        with owned(out):
+            begin_run(out, config)
+            prompts = keep_prompts(out, prompts)
+            sequential = replace(config.rules, parallel=False)
+            wanted = self._set("baseline", config.baseline_samples, sequential)
+            answers = self._sample(Path(config.baseline), prompts, wanted, out / "baseline.jsonl")
+            baseline = baseline_tokens(answers)
+            policy = Path(config.policy)
+            for number in range(1, config.rounds + 1):
+                policy = self._round(number, policy, prompts, baseline)
+            copy_whole(policy, out / "adapter")
+        return out / "adapter"
 
-    Raises PastaError for another run's folder, adapters that do not fit, or nothing to learn from.
-    """
-    find_run(around.out, config)
-    refuse_misfits(config)
-    with owned(around.out):
-        begin_run(around.out, config)
-        run = PreferenceRun(config, around, keep_prompts(around.out, prompts))
-        baseline = baseline_tokens(run.baseline_answers())
-        policy = Path(config.policy)
-        for number in range(1, config.rounds + 1):
-            policy = run.round(number, policy, baseline)
-        copy_whole(policy, around.out / "adapter")
-        return run.result()
-
-
-@dataclass(frozen=True, slots=True)
-class PreferenceRun:
-    """The stages of a run over its folder."""
-
-    config: PreferenceConfig
-    around: Surroundings
-    prompts: list[Question]
-
-    def baseline_answers(self) -> list[Sample]:
-        """Return the sequential baseline's sampled answers."""
-        count, baseline = self.config.baseline_samples, Path(self.config.baseline)
-        with self.spending(0, "baseline") as spent:
-            answers = self.sample(baseline, "baseline", count, "baseline.jsonl", parallel=False)
-            spent["tokens"] = sum(answer.fed_tokens for answer in answers)
-        return answers
-
-    def round(self, number: int, policy: Path, baseline: dict[str, float]) -> Path:
+    def _round(
+        self, number: int, policy: Path, prompts: Sequence[Question], baseline: dict[str, float]
+    ) -> Path:
         """Sample, score, pair and train; return the round's adapter."""
-        folder = self.around.out / f"round-{number}"
-        samples = self.sample_round(number, policy)
-        parts = self.measure(number, samples)
-        scores = score_parts(parts, baseline, self.config.lambda_)
-        pairs = choose_pairs(samples, scores)
-        write_lines(folder / "scores.jsonl", map(asdict, scores.scored))
+        config, folder = self.config, self.out / f"round-{number}"
+        wanted = self._set(folder.name, config.samples, config.rules)
+        samples = self._sample(policy, prompts, wanted, folder / "samples.jsonl")
+        parts = self._measure(folder / "parts.jsonl", prompts, samples)
+        scores = score_parts(parts, baseline, config.lambda_)
+        pairs = choose_pairs(samples, parts, scores)
+        scored = zip(parts, scores, strict=True)
+        lines = [{"prompt": p.prompt, "number": p.number, "score": one} for p, one in scored]
+        write_lines(folder / "scores.jsonl", lines)
         write_lines(folder / "pairs.jsonl", map(asdict, pairs))
-        figures = summarise(samples, scores, pairs, baseline)
-        write_text(folder / "summary.json", json.dumps(figures, indent=2) + "\n")
+        write_text(folder / "summary.json", json.dumps(summarise(parts, pairs), indent=2) + "\n")
         if not pairs:
             raise PastaError(
                 f"round {number} has no pair of a better and a worse answer",
                 hint="Give more --prompts or --samples, or a larger --max-tokens.",
             )
         if not (folder / "adapter").exists():
-            self.train(number, policy, samples, pairs)
+            self._train(folder, policy, samples, pairs)
         return folder / "adapter"
 
-    def sample_round(self, number: int, policy: Path) -> list[Sample]:
-        """Return the policy's annotated answers."""
-        with self.spending(number, "sample") as spent:
-            name, stage = f"round-{number}/samples.jsonl", f"round-{number}"
-            samples = self.sample(policy, stage, self.config.samples, name)
-            spent["tokens"] = sum(sample.fed_tokens for sample in samples)
-        return samples
+    def _set(self, name: str, count: int, rules: Any) -> SampleSet:
+        return SampleSet(name, count, rules, self.config.seed, self.config.temperature)
 
-    def measure(self, number: int, samples: Sequence[Sample]) -> list[ScoreParts]:
-        """Return the parts of all scores; what is not yet in the file is measured."""
-        path = self.around.out / f"round-{number}" / "parts.jsonl"
+    def _sample(
+        self, adapter: Path, prompts: Sequence[Question], wanted: SampleSet, path: Path
+    ) -> list[Sample]:
+        """Return the answers of an adapter; those not yet in the file are sampled."""
+        return sample_answers(lambda: self.load_decoder(adapter), prompts, wanted, path, self.track)
+
+    def _measure(
+        self, path: Path, prompts: Sequence[Question], samples: Sequence[Sample]
+    ) -> list[ScoreParts]:
+        """Return the parts of all scores; those not yet in the file are measured."""
         parts = [ScoreParts(**line) for line in read_lines(path, resume=True)]
         known = {(part.prompt, part.number): part for part in parts}
         groups: dict[str, list[Sample]] = {}
@@ -147,119 +136,64 @@ class PreferenceRun:
             groups.setdefault(sample.prompt, []).append(sample)
         missing = [
             prompt
-            for prompt in self.prompts
+            for prompt in prompts
             if any((prompt.id, sample.number) not in known for sample in groups[prompt.id])
         ]
-        with self.spending(number, "parts") as spent:
-            for prompt in self.around.track(missing, "scoring", len(missing)):
-                measured = measure(prompt, groups[prompt.id], self.around.load_quality())
-                for part in measured:
-                    append_line(path, asdict(part))
-                known |= {(part.prompt, part.number): part for part in measured}
-            spent["tokens"] = sum(sample.plain_tokens for sample in samples)
+        for prompt in self.track(missing, "scoring", len(missing)):
+            for part in measure(prompt, groups[prompt.id], self.load_rate()):
+                append_line(path, asdict(part))
+                known[part.prompt, part.number] = part
         return [known[sample.prompt, sample.number] for sample in samples]
 
-    def train(
-        self, number: int, policy: Path, samples: Sequence[Sample], pairs: Sequence[PreferencePair]
+    def _train(
+        self, folder: Path, policy: Path, samples: Sequence[Sample], pairs: Sequence[PreferencePair]
     ) -> None:
         """Train on the pairs, going on from the policy's own weights, and save the adapter."""
-        folder = self.around.out / f"round-{number}"
-        model, checkpoint = load_policy(self.around.base, policy, self.config)
-        examples = self.examples(checkpoint, samples, pairs)
+        model, checkpoint = load_policy(self.base, policy, self.config)
+        alone = self.config.objective == "rejection"
+        examples = lay_out_pairs(checkpoint, samples, pairs, alone=alone)
         tokens = sum(example.tokens for example in examples)
-        self.around.say(f"round {number}: {len(pairs)} pairs, {tokens} tokens")
-        references = self.references(number, model, examples)
-        drawn = self.around.draw(f"training round {number}")
-        with self.spending(number, "train") as spent, drawn as show:
-            interrupted = train_pairs(
-                model,
-                examples,
-                references,
-                self.config,
-                folder / "train",
-                self.around.say,
-                show,
-                self.around.report_to,
-            )
-            spent["tokens"] = tokens * self.config.epochs
+        self.say(f"{folder.name}: {len(pairs)} pairs, {tokens} tokens")
+        references: list[Reference] | list[None] = [None] * len(examples)
+        if not alone:
+            references = self._references(folder / "reference.jsonl", model, examples)
+        with self.draw(f"training {folder.name}") as show:
+            train_pairs(model, examples, references, self.config, folder / "train", self.say, show)
         # What a policy knew of other joins, this round has not kept up.
         save_adapter(model, replace(checkpoint, joins=(Joining.kv.value,)), folder / "adapter")
-        if interrupted:
-            raise KeyboardInterrupt(GOES_ON)
 
-    def examples(
-        self,
-        checkpoint: checkpoints.Checkpoint,
-        samples: Sequence[Sample],
-        pairs: Sequence[PreferencePair],
-    ) -> list[PairExample]:
-        """Lay the pairs out; the best promise the lengths that their chunks came to."""
-        scheme, control = scheme_named(checkpoint.scheme), checkpoint.control
-        sampled = {(sample.prompt, sample.number): sample for sample in samples}
-        alone = self.config.objective == "rejection"
-        return [
-            PairExample(
-                sampled[one.prompt, one.best].with_true_lengths(control).layout(scheme, control),
-                None if alone else sampled[one.prompt, one.worst].layout(scheme, control),
-                one.candidates,
-            )
-            for one in pairs
-        ]
-
-    def references(
-        self, number: int, model: Any, examples: Sequence[PairExample]
-    ) -> list[Reference] | list[None]:
-        """Return the log-probabilities before training, computed once; none for best alone."""
-        if self.config.objective == "rejection":
-            return [None] * len(examples)
-        path = self.around.out / f"round-{number}" / "reference.jsonl"
+    def _references(
+        self, path: Path, model: Any, examples: Sequence[PairExample]
+    ) -> list[Reference]:
+        """Return the log-probabilities before training, computed once."""
         if not path.exists():
-            with self.spending(number, "reference") as spent:
-                tracked = self.around.track(examples, "reference", len(examples))
-                found = reference_sums(model, tracked, bf16=self.config.bf16)
-                write_lines(path, map(asdict, found))
-                spent["tokens"] = sum(example.tokens for example in examples)
+            tracked = self.track(examples, "reference", len(examples))
+            found = reference_sums(model, tracked, bf16=self.config.bf16)
+            write_lines(path, map(asdict, found))
         return [Reference(**line) for line in read_lines(path)]
 
-    def sample(
-        self, adapter: Path, stage: str, count: int, name: str, *, parallel: bool = True
-    ) -> list[Sample]:
-        """Return the answers of an adapter that are kept in the file of that name."""
-        config, around = self.config, self.around
-        rules = replace(config.rules, parallel=parallel)
-        sampler = AnswerSampler(stage, count, rules, config.seed, config.temperature)
-        load = around.load_decoder
-        path = around.out / name
-        return sample_answers(lambda: load(adapter), self.prompts, sampler, path, around.track)
 
-    @contextmanager
-    def spending(self, number: int, stage: str) -> Iterator[dict[str, int]]:
-        """Note seconds and tokens of a stage, each stage's tokens once."""
-        path = self.around.out / "spent.jsonl"
-        spent = {"tokens": 0}
-        began_s = time.monotonic()
-        try:
-            yield spent
-        finally:
-            past = [
-                one for one in read_lines(path) if (one["round"], one["stage"]) == (number, stage)
-            ]
-            if not any(one["tokens"] for one in past):
-                seconds = round(time.monotonic() - began_s, 2)
-                line = {"round": number, "stage": stage, "seconds": seconds, **spent}
-                write_lines(path, [*read_lines(path), line])
+def lay_out_pairs(
+    checkpoint: checkpoints.Checkpoint,
+    samples: Sequence[Sample],
+    pairs: Sequence[PreferencePair],
+    *,
+    alone: bool,
+) -> list[PairExample]:
+    """Lay the pairs out; the best promise the lengths that their chunks came to.
 
-    def result(self) -> dict[str, Any]:
-        """Return the figures of the whole run."""
-        summaries = [
-            json.loads((self.around.out / f"round-{n}/summary.json").read_text(encoding="utf-8"))
-            for n in range(1, self.config.rounds + 1)
-        ]
-        return {
-            "adapter": str(self.around.out / "adapter"),
-            "rounds": summaries,
-            "spent": read_lines(self.around.out / "spent.jsonl"),
-        }
+    alone: the best only.
+    """
+    scheme, control = scheme_named(checkpoint.scheme), checkpoint.control
+    sampled = {(sample.prompt, sample.number): sample for sample in samples}
+    return [
+        PairExample(
+            sampled[one.prompt, one.best].with_true_lengths(control).layout(scheme, control),
+            None if alone else sampled[one.prompt, one.worst].layout(scheme, control),
+            one.candidates,
+        )
+        for one in pairs
+    ]
 
 
 def load_policy(
@@ -319,29 +253,19 @@ def share_samples(source: Path, out: Path, config: PreferenceConfig) -> None:
     Raises PastaError if that run's samples were made with other settings, `out` is another run, or
     the adapters do not fit.
     """
-    find_run(out, config)
+    refuse_other_run(out, config)
     refuse_misfits(config)
     try:
         theirs = json.loads((source / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise PastaError(f"{source} holds no run: {error}", hint="Check --samples-from.") from error
-    ours = json.loads(json.dumps(asdict(config)))
-    if others := sorted(set(differing(theirs, ours)) - FREE_OF_SAMPLES):
+    ours = json.loads(json.dumps(identity(config)))
+    if others := sorted(SAMPLING.intersection(differing(theirs, ours))):
         raise PastaError(
             f"the samples of {source} were made with other {', '.join(others)}",
             hint="Repeat these settings of its config.json, or leave --samples-from out.",
         )
-    if not (out / "spent.jsonl").exists():
-        stages = (0, "baseline"), (1, "sample"), (1, "parts")
-        spent = read_lines(source / "spent.jsonl")
-        shared = [one for one in spent if (one["round"], one["stage"]) in stages]
-        write_lines(out / "spent.jsonl", shared)
     for name in ("prompts", "baseline", "round-1/samples", "round-1/parts"):
-        _copy_once(source / f"{name}.jsonl", out / f"{name}.jsonl")
-
-
-def _copy_once(source: Path, target: Path) -> None:
-    """Copy all whole lines of a file: a run that was broken off may have left a torn one."""
-    if source.exists() and not target.exists():
-        whole = source.read_bytes()
-        write_text(target, whole[: whole.rfind(b"\n") + 1].decode("utf-8"))
+        if (source / f"{name}.jsonl").exists() and not (out / f"{name}.jsonl").exists():
+            # All whole lines: a run that was broken off may have left a torn one.
+            write_lines(out / f"{name}.jsonl", read_lines(source / f"{name}.jsonl"))

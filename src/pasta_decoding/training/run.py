@@ -5,25 +5,15 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import MISSING, asdict, fields
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pasta_decoding.data.lines import (
-    read_lines,
-    refuse_other_settings,
-    write_lines,
-    write_text,
-)
+from pasta_decoding.data.lines import read_lines, refuse_other_settings, write_lines, write_text
 from pasta_decoding.errors import PastaError
-from pasta_decoding.models.checkpoint import FILE_NAME
+from pasta_decoding.training.config import PreferenceConfig, SftConfig, identity
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-SUMMARY = "summary.json"
 INPUTS = "inputs.json"
 _LOSSES = {
     "text_loss": "text",
@@ -63,34 +53,40 @@ def owned(out: Path) -> Iterator[None]:
         ) from error
 
 
-def find_run(out: Path, config: DataclassInstance) -> Path | None:
-    """Return the last whole checkpoint of this run in `out`. Refuses a folder of another run.
-
-    A setting that an older version did not know has its default there.
-    """
+def refuse_other_run(out: Path, config: SftConfig | PreferenceConfig) -> None:
+    """Raise PastaError if `out` holds a run with other settings."""
     path = out / "config.json"
-    if path.exists():
-        known = {one.name: one.default for one in fields(config) if one.default is not MISSING}
-        try:
-            found = _as_json(known) | dict(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            raise PastaError(
-                f"the settings of the run in {path} cannot be read: {error}"
-            ) from error
-        hint = "Choose another --out, or repeat its settings to resume it."
-        refuse_other_settings(out, found, asdict(config), hint=hint)
-    return last_checkpoint(out)
+    if not path.exists():
+        return
+    try:
+        found = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise PastaError(f"the settings of the run in {path} cannot be read: {error}") from error
+    hint = "Choose another --out, or repeat its settings to resume it."
+    refuse_other_settings(out, found, identity(config), hint=hint)
 
 
 def refuse_other_inputs(out: Path, inputs: Mapping[str, Any]) -> None:
     """Raise PastaError if the run in `out` was begun with other rows or another base model.
 
-    inputs: of what `begin_run` kept, those that are known by now. An older version kept none.
+    inputs: of what `begin_run` kept, those that are known by now.
     """
     hint = "Choose another --out, or restore what it was begun with to resume it."
     for there in read_lines(out / INPUTS):
         known = {name: there.get(name) for name in inputs}
         refuse_other_settings(out, known, inputs, hint=hint)
+
+
+def begin_run(
+    out: Path, config: SftConfig | PreferenceConfig, inputs: Mapping[str, Any] | None = None
+) -> None:
+    """Write the resolved settings into the run folder, whole or not at all.
+
+    inputs: digests of what the settings only name, such as rows; see `refuse_other_inputs`.
+    """
+    if inputs is not None:
+        write_lines(out / INPUTS, [dict(inputs)])
+    write_text(out / "config.json", json.dumps(identity(config), indent=2) + "\n")
 
 
 def last_checkpoint(out: Path) -> Path | None:
@@ -100,41 +96,22 @@ def last_checkpoint(out: Path) -> Path | None:
     return max(whole, key=lambda folder: int(folder.name.split("-")[1]), default=None)
 
 
-def begin_run(
-    out: Path, config: DataclassInstance, inputs: Mapping[str, Any] | None = None
-) -> None:
-    """Write the resolved settings into the run folder, whole or not at all.
-
-    inputs: digests of what the settings only name, such as rows; see `refuse_other_inputs`.
-    """
-    if inputs is not None and not (out / INPUTS).exists():
-        write_lines(out / INPUTS, [dict(inputs)])
-    write_text(out / "config.json", json.dumps(asdict(config), indent=2) + "\n")
-
-
-def finish_run(out: Path, tokens: int, say: Callable[[str], None]) -> None:
-    """Keep the figures of a run whose adapter is written, and say them.
-
-    tokens: that it was shown, prompts included.
-    """
-    figures: dict[str, Any] = {"steps": 0, "tokens": tokens, "seconds": 0.0}
-    for line in read_lines(out / "metrics.jsonl"):
-        figures |= {"steps": line["step"], "seconds": line["seconds"]}
-        figures |= {name: one for name, one in line.items() if name.endswith("loss")}
-    write_text(out / SUMMARY, json.dumps(figures, indent=2) + "\n")
-    plot_losses(out)
-    say(f"finished: {_described(figures)}")
-
-
-def finished_run(out: Path, say: Callable[[str], None]) -> bool:
-    """Is the run in `out` finished? Say so, with its figures."""
-    if not (out / "adapter" / FILE_NAME).is_file():
+def _reads(path: Path) -> bool:
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
         return False
-    figures: dict[str, Any] = {}
-    with suppress(OSError, ValueError):  # an older version kept none
-        figures = json.loads((out / SUMMARY).read_text(encoding="utf-8"))
-    say(f"this run is finished: {_described(figures)}" if figures else "this run is finished")
     return True
+
+
+def figures_of(out: Path) -> str:
+    """Return what a finished run came to: steps, tokens, seconds, last losses."""
+    found: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0}
+    for line in read_lines(out / "metrics.jsonl"):
+        found |= line
+    losses = [f"{label} {found[name]:.3f}" for name, label in _LOSSES.items() if name in found]
+    work = f"{found['step']} steps, {found['tokens']} tokens, {found['seconds']:.0f} s"
+    return f"{work}; last losses: {', '.join(losses)}" if losses else work
 
 
 def plot_losses(out: Path) -> None:
@@ -149,24 +126,5 @@ def plot_losses(out: Path) -> None:
         if points:
             axes.plot(*zip(*points, strict=True), label=label)
     axes.set_ylim(bottom=0)
-    if axes.lines:
-        axes.legend()
+    axes.legend()
     figure.savefig(out / "loss.png", dpi=120)
-
-
-def _described(figures: dict[str, Any]) -> str:
-    losses = [f"{label} {figures[name]:.3f}" for name, label in _LOSSES.items() if name in figures]
-    work = f"{figures['steps']} steps, {figures['tokens']} tokens, {figures['seconds']:.0f} s"
-    return f"{work}; last losses: {', '.join(losses)}" if losses else work
-
-
-def _reads(path: Path) -> bool:
-    try:
-        json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        return False
-    return True
-
-
-def _as_json(value: Any) -> Any:
-    return json.loads(json.dumps(value))

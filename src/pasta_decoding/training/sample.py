@@ -25,12 +25,12 @@ from pasta_decoding.lang.layout import (
     lay_out,
 )
 from pasta_decoding.lang.positions import Scheme
-from pasta_decoding.lang.tree import Tree, read, strip
 from pasta_decoding.models.control_tokens import ControlTokens
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.local import LocalDecoder
-from pasta_decoding.runtime.request import Rules, SamplingParams
+from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 
+CONCURRENT = 16
 Item = TypeVar("Item")
 
 
@@ -51,8 +51,7 @@ class Sample:
     end:        the token that ended it; None if a limit cut it off.
     annotated:  the text form, for people and for measures; training takes the segments.
     plain_tokens: tokens of the tag-free text, tokenised alone.
-    truncated:  whether any limit ended a chunk or the answer, of which
-    hit_limit:  the answer's own token budget was one.
+    truncated:  whether any limit ended a chunk or the answer.
     """
 
     prompt: str
@@ -65,19 +64,6 @@ class Sample:
     plain_tokens: int
     critical_path: int
     truncated: bool
-    hit_limit: bool
-    interventions: int
-    fed_tokens: int
-
-    @property
-    def tree(self) -> Tree:
-        """What the answer says."""
-        return read(self.annotated)
-
-    @property
-    def text(self) -> str:
-        """The tag-free text."""
-        return strip(self.tree)
 
     def with_true_lengths(self, control: ControlTokens) -> Sample:
         """Return it with promises that give the lengths their chunks came to.
@@ -105,62 +91,63 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerSampler:
-    """How a set of answers is sampled.
+class SampleSet:
+    """Answers to sample: this many a prompt.
 
-    stage:   names the set; seeds are a pure function of (seed, stage, prompt, number).
-    count:   answers a prompt.
-    max_concurrency: answers decoded together.
+    name: seeds are a pure function of (seed, name, prompt, number).
     """
 
-    stage: str
+    name: str
     count: int
     rules: Rules
     seed: int
     temperature: float = 1.0
-    max_concurrency: int = 16
 
     def seed_of(self, prompt: Question, number: int) -> int:
         """Return the seed of one answer, below 2^48."""
-        name = f"{self.seed}/{self.stage}/{prompt.id}/{number}"
+        name = f"{self.seed}/{self.name}/{prompt.id}/{number}"
         return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6])
+
+    def request(self, decoder: LocalDecoder, prompt: Question, number: int) -> Request:
+        """Return the request for one answer."""
+        sampling = SamplingParams(self.temperature, seed=self.seed_of(prompt, number))
+        return decoder.request(prompt.instruction, self.rules, sampling)
 
 
 def sample_answers(
     load: Callable[[], LocalDecoder],
     prompts: Sequence[Question],
-    sampler: AnswerSampler,
+    wanted: SampleSet,
     path: Path,
     track: Track,
 ) -> list[Sample]:
-    """Return `sampler.count` answers a prompt, in order; those not yet in `path` are sampled.
+    """Return `wanted.count` answers a prompt, in order; those not yet in `path` are sampled.
 
     Each is appended as soon as it ends, so a run that was stopped goes on. `load` is called only
     if there is something to sample.
     """
     known = {(s.prompt, s.number): s for s in map(decode_sample, read_lines(path, resume=True))}
-    wanted = [(prompt, number) for prompt in prompts for number in range(sampler.count)]
-    missing = [job for job in wanted if (job[0].id, job[1]) not in known]
+    jobs = [(prompt, number) for prompt in prompts for number in range(wanted.count)]
+    missing = [job for job in jobs if (job[0].id, job[1]) not in known]
     if missing:
-        coming = _sampled(load(), missing, sampler)
-        for sample in track(coming, f"sampling {sampler.stage}", len(missing)):
+        coming = _sampled(load(), missing, wanted)
+        for sample in track(coming, f"sampling {wanted.name}", len(missing)):
             append_line(path, encode_sample(sample))
             known[sample.prompt, sample.number] = sample
-    return [known[prompt.id, number] for prompt, number in wanted]
+    return [known[prompt.id, number] for prompt, number in jobs]
 
 
 def _sampled(
-    decoder: LocalDecoder, jobs: Sequence[tuple[Question, int]], sampler: AnswerSampler
+    decoder: LocalDecoder, jobs: Sequence[tuple[Question, int]], wanted: SampleSet
 ) -> Iterator[Sample]:
-    """Decode all jobs, `sampler.max_concurrency` together, and yield each answer as it ends."""
+    """Decode all jobs, some of them together, and yield each answer as it ends."""
     scheduler = decoder.scheduler()
     waiting = iter(jobs)
     running: dict[int, tuple[Question, int]] = {}
     try:
         while True:
-            for prompt, number in islice(waiting, sampler.max_concurrency - len(running)):
-                sampling = SamplingParams(sampler.temperature, seed=sampler.seed_of(prompt, number))
-                request = decoder.request(prompt.instruction, sampler.rules, sampling)
+            for prompt, number in islice(waiting, CONCURRENT - len(running)):
+                request = wanted.request(decoder, prompt, number)
                 running[scheduler.add(request)] = prompt, number
             if not running:
                 return
@@ -169,18 +156,17 @@ def _sampled(
                 if (answer := scheduler.result(ticket)) is not None:
                     scheduler.forget(ticket)
                     prompt, number = running.pop(ticket)
-                    yield _sample(answer, decoder, prompt, number, sampler)
+                    seed = wanted.seed_of(prompt, number)
+                    yield _sample(answer, decoder, prompt.id, number, seed)
     finally:
         scheduler.close()
 
 
-def _sample(
-    answer: Answer, decoder: LocalDecoder, prompt: Question, number: int, sampler: AnswerSampler
-) -> Sample:
+def _sample(answer: Answer, decoder: LocalDecoder, prompt: str, number: int, seed: int) -> Sample:
     return Sample(
-        prompt=prompt.id,
+        prompt=prompt,
         number=number,
-        seed=sampler.seed_of(prompt, number),
+        seed=seed,
         prompt_ids=answer.layout.tokens[: answer.trace.prompt_tokens],
         segments=answer.segments,
         end=answer.end,
@@ -188,37 +174,24 @@ def _sample(
         plain_tokens=decoder.plain_tokens(answer.text),
         critical_path=answer.critical_path,
         truncated=answer.truncated,
-        hit_limit=answer.hit_limit,
-        interventions=answer.interventions,
-        fed_tokens=answer.fed_tokens,
     )
 
 
-# As JSON
-
-_KINDS: dict[str, type[Run] | type[PromiseRun] | type[ChunkRun] | type[SyncRun]] = {
-    "run": Run,
-    "promise": PromiseRun,
-    "chunk": ChunkRun,
-    "sync": SyncRun,
-}
+_KINDS = {kind.__name__: kind for kind in (Run, PromiseRun, ChunkRun, SyncRun)}
 
 
 def encode_sample(sample: Sample) -> dict[str, Any]:
     """Return what JSON keeps of a sample."""
-    names = {kind: name for name, kind in _KINDS.items()}
-    segments = [{"kind": names[type(one)], **asdict(one)} for one in sample.segments]
+    segments = [{"kind": type(one).__name__, **asdict(one)} for one in sample.segments]
     return asdict(sample) | {"segments": segments}
 
 
 def decode_sample(line: dict[str, Any]) -> Sample:
     """Return the sample that `encode_sample` wrote."""
-    segments = tuple(_decode_segment(one) for one in line["segments"])
+    segments = tuple(map(_decode_segment, line["segments"]))
     return Sample(**line | {"segments": segments, "prompt_ids": tuple(line["prompt_ids"])})
 
 
 def _decode_segment(line: dict[str, Any]) -> Segment:
-    fields: dict[str, Any] = {
-        name: tuple(v) if name == "ids" else v for name, v in line.items() if name != "kind"
-    }
-    return _KINDS[line["kind"]](**fields)
+    found: dict[str, Any] = line | ({"ids": tuple(line["ids"])} if "ids" in line else {})
+    return _KINDS[found.pop("kind")](**found)

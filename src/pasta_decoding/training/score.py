@@ -33,11 +33,14 @@ answer has to end (docs/log.md).
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from statistics import fmean, median
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pasta_decoding.data.questions import Question
 from pasta_decoding.lang.layout import ChunkRun
@@ -49,29 +52,17 @@ from pasta_decoding.lang.measures import (
     repetitions,
     tokens_per_step,
 )
+from pasta_decoding.lang.tree import read, strip
 from pasta_decoding.training.sample import Sample
 
 QUALITY_SPREAD = 0.5
-LENGTH_BAND = math.log(2)
+LENGTH_BAND = float(np.log(2))
+IDLE_COST = 2.0  # nats that an answer loses if all its chunks are idle ones
 TIE = 1e-9
 
-
 Rate = Callable[[str, Sequence[str]], Sequence[float]]
-"""(instruction, plain texts) -> one number a text, larger is better."""
-
-
-@dataclass(frozen=True, slots=True)
-class Quality:
-    """A measure of quality, in a unit of its own.
-
-    rate:        see `Rate`.
-    idle_cost: what an answer loses, in that unit, if all its chunks are idle ones. A plain
-               text does not show its chunks, so this is taken off here.
-    """
-
-    name: str
-    rate: Rate
-    idle_cost: float
+"""(instruction, plain texts) -> the quality of each text, larger is better."""
+Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +70,7 @@ class ScoreParts:
     """What one sample's score is made of; none of it depends on lambda.
 
     new_tokens: plain tokens that repeat nothing, see above.
-    idle_chunks: chunks that repeat a sibling or the main text.
-    quality:    in the unit of its measure, idle chunks taken off.
+    quality:    in the unit of its measure, idle chunks taken off: a plain text does not show them.
     finished:   no limit ended it or a chunk of it.
     sound:      finished, and without an empty list item.
     """
@@ -90,39 +80,14 @@ class ScoreParts:
     plain_tokens: int
     new_tokens: int
     critical_path: int
-    chunks: int
-    repeated_chunks: int
-    idle_chunks: int
-    rep_4: float
     quality: float
     finished: bool
     sound: bool
-    hit_limit: bool
 
-    @property
-    def tokens_per_step(self) -> float:
-        """Plain tokens / critical path."""
-        return tokens_per_step(self.plain_tokens, self.critical_path)
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """A part with its score: efficiency + lambda x quality_scale x quality - length_term."""
-
-    part: ScoreParts
-    baseline_tokens: float
-    efficiency: float
-    length_term: float
-    score: float
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """All scores of a round, and what they were standardised by."""
-
-    scored: list[Scored]
-    quality_scale: float
-    length_slope: float
+    def efficiency(self, baseline_tokens: float) -> float:
+        """Return the credited tokens a step; 0 for an answer that says nothing."""
+        credited = min(self.new_tokens, baseline_tokens)
+        return credited / self.critical_path if self.critical_path else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,36 +100,28 @@ class PreferencePair:
     candidates: int
 
 
-def measure(question: Question, samples: Sequence[Sample], quality: Quality) -> list[ScoreParts]:
+def measure(question: Question, samples: Sequence[Sample], rate: Rate) -> list[ScoreParts]:
     """Measure all answers to one prompt."""
-    rated = quality.rate(question.instruction, [sample.text for sample in samples])
-    return [
-        _measure_one(sample, rating, quality.idle_cost)
-        for sample, rating in zip(samples, rated, strict=True)
-    ]
+    rated = rate(question.instruction, [strip(read(sample.annotated)) for sample in samples])
+    return [_measure_one(*both) for both in zip(samples, rated, strict=True)]
 
 
-def _measure_one(sample: Sample, rating: float, idle_cost: float) -> ScoreParts:
+def _measure_one(sample: Sample, rating: float) -> ScoreParts:
     bodies = [one.ids[1:] for one in sample.segments if isinstance(one, ChunkRun)]
-    tree, text = sample.tree, sample.text
-    repeats = repetitions(tree)
-    idle = {*repeats, *echoes(tree)}
-    grams = rep_4(text)
+    tree = read(sample.annotated)
+    text = strip(tree)
+    idle = {*repetitions(tree), *echoes(tree)}
     outside = sample.plain_tokens - sum(len(bodies[place]) for place in idle)
+    new = min(outside, round(sample.plain_tokens * (1 - rep_4(text))))
     return ScoreParts(
         prompt=sample.prompt,
         number=sample.number,
         plain_tokens=sample.plain_tokens,
-        new_tokens=max(0, min(outside, round(sample.plain_tokens * (1 - grams)))),
+        new_tokens=max(0, new),
         critical_path=sample.critical_path,
-        chunks=len(bodies),
-        repeated_chunks=len(repeats),
-        idle_chunks=len(idle),
-        rep_4=grams,
-        quality=rating - idle_cost * len(idle) / max(1, len(bodies)),
+        quality=rating - IDLE_COST * len(idle) / max(1, len(bodies)),
         finished=not sample.truncated,
         sound=not sample.truncated and not empty_items(text),
-        hit_limit=sample.hit_limit,
     )
 
 
@@ -182,77 +139,49 @@ def baseline_tokens(samples: Sequence[Sample]) -> dict[str, float]:
     return {prompt: median(found) if found else overall for prompt, found in lengths.items()}
 
 
-def efficiency_of(part: ScoreParts, baseline: float) -> float:
-    """Return the efficiency of one answer; 0 for one that says nothing."""
-    return min(part.new_tokens, baseline) / part.critical_path if part.critical_path else 0.0
-
-
 def score_parts(
-    parts: Sequence[ScoreParts],
-    baseline: dict[str, float],
-    lambda_: float | None,
-    *,
-    length_control: bool = True,
-) -> Scores:
+    parts: Sequence[ScoreParts], baseline: dict[str, float], lambda_: float | None
+) -> list[float]:
     """Score all answers of a round; a `lambda_` of None is infinity."""
-    efficiencies = [efficiency_of(part, baseline[part.prompt]) for part in parts]
-    scale = _quality_scale(parts, efficiencies)
-    raw = [
-        scale * part.quality if lambda_ is None else efficiency + lambda_ * scale * part.quality
-        for part, efficiency in zip(parts, efficiencies, strict=True)
-    ]
-    lengths = _relative_lengths(parts)
-    slope = _slope(parts, lengths, raw) if length_control else 0.0
-    scored = [
-        Scored(part, baseline[part.prompt], efficiency, slope * length, score - slope * length)
-        for part, efficiency, length, score in zip(parts, efficiencies, lengths, raw, strict=True)
-    ]
-    return Scores(scored, scale, slope)
+    return without_length(parts, raw_scores(parts, baseline, lambda_)).tolist()
 
 
-def _quality_scale(parts: Sequence[ScoreParts], efficiencies: Sequence[float]) -> float:
-    """Return by what quality is multiplied to have its share of the efficiency's spread."""
-    efficiency_spread = _spread(parts, efficiencies)
-    quality_spread = _spread(parts, [part.quality for part in parts])
-    if not efficiency_spread or not quality_spread:
-        return 1.0
-    return QUALITY_SPREAD * efficiency_spread / quality_spread
+def raw_scores(
+    parts: Sequence[ScoreParts], baseline: dict[str, float], lambda_: float | None
+) -> Values:
+    """Return the scores before length control."""
+    speed = np.array([part.efficiency(baseline[part.prompt]) for part in parts])
+    quality = np.array([part.quality for part in parts])
+    spreads = [np.linalg.norm(_within(parts, values)) for values in (speed, quality)]
+    if all(spreads):
+        quality *= QUALITY_SPREAD * spreads[0] / spreads[1]
+    return quality if lambda_ is None else speed + lambda_ * quality
 
 
-def _spread(parts: Sequence[ScoreParts], values: Sequence[float]) -> float:
-    """Return the standard deviation within prompts, finished answers only."""
-    centred = centre(parts, values)
-    return math.sqrt(fmean(value**2 for value in centred)) if centred else 0.0
-
-
-def centre(parts: Sequence[ScoreParts], values: Sequence[float]) -> list[float]:
-    """Return the values of finished answers less the mean of their prompt's."""
-    groups: dict[str, list[float]] = {}
-    for part, value in zip(parts, values, strict=True):
-        if part.finished:
-            groups.setdefault(part.prompt, []).append(value)
-    return [value - fmean(group) for group in groups.values() for value in group]
-
-
-def _relative_lengths(parts: Sequence[ScoreParts]) -> list[float]:
-    """Return log(length / the prompt's median length), within `LENGTH_BAND`."""
-    groups: dict[str, list[int]] = {}
+def without_length(parts: Sequence[ScoreParts], raw: Values) -> Values:
+    """Return the scores less what the length of an answer says about them."""
+    lengths: dict[str, list[int]] = {}
     for part in parts:
-        groups.setdefault(part.prompt, []).append(max(1, part.plain_tokens))
-    middle = {prompt: median(lengths) for prompt, lengths in groups.items()}
-    logs = [math.log(max(1, part.plain_tokens) / middle[part.prompt]) for part in parts]
-    return [max(-LENGTH_BAND, min(LENGTH_BAND, log)) for log in logs]
+        lengths.setdefault(part.prompt, []).append(max(1, part.plain_tokens))
+    middles = {prompt: median(found) for prompt, found in lengths.items()}
+    logs = np.log([max(1, part.plain_tokens) / middles[part.prompt] for part in parts])
+    logs = np.clip(logs, -LENGTH_BAND, LENGTH_BAND)
+    across = _within(parts, logs)
+    slope = across @ _within(parts, raw) / (across @ across) if across.any() else 0.0
+    return raw - slope * logs
 
 
-def _slope(parts: Sequence[ScoreParts], lengths: Sequence[float], values: Sequence[float]) -> float:
-    """Return the least-squares slope of values over lengths within prompts."""
-    across = centre(parts, lengths)
-    total = sum(length**2 for length in across)
-    along = sum(x * y for x, y in zip(across, centre(parts, values), strict=True))
-    return along / total if total else 0.0
+def _within(parts: Sequence[ScoreParts], values: Values) -> Values:
+    """Return the values of finished answers less the mean of their prompt's."""
+    values = values[[part.finished for part in parts]]
+    prompts = [part.prompt for part in parts if part.finished]
+    groups = np.unique(prompts, return_inverse=True)[1]
+    return values - (np.bincount(groups, values) / np.bincount(groups))[groups]
 
 
-def choose_pairs(samples: Sequence[Sample], scores: Scores) -> list[PreferencePair]:
+def choose_pairs(
+    samples: Sequence[Sample], parts: Sequence[ScoreParts], scores: Sequence[float]
+) -> list[PreferencePair]:
     """Return best and worst of each prompt; one without a difference to learn from is left out.
 
     The best is a sound answer; the worst is an unsound one as often as there are such. Left out
@@ -260,25 +189,23 @@ def choose_pairs(samples: Sequence[Sample], scores: Scores) -> list[PreferencePa
     worst are the same text.
     """
     annotated = {(sample.prompt, sample.number): sample.annotated for sample in samples}
-    groups: dict[str, list[Scored]] = {}
-    for one in scores.scored:
-        groups.setdefault(one.part.prompt, []).append(one)
+    groups: dict[str, list[tuple[float, ScoreParts]]] = {}
+    for score, part in zip(scores, parts, strict=True):
+        groups.setdefault(part.prompt, []).append((score, part))
     pairs = []
     for prompt, group in groups.items():
-        sound = [one for one in group if one.part.sound]
+        sound = [one for one in group if one[1].sound]
+        unsound = [one for one in group if not one[1].sound]
         if not sound:
             continue
-        best = max(sound, key=lambda one: one.score)
-        unsound = [one for one in group if not one.part.sound]
         alone = len(sound) == 1 < len(group)
         faulty = alone or _draw(prompt) < len(unsound) / len(group)
-        worst = min(unsound if faulty else sound, key=lambda one: one.score)
-        numbers = best.part.number, worst.part.number
-        same = annotated[prompt, numbers[0]] == annotated[prompt, numbers[1]]
-        if (faulty or best.score - worst.score > TIE) and not same:
-            pairs.append(
-                PreferencePair(prompt, *numbers, candidates=len(group if faulty else sound))
-            )
+        high, best = max(sound, key=itemgetter(0))
+        low, worst = min(unsound if faulty else sound, key=itemgetter(0))
+        same = annotated[prompt, best.number] == annotated[prompt, worst.number]
+        if (faulty or high - low > TIE) and not same:
+            count = len(group if faulty else sound)
+            pairs.append(PreferencePair(prompt, best.number, worst.number, count))
     return pairs
 
 
@@ -287,52 +214,22 @@ def _draw(prompt: str) -> float:
     return int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:4], "big") / 2**32
 
 
-def summarise(
-    samples: Sequence[Sample],
-    scores: Scores,
-    pairs: Sequence[PreferencePair],
-    baseline: dict[str, float],
-) -> dict[str, Any]:
-    """Return the figures of a round: all answers, the best and the worst."""
-    by_key = {(one.part.prompt, one.part.number): one for one in scores.scored}
-    best = [by_key[pair.prompt, pair.best] for pair in pairs]
-    worst = [by_key[pair.prompt, pair.worst] for pair in pairs]
-    return {
-        "prompts": len({sample.prompt for sample in samples}),
-        "pairs": len(pairs),
-        "baseline_tokens": fmean(baseline.values()),
-        "quality_scale": scores.quality_scale,
-        "length_slope": scores.length_slope,
-        "all": describe(scores.scored),
-        "best": describe(best) if best else None,
-        "worst": describe(worst) if worst else None,
-    }
+def summarise(parts: Sequence[ScoreParts], pairs: Sequence[PreferencePair]) -> dict[str, Any]:
+    """Return the figures of a round: means over all answers, the best and the worst."""
+    known = {(part.prompt, part.number): part for part in parts}
+    best = [known[pair.prompt, pair.best] for pair in pairs]
+    worst = [known[pair.prompt, pair.worst] for pair in pairs]
+    groups = {"all": parts, "best": best, "worst": worst}
+    return {"pairs": len(pairs)} | {name: _means(group) for name, group in groups.items() if group}
 
 
-def describe(scored: Sequence[Scored]) -> dict[str, float | None]:
-    """Return the means over some answers."""
-    parts = [one.part for one in scored]
-    return {
-        **describe_parts(parts),
-        "efficiency": fmean(one.efficiency for one in scored),
-        "score": fmean(one.score for one in scored),
-    }
-
-
-def describe_parts(parts: Sequence[ScoreParts]) -> dict[str, float | None]:
-    """Return the means over some answers that need no baseline."""
-    finished = [part.plain_tokens for part in parts if part.finished]
-    chunks = sum(part.chunks for part in parts)
+def _means(parts: Sequence[ScoreParts]) -> dict[str, Any]:
+    steps = [tokens_per_step(part.plain_tokens, part.critical_path) for part in parts]
     return {
         "answers": len(parts),
         "finished": fmean(part.finished for part in parts),
         "sound": fmean(part.sound for part in parts),
-        "hit_limit": fmean(part.hit_limit for part in parts),
-        "plain_tokens_finished": fmean(finished) if finished else None,
-        "tokens_per_step": geometric_mean(part.tokens_per_step for part in parts),
+        "plain_tokens": fmean(part.plain_tokens for part in parts),
+        "tokens_per_step": geometric_mean(steps),
         "quality": fmean(part.quality for part in parts),
-        "chunks": chunks / len(parts),
-        "repeated_chunks": sum(part.repeated_chunks for part in parts) / chunks if chunks else 0.0,
-        "idle_chunks": sum(part.idle_chunks for part in parts) / chunks if chunks else 0.0,
-        "rep_4": fmean(part.rep_4 for part in parts),
     }

@@ -5,8 +5,7 @@ LoRA plus the control-token rows, or all weights.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -14,59 +13,49 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from pasta_decoding.data.dataset import Row, digest
 from pasta_decoding.engines.support import attention_windows
 from pasta_decoding.errors import PastaError
-from pasta_decoding.lang.check import check
 from pasta_decoding.lang.layout import Joining, Layout
 from pasta_decoding.lang.positions import scheme_named
-from pasta_decoding.lang.tree import Span, has_chunk, read, strip, without_topics
 from pasta_decoding.models import checkpoint as checkpoints
-from pasta_decoding.models.checkpoint import Checkpoint
+from pasta_decoding.models.checkpoint import FILE_NAME, Checkpoint
 from pasta_decoding.models.control_tokens import ControlTokens, choose_tokens, grow_vocabulary
 from pasta_decoding.models.load import answer_end, eos_ids_of, load_base
-from pasta_decoding.models.prompt import PromptEncoder
 from pasta_decoding.training.config import SftConfig
-from pasta_decoding.training.loop import (
-    MeteredTrainer,
-    RunCallback,
-    Show,
-    recompute_activations,
-    set_attention,
-    training_arguments,
-)
+from pasta_decoding.training.loop import RunCallback, RunTrainer, Say, Show, training_arguments
 from pasta_decoding.training.lora import (
     add_lora,
+    recompute_activations,
     refuse_other_start,
     save_adapter,
     save_whole,
+    set_attention,
     shard_tied_together,
 )
-from pasta_decoding.training.loss import IGNORED, LossMeter
+from pasta_decoding.training.loss import LabelLoss, Meter
+from pasta_decoding.training.packs import (
+    Packs,
+    collate,
+    compile_rows,
+    plan_packs,
+    share_out,
+    tokens_of,
+)
 from pasta_decoding.training.run import (
     begin_run,
-    find_run,
-    finish_run,
-    finished_run,
+    figures_of,
     last_checkpoint,
     owned,
+    plot_losses,
     refuse_other_inputs,
+    refuse_other_run,
 )
-from pasta_decoding.training.view import (
-    PackedBatch,
-    compile_answer,
-    model_inputs,
-    pack,
-    packed_batch,
-    takes_blocks,
-)
+from pasta_decoding.training.view import pack, takes_blocks
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
-
-Packs = Sequence[Sequence[Layout]]
 
 
 def train_sft(
@@ -75,17 +64,15 @@ def train_sft(
     *,
     base: Path,
     out: Path,
-    say: Callable[[str], None],
+    say: Say,
     held_out: Sequence[Row] = (),
-    show: Show = lambda _progress: None,
-    report_to: Sequence[str] = (),
+    show: Show = lambda _done, _total, _words: None,
 ) -> Path:
     """Train, resuming if `out` holds this run, and return the folder of the finished adapter.
 
     A run that is finished is left as it is, and its figures are said again.
-    held_out:  rows whose loss is measured on the way.
-    show:      hears how far it is, forward pass by forward pass.
-    report_to: trackers that the Trainer logs to, by its names.
+    held_out: rows whose loss is measured on the way.
+    show:     hears how far it is, step by step.
 
     Under `accelerate launch` every process calls this, and all must see `out`; the main one writes,
     and none returns before it has.
@@ -94,11 +81,13 @@ def train_sft(
 
     if not rows:
         raise PastaError("no row to train on: give --data")
-    find_run(out, config)
+    adapter = out / "adapter"
+    refuse_other_run(out, config)
     inputs: dict[str, Any] = {"rows": digest(rows), "held_out": digest(held_out)}
     refuse_other_inputs(out, inputs)
-    if finished_run(out, say):
-        return out / "adapter"
+    if (adapter / FILE_NAME).is_file():
+        say(f"this run is finished: {figures_of(out)}")
+        return adapter
     # It joins the processes; a model that will be sharded is loaded behind it.
     arguments = training_arguments(out, config, config.packs_per_step)
     model, tokenizer, checkpoint = _load(base, config, arguments.device, say)
@@ -114,7 +103,6 @@ def train_sft(
         logging_steps=5,
         eval_strategy="steps" if evaluated else "no",
         eval_steps=config.save_every_steps,
-        report_to=list(report_to),
     )
     with owned(out):
         if arguments.should_save:
@@ -122,17 +110,18 @@ def train_sft(
         weights = _train(model, packs, evaluated, checkpoint, arguments, say, show)
         if arguments.should_save:
             if config.lora_rank:
-                save_adapter(model, checkpoint, out / "adapter", weights=weights)
+                save_adapter(model, checkpoint, adapter, weights=weights)
             else:
-                save_whole(model, tokenizer, checkpoint, out / "adapter", weights=weights)
-            finish_run(out, _tokens(packs), say)
+                save_whole(model, tokenizer, checkpoint, adapter, weights=weights)
+            plot_losses(out)
+            say(f"finished: {figures_of(out)}")
     # Where one process ends badly the launcher ends all: not while the main one writes.
     PartialState().wait_for_everyone()
-    return out / "adapter"
+    return adapter
 
 
 def _load(
-    base: Path, config: SftConfig, device: torch.device, say: Callable[[str], None]
+    base: Path, config: SftConfig, device: torch.device, say: Say
 ) -> tuple[Any, Any, Checkpoint]:
     """Return the model to train, its tokenizer, and what the trained checkpoint will be."""
     frozen_in_bf16 = config.bf16 and config.lora_rank > 0
@@ -171,7 +160,7 @@ def _plan(
     tokenizer: Any,
     control: ControlTokens,
     config: SftConfig,
-    say: Callable[[str], None],
+    say: Say,
 ) -> tuple[list[list[Layout]], list[list[Layout]]]:
     """Return the packs of the run, and those that are held out, and say how much that is."""
     end = answer_end(tokenizer, eos_ids_of(model, tokenizer))
@@ -181,78 +170,10 @@ def _plan(
     )
     packs = plan_packs(layouts, config)
     what = "rows" if Joining.text in config.joins else "answers"
-    say(f"{len(layouts)} {what}, {_tokens(packs)} tokens in {len(packs)} packs")
+    say(f"{len(layouts)} {what}, {tokens_of(packs)} tokens in {len(packs)} packs")
     if evaluated:
-        say(f"{len(evaluated)} {what}, {_tokens([evaluated])} tokens are held out")
+        say(f"{len(evaluated)} {what}, {tokens_of([evaluated])} tokens are held out")
     return packs, pack(evaluated, config.pack_tokens)
-
-
-def compile_rows(
-    rows: Sequence[Row],
-    tokenizer: Any,
-    control: ControlTokens,
-    config: SftConfig,
-    say: Callable[[str], None],
-    *,
-    end: int,
-) -> list[Layout]:
-    """Lay every row out between its prompt and `end`; rows that cannot be used are left out."""
-    encoder = PromptEncoder(tokenizer, forbidden_ids=control.ids)
-    layouts: list[Layout] = []
-    left_out: dict[str, list[str]] = {}
-    for row in rows:
-        try:
-            layouts += compile_row(row, encoder, control, config, end=end)
-        except PastaError as reason:
-            left_out.setdefault(str(reason), []).append(row.id)
-    for why, ids in left_out.items():
-        say(f"{len(ids)} rows left out, the first is {ids[0]}: {why}")
-    if not layouts:
-        raise PastaError("no row to train on", hint="Raise --max-length or give other rows.")
-    return layouts
-
-
-def compile_row(
-    row: Row, encoder: PromptEncoder, control: ControlTokens, config: SftConfig, *, end: int
-) -> list[Layout]:
-    """Lay one row out, for each join.
-
-    Raises PastaError, which says why, if it teaches nothing or wrong things.
-    """
-    has_topics = config.topic == "required"
-    tree = read(row.response) if has_topics else without_topics(read(row.response))
-    text = strip(tree)
-    if problems := check(row.response, topic_required=has_topics):
-        raise PastaError(f"broken tags ({problems[0].rule})")
-    if has_chunk(read(text)):
-        raise PastaError("annotated twice: its tags are text")
-    if not text.strip():
-        raise PastaError("empty response")
-    layouts = compile_answer(
-        encoder.encode(row.conversation),
-        (Span(text),) if config.plain else tree,
-        control=control,
-        encode=encoder.encode_text,
-        scheme=scheme_named(config.scheme),
-        end=end,
-        max_tokens=config.max_tokens,
-        joinings=config.joins,
-    )
-    if not layouts:
-        raise PastaError(f"longer than {config.max_tokens} tokens")
-    return layouts
-
-
-def plan_packs(layouts: Sequence[Layout], config: SftConfig) -> list[list[Layout]]:
-    """Fix the packs of the whole run in advance, so that a resumed run sees the same ones."""
-    packs = []
-    shuffle = random.Random(config.seed)
-    for _ in range(config.epochs):
-        order = list(layouts)
-        shuffle.shuffle(order)
-        packs += pack(order, config.pack_tokens)
-    limit = None if config.max_steps is None else config.max_steps * config.packs_per_step
-    return packs[:limit]
 
 
 def _train(
@@ -261,18 +182,18 @@ def _train(
     held_out: Packs,
     checkpoint: Checkpoint,
     arguments: TrainingArguments,
-    say: Callable[[str], None],
+    say: Say,
     show: Show,
 ) -> dict[str, Tensor] | None:
     """Step through the packs.
 
     Return the state of the whole model where each process only holds a shard of it.
     """
-    out, control_ids = Path(str(arguments.output_dir)), checkpoint.control.ids
-    meter = LossMeter(control_ids)
+    out = Path(str(arguments.output_dir))
+    loss = LabelLoss(checkpoint.control.ids)
     watching = RunCallback(
-        meter,
-        [_tokens([layouts]) for layouts in packs],
+        loss.meter,
+        [tokens_of([layouts]) for layouts in packs],
         out=out,
         say=say,
         show=show,
@@ -281,88 +202,49 @@ def _train(
         processes=arguments.world_size,
     )
     trainer = SftTrainer(
-        meter,
-        LossMeter(control_ids),
+        loss.meter,
+        watching,
+        held_out_loss=LabelLoss(checkpoint.control.ids),
+        compute_loss_func=loss,
         model=model,
         args=arguments,
         train_dataset=share_out(packs, arguments.world_size),
         eval_dataset=share_out(held_out, arguments.world_size) if held_out else None,
         data_collator=partial(
-            _collate,
+            collate,
             windows=attention_windows(model.config.get_text_config()),
             device=arguments.device if takes_blocks(model) else None,
         ),
-        callbacks=[watching],
     )
     if trainer.is_fsdp_enabled:
         shard_tied_together(model)
-    resume = last_checkpoint(out)
-    with watching:
-        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    trainer.run()
     sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
     return trainer.accelerator.get_state_dict(trainer.model_wrapped) if sharded else None
 
 
-class SftTrainer(MeteredTrainer):
+class SftTrainer(RunTrainer):
     """The Trainer, whose loss on held-out packs is the mean over their labels, not over packs."""
 
-    def __init__(self, meter: LossMeter, held_out: LossMeter, **settings: Any) -> None:
-        super().__init__(meter, compute_loss_func=meter.loss, **settings)
-        self._held_out = held_out
+    def __init__(
+        self, meter: Meter, watching: RunCallback, *, held_out_loss: LabelLoss, **settings: Any
+    ) -> None:
+        super().__init__(meter, watching, **settings)
+        self._held_out_loss = held_out_loss
 
-    def prediction_step(
-        self,
-        model: Any,
-        inputs: dict[str, Any],
-        prediction_loss_only: bool,  # noqa: ARG002 (the Trainer's signature)
-        ignore_keys: list[str] | None = None,  # noqa: ARG002
-    ) -> tuple[Tensor, None, None]:
-        """Count the loss of one pack; what is returned only keeps the Trainer's loop going."""
-        inputs = self._prepare_inputs(inputs)
-        labels = inputs.pop("labels")
-        with torch.no_grad(), self.compute_loss_context_manager():
-            self._held_out.loss(model(**inputs), labels, num_items_in_batch=1)
-        return torch.zeros((), device=labels.device), None, None
-
-    def evaluation_loop(self, *arguments: Any, **settings: Any) -> Any:
-        """Put the losses over all labels into the figures of an evaluation."""
-        self._held_out.read(self.args.device)  # what a broken-off one left
-        output = super().evaluation_loop(*arguments, **settings)
-        means = self._held_out.read(self.args.device)
-        assert output.metrics is not None, "an evaluation has figures"
-        output.metrics.update({f"eval_{name}": mean for name, mean in means.items()})
-        return output
-
-
-def share_out(packs: Packs, processes: int) -> list[dict[str, PackedBatch]]:
-    """Return the packs in an order that the processes take in turns, each the same number.
-
-    So a step has the same packs however many processes share them. Left to itself the sampler
-    would show the first packs again to fill the last turn; a pack without labels teaches nothing.
-    """
-    batches = [packed_batch(layouts) for layouts in packs]
-    empty = torch.empty(0, dtype=torch.long)
-    filler = replace(batches[-1], source_L=empty, label_L=empty)
-    batches += [filler] * (-len(batches) % processes)
-    return [{"batch": batch} for batch in batches]
-
-
-def _collate(
-    examples: list[dict[str, PackedBatch]],
-    *,
-    windows: dict[str, int | None],
-    device: torch.device | None,
-) -> dict[str, Any]:
-    """Collate a batch of one pack; its masks are made here, so that they live for a step.
-
-    device: where to make block masks; None for dense ones.
-    """
-    (example,) = examples
-    batch = example["batch"] if device is None else example["batch"].to(device)
-    # The Trainer counts the labels of a step for the loss. Some of its versions leave out the first
-    # of each batch, which the models' own loss would shift away.
-    labels = pad(batch.label_L, (1, 0), value=IGNORED)
-    return {**model_inputs(batch, windows, blocks=device is not None), "labels": labels[None]}
+    def evaluate(self, *_arguments: Any, **_settings: Any) -> dict[str, float]:
+        """Log the losses over all labels of the held-out packs."""
+        model, loss = self.model_wrapped, self._held_out_loss
+        model.eval()
+        for batch in self.get_eval_dataloader():
+            inputs = self._prepare_inputs(batch)
+            labels = inputs.pop("labels")
+            with torch.no_grad(), self.compute_loss_context_manager():
+                loss(model(**inputs), labels)
+        found = {f"eval_{name}": mean for name, mean in loss.meter.read(self.args.device).items()}
+        self.log(found)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
+        return found
 
 
 def _begin_again(out: Path, *, lora: bool) -> str:
@@ -374,7 +256,3 @@ def _begin_again(out: Path, *, lora: bool) -> str:
         f"The last good state is {good}. Go on from there with --start {good}, another --out and "
         "a lower --learning-rate."
     )
-
-
-def _tokens(packs: Packs) -> int:
-    return sum(len(layout.tokens) for layouts in packs for layout in layouts)

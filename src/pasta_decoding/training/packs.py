@@ -1,0 +1,135 @@
+"""From rows to packs: what stage 1 shows the model, fixed in advance."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from pasta_decoding.data.dataset import Row
+from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.check import check
+from pasta_decoding.lang.layout import Layout
+from pasta_decoding.lang.positions import scheme_named
+from pasta_decoding.lang.tree import Span, has_chunk, read, strip, without_topics
+from pasta_decoding.models.control_tokens import ControlTokens
+from pasta_decoding.models.prompt import PromptEncoder
+from pasta_decoding.training.config import SftConfig
+from pasta_decoding.training.loop import Say
+from pasta_decoding.training.loss import IGNORED
+from pasta_decoding.training.view import (
+    PackedBatch,
+    compile_answer,
+    model_inputs,
+    pack,
+    packed_batch,
+)
+
+Packs = Sequence[Sequence[Layout]]
+
+
+def compile_rows(
+    rows: Sequence[Row],
+    tokenizer: Any,
+    control: ControlTokens,
+    config: SftConfig,
+    say: Say,
+    *,
+    end: int,
+) -> list[Layout]:
+    """Lay every row out between its prompt and `end`; rows that cannot be used are left out."""
+    encoder = PromptEncoder(tokenizer, forbidden_ids=control.ids)
+    layouts: list[Layout] = []
+    left_out: dict[str, list[str]] = {}
+    for row in rows:
+        try:
+            layouts += compile_row(row, encoder, control, config, end=end)
+        except PastaError as reason:
+            left_out.setdefault(str(reason), []).append(row.id)
+    for why, ids in left_out.items():
+        say(f"{len(ids)} rows left out, the first is {ids[0]}: {why}")
+    if not layouts:
+        raise PastaError("no row to train on", hint="Raise --max-length or give other rows.")
+    return layouts
+
+
+def compile_row(
+    row: Row, encoder: PromptEncoder, control: ControlTokens, config: SftConfig, *, end: int
+) -> list[Layout]:
+    """Lay one row out, for each join.
+
+    Raises PastaError, which says why, if it teaches nothing or wrong things.
+    """
+    has_topics = config.topic == "required"
+    tree = read(row.response) if has_topics else without_topics(read(row.response))
+    text = strip(tree)
+    if problems := check(row.response, topic_required=has_topics):
+        raise PastaError(f"broken tags ({problems[0].rule})")
+    if has_chunk(read(text)):
+        raise PastaError("annotated twice: its tags are text")
+    if not text.strip():
+        raise PastaError("empty response")
+    layouts = compile_answer(
+        encoder.encode(row.conversation),
+        (Span(text),) if config.plain else tree,
+        control=control,
+        encode=encoder.encode_text,
+        scheme=scheme_named(config.scheme),
+        end=end,
+        max_tokens=config.max_tokens,
+        joinings=config.joins,
+    )
+    if not layouts:
+        raise PastaError(f"longer than {config.max_tokens} tokens")
+    return layouts
+
+
+def plan_packs(layouts: Sequence[Layout], config: SftConfig) -> list[list[Layout]]:
+    """Fix the packs of the whole run in advance, so that a resumed run sees the same ones."""
+    packs = []
+    shuffle = random.Random(config.seed)
+    for _ in range(config.epochs):
+        order = list(layouts)
+        shuffle.shuffle(order)
+        packs += pack(order, config.pack_tokens)
+    limit = None if config.max_steps is None else config.max_steps * config.packs_per_step
+    return packs[:limit]
+
+
+def share_out(packs: Packs, processes: int) -> list[dict[str, PackedBatch]]:
+    """Return the packs in an order that the processes take in turns, each the same number.
+
+    So a step has the same packs however many processes share them. Left to itself the sampler
+    would show the first packs again to fill the last turn; a pack without labels teaches nothing.
+    """
+    batches = [packed_batch(layouts) for layouts in packs]
+    empty = torch.empty(0, dtype=torch.long)
+    filler = replace(batches[-1], source_L=empty, label_L=empty)
+    batches += [filler] * (-len(batches) % processes)
+    return [{"batch": batch} for batch in batches]
+
+
+def collate(
+    examples: list[dict[str, PackedBatch]],
+    *,
+    windows: dict[str, int | None],
+    device: torch.device | None,
+) -> dict[str, Any]:
+    """Collate a batch of one pack; its masks are made here, so that they live for a step.
+
+    device: where to make block masks; None for dense ones.
+    """
+    (example,) = examples
+    batch = example["batch"] if device is None else example["batch"].to(device)
+    # The Trainer counts the labels of a step for the loss. Some of its versions leave out the first
+    # of each batch, which the models' own loss would shift away.
+    labels = pad(batch.label_L, (1, 0), value=IGNORED)
+    return {**model_inputs(batch, windows, blocks=device is not None), "labels": labels[None]}
+
+
+def tokens_of(packs: Packs) -> int:
+    return sum(len(layout.tokens) for layouts in packs for layout in layouts)
