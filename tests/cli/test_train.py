@@ -12,22 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from pasta_decoding.lang.positions import SCHEMES
 from pasta_decoding.models.checkpoint import load
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Outcome, Pasta, interrupted
 
-FLAGS = [
-    "--base-name",
-    "tiny",
-    "--max-steps",
-    "2",
-    "--packs-per-step",
-    "1",
-    "--save-every-steps",
-    "1",
-    "--no-bf16",
-]
+FLAGS = ["--max-steps", "2", "--packs-per-step", "1"]
+SETTINGS = {"base_name": "tiny", "save_every_steps": 1, "bf16": False}
 
 
 @pytest.fixture
@@ -44,11 +34,15 @@ def train(
     pasta: Pasta, tiny_checkpoint: TinyCheckpoint, rows: Path, tmp_path: Path
 ) -> Callable[..., Outcome]:
     """Return a function that trains two steps into `run`; named paths take the place of its own."""
+    file = tmp_path.parent / f"{tmp_path.name}.yaml"
+    file.write_text(json.dumps(SETTINGS))
 
-    def run(*flags: str, **paths: Path) -> Outcome:
+    def run(*flags: str, settings: dict[str, object] | None = None, **paths: Path) -> Outcome:
+        if settings is not None:
+            file.write_text(json.dumps(SETTINGS | settings))
         wanted = {"data": rows, "out": tmp_path / "run", "model": tiny_checkpoint.base} | paths
         where = [part for name, path in wanted.items() for part in (f"--{name}", path)]
-        return pasta("train", "sft", *where, *FLAGS, *flags)
+        return pasta("train", "sft", *where, "--config", file, *FLAGS, *flags)
 
     return run
 
@@ -62,16 +56,35 @@ def test_training_prints_the_folder_of_the_adapter_that_it_wrote(
     assert (tmp_path / "run" / "adapter" / "pasta.json").is_file()
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
 def test_an_adapter_says_how_it_was_trained_and_one_that_goes_on_from_it_says_the_same(
-    scheme: str, train: Callable[..., Outcome], tmp_path: Path
+    train: Callable[..., Outcome], tmp_path: Path
 ) -> None:
-    first, second = tmp_path / "run" / "adapter", tmp_path / "second" / "adapter"
-    assert train("--scheme", scheme, "--topic", "none").status == 0
-    assert train(start=first, out=second.parent).status == 0
-    for adapter in (first, second):
-        checkpoint = load(adapter)
-        assert (checkpoint.scheme, checkpoint.topic) == (scheme, "none")
+    told = {"scheme": "reserve", "topic": "none"}
+    assert train("--join", "text", "--join", "kv", settings=told).status == 0
+    for number, start in enumerate(("run", "run/checkpoint-1", "run/adapter")):
+        out = tmp_path / f"next-{number}"
+        assert train("--max-steps", "1", start=tmp_path / start, out=out).status == 0
+        checkpoint = load(out / "adapter")
+        assert (checkpoint.scheme, checkpoint.topic) == ("reserve", "none")
+        assert checkpoint.joins == ("text", "kv")
+    assert train("--join", "kv", start=tmp_path / "run", out=tmp_path / "kv").status == 0
+    assert load(tmp_path / "kv" / "adapter").joins == ("kv",)
+
+
+def test_a_runs_own_settings_begin_another_and_the_command_line_stands_above_them(
+    pasta: Pasta, train: Callable[..., Outcome], tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    assert train("--seed", "3", "--epochs", "4").status == 0
+    config, out = tmp_path / "run" / "config.json", tmp_path / "again"
+    where = ["--config", config, "--out", out, "--model", tiny_checkpoint.base]
+    assert pasta("train", "sft", *where, "--epochs", "3").status == 0
+    ours, theirs = (json.loads((one / "config.json").read_text()) for one in (out, config.parent))
+    assert ours == theirs | {"epochs": 3}
+    config.write_text('{"lerning_rate": 1}')
+    found = pasta("train", "sft", *where)
+    assert found.status == 2
+    complaint = f"pasta: {config}: no setting 'lerning_rate': did you mean learning_rate?\n"
+    assert found.err == complaint
 
 
 def test_an_adapter_with_joins_of_another_version_is_no_start(
@@ -80,16 +93,8 @@ def test_an_adapter_with_joins_of_another_version_is_no_start(
     start = Path(shutil.copytree(tiny_checkpoint.adapter, tmp_path / "start"))
     record = json.loads((start / "pasta.json").read_text()) | {"joins": ["prose"]}
     (start / "pasta.json").write_text(json.dumps(record))
-    found = train("--start", start)
+    found = train("--start", str(start))
     assert (found.status, "unknown join: 'prose'" in found.err) == (2, True)
-
-
-def test_without_more_words_topics_are_required_and_positions_shared(
-    train: Callable[..., Outcome], tmp_path: Path
-) -> None:
-    assert train().status == 0
-    checkpoint = load(tmp_path / "run" / "adapter")
-    assert (checkpoint.scheme, checkpoint.topic) == ("shared-max", "required")
 
 
 def test_interrupted_training_leaves_no_adapter_and_can_be_resumed(
@@ -113,8 +118,6 @@ def test_a_run_tells_how_far_it_is_and_what_it_came_to(
     again = train()
     assert again.out == found.out
     assert "this run is finished: 2 steps, " in again.err
-    # The folder of the run will do where its adapter is asked for.
-    assert train("--start", str(tmp_path / "run"), out=tmp_path / "second").status == 0
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "tokens/s" in train(out=tmp_path / "drawn").err
@@ -125,21 +128,21 @@ def test_rows_are_held_out_by_share_or_by_file(
 ) -> None:
     row = json.loads(rows.read_text())
     rows.write_text("\n".join(json.dumps(row | {"id": str(n)}) for n in range(20)))
-    found = train("--eval-share", "0.3")
+    found = train(settings={"eval_share": 0.3})
     (trained, held_out) = (int(n) for n in re.findall(r"^(\d+) answers, ", found.err, re.M))
     assert trained + held_out == 20
     assert 2 <= held_out <= 10
     assert "held-out text" in found.err
-    given = train("--eval-data", str(rows), out=tmp_path / "given")
+    given = train("--eval-data", str(rows), settings={}, out=tmp_path / "given")
     assert "20 of 20 held-out prompts are trained on, too" in given.err
     assert "held-out text" in given.err
-    both = train("--eval-data", str(rows), "--eval-share", "0.1", out=tmp_path / "both")
+    both = train("--eval-data", str(rows), settings={"eval_share": 0.1}, out=tmp_path / "both")
     assert both.status == 2
-    assert "pasta: --eval-data and --eval-share are two ways: give one of them\n" in both.err
-    none = train("--eval-share", "0.0001", out=tmp_path / "none")
+    assert "pasta: eval_data and eval_share are two ways: give one of them\n" in both.err
+    none = train(settings={"eval_share": 0.0001}, out=tmp_path / "none")
     assert none.complaint[1:] == (
         "pasta: a share of 0.0001 leaves 20 rows and holds out 0",
-        "Give another --eval-share, or --eval-data.",
+        "Give another eval_share, or --eval-data.",
     )
 
 
@@ -147,18 +150,8 @@ def test_a_tracker_that_is_not_installed_is_told_with_its_remedy(
     train: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pasta_decoding.cli.train.find_spec", lambda _name: None)
-    found = train("--report-to", "wandb")
+    found = train(settings={"report_to": ["wandb"]})
     assert found.complaint == (2, "pasta: wandb is not installed", "pip install wandb")
-    assert train("--report-to", "none").status == 0
-
-
-def test_a_run_goes_on_from_a_checkpoint_of_another(
-    train: Callable[..., Outcome], tmp_path: Path
-) -> None:
-    assert train("--topic", "none").status == 0
-    checkpoint = str(tmp_path / "run" / "checkpoint-1")
-    assert train("--start", checkpoint, out=tmp_path / "second").status == 0
-    assert load(tmp_path / "second" / "adapter").topic == "none"
 
 
 @pytest.mark.parametrize("name", ["data", "out", "model"])

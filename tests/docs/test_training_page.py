@@ -21,7 +21,7 @@ from pasta_decoding.models.pull import pull
 from tests.chatserver import chat_server, in_turn
 from tests.docs.pages import ROOT, blocks, text_of
 from tests.shapes import HUB_SHAPES
-from tests.training.test_sft import ROWS
+from tests.training.tiny_runs import ROWS
 
 PAGE = "docs/training.md"
 MODEL = "meta-llama/Meta-Llama-3-8B-Instruct"
@@ -29,13 +29,13 @@ ANNOTATED = "\n".join(
     f'{n}. <promise topic="{city}" tokens="10"/><async>{city}.</async>'
     for n, city in enumerate(("Paris", "Rome"), start=1)
 )
-ENGINE = "--engine torch --dtype float32"
+ENGINE = "--engine torch"
 SMALLER = {
-    "train preference": "--samples 16 --baseline-samples 1 --rounds 1 --max-tokens 120 "
-    f"--pairs-per-step 1 --no-bf16 {ENGINE}",
-    "train sft": "--max-steps 2 --max-length 256 --pack-tokens 256 --packs-per-step 2 --no-bf16",
-    "eval generate": f"--max-tokens 24 {ENGINE}",
+    "train preference": f"--samples 12 --rounds 1 --max-tokens 100 --config small.yaml {ENGINE}",
+    "train sft": "--max-steps 2 --max-length 256 --pack-tokens 256 --packs-per-step 2",
+    "eval generate": f"--max-tokens 24 --dtype float32 {ENGINE}",
 }
+SMALL = "bf16: false\nbaseline_samples: 1\npairs_per_step: 1\ndtype: float32\n"
 
 
 def commands() -> list[str]:
@@ -66,6 +66,9 @@ def test_every_command_works_on_a_tiny_model_of_that_shape(
     ]
     for name in ("prompts.jsonl", "responses.jsonl"):
         Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    [settings] = blocks(PAGE, "yaml")
+    Path("llama.yaml").write_text(f"{settings.text}\nbf16: false\n")
+    Path("small.yaml").write_text(SMALL)
     Path("evaluation.jsonl").write_text('{"instruction": "Three good habits?"}\n')
     pull(tmp_path / "cache", fetch=lambda *_: base)
     monkeypatch.setenv("PASTA_CACHE", str(tmp_path / "cache"))

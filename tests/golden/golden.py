@@ -114,7 +114,7 @@ def losses() -> dict[str, Any]:
 
     with TemporaryDirectory() as folder:
         here = Path(folder)
-        base = _talkative(make_base(here / "base"))
+        base = talkative(make_base(here / "base"))
         adapter = make_adapter(base, here / "adapter")
         rows, prompts = here / "rows.jsonl", here / "prompts.jsonl"
         rows.write_text(
@@ -124,23 +124,30 @@ def losses() -> dict[str, Any]:
             )
         )
         prompts.write_text("\n".join(json.dumps({"instruction": asked}) for asked, _ in ROWS))
-        common = ["--model", str(base), "--no-bf16", "--save-every-steps", "30"]
-        common += ["--learning-rate", "1e-3", "--warmup-steps", "2"]
-        sft = ["--data", str(rows), "--out", str(here / "sft"), "--base-name", BASE_NAME]
+        common = ["--model", str(base), "--learning-rate", "1e-3"]
+        shared = {"bf16": False, "save_every_steps": 30, "warmup_steps": 2}
+        sft = ["--data", str(rows), "--out", str(here / "sft")]
         size = ["--max-steps", "30", "--epochs", "60", "--packs-per-step", "2"]
-        _pasta("train", "sft", *sft, *size, "--pack-tokens", "160", *common)
-        policy = ["--policy", str(adapter), "--baseline", str(adapter)]
+        file = _settings(here / "sft.yaml", base_name=BASE_NAME, **shared)
+        _pasta("train", "sft", *sft, *size, "--pack-tokens", "160", *common, *file)
+        policy = ["--policy", str(adapter), "--baseline", str(adapter), "--engine", "torch"]
         where = ["--prompts", str(prompts), "--out", str(here / "preference")]
-        size = ["--samples", "6", "--baseline-samples", "2", "--max-tokens", "80"]
-        engine = ["--engine", "torch", "--dtype", "float32", "--pairs-per-step", "1"]
-        _pasta("train", "preference", *policy, *where, *size, *engine, *common)
+        size = ["--samples", "6", "--max-tokens", "80"]
+        rare = {"baseline_samples": 2, "dtype": "float32", "pairs_per_step": 1}
+        file = _settings(here / "preference.yaml", **rare, **shared)
+        _pasta("train", "preference", *policy, *where, *size, *common, *file)
         return {
             "sft": _metrics(here / "sft"),
             "preference": _metrics(here / "preference" / "round-1" / "train"),
         }
 
 
-def _talkative(base: Path) -> Path:
+def _settings(path: Path, **settings: Any) -> list[str]:
+    path.write_text(json.dumps(settings))
+    return ["--config", str(path)]
+
+
+def talkative(base: Path) -> Path:
     """Let a tiny model end its answers now and then: its end weighs more."""
     from safetensors.torch import load_file, save_file
 

@@ -22,10 +22,10 @@ from pasta_decoding.models.gguf import read_metadata, write_gguf
 from pasta_decoding.models.load import load_model
 from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
 from pasta_decoding.runtime.request import Rules, SamplingParams
-from pasta_decoding.training.likelihood import load_nll
+from pasta_decoding.training.likelihood import likelihood_rate
 from pasta_decoding.training.loss import score_layouts
 from pasta_decoding.training.sample import (
-    AnswerSampler,
+    SampleSet,
     decode_sample,
     encode_sample,
     sample_answers,
@@ -61,10 +61,10 @@ def label_of_end(layout: Layout) -> int | None:
 def test_answers_their_layouts_and_samples_keep_the_end_that_was_chosen(
     decoder: LocalDecoder, tmp_path: Path
 ) -> None:
-    sampler = AnswerSampler("ends", 12, RULES, seed=0)
+    wanted = SampleSet("ends", 12, RULES, seed=0)
     prompts = [question_of("Why?")]
     path = tmp_path / "samples.jsonl"
-    samples = sample_answers(lambda: decoder, prompts, sampler, path, lambda items, *_: items)
+    samples = sample_answers(lambda: decoder, prompts, wanted, path, lambda items, *_: items)
     assert {sample.end for sample in samples} >= {OTHER_END, END_ID}
     for sample in samples:
         assert decode_sample(json.loads(json.dumps(encode_sample(sample)))).end == sample.end
@@ -93,8 +93,8 @@ def test_a_plain_text_is_rated_with_the_end_that_training_shows(
         return score_layouts(model, layouts)
 
     monkeypatch.setattr("pasta_decoding.training.likelihood.score_layouts", score)
-    nll = load_nll(two_ends.base, two_ends.adapter, dtype="float32")
-    assert nll("Why?", ["Because."])[0] > 0
+    rate = likelihood_rate(two_ends.base, two_ends.adapter, dtype="float32")
+    assert rate("Why?", ["Because."])[0] < 0
     assert label_of_end(seen[0]) == END_ID
 
 

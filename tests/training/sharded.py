@@ -21,8 +21,12 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.models.load import load_base
-from pasta_decoding.training.loop import recompute_activations
-from pasta_decoding.training.lora import add_lora, save_adapter, shard_tied_together
+from pasta_decoding.training.lora import (
+    add_lora,
+    recompute_activations,
+    save_adapter,
+    shard_tied_together,
+)
 
 
 def main(base: Path, out: Path) -> None:

@@ -15,42 +15,22 @@ from accelerate import PartialState
 from safetensors.torch import load_file
 
 from pasta_decoding.data.lines import read_lines
-from pasta_decoding.models.control_tokens import choose_tokens
-from pasta_decoding.training.config import SftConfig
-from pasta_decoding.training.sft import compile_rows, plan_packs, share_out, train_sft
-from tests.checkpoint import BASE_NAME, END_ID, TinyCheckpoint, byte_tokenizer
-from tests.training.test_sft import ROWS
+from pasta_decoding.training.config import SftConfig, identity
+from tests.checkpoint import TinyCheckpoint
+from tests.training.tiny_runs import CONFIG as TEN_STEPS
+from tests.training.tiny_runs import ROWS, train
 
 LAUNCH = Path(__file__).parents[2] / "configs" / "accelerate" / "cpu.yaml"
-CONFIG = SftConfig(
+CONFIG = replace(
+    TEN_STEPS,
     data=("rows.jsonl",),
-    base_name=BASE_NAME,
     epochs=21,
-    learning_rate=2e-2,
+    max_steps=None,
     warmup_steps=2,
-    lora_rank=8,
-    max_tokens=256,
     pack_tokens=110,
     packs_per_step=4,
     save_every_steps=10,
-    bf16=False,
 )
-
-
-def flags(config: SftConfig) -> list[str]:
-    """Return the command line that means `config`."""
-    named = {
-        "base-name": config.base_name,
-        "epochs": config.epochs,
-        "learning-rate": config.learning_rate,
-        "warmup-steps": config.warmup_steps,
-        "lora-rank": config.lora_rank,
-        "max-length": config.max_tokens,
-        "pack-tokens": config.pack_tokens,
-        "packs-per-step": config.packs_per_step,
-        "save-every-steps": config.save_every_steps,
-    } | dict.fromkeys(["eval-data"] if config.eval_data else [], "rows.jsonl")
-    return [part for name, value in named.items() for part in (f"--{name}", str(value))]
 
 
 def launch(folder: Path, base: Path, config: SftConfig) -> subprocess.CompletedProcess[str]:
@@ -60,9 +40,10 @@ def launch(folder: Path, base: Path, config: SftConfig) -> subprocess.CompletedP
     data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(LAUNCH)]
     command = [*launcher, "--main_process_port", "0", "-m", "pasta_decoding", "train", "sft"]
-    where = ["--data", "rows.jsonl", "--model", str(base), "--out", "run", "--no-bf16"]
+    (folder / "run.yaml").write_text(json.dumps(identity(config)))
+    where = ["--config", "run.yaml", "--model", str(base), "--out", "run"]
     return subprocess.run(
-        [*command, *where, *flags(config)], cwd=folder, capture_output=True, text=True, check=False
+        [*command, *where], cwd=folder, capture_output=True, text=True, check=False
     )
 
 
@@ -76,25 +57,12 @@ def adapter_of(out: Path) -> dict[str, torch.Tensor]:
     return load_file(out / "adapter" / "adapter_model.safetensors")
 
 
-def test_packs_are_shared_out_evenly_and_what_fills_the_last_turn_teaches_nothing() -> None:
-    tokenizer = byte_tokenizer()
-    layouts = compile_rows(ROWS, tokenizer, choose_tokens(tokenizer), CONFIG, print, end=END_ID)
-    packs = plan_packs(layouts, CONFIG)
-    assert len(packs) % 4 == 3
-    alone, shared = share_out(packs, 1), share_out(packs, 4)
-    assert len(alone) == len(packs)
-    assert len(shared) == len(packs) + 1
-    for ours, theirs in zip(alone, shared, strict=False):
-        assert torch.equal(ours["batch"].tokens_T, theirs["batch"].tokens_T)
-    assert len(shared[-1]["batch"].label_L) == len(shared[-1]["batch"].source_L) == 0
-
-
 @pytest.mark.slow
 def test_two_processes_give_the_curve_and_the_adapter_of_one(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
     alone = tmp_path / "alone"
-    train_sft(CONFIG, ROWS, base=tiny_checkpoint.base, out=alone, say=lambda _line: None)
+    train(tiny_checkpoint.base, alone, CONFIG)
     found = launch(tmp_path, tiny_checkpoint.base, CONFIG)
     assert found.returncode == 0, found.stderr
     together = tmp_path / "run"
@@ -119,7 +87,7 @@ def test_two_processes_measure_the_held_out_loss_of_one(
     config = replace(CONFIG, epochs=2, eval_data=("rows.jsonl",))
     alone = tmp_path / "alone"
     base = tiny_checkpoint.base
-    train_sft(config, ROWS, base=base, out=alone, say=print, held_out=ROWS)
+    train(base, alone, config, held_out=ROWS)
     found = launch(tmp_path, base, config)
     assert found.returncode == 0, found.stderr
     [ours], [theirs] = (
@@ -137,8 +105,7 @@ def test_no_process_goes_before_the_adapter_is_written(
     written = []
     meet = "wait_for_everyone"
     monkeypatch.setattr(PartialState, meet, lambda _state: written.append(adapter.exists()))
-    config = replace(CONFIG, max_steps=1)
-    train_sft(config, ROWS, base=tiny_checkpoint.base, out=tmp_path, say=lambda _line: None)
+    train(tiny_checkpoint.base, tmp_path, replace(CONFIG, max_steps=1))
     assert written[-1]
 
 

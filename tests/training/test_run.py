@@ -1,67 +1,116 @@
-"""A run folder: what is resumed, and what is refused by name."""
+"""A run's settings and folder: what a file may say, what is resumed, what is refused by name."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.training.run import begin_run, find_run, last_checkpoint
+from pasta_decoding.lang.layout import Joining
+from pasta_decoding.training.config import (
+    PreferenceConfig,
+    SftConfig,
+    identity,
+    keys,
+    read_config,
+)
+from pasta_decoding.training.run import begin_run, last_checkpoint, refuse_other_run
+
+CONFIG = SftConfig(data=("a.jsonl", "b.jsonl"), max_steps=5, joins=(Joining.text,))
 
 
-@dataclass(frozen=True)
-class Config:
-    data: tuple[str, ...] = ("a.jsonl", "b.jsonl")
-    learning_rate: float = 1e-3
-    max_steps: int | None = None
-
-
-def refusal(out: Path, config: Config) -> PastaError:
+def refusal(call: Callable[[], object]) -> str:
     with pytest.raises(PastaError) as caught:
-        find_run(out, config)
-    return caught.value
+        call()
+    return str(caught.value)
 
 
-def test_the_same_settings_go_on_and_a_new_folder_begins(tmp_path: Path) -> None:
-    assert find_run(tmp_path / "run", Config()) is None
-    begin_run(tmp_path / "run", Config())
-    assert find_run(tmp_path / "run", Config()) is None
+@pytest.mark.parametrize("config", [CONFIG, PreferenceConfig(prompts=("p",), lambda_=None)])
+def test_a_runs_own_settings_are_a_file_of_settings(
+    config: SftConfig | PreferenceConfig, tmp_path: Path
+) -> None:
+    begin_run(tmp_path, config)
+    kind = type(config)
+    assert kind(**read_config(tmp_path / "config.json", kind)) == config
+    refuse_other_run(tmp_path, config)
+    refuse_other_run(tmp_path / "new", config)
+
+
+def test_a_file_says_numbers_as_people_write_them(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("learning_rate: 1e-4\nlambda: .inf\nalpha: 1\nprompts: [a, b]\n")
+    found = read_config(path, PreferenceConfig)
+    assert found == {"learning_rate": 1e-4, "lambda_": None, "alpha": 1.0, "prompts": ("a", "b")}
+    path.write_text("lambda: 2")
+    assert read_config(path, PreferenceConfig) == {"lambda_": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("lerning_rate: 1", "no setting 'lerning_rate': did you mean learning_rate?"),
+        ("epochs: many", "epochs is 'many', not a whole number"),
+        ("epochs: true", "epochs is True, not a whole number"),
+        ("epochs: 1.5", "epochs is 1.5, not a whole number"),
+        ("max_steps: []", "max_steps is [], not a whole number or null"),
+        ("epochs: 0", "epochs is 0, less than 1"),
+        ("eval_share: 0.9", "eval_share is 0.9, more than 0.5"),
+        ("learning_rate: .nan", "learning_rate is nan, less than 0"),
+        ("learning_rate: fast", "learning_rate is 'fast', not a number"),
+        ("bf16: 1", "bf16 is 1, not true or false"),
+        ("data: a.jsonl", "data is 'a.jsonl', not a list, each a text"),
+        ("schedule: [linear]", "schedule is ['linear'], not one of linear, cosine, constant"),
+        ("joins: [prose]", "joins is ['prose'], not a list, each one of kv, text"),
+        ("- epochs", "holds no settings, such as `epochs: 2`"),
+        ("{epochs: 1", "cannot be read: while parsing a flow mapping"),
+    ],
+)
+def test_what_a_file_cannot_say_is_named_in_one_line(
+    text: str, complaint: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    message = refusal(lambda: read_config(path, SftConfig))
+    assert message.startswith(str(path))
+    assert complaint in message
+    assert "\n" not in message
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "none.yaml"
+    assert refusal(lambda: read_config(path, SftConfig)).startswith(f"{path} cannot be read: ")
 
 
 def test_every_setting_that_differs_is_named_with_both_values(tmp_path: Path) -> None:
-    begin_run(tmp_path, Config())
-    error = refusal(tmp_path, replace(Config(), data=("a.jsonl",), max_steps=5))
-    assert str(error) == (
+    begin_run(tmp_path, CONFIG)
+    other = replace(CONFIG, data=("a.jsonl",), max_steps=None)
+    assert refusal(lambda: refuse_other_run(tmp_path, other)) == (
         f"{tmp_path} was begun with other settings: "
-        "data (['a.jsonl', 'b.jsonl'] -> ['a.jsonl']), max_steps (None -> 5)"
+        "data (['a.jsonl', 'b.jsonl'] -> ['a.jsonl']), max_steps (5 -> None)"
     )
+    refuse_other_run(tmp_path, replace(CONFIG, report_to=("wandb",)))
+    assert not {"report_to", "device"} & set(identity(PreferenceConfig()))
 
 
-def test_a_setting_that_the_run_did_not_know_had_its_default(tmp_path: Path) -> None:
-    begin_run(tmp_path, Config())
-    settings = json.loads((tmp_path / "config.json").read_text())
-    del settings["learning_rate"]
-    (tmp_path / "config.json").write_text(json.dumps(settings | {"old": 1}))
-    assert str(refusal(tmp_path, Config())).endswith("settings: old (1 -> None)")
-    assert str(refusal(tmp_path, Config(learning_rate=0.5))).endswith(
-        ": learning_rate (0.001 -> 0.5), old (1 -> None)"
-    )
+def test_rare_settings_are_keys_of_the_file_only() -> None:
+    assert {"schedule", "lora_alpha", "bf16"} <= set(keys(SftConfig))
+    assert not {"data", "epochs", "lora_rank"} & set(keys(SftConfig))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]"])
 def test_settings_that_cannot_be_read_are_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
-    error = refusal(tmp_path, Config())
-    assert str(error).startswith(
-        f"the settings of the run in {tmp_path / 'config.json'} cannot be read: "
-    )
+    message = refusal(lambda: refuse_other_run(tmp_path, CONFIG))
+    path = tmp_path / "config.json"
+    assert message.startswith(f"the settings of the run in {path} cannot be read: ")
 
 
 def test_the_last_checkpoint_is_the_one_with_the_most_steps_that_is_whole(tmp_path: Path) -> None:
-    for step, state in ((9, "{}"), (10, "{}"), (11, '{"global_step"'), (12, None)):
+    for step, state in ((9, "{}"), (10, json.dumps({})), (11, '{"global_step"'), (12, None)):
         (tmp_path / f"checkpoint-{step}").mkdir()
         if state is not None:
             (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(state)

@@ -119,7 +119,7 @@ def hold_out(rows: Iterable[Row], share: float) -> tuple[list[Row], list[Row]]:
     if not all(parts):
         raise PastaError(
             f"a share of {share:g} leaves {len(parts[0])} rows and holds out {len(parts[1])}",
-            hint="Give another --eval-share, or --eval-data.",
+            hint="Give another eval_share, or --eval-data.",
         )
     return parts
 

@@ -1,0 +1,24 @@
+"""What the tests of both stages share: one finished run of stage 1."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoint import TinyCheckpoint
+from tests.training.tiny_runs import train
+
+
+@pytest.fixture(scope="session")
+def finished(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run without a break. Shared: do not change it."""
+    out = tmp_path_factory.mktemp("sft") / "out"
+    train(tiny_checkpoint.base, out)
+    return out
+
+
+@pytest.fixture(autouse=True)
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes as long as five steps, and `finished` does it."""
+    monkeypatch.setattr("pasta_decoding.training.sft.plot_losses", lambda _out: None)

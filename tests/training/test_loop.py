@@ -1,0 +1,154 @@
+"""A run on the way: progress, held-out losses, trackers, interruptions, numbers that are none."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import TrainerCallback
+from transformers.integrations import integration_utils
+
+from pasta_decoding.data.lines import read_lines
+from pasta_decoding.errors import PastaError
+from pasta_decoding.models.control_tokens import choose_tokens
+from pasta_decoding.models.load import find_adapter, load_base
+from pasta_decoding.training.loop import GOES_ON
+from pasta_decoding.training.loss import score_layouts
+from pasta_decoding.training.packs import compile_rows
+from tests.checkpoint import END_ID, TinyCheckpoint, byte_tokenizer
+from tests.training.tiny_runs import CONFIG, ROWS, behind_step, files, losses, spoil, train
+
+HELD_OUT = ROWS[2:]
+
+
+def test_looking_on_changes_nothing_and_tells_progress_files_and_trackers(
+    tiny_checkpoint: TinyCheckpoint, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[int, set[str]] = {}
+    shown: list[tuple[int, int, str]] = []
+    said: list[str] = []
+
+    class Tracker(TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+            told.setdefault(state.global_step, set()).update(kwargs["logs"])
+
+    monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "tensorboard", Tracker)
+    train(
+        tiny_checkpoint.base,
+        tmp_path,
+        replace(CONFIG, report_to=("tensorboard",)),
+        held_out=HELD_OUT,
+        show=lambda *one: shown.append(one),
+        say=said.append,
+    )
+    lines = losses(tmp_path)
+    assert [line for line in lines if "loss" in line] == losses(finished)
+    assert files(tmp_path / "adapter") == files(finished / "adapter")
+    trained, held_out = lines[-2], lines[-1]
+    assert {"loss", "text_loss", "control_loss", "learning_rate"} <= told[5]
+    assert {"eval_loss", "eval_text_loss", "eval_control_loss"} <= told[5]
+    assert [done for done, _, _ in shown] == list(range(1, 11))
+    done, total, words = shown[-1]
+    assert (done, total) == (10, 10)
+    expected = f"step 10/10, loss {trained['loss']:.3f}, held out {held_out['eval_loss']:.3f}, "
+    assert words.startswith(expected)
+    assert words.endswith(" tokens/s, 0:00:00 left")
+    assert said[-1].endswith(
+        f"held-out text {held_out['eval_text_loss']:.3f},"
+        f" held-out control tokens {held_out['eval_control_loss']:.3f}"
+    )
+
+
+def test_the_held_out_loss_is_the_mean_over_the_labels_of_the_rows(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """At a learning rate of 0 the model stays the base model."""
+    still = replace(CONFIG, learning_rate=0.0, max_steps=1)
+    train(tiny_checkpoint.base, tmp_path, still, held_out=HELD_OUT)
+    tokenizer = byte_tokenizer()
+    control = choose_tokens(tokenizer)
+    layouts = compile_rows(HELD_OUT, tokenizer, control, still, print, end=END_ID)
+    model, _ = load_base(tiny_checkpoint.base, dtype="float32")
+    expected = -torch.cat(list(score_layouts(model, layouts)))
+    line = read_lines(tmp_path / "metrics.jsonl")[-1]
+    assert line["eval_loss"] == pytest.approx(float(expected.mean()), rel=1e-4)
+
+
+@pytest.fixture
+def at_a_terminal() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, as Python has it outside of tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def control_c(_optimizer: Any = None) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.usefixtures("at_a_terminal")
+@pytest.mark.parametrize("step", [4, 10])
+def test_control_c_keeps_the_step_and_the_same_command_goes_on_to_the_same_adapter(
+    step: int, tiny_checkpoint: TinyCheckpoint, finished: Path, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    stopped = pytest.raises(KeyboardInterrupt, match=GOES_ON)
+    with stopped, behind_step(step, control_c):
+        train(tiny_checkpoint.base, tmp_path, say=said.append)
+    assert said[-1] == "stopping behind this step; Ctrl-C again stops at once"
+    assert (tmp_path / f"checkpoint-{step}" / "trainer_state.json").is_file()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with pytest.raises(PastaError, match="is not finished: it holds no adapter yet"):
+        find_adapter(str(tmp_path))
+    train(tiny_checkpoint.base, tmp_path)
+    assert files(tmp_path / "adapter") == files(finished / "adapter")
+
+
+@pytest.mark.usefixtures("at_a_terminal")
+def test_a_second_control_c_stops_at_once(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    def twice(line: str) -> None:
+        if line.startswith("stopping"):
+            control_c()
+
+    stopped = pytest.raises(KeyboardInterrupt, match=GOES_ON)
+    with stopped, behind_step(2, control_c):
+        train(tiny_checkpoint.base, tmp_path, say=twice)
+    assert not list(tmp_path.glob("checkpoint-*"))
+
+
+def test_a_loss_that_is_no_number_stops_the_run_at_its_step_and_names_the_last_good_state(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    out, base = tmp_path / "run", tiny_checkpoint.base
+    with pytest.raises(PastaError) as caught, behind_step(6, spoil):
+        train(base, out)
+    good = out / "checkpoint-5"
+    assert str(caught.value) == "the loss is not a number at step 7"
+    assert caught.value.hint == (
+        f"The last good state is {good}. Go on from there with --start {good}, another --out and "
+        "a lower --learning-rate."
+    )
+    assert not (out / "adapter").exists()
+    weights = load_file(good / "adapter_model.safetensors")
+    assert all(weight.isfinite().all() for weight in weights.values())
+    # What the hint says works.
+    on = replace(CONFIG, start=str(good), learning_rate=1e-3, max_steps=1)
+    assert (train(base, tmp_path / "on", on) / "pasta.json").is_file()
+
+
+def test_weights_that_are_no_numbers_are_never_saved(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """The loss of a step is computed before its weights go wrong; only they show it."""
+    with pytest.raises(PastaError) as caught, behind_step(5, spoil):
+        train(tiny_checkpoint.base, tmp_path)
+    assert str(caught.value) == "weights are no longer numbers after step 5"
+    assert caught.value.hint == "Begin again in another --out with a lower --learning-rate."
+    assert not list(tmp_path.glob("checkpoint-*"))
