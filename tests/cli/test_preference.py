@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from pasta_decoding.cli.train import settled
+from pasta_decoding.training.config import PreferenceConfig
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Outcome, Pasta, interrupted
 
@@ -129,6 +131,17 @@ def test_settings_that_cannot_work_are_told_in_a_line(train: Callable[..., Outco
     assert "pasta: no prompt to answer" in train(settings={"max_prompt_chars": 1}).err
     assert "pasta: the torch engine has no number" in train(settings={"dtype": "Q4_0"}).err
     assert "pasta: --policy is missing" in train(policy="").err
+
+
+def test_a_run_keeps_the_number_format_that_it_has_not_the_wish(
+    tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pasta_decoding.models.load.default_device", lambda: "cpu")
+    wish = PreferenceConfig(policy=str(tiny_checkpoint.adapter), engine="torch")
+    for native in ("bfloat16", "float32"):
+        monkeypatch.setattr("pasta_decoding.models.load.native_dtype", lambda _device: native)  # noqa: B023
+        loading = settled(wish, tiny_checkpoint.base)
+        assert (loading.engine, loading.dtype) == ("torch", native)
 
 
 def test_it_does_not_run_as_several_processes(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pasta_decoding.data.dataset import Row
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Layout
 from pasta_decoding.lang.tree import Span, show
@@ -20,7 +21,7 @@ from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.packs import compile_rows, plan_packs, share_out
 from tests.checkpoint import END_ID, byte_tokenizer, make_base
 from tests.shapes import make_llama3
-from tests.training.tiny_runs import CONFIG, ROWS, Row, chunk
+from tests.training.tiny_runs import CONFIG, ROWS, chunk
 
 TOKENIZER = byte_tokenizer()
 CONTROL = choose_tokens(TOKENIZER)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pasta_decoding.data.dataset import Row
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.measures import tokens_per_step
@@ -23,7 +24,6 @@ from tests.checkpoint import BASE_NAME, TinyCheckpoint, make_adapter, make_base
 from tests.training.tiny_runs import (
     CONFIG,
     ROWS,
-    Row,
     behind_step,
     chunk,
     die,

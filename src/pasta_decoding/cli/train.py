@@ -103,7 +103,8 @@ def preference(
         baseline=str(find_adapter(config.baseline)),
     )
     loading = settled(config, base_folder(model))
-    config = replace(config, engine=loading.engine, dtype=loading.dtype)
+    engine: Any = loading.engine
+    config = replace(config, engine=engine, dtype=loading.dtype)
     from pasta_decoding.training.preference import PreferenceRun, share_samples
 
     if samples_from is not None:

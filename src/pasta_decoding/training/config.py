@@ -135,7 +135,7 @@ class PreferenceConfig:
     ] = "auto"
     dtype: Annotated[str, Key(help="Number format of the engine's weights.")] = "auto"
     device: Annotated[
-        str | None, Key(help="cpu, cuda, cuda:1, ...; the first GPU if there is one.")
+        str | None, Option(help="cpu, cuda, cuda:1, ...; the first GPU if there is one.")
     ] = None
     cache_tokens: Annotated[int, Key(min=1, help="Size of the engine's KV cache in tokens.")] = (
         16384

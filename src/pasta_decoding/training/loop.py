@@ -246,8 +246,8 @@ class RunCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         done = self._tokens_until(args, state.global_step)
-        pace = done - self._tokens_until(args, self._first)
-        pace /= max(time.monotonic() - self._began_s, 1e-9)
+        spent_s = max(time.monotonic() - self._began_s, 1e-9)
+        pace = (done - self._tokens_until(args, self._first)) / spent_s
         words = [f"step {state.global_step}/{state.max_steps}"]
         words += [f"{label} {loss:.3f}" for label, loss in self._losses.items()]
         left = timedelta(seconds=round((sum(self._tokens) - done) / pace))

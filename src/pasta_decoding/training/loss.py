@@ -5,7 +5,7 @@ Shapes: L labelled tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -79,7 +79,7 @@ class Meter:
 class LabelLoss:
     """Cross entropy in nats per labelled token; the control tokens' share is metered apart."""
 
-    def __init__(self, control_ids: Sequence[int]) -> None:
+    def __init__(self, control_ids: Collection[int]) -> None:
         self._control_C = torch.tensor(sorted(control_ids))
         self.meter = Meter("text_loss", "control_loss", "loss")
 
