@@ -139,7 +139,7 @@ def test_a_reader_is_told_what_happens_with_the_step_that_it_needs_at_least(
         [answer] = write(
             service_of(fake),
             [asked(LONG_PROMPT, stops=stops)],
-            on_news=lambda events, step: told.extend((event, step) for event in events),
+            on_news=lambda news: told.extend((event, news.step) for event in news.events),
         )
     steps = [step for _, step in told]
     assert [event for event, _ in told] == list(answer.events)

@@ -58,7 +58,7 @@ def asked(prompt: Sequence[int], *, rules: Rules = RULES, **changes: Any) -> Req
 def writer(
     request: Request,
     pool: ReplicaPool,
-    on_news: OnNews = lambda _events, _step: None,
+    on_news: OnNews = lambda _progress: None,
     vocabulary: Vocabulary = VOCABULARY,
 ) -> AnswerWriter:
     return AnswerWriter(request, vocabulary, pool, on_news)

@@ -24,7 +24,7 @@ from pasta_decoding.lang.tree import Chunk, Span, read, show, strip
 from pasta_decoding.runtime.actions import Action, Append, CloseChunk, Finish, Fork, Join, Rewrite
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.request import Rules
-from pasta_decoding.runtime.stops import first_tokens, tokens_of
+from pasta_decoding.runtime.text import first_tokens, tokens_of
 from pasta_decoding.runtime.vocabulary import fold_topic
 from tests.examples import few
 from tests.law.world import ASYNC, CLOSE, CONTROL, END, OPEN, P20, P50, SCHEME, SYNC

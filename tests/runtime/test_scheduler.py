@@ -118,13 +118,20 @@ def test_events_are_handed_out_once_as_they_come() -> None:
     _, scheduler = machine(follow(*LINES, vocabulary_size=SIZE))
     number = scheduler.add(greedy())
     events: list[Event] = []
+    text, steps = "", list[int]()
     while scheduler.result(number) is None:
         scheduler.step()
-        events += scheduler.drain_events(number)
-    assert scheduler.drain_events(number) == []
+        if progress := scheduler.drain(number):
+            events += progress.events
+            text += progress.text
+            steps.append(progress.step)
+    assert scheduler.drain(number) is None
     answer = scheduler.result(number)
     assert answer is not None
     assert answer.events == tuple(events)
+    assert text == answer.text
+    assert steps == sorted(steps)
+    assert steps[-1] == len(answer.trace.steps)
     assert tuple(events) == answer_of(scheduler, greedy()).events
 
 

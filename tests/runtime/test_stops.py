@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pasta_decoding.lang.layout import MAIN
-from pasta_decoding.runtime.events import Closed, Delta, Event, Finished, Opened
-from pasta_decoding.runtime.stops import StopFilter
+from pasta_decoding.engines.scripted import follow
+from pasta_decoding.runtime.events import StopFilter
+from tests.runtime.machine import LINES, greedy, machine
+from tests.runtime.play import SIZE
 
 LETTERS = st.text("ab", max_size=12)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3)
-
-
-def shown(pieces: list[str], stops: list[str]) -> str:
-    visible = StopFilter(stops)
-    events: list[Event] = [*(Delta(MAIN, piece) for piece in pieces), Finished(truncated=False)]
-    return "".join(visible.feed([event]) for event in events) + visible.finish()
 
 
 @given(st.lists(LETTERS, max_size=5), STOPS)
@@ -24,22 +22,33 @@ def shown(pieces: list[str], stops: list[str]) -> str:
 def test_however_the_text_is_cut_it_ends_before_the_first_stop(
     pieces: list[str], stops: list[str]
 ) -> None:
-    text = "".join(pieces)
+    text, visible = "".join(pieces), StopFilter(stops)
     found = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
-    assert shown(pieces, stops) == text[: min(found, default=(0, len(text)))[1]]
+    shown = "".join(map(visible.add, pieces)) + visible.finish()
+    assert shown == text[: min(found, default=(0, len(text)))[1]]
+    assert visible.stopped is bool(found)
 
 
 def test_text_that_cannot_become_a_stop_is_shown_at_once() -> None:
     visible = StopFilter(["END"])
-    assert visible.feed([Delta(MAIN, "one E")]) == "one "
-    assert visible.feed([Delta(MAIN, "two")]) == "Etwo"
+    assert visible.add("one E") == "one "
+    assert visible.add("two") == "Etwo"
     assert not visible.stopped
 
 
-def test_a_stop_may_begin_in_a_chunk_and_end_behind_it() -> None:
-    visible = StopFilter(["ab"])
-    assert visible.feed([Opened(1, "x", 20), Delta(MAIN, "b!"), Delta(1, "-")]) == "-"
-    assert visible.feed([Delta(1, "a")]) == ""
-    assert visible.feed([Closed(1, truncated=False)]) == ""
-    assert visible.stopped
-    assert visible.finish() == ""
+@pytest.mark.parametrize(
+    ("stop", "text", "stopped"),
+    [("a a", "c", True), ("ac", "ca ", True), ("cb", "ca ac", False), ("c", "", True)],
+)
+def test_a_stop_ends_the_text_of_an_answer_wherever_it_stands(
+    stop: str, text: str, stopped: bool
+) -> None:
+    """The answer is `ca ac`, of which the first two letters are a chunk."""
+    _, scheduler = machine(follow(*LINES, vocabulary_size=SIZE))
+    number, shown = scheduler.add(replace(greedy(), stops=(stop,))), ""
+    while (answer := scheduler.result(number)) is None:
+        scheduler.step()
+        if progress := scheduler.drain(number):
+            shown += progress.text
+            assert text.startswith(shown)
+    assert (shown, answer.stopped) == (text, stopped)

@@ -17,12 +17,13 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.models.prompt import Message
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.local import LocalDecoder
-from pasta_decoding.runtime.loop import ClosedError, EngineLoop, News, Ticket, Watcher, Worker
+from pasta_decoding.runtime.loop import Cancel, ClosedError, EngineLoop, News, Watcher
 from pasta_decoding.runtime.policy import SchedulingPolicy
 from pasta_decoding.runtime.request import Priority, Request
 
 if TYPE_CHECKING:
     from pasta_decoding.remote.decoder import RemoteDecoder
+    from pasta_decoding.remote.scheduler import RemoteWorker
 
 DEFAULT_CONCURRENCY = 16
 _DEFAULT = GenerationConfig()
@@ -33,6 +34,7 @@ token ids of a whole prompt."""
 
 OnResult = Callable[[int, Result], None]
 AnyDecoder: TypeAlias = "LocalDecoder | RemoteDecoder"
+Worker: TypeAlias = "EngineLoop | RemoteWorker"
 
 
 def open_worker(
@@ -133,7 +135,7 @@ class Model:
         def hear(number: int, news: News) -> None:
             inbox.put((number, news))
 
-        waiting, running = deque(range(len(asked))), dict[int, Ticket]()
+        waiting, running = deque(range(len(asked))), dict[int, Cancel]()
         try:
             while waiting or running:
                 while waiting and len(running) < max_concurrency:
@@ -147,8 +149,8 @@ class Model:
                     if on_result is not None:
                         on_result(number, reading.result)
         finally:
-            for ticket in running.values():
-                ticket.cancel()
+            for cancel in running.values():
+                cancel()
         return [reading.result for _, reading in asked if reading.result is not None]
 
     async def aanswer(
@@ -230,7 +232,7 @@ class Model:
         else:
             ids = self.decoder.chat_ids(_messages(prompt), config.max_tokens)
         request = request_of(self.decoder, ids, config, number)
-        reading = Reading(config.stops, self.plain_tokens)
+        reading = Reading(self.plain_tokens)
         return partial(self._working().submit, request), reading
 
     def _asked_all(

@@ -74,11 +74,8 @@ class Result:
         return tokens_per_step(self.usage.plain_tokens, self.critical_path)
 
 
-def result_of(answer: Answer, *, text: str, stopped: bool, plain_tokens: int) -> Result:
-    """Return what a user gets of an answer whose visible text is `text`.
-
-    stopped: by a stop string.
-    """
+def result_of(answer: Answer, *, text: str, plain_tokens: int) -> Result:
+    """Return what a user gets of an answer whose visible text is `text`."""
     return Result(
         text=text,
         annotated=answer.annotated,
@@ -86,8 +83,8 @@ def result_of(answer: Answer, *, text: str, stopped: bool, plain_tokens: int) ->
         threads=threads_of(answer.tree),
         critical_path=answer.critical_path,
         usage=Usage(answer.trace.prompt_tokens, plain_tokens, answer.fed_tokens),
-        finish_reason="length" if answer.end is None and not stopped else "stop",
-        truncated=answer.truncated and not stopped,
+        finish_reason="length" if answer.end is None and not answer.stopped else "stop",
+        truncated=answer.truncated and not answer.stopped,
         interventions=answer.interventions,
         seconds=answer.seconds,
         queue_s=answer.queue_s,

@@ -12,14 +12,13 @@ from typing import Generic, Self, TypeVar
 from pasta_decoding.api.result import Result, result_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.events import Event
-from pasta_decoding.runtime.loop import Failure, Listener, News, Progress, Ticket
-from pasta_decoding.runtime.stops import StopFilter
+from pasta_decoding.runtime.events import Event, Progress
+from pasta_decoding.runtime.loop import Cancel, Failure, Listener, News
 
 Item = TypeVar("Item")
 
-Start = Callable[[Listener], Ticket]
-"""Hands a request in; its news go to the listener."""
+Start = Callable[[Listener], Cancel]
+"""Hands a request in and returns what cancels it; its news go to the listener."""
 
 Pick = Callable[[tuple[Event, ...], str], Iterable[Item]]
 """(new events, new text in reading order) -> what a stream yields of them."""
@@ -32,10 +31,9 @@ class Reading:
     result: and as the front door hands it out.
     """
 
-    def __init__(self, stops: tuple[str, ...], count_tokens: Callable[[str], int]) -> None:
+    def __init__(self, count_tokens: Callable[[str], int]) -> None:
         self.answer: Answer | None = None
         self.result: Result | None = None
-        self._filter = StopFilter(stops)
         self._count_tokens = count_tokens
         self._shown: list[str] = []
 
@@ -44,17 +42,14 @@ class Reading:
         match news:
             case Failure(error):
                 raise error
-            case Progress(events, _):
-                text = self._filter.feed(events)
+            case Progress(events, text):
+                self._shown.append(text)
+                return events, text
             case _:
-                events, text = (), self._filter.finish()
-        self._shown.append(text)
-        if isinstance(news, Answer):
-            whole, stopped = "".join(self._shown), self._filter.stopped
-            tokens = self._count_tokens(whole)
-            self.answer = news
-            self.result = result_of(news, text=whole, stopped=stopped, plain_tokens=tokens)
-        return events, text
+                text = "".join(self._shown)
+                self.answer = news
+                self.result = result_of(news, text=text, plain_tokens=self._count_tokens(text))
+                return (), ""
 
 
 def text_of(_events: tuple[Event, ...], text: str) -> Iterable[str]:
@@ -73,7 +68,7 @@ class _Pulled(Generic[Item]):
     def __init__(self, reading: Reading, pick: Pick[Item]) -> None:
         self._reading, self._pick = reading, pick
         self._ready: deque[Item] = deque()
-        self._ticket: Ticket | None = None
+        self._cancel: Cancel | None = None
         self._left = False
 
     @property
@@ -95,8 +90,8 @@ class _Pulled(Generic[Item]):
         return self._left or self._reading.result is not None
 
     def _give_up(self) -> None:
-        if not self._over and self._ticket is not None:
-            self._ticket.cancel()
+        if not self._over and self._cancel is not None:
+            self._cancel()
         self._left = True
 
 
@@ -110,7 +105,7 @@ class Stream(_Pulled[Item], Iterator[Item]):
     def __init__(self, start: Start, reading: Reading, pick: Pick[Item]) -> None:
         super().__init__(reading, pick)
         self._inbox: SimpleQueue[News | None] = SimpleQueue()  # None: closed meanwhile
-        self._ticket = start(self._inbox.put)
+        self._cancel = start(self._inbox.put)
 
     def __next__(self) -> Item:
         """Wait for the next piece. Raises what the engine raised, if the answer failed."""
@@ -181,9 +176,9 @@ class AsyncStream(_Pulled[Item], AsyncIterator[Item]):
         self._give_up()
 
     def _begin(self) -> None:
-        if self._ticket is None:
+        if self._cancel is None:
             loop, inbox = asyncio.get_running_loop(), self._inbox  # not `self`: it may be dropped
-            self._ticket = self._start(lambda news: _hand_over(loop, inbox, news))
+            self._cancel = self._start(lambda news: _hand_over(loop, inbox, news))
 
 
 def _hand_over(

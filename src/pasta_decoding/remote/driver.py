@@ -26,7 +26,7 @@ from pasta_decoding.remote.stream import BAN, MAX_BIASES, Completion, RemoteErro
 from pasta_decoding.runtime.actions import Action, Append, CloseChunk, Fork, Rewrite
 from pasta_decoding.runtime.answer import Answer, conclude
 from pasta_decoding.runtime.constraints import Constraint
-from pasta_decoding.runtime.events import Event
+from pasta_decoding.runtime.events import Progress
 from pasta_decoding.runtime.guided import guided_params
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.recorder import OutputRecorder
@@ -35,8 +35,8 @@ from pasta_decoding.runtime.sampler import Choice, Sampler
 from pasta_decoding.runtime.trace import Fed, Trace
 from pasta_decoding.runtime.vocabulary import Vocabulary
 
-OnNews = Callable[[Sequence[Event], int], None]
-"""Told of new events, and of how many steps the answer had at unlimited width."""
+OnNews = Callable[[Progress], None]
+"""Told what is new, with the steps that the answer had at unlimited width."""
 
 
 class AnswerWriter:
@@ -131,8 +131,8 @@ class AnswerWriter:
 
     def _report(self) -> None:
         self.recorder.stamp(time.perf_counter())
-        if news := self.recorder.drain():
-            self._on_news(news, max(self.steps.values()))
+        if progress := self.recorder.drain(max(self.steps.values())):
+            self._on_news(progress)
 
     def _apply(self, actions: Sequence[Action]) -> None:
         for action in actions:

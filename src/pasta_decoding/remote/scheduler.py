@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -18,17 +18,15 @@ from typing import TYPE_CHECKING, Any
 from pasta_decoding.remote.driver import AnswerWriter
 from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.events import Event
+from pasta_decoding.runtime.events import Progress
 from pasta_decoding.runtime.loop import (
     Activity,
+    Cancel,
     ClosedError,
     Failure,
     Listener,
     News,
-    Progress,
-    Ticket,
     Watcher,
-    Worker,
 )
 from pasta_decoding.runtime.request import Request
 
@@ -49,9 +47,9 @@ class _Job:
         if self.future is not None:
             self.future.cancel()
 
-    def tell(self, events: Sequence[Event], step: int) -> None:
+    def tell(self, progress: Progress) -> None:
         if not self.cancelled:
-            self.listener(Progress(tuple(events), step))
+            self.listener(progress)
 
     def end(self, future: Future[Answer]) -> None:
         if self.cancelled:
@@ -65,7 +63,7 @@ class _Job:
 
 
 class RemoteWorker:
-    """Implements `Worker`. Holds connections to the decoder's servers until it is closed.
+    """As `EngineLoop`, over servers. Holds connections to them until it is closed.
 
     max_requests: how many answers are written at a time; None sets no limit.
     """
@@ -105,7 +103,7 @@ class RemoteWorker:
     def check(self, request: Request) -> None:
         self._decoder.check(request)
 
-    def submit(self, request: Request, listener: Listener) -> Ticket:
+    def submit(self, request: Request, listener: Listener) -> Cancel:
         self.check(request)
         job = _Job(listener)
         with self._handing_in:
@@ -113,7 +111,7 @@ class RemoteWorker:
                 raise ClosedError
             job.future = asyncio.run_coroutine_threadsafe(self._write(request, job), self._loop)
         job.future.add_done_callback(job.end)
-        return job
+        return job.cancel
 
     def close(self) -> None:
         with self._handing_in:
@@ -158,26 +156,26 @@ class RemoteWorker:
 class RemoteScheduler:
     """Implements `RequestScheduler` by a worker, which it closes. Not for several threads."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: RemoteWorker) -> None:
         self._worker = worker
         self._numbers = count()
         self._news: SimpleQueue[tuple[int, News]] = SimpleQueue()
-        self._tickets: dict[int, Ticket] = {}
+        self._cancels: dict[int, Cancel] = {}
         self._over: dict[int, Answer | Failure] = {}
 
     def add(self, request: Request) -> int:
         number = next(self._numbers)
-        self._tickets[number] = self._worker.submit(
+        self._cancels[number] = self._worker.submit(
             request, lambda news: self._news.put((number, news))
         )
         return number
 
     def step(self) -> None:
         """Wait until an answer is over that was not; at once if none is under way."""
-        while self._tickets:
+        while self._cancels:
             number, news = self._news.get()
-            if number in self._tickets and not isinstance(news, Progress):
-                del self._tickets[number]
+            if number in self._cancels and not isinstance(news, Progress):
+                del self._cancels[number]
                 self._over[number] = news
                 return
 
@@ -188,8 +186,8 @@ class RemoteScheduler:
         return found
 
     def forget(self, number: int) -> None:
-        if ticket := self._tickets.pop(number, None):
-            ticket.cancel()
+        if cancel := self._cancels.pop(number, None):
+            cancel()
         self._over.pop(number, None)
 
     def close(self) -> None:

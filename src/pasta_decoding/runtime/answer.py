@@ -18,8 +18,7 @@ from pasta_decoding.lang.tree import Tree, show, strip
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.recorder import OutputRecorder
-from pasta_decoding.runtime.stops import tokens_of
-from pasta_decoding.runtime.text import tree_of
+from pasta_decoding.runtime.text import tokens_of, tree_of
 from pasta_decoding.runtime.trace import Trace
 
 

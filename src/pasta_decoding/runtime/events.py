@@ -1,12 +1,12 @@
 """What a reader is told while an answer is being written, and the same in reading order.
 
-The text of an answer is a fold of its events: `ordered` gives the pieces as a person reads them,
-a chunk behind an unfinished one waiting its turn.
+The text of an answer is a fold of its events: `Ordered` gives the pieces as a person reads them,
+a chunk behind an unfinished one waiting its turn, and `StopFilter` ends it before a stop string.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pasta_decoding.lang.layout import MAIN
@@ -77,6 +77,29 @@ class Finished:
 Event = Opened | Delta | Closed | Synced | Trimmed | Finished
 
 
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A token of the text that is shown. `start`: characters before it, or before its piece."""
+
+    start: int
+    logprobs: TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What happened in an answer since the last one.
+
+    text:   what can be shown by now, in reading order, before a stop string.
+    tokens: those of the text, if log probabilities were asked for.
+    step:   forward steps behind the answer's prefill by then.
+    """
+
+    events: tuple[Event, ...]
+    text: str
+    tokens: tuple[Placed, ...]
+    step: int
+
+
 class Ordered:
     """Turns live events into text in reading order, as early as that order allows."""
 
@@ -140,3 +163,54 @@ def ordered(events: Iterable[Event]) -> Iterator[str]:
     for event in events:
         if text := fold.feed(event):
             yield text
+
+
+class StopFilter:
+    """Gives the text that can be shown, up to the first stop string.
+
+    The first is the one that is complete first, and the longest of those that end together, however
+    the text comes in pieces. Text that could still grow into a stop string is held back. `stopped`
+    says that one was found: nothing more will be shown, and the answer need not be written on.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.stopped = False
+        self._stops = stops
+        self._held = ""
+        self._shown_chars = 0
+        self._tokens: list[Placed] = []
+
+    def add(self, text: str, logprobs: Sequence[TokenLogprobs] = ()) -> str:
+        """Return the text that can be shown after more of it, in reading order."""
+        if self.stopped:
+            return ""
+        start = self._shown_chars + len(self._held)
+        self._tokens += [Placed(start, token) for token in logprobs]
+        self._held += text
+        places = [(self._held.find(stop), len(stop)) for stop in self._stops]
+        found = [(place + chars, place) for place, chars in places if place >= 0]
+        self.stopped = bool(found)
+        _, shown = min(found, default=(0, len(self._held) - self._growing_chars()))
+        return self._release(shown)
+
+    def finish(self) -> str:
+        """Return what was held back, at the end of the answer."""
+        return "" if self.stopped else self._release(len(self._held))
+
+    def take_tokens(self) -> tuple[Placed, ...]:
+        """Return the tokens of which something has been shown since the last call."""
+        shown = [one for one in self._tokens if one.start < self._shown_chars]
+        del self._tokens[: len(shown)]
+        return tuple(shown)
+
+    def _growing_chars(self) -> int:
+        """Count the last characters that may be the beginning of a stop string."""
+        longest = min(len(self._held), max(map(len, self._stops), default=1) - 1)
+        ends = ((size, self._held[-size:]) for size in range(longest, 0, -1))
+        growing = (size for size, end in ends if any(one.startswith(end) for one in self._stops))
+        return next(growing, 0)
+
+    def _release(self, chars: int) -> str:
+        shown, self._held = self._held[:chars], self._held[chars:]
+        self._shown_chars += chars
+        return shown

@@ -42,8 +42,7 @@ from pasta_decoding.runtime.constraints import (
     main_constraint,
 )
 from pasta_decoding.runtime.request import Rules
-from pasta_decoding.runtime.stops import tokens_of, within_limits
-from pasta_decoding.runtime.text import tree_of
+from pasta_decoding.runtime.text import tokens_of, tree_of, within_limits
 from pasta_decoding.runtime.vocabulary import Vocabulary
 
 

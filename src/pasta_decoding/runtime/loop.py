@@ -17,7 +17,7 @@ from typing import Protocol
 from pasta_decoding.engines.support import release_openmp_threads
 from pasta_decoding.errors import PastaError
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.events import Event
+from pasta_decoding.runtime.events import Progress
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.policy import SchedulingPolicy
 from pasta_decoding.runtime.prefix_cache import PrefillBudget
@@ -33,14 +33,6 @@ class ClosedError(PastaError):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """What happened in an answer. `step`: the forward steps behind its prefill by then."""
-
-    events: tuple[Event, ...]
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
 class Failure:
     """An answer that will not come, and why."""
 
@@ -52,6 +44,9 @@ News = Progress | Answer | Failure
 
 Listener = Callable[[News], None]
 """Called in the worker's own thread: it must be quick and must not raise."""
+
+Cancel = Callable[[], None]
+"""Frees what a request holds, within one step; its listener hears no more. Any thread may call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,53 +77,16 @@ class Watcher(Protocol):
         ...
 
 
-class Ticket(Protocol):
-    """A request that was handed in."""
-
-    def cancel(self) -> None:
-        """Free what the request holds, within one step; its listener hears no more. Any thread."""
-        ...
-
-
-class Worker(Protocol):
-    """Writes answers, any number at once. Any thread may call."""
-
-    @property
-    def alive(self) -> bool:
-        """Can it answer?"""
-        ...
-
-    @property
-    def activity(self) -> Activity:
-        """What it does now."""
-        ...
-
-    def check(self, request: Request) -> None:
-        """Raise PastaError if a request could never be answered."""
-        ...
-
-    def submit(self, request: Request, listener: Listener) -> Ticket:
-        """Hand in a request. Raises as `check` does, and ClosedError if it is not `alive`."""
-        ...
-
-    def close(self) -> None:
-        """Cancel everything and end the thread. Listeners that wait hear of a ClosedError."""
-        ...
-
-
 @dataclass(eq=False, slots=True)
 class _Job:
-    thread: EngineLoop
-    request: Request
+    number: int
     listener: Listener
-    number: int | None = None
-
-    def cancel(self) -> None:
-        self.thread.call(partial(self.thread.drop, self))
 
 
 class EngineLoop:
-    """See `Worker`. Owns the decoder's engine until it is closed.
+    """Writes answers, any number at once, with the decoder's engine, until it is closed.
+
+    Any thread may call. `remote.RemoteWorker` is the same for servers.
 
     max_requests: how many answers are written at a time,
     policy: who writes in which step, and
@@ -146,14 +104,12 @@ class EngineLoop:
         watcher: Watcher | None = None,
     ) -> None:
         self._scheduler = decoder.scheduler(
-            max_requests=max_requests,
-            policy=policy,
-            prefill_budget=prefill_budget,
+            max_requests=max_requests, policy=policy, prefill_budget=prefill_budget
         )
         self._engine = decoder.engine
         self._watcher = watcher
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._jobs: list[_Job] = []
+        self._jobs: dict[object, _Job] = {}
         self._handing_in = threading.Lock()
         self._closed = False
         self._halting = False
@@ -163,50 +119,45 @@ class EngineLoop:
 
     @property
     def alive(self) -> bool:
-        """See `Worker`."""
+        """Can it answer?"""
         return not self._closed
 
     def check(self, request: Request) -> None:
-        """See `Worker`."""
+        """Raise PastaError if a request could never be answered."""
         self._scheduler.check(request)
 
-    def submit(self, request: Request, listener: Listener) -> Ticket:
-        """See `Worker`."""
+    def submit(self, request: Request, listener: Listener) -> Cancel:
+        """Hand in a request, and return what cancels it.
+
+        Raises as `check` does, and ClosedError if this is not `alive`.
+        """
         self.check(request)
         release_openmp_threads()  # of whoever asks and may have computed
-        job = _Job(self, request, listener)
+        key = object()
         with self._handing_in:
             if self._closed:
                 raise ClosedError
-            self.call(partial(self._begin, job))
-        return job
+            self._inbox.put(partial(self._begin, key, request, listener))
+        return partial(self._inbox.put, partial(self._forget, key))
 
     def close(self) -> None:
-        """See `Worker`."""
+        """Cancel everything and end the thread. Listeners that wait hear of a ClosedError."""
         with self._handing_in:
             self._closed = True
-            self.call(self._halt)
+            self._inbox.put(self._halt)
         self._thread.join()
 
-    def call(self, function: Callable[[], None]) -> None:
-        """Let the engine's thread call `function` between two steps. Any thread may call."""
-        self._inbox.put(function)
-
     # The engine's thread
-
-    def drop(self, job: _Job) -> None:
-        """Forget a job that nobody wants any more."""
-        if job in self._jobs:
-            self._forget(job)
 
     def _run(self) -> None:
         try:
             with closing(self._scheduler):
                 while not self._halting:
                     self._take_calls()
-                    self._step()
-                    for job in list(self._jobs):
-                        self._report(job)
+                    if self._jobs:
+                        self._step()
+                    for key in list(self._jobs):
+                        self._report(key)
         finally:
             self._end()
 
@@ -219,60 +170,47 @@ class EngineLoop:
         while not self._inbox.empty():
             self._inbox.get()()
 
-    def _begin(self, job: _Job) -> None:
-        try:
-            job.number = self._scheduler.add(job.request)
-        except PastaError as error:
-            job.listener(Failure(error))
-        else:
-            self._jobs.append(job)
+    def _begin(self, key: object, request: Request, listener: Listener) -> None:
+        self._jobs[key] = _Job(self._scheduler.add(request), listener)
 
     def _step(self) -> None:
-        if not self._jobs:
-            return
         before = self._scheduler.delays.copy()
         try:
             self._scheduler.step()
         except Exception as error:  # noqa: BLE001  whom it ended hears of it in `_report`
-            if not any(self._failed(job) for job in self._jobs):
-                self._fail_all(error)
+            if not any(self._failure(job) for job in self._jobs.values()):
+                # It belongs to none of them, and would come again for ever.
+                for key in list(self._jobs):
+                    self._end_with(key, Failure(error))
         self._look_around()
         if self._watcher is not None:
             delays = {why: count - before[why] for why, count in self._scheduler.delays.items()}
             self._watcher.stepped(self._scheduler.last_width, delays)
 
-    def _report(self, job: _Job) -> None:
-        assert job.number is not None, "it was added"
-        if events := self._scheduler.drain_events(job.number):
-            job.listener(Progress(tuple(events), self._scheduler.steps(job.number)))
-        try:
-            answer = self._scheduler.result(job.number)
-        except BaseException as error:  # noqa: BLE001  whatever the engine raised ends this answer
-            self._forget(job)
-            job.listener(Failure(error))
-            return
-        if answer is not None:
-            self._forget(job)
-            job.listener(answer)
+    def _report(self, key: object) -> None:
+        job = self._jobs[key]
+        if progress := self._scheduler.drain(job.number):
+            job.listener(progress)
+        if failure := self._failure(job):
+            self._end_with(key, failure)
+        elif answer := self._scheduler.result(job.number):
+            self._end_with(key, answer)
 
-    def _failed(self, job: _Job) -> bool:
-        assert job.number is not None, "it was added"
+    def _failure(self, job: _Job) -> Failure | None:
         try:
             self._scheduler.result(job.number)
-        except BaseException:  # noqa: BLE001  only asked whether it failed
-            return True
-        return False
+        except BaseException as error:  # noqa: BLE001  whatever the engine raised ends this answer
+            return Failure(error)
+        return None
 
-    def _fail_all(self, error: BaseException) -> None:
-        """End every answer: an error that belongs to none of them would come again for ever."""
-        for job in list(self._jobs):
-            self._forget(job)
-            job.listener(Failure(error))
+    def _end_with(self, key: object, last: Answer | Failure) -> None:
+        listener = self._jobs[key].listener
+        self._forget(key)
+        listener(last)
 
-    def _forget(self, job: _Job) -> None:
-        assert job.number is not None, "it was added"
-        self._scheduler.forget(job.number)
-        self._jobs.remove(job)
+    def _forget(self, key: object) -> None:
+        if job := self._jobs.pop(key, None):
+            self._scheduler.forget(job.number)
 
     def _look_around(self) -> None:
         self.activity = Activity(
@@ -292,7 +230,7 @@ class EngineLoop:
             self._closed = True
         while not self._inbox.empty():
             self._inbox.get()()
-        for job in self._jobs:
+        for job in self._jobs.values():
             job.listener(Failure(ClosedError()))
         self._jobs.clear()
         self._look_around()

@@ -22,13 +22,14 @@ from pasta_decoding.runtime.events import (
     Finished,
     Opened,
     Ordered,
+    Progress,
+    StopFilter,
     Synced,
     TokenLogprobs,
     Trimmed,
 )
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.sampler import Choice
-from pasta_decoding.runtime.stops import StopFilter
 from pasta_decoding.runtime.text import ThreadText
 
 
@@ -39,29 +40,30 @@ class OutputRecorder:
     began_s: when it was asked for, by the clock of whoever stamps.
     chosen:  how many tokens each thread has chosen.
     overruled: which of them were not what the model wanted: thread, and place among its tokens.
-    stop_event: the event whose text completes a stop string; None until there is one.
     _told:   what was told of each thread's last token,
     _untold: and of those whose text waits for more.
+    _shown:  text in reading order that nobody has been given yet.
+    _read_events, _drained_events: how many events are in `_shown`, and were given away.
     """
 
     interpreter: Interpreter
     began_s: float
     chosen: dict[int, int] = field(default_factory=dict)
     overruled: list[tuple[int, int]] = field(default_factory=list)
-    stop_event: int | None = None
     events: list[Event] = field(default_factory=list)
     event_s: list[float] = field(default_factory=list)
     first_token_s: float | None = None
-    drained_events: int = 0
-    texts: dict[int, ThreadText] = field(default_factory=dict)
-    _read_events: int = 0
-    _ordered: Ordered = field(default_factory=Ordered)
-    _filter: StopFilter = field(init=False)
+    _texts: dict[int, ThreadText] = field(default_factory=dict)
     _told: dict[int, TokenLogprobs | None] = field(default_factory=dict)
     _untold: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    _ordered: Ordered = field(default_factory=Ordered)
+    _filter: StopFilter = field(init=False)
+    _shown: str = ""
+    _read_events: int = 0
+    _drained_events: int = 0
 
     def __post_init__(self) -> None:
-        self.texts[MAIN] = ThreadText(self.interpreter.vocabulary.decode)
+        self._texts[MAIN] = ThreadText(self.interpreter.vocabulary.decode)
         self._filter = StopFilter(self.interpreter.stops)
 
     def note(self, thread: int, choice: Choice) -> None:
@@ -75,15 +77,9 @@ class OutputRecorder:
 
     def has_met_a_stop(self) -> bool:
         """Is a stop string complete in what was told, in reading order?"""
-        if not self.interpreter.stops or self.stop_event is not None:
-            return self.stop_event is not None
-        for place in range(self._read_events, len(self.events)):
-            self._filter.add(self._ordered.feed(self.events[place]))
-            if self._filter.stopped:
-                self.stop_event = place
-                break
-        self._read_events = len(self.events)
-        return self.stop_event is not None
+        if self.interpreter.stops:
+            self._read()
+        return self._filter.stopped
 
     def tell(self, action: Action) -> None:
         """Turn what the interpreter wants done into what a reader is told."""
@@ -92,7 +88,7 @@ class OutputRecorder:
                 self._say(thread, token)
             case Fork(thread, _, _, topic, promised):
                 decode = self.interpreter.vocabulary.decode
-                self.texts[thread] = ThreadText(decode, keep_edge=True)
+                self._texts[thread] = ThreadText(decode, keep_edge=True)
                 self.events += [*self._rest(MAIN), Opened(thread, topic, promised)]
             case CloseChunk(thread, truncated):
                 self.events += [*self._rest(thread), Closed(thread, truncated)]
@@ -100,7 +96,7 @@ class OutputRecorder:
                 self.events += [*self._rest(MAIN), Synced(threads)]
             case Trim(characters):
                 # Before what completed a stop string, so that no reader goes further than that.
-                place = len(self.events) if self.stop_event is None else self.stop_event
+                place = self._read_events - 1 if self._filter.stopped else len(self.events)
                 self.events.insert(place, Trimmed(characters))
             case Finish(truncated):
                 self.events += [*self._rest(MAIN), Finished(truncated)]
@@ -112,11 +108,25 @@ class OutputRecorder:
             self.first_token_s = elapsed_s
         self.event_s += [elapsed_s] * (len(self.events) - len(self.event_s))
 
-    def drain(self) -> list[Event]:
-        """Return the events since the last call."""
-        coming = self.events[self.drained_events :]
-        self.drained_events = len(self.events)
-        return coming
+    def drain(self, step: int) -> Progress | None:
+        """Return what is new since the last call, if anything is, after so many steps."""
+        if self._drained_events == len(self.events):
+            return None
+        self._read()
+        coming = tuple(self.events[self._drained_events :])
+        self._drained_events = len(self.events)
+        text, self._shown = self._shown, ""
+        return Progress(coming, text, self._filter.take_tokens(), step)
+
+    def _read(self) -> None:
+        """Put new events in reading order, up to the one that completes a stop string."""
+        while self._read_events < len(self.events) and not self._filter.stopped:
+            event = self.events[self._read_events]
+            self._read_events += 1
+            for delta in self._ordered.deltas(event):
+                self._shown += self._filter.add(delta.text, delta.logprobs)
+            if isinstance(event, Finished):
+                self._shown += self._filter.finish()
 
     def _say(self, thread: int, token: int) -> None:
         control = self.interpreter.vocabulary.control.ids
@@ -124,11 +134,11 @@ class OutputRecorder:
             return
         if told := self._told.get(thread):
             self._untold.setdefault(thread, []).append(told)
-        if text := self.texts[thread].add(token):
+        if text := self._texts[thread].add(token):
             self.events.append(self._delta(thread, text))
 
     def _rest(self, thread: int) -> list[Event]:
-        text = self.texts[thread].end()
+        text = self._texts[thread].end()
         return [self._delta(thread, text)] if text else []
 
     def _delta(self, thread: int, text: str) -> Delta:

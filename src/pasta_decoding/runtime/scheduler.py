@@ -23,7 +23,7 @@ from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import Scheme
 from pasta_decoding.runtime.admission import Admission
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.events import Event
+from pasta_decoding.runtime.events import Progress
 from pasta_decoding.runtime.generation import Generation, Row
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.policy import LEAST_QUOTA, CheapestStep, Runnable, SchedulingPolicy
@@ -135,13 +135,10 @@ class Scheduler:
         self._forward(rows, self._take_prompts(prompts, len(rows)))
         self._settle()
 
-    def drain_events(self, number: int) -> list[Event]:
-        """Return the events of a request since the last call."""
-        return self._generations[number].recorder.drain()
-
-    def steps(self, number: int) -> int:
-        """Return how many decode steps a request has had, its prefill not among them."""
-        return len(self._generations[number].trace.steps)
+    def drain(self, number: int) -> Progress | None:
+        """Return what happened in an answer since the last call, if anything did."""
+        generation = self._generations[number]
+        return generation.recorder.drain(len(generation.trace.steps))
 
     def result(self, number: int) -> Answer | None:
         """Return the finished answer; None while it waits or is being written.

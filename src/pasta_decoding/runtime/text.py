@@ -1,11 +1,16 @@
-"""From token ids to text, piece by piece: of one thread while it is written, and of an answer."""
+"""From token ids to text: of a thread while it is written, of an answer, and where that ends.
+
+A budget keeps the first tokens of an answer in reading order, a stop string those up to the one
+that completes it. So what is kept does not depend on which thread was faster.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Run, Segment, SyncRun
 from pasta_decoding.lang.tree import Chunk, Node, Span, Sync, Tree, valid_tokens, valid_topic
+from pasta_decoding.runtime.events import StopFilter
 from pasta_decoding.runtime.vocabulary import FRAGMENT, Decode, Vocabulary
 
 # A character has at most four bytes, hence tokens; what is longer undecodable stays so.
@@ -82,3 +87,71 @@ def stretch_text(ids: Sequence[int], decode: Decode, *, whole: bool = True) -> s
     thread = ThreadText(decode)
     pieces = [thread.add(token) for token in ids]
     return "".join(pieces) + (thread.end() if whole else "")
+
+
+def tokens_of(segments: Sequence[Segment]) -> int:
+    """Count the tokens of some segments: all that are fed, tags included."""
+    return sum(1 if isinstance(segment, SyncRun) else len(segment.ids) for segment in segments)
+
+
+def first_tokens(segments: Sequence[Segment], tokens: int) -> list[Segment]:
+    """Return what of `segments` the first `tokens` tokens hold.
+
+    A promise stays if its chunk's opening and a first token do. A chunk that the last token belongs
+    to is not closed: its end would stand behind it.
+    """
+    kept: list[Segment] = []
+    left = tokens
+    for segment in segments:
+        if left < _least_tokens(segment):
+            break
+        kept.append(_beginning(segment, left))
+        left -= tokens_of(kept[-1:])
+    return kept
+
+
+def within_limits(
+    segments: Sequence[Segment], tokens: int, stops: Sequence[str], vocabulary: Vocabulary
+) -> tuple[list[Segment], bool]:
+    """Return what a budget of `tokens` and the stop strings keep, and whether one of these did."""
+    kept = first_tokens(segments, tokens)
+    found, read_tokens = StopFilter(stops), 0
+    for added, text in _pieces(kept, vocabulary) if stops else ():
+        read_tokens += added
+        found.add(text)
+        if found.stopped:
+            return first_tokens(kept, read_tokens), True
+    return kept, False
+
+
+def _least_tokens(segment: Segment) -> int:
+    return len(segment.ids) + 2 if isinstance(segment, PromiseRun) else 1
+
+
+def _beginning(segment: Segment, tokens: int) -> Segment:
+    match segment:
+        case Run(ids, forced):
+            return Run(ids[:tokens], forced)
+        case ChunkRun(ids, closed):
+            return ChunkRun(ids[:tokens], closed=closed and tokens > len(ids))
+        case _:
+            return segment
+
+
+def _pieces(segments: Sequence[Segment], vocabulary: Vocabulary) -> Iterator[tuple[int, str]]:
+    """Yield the text in reading order as it becomes certain, and of how many more tokens."""
+    for segment in segments:
+        match segment:
+            case Run(ids):
+                yield from _stretch(ids, ThreadText(vocabulary.decode))
+            case ChunkRun(ids):
+                yield 1, ""
+                yield from _stretch(ids[1:], ThreadText(vocabulary.decode, keep_edge=True))
+            case _:
+                yield tokens_of([segment]), ""
+
+
+def _stretch(ids: Sequence[int], thread: ThreadText) -> Iterator[tuple[int, str]]:
+    for token in ids:
+        yield 1, thread.add(token)
+    yield 0, thread.end()

@@ -12,19 +12,17 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
-from pasta_decoding.api.model import AnyDecoder, open_worker
+from pasta_decoding.api.model import AnyDecoder, Worker, open_worker
 from pasta_decoding.errors import PastaError
 from pasta_decoding.remote.stream import RemoteError
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.events import Event
-from pasta_decoding.runtime.loop import Activity, ClosedError, Failure, News, Progress, Worker
+from pasta_decoding.runtime.events import Progress
+from pasta_decoding.runtime.loop import Activity, Cancel, ClosedError, Failure, News
 from pasta_decoding.runtime.policy import CheapestStep
 from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.stops import Placed, StopFilter
 from pasta_decoding.server import errors
 from pasta_decoding.server.errors import ApiError
 from pasta_decoding.server.metrics import Metrics
@@ -35,20 +33,6 @@ log = logging.getLogger(__name__)
 FIRST_GUESS_S = 5.0
 """How long an answer takes, before one has been seen."""
 MAX_RETRY_S = 60
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What a step brought to an answer: events as they happened, and new text in reading order.
-
-    step:   forward steps behind the answer's prefill by then.
-    tokens: those of the text, if log probabilities were asked for.
-    """
-
-    step: int
-    events: tuple[Event, ...]
-    text: str
-    tokens: tuple[Placed, ...] = ()
 
 
 class Backend:
@@ -127,11 +111,10 @@ class Backend:
         answers = Answers(self, requests)
         for choice, request in enumerate(requests):
             try:
-                ticket = self._worker.submit(request, partial(self._hear, answers, choice))
+                hear = partial(self._hear, answers, choice)
+                answers.cancels[choice] = self._worker.submit(request, hear)
             except ClosedError as error:  # it has died meanwhile
                 answers.take(choice, Failure(error))
-            else:
-                answers.cancels[choice] = ticket.cancel
         return answers
 
     def note(self, answer: Answer) -> None:
@@ -165,7 +148,7 @@ class Backend:
 class Answers:
     """The answers to one request while they are written: iterate, and close it in the end.
 
-    Iterating gives the number of a choice with a `Piece`, at last with its `Answer`, and raises
+    Iterating gives the number of a choice with a `Progress`, at last with its `Answer`, and raises
     ApiError if one of the answers breaks. All methods belong to the event loop's thread.
 
     cancels: cancels the answer to a choice that is being written.
@@ -173,16 +156,15 @@ class Answers:
 
     def __init__(self, backend: Backend, requests: Sequence[Request]) -> None:
         self.choices = len(requests)
-        self.cancels: dict[int, Callable[[], None]] = {}
+        self.cancels: dict[int, Cancel] = {}
         self._backend = backend
         self._live = set(range(self.choices))
         self._unshown = set(self._live)
-        self._filters = [StopFilter(request.stops) for request in requests]
-        self._items: asyncio.Queue[tuple[int, Piece | Answer | ApiError]] = asyncio.Queue()
+        self._items: asyncio.Queue[tuple[int, Progress | Answer | ApiError]] = asyncio.Queue()
         self._submitted_s = time.perf_counter()
         backend.unended += self.choices
 
-    async def __aiter__(self) -> AsyncIterator[tuple[int, Piece | Answer]]:
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Progress | Answer]]:
         """Yield what comes, until all answers have ended."""
         while self._live or not self._items.empty():
             choice, item = await self._items.get()
@@ -194,16 +176,16 @@ class Answers:
         """Take what the worker tells of an answer."""
         if choice not in self._live:
             return  # nobody wants it any more
-        found = self._filters[choice]
         match news:
-            case Progress(events, step):
-                self._show(choice, step, events, found.feed(events))
+            case Progress(_, text):
+                if text and choice in self._unshown:
+                    self._unshown.remove(choice)
+                    self._backend.metrics.observe("time_to_first_token_seconds", self._age_s)
+                self._items.put_nowait((choice, news))
             case Failure(error):
                 self._end(choice, "failed")
                 self._items.put_nowait((choice, self._told(error)))
             case _:
-                if rest := found.finish():  # held back for a stop string that did not come
-                    self._show(choice, news.critical_path, (), rest)
                 self._end(choice, _end_of(news))
                 self._backend.metrics.answered(news, _end_of(news))
                 self._backend.metrics.observe("answer_seconds", self._age_s)
@@ -221,13 +203,6 @@ class Answers:
 
     def __exit__(self, *_error: object) -> None:
         self.close()
-
-    def _show(self, choice: int, step: int, events: tuple[Event, ...], text: str) -> None:
-        if text and choice in self._unshown:
-            self._unshown.remove(choice)
-            self._backend.metrics.observe("time_to_first_token_seconds", self._age_s)
-        tokens = self._filters[choice].take_tokens()
-        self._items.put_nowait((choice, Piece(step, events, text, tokens)))
 
     def _end(self, choice: int, end: str) -> None:
         self._live.remove(choice)

@@ -15,11 +15,10 @@ from starlette.types import Message, Receive, Scope, Send
 from pasta_decoding import __version__
 from pasta_decoding.runtime import events as live
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.events import TokenLogprobs
-from pasta_decoding.runtime.stops import Placed
+from pasta_decoding.runtime.events import Placed, Progress, TokenLogprobs
 from pasta_decoding.runtime.vocabulary import FRAGMENT
 from pasta_decoding.server import schema
-from pasta_decoding.server.backend import Answers, Piece
+from pasta_decoding.server.backend import Answers
 from pasta_decoding.server.errors import ApiError
 from pasta_decoding.server.requests import StreamOptions
 
@@ -213,7 +212,7 @@ class Reply(Response):
 
     async def _incoming(self, *, events: bool = False) -> AsyncIterator[Part]:
         async for choice, item in self._answers:
-            if isinstance(item, Piece):
+            if isinstance(item, Progress):
                 sent = [_wired(event, item.step) for event in item.events] if events else ()
                 part = Part(choice, item.text, item.tokens, sent)
             else:
