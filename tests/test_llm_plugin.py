@@ -102,10 +102,17 @@ def test_what_llm_kept_of_a_conversation_is_handed_on(
 
 def test_options_are_those_of_the_front_door(models: tuple[Any, Any, pasta.Model]) -> None:
     blocking, _, tiny = models
-    settings: dict[str, Any] = {"max_tokens": 30, "temperature": 1.2, "seed": 3, "parallel": False}
+    settings: dict[str, Any] = {
+        "max_tokens": 30,
+        "temperature": 1.2,
+        "seed": 3,
+        "repetition_penalty": 1.3,
+    }
     assert blocking.prompt(QUESTION, **settings).text() == tiny.answer(QUESTION, **settings).text
     with pytest.raises(llm.ModelError, match="not a whole number of at least 1"):
         blocking.prompt(QUESTION, max_tokens=0).text()
+    with pytest.raises(ValidationError):
+        blocking.Options(max_threads="many")
 
 
 def test_what_may_be_said_of_an_answer_is_what_the_front_door_takes(
@@ -118,47 +125,3 @@ def test_what_may_be_said_of_an_answer_is_what_the_front_door_takes(
     assert blocking.Options().model_dump(exclude_none=True) == {}
     assert all(field.description for field in options.values())
     assert waiting.Options is blocking.Options
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"repetition_penalty": 1.3},
-        {"presence_penalty": 1.5, "frequency_penalty": 0.5},
-        {"max_threads": 2, "max_seconds": 1000.0},
-    ],
-)
-def test_penalties_and_limits_are_handed_on(
-    settings: dict[str, Any], models: tuple[Any, Any, pasta.Model]
-) -> None:
-    blocking, _, tiny = models
-    text = blocking.prompt(QUESTION, max_tokens=60, **settings).text()
-    assert text == tiny.answer(QUESTION, max_tokens=60, **settings).text
-    if "max_threads" not in settings:
-        assert text != tiny.answer(QUESTION, max_tokens=60).text, "or it shows nothing"
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"max_threads": 0}, "max_threads is 0, not"),
-        ({"max_seconds": -1.0}, "max_seconds is -1.0, not"),
-        ({"repetition_penalty": 3.0}, "repetition_penalty is 3.0, not"),
-        ({"presence_penalty": 2.5}, "presence_penalty is 2.5, not"),
-        ({"frequency_penalty": -2.5}, "frequency_penalty is -2.5, not"),
-    ],
-)
-def test_what_is_out_of_range_is_told(
-    settings: dict[str, Any], said: str, models: tuple[Any, Any, pasta.Model]
-) -> None:
-    with pytest.raises(llm.ModelError, match=said):
-        models[0].prompt(QUESTION, **settings).text()
-    with pytest.raises(ValidationError):
-        models[0].Options(max_threads="many")
-
-
-def test_time_that_is_over_ends_an_answer(models: tuple[Any, Any, pasta.Model]) -> None:
-    blocking, _, tiny = models
-    assert blocking.prompt(QUESTION, max_seconds=0.0, max_tokens=200).text() != (
-        tiny.answer(QUESTION, max_tokens=200).text
-    )

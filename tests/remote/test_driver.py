@@ -218,17 +218,10 @@ def test_what_is_forbidden_just_here_finds_room_in_a_request_before_all_else(
 
     def script(seen: tuple[int, ...]) -> FloatArray:
         logits_V = np.zeros(SIZE, dtype=np.float32)
-        match seen[-2:]:
-            case (_, last) if last == OPEN:
-                logits_V[[A, B, C]] = (7, 6, 5)
-            case (before, _) if before == OPEN:
-                logits_V[P20] = 9
-            case (_, last) if last == ASYNC:
-                logits_V[A] = 9
-            case (before, _) if before == ASYNC:
-                logits_V[CLOSE] = 9
-            case _:
-                logits_V[OPEN if seen.count(OPEN) < 3 else END] = 9
+        logits_V[[A, B, C]] = (7, 6, 5)
+        after = {OPEN: P20, ASYNC: CLOSE}.get(seen[max(-2, -len(seen))])
+        otherwise = OPEN if seen.count(OPEN) < 3 else END
+        logits_V[A if seen[-1] in (OPEN, ASYNC) else after or otherwise] = 9
         return logits_V
 
     monkeypatch.setattr(driver, "MAX_BIASES", 3)

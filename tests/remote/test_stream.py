@@ -73,35 +73,19 @@ def test_an_end_that_was_not_streamed_is_told_all_the_same(
         assert read(event(4) + ending) == [4, expected]
 
 
-def test_a_reply_may_come_to_its_length_and_need_not_say_done() -> None:
-    assert read(event(4, 5, 6, 4, finish_reason="length") + usage(3, 4)) == [4, 5, 6, 4]
+ENDING = event(6, 4, finish_reason="length")
 
 
-def test_a_server_that_counts_as_it_goes_is_understood() -> None:
-    counting = event(4) + sent({"choices": [], "usage": {"completion_tokens": 1}})
-    assert read(counting + event(5, finish_reason="length") + usage(3, 2)) == [4, 5]
-
-
-def test_sglang_s_stream_is_understood() -> None:
-    """Its form as of 0.5.23: another name for the stop, null fields, the cache in the usage."""
-
-    def piece(ids: list[int], **more: object) -> bytes:
-        choice = {"index": 0, "text": "x", "logprobs": None, "finish_reason": None}
-        choice |= {"matched_stop": None, "token_ids": ids, **more}
-        return sent({"id": "1", "object": "text_completion", "choices": [choice], "usage": None})
-
-    counted = {"prompt_tokens": 3, "total_tokens": 6, "completion_tokens": 3, "reasoning_tokens": 0}
-    cached = {"prompt_tokens_details": {"cached_tokens": 2}}
-    one = reader()
-    told = (
-        piece([4], prompt_token_ids=[1, 2, 3])
-        + piece([5])
-        + piece([STOP], finish_reason="stop", matched_stop=STOP)
-        + sent({"id": "1", "choices": [], "usage": counted | cached})
-        + DONE
-    )
-    assert [*one.feed(told), *one.end()] == [4, 5, STOP]
-    assert one.cached_tokens == 2
+@pytest.mark.parametrize(
+    "stream",
+    [
+        event(4, 5) + ENDING,  # it need not say that it is done
+        event(4, 5) + sent({"choices": [], "usage": {"completion_tokens": 2}}) + ENDING,
+        event(4, 5, matched_stop=None) + sent({"choices": [], "usage": None}) + ENDING,
+    ],
+)
+def test_other_forms_of_a_stream_are_understood(stream: bytes) -> None:
+    assert read(stream + usage(3, 4)) == [4, 5, 6, 4]
 
 
 FINISHED = event(4, finish_reason="length")

@@ -12,8 +12,8 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,6 @@ from tests.remote.fake import until
 pytestmark = [pytest.mark.remote, pytest.mark.timeout(7200)]
 
 BENCH = Path(__file__).parents[2] / "bench"
-BLOCK = 32
 START_S = 900
 NEAR_TIE = 1e-3
 NAME = "default"
@@ -64,48 +63,6 @@ PROMPTS = [
 RULES = Rules(max_tokens=300)
 
 
-@dataclass
-class Vllm:
-    """A server process that can be killed and started again."""
-
-    folder: Path
-    port: int
-    process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/v1"
-
-    def start(self) -> None:
-        command = [*shlex.split(os.environ["VLLM"]), "--model", str(self.folder)]
-        options = ["--served-model-name", NAME, "--dtype", "float32", "--max-model-len", "2048"]
-        caching = ["--enable-prefix-caching", "--block-size", str(BLOCK)]
-        telling = ["--enable-prompt-tokens-details", "--host", "127.0.0.1"]
-        port = ["--port", str(self.port)]
-        small = ["--enforce-eager", "--max-num-seqs", "16", "--num-gpu-blocks-override", "256"]
-        space = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-        self.process = subprocess.Popen(
-            [*command, *options, *caching, *telling, *port, *small],
-            env=os.environ | space,
-            start_new_session=True,  # its workers are killed with it
-        )
-        until(self.is_ready, seconds=START_S)
-
-    def is_ready(self) -> bool:
-        assert self.process is not None
-        assert self.process.poll() is None, "vLLM has ended; its output says why"
-        with suppress(httpx2.TransportError):
-            return httpx2.get(f"http://127.0.0.1:{self.port}/health", timeout=5).status_code == 200
-        return False
-
-    def kill(self) -> None:
-        if self.process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-            self.process = None
-
-
 @pytest.fixture(scope="module")
 def merged(default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The adapter for servers, but eager to sync: by itself it seldom does."""
@@ -117,26 +74,39 @@ def merged(default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return folder
 
 
-@contextmanager
-def started(folder: Path) -> Iterator[Vllm]:
+@pytest.fixture(scope="module")
+def url(merged: Path) -> Iterator[str]:
+    """Serve the checkpoint; return the base URL."""
     with socket.create_server(("127.0.0.1", 0)) as free:
-        server = Vllm(folder, free.getsockname()[1])
+        port = free.getsockname()[1]
+    options = (
+        f"--model {merged} --served-model-name {NAME} --dtype float32 --max-model-len 2048 "
+        "--enable-prefix-caching --block-size 32 --enable-prompt-tokens-details --enforce-eager "
+        f"--max-num-seqs 16 --num-gpu-blocks-override 256 --host 127.0.0.1 --port {port}"
+    )
+    settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    command = shlex.split(f"{os.environ['VLLM']} {options}")
+    # In a session of its own, so that its workers are killed with it.
+    server = subprocess.Popen(command, env=os.environ | settings, start_new_session=True)
+
+    def is_ready() -> bool:
+        assert server.poll() is None, "vLLM has ended; its output says why"
+        with suppress(httpx2.TransportError):
+            return httpx2.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200
+        return False
+
     try:
-        server.start()
-        yield server
+        until(is_ready, seconds=START_S)
+        yield f"http://127.0.0.1:{port}/v1"
     finally:
-        server.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
 
 
 @pytest.fixture(scope="module")
-def vllm(merged: Path) -> Iterator[Vllm]:
-    with started(merged) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def remote(vllm: Vllm, merged: Path) -> RemoteDecoder:
-    found = remote_decoder(merged, merged, [vllm.url], names=[NAME])
+def remote(url: str, merged: Path) -> RemoteDecoder:
+    found = remote_decoder(merged, merged, [url], names=[NAME])
     # A machine that is busy with other things is slow, and no reason to fail.
     return replace(found, service=replace(found.service, first_token_s=1800, token_s=1800))
 
@@ -240,12 +210,12 @@ def test_nothing_is_taken_back_and_requests_are_one_and_chunks_and_syncs(
     [({}, 200), ({"promises": -1}, 400), ({"protocol": 0}, 400), ({"ends": [10**6]}, 200)],
 )
 def test_arguments_that_are_garbage_are_refused_and_harm_nobody(
-    vllm: Vllm, remote: RemoteDecoder, change: dict[str, Any], status: int
+    url: str, remote: RemoteDecoder, change: dict[str, Any], status: int
 ) -> None:
     params = json.loads(write_params(GuidedParams(Kind.main, remote.vocabulary.control, (2,))))
     xargs = {XARG: json.dumps(params | change)}
     body = {"model": NAME, "prompt": [20, 21], "max_tokens": 4, "vllm_xargs": xargs}
-    reply = httpx2.post(f"{vllm.url}/completions", json=body, timeout=60)
+    reply = httpx2.post(f"{url}/completions", json=body, timeout=60)
     assert reply.status_code == status
     assert status == 200 or "pasta-decoding: " in reply.text
 
