@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
 from contextlib import nullcontext
-from dataclasses import dataclass
 from itertools import count
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -32,34 +30,6 @@ from pasta_decoding.runtime.request import Request
 
 if TYPE_CHECKING:
     from pasta_decoding.remote.decoder import RemoteDecoder
-
-
-@dataclass(eq=False, slots=True)
-class _Job:
-    """One request, its task, and whether anybody still wants to hear of it."""
-
-    listener: Listener
-    future: Future[Answer] | None = None
-    cancelled: bool = False
-
-    def cancel(self) -> None:
-        self.cancelled = True
-        if self.future is not None:
-            self.future.cancel()
-
-    def tell(self, progress: Progress) -> None:
-        if not self.cancelled:
-            self.listener(progress)
-
-    def end(self, future: Future[Answer]) -> None:
-        if self.cancelled:
-            return
-        if future.cancelled():
-            self.listener(Failure(ClosedError()))
-        elif error := future.exception():
-            self.listener(Failure(error))
-        else:
-            self.listener(future.result())
 
 
 class RemoteWorker:
@@ -105,13 +75,12 @@ class RemoteWorker:
 
     def submit(self, request: Request, listener: Listener) -> Cancel:
         self.check(request)
-        job = _Job(listener)
         with self._handing_in:
             if self._closed:
                 raise ClosedError
-            job.future = asyncio.run_coroutine_threadsafe(self._write(request, job), self._loop)
-        job.future.add_done_callback(job.end)
-        return job.cancel
+            return asyncio.run_coroutine_threadsafe(
+                self._write(request, listener), self._loop
+            ).cancel
 
     def close(self) -> None:
         with self._handing_in:
@@ -128,20 +97,28 @@ class RemoteWorker:
 
     # The loop's thread
 
-    async def _write(self, request: Request, job: _Job) -> Answer:
+    async def _write(self, request: Request, listener: Listener) -> None:
         task = asyncio.current_task()
+        last: Answer | Failure | None = None
         self._writers[task] = None
         try:
             async with self._places:
-                writer = AnswerWriter(request, self._decoder.vocabulary, self._pool, job.tell)
+                writer = AnswerWriter(request, self._decoder.vocabulary, self._pool, listener)
                 self._writers[task] = writer
                 try:
-                    return await writer.run()
+                    last = await writer.run()
                 finally:
                     if self._watcher is not None:
                         self._watcher.sent(writer.lease.sent)
+        except asyncio.CancelledError:
+            last = Failure(ClosedError()) if self._closed else None
+            raise
+        except Exception as error:  # noqa: BLE001  whoever asked hears of it
+            last = Failure(error)
         finally:
             del self._writers[task]
+            if last is not None:
+                listener(last)
 
     async def _stop(self) -> None:
         # Only the answers' own tasks: each ends those that it began. anyio leaves a coroutine

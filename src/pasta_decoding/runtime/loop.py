@@ -45,7 +45,7 @@ News = Progress | Answer | Failure
 Listener = Callable[[News], None]
 """Called in the worker's own thread: it must be quick and must not raise."""
 
-Cancel = Callable[[], None]
+Cancel = Callable[[], object]
 """Frees what a request holds, within one step; its listener hears no more. Any thread may call."""
 
 
