@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pasta_decoding.api.load import load
     from pasta_decoding.api.model import Model
     from pasta_decoding.api.result import Result, Thread, Usage
-    from pasta_decoding.api.streams import AsyncStream, Stream
+    from pasta_decoding.api.streams import Stream
     from pasta_decoding.errors import PastaError
     from pasta_decoding.lang.tree import Chunk, Span, Sync
     from pasta_decoding.runtime.events import (
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "AsyncStream",
     "Chunk",
     "Closed",
     "Delta",
@@ -63,7 +62,7 @@ _HOMES = {
     "pasta_decoding.api.load": ("load",),
     "pasta_decoding.api.model": ("Model",),
     "pasta_decoding.api.result": ("Result", "Thread", "Usage"),
-    "pasta_decoding.api.streams": ("AsyncStream", "Stream"),
+    "pasta_decoding.api.streams": ("Stream",),
     "pasta_decoding.errors": ("PastaError",),
     "pasta_decoding.lang.tree": ("Chunk", "Span", "Sync"),
     "pasta_decoding.runtime.events": (

@@ -105,13 +105,12 @@ class AsyncPastaModel(_Named, _Async):  # type: ignore[misc]
         response: Any,
         conversation: Any = None,  # noqa: ARG002
     ) -> AsyncIterator[str]:
-        """See `PastaModel`."""
+        """As `PastaModel`'s."""
         messages, options = _asked(prompt)
         try:
-            async with _loaded(self.adapter).astream(messages, **options) as answer:
-                pieces = [] if stream else [[piece async for piece in answer]]
-                for whole in pieces:
-                    yield "".join(whole)
+            with _loaded(self.adapter).stream(messages, **options) as answer:
+                if not stream:
+                    yield "".join([piece async for piece in answer])
                 async for piece in answer:
                     yield piece
             _report(response, answer.result)

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -67,8 +66,8 @@ def test_text_events_batches_and_their_async_twins_bring_the_same_answer(
     assert [one.annotated for one in several[::2]] == [whole.annotated] * 2
 
     async def twins() -> list[str]:
-        text = "".join([piece async for piece in model.astream(PROMPT, max_tokens=TOKENS)])
-        events = [event async for event in model.aevents(PROMPT, max_tokens=TOKENS)]
+        text = "".join([piece async for piece in model.stream(PROMPT, max_tokens=TOKENS)])
+        events = [event async for event in model.events(PROMPT, max_tokens=TOKENS)]
         answer = await model.aanswer(PROMPT, max_tokens=TOKENS)
         batch = await model.abatch([PROMPT, PROMPT], max_tokens=TOKENS, max_concurrency=1)
         return [text, "".join(ordered(events)), answer.text, *(one.text for one in batch)]
@@ -89,7 +88,7 @@ def test_a_batch_tells_each_answer_as_soon_as_it_is_there(model: pasta.Model) ->
     assert [told[number] for number in range(3)] == again
 
 
-def test_a_conversation_may_be_given_as_openai_has_it(model: pasta.Model) -> None:
+def test_a_prompt_may_be_a_conversation_or_token_ids(model: pasta.Model) -> None:
     question = [{"role": "user", "content": PROMPT}]
     assert (
         model.answer(question, max_tokens=TOKENS).annotated
@@ -97,6 +96,8 @@ def test_a_conversation_may_be_given_as_openai_has_it(model: pasta.Model) -> Non
     )
     turns = [*question, {"role": "assistant", "content": "Red."}, {"role": "user", "content": "?"}]
     assert model.answer(turns, max_tokens=8).usage.prompt_tokens > len(PROMPT)
+    ids = model.decoder.prompt_ids(PROMPT, TOKENS)
+    assert model.answer(ids, max_tokens=TOKENS).text == model.answer(PROMPT, max_tokens=TOKENS).text
 
 
 def test_the_same_seed_gives_the_same_answer_whoever_else_is_there(model: pasta.Model) -> None:
@@ -119,10 +120,6 @@ def test_a_stop_string_ends_the_text_before_it(model: pasta.Model) -> None:
     assert found.usage.plain_tokens == model.plain_tokens(found.text)
 
 
-def test_sequential_decoding_promises_nothing(model: pasta.Model) -> None:
-    assert not model.answer(PROMPT, max_tokens=TOKENS, parallel=False).threads
-
-
 def test_a_stream_that_is_left_early_frees_what_it_holds(model: pasta.Model) -> None:
     with model.stream(PROMPT, max_tokens=LONG) as stream:
         next(stream)
@@ -131,7 +128,7 @@ def test_a_stream_that_is_left_early_frees_what_it_holds(model: pasta.Model) -> 
     assert list(stream) == []
 
     async def leave() -> None:
-        async with model.astream(PROMPT, max_tokens=LONG) as left:
+        async with model.stream(PROMPT, max_tokens=LONG) as left:
             await anext(left)
 
     asyncio.run(leave())
@@ -155,7 +152,7 @@ def test_a_cancelled_coroutine_frees_what_it_holds(model: pasta.Model) -> None:
 
 def test_a_coroutines_stream_that_is_dropped_frees_what_it_holds(model: pasta.Model) -> None:
     async def drop() -> None:
-        async for _ in model.astream(PROMPT, max_tokens=LONG):
+        async for _ in model.stream(PROMPT, max_tokens=LONG):
             break
 
     asyncio.run(drop())
@@ -172,7 +169,7 @@ def test_who_reads_a_stream_that_is_closed_meanwhile_is_let_go(model: pasta.Mode
     reader.join()
 
     async def close() -> None:
-        other = model.astream(PROMPT, max_tokens=LONG)
+        other = model.stream(PROMPT, max_tokens=LONG)
 
         async def read() -> None:
             async for _ in other:
@@ -180,7 +177,7 @@ def test_who_reads_a_stream_that_is_closed_meanwhile_is_let_go(model: pasta.Mode
 
         task = asyncio.create_task(read())
         await asyncio.sleep(0.05)
-        await other.aclose()
+        other.close()
         await task
 
     asyncio.run(close())
@@ -212,20 +209,6 @@ def test_threads_that_ask_first_at_the_same_time_get_one_worker(
     assert len(opened) == 1
 
 
-def test_any_number_of_threads_may_ask(model: pasta.Model) -> None:
-    found: list[str] = []
-
-    def ask() -> None:
-        found.append(model.answer(PROMPT, max_tokens=TOKENS).annotated)
-
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [model.answer(PROMPT, max_tokens=TOKENS).annotated] * 4
-
-
 def test_a_closed_model_answers_nobody_and_tells_those_who_wait(
     tiny_checkpoint: TinyCheckpoint,
 ) -> None:
@@ -254,13 +237,14 @@ def test_a_closed_model_answers_nobody_and_tells_those_who_wait(
         ("x", {"max_tokens": 10_000}, "leaves no room"),
         ("x", {"max_tokens": 0}, "max_tokens is 0, not"),
         ("x", {"max_token": 3}, "no option 'max_token': did you mean max_tokens"),
+        ("x", {"max_concurrency": 0}, "max_concurrency is 0"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
     model: pasta.Model, prompt: object, options: dict[str, object], message: str
 ) -> None:
     with pytest.raises(pasta.PastaError, match=message):
-        model.answer(prompt, **options)  # type: ignore[arg-type]
+        model.batch([prompt], **options)  # type: ignore[list-item, arg-type]
 
 
 def test_fields_given_by_name_replace_those_of_the_config(model: pasta.Model) -> None:
@@ -270,21 +254,6 @@ def test_fields_given_by_name_replace_those_of_the_config(model: pasta.Model) ->
     assert model.answer(PROMPT, config, parallel=True).threads
     biased = model.answer(PROMPT, config, logit_bias={"65": 100.0})
     assert biased.annotated != plain.annotated
-
-
-def test_a_batch_takes_at_least_one_at_a_time(model: pasta.Model) -> None:
-    with pytest.raises(pasta.PastaError, match="max_concurrency is 0"):
-        model.batch([PROMPT], max_concurrency=0)
-
-
-def test_an_unknown_engine_is_told_those_that_are_known() -> None:
-    with pytest.raises(pasta.PastaError, match="no engine 'tourch': did you mean torch"):
-        pasta.load(engine="tourch")
-
-
-def test_an_unknown_adapter_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(pasta.PastaError, match="no adapter 'balanzed'"):
-        pasta.load("balanzed", cache=tmp_path)
 
 
 def test_every_public_name_is_there_and_importing_them_takes_nothing() -> None:

@@ -134,6 +134,16 @@ def running(
         listener.close()
 
 
+def request_bytes(body: dict[str, Any]) -> bytes:
+    """A whole HTTP request, for clients that do not behave."""
+    raw = json.dumps(body).encode()
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(raw)}\r\n\r\n"
+    )
+    return head.encode() + raw
+
+
 def with_baseline(
     own: Callable[[], LocalDecoder], baseline: Callable[[], LocalDecoder]
 ) -> Mapping[str, Backend]:

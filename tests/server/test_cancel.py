@@ -19,7 +19,7 @@ from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.errors import ApiError
 from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.settings import Load
-from tests.server.running import CHAT, HELLO, MODEL, Reply, running, wait_for
+from tests.server.running import CHAT, HELLO, MODEL, Reply, request_bytes, running, wait_for
 from tests.server.scripts import Broken, Deadly, Slow, Stepped, endless, with_engine
 
 LONG = 2000
@@ -94,15 +94,9 @@ def test_an_engine_that_breaks_fails_who_was_there_and_nobody_after(
     stream: bool, decoder: LocalDecoder
 ) -> None:
     with running(with_engine(decoder, endless(decoder), Broken)) as server:
-
-        def ask() -> None:
-            reply: Any = server.client().chat.completions.create(**BODY, stream=stream)
-            if stream:
-                list(reply)
-
         with pytest.raises(openai.APIError, match="the engine failed"):
-            ask()
-        ask()
+            list(server.client().chat.completions.create(**BODY, stream=stream))
+        list(server.client().chat.completions.create(**BODY, stream=stream))
         assert server.ask("/health").json == {"status": "ok", "running": 0, "waiting": 0}
 
 
@@ -166,13 +160,3 @@ def test_a_server_that_is_told_to_stop_tells_its_clients(
             assert (got.status, got.error["code"]) == (503, "server_stopping")
             assert int(got.headers["retry-after"]) > 0
     assert [one for one in caplog.records if one.levelno >= logging.WARNING] == []
-
-
-def request_bytes(body: dict[str, Any]) -> bytes:
-    """A whole HTTP request, for clients that do not behave."""
-    raw = json.dumps(body).encode()
-    head = (
-        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(raw)}\r\n\r\n"
-    )
-    return head.encode() + raw

@@ -7,7 +7,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from pasta_decoding.runtime.local import LocalDecoder
-from tests.server.running import CHAT, GOOD, HELLO, MODEL, running
+from tests.server.running import CHAT, GOOD, HELLO, MODEL, Running, running
 from tests.server.scripts import saying, with_engine
 
 QUESTION = {"role": "user", "content": "Tell me about the weather in spring, and in autumn."}
@@ -74,3 +74,10 @@ def test_usage_tells_how_much_of_a_prompt_the_cache_held(decoder: LocalDecoder) 
         assert cached(asked(QUESTION, n=4)) == 0
         server.wait_until_idle()
         assert server.metric("pasta_reused_prompt_tokens_total") == 3 * (prompt - 1)
+
+
+def test_the_models_are_listed_with_or_without_a_slash(server: Running) -> None:
+    client = server.client()
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).model_extra == {"max_model_len": server.decoder.max_tokens}
+    assert server.ask("/v1/models/").json == server.ask("/v1/models").json

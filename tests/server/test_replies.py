@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -16,7 +17,7 @@ from pasta_decoding.runtime.sampler import Sampler
 from tests.server.running import CHAT, GOOD, MODEL, Running, running
 from tests.server.scripts import saying, with_engine
 
-PROMPTS = ["Hello", "Name three birds.", "<async>tags</async>", "é 🎈 ü", "a\nb"]
+PROMPTS = ["Hello", "<async>tags</async>", "é 🎈 ü"]
 TOKENS = 48
 
 
@@ -162,18 +163,16 @@ def test_a_conversation_is_read_as_openais_clients_write_it(server: Running) -> 
     assert text(server, messages=first, **limit) == text(server, messages=second, **limit)
 
 
-def test_the_models_are_listed_with_or_without_a_slash(server: Running) -> None:
-    client = server.client()
-    assert [model.id for model in client.models.list()] == [MODEL]
-    assert client.models.retrieve(MODEL).model_extra == {"max_model_len": server.decoder.max_tokens}
-    assert server.ask("/v1/models/").json == server.ask("/v1/models").json
-
-
-def test_live_events_tell_what_each_thread_does(decoder: LocalDecoder) -> None:
+@pytest.fixture(scope="module")
+def apple(decoder: LocalDecoder) -> Iterator[Running]:
+    """Serve the answer "One: an apple Done.", of which a thread writes "an apple"."""
     script = saying(decoder, "One: ", "fruit", "an apple", " Done.")
     with running(with_engine(decoder, script)) as server:
-        chunks = streamed(server, "Hello", stream_options={"pasta_events": True})
-        server.wait_until_idle()
+        yield server
+
+
+def test_live_events_tell_what_each_thread_does(apple: Running) -> None:
+    chunks = streamed(apple, "Hello", stream_options={"pasta_events": True})
     assert text_of(chunks) == "One: an apple Done."
     told = [one.model_extra.get("pasta_events", []) for chunk in chunks for one in chunk.choices]
     found = [event for events in told for event in events]
@@ -196,18 +195,14 @@ def test_live_events_tell_what_each_thread_does(decoder: LocalDecoder) -> None:
         ("apple", "One: an "),
         (["Done", "One"], ""),
         (["le D"], "One: an app"),
-        (["nothing like it"], "One: an apple Done."),
         ("fruit", "One: an apple Done."),
     ],
 )
 def test_stop_strings_cut_the_text_in_reading_order(
-    stop: str | list[str], expected: str, decoder: LocalDecoder
+    stop: str | list[str], expected: str, apple: Running
 ) -> None:
-    script = saying(decoder, "One: ", "fruit", "an apple", " Done.")
-    with running(with_engine(decoder, script)) as server:
-        plain = whole(server, "Hello", stop=stop, logprobs=True)
-        chunks = streamed(server, "Hello", stop=stop, stream_options={"include_usage": True})
-        server.wait_until_idle()
+    plain = whole(apple, "Hello", stop=stop, logprobs=True)
+    chunks = streamed(apple, "Hello", stop=stop, stream_options={"include_usage": True})
     [choice] = plain.choices
     assert choice.message.content == text_of(chunks) == expected
     assert choice.finish_reason == "stop"
@@ -217,13 +212,9 @@ def test_stop_strings_cut_the_text_in_reading_order(
     assert len(tokens) < len(expected) + 8
 
 
-def test_logprobs_are_those_of_the_text_in_reading_order(decoder: LocalDecoder) -> None:
-    script = saying(decoder, "One: ", "fruit", "an apple", " Done.")
-    with running(with_engine(decoder, script)) as server:
-        asked: Any = {"logprobs": True, "top_logprobs": 3, "max_tokens": 60}
-        [choice] = server.ask(CHAT, GOOD | asked).json["choices"]
-        chunks = streamed(server, "Hello", **asked)
-        server.wait_until_idle()
+def test_logprobs_are_those_of_the_text_in_reading_order(apple: Running, server: Running) -> None:
+    asked: Any = {"logprobs": True, "top_logprobs": 3, "max_tokens": 60}
+    [choice] = apple.ask(CHAT, GOOD | asked).json["choices"]
     tokens = choice["logprobs"]["content"]
     assert "".join(token["token"] for token in tokens) == "One: an apple Done."
     for token in tokens:
@@ -231,15 +222,13 @@ def test_logprobs_are_those_of_the_text_in_reading_order(decoder: LocalDecoder) 
         assert token["logprob"] <= 0
         assert token["top_logprobs"][0]["token"] == token["token"]
         assert len(token["top_logprobs"]) == 3
+    chunks = streamed(apple, "Hello", **asked)
     told = [one.logprobs for chunk in chunks for one in chunk.choices if one.logprobs]
     streamed_tokens = [token.token for one in told for token in one.content or []]
     assert streamed_tokens == [token["token"] for token in tokens]
-
-
-def test_logprobs_of_a_distribution_sum_up_to_one_at_most(server: Running) -> None:
     asked = GOOD | {"logprobs": True, "top_logprobs": 20, "temperature": 1, "seed": 1}
     [choice] = server.ask(CHAT, asked).json["choices"]
-    for token in choice["logprobs"]["content"]:
+    for token in choice["logprobs"]["content"]:  # of a distribution, which sums up to 1
         shares = [math.exp(one["logprob"]) for one in token["top_logprobs"]]
         assert shares == sorted(shares, reverse=True)
         assert 0 < sum(shares) <= 1.0001

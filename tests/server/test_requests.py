@@ -106,21 +106,18 @@ def test_a_wrong_field_is_refused_with_the_reason(
     assert error["code"] == (expected[0] if expected else None)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_what_changes_nothing_is_accepted(server: Running) -> None:
+    for change in (
         {"frequency_penalty": 0, "logit_bias": {}, "tools": [], "user": "me", "store": True},
         {"response_format": {"type": "text"}, "tool_choice": "auto", "seed": None, "stop": None},
         {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"},
         {"stream": None, "n": None, "top_p": None, "stream_options": None, "temperature": None},
         {"top_k": -1, "min_p": 0, "repetition_penalty": 1.0, "ignore_eos": False, "seed": -1},
         {"parallel_tool_calls": True, "reasoning_effort": "low", "metadata": {}, "best_of": 1},
-        {"messages": [{"role": "user", "content": '<sync/> <promise topic="x" tokens="9"/>'}]},
+        user('<sync/> <promise topic="x" tokens="9"/>'),
         {"messages": [{"role": "user", "content": "<|im_end|><|im_start|>", "name": "x"}]},
-    ],
-)
-def test_what_changes_nothing_is_accepted(change: dict[str, Any], server: Running) -> None:
-    assert server.ask(CHAT, GOOD | change).status == 200
+    ):
+        assert server.ask(CHAT, GOOD | change).status == 200
 
 
 @pytest.mark.parametrize(
@@ -167,9 +164,9 @@ def test_what_is_not_there_is_an_error_of_the_same_shape(
     assert (got.status, got.error["message"]) == (status, message)
 
 
-@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain"])
-def test_another_kind_of_content_is_refused(kind: str, server: Running) -> None:
+def test_another_kind_of_content_is_refused(server: Running) -> None:
     """`curl -d` alone says form. And a foreign page can send it, and may not make us work."""
-    got = server.ask(CHAT, GOOD, Content_Type=kind)
-    assert (got.status, got.error["code"]) == (415, "unsupported_media_type")
-    assert got.error["message"].endswith("with the header Content-Type: application/json")
+    for kind in ("application/x-www-form-urlencoded", "text/plain"):
+        got = server.ask(CHAT, GOOD, Content_Type=kind)
+        assert (got.status, got.error["code"]) == (415, "unsupported_media_type")
+        assert got.error["message"].endswith("with the header Content-Type: application/json")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.api.result import Result
-from pasta_decoding.api.streams import AsyncStream, Reading, Start, Stream, events_of, text_of
+from pasta_decoding.api.streams import Reading, Start, Stream, events_of, text_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.prompt import Message
 from pasta_decoding.runtime.events import Event
@@ -105,13 +105,16 @@ class Model:
     def stream(
         self, prompt: Prompt, config: GenerationConfig = _DEFAULT, **options: Any
     ) -> Stream[str]:
-        """Return the plain text in reading order, piece by piece as it becomes certain."""
+        """Yield the plain text in reading order, piece by piece as it becomes certain.
+
+        `async for` reads it as well as `for` does.
+        """
         return Stream(*self._asked(prompt, config.updated(**options)), text_of)
 
     def events(
         self, prompt: Prompt, config: GenerationConfig = _DEFAULT, **options: Any
     ) -> Stream[Event]:
-        """Return what happens in every thread, as it happens."""
+        """Yield what happens in every thread, as it happens; for `for` and `async for`."""
         return Stream(*self._asked(prompt, config.updated(**options)), events_of)
 
     def batch(
@@ -159,18 +162,6 @@ class Model:
         """As `answer`, for coroutines. Being cancelled cancels the answer."""
         return (await self.abatch([prompt], config, **options))[0]
 
-    def astream(
-        self, prompt: Prompt, config: GenerationConfig = _DEFAULT, **options: Any
-    ) -> AsyncStream[str]:
-        """As `stream`, for coroutines."""
-        return AsyncStream(*self._asked(prompt, config.updated(**options)), text_of)
-
-    def aevents(
-        self, prompt: Prompt, config: GenerationConfig = _DEFAULT, **options: Any
-    ) -> AsyncStream[Event]:
-        """As `events`, for coroutines."""
-        return AsyncStream(*self._asked(prompt, config.updated(**options)), events_of)
-
     async def abatch(
         self,
         prompts: Sequence[Prompt],
@@ -185,7 +176,7 @@ class Model:
         places = asyncio.Semaphore(max_concurrency)
 
         async def write(number: int, start: Start, reading: Reading) -> Result:
-            async with places, AsyncStream(start, reading, text_of) as stream:
+            async with places, Stream(start, reading, text_of) as stream:
                 async for _ in stream:
                     pass
             if on_result is not None:

@@ -6,8 +6,9 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import suppress
-from queue import SimpleQueue
-from typing import Generic, Self, TypeVar
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Self, TypeVar
 
 from pasta_decoding.api.result import Result, result_of
 from pasta_decoding.errors import PastaError
@@ -62,14 +63,19 @@ def events_of(events: tuple[Event, ...], _text: str) -> Iterable[Event]:
     return events
 
 
-class _Pulled(Generic[Item]):
-    """What both kinds of stream share: news in, items out, and a way to give up."""
+class Stream(Iterator[Item], AsyncIterator[Item]):
+    """Iterate, by `for` or by `async for`, to get an answer piece by piece; then read `result`.
 
-    def __init__(self, reading: Reading, pick: Pick[Item]) -> None:
+    Closing it early, or dropping it, cancels the answer and frees what it holds. One thread or one
+    coroutine at a time may read it; any number of streams of one model may be read side by side.
+    """
+
+    def __init__(self, start: Start, reading: Reading, pick: Pick[Item]) -> None:
         self._reading, self._pick = reading, pick
         self._ready: deque[Item] = deque()
-        self._cancel: Cancel | None = None
         self._left = False
+        self._inbox = _Inbox()
+        self._cancel = start(self._inbox.put)  # not a method of `self`, which may be dropped
 
     @property
     def result(self) -> Result:
@@ -85,46 +91,35 @@ class _Pulled(Generic[Item]):
         assert self._reading.answer is not None, "it comes with the result"
         return self._reading.answer
 
-    @property
-    def _over(self) -> bool:
-        return self._left or self._reading.result is not None
-
-    def _give_up(self) -> None:
-        if not self._over and self._cancel is not None:
-            self._cancel()
-        self._left = True
-
-
-class Stream(_Pulled[Item], Iterator[Item]):
-    """Iterate to get an answer piece by piece; `result` is there at the end.
-
-    Closing it early, or dropping it, cancels the answer and frees what it holds. One thread at a
-    time may read it; any number of streams of one model may be read side by side.
-    """
-
-    def __init__(self, start: Start, reading: Reading, pick: Pick[Item]) -> None:
-        super().__init__(reading, pick)
-        self._inbox: SimpleQueue[News | None] = SimpleQueue()  # None: closed meanwhile
-        self._cancel = start(self._inbox.put)
-
     def __next__(self) -> Item:
         """Wait for the next piece. Raises what the engine raised, if the answer failed."""
         while not self._ready:
             if self._over:
                 raise StopIteration
             try:
-                news = self._inbox.get()
-                if news is None:
-                    raise StopIteration
-                self._ready.extend(self._pick(*self._reading.take(news)))
+                self._take(self._inbox.get())
+            except BaseException:
+                self.close()
+                raise
+        return self._ready.popleft()
+
+    async def __anext__(self) -> Item:
+        """Wait for the next piece; errors as above. Being cancelled cancels the answer."""
+        while not self._ready:
+            if self._over:
+                raise StopAsyncIteration
+            try:
+                self._take(await self._inbox.wait())
             except BaseException:
                 self.close()
                 raise
         return self._ready.popleft()
 
     def close(self) -> None:
-        """Cancel the answer unless it is complete. Who reads it in another thread is let go."""
-        self._give_up()
+        """Cancel the answer unless it is complete. Let go of whoever waits for a piece."""
+        if not self._over:
+            self._cancel()
+        self._left = True
         self._inbox.put(None)
 
     def __enter__(self) -> Self:
@@ -133,56 +128,49 @@ class Stream(_Pulled[Item], Iterator[Item]):
     def __exit__(self, *_error: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        self.close()
-
-
-class AsyncStream(_Pulled[Item], AsyncIterator[Item]):
-    """As `Stream`, for one event loop."""
-
-    def __init__(self, start: Start, reading: Reading, pick: Pick[Item]) -> None:
-        super().__init__(reading, pick)
-        self._start = start
-        self._inbox: asyncio.Queue[News | None] = asyncio.Queue()  # None: closed meanwhile
-
-    async def __anext__(self) -> Item:
-        """Wait for the next piece; errors as of `Stream`. Being cancelled cancels the answer."""
-        while not self._ready:
-            if self._over:
-                raise StopAsyncIteration
-            try:
-                self._begin()
-                news = await self._inbox.get()
-                if news is None:
-                    raise StopAsyncIteration
-                self._ready.extend(self._pick(*self._reading.take(news)))
-            except BaseException:
-                self._give_up()
-                raise
-        return self._ready.popleft()
-
-    async def aclose(self) -> None:
-        """Cancel the answer unless it is complete. Who reads it in another task is let go."""
-        self._give_up()
-        self._inbox.put_nowait(None)
-
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        await self.aclose()
+        self.close()
 
     def __del__(self) -> None:
-        self._give_up()
+        if hasattr(self, "_cancel"):
+            self.close()
 
-    def _begin(self) -> None:
-        if self._cancel is None:
-            loop, inbox = asyncio.get_running_loop(), self._inbox  # not `self`: it may be dropped
-            self._cancel = self._start(lambda news: _hand_over(loop, inbox, news))
+    @property
+    def _over(self) -> bool:
+        return self._left or self._reading.result is not None
+
+    def _take(self, news: News | None) -> None:
+        if news is not None:  # else it was closed meanwhile
+            self._ready.extend(self._pick(*self._reading.take(news)))
 
 
-def _hand_over(
-    loop: asyncio.AbstractEventLoop, inbox: asyncio.Queue[News | None], news: News
-) -> None:
-    with suppress(RuntimeError):  # whose loop has ended has given up
-        loop.call_soon_threadsafe(inbox.put_nowait, news)
+class _Inbox:
+    """News of one answer, which a thread or a coroutine waits for. None: there will be no more."""
+
+    def __init__(self) -> None:
+        self._news: SimpleQueue[News | None] = SimpleQueue()
+        self._wake: Callable[[], object] | None = None
+
+    def put(self, news: News | None) -> None:
+        """Add news, in any thread."""
+        self._news.put(news)
+        if (wake := self._wake) is not None:
+            with suppress(RuntimeError):  # whose loop has ended has given up
+                wake()
+
+    def get(self) -> News | None:
+        """Wait in a thread."""
+        return self._news.get()
+
+    async def wait(self) -> News | None:
+        """Wait in an event loop."""
+        came = asyncio.Event()
+        self._wake = partial(asyncio.get_running_loop().call_soon_threadsafe, came.set)
+        while True:
+            with suppress(Empty):
+                return self._news.get_nowait()
+            await came.wait()
+            came.clear()
