@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,6 @@ from tests.server.running import Running, running
 
 PAGE = "docs/serving.md"
 ADDRESS = "http://127.0.0.1:8000"
-CHAT = "/v1/chat/completions"
 MODEL = "pasta-balanced"
 
 
@@ -85,50 +83,6 @@ def test_other_clients_work_as_the_page_has_them(
     done = subprocess.run(told, capture_output=True, encoding="utf-8", timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == answer_to(source, server.decoder)
-
-
-def open_webui_asks(content: str, **more: Any) -> dict[str, Any]:
-    """Return the body of Open WebUI 0.12.4 for one message, by its `routers` and `utils`."""
-    return {"model": MODEL, "messages": [{"role": "user", "content": content}], **more}
-
-
-def test_open_webui_finds_the_model(server: Running) -> None:
-    listed = server.ask("/v1/models", None, Authorization="Bearer none")
-    assert [(one["id"], one["object"]) for one in listed.json["data"]] == [(MODEL, "model")]
-
-
-def test_open_webui_s_chats_are_answered(server: Running) -> None:
-    """Its chats stream; the usage comes last, where the model is set to tell it."""
-    settings = {"temperature": 0.0, "top_p": 0.9, "stop": ["\x00"], "seed": 4, "max_tokens": 20}
-    body = open_webui_asks("Hello", stream=True, stream_options={"include_usage": True}, **settings)
-    told = server.ask(CHAT, body, Authorization="Bearer none")
-    assert (told.status, told.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
-    *lines, last = [line[6:] for line in told.body.decode().splitlines() if line]
-    assert last == "[DONE]"
-    *pieces, usage = [json.loads(line) for line in lines]
-    assert usage["usage"]["completion_tokens"] > 0
-    deltas = (one["choices"][0]["delta"].get("content") or "" for one in pieces)
-    whole = server.ask(CHAT, open_webui_asks("Hello", stream=False, **settings))
-    assert "".join(deltas) == whole.json["choices"][0]["message"]["content"] != ""
-
-
-def test_open_webui_s_tasks_are_answered(server: Running) -> None:
-    """Titles and tags are plain requests: what they want stands in the prompt alone."""
-    form = '{ "title": "..." }'
-    task = (
-        f"### Task:\nGenerate.\n### Output:\nJSON format: {form}\n<chat_history>\n</chat_history>"
-    )
-    got = server.ask(CHAT, open_webui_asks(task, stream=False, max_tokens=1000))
-    [choice] = got.json["choices"]
-    assert got.status == 200
-    assert choice["message"]["content"]
-
-
-def test_open_webui_s_own_tools_are_refused_by_name(server: Running) -> None:
-    """The page says how to turn them off, since each chat would end so."""
-    tools = [{"type": "function", "function": {"name": "get_current_timestamp", "parameters": {}}}]
-    got = server.ask(CHAT, open_webui_asks("Hello", stream=True, tools=tools))
-    assert (got.status, got.error["param"]) == (400, "tools")
 
 
 def test_the_page_s_line_for_open_webui_turns_its_tools_off() -> None:

@@ -22,20 +22,7 @@ PAGES = [
     *(f"docs/{name}.md" for name in ("results", "language", "architecture")),
 ]
 WITH_COMMANDS = [page for page in PAGES if blocks(page, "sh")]
-OF_OTHERS = {
-    # vLLM's
-    *("--block-size", "--data-parallel-size", "--enable-prompt-tokens-details", "--max-num-seqs"),
-    *("--logits-processors", "--scheduling-policy", "--routing-logic", "--session-key"),
-    *("--num_machines", "--machine_rank", "--main_process_ip"),  # the launcher's
-    # lm-evaluation-harness's
-    *("--model_args", "--batch_size", "--apply_chat_template", "--use_cache"),
-    "--engines",  # a benchmark's
-    # SGLang's
-    *("--enable-priority-scheduling", "--schedule-low-priority-values-first"),
-    *("--enable-deterministic-inference", "--enable-cache-report"),
-    "--enable-custom-logit-processor",
-    *("--help", "--durations"),
-}
+OF_OTHERS = {"--max-num-seqs", "--logits-processors", "--model_args", "--batch_size", "--help"}
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -66,14 +66,14 @@ def test_under_shared_sum_a_sync_stands_at_its_place_in_reading_order(
 
 
 @given(answers())
-def test_under_reserve_10x_a_chunk_that_keeps_its_length_shares_no_position(
+def test_under_reserve_a_chunk_that_keeps_its_length_shares_no_position(
     segments: list[Segment],
 ) -> None:
     layout = laid_out(segments, SCHEMES["reserve"])
     assert len(set(layout.position)) == len(layout.position)
 
 
-def test_under_reserve_10x_a_sync_follows_a_chunk_that_outgrew_its_reserve() -> None:
+def test_under_reserve_a_sync_follows_a_chunk_that_outgrew_its_reserve() -> None:
     segments: list[Segment] = [
         PromiseRun((OPEN, P20), 20),
         ChunkRun((ASYNC, *range(30, 60))),
