@@ -16,17 +16,19 @@ from tests.checkpoint import TinyCheckpoint
 
 llm = pytest.importorskip("llm")
 QUESTION = "What are three good habits?"
+Models = tuple[Any, Any, pasta.Model]
 
 
-@pytest.fixture
-def models(
-    tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[Any, Any, pasta.Model]]:
+@pytest.fixture(scope="module")
+def models(tiny_checkpoint: TinyCheckpoint) -> Iterator[Models]:
     """Give the blocking and the async model over the tiny checkpoint, and that itself."""
     from pasta_decoding import llm_plugin
 
-    with pasta.load(tiny_checkpoint.adapter, model=tiny_checkpoint.base, engine="torch") as tiny:
-        monkeypatch.setattr(llm_plugin, "_loaded", lambda _adapter: tiny)
+    with (
+        pasta.load(tiny_checkpoint.adapter, model=tiny_checkpoint.base, engine="torch") as tiny,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(llm_plugin, "_loaded", lambda _adapter: tiny)
         yield llm_plugin.PastaModel("tiny"), llm_plugin.AsyncPastaModel("tiny"), tiny
 
 
@@ -39,8 +41,8 @@ def test_each_adapter_that_ships_is_a_model() -> None:
     assert all(model.model_id == other.model_id for model, other in found)
 
 
-def test_it_streams_what_the_front_door_answers(models: tuple[Any, Any, pasta.Model]) -> None:
-    blocking, _, tiny = models
+def test_both_models_stream_what_the_front_door_answers(models: Models) -> None:
+    blocking, waiting, tiny = models
     expected = tiny.answer(QUESTION, max_tokens=60)
     response = blocking.prompt(QUESTION, max_tokens=60)
     pieces = list(response)
@@ -53,75 +55,45 @@ def test_it_streams_what_the_front_door_answers(models: tuple[Any, Any, pasta.Mo
     )
     assert blocking.prompt(QUESTION, stream=False, max_tokens=60).text() == expected.text
 
+    async def ask(stream: bool) -> list[str]:
+        return [piece async for piece in waiting.prompt(QUESTION, stream=stream, max_tokens=60)]
 
-def test_the_async_model_answers_the_same(models: tuple[Any, Any, pasta.Model]) -> None:
-    _, waiting, tiny = models
-
-    async def ask() -> str:
-        text: str = await waiting.prompt(QUESTION, max_tokens=60).text()
-        return text
-
-    assert asyncio.run(ask()) == tiny.answer(QUESTION, max_tokens=60).text
+    assert "".join(asyncio.run(ask(True))) == expected.text
+    assert asyncio.run(ask(False)) == [expected.text]
 
 
-def test_a_conversation_and_a_system_prompt_are_handed_on(
-    models: tuple[Any, Any, pasta.Model],
-) -> None:
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_conversation_and_a_system_prompt_are_handed_on(kept: bool, models: Models) -> None:
+    """`llm -c` goes on in another process, which has kept messages and no responses."""
     blocking, _, tiny = models
     talk = blocking.conversation()
     first = talk.prompt("Hello.", system="Be brief.", max_tokens=20).text()
+    if kept:
+        messages = [*talk.responses[0].prompt.messages, *talk.responses[0].messages()]
+        talk = blocking.conversation()
+        talk.loaded_messages = messages
     second = talk.prompt("And now?", max_tokens=20).text()
-    messages = [
+    turns = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hello."},
         {"role": "assistant", "content": first},
         {"role": "user", "content": "And now?"},
     ]
-    assert second == tiny.answer(messages, max_tokens=20).text
+    assert second == tiny.answer(turns, max_tokens=20).text
 
 
-def test_what_llm_kept_of_a_conversation_is_handed_on(
-    models: tuple[Any, Any, pasta.Model],
-) -> None:
-    """`llm -c` goes on in another process, which has messages and no responses."""
-    blocking, _, tiny = models
-    first = blocking.conversation()
-    first.prompt("Hello.", max_tokens=20).text()
-    kept = [*first.responses[0].prompt.messages, *first.responses[0].messages()]
-    later = blocking.conversation()
-    later.loaded_messages = kept
-    messages = [
-        {"role": "user", "content": "Hello."},
-        {"role": "assistant", "content": first.responses[0].text()},
-        {"role": "user", "content": "And now?"},
-    ]
-    assert (
-        later.prompt("And now?", max_tokens=20).text() == tiny.answer(messages, max_tokens=20).text
-    )
-
-
-def test_options_are_those_of_the_front_door(models: tuple[Any, Any, pasta.Model]) -> None:
-    blocking, _, tiny = models
-    settings: dict[str, Any] = {
-        "max_tokens": 30,
-        "temperature": 1.2,
-        "seed": 3,
-        "repetition_penalty": 1.3,
-    }
-    assert blocking.prompt(QUESTION, **settings).text() == tiny.answer(QUESTION, **settings).text
-    with pytest.raises(llm.ModelError, match="not a whole number of at least 1"):
-        blocking.prompt(QUESTION, max_tokens=0).text()
-    with pytest.raises(ValidationError):
-        blocking.Options(max_threads="many")
-
-
-def test_what_may_be_said_of_an_answer_is_what_the_front_door_takes(
-    models: tuple[Any, Any, pasta.Model],
-) -> None:
-    """All of it but `logit_bias`, whose ids nobody types; and no default of its own."""
-    blocking, waiting, _ = models
+def test_options_are_those_of_the_front_door_and_reach_it(models: Models) -> None:
+    """All of them but `logit_bias`, whose ids nobody types; and no default of its own."""
+    blocking, waiting, tiny = models
     options = blocking.Options.model_fields
     assert set(options) == {one.name for one in fields(GenerationConfig)} - {"logit_bias"}
     assert blocking.Options().model_dump(exclude_none=True) == {}
     assert all(field.description for field in options.values())
     assert waiting.Options is blocking.Options
+    settings: dict[str, Any] = {"max_tokens": 30, "temperature": 1.2, "seed": 3, "parallel": False}
+    settings |= {"presence_penalty": 1.5, "max_threads": 2, "max_seconds": 1000.0}
+    assert blocking.prompt(QUESTION, **settings).text() == tiny.answer(QUESTION, **settings).text
+    with pytest.raises(llm.ModelError, match="max_tokens is 0, not a whole number of at least 1"):
+        blocking.prompt(QUESTION, max_tokens=0).text()
+    with pytest.raises(ValidationError):
+        blocking.Options(max_threads="many")
