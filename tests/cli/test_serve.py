@@ -15,7 +15,6 @@ import openai
 import pytest
 
 from pasta_decoding.errors import install_command
-from pasta_decoding.runtime import local
 from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.settings import Load, Settings
 from tests.checkpoint import TinyCheckpoint
@@ -136,14 +135,8 @@ def test_a_server_without_a_key_minds_what_it_is_called_or_warns(
     ],
 )
 def test_a_mistake_is_one_line(
-    arguments: list[object],
-    said: str,
-    pasta: Pasta,
-    where: list[object],
-    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[object], said: str, pasta: Pasta, where: list[object]
 ) -> None:
-    if "--cache-tokens" in arguments:
-        monkeypatch.setattr(local, "load_model", lambda *_, **__: pytest.fail("it was loaded"))
     refused = pasta("serve", *where, *arguments)
     assert refused.status == 2
     assert f"pasta: {said}" in refused.err

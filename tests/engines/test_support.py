@@ -58,13 +58,3 @@ def test_a_cache_is_refused_with_the_tokens_that_would_fit(monkeypatch: pytest.M
         "a cache of 2000 tokens takes 2.0 GB, and 1.0 GB of memory are free: "
         "at most 1000 tokens fit"
     )
-
-
-def test_a_config_says_how_many_numbers_a_token_takes() -> None:
-    plain = {"num_hidden_layers": 30, "num_attention_heads": 9, "hidden_size": 576}
-    assert support.numbers_per_token(plain) == 2 * 30 * 9 * 64
-    grouped = plain | {"num_key_value_heads": 3, "head_dim": 128}
-    assert support.numbers_per_token(grouped) == 2 * 30 * 3 * 128
-    assert support.numbers_per_token({"text_config": grouped}) == 2 * 30 * 3 * 128
-    for broken in ({}, {"text_config": None}, plain | {"num_attention_heads": 0}):
-        assert support.numbers_per_token(broken) is None

@@ -10,9 +10,7 @@ from tests.server.running import CHAT, GOOD, HELLO, MODEL, Running
 
 BODIES: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", "Field required"),
-    "cut off": (b'{"model": ', "the body is not JSON: Expecting value at character 10"),
     "not UTF-8": (b'{"model": "\xff"}', "the body is not JSON in UTF-8"),
-    "a list": (b"[]", "Input should be a valid dictionary or object to extract fields from"),
     "deep": (b"[" * 100_000, "the body is nested too deeply"),
     "digits": (b'{"seed": ' + b"9" * 5000 + b"}", "the body has a number of too many digits"),
 }
@@ -41,23 +39,14 @@ CHANGES: list[tuple[dict[str, Any], str | None, str]] = [
         "the conversation ends with the assistant's words",
     ),
     ({"max_tokens": "5"}, "max_tokens", "max_tokens: Input should be a valid integer"),
-    ({"max_tokens": True}, "max_tokens", "max_tokens: Input should be a valid integer"),
     ({"max_tokens": 0}, "max_tokens", "max_tokens: Input should be greater than or equal to 1"),
     ({"max_tokens": 5000}, "max_tokens", "an answer of up to 5000 tokens leaves no room"),
     ({"temperature": float("inf")}, "temperature", "temperature: Input should be a finite number"),
     ({"temperature": -1}, "temperature", "temperature: Input should be greater than or equal"),
-    ({"top_p": 0}, "top_p", "top_p: Input should be greater than 0"),
     ({"top_k": -2}, "top_k", "top_k: Input should be greater than or equal to -1"),
-    ({"min_p": 2}, "min_p", "min_p: Input should be"),
-    ({"presence_penalty": 2.5}, "presence_penalty", "presence_penalty: Input should be"),
-    ({"frequency_penalty": -3}, "frequency_penalty", "frequency_penalty: Input should be"),
-    ({"repetition_penalty": 0}, "repetition_penalty", "repetition_penalty: Input should be"),
     ({"logit_bias": {"99999": 1}}, "logit_bias", "logit_bias names the id 99999"),
-    ({"logit_bias": {LONG: 1}}, "logit_bias", "logit_bias"),
     ({"logit_bias": {"1": 101}}, "logit_bias", "logit_bias"),
     ({"logit_bias": {str(n): 1 for n in range(301)}}, "logit_bias", "logit_bias"),
-    ({"seed": -2}, "seed", "seed: Input should be greater than or equal to -1"),
-    ({"n": 0}, "n", "n: Input should be greater than or equal to 1"),
     ({"n": 17}, "n", "n: Input should be less than or equal to 16"),
     ({"stop": ""}, "stop[0]", "stop[0]: String should have at least 1 character"),
     ({"stop": [1]}, "stop[0]", "stop[0]: Input should be a valid string"),
@@ -123,19 +112,12 @@ def test_what_changes_nothing_is_accepted(server: Running) -> None:
 @pytest.mark.parametrize(
     ("prompt", "param"),
     [
-        ([], "prompt"),
-        ([[]], "prompt[0]"),
         ([5, "x"], "prompt[1]"),
         (["x", None], "prompt[1]"),
-        (["x"] * 17, "prompt"),
         ([[1], "x"], "prompt[1]"),
-        ([[1]] * 17, "prompt"),
         ([-1], "prompt[0]"),
         ([10**6], None),
-        ([1] * 9000, "prompt"),
         ("x y " * 9000, "prompt"),
-        (None, "prompt"),
-        ({"a": 1}, "prompt"),
     ],
 )
 def test_a_prompt_that_is_none_is_refused(

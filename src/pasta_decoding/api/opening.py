@@ -5,7 +5,6 @@ A new engine is a file in `engines/` and an entry of `ENGINES`.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -152,11 +151,12 @@ def _open_torch(checkpoint: Checkpoint) -> LocalDecoder:
 
     if checkpoint.is_gguf:
         raise PastaError("the torch engine does not read GGUF files")
-    dtype, device = _torch_dtype(checkpoint), checkpoint.device
-    if device == "cpu":  # a GPU says itself what does not fit
-        _refuse_large_cache(checkpoint, 4 if dtype == "float32" else 2)
     return torch_decoder(
-        checkpoint.base, checkpoint.adapter, dtype=dtype, device=device, **checkpoint.sizes
+        checkpoint.base,
+        checkpoint.adapter,
+        dtype=_torch_dtype(checkpoint),
+        device=checkpoint.device,
+        **checkpoint.sizes,
     )
 
 
@@ -176,7 +176,6 @@ def _open_fast(checkpoint: Checkpoint) -> LocalDecoder:
     if checkpoint.is_gguf:
         raise PastaError("the fast engine does not read GGUF files")
     dtype = _fast_dtype(checkpoint)
-    _refuse_large_cache(checkpoint, 4 if dtype == "float32" else 2)
     return fast_decoder(checkpoint.base, checkpoint.adapter, dtype=dtype, **checkpoint.sizes)
 
 
@@ -217,7 +216,6 @@ def _open_llama(checkpoint: Checkpoint) -> LocalDecoder:
     if checkpoint.is_gguf:
         return llama_decoder(checkpoint.base, **checkpoint.sizes)
     library()  # its absence is told before the work
-    _refuse_large_cache(checkpoint, 2)
     base, adapter, file_type = checkpoint.base, checkpoint.adapter, _gguf_dtype(checkpoint)
     path = checkpoint.cache / "gguf" / f"{cached_name(base, adapter, file_type)}.gguf"
     if not path.exists():
@@ -263,19 +261,6 @@ def _open_remote(checkpoint: Checkpoint) -> RemoteDecoder:
         api_key=config.api_key,
         joining=config.join,
     )
-
-
-def _refuse_large_cache(checkpoint: Checkpoint, number_bytes: int) -> None:
-    """Raise PastaError for a cache that has no room here, before anything large is read."""
-    from pasta_decoding.engines.support import numbers_per_token, refuse_large_cache
-
-    try:
-        settings = json.loads((checkpoint.base / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return  # loading says so
-    numbers = numbers_per_token(settings) if isinstance(settings, dict) else None
-    if numbers is not None:
-        refuse_large_cache(checkpoint.config.cache_tokens, numbers * number_bytes)
 
 
 ENGINES: Mapping[str, EngineKind] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,18 +88,6 @@ def refuse_large_cache(cache_tokens: int, token_bytes: int) -> None:
             f"a cache of {cache_tokens} tokens takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} "
             f"GB of memory are free: at most {free // token_bytes} tokens fit"
         )
-
-
-def numbers_per_token(config: Mapping[str, Any]) -> int | None:
-    """Return how many numbers a token's keys and values are; None if the config does not say."""
-    text = config.get("text_config", config)
-    try:
-        heads = text["num_attention_heads"]
-        width = text.get("head_dim") or text["hidden_size"] // heads
-        kv_heads = text.get("num_key_value_heads") or heads
-        return int(2 * text["num_hidden_layers"] * kv_heads * width)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError):
-        return None
 
 
 def usable_cores() -> int:

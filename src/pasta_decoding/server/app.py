@@ -52,13 +52,7 @@ def create_app(backends: Mapping[str, Backend], metrics: Metrics, settings: Sett
         redoc_url=None,
         redirect_slashes=False,  # a redirect would lead to the address in `Host`
     )
-    app.add_middleware(
-        Guard,
-        metrics=metrics,
-        api_key=settings.api_key,
-        max_body_bytes=settings.max_body_bytes,
-        body_s=settings.body_s,
-    )
+    app.add_middleware(Guard, metrics=metrics, settings=settings)
     if settings.hosts is not None:
         # Else a page from elsewhere could have its name lead here, and read along (DNS rebinding).
         hosts = [*LOOPBACK_NAMES, *settings.hosts]

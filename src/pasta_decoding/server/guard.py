@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pasta_decoding.server.errors import ApiError, excerpt, failure
 from pasta_decoding.server.metrics import Metrics
+from pasta_decoding.server.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -28,25 +29,10 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class Guard:
-    """Lets requests in, counts and names them, and limits a body in size and time.
+    """Lets requests in, counts and names them, and limits a body in size and time."""
 
-    api_key: None asks for no key.
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        metrics: Metrics,
-        api_key: str | None,
-        max_body_bytes: int,
-        body_s: float,
-    ) -> None:
-        self._app = app
-        self._metrics = metrics
-        self._api_key = api_key
-        self._max_body_bytes = max_body_bytes
-        self._body_s = body_s
+    def __init__(self, app: ASGIApp, *, metrics: Metrics, settings: Settings) -> None:
+        self._app, self._metrics, self._settings = app, metrics, settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it; count its reply, name it, and write a line about it."""
@@ -98,11 +84,13 @@ class Guard:
             # A proxy in front may have believed the other one, and see other requests behind it.
             message = "a body has Content-Length or Transfer-Encoding, not both"
             return ApiError(400, message, headers={"Connection": "close"})
-        if self._api_key is None or path in OPEN_PATHS:
+        if self._settings.api_key is None or path in OPEN_PATHS:
             return None
         scheme, _, given = headers.get("authorization", "").partition(" ")
         # Constant time: how long it takes tells nothing about the key.
-        right = secrets.compare_digest(given.strip().encode("latin-1"), self._api_key.encode())
+        right = secrets.compare_digest(
+            given.strip().encode("latin-1"), self._settings.api_key.encode()
+        )
         if right and scheme.lower() == "bearer":
             return None
         message = "a valid API key is needed: Authorization: Bearer KEY"
@@ -111,7 +99,7 @@ class Guard:
 
     def _bounded(self, receive: Receive) -> Receive:
         """Return a `receive` that gives up on a body that is too large or takes too long."""
-        deadline_s = asyncio.get_running_loop().time() + self._body_s
+        deadline_s = asyncio.get_running_loop().time() + self._settings.body_s
         whole = False
         received_bytes = 0
 
@@ -123,11 +111,11 @@ class Guard:
                 async with asyncio.timeout_at(deadline_s):
                     message = await receive()
             except TimeoutError:
-                late = f"the body did not arrive within {self._body_s:g} s"
+                late = f"the body did not arrive within {self._settings.body_s:g} s"
                 raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, late) from None
             whole = not message.get("more_body", False)
             received_bytes += len(message.get("body", b""))
-            if received_bytes > self._max_body_bytes:
+            if received_bytes > self._settings.max_body_bytes:
                 raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
             return message
 

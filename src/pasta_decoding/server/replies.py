@@ -9,8 +9,8 @@ from typing import Any
 from uuid import uuid4
 
 import anyio
-from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from pasta_decoding import __version__
 from pasta_decoding.runtime import events as live
@@ -24,6 +24,7 @@ from pasta_decoding.server.requests import StreamOptions
 
 LEAST_LOGPROB = -9999.0
 """The log probability of a token that could not have come; JSON has no infinity."""
+_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +165,11 @@ class Reply(Response):
             async with anyio.create_task_group() as group:
                 group.start_soon(_cancel_when_gone, receive, group.cancel_scope)
                 if self._options is None:
-                    await (await self._whole())(scope, receive, send)
+                    response = await self._whole()
                 else:
-                    await self._stream(send, self._options)
+                    lines = self._lines(self._options)
+                    response = StreamingResponse(lines, 200, _HEADERS, "text/event-stream")
+                await response(scope, receive, send)
                 group.cancel_scope.cancel()
 
     async def _whole(self) -> Response:
@@ -179,21 +182,13 @@ class Reply(Response):
         reply = self._form.whole(**self._head, choices=choices, usage=self._usage())
         return Response(reply.model_dump_json(), media_type="application/json")
 
-    async def _stream(self, send: Send, options: StreamOptions) -> None:
-        headers = {
-            "Content-Type": "text/event-stream; charset=utf-8",
-            "Cache-Control": "no-store",
-            "X-Accel-Buffering": "no",
-        }
-        raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-        await send({"type": "http.response.start", "status": 200, "headers": raw})
+    async def _lines(self, options: StreamOptions) -> AsyncIterator[bytes]:
         try:
             async for piece in self._pieces(options):
-                await send(_sent(piece))
+                yield _line(piece)
         except ApiError as error:
-            await send(_sent(error.body))
-        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": True})
-        await send({"type": "http.response.body"})
+            yield _line(error.body)
+        yield b"data: [DONE]\n\n"
 
     async def _pieces(self, options: StreamOptions) -> AsyncIterator[schema.Wire]:
         chunk = self._form.chunk
@@ -261,9 +256,8 @@ def _cached_tokens(answers: Sequence[Answer]) -> int:
     return sum(least.values())
 
 
-def _sent(piece: schema.Wire) -> Message:
-    body = b"data: " + piece.model_dump_json().encode() + b"\n\n"
-    return {"type": "http.response.body", "body": body, "more_body": True}
+def _line(piece: schema.Wire) -> bytes:
+    return b"data: " + piece.model_dump_json().encode() + b"\n\n"
 
 
 async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
