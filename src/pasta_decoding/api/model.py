@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.api.result import Result
-from pasta_decoding.api.streams import Reading, Start, Stream, events_of, text_of
+from pasta_decoding.api.streams import Start, Stream, events_of, text_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.prompt import Message
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.local import LocalDecoder
-from pasta_decoding.runtime.loop import Cancel, ClosedError, EngineLoop, News, Watcher
+from pasta_decoding.runtime.loop import ClosedError, EngineLoop, Watcher
 from pasta_decoding.runtime.policy import SchedulingPolicy
 from pasta_decoding.runtime.request import Priority, Request
 
@@ -109,13 +109,15 @@ class Model:
 
         `async for` reads it as well as `for` does.
         """
-        return Stream(*self._asked(prompt, config.updated(**options)), text_of)
+        start = self._start(prompt, config.updated(**options))
+        return Stream(start, text_of, self.plain_tokens)
 
     def events(
         self, prompt: Prompt, config: GenerationConfig = _DEFAULT, **options: Any
     ) -> Stream[Event]:
         """Yield what happens in every thread, as it happens; for `for` and `async for`."""
-        return Stream(*self._asked(prompt, config.updated(**options)), events_of)
+        start = self._start(prompt, config.updated(**options))
+        return Stream(start, events_of, self.plain_tokens)
 
     def batch(
         self,
@@ -132,29 +134,25 @@ class Model:
 
         on_result: called with the number of a prompt and its answer as soon as that is there.
         """
-        asked = self._asked_all(prompts, config.updated(**options), max_concurrency)
-        inbox: SimpleQueue[tuple[int, News]] = SimpleQueue()
-
-        def hear(number: int, news: News) -> None:
-            inbox.put((number, news))
-
-        waiting, running = deque(range(len(asked))), dict[int, Cancel]()
+        starts = self._starts(prompts, config.updated(**options), max_concurrency)
+        waiting, running = deque(enumerate(starts)), dict[int, Stream[Any]]()
+        heard: SimpleQueue[int] = SimpleQueue()
+        results: dict[int, Result] = {}
         try:
             while waiting or running:
                 while waiting and len(running) < max_concurrency:
-                    number = waiting.popleft()
-                    running[number] = asked[number][0](partial(hear, number))
-                number, news = inbox.get()
-                reading = asked[number][1]
-                reading.take(news)
-                if reading.result is not None:
-                    del running[number]
+                    number, start = waiting.popleft()
+                    wake = partial(heard.put, number)
+                    running[number] = Stream(start, lambda _: (), self.plain_tokens, wake)
+                number = heard.get()
+                if running[number].advance():
+                    results[number] = running.pop(number).result
                     if on_result is not None:
-                        on_result(number, reading.result)
+                        on_result(number, results[number])
         finally:
-            for cancel in running.values():
-                cancel()
-        return [reading.result for _, reading in asked if reading.result is not None]
+            for stream in running.values():
+                stream.close()
+        return [results[number] for number in range(len(starts))]
 
     async def aanswer(
         self, prompt: Prompt, config: GenerationConfig = _DEFAULT, **options: Any
@@ -172,11 +170,11 @@ class Model:
         **options: Any,
     ) -> list[Result]:
         """As `batch`, for coroutines."""
-        asked = self._asked_all(prompts, config.updated(**options), max_concurrency)
+        starts = self._starts(prompts, config.updated(**options), max_concurrency)
         places = asyncio.Semaphore(max_concurrency)
 
-        async def write(number: int, start: Start, reading: Reading) -> Result:
-            async with places, Stream(start, reading, text_of) as stream:
+        async def write(number: int, start: Start) -> Result:
+            async with places, Stream(start, text_of, self.plain_tokens) as stream:
                 async for _ in stream:
                     pass
             if on_result is not None:
@@ -185,7 +183,7 @@ class Model:
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(write(n, *one)) for n, one in enumerate(asked)]
+                tasks = [group.create_task(write(*one)) for one in enumerate(starts)]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
@@ -214,24 +212,20 @@ class Model:
     async def __aexit__(self, *_error: object) -> None:
         await asyncio.to_thread(self.close)
 
-    def _asked(
-        self, prompt: Prompt, config: GenerationConfig, number: int = 0
-    ) -> tuple[Start, Reading]:
-        """Return what hands the request in, and what reads its answer."""
+    def _start(self, prompt: Prompt, config: GenerationConfig, number: int = 0) -> Start:
+        """Return what hands the request in."""
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], int):
             ids: tuple[Any, ...] = tuple(prompt)
         else:
             ids = self.decoder.chat_ids(_messages(prompt), config.max_tokens)
-        request = request_of(self.decoder, ids, config, number)
-        reading = Reading(self.plain_tokens)
-        return partial(self._working().submit, request), reading
+        return partial(self._working().submit, request_of(self.decoder, ids, config, number))
 
-    def _asked_all(
+    def _starts(
         self, prompts: Sequence[Prompt], config: GenerationConfig, max_concurrency: int
-    ) -> list[tuple[Start, Reading]]:
+    ) -> list[Start]:
         if max_concurrency < 1:
             raise PastaError(f"max_concurrency is {max_concurrency}, not at least 1")
-        return [self._asked(one, config, number) for number, one in enumerate(prompts)]
+        return [self._start(one, config, number) for number, one in enumerate(prompts)]
 
     def _working(self) -> Worker:
         with self._lock:  # an engine has one worker, whichever threads ask first

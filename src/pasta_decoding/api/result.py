@@ -74,13 +74,17 @@ class Result:
         return tokens_per_step(self.usage.plain_tokens, self.critical_path)
 
 
-def result_of(answer: Answer, *, text: str, plain_tokens: int) -> Result:
+def result_of(answer: Answer, text: str, plain_tokens: int) -> Result:
     """Return what a user gets of an answer whose visible text is `text`."""
+    chunks = [node for node in answer.tree if isinstance(node, Chunk)]
     return Result(
         text=text,
         annotated=answer.annotated,
         tree=answer.tree,
-        threads=threads_of(answer.tree),
+        threads=tuple(
+            Thread(number, chunk.topic, chunk.tokens, chunk.text)
+            for number, chunk in enumerate(chunks, start=1)
+        ),
         critical_path=answer.critical_path,
         usage=Usage(answer.trace.prompt_tokens, plain_tokens, answer.fed_tokens),
         finish_reason="length" if answer.end is None and not answer.stopped else "stop",
@@ -90,13 +94,4 @@ def result_of(answer: Answer, *, text: str, plain_tokens: int) -> Result:
         queue_s=answer.queue_s,
         first_token_s=answer.first_token_s,
         sent=answer.trace.sent,
-    )
-
-
-def threads_of(tree: Tree) -> tuple[Thread, ...]:
-    """Return the threads that wrote the chunks of a tree."""
-    chunks = [node for node in tree if isinstance(node, Chunk)]
-    return tuple(
-        Thread(number, chunk.topic, chunk.tokens, chunk.text)
-        for number, chunk in enumerate(chunks, start=1)
     )

@@ -21,46 +21,18 @@ Item = TypeVar("Item")
 Start = Callable[[Listener], Cancel]
 """Hands a request in and returns what cancels it; its news go to the listener."""
 
-Pick = Callable[[tuple[Event, ...], str], Iterable[Item]]
-"""(new events, new text in reading order) -> what a stream yields of them."""
+Pick = Callable[[Progress], Iterable[Item]]
+"""What a stream yields of some progress."""
 
 
-class Reading:
-    """What a reader has seen of one answer so far.
-
-    answer: as decoding left it, once it is complete,
-    result: and as the front door hands it out.
-    """
-
-    def __init__(self, count_tokens: Callable[[str], int]) -> None:
-        self.answer: Answer | None = None
-        self.result: Result | None = None
-        self._count_tokens = count_tokens
-        self._shown: list[str] = []
-
-    def take(self, news: News) -> tuple[tuple[Event, ...], str]:
-        """Return the events and the text that `news` brings. Raises the error of a failure."""
-        match news:
-            case Failure(error):
-                raise error
-            case Progress(events, text):
-                self._shown.append(text)
-                return events, text
-            case _:
-                text = "".join(self._shown)
-                self.answer = news
-                self.result = result_of(news, text=text, plain_tokens=self._count_tokens(text))
-                return (), ""
-
-
-def text_of(_events: tuple[Event, ...], text: str) -> Iterable[str]:
+def text_of(progress: Progress) -> Iterable[str]:
     """Pick the text in reading order."""
-    return (text,) if text else ()
+    return (progress.text,) if progress.text else ()
 
 
-def events_of(events: tuple[Event, ...], _text: str) -> Iterable[Event]:
+def events_of(progress: Progress) -> Iterable[Event]:
     """Pick the events as they happen."""
-    return events
+    return progress.events
 
 
 class Stream(Iterator[Item], AsyncIterator[Item]):
@@ -70,26 +42,35 @@ class Stream(Iterator[Item], AsyncIterator[Item]):
     coroutine at a time may read it; any number of streams of one model may be read side by side.
     """
 
-    def __init__(self, start: Start, reading: Reading, pick: Pick[Item]) -> None:
-        self._reading, self._pick = reading, pick
+    def __init__(
+        self,
+        start: Start,
+        pick: Pick[Item],
+        count_tokens: Callable[[str], int],
+        wake: Callable[[], object] | None = None,
+    ) -> None:
+        self._pick, self._count_tokens = pick, count_tokens
         self._ready: deque[Item] = deque()
+        self._shown: list[str] = []
+        self._answer: Answer | None = None
+        self._result: Result | None = None
         self._left = False
-        self._inbox = _Inbox()
+        self._inbox = _Inbox(wake)
         self._cancel = start(self._inbox.put)  # not a method of `self`, which may be dropped
 
     @property
     def result(self) -> Result:
         """The finished answer. Raises PastaError before the stream has ended."""
-        if self._reading.result is None:
+        if self._result is None:
             raise PastaError("the answer is not complete", hint="Read the stream to its end.")
-        return self._reading.result
+        return self._result
 
     @property
     def answer(self) -> Answer:
         """The answer as decoding left it: token ids, layouts, trace. Raises as `result` does."""
         assert self.result is not None
-        assert self._reading.answer is not None, "it comes with the result"
-        return self._reading.answer
+        assert self._answer is not None, "it comes with the result"
+        return self._answer
 
     def __next__(self) -> Item:
         """Wait for the next piece. Raises what the engine raised, if the answer failed."""
@@ -97,7 +78,7 @@ class Stream(Iterator[Item], AsyncIterator[Item]):
             if self._over:
                 raise StopIteration
             try:
-                self._take(self._inbox.get())
+                self.advance()
             except BaseException:
                 self.close()
                 raise
@@ -115,12 +96,17 @@ class Stream(Iterator[Item], AsyncIterator[Item]):
                 raise
         return self._ready.popleft()
 
+    def advance(self) -> bool:
+        """Take one piece of news, which is waited for; return whether it was the last."""
+        self._take(self._inbox.get())
+        return self._over
+
     def close(self) -> None:
         """Cancel the answer unless it is complete. Let go of whoever waits for a piece."""
         if not self._over:
+            self._left = True
             self._cancel()
-        self._left = True
-        self._inbox.put(None)
+            self._inbox.put(None)
 
     def __enter__(self) -> Self:
         return self
@@ -140,19 +126,30 @@ class Stream(Iterator[Item], AsyncIterator[Item]):
 
     @property
     def _over(self) -> bool:
-        return self._left or self._reading.result is not None
+        return self._left or self._result is not None
 
     def _take(self, news: News | None) -> None:
-        if news is not None:  # else it was closed meanwhile
-            self._ready.extend(self._pick(*self._reading.take(news)))
+        match news:
+            case Failure(error):
+                raise error
+            case Progress(_, text):
+                self._shown.append(text)
+                self._ready.extend(self._pick(news))
+            case Answer():
+                text = "".join(self._shown)
+                self._answer = news
+                self._result = result_of(news, text, self._count_tokens(text))
 
 
 class _Inbox:
-    """News of one answer, which a thread or a coroutine waits for. None: there will be no more."""
+    """News of one answer, which a thread or a coroutine waits for. None: there will be no more.
 
-    def __init__(self) -> None:
+    wake: called when something has come, in any thread.
+    """
+
+    def __init__(self, wake: Callable[[], object] | None) -> None:
         self._news: SimpleQueue[News | None] = SimpleQueue()
-        self._wake: Callable[[], object] | None = None
+        self._wake = wake
 
     def put(self, news: News | None) -> None:
         """Add news, in any thread."""
