@@ -127,17 +127,11 @@ def test_a_stream_that_is_left_early_frees_what_it_holds(model: pasta.Model) -> 
         _ = stream.result
     assert list(stream) == []
 
-    async def leave() -> None:
+    async def left_dropped_and_cancelled() -> None:
         async with model.stream(PROMPT, max_tokens=LONG) as left:
             await anext(left)
-
-    asyncio.run(leave())
-    model.answer("x", max_tokens=1)  # a step behind it
-    assert cells(model) == 0
-
-
-def test_a_cancelled_coroutine_frees_what_it_holds(model: pasta.Model) -> None:
-    async def cancelled() -> None:
+        async for _ in model.stream(PROMPT, max_tokens=LONG):
+            break
         task = asyncio.create_task(model.aanswer(PROMPT, max_tokens=LONG))
         while not cells(model):
             await asyncio.sleep(0.001)
@@ -145,19 +139,9 @@ def test_a_cancelled_coroutine_frees_what_it_holds(model: pasta.Model) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    asyncio.run(cancelled())
-    model.answer("x", max_tokens=1)
-    assert cells(model) == 0
-
-
-def test_a_coroutines_stream_that_is_dropped_frees_what_it_holds(model: pasta.Model) -> None:
-    async def drop() -> None:
-        async for _ in model.stream(PROMPT, max_tokens=LONG):
-            break
-
-    asyncio.run(drop())
+    asyncio.run(left_dropped_and_cancelled())
     gc.collect()
-    model.answer("x", max_tokens=1)
+    model.answer("x", max_tokens=1)  # a step behind it
     assert cells(model) == 0
 
 
@@ -181,10 +165,6 @@ def test_who_reads_a_stream_that_is_closed_meanwhile_is_let_go(model: pasta.Mode
         await task
 
     asyncio.run(close())
-
-
-def test_a_limit_of_any_kind_is_a_reason_to_have_finished(model: pasta.Model) -> None:
-    assert model.answer(PROMPT, max_tokens=LONG, max_seconds=0.0).finish_reason == "length"
 
 
 def test_threads_that_ask_first_at_the_same_time_get_one_worker(
@@ -254,6 +234,7 @@ def test_fields_given_by_name_replace_those_of_the_config(model: pasta.Model) ->
     assert model.answer(PROMPT, config, parallel=True).threads
     biased = model.answer(PROMPT, config, logit_bias={"65": 100.0})
     assert biased.annotated != plain.annotated
+    assert model.answer(PROMPT, config, max_seconds=0.0).finish_reason == "length"
 
 
 def test_every_public_name_is_there_and_importing_them_takes_nothing() -> None:

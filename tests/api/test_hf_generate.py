@@ -23,7 +23,7 @@ from tests.checkpoint import TinyCheckpoint
 from tests.law.test_default_model import PROMPTS
 from tests.tiny import tiny_llama
 
-QUESTIONS = ("What are three good habits?", "Name some colours.", "How do I learn to swim?")
+QUESTION = "What are three good habits?"
 TOKENS = 120
 
 
@@ -65,34 +65,22 @@ def plain(decoder: LocalDecoder, answer: Answer) -> list[int]:
     return ids + ([] if answer.end is None else [answer.end])
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
-def test_it_writes_what_pasta_writes(
-    question: str, folder: Path, model: Any, decoder: LocalDecoder
-) -> None:
-    inputs, answer = prompt(folder, question), own(decoder, question)
+def test_it_writes_what_pasta_writes(folder: Path, model: Any, decoder: LocalDecoder) -> None:
+    inputs, answer = prompt(folder, QUESTION), own(decoder, QUESTION)
     settings = {"max_new_tokens": TOKENS, "do_sample": False}
     by_name = model.generate(**inputs, **settings, custom_generate=pasta.generate)
-    alone = pasta.generate(model, **inputs, **settings)
+    alone = pasta.generate(model, **inputs, **settings, return_dict_in_generate=True)
     by_folder = model.generate(
         **inputs, **settings, custom_generate=str(folder), trust_remote_code=True
     )
     start = inputs["input_ids"].shape[1]
     assert torch.equal(by_name[:, :start], inputs["input_ids"])
     assert by_name[0, start:].tolist() == plain(decoder, answer)
-    assert torch.equal(by_name, alone)
+    assert torch.equal(by_name, alone.sequences)
     assert torch.equal(by_name, by_folder)
-    assert answer.chunks > 0, "else nothing was parallel"
-
-
-def test_a_dictionary_has_the_threads(folder: Path, model: Any, decoder: LocalDecoder) -> None:
-    output = pasta.generate(
-        model, **prompt(folder, QUESTIONS[0]), max_new_tokens=TOKENS, do_sample=False,
-        return_dict_in_generate=True,
-    )  # fmt: skip
-    answer, (result,) = own(decoder, QUESTIONS[0]), output.results
+    (result,) = alone.results
     assert result.text == answer.text
-    assert len(result.threads) == answer.chunks
-    assert output.sequences.shape[0] == 1
+    assert len(result.threads) == answer.chunks > 0, "else nothing was parallel"
 
 
 class Heard(BaseStreamer):
@@ -114,17 +102,17 @@ class Heard(BaseStreamer):
 def test_a_streamer_gets_the_text_in_reading_order(
     folder: Path, model: Any, decoder: LocalDecoder
 ) -> None:
-    heard, inputs = Heard(), prompt(folder, QUESTIONS[0])
+    heard, inputs = Heard(), prompt(folder, QUESTION)
     settings = {"max_new_tokens": TOKENS, "do_sample": False, "streamer": heard}
     pasta.generate(model, **inputs, **settings)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     assert heard.prompt == inputs["input_ids"][0].tolist()
-    assert tokenizer.decode(heard.ids) == own(decoder, QUESTIONS[0]).text
+    assert tokenizer.decode(heard.ids) == own(decoder, QUESTION).text
     assert heard.ended
 
 
 def test_rows_of_one_length_are_answered_together(folder: Path, model: Any) -> None:
-    first = prompt(folder, QUESTIONS[0])["input_ids"]
+    first = prompt(folder, QUESTION)["input_ids"]
     other = torch.cat([first[:, :-3], first[:, -3:].flip(1)], dim=1)
     settings = {"max_new_tokens": 60, "do_sample": False, "custom_generate": pasta.generate}
     both = model.generate(torch.cat([first, other]), **settings)
@@ -134,7 +122,7 @@ def test_rows_of_one_length_are_answered_together(folder: Path, model: Any) -> N
 
 
 def test_samples_come_from_the_seed_of_torch(folder: Path, model: Any) -> None:
-    inputs, found = prompt(folder, QUESTIONS[0]), []
+    inputs, found = prompt(folder, QUESTION), []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
         sampled = model.generate(
@@ -148,13 +136,13 @@ def test_samples_come_from_the_seed_of_torch(folder: Path, model: Any) -> None:
 
 
 def test_a_stop_string_ends_the_text(folder: Path, model: Any, decoder: LocalDecoder) -> None:
-    stop = own(decoder, QUESTIONS[0]).text[5:8]
+    stop = own(decoder, QUESTION).text[5:8]
     output = pasta.generate(
-        model, **prompt(folder, QUESTIONS[0]), max_new_tokens=TOKENS, do_sample=False,
+        model, **prompt(folder, QUESTION), max_new_tokens=TOKENS, do_sample=False,
         stop_strings=[stop], return_dict_in_generate=True,
     )  # fmt: skip
     (result,) = output.results
-    whole = own(decoder, QUESTIONS[0]).text
+    whole = own(decoder, QUESTION).text
     assert result.text == whole[: whole.index(stop)]
     assert output.sequences.shape[1] < 300
 
@@ -181,7 +169,7 @@ def test_what_would_be_ignored_is_refused_and_the_model_stays_as_it_was(
 
 
 def test_padded_rows_and_caches_are_refused(folder: Path, model: Any) -> None:
-    ids = prompt(folder, QUESTIONS[0])["input_ids"]
+    ids = prompt(folder, QUESTION)["input_ids"]
     mask = torch.ones_like(ids)
     mask[0, 0] = 0
     with pytest.raises(PastaError, match="different lengths"):

@@ -216,7 +216,11 @@ def _open_llama(checkpoint: Checkpoint) -> LocalDecoder:
     if checkpoint.is_gguf:
         return llama_decoder(checkpoint.base, **checkpoint.sizes)
     library()  # its absence is told before the work
-    base, adapter, file_type = checkpoint.base, checkpoint.adapter, _gguf_dtype(checkpoint)
+    base, adapter, file_type = (
+        checkpoint.base,
+        checkpoint.adapter,
+        gguf_type(checkpoint.config.dtype),
+    )
     path = checkpoint.cache / "gguf" / f"{cached_name(base, adapter, file_type)}.gguf"
     if not path.exists():
         log.info("writing %s (once)", path)
@@ -237,10 +241,6 @@ def write_export(base: Path, adapter: Path | None, path: Path, file_type: str) -
     if loaded.warning is not None:
         log.warning("%s", loaded.warning)
     export_gguf(loaded, path, file_type, quantize=quantize, progress=True)
-
-
-def _gguf_dtype(checkpoint: Checkpoint) -> str:
-    return gguf_type(checkpoint.config.dtype)
 
 
 # remote
@@ -266,7 +266,7 @@ def _open_remote(checkpoint: Checkpoint) -> RemoteDecoder:
 ENGINES: Mapping[str, EngineKind] = {
     "remote": EngineKind(lambda one: bool(one.config.base_url), lambda _: None, _open_remote),
     "fast": EngineKind(lambda _: False, _fast_dtype, _open_fast),
-    "llama": EngineKind(llama_can_run, _gguf_dtype, _open_llama),
+    "llama": EngineKind(llama_can_run, lambda one: gguf_type(one.config.dtype), _open_llama),
     "torch": EngineKind(lambda _: True, _torch_dtype, _open_torch),
 }
 """All engines by name; `auto` takes the first one that suits."""
