@@ -12,7 +12,7 @@ import typer
 
 from pasta_decoding.cli.bars import drawn
 from pasta_decoding.cli.console import say, token_counter
-from pasta_decoding.cli.options import DefaultModel, command
+from pasta_decoding.cli.options import Base, command
 from pasta_decoding.data.build import Wanted
 from pasta_decoding.errors import PastaError, install_command
 
@@ -32,7 +32,7 @@ def build(
         list[Path] | None,
         typer.Option(help="Leave out what resembles the prompts of this JSONL (evaluation)."),
     ] = None,
-    model: DefaultModel = None,
+    model: Base = None,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Name broken lines and keep the rest.")
     ] = False,
@@ -63,7 +63,7 @@ def build(
 
 def report(
     source: Annotated[Path, typer.Argument(help="JSONL (.gz) files, plain or annotated.")],
-    model: DefaultModel = None,
+    model: Base = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what a training set is made of: rows, lengths, parts, ideal speedup."""

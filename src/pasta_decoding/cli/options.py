@@ -24,10 +24,6 @@ Base = Annotated[
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel="Output")
 ]
-DefaultModel = Annotated[
-    Path | None,
-    typer.Option("--model", help="Folder of the base model; the default one if left out."),
-]
 MaxTokens = Annotated[
     int, typer.Option(min=1, help="End the answer after this many tokens, tags included.")
 ]
