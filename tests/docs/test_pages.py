@@ -27,7 +27,7 @@ OF_OTHERS = {"--max-num-seqs", "--logits-processors", "--model_args", "--batch_s
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_says_what_it_is(page: str) -> None:
-    assert {block.language for block in blocks(page)} <= {"sh", "python", "json", "text"}
+    assert {block.language for block in blocks(page)} <= {"sh", "python", "json", "yaml", "text"}
     assert text_of(page).count("```") == 2 * len(blocks(page))
 
 
