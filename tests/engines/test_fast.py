@@ -96,7 +96,7 @@ def test_joined_layers_have_adapters_and_biases_of_their_own(native: Operators, 
     ]
     input_QI = random(7, 96, seed=1)
     found_QO, expected_QO = (ops.linear(parts)(input_QI) for ops in (native, TorchOperators()))
-    # With AVX-512 BF16, inputs of other weights than those of 32 bits are rounded to bfloat16.
+    # Inputs of other weights than those of 32 bits are rounded.
     error = 1e-5 if kind == "float32" else 0.03
     assert (found_QO - expected_QO).abs().max() < error * expected_QO.std()
 

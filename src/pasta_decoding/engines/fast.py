@@ -1,6 +1,6 @@
 """A small decoder of our own: Llama, SmolLM, Mistral, Qwen 2, Qwen 3 and Gemma 3.
 
-It computes in float32 over weights of 32, 16, 8 or 4 bits, and an adapter beside them. With the
+It computes over weights of 32, 16, 8 or 4 bits, and an adapter beside them, in float32. With the
 C++ operators a row's result does not depend, to the bit, on the other rows of its step, nor on
 where its prompt was cut. Every other model goes to the torch engine, which is the reference.
 

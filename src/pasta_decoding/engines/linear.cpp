@@ -4,8 +4,8 @@
 // An output is the sum over the inputs in their order, whatever else is computed with it: a row's
 // result does not depend, to the bit, on the other rows. Weights of four and eight bits are whole
 // numbers; 16 or 32 inputs share a scale, by which the sum of their products is multiplied, and
-// those of four bits a minimum. With AVX-512 BF16 inputs are rounded to bfloat16, except for weights
-// of 32 bits; weights and sums are exact as they are elsewhere.
+// those of four bits a minimum. For them inputs are rounded to 15 bits under a power of two that 32
+// inputs share; for weights of 16 bits, with AVX-512 BF16, to bfloat16. Layers of 32 bits round none.
 //
 // Shapes: Q tokens, I inputs, B = I / 32 blocks of inputs, O outputs, P = O / 16 panels of outputs,
 // R rank of what is added.
@@ -33,41 +33,63 @@ struct Layer {
 class Inputs {
  public:
   Inputs(const float* from, int64_t tokens, int64_t width)
-      : blocks((width + kBlock - 1) / kBlock), floats_(tokens * blocks * kBlock) {
+      : blocks((width + kBlock - 1) / kBlock),
+        floats_(tokens * blocks * kBlock),
+        pairs_(floats_.size() / 2),
+        shorts_(floats_.size() / 2),
+        scales_(tokens * blocks),
+        sums_(tokens * blocks) {
     for (int64_t token = 0; token < tokens; ++token)
       std::copy_n(from + token * width, width, &floats_[token * blocks * kBlock]);
-#ifdef PASTA_BFLOAT16
-    pairs_.resize(floats_.size() / 2);
     convert(floats_.data(), reinterpret_cast<uint16_t*>(pairs_.data()), floats_.size());
-#endif
-    sums_.resize(tokens * blocks);
-    for (size_t block = 0; block < sums_.size(); ++block) {
-      float rounded[kBlock];
-#ifdef PASTA_BFLOAT16
-      convert(reinterpret_cast<const uint16_t*>(&pairs_[block * kBlock / 2]), rounded, kBlock);
-#else
-      std::copy_n(&floats_[block * kBlock], kBlock, rounded);
-#endif
-      Vec sum{};
-      for (int64_t at = 0; at < kBlock; at += kWidth) sum += load(rounded + at);
-      sums_[block] = total(sum);
-    }
+    for (int64_t block = 0; block < tokens * blocks; ++block) round(block);
   }
 
-  const float* of(int64_t token, Floats*) const { return &floats_[token * blocks * kBlock]; }
+  const float* of(int64_t token, Floats) const { return &floats_[token * blocks * kBlock]; }
 #ifdef PASTA_BFLOAT16
-  const uint32_t* of(int64_t token, Pairs*) const { return &pairs_[token * blocks * kBlock / 2]; }
+  const uint32_t* of(int64_t token, Bfloats) const { return &pairs_[token * blocks * kBlock / 2]; }
 #endif
-  const float* sums(int64_t token) const { return &sums_[token * blocks]; }
+#ifdef PASTA_SHORTS
+  const uint32_t* of(int64_t token, Shorts) const { return &shorts_[token * blocks * kBlock / 2]; }
+  float scale(int64_t token, int64_t block, Shorts) const {
+    return scales_[token * blocks + block];
+  }
+#endif
+  template <typename Kind>
+  static constexpr float scale(int64_t, int64_t, Kind) {
+    return 1.f;
+  }
+  // The sum of the inputs of a block, as whole numbers of four and eight bits are multiplied.
+  float sum(int64_t token, int64_t block) const { return sums_[token * blocks + block]; }
 
   const int64_t blocks;
 
  private:
-  std::vector<float> floats_;
-#ifdef PASTA_BFLOAT16
-  std::vector<uint32_t> pairs_;
+  void round(int64_t block) {
+    const float* own = &floats_[block * kBlock];
+#ifdef PASTA_SHORTS
+    float most = 0, rounded[kBlock];
+    for (int64_t at = 0; at < kBlock; ++at) most = std::max(most, std::abs(own[at]));
+    const float power = from_bits(__builtin_bit_cast(uint32_t, most) & 0x7f800000u);
+    const float scale = power > 1e-30f ? power / 16384 : 1.f, share = 1 / scale;
+    auto* shorts = reinterpret_cast<int16_t*>(&shorts_[block * kBlock / 2]);
+    constexpr float magic = 12582912.f;  // 1.5 * 2^23: what is added to it loses its fraction
+    for (int64_t at = 0; at < kBlock; ++at) {
+      const float whole = std::min(own[at] * share + magic - magic, 32767.f);
+      shorts[at] = static_cast<int16_t>(whole);
+      rounded[at] = whole * scale;
+    }
+    scales_[block] = scale;
+    own = rounded;
 #endif
-  std::vector<float> sums_;  // of each block, for minima
+    Vec sum{};
+    for (int64_t at = 0; at < kBlock; at += kWidth) sum += load(own + at);
+    sums_[block] = total(sum);
+  }
+
+  std::vector<float> floats_;
+  std::vector<uint32_t> pairs_, shorts_;
+  std::vector<float> scales_, sums_;
 };
 
 // Some blocks of a group of panels, unpacked.
@@ -88,7 +110,7 @@ struct Room {
   std::unique_ptr<float[]> scales, sums;  // sums[Q, panels, 16]
 };
 
-// A group of panels of one layer.
+// Adds some panels of a matrix times the inputs to sums[Q, panels, 16].
 template <typename Kind>
 class Task {
  public:
@@ -98,13 +120,6 @@ class Task {
         scales_(room.scales.get()),
         sums_(room.sums.get()) {}
 
-  void begin(const float* bias, int64_t width) {
-    std::fill_n(sums_, tokens_ * kGroup * kPanel, 0.f);
-    for (int64_t token = 0; bias && token < tokens_; ++token)
-      std::copy_n(bias, width, &sums_[token * kGroup * kPanel]);
-  }
-
-  // sums += some panels of a matrix times the inputs.
   void add(const Matrix& matrix, int64_t first, int64_t panels, const Inputs& in) {
     for (int64_t block = 0; block < matrix.blocks; block += kChunk) {
       Chunk chunk{};
@@ -115,11 +130,6 @@ class Task {
       for (int64_t panel = 0; panel < panels; ++panel) unpack(matrix, first, panel, chunk);
       multiply(chunk, panels, in);
     }
-  }
-
-  void end(int64_t width, float* out, int64_t stride) const {
-    for (int64_t token = 0; token < tokens_; ++token)
-      std::copy_n(&sums_[token * kGroup * kPanel], width, out + token * stride);
   }
 
  private:
@@ -178,7 +188,7 @@ class Task {
     const int64_t steps = chunk.blocks * Kind::steps / chunk.groups;
     const typename Kind::Input* inputs[rows];
     for (int row = 0; row < rows; ++row)
-      inputs[row] = in.of(token + row, static_cast<Kind*>(nullptr)) + chunk.first * Kind::steps;
+      inputs[row] = in.of(token + row, Kind{}) + chunk.first * Kind::steps;
     for (int64_t group = 0; group < chunk.groups; ++group) {
       typename Kind::Sixteen products[rows][wide] = {};
       for (int64_t step = group * steps; step < (group + 1) * steps; ++step) {
@@ -189,23 +199,22 @@ class Task {
           for (int one = 0; one < wide; ++one)
             Kind::add(products[row][one], weights[one], inputs[row][step]);
       }
-      for (int row = 0; row < rows; ++row)
+      const int64_t block = chunk.first + group * chunk.blocks / chunk.groups;
+      for (int row = 0; row < rows; ++row) {
+        const float share = in.scale(token + row, block, Kind{}), sum = in.sum(token + row, block);
         for (int one = 0; one < wide; ++one) {
           float* sums = &sums_[((token + row) * kGroup + panel + one) * kPanel];
           const float* scales = chunk.scales[panel + one] + group * chunk.numbers * kPanel;
           for (int lane = 0; lane < kLanes; ++lane) {
             const int at = lane * kWidth;
-            const Vec own = products[row][one].lane[lane];
-            Vec sum = load(sums + at);
-            if (chunk.numbers == 0)
-              sum += own;
-            else
-              sum += own * load(scales + at);
-            if (chunk.numbers == 2)
-              sum += load(scales + kPanel + at) * in.sums(token + row)[chunk.first + group];
-            store(sums + at, sum);
+            const Vec own = Kind::floats(products[row][one].lane[lane]) * share;
+            Vec all = load(sums + at);
+            all += chunk.numbers ? own * load(scales + at) : own;
+            if (chunk.numbers == 2) all += load(scales + kPanel + at) * sum;
+            store(sums + at, all);
           }
         }
+      }
     }
   }
 
@@ -214,18 +223,33 @@ class Task {
   float *scales_, *sums_;
 };
 
-template <typename Kind>
+void add(
+    const Matrix& matrix, bool exact, int64_t first, int64_t panels, const Inputs& in,
+    int64_t tokens, Room& room) {
+  if (exact || matrix.bits == 32)
+    Task<Floats>(tokens, room).add(matrix, first, panels, in);
+  else if (matrix.bits == 16)
+    Task<Bfloats>(tokens, room).add(matrix, first, panels, in);
+  else
+    Task<Shorts>(tokens, room).add(matrix, first, panels, in);
+}
+
+// A group of panels of a layer. low: what `down` makes of the inputs, if there is such a thing.
 void run(
     const Layer& layer, int64_t group, const Inputs& in, const Inputs* low, int64_t tokens,
     Room& room, float* out, int64_t stride) {
   const int64_t first = group * kGroup;
   const int64_t panels = std::min(kGroup, layer.main.panels() - first);
   const int64_t width = std::min(panels * kPanel, layer.main.outputs - first * kPanel);
-  Task<Kind> task(tokens, room);
-  task.begin(layer.bias ? layer.bias + first * kPanel : nullptr, width);
-  task.add(layer.main, first, panels, in);
-  if (low) task.add(layer.up, first, panels, *low);
-  task.end(width, out + layer.first + first * kPanel, stride);
+  float* sums = room.sums.get();
+  std::fill_n(sums, tokens * kGroup * kPanel, 0.f);
+  for (int64_t token = 0; layer.bias && token < tokens; ++token)
+    std::copy_n(layer.bias + first * kPanel, width, sums + token * kGroup * kPanel);
+  add(layer.main, layer.exact, first, panels, in, tokens, room);
+  if (low) add(layer.up, layer.exact, first, panels, *low, tokens, room);
+  for (int64_t token = 0; token < tokens; ++token)
+    std::copy_n(
+        sums + token * kGroup * kPanel, width, out + token * stride + layer.first + first * kPanel);
 }
 
 struct Place {
@@ -248,10 +272,7 @@ void run_all(
     for (const Place& place : places) {
       const Layer& layer = layers[place.layer];
       const Inputs* added = layer.up.weights ? &low[place.layer] : nullptr;
-      if (layer.exact)
-        run<Floats>(layer, place.group, in, added, tokens, room, out, stride);
-      else
-        run<Low>(layer, place.group, in, added, tokens, room, out, stride);
+      run(layer, place.group, in, added, tokens, room, out, stride);
     }
   }
 }

@@ -178,9 +178,9 @@ class NativeOperators:
 
         def call(input_QI: Tensor, _held: object = held) -> Tensor:
             assert input_QI.shape[1] == width, "inputs of another width than the weights"
-            rows_QI, out_QO = input_QI.contiguous(), input_QI.new_empty(len(input_QI), outputs)
+            rows_QI, out_QO = input_QI.contiguous(), input_QI.new_empty(input_QI.shape[0], outputs)
             self._library.pasta_linear(
-                where, len(parts), rows_QI.data_ptr(), out_QO.data_ptr(), len(rows_QI), width,
+                where, len(parts), rows_QI.data_ptr(), out_QO.data_ptr(), rows_QI.shape[0], width,
                 outputs, torch.get_num_threads(),
             )  # fmt: skip
             return out_QO
@@ -193,7 +193,7 @@ class NativeOperators:
         return packed.matrix
 
     def rms_norm(self, input_NI: Tensor, weight_I: Tensor, epsilon: float) -> Tensor:
-        rows_NI, width = input_NI.contiguous(), len(weight_I)
+        rows_NI, width = input_NI.contiguous(), weight_I.shape[0]
         out_NI = torch.empty_like(rows_NI)
         self._library.pasta_rms_norm(
             rows_NI.data_ptr(), weight_I.data_ptr(), out_NI.data_ptr(), rows_NI.numel() // width,
@@ -202,7 +202,7 @@ class NativeOperators:
         return out_NI
 
     def gated(self, gate_up_N2I: Tensor, gelu: bool) -> Tensor:
-        rows, width = len(gate_up_N2I), gate_up_N2I.shape[1] // 2
+        rows, width = gate_up_N2I.shape[0], gate_up_N2I.shape[1] // 2
         out_NI = gate_up_N2I.new_empty(rows, width)
         self._library.pasta_gated(
             gate_up_N2I.data_ptr(), out_NI.data_ptr(), rows, width, gelu, torch.get_num_threads()

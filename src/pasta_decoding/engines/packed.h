@@ -8,9 +8,12 @@
 
 #include "vec.h"
 
-#if defined(__AVX512BF16__) && defined(__AVX512BW__)
-#include <immintrin.h>
+#if defined(__AVX512BF16__)
 #define PASTA_BFLOAT16 1
+#endif
+#if defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
+#define PASTA_SHORTS 1
+#include <immintrin.h>
 #endif
 
 constexpr int64_t kPanel = 16;
@@ -48,6 +51,8 @@ struct Floats {
   static void add(Sixteen& sums, const Sixteen& weights, Input input) {
     for (int64_t lane = 0; lane < kLanes; ++lane) sums.lane[lane] += weights.lane[lane] * input;
   }
+
+  static Vec floats(Vec sums) { return sums; }
 
   // A block of fewer bits as [32 inputs, 16 outputs].
   static void unpack(int64_t bits, const uint8_t* block, uint8_t* room) {
@@ -88,8 +93,9 @@ struct Floats {
 };
 
 #ifdef PASTA_BFLOAT16
-struct Pairs {
-  using Input = uint32_t;  // two of bfloat16, the first in the low half
+// Weights of 16 bits, which lie as they are read, times inputs rounded to bfloat16, two at a time.
+struct Bfloats {
+  using Input = uint32_t;
   static constexpr int64_t bits = 16, steps = kBlock / 2, bytes = 64;
   struct Sixteen {
     Vec lane[1];
@@ -103,31 +109,61 @@ struct Pairs {
     sums.lane[0] = _mm512_dpbf16_ps(sums.lane[0], (__m512bh)weights, (__m512bh)inputs);
   }
 
-  // A block of fewer bits as [16 pairs of inputs, 16 outputs, 2]; eight are exact in bfloat16.
+  static Vec floats(Vec sums) { return sums; }
+  static void unpack(int64_t, const uint8_t*, uint8_t*) {}
+};
+#else
+using Bfloats = Floats;
+#endif
+
+#ifdef PASTA_SHORTS
+// Whole numbers of eight and four bits, times inputs as whole numbers of 16, two at a time.
+struct Shorts {
+  using Input = uint32_t;
+  static constexpr int64_t bits = 0, steps = kBlock / 2, bytes = 64;
+  struct Sixteen {
+    Ints lane[kLanes];
+  };
+
+  static Sixteen weights(const uint8_t* from) {
+    Sixteen found;
+    for (int64_t lane = 0; lane < kLanes; ++lane) found.lane[lane] = load_ints(from + 4 * kWidth * lane);
+    return found;
+  }
+
+  static void add(Sixteen& sums, const Sixteen& weights, Input input) {
+    const Ints inputs = static_cast<int32_t>(input) - Ints{};
+    for (int64_t lane = 0; lane < kLanes; ++lane)
+      sums.lane[lane] += sums_of_pairs(weights.lane[lane], inputs);
+  }
+
+  static Vec floats(Ints sums) { return __builtin_convertvector(sums, Vec); }
+
+  // A block as [16 pairs of inputs, 16 outputs, 2] of 16 bits.
   static void unpack(int64_t bits, const uint8_t* block, uint8_t* room) {
-    for (int64_t pair = 0; bits == 8 && pair < 16; ++pair) {
-      const auto* half = reinterpret_cast<const __m128i*>(block + 32 * pair);
-      const __m512i low = _mm512_cvtepi8_epi32(_mm_loadu_si128(half));
-      const __m512i high = _mm512_cvtepi8_epi32(_mm_loadu_si128(half + 1));
-      const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low));
-      _mm512_storeu_si512(room + 64 * pair, (__m512i)both);
+    if (bits == 8) {
+      const auto* from = reinterpret_cast<const int8_t*>(block);
+      for (int64_t at = 0; at < kBlock * kPanel; ++at) reinterpret_cast<int16_t*>(room)[at] = from[at];
+      return;
     }
-    // The table is looked up with five bits, so it is written twice.
-    alignas(64) static constexpr uint16_t kLevels[32] = {
-        0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
-        0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170,
-        0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
-        0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170};
-    const __m512i table = _mm512_load_si512(kLevels);
-    for (int64_t quarter = 0; bits == 4 && quarter < 4; ++quarter) {
-      __m512i words = _mm512_loadu_si512(block + 64 * quarter);
-      for (int64_t pair = 0; pair < 4; ++pair, words = _mm512_srli_epi16(words, 4))
-        _mm512_storeu_si512(
-            room + 64 * (4 * quarter + pair), _mm512_permutexvar_epi16(words, table));
-    }
+    for (int64_t quarter = 0; quarter < 4; ++quarter)
+      for (int64_t lane = 0; lane < kLanes; ++lane) {
+        const Ints words = load_ints(block + 64 * quarter + 4 * kWidth * lane);
+        for (int64_t pair = 0; pair < 4; ++pair)
+          store_ints(
+              room + 64 * (4 * quarter + pair) + 4 * kWidth * lane,
+              words >> 4 * static_cast<int>(pair) & 0x000f000f);
+      }
+  }
+
+  static Ints sums_of_pairs(Ints x, Ints y) {
+#if defined(__AVX512BW__)
+    return (Ints)_mm512_madd_epi16((__m512i)x, (__m512i)y);
+#else
+    return (Ints)_mm256_madd_epi16((__m256i)x, (__m256i)y);
+#endif
   }
 };
-using Low = Pairs;
 #else
-using Low = Floats;
+using Shorts = Floats;
 #endif
