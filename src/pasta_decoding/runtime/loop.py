@@ -20,7 +20,6 @@ from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Progress
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.policy import SchedulingPolicy
-from pasta_decoding.runtime.prefix_cache import PrefillBudget
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.trace import Sent
 
@@ -88,9 +87,8 @@ class EngineLoop:
 
     Any thread may call. `remote.RemoteWorker` is the same for servers.
 
-    max_requests: how many answers are written at a time,
-    policy: who writes in which step, and
-    prefill_budget: how much of prompts is fed; see `Scheduler`.
+    max_requests: how many answers are written at a time, and
+    policy: who writes in which step; see `Scheduler`.
     activity: as of the last step.
     """
 
@@ -100,12 +98,9 @@ class EngineLoop:
         *,
         max_requests: int | None = None,
         policy: SchedulingPolicy | None = None,
-        prefill_budget: PrefillBudget | None = None,
         watcher: Watcher | None = None,
     ) -> None:
-        self._scheduler = decoder.scheduler(
-            max_requests=max_requests, policy=policy, prefill_budget=prefill_budget
-        )
+        self._scheduler = decoder.scheduler(max_requests=max_requests, policy=policy)
         self._engine = decoder.engine
         self._watcher = watcher
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
