@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import count, islice
 from typing import TYPE_CHECKING, Self
 
@@ -147,10 +146,50 @@ class ReplicaPool:
             return False
         async with replica.asking:
             if replica.guided is None:
-                ask = partial(self._reply, replica, lease=Lease(replica), guided=True)
-                size = self.service.vocabulary_size
-                replica.guided = await has_processor(ask, asked, asked.params, size)
+                replica.guided = await self._has_processor(replica, asked, asked.params)
             return replica.guided
+
+    async def _has_processor(
+        self, replica: Replica, asked: Completion, params: GuidedParams
+    ) -> bool:
+        """Send a request whose reply only the processor can bring: all that it brings is banned.
+
+        Raises RemoteError if the server has a processor that is of no use, or does not answer.
+        """
+        ids = range(self.service.vocabulary_size)
+        verdicts = tuple(islice((token for token in ids if token not in params.ids), 4))
+        check = Completion(
+            prompt=asked.prompt[:1],
+            max_tokens=2,
+            stops=(),
+            end=asked.end,
+            bias=dict.fromkeys(verdicts, BAN),
+            params=replace(params, kind=Kind.check, verdicts=verdicts),
+        )
+        try:
+            async with aclosing(self._reply(replica, check, Lease(replica), guided=True)) as tokens:
+                found = [token async for token in tokens]
+        except RemoteError as error:
+            _, is_ours, said = error.reason.partition(PROCESSOR)
+            if is_ours:
+                raise RemoteError(said.strip(), healthy=True) from error
+            if error.retryable or not error.healthy:
+                raise
+            return False  # it refuses fields that it does not know
+        well, seen, unseen, foreign = verdicts
+        if found[:1] == [foreign]:
+            raise RemoteError(
+                "the model that it serves has not the reserved tokens that the answers need: "
+                "serve what `pasta export --to hf` wrote",
+                healthy=True,
+            )
+        if found == [well, unseen]:
+            raise RemoteError(
+                "its logits processor is not shown the tokens that were written",
+                hint="--logits-processors pasta_decoding.vllm:PastaLogitsProcessor",
+                healthy=True,
+            )
+        return found == [well, seen]
 
     async def _reply(
         self, replica: Replica, asked: Completion, lease: Lease, *, guided: bool
@@ -186,53 +225,6 @@ class ReplicaPool:
             what = "it cannot be reached" if absent else "it broke the connection"
             reason = excerpt(str(error) or type(error).__name__)
             raise RemoteError(f"{what}: {reason}", retryable=True) from error
-
-
-async def has_processor(
-    ask: Callable[[Completion], AsyncGenerator[int]],
-    asked: Completion,
-    params: GuidedParams,
-    vocabulary_size: int,
-) -> bool:
-    """Return whether a server obeys the params of requests like `asked`.
-
-    It is sent a request whose reply only the processor can bring: all that it brings is banned.
-    Raises RemoteError if the server has a processor that is of no use, or does not answer at all.
-    """
-    free = (token for token in range(vocabulary_size) if token not in params.ids)
-    verdicts = tuple(islice(free, 4))
-    check = Completion(
-        prompt=asked.prompt[:1],
-        max_tokens=2,
-        stops=(),
-        end=asked.end,
-        bias=dict.fromkeys(verdicts, BAN),
-        params=replace(params, kind=Kind.check, verdicts=verdicts),
-    )
-    try:
-        async with aclosing(ask(check)) as tokens:
-            found = [token async for token in tokens]
-    except RemoteError as error:
-        _, is_ours, said = error.reason.partition(PROCESSOR)
-        if is_ours:
-            raise RemoteError(said.strip(), healthy=True) from error
-        if error.retryable or not error.healthy:
-            raise
-        return False  # it refuses fields that it does not know
-    well, seen, unseen, foreign = verdicts
-    if found[:1] == [foreign]:
-        raise RemoteError(
-            "the model that it serves has not the reserved tokens that the answers need: serve "
-            "what `pasta export --to hf` wrote",
-            healthy=True,
-        )
-    if found == [well, unseen]:
-        raise RemoteError(
-            "its logits processor is not shown the tokens that were written",
-            hint="--logits-processors pasta_decoding.vllm:PastaLogitsProcessor",
-            healthy=True,
-        )
-    return found == [well, seen]
 
 
 def _located(error: RemoteError, replica: Replica, tries: int) -> RemoteError:
