@@ -14,7 +14,17 @@ from pasta_decoding.models.export import export_hf
 from pasta_decoding.models.load import find_adapter, load_model
 from pasta_decoding.runtime import events
 from tests.checkpoint import TinyCheckpoint
-from tests.docs.pages import blocks, calls, leaves, options, parse, pasta_arguments, spans, text_of
+from tests.docs.pages import (
+    ROOT,
+    blocks,
+    calls,
+    leaves,
+    options,
+    parse,
+    pasta_arguments,
+    spans,
+    text_of,
+)
 
 PAGES = [
     "README.md",
@@ -113,3 +123,19 @@ def test_the_events_of_the_page_are_those_of_the_server() -> None:
     for event in shown:
         fields = set(getattr(events, event["type"].capitalize()).__dataclass_fields__)
         assert event.keys() - {"type", "step"} <= fields, event
+
+
+def test_the_files_and_names_of_the_architecture_page_are_there() -> None:
+    """A file without a folder stands in that of the file before it; `file`: `name` is in it."""
+    folder, found = ROOT, 0
+    for path, name in re.findall(
+        r"`([\w/]+\.py)`(?:: `([\w.]+)`)?", text_of("docs/architecture.md")
+    ):
+        if "NAME" in path:
+            continue
+        roots = [ROOT / "src" / "pasta_decoding", ROOT] if "/" in path else [folder]
+        [file, *_] = [root / path for root in roots if (root / path).is_file()] or [None]
+        assert file is not None, path
+        assert name.rpartition(".")[2] in file.read_text(encoding="utf-8"), (path, name)
+        folder, found = file.parent, found + 1
+    assert found > 25
