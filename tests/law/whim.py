@@ -1,4 +1,4 @@
-"""A policy without reason: whoever is ready may advance in a step, or nobody."""
+"""Policies for tests: without reason, the fewest steps, and the narrowest ones."""
 
 from __future__ import annotations
 
@@ -28,3 +28,20 @@ class Whim:
 
     def learn(self, width: int, seconds: float) -> None:
         """It learns nothing."""
+
+
+class EveryThread:
+    """Everybody advances: the fewest steps an answer."""
+
+    def choose(self, answers: Sequence[Runnable]) -> list[Sequence[int]]:
+        return [answer.threads for answer in answers]
+
+    def learn(self, width: int, seconds: float) -> None:
+        """It learns nothing."""
+
+
+class ReadingOrder(EveryThread):
+    """One thread an answer: the order in which a reader wants it, and the narrowest steps."""
+
+    def choose(self, answers: Sequence[Runnable]) -> list[Sequence[int]]:
+        return [answer.threads[:1] for answer in answers]

@@ -18,7 +18,7 @@ from pasta_decoding.runtime.actions import Action, Append, Finish, Fork, Rewrite
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.request import Rules
 from pasta_decoding.runtime.sampler import best_allowed
-from pasta_decoding.runtime.text import tree_of
+from pasta_decoding.runtime.text import tokens_of, tree_of
 from pasta_decoding.runtime.vocabulary import Vocabulary
 from tests.law.world import CLOSE, CONTROL, END, SCHEME
 
@@ -80,6 +80,10 @@ class Played:
     def fed_tokens(self) -> int:
         sizes = {Append: 1, Fork: 2, Rewrite: 1}  # a join feeds again, but counts its SYNC
         return sum(sizes.get(type(action), 0) for action in self.actions)
+
+    @property
+    def trimmed_tokens(self) -> int:
+        return self.fed_tokens - tokens_of(self.interpreter.segments)
 
     @property
     def tree(self) -> Tree:

@@ -13,7 +13,6 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import MAIN, Joining
 from pasta_decoding.runtime.admission import Admission, ResourceRequest, resources_of
 from pasta_decoding.runtime.events import Finished
-from pasta_decoding.runtime.local import answer_of
 from pasta_decoding.runtime.policy import LEAST_QUOTA, Quota
 from pasta_decoding.runtime.prefix_cache import PrefillBudget
 from pasta_decoding.runtime.request import Request, Rules
@@ -133,36 +132,26 @@ def test_everyone_gets_in_and_in_order_however_narrow_it_is(
 # Refusals
 
 
-def refused(engine: ScriptedEngine, request: Request) -> tuple[str, str]:
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (sized(11, 40), "a prompt of 11 tokens and an answer of up to 40 .* the engine's 50 cells"),
+        (sized(10, 91), "a prompt of 10 tokens and an answer of up to 91 .* 100 positions"),
+        (sized(10, 40, max_threads=8), "an answer of up to 3 branches .* the engine's 2"),
+        (sized(0, 40), "the prompt is empty"),
+        (
+            replace(greedy(), prompt=(A, SIZE)),
+            f"token id {SIZE} is outside .* vocabulary of {SIZE}",
+        ),
+    ],
+)
+def test_who_could_not_be_answered_even_alone_is_refused(asked: Request, said: str) -> None:
+    engine = ScriptedEngine(ENDLESS, SIZE, max_positions=100, max_slots=50, max_branches=2)
     scheduler = Scheduler(engine, VOCABULARY, SCHEME)
-    with pytest.raises(PastaError) as caught:
-        scheduler.add(request)
+    with pytest.raises(PastaError, match=said):
+        scheduler.add(asked)
     assert not scheduler.busy
     assert engine.slots_in_use == 0
-    return str(caught.value), caught.value.hint
-
-
-def test_who_does_not_fit_even_alone_is_refused() -> None:
-    engine = ScriptedEngine(ENDLESS, SIZE, max_slots=50, max_branches=2)
-    assert refused(engine, sized(11, 40)) == (
-        "a prompt of 11 tokens and an answer of up to 40 do not fit the engine's 50 cells",
-        "Use a shorter prompt, or allow fewer tokens for the answer.",
-    )
-    assert refused(engine, sized(10, 40, max_threads=8)) == (
-        "an answer of up to 3 branches does not fit the engine's 2",
-        "Allow fewer chunks.",
-    )
-    engine = ScriptedEngine(ENDLESS, SIZE, max_slots=50, max_branches=3)
-    scheduler = Scheduler(engine, VOCABULARY, SCHEME)
-    assert answer_of(scheduler, sized(10, 40, max_threads=7)).hit_limit
-
-
-def test_a_prompt_with_a_foreign_token_is_refused_before_it_can_spoil_a_pass() -> None:
-    prompt = replace(greedy(), prompt=(A, SIZE))
-    assert refused(ScriptedEngine(ENDLESS, SIZE), prompt) == (
-        f"token id {SIZE} is outside the model's vocabulary of {SIZE}",
-        "",
-    )
 
 
 def test_memory_that_others_hold_is_waited_for_and_refused_where_there_are_none() -> None:
@@ -184,11 +173,18 @@ def test_memory_that_others_hold_is_waited_for_and_refused_where_there_are_none(
 # Ways out of the queue
 
 
-def test_waiting_is_part_of_the_seconds_and_is_told_apart() -> None:
-    _, scheduler = narrow(100, clock=FakeClock())
-    first, second = finish(scheduler, [scheduler.add(cells(80)) for _ in range(2)])
-    assert first.queue_s < 5
-    assert first.seconds <= second.queue_s < second.seconds
+def test_time_runs_out_in_the_queue_and_waiting_is_told_apart() -> None:
+    engine, scheduler = narrow(100, clock=FakeClock())
+    first, second = scheduler.add(cells(90)), scheduler.add(replace(cells(80), max_seconds=20))
+    while scheduler.result(second) is None:
+        scheduler.step()
+    assert scheduler.result(first) is None
+    other, answer = finish(scheduler, [first, second])
+    assert (answer.text, answer.truncated, answer.hit_limit) == ("", True, False)
+    assert 20 <= answer.queue_s == answer.seconds <= 25
+    assert first_fed(engine) == [2]
+    assert other.hit_limit
+    assert other.queue_s < 5 < other.seconds
 
 
 def test_a_request_cancelled_in_the_queue_has_an_empty_answer() -> None:
@@ -206,20 +202,6 @@ def test_a_request_cancelled_in_the_queue_has_an_empty_answer() -> None:
     assert answer.trace.prefill_s == 0
     assert answer.first_token_s is None
     assert engine.slots_in_use == 0
-
-
-def test_time_runs_out_in_the_queue_too() -> None:
-    engine, scheduler = narrow(100, clock=FakeClock())
-    first = scheduler.add(cells(90))
-    second = scheduler.add(replace(cells(80), max_seconds=20))
-    while scheduler.result(second) is None:
-        scheduler.step()
-    assert scheduler.result(first) is None
-    other, answer = finish(scheduler, [first, second])
-    assert (answer.text, answer.truncated, answer.hit_limit) == ("", True, False)
-    assert 20 <= answer.queue_s == answer.seconds <= 25
-    assert first_fed(engine) == [2]
-    assert other.hit_limit
 
 
 def test_a_prompt_half_fed_can_be_cancelled() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
 from itertools import permutations
 
 import numpy as np
@@ -12,14 +11,14 @@ import pytest
 from pasta_decoding.engines.scripted import ScriptedEngine, shuffled
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import MAIN
-from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Ordered
 from pasta_decoding.runtime.local import answer_of
 from pasta_decoding.runtime.penalties import History
-from pasta_decoding.runtime.policy import EveryThread, ReadingOrder, SchedulingPolicy
+from pasta_decoding.runtime.policy import SchedulingPolicy
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler, logprobs_of
 from pasta_decoding.runtime.scheduler import Scheduler
+from tests.law.whim import EveryThread, ReadingOrder
 from tests.law.world import CLOSE, CONTROL, END, OPEN, P20, SCHEME, SYNC
 from tests.runtime.machine import RULES, A, B, C, leaning, machine
 from tests.runtime.play import ID, SIZE, VOCABULARY
@@ -83,28 +82,6 @@ def test_each_penalty_does_what_its_name_says() -> None:
     assert got_V[[A, B, C, END]].tolist() == [2 - 0.5 - 0.5, -8, 0.5 - 0.75 + 3, -1]
     assert np.count_nonzero(got_V) == 4
     assert logits_V[A] == 4
-
-
-def answer(sampling: SamplingParams, *, seed: int = 3) -> Answer:
-    sampler = Sampler(sampling, 0, History((A, B), CONTROL, EXEMPT))
-    engine = ScriptedEngine(leaning(seed), SIZE)
-    return answer_of(Scheduler(engine, VOCABULARY, SCHEME), Request((A, B), sampler, RULES))
-
-
-def test_a_strong_penalty_keeps_words_from_coming_back() -> None:
-    def most_repeated(sampling: SamplingParams) -> int:
-        return sum(map(partial(most_of_one, sampling), range(6)))
-
-    def most_of_one(sampling: SamplingParams, seed: int) -> int:
-        segments = answer(sampling, seed=seed).segments
-        found = [token for segment in segments for token in _ids(segment)]
-        return max(Counter(token for token in found if token not in EXEMPT).values())
-
-    def _ids(segment: object) -> tuple[int, ...]:
-        return tuple(getattr(segment, "ids", ()))
-
-    plain, strong = SamplingParams(1), SamplingParams(1, presence_penalty=2, frequency_penalty=2)
-    assert most_repeated(plain) > most_repeated(strong)
 
 
 def test_a_request_can_be_answered_twice_with_the_same_sampler() -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from pasta_decoding.runtime.policy import (
     BACKGROUND_STEPS,
     CheapestStep,
-    ReadingOrder,
     Runnable,
     StepCost,
 )
@@ -54,7 +53,6 @@ def standing(*threads: int) -> list[Runnable]:
 def test_an_answer_alone_advances_all_its_threads() -> None:
     for cost in (flat, linear, stepped):
         assert widths(taught(cost), standing(7)) == [7]
-    assert widths(taught(linear), [Runnable(range(7), likely=2)]) == [7]
 
 
 @pytest.mark.parametrize(
@@ -70,12 +68,6 @@ def test_several_answers_get_the_width_at_which_a_token_is_cheapest(
 def test_the_first_threads_in_reading_order_go_first() -> None:
     answers = [Runnable((2, 5, 0)), Runnable((1, 0))]
     assert taught(linear).choose(answers) == [(2,), (1,)]
-    assert ReadingOrder().choose(answers) == [(2,), (1,)]
-
-
-def test_what_will_probably_be_trimmed_waits_where_others_are() -> None:
-    answers = [Runnable(range(5), likely=2), Runnable(range(1))]
-    assert widths(taught(flat), answers) == [2, 1]
 
 
 def test_a_goal_keeps_steps_short_where_fewer_threads_can() -> None:

@@ -18,7 +18,7 @@ from tests.runtime.machine import LINES, finish, greedy, leaning, request
 from tests.runtime.play import SIZE, VOCABULARY
 from tests.runtime.test_batching import fed_by
 
-SEEDS = range(12)
+SEEDS = range(6)
 
 
 def scheduler_over(engine: ScriptedEngine, prefill_tokens: int = 256) -> Scheduler:

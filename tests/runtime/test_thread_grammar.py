@@ -69,7 +69,7 @@ def chosen(allowed: Constraint, dice: random.Random) -> int:
     return dice.choices(ids, [WANTED.get(token, 1) + 0.01 for token in ids])[0]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(
     "rules",
     [

@@ -99,11 +99,12 @@ def conclude(
     """Make the answer of a finished interpreter."""
     interpreter = recorder.interpreter
     vocabulary, segments = interpreter.vocabulary, tuple(interpreter.segments)
+    fed_tokens = tokens_of(segments)
     return Answer(
         segments=segments,
         layouts=_layouts(prompt, segments, interpreter),
         end=interpreter.end,
-        tree=tree_of(segments, vocabulary, cut_off=interpreter.trimmed),
+        tree=tree_of(segments, vocabulary, cut_off=interpreter.stopped or interpreter.hit_limit),
         trace=trace,
         events=tuple(recorder.events),
         event_s=tuple(recorder.event_s),
@@ -113,8 +114,8 @@ def conclude(
         truncated=interpreter.truncated,
         hit_limit=interpreter.hit_limit,
         stopped=interpreter.stopped,
-        fed_tokens=tokens_of(segments),
-        trimmed_tokens=interpreter.trimmed_tokens,
+        fed_tokens=fed_tokens,
+        trimmed_tokens=interpreter.budget.written_tokens - fed_tokens,
         seconds=seconds,
         queue_s=queue_s,
     )

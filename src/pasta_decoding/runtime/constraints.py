@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.lang.positions import Extent
@@ -39,13 +40,20 @@ class Constraint:
     def admits(self, token: int) -> bool:
         """May `token` stand here?"""
         if self.only is not None:
-            return bool(np.any(self.only == token))
-        return not np.any(self.banned == token)
+            return bool((self.only == token).any())
+        return not (self.banned == token).any()
 
     @property
     def alternatives(self) -> Ids | None:
         """The ids of which one is taken where the model wants another; None: all but the banned."""
         return self.instead if self.only is None else self.only
+
+    def candidates(self, size: int) -> npt.NDArray[np.bool_]:
+        """Say of each id below `size` whether it is one of the alternatives."""
+        named = self.alternatives
+        candidates_V = np.full(size, named is None)
+        candidates_V[self.banned if named is None else named] = named is not None
+        return candidates_V
 
     @classmethod
     def force(cls, ids: Sequence[int]) -> Constraint:
@@ -58,29 +66,15 @@ def main_constraint(
 ) -> Constraint:
     """Return what main may write outside topics, given whether it may promise and may sync."""
     control = vocabulary.control
-    banned = set(control.ids)
-    if promise:
-        banned.remove(control.promise_open)
-    if sync:
-        banned.remove(control.sync)
+    free = (*[control.promise_open] * promise, *[control.sync] * sync)
     bias = {control.promise_open: eagerness} if promise and eagerness else {}
-    return Constraint(np.array(sorted(banned)), bias=bias)
-
-
-def chunk_constraint(chunk: WrittenChunk, budget: Budget, vocabulary: Vocabulary) -> Constraint:
-    """Return what `chunk` may write: at least one token, and its end where a limit says so."""
-    begun = len(chunk.ids) > 1
-    if begun and budget.ends(chunk):
-        return Constraint.force([vocabulary.control.async_close])
-    return open_chunk_constraint(vocabulary, begun=begun)
+    return Constraint(vocabulary.control_but(free), bias=bias)
 
 
 def open_chunk_constraint(vocabulary: Vocabulary, *, begun: bool) -> Constraint:
     """Return what a chunk may write that no limit ends, given whether it has a token of its own."""
-    if not begun:
-        return Constraint(vocabulary.not_chunk_start)
-    control = vocabulary.control
-    return Constraint(np.array(sorted(control.ids - {control.async_close})))
+    close = (vocabulary.control.async_close,)
+    return Constraint(vocabulary.control_but(close) if begun else vocabulary.not_chunk_start)
 
 
 @dataclass(slots=True)
@@ -230,11 +224,6 @@ class Budget:
             return self.written_tokens
         before = self.chunks[thread - 1].main_tokens
         return before + sum(len(one.ids) for one in self.chunks[:thread])
-
-    def expected_place(self, thread: int = MAIN) -> int:
-        """Return what `place` is if the chunks before `thread` become as long as promised."""
-        before = [chunk for chunk in self.running if thread == MAIN or chunk.thread < thread]
-        return self.place(thread) + sum(max(0, one.promised - len(one.ids)) for one in before)
 
     def most_tokens(self, thread: int) -> int:
         """Return how many tokens `thread` can write at most until a limit ends it; at least one."""

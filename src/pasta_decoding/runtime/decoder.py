@@ -23,32 +23,16 @@ from pasta_decoding.runtime.vocabulary import Vocabulary, vocabulary_of
 class RequestScheduler(Protocol):
     """Answers requests together: a `Scheduler` over an engine, or its like over servers.
 
-    Whoever adds a request forgets it in the end.
+    Whoever adds a request forgets it in the end. See `Scheduler` for what each method promises.
     """
 
-    def add(self, request: Request) -> int:
-        """Queue a request; return its number. Raises PastaError if it could never be answered."""
-        ...
-
-    def step(self) -> None:
-        """Go on with all answers. What it raises ended some of them; `result` says so, too."""
-        ...
-
-    def result(self, number: int) -> Answer | None:
-        """Return a finished answer, None while there is none, or raise what it failed with."""
-        ...
-
-    def forget(self, number: int) -> None:
-        """Cancel a request and drop its result."""
-        ...
-
-    def close(self) -> None:
-        """Cancel everything."""
-        ...
+    def add(self, request: Request) -> int: ...
+    def step(self) -> None: ...
+    def result(self, number: int) -> Answer | None: ...
+    def forget(self, number: int) -> None: ...
+    def close(self) -> None: ...
 
 
-# A base class, since its two kinds are this and one thing more; a third object to hold it would
-# be in everybody's way.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
     """Everything that one answer needs but what computes it.

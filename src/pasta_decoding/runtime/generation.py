@@ -137,8 +137,8 @@ class Generation:
         if (opening := self._opening) is not None:  # main's feed comes before what it opens
             order.remove(MAIN)
             order.insert(order.index(opening), MAIN)
-        begun, priority = len(self.live), self.request.priority
-        return runnable_threads(self.interpreter, order, opening, self.quota, begun, priority)
+        priority = self.request.priority
+        return runnable_threads(self.interpreter, order, self.quota, len(self.live), priority)
 
     def take(self, threads: Sequence[int]) -> list[Row]:
         """Return what the coming step feeds for `threads`, and put it on record.

@@ -7,12 +7,10 @@ constraints that the interpreter would give.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import takewhile
-from typing import Any
+from typing import ClassVar
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import MAIN, ChunkRun, SyncRun
@@ -27,14 +25,13 @@ from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.request import Rules
 from pasta_decoding.runtime.vocabulary import Vocabulary
 
-PROTOCOL = 2
+PROTOCOL = "3"
 """Of what is written here. Both sides must have the same."""
 XARG = "pasta"
 """The name under which a request carries its params."""
 
 _MAX_CHARS = 2**18
 _MAX_ID = 2**31
-_MAX_LIST = 4096
 _PARTS = 4
 """Control tokens besides the closings; and the verdicts of a check."""
 
@@ -78,6 +75,7 @@ class GuidedParams:
     beginnings: tuple[int, ...] = ()
     topic_ids: tuple[int, ...] | None = None
     verdicts: tuple[int, ...] = ()
+    __pydantic_config__: ClassVar = {"extra": "forbid", "allow_inf_nan": False}
 
     @property
     def ids(self) -> frozenset[int]:
@@ -121,10 +119,9 @@ class ThreadGrammar:
     def __init__(self, vocabulary: Vocabulary, params: GuidedParams) -> None:
         assert params.kind is not Kind.check, "a check is no thread"
         self._vocabulary = vocabulary
-        self._is_chunk = params.kind is Kind.chunk
+        self._params = params
         self._begun = params.begun
         self._promises = params.promises
-        self._eagerness = params.eagerness
         self._may_sync = params.sync
         self._in_topic = params.topic_ids is not None
         self._allowed: Constraint | None = None
@@ -133,13 +130,8 @@ class ThreadGrammar:
             topics_begin_apart=params.topics_begin_apart,
             topic=params.topic,
         )
-        self._topics = Topics(
-            vocabulary,
-            rules,
-            ids=list(params.topic_ids or ()),
-            earlier=list(params.topics),
-            beginnings=set(params.beginnings),
-        )
+        ids, earlier = list(params.topic_ids or ()), list(params.topics)
+        self._topics = Topics(vocabulary, rules, ids, earlier, set(params.beginnings))
 
     def constraint(self) -> Constraint:
         """Return what it may write next: the same object for as long as that is the same."""
@@ -149,7 +141,7 @@ class ThreadGrammar:
 
     def on_token(self, token: int) -> None:
         """Hear what it wrote."""
-        if self._is_chunk:
+        if self._params.kind is Kind.chunk:
             if not self._begun:
                 self._begun, self._allowed = True, None
         elif self._in_topic or token == self._vocabulary.control.promise_open:
@@ -157,16 +149,13 @@ class ThreadGrammar:
             self._on_promise_token(token)
 
     def _find(self) -> Constraint:
-        if self._is_chunk:
+        if self._params.kind is Kind.chunk:
             return open_chunk_constraint(self._vocabulary, begun=self._begun)
         if self._in_topic:
             return self._topics.constraint()
-        return main_constraint(
-            self._vocabulary,
-            promise=self._promises > 0,
-            sync=self._may_sync,
-            eagerness=self._eagerness,
-        )
+        promise, sync = self._promises > 0, self._may_sync
+        eagerness = self._params.eagerness
+        return main_constraint(self._vocabulary, promise=promise, sync=sync, eagerness=eagerness)
 
     def _on_promise_token(self, token: int) -> None:
         if not self._in_topic:
@@ -182,96 +171,38 @@ class ThreadGrammar:
 
 def write_params(params: GuidedParams) -> str:
     """Return what `read_params` reads."""
-    control = params.control
-    single = (control.promise_open, control.async_open, control.async_close, control.sync)
-    record = asdict(params) | {
-        "control": [*single, *control.promise_close.values()],
-        "buckets": list(control.promise_close),
-    }
-    return json.dumps({"protocol": PROTOCOL, **record}, separators=(",", ":"))
+    return f"{PROTOCOL} {json.dumps(asdict(params), separators=(',', ':'))}"
 
 
 def read_params(found: object) -> GuidedParams:
     """Read params that came from outside. Raises PastaError, in one sentence, for anything else."""
-    record = _record(found)
-    if record.pop("protocol", None) != PROTOCOL:
+    from pydantic import TypeAdapter, ValidationError  # the servers that read params have it
+
+    if not isinstance(found, str) or len(found) > _MAX_CHARS:
+        raise _garbage(f"it is no text of at most {_MAX_CHARS} characters")
+    protocol, _, record = found.partition(" ")
+    if protocol != PROTOCOL:
         raise PastaError(
             f"this server's logits processor speaks protocol {PROTOCOL} of Pasta and the request "
             "another: install the same version of Pasta on both sides"
         )
-    if record.keys() != _READERS.keys():
-        raise _garbage(f"it has the fields {', '.join(sorted(record)) or 'of nothing'}")
-    for name, is_good in _READERS.items():
-        if not is_good(record[name]):
-            raise _garbage(f"`{name}`")
-    ids, buckets = record.pop("control"), record.pop("buckets")
-    whole = len(ids) == _PARTS + len(buckets) and len(set(ids)) == len(ids)
-    if not whole or not buckets or len(set(buckets)) < len(buckets):
-        raise _garbage("`control` and `buckets` do not name every part of a tag once")
-    closes = dict(zip(buckets, ids[_PARTS:], strict=True))
-    lists = {name: tuple(value) for name, value in record.items() if isinstance(value, list)}
-    control = ControlTokens(ids[0], closes, *ids[1:_PARTS])
-    params = GuidedParams(**record | lists | {"control": control, "kind": Kind(record["kind"])})
-    if not params.ends:
-        raise _garbage("`ends` names no id")
-    if params.kind is Kind.check and len(set(params.verdicts)) != _PARTS:
-        raise _garbage(f"`verdicts` are not {_PARTS} ids")
-    return params
-
-
-def _record(found: object) -> dict[str, Any]:
-    if not isinstance(found, str) or len(found) > _MAX_CHARS:
-        raise _garbage(f"it is no text of at most {_MAX_CHARS} characters")
     try:
-        record = json.loads(found)
-    except (ValueError, RecursionError):
-        raise _garbage("it is no JSON") from None
-    if not isinstance(record, dict):
-        raise _garbage("it is no JSON object")
-    return record
-
-
-def _is_flag(found: object) -> bool:
-    return isinstance(found, bool)
-
-
-def _is_number(found: object) -> bool:
-    return type(found) is int and 0 <= found < _MAX_ID
-
-
-def _is_bias(found: object) -> bool:
-    return type(found) in (int, float) and isinstance(found, int | float) and math.isfinite(found)
-
-
-def _are_ids(found: object) -> bool:
-    return isinstance(found, list) and len(found) <= _MAX_LIST and all(map(_is_number, found))
-
-
-def _are_texts(found: object) -> bool:
-    return (
-        isinstance(found, list)
-        and len(found) <= _MAX_LIST
-        and all(isinstance(one, str) for one in found)
-    )
-
-
-_READERS: Mapping[str, Callable[[object], bool]] = {
-    "kind": lambda found: isinstance(found, str) and found in list(Kind),
-    "control": _are_ids,
-    "buckets": _are_ids,
-    "ends": _are_ids,
-    "begun": _is_flag,
-    "promises": _is_number,
-    "eagerness": _is_bias,
-    "sync": _is_flag,
-    "topic": _is_flag,
-    "max_topic_tokens": _is_number,
-    "topics_begin_apart": _is_flag,
-    "topics": _are_texts,
-    "beginnings": _are_ids,
-    "topic_ids": lambda found: found is None or _are_ids(found),
-    "verdicts": _are_ids,
-}
+        params = TypeAdapter(GuidedParams).validate_json(record, strict=True)
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise _garbage(f"`{where}`" if where else "it is no JSON object") from None
+    control, check = params.control, params.kind is Kind.check
+    numbers = (params.promises, params.max_topic_tokens, *params.ids)
+    for is_good, what in (
+        (control.promise_close, "`control` names no closing"),
+        (len(control.ids) == _PARTS + len(control.promise_close), "`control` names an id twice"),
+        (all(0 <= one < _MAX_ID for one in numbers), "a number is negative or too large"),
+        (params.ends, "`ends` names no id"),
+        (not check or len(set(params.verdicts)) == _PARTS, f"`verdicts` are not {_PARTS} ids"),
+    ):
+        if not is_good:
+            raise _garbage(what)
+    return params
 
 
 def _garbage(what: str) -> PastaError:

@@ -1,8 +1,7 @@
 """The state of one answer while it is being written: tokens in, actions out.
 
-No engine, no clock, no I/O. It decides; the scheduler, which owns the engine, does. The rules
-about malformed output, budgets and limits are constraints on the next token, so that what comes
-out is always well formed: they are in `constraints`, the limits in `budget`.
+No engine, no clock, no I/O. It decides; the scheduler, which owns the engine, does. Malformed
+output, budgets and limits are constraints on the next token: see `constraints`.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ from pasta_decoding.runtime.constraints import (
     Constraint,
     Topics,
     WrittenChunk,
-    chunk_constraint,
     main_constraint,
+    open_chunk_constraint,
 )
 from pasta_decoding.runtime.request import Rules
-from pasta_decoding.runtime.text import tokens_of, tree_of, within_limits
+from pasta_decoding.runtime.text import tree_of, within_limits
 from pasta_decoding.runtime.vocabulary import Vocabulary
 
 
@@ -57,8 +56,7 @@ class _Main(Enum):
 class Interpreter:
     """One answer: `constraint` says what a thread may write, `on_token` what follows from it.
 
-    Threads may be asked in any order, at any pace: the answer is the same. Its budget and its stop
-    strings end it at a place in reading order, and what was written beyond is trimmed.
+    Threads may be asked in any order, at any pace: the answer is the same.
 
     max_positions: how many the model has; None for any number. They suffice for all tokens, but
                    a scheme may leave positions out, and the `text` join feeds the closings of
@@ -82,7 +80,6 @@ class Interpreter:
     end: int | None = None
     hit_limit: bool = False
     stopped: bool = False
-    trimmed: bool = False
     _state: _Main = _Main.WRITING
     _position: int = 0
     _main_tokens: int = 0
@@ -97,27 +94,18 @@ class Interpreter:
     @property
     def writing(self) -> list[int]:
         """Threads that will write another token, main first."""
-        main = [MAIN] if self.writes(MAIN) else []
-        return main + [chunk.thread for chunk in self.budget.running]
+        return [MAIN] * self.writes(MAIN) + [chunk.thread for chunk in self.budget.running]
 
     def writes(self, thread: int) -> bool:
-        """Will `thread` write another token?"""
         if thread != MAIN:
             return self.budget.chunks[thread - 1].running
         return self._state in (_Main.WRITING, _Main.IN_TOPIC)
 
     @property
-    def trimmed_tokens(self) -> int:
-        """Tokens that were written and are no part of the answer, once it has ended."""
-        return self.budget.written_tokens - tokens_of(self.segments)
-
-    @property
     def finished(self) -> bool:
-        """Has everything been written?"""
         return self._state is _Main.ENDED and not self.writing
 
     def in_topic(self, thread: int) -> bool:
-        """Is `thread` writing a topic, which is not text of the answer?"""
         return thread == MAIN and self._state is _Main.IN_TOPIC
 
     # What may come next
@@ -125,16 +113,20 @@ class Interpreter:
     def constraint(self, thread: int) -> Constraint:
         """Return what `thread` may write next."""
         if thread != MAIN:
-            return chunk_constraint(self.budget.chunks[thread - 1], self.budget, self.vocabulary)
+            chunk = self.budget.chunks[thread - 1]
+            begun = len(chunk.ids) > 1
+            if begun and self.budget.ends(chunk):
+                return Constraint.force([self.vocabulary.control.async_close])
+            return open_chunk_constraint(self.vocabulary, begun=begun)
         if self.budget.is_used_up:
             return Constraint.force(sorted(self.vocabulary.eos_ids))
         if self._state is _Main.IN_TOPIC:
             return self.topics.constraint()
-        may_promise = self.promises_left > 0 and self._positions_suffice()
-        may_sync = self.rules.parallel and bool(self._unjoined)
-        eagerness = self.rules.eagerness or 0.0
         return main_constraint(
-            self.vocabulary, promise=may_promise, sync=may_sync, eagerness=eagerness
+            self.vocabulary,
+            promise=self.promises_left > 0 and self._positions_suffice(),
+            sync=self.rules.parallel and bool(self._unjoined),
+            eagerness=self.rules.eagerness or 0.0,
         )
 
     @property
@@ -240,25 +232,25 @@ class Interpreter:
         if self.budget.is_used_up:
             return self._end_main(None)
         chunks, self._unjoined = self._unjoined, []
-        join = self._join if self.joining is Joining.kv else self._rewrite
-        actions = join(chunks, tuple(chunk.thread for chunk in chunks))
+        joined = tuple(chunk.thread for chunk in chunks)
+        if self.joining is Joining.kv:
+            self._position = self.scheme.sync(self._position, [chunk.extent for chunk in chunks])
+            actions: list[Action] = [Join(joined), self._feed_main(self.vocabulary.control.sync)]
+        else:
+            actions = [self._rewrite(chunks[0], joined)]
         self.segments.append(SyncRun(self.vocabulary.control.sync))
         self._state = _Main.WRITING
         return actions
 
-    def _join(self, chunks: Sequence[WrittenChunk], joined: tuple[int, ...]) -> list[Action]:
-        self._position = self.scheme.sync(self._position, [chunk.extent for chunk in chunks])
-        return [Join(joined), self._feed_main(self.vocabulary.control.sync)]
-
-    def _rewrite(self, chunks: Sequence[WrittenChunk], joined: tuple[int, ...]) -> list[Action]:
-        control, first = self.vocabulary.control, chunks[0]
+    def _rewrite(self, first: WrittenChunk, joined: tuple[int, ...]) -> Rewrite:
+        control = self.vocabulary.control
         rest = in_reading_order(self.segments[first.segment + 1 :], control.async_close)
         ids = (control.async_close, *rest, control.sync)
         position = first.next_position
         self._position = position + len(ids)
         self._main_tokens += 1  # the others are counted where they were written
         self.budget.written_tokens += 1
-        return [Rewrite(joined, first.thread, ids, position)]
+        return Rewrite(joined, first.thread, ids, position)
 
     def _end_main(self, end: int | None) -> list[Action]:
         if self._state is not _Main.ENDED:
@@ -272,16 +264,16 @@ class Interpreter:
         Time is up, or a stop string has been found; then nothing that was kept is still open.
         """
         self._end_main(None)
-        running = self.budget.running
-        return self._finished_with([self._close(one, closed=False, kept=True) for one in running])
+        chunks = self.budget.running
+        return self._finished_with([self._close(one, closed=False, kept=True) for one in chunks])
 
     def _finished_with(self, actions: list[Action]) -> list[Action]:
         """Return `actions`, and what ends the answer once nobody writes any more."""
         if not self.finished:
             return actions
         trim = self._trim()
-        chunks = [segment for segment in self.segments if isinstance(segment, ChunkRun)]
-        self.truncated = self.end is None or not all(chunk.closed for chunk in chunks)
+        closed = all(one.closed for one in self.segments if isinstance(one, ChunkRun))
+        self.truncated = self.end is None or not closed
         return [*trim, *actions, Finish(self.truncated)]
 
     def _trim(self) -> list[Action]:
@@ -292,7 +284,7 @@ class Interpreter:
         self.hit_limit = self.budget.is_used_up and not self.stopped
         if not (self.stopped or self.hit_limit):
             return []
-        self.segments[:], self.end, self.trimmed = kept, None, True
+        self.segments[:], self.end = kept, None
         return [Trim(len(strip(tree_of(kept, self.vocabulary, cut_off=True))))]
 
     def _feed_main(self, token: int) -> Append:

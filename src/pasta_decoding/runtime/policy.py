@@ -6,9 +6,8 @@ earliest unfinished text first, and as many more as make a token cheapest by wha
 seen to cost. Nobody waits for ever: an answer with a runnable thread advances in every step, a
 background answer in every fourth.
 
-Threads that would need more slots or branches than the answer's quota wait. Threads that would
-probably write beyond the answer's budget, to be trimmed, are told apart. The first unfinished text
-is always runnable, so in the end everything has its turn.
+Threads that would need more slots or branches than the answer's quota wait. The first unfinished
+text is always runnable, so in the end everything has its turn.
 """
 
 from __future__ import annotations
@@ -35,13 +34,11 @@ class Runnable:
     """Who of one answer can write in a step, and how many cannot.
 
     threads:  those that can, in reading order.
-    likely:   how many of them, the first ones, will probably not be trimmed; None: all.
     for_room, for_thread: how many wait because there is no room to write so far ahead, or because
         no more threads may begin.
     """
 
     threads: Sequence[int]
-    likely: int | None = None
     priority: Priority = Priority.normal
     for_room: int = 0
     for_thread: int = 0
@@ -62,24 +59,13 @@ class SchedulingPolicy(Protocol):
         ...
 
 
-class EveryThread:
-    """Everybody advances: the fewest steps an answer."""
+@dataclass(slots=True)
+class _Seen:
+    """Steps of one width: seconds a thread of the last few, their median, and the last one."""
 
-    def choose(self, answers: Sequence[Runnable]) -> list[Sequence[int]]:
-        return [answer.threads for answer in answers]
-
-    def learn(self, width: int, seconds: float) -> None:
-        pass
-
-
-class ReadingOrder:
-    """One thread an answer: the order in which a reader wants it, and the narrowest steps."""
-
-    def choose(self, answers: Sequence[Runnable]) -> list[Sequence[int]]:
-        return [answer.threads[:1] for answer in answers]
-
-    def learn(self, width: int, seconds: float) -> None:
-        pass
+    seconds: deque[float]
+    median_s: float = 0.0
+    step: int = 0
 
 
 @dataclass(slots=True)
@@ -95,36 +81,29 @@ class StepCost:
     samples: int = 9
     enough: int = 3
     stale_steps: int = 512
-    _seconds: dict[int, deque[float]] = field(default_factory=dict)
-    _medians: dict[int, float] = field(default_factory=dict)
-    _seen: dict[int, int] = field(default_factory=dict)
+    _seen: dict[int, _Seen] = field(default_factory=dict)
     _steps: int = 0
 
     def add(self, width: int, seconds: float) -> None:
         """Note a step."""
         self._steps += 1
-        kept = self._seconds.setdefault(on_grid(width), deque(maxlen=self.samples))
-        kept.append(seconds / width)
-        self._medians[on_grid(width)] = median(kept)
-        self._seen[on_grid(width)] = self._steps
+        seen = self._seen.setdefault(on_grid(width), _Seen(deque(maxlen=self.samples)))
+        seen.seconds.append(seconds / width)
+        seen.median_s, seen.step = median(seen.seconds), self._steps
 
     def seconds(self, width: int) -> float | None:
         """Return what a step of `width` takes; None if too few were seen."""
-        known = self._is_known(on_grid(width))
-        return self._medians[on_grid(width)] * width if known else None
+        seen = self._seen.get(on_grid(width))
+        return None if seen is None or len(seen.seconds) < self.enough else seen.median_s * width
 
     def unsure(self, widths: Sequence[int]) -> int | None:
         """Return one of `widths` of which too little is known, or nothing recent; else None."""
         for width in widths:
-            if not self._is_known(on_grid(width)) or self._is_stale(on_grid(width)):
+            if self.seconds(width) is None:
+                return width
+            if self._steps - self._seen[on_grid(width)].step > self.stale_steps:
                 return width
         return None
-
-    def _is_known(self, width: int) -> bool:
-        return len(self._seconds.get(width, ())) >= self.enough
-
-    def _is_stale(self, width: int) -> bool:
-        return self._steps - self._seen[width] > self.stale_steps
 
 
 def on_grid(width: int) -> int:
@@ -148,50 +127,37 @@ class CheapestStep:
 
     def choose(self, answers: Sequence[Runnable]) -> list[Sequence[int]]:
         self._steps += 1
-        waiting = self._in_background(answers)
+        hurried = any(one.threads and one.priority > Priority.low for one in answers)
+        low_waits = hurried and self._steps % BACKGROUND_STEPS != 0
         alone = len(answers) == 1
-        wanted = [len(one.threads) if alone else _likely(one) for one in answers]
-        least = [0 if waits else _least(one) for one, waits in zip(answers, waiting, strict=True)]
-        most = [0 if waits else want for want, waits in zip(wanted, waiting, strict=True)]
-        narrow, wide = sum(least), sum(most)
-        width = self.width(narrow, wide, alone=alone)
-        shares = share_out(width - narrow, least, most, answers)
+        least, most = [], []
+        for one in answers:
+            waits = low_waits and one.priority is Priority.low
+            wanted = 0 if waits else len(one.threads)
+            least.append(wanted if one.priority is Priority.high else min(1, wanted))
+            most.append(wanted)
+        width = self.width(sum(least), sum(most), alone=alone)
+        shares = share_out(width - sum(least), least, most, answers)
         return [one.threads[:share] for one, share in zip(answers, shares, strict=True)]
 
     def learn(self, width: int, seconds: float) -> None:
         self.costs.add(width, seconds)
 
-    def _in_background(self, answers: Sequence[Runnable]) -> list[bool]:
-        """Say who waits in this step for those that are in a hurry."""
-        hurried = any(one.threads and one.priority > Priority.low for one in answers)
-        if not hurried or self._steps % BACKGROUND_STEPS == 0:
-            return [False] * len(answers)
-        return [one.priority is Priority.low for one in answers]
-
     def width(self, narrow: int, wide: int, *, alone: bool) -> int:
         """Return how many of `wide` threads write, `narrow` of them whatever that costs."""
         if narrow == wide or (alone and self.target_s is None):
             return wide
-        return self._best(widths_between(max(1, narrow), wide), alone=alone)
-
-    def _best(self, widths: Sequence[int], *, alone: bool) -> int:
-        unsure = self.costs.unsure(widths)
-        if unsure is not None:
+        narrow = max(1, narrow)
+        widths = [narrow, *(width for width in GRID if narrow < width < wide), wide]
+        if (unsure := self.costs.unsure(widths)) is not None:
             return unsure
         seconds = {width: self.costs.seconds(width) or 0.0 for width in widths}
         if self.target_s is not None:
-            fast = [width for width in widths if seconds[width] <= self.target_s]
-            widths = fast or widths[:1]
+            widths = [one for one in widths if seconds[one] <= self.target_s] or widths[:1]
         if alone:
             return widths[-1]
         cheapest = min(seconds[width] / width for width in widths)
         return next(w for w in widths if seconds[w] / w <= cheapest * (1 + self.worth))
-
-
-def widths_between(narrow: int, wide: int) -> list[int]:
-    """Return the widths that are worth telling apart from `narrow` to `wide`, both among them."""
-    between = [width for width in GRID if narrow < width < wide]
-    return [narrow, *between, wide]
 
 
 def share_out(
@@ -210,15 +176,6 @@ def share_out(
             shares[place] += 1
         extra -= len(takers)
     return shares
-
-
-def _least(answer: Runnable) -> int:
-    """Return how many of its threads advance whatever that costs."""
-    return _likely(answer) if answer.priority is Priority.high else min(1, len(answer.threads))
-
-
-def _likely(answer: Runnable) -> int:
-    return len(answer.threads) if answer.likely is None else answer.likely
 
 
 MOST_A_CHOICE = 2
@@ -244,26 +201,22 @@ LEAST_QUOTA = Quota(ahead_tokens=0, threads=2)
 def runnable_threads(
     interpreter: Interpreter,
     order: Sequence[int],
-    opening: int | None,
     quota: Quota,
     begun: int,
     priority: Priority,
 ) -> Runnable:
     """Tell who can write next.
 
-    order:   threads that have a token to be fed. Main comes last, but before the chunk that this
-             token opens:
-    opening: that chunk.
-    begun:   threads that have begun and not ended.
+    order: threads that have a token to be fed, in reading order.
+    begun: threads that have begun and not ended.
     """
     if len(order) < 2:
-        return Runnable(order, len(order), priority)
+        return Runnable(order, priority)
     served = _with_a_thread(order, interpreter, begun < quota.threads)
     safe = _with_room(served, interpreter, quota.ahead_tokens)
     threads = safe[: interpreter.rules.max_threads]
-    likely = _likely_threads(threads, interpreter, opening)
     for_room = len(served) - len(safe)
-    return Runnable(threads, likely, priority, for_room, len(order) - len(threads) - for_room)
+    return Runnable(threads, priority, for_room, len(order) - len(threads) - for_room)
 
 
 def _with_a_thread(order: Sequence[int], interpreter: Interpreter, another: bool) -> Sequence[int]:
@@ -280,15 +233,6 @@ def _with_room(order: Sequence[int], interpreter: Interpreter, ahead_tokens: int
         return order
     spare = ahead_tokens - (interpreter.budget.written_tokens - interpreter.budget.place(first))
     return order[: 1 + max(0, spare // MOST_A_CHOICE)]
-
-
-def _likely_threads(order: Sequence[int], interpreter: Interpreter, opening: int | None) -> int:
-    """Count the first, and those that stand within the budget if chunks are as long as promised."""
-    budget = interpreter.rules.max_tokens
-    if interpreter.budget.expected_place() < budget:
-        return len(order)
-    places = [(opening if thread == MAIN and opening else thread) for thread in order[1:]]
-    return 1 + sum(interpreter.budget.expected_place(thread) < budget for thread in places)
 
 
 def _is_safe(interpreter: Interpreter, ahead_tokens: int, *, main: bool) -> bool:

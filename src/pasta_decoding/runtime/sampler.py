@@ -112,8 +112,11 @@ class Sampler:
 
         `logits` fetches the row, where it is needed.
         """
-        admitted = allowed.admits(wanted)
-        token = wanted if admitted else sampled_within(logits, row, allowed)
+        token, admitted, only = wanted, allowed.admits(wanted), allowed.alternatives
+        if not admitted and only is not None and len(only) == 1:
+            token = int(only[0])
+        elif not admitted:
+            token = sampled(logits(), row, allowed)
         if self.history is not None:
             self.history.note(thread, token)
         top = self.params.logprobs
@@ -141,33 +144,17 @@ class Replay:
         return Choice(self._threads[thread][index], intervened=False)
 
 
-def sampled(logits_V: Logits, row: RowParams) -> int:
-    """Return the token that wins among all."""
+def sampled(logits_V: Logits, row: RowParams, allowed: Constraint | None = None) -> int:
+    """Return the token that wins among all, or among the allowed ones."""
     if row.adjustment is not None:
         logits_V = row.adjustment.apply(logits_V)
     if not row.params.greedy:
-        weight_V = weights(logits_V, row.params)
-        if (token := winner(weight_V, weight_V, row)) is not None:
-            return token
-    return int(logits_V.argmax())
-
-
-def sampled_within(logits: Callable[[], Logits], row: RowParams, allowed: Constraint) -> int:
-    """Return the token that wins among the allowed ones: the likeliest if all were cut."""
-    only = allowed.alternatives
-    if only is not None and len(only) == 1:
-        return int(only[0])
-    logits_V = logits()
-    if row.adjustment is not None:
-        logits_V = row.adjustment.apply(logits_V)
-    if not row.params.greedy:
-        weight_V = weights(logits_V, row.params)
-        out_V = np.full(len(weight_V), only is not None)
-        out_V[allowed.banned if only is None else only] = only is None
-        pool_V = np.where(out_V, np.float32(0), weight_V)
+        weight_V = pool_V = weights(logits_V, row.params)
+        if allowed is not None:
+            pool_V = np.where(allowed.candidates(len(weight_V)), weight_V, np.float32(0))
         if (token := winner(weight_V, pool_V, row)) is not None:
             return token
-    return best_allowed(logits_V, allowed)
+    return int(logits_V.argmax()) if allowed is None else best_allowed(logits_V, allowed)
 
 
 def weights(logits_V: Logits, params: SamplingParams) -> Logits:
@@ -245,16 +232,12 @@ def best_allowed(score_V: npt.NDArray[Any], allowed: Constraint) -> int:
 
     Where no allowed id has a score above -inf, the first allowed one is returned.
     """
-    only = allowed.only
-    if only is None:
-        best = int(score_V.argmax())
-        if not np.any(allowed.banned == best) and score_V[best] > -np.inf:
-            return best
-        only = allowed.instead
-    if only is None:
-        only = np.delete(np.arange(len(score_V)), allowed.banned)
-    scores = score_V[only]
-    return int(only[np.where(np.isnan(scores), -np.inf, scores).argmax()])
+    best = int(score_V.argmax())
+    if allowed.admits(best) and score_V[best] > -np.inf:
+        return best
+    ids = np.flatnonzero(allowed.candidates(len(score_V)))
+    scores = score_V[ids]
+    return int(ids[np.where(np.isnan(scores), -np.inf, scores).argmax()])
 
 
 def logprobs_of(logits_V: Logits, token: int, top: int) -> TokenLogprobs:

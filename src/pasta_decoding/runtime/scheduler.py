@@ -26,7 +26,7 @@ from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Progress
 from pasta_decoding.runtime.generation import Generation, Row
 from pasta_decoding.runtime.interpreter import Interpreter
-from pasta_decoding.runtime.policy import LEAST_QUOTA, CheapestStep, Runnable, SchedulingPolicy
+from pasta_decoding.runtime.policy import LEAST_QUOTA, CheapestStep, SchedulingPolicy
 from pasta_decoding.runtime.prefix_cache import PrefillBudget, PrefixCache, share_out
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.sampler import Sampler
@@ -59,9 +59,7 @@ class Scheduler:
         prefix_caching: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._engine = engine
-        self._vocabulary = vocabulary
-        self._scheme = scheme
+        self._engine, self._vocabulary, self._scheme = engine, vocabulary, scheme
         self._prefill_budget = PrefillBudget() if prefill_budget is None else prefill_budget
         self._prefix_cache = PrefixCache(engine)
         self._prefix_caching = prefix_caching
@@ -214,15 +212,11 @@ class Scheduler:
         runnable = [one.runnable() for one in live]
         chosen = self._policy.choose(runnable)
         rows = [row for one, threads in zip(live, chosen, strict=True) for row in one.take(threads)]
-        self._note_delays(runnable, len(rows))
-        return rows
-
-    def _note_delays(self, runnable: Sequence[Runnable], width: int) -> None:
-        """Count the threads that wait in this step, by reason."""
-        self.last_width = width
-        self.delays["width"] += sum(len(one.threads) for one in runnable) - width
+        self.last_width = len(rows)
+        self.delays["width"] += sum(len(one.threads) for one in runnable) - len(rows)
         self.delays["room"] += sum(one.for_room for one in runnable)
         self.delays["threads"] += sum(one.for_thread for one in runnable)
+        return rows
 
     def _take_prompts(self, prompts: Sequence[Generation], width: int) -> list[Row]:
         """Return what is fed of `prompts` in a step of `width` threads."""

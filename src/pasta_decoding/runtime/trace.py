@@ -6,7 +6,7 @@ token.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -108,53 +108,30 @@ class Trace:
         self.steps.append(StepTime(width, cells, seconds))
 
 
-MICROSECONDS = 1e6
-
-
 def chrome_trace(answer: Answer, vocabulary: Vocabulary) -> dict[str, Any]:
     """Return the JSON object form of the Trace Event Format; times are microseconds."""
-    return {"traceEvents": [*_names(answer), *_boxes(answer, vocabulary)]}
-
-
-def _names(answer: Answer) -> Iterator[dict[str, Any]]:
+    trace, control = answer.trace, vocabulary.control
     chunks = [node for node in answer.tree if isinstance(node, Chunk)]
     topics = {MAIN: "main"} | {k: chunk.topic or "" for k, chunk in enumerate(chunks, start=1)}
-    for thread, topic in topics.items():
-        yield {
-            "ph": "M",
-            "name": "thread_name",
-            "pid": 0,
-            "tid": thread,
-            "args": {"name": f"{thread} {topic}"},
-        }
-
-
-def _boxes(answer: Answer, vocabulary: Vocabulary) -> Iterator[dict[str, Any]]:
-    trace, control = answer.trace, vocabulary.control
+    events = [
+        {"ph": "M", "name": "thread_name", "pid": 0, "tid": k, "args": {"name": f"{k} {topic}"}}
+        for k, topic in topics.items()
+    ]
     tags = {token: f"promise {tokens}" for tokens, token in control.promise_close.items()}
     tags |= {control.promise_open: "promise", control.async_open: "async"}
     tags |= {control.async_close: "/async", control.sync: "sync"}
-    prefill = {"tokens": trace.prompt_tokens}
-    yield _box("prefill", MAIN, 0.0, trace.prefill_s, prefill)
+
+    def box(name: str, thread: int, start_s: float, seconds: float, about: dict[str, Any]) -> None:
+        ts, dur = round(start_s * 1e6, 1), round(seconds * 1e6, 1)
+        about = {"pid": 0, "tid": thread, "ts": ts, "dur": dur, "args": about}
+        events.append({"ph": "X", "name": name} | about)
+
+    box("prefill", MAIN, 0.0, trace.prefill_s, {"tokens": trace.prompt_tokens})
     starts_s = list(accumulate((step.seconds for step in trace.steps), initial=trace.prefill_s))
     for fed in trace.fed:
-        if fed.step > len(trace.steps):
-            continue  # decided, but the answer was stopped before it was fed
-        step = trace.steps[fed.step - 1]
-        where = {"step": fed.step, "position": fed.position, "cells": step.cells}
-        name = tags.get(fed.token) or vocabulary.texts[fed.token] or f"<{fed.token}>"
-        yield _box(name, fed.thread, starts_s[fed.step - 1], step.seconds, where)
-
-
-def _box(
-    name: str, thread: int, start_s: float, seconds: float, about: dict[str, Any]
-) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "name": name,
-        "pid": 0,
-        "tid": thread,
-        "ts": round(start_s * MICROSECONDS, 1),
-        "dur": round(seconds * MICROSECONDS, 1),
-        "args": about,
-    }
+        if fed.step <= len(trace.steps):  # others were decided, but never fed
+            step = trace.steps[fed.step - 1]
+            where = {"step": fed.step, "position": fed.position, "cells": step.cells}
+            name = tags.get(fed.token) or vocabulary.texts[fed.token] or f"<{fed.token}>"
+            box(name, fed.thread, starts_s[fed.step - 1], step.seconds, where)
+    return {"traceEvents": events}

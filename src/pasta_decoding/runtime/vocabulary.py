@@ -61,6 +61,17 @@ class Vocabulary:
                 ids.setdefault(words, []).append(token)
         return ids
 
+    def control_but(self, free: tuple[int, ...]) -> Ids:
+        """Return all control tokens but those that are `free`."""
+        if free not in self._control_but:
+            banned = sorted(self.control.ids - set(free))
+            self._control_but[free] = np.array(banned, dtype=np.int64)
+        return self._control_but[free]
+
+    @cached_property
+    def _control_but(self) -> dict[tuple[int, ...], Ids]:
+        return {}
+
     @cached_property
     def promise_close_ids(self) -> Ids:
         """The ids of PROMISE_CLOSE, one a length bucket."""
