@@ -202,7 +202,7 @@ def test_training_sees_what_decoding_saw_even_behind_a_sync(name: str, scheme: s
 
 
 @pytest.mark.parametrize(("name", "scheme"), CASES)
-@few(25)
+@few(10)
 @given(prompt=world.PROMPTS, segments=world.answers(), end=st.sampled_from(world.ENDS))
 def test_training_sees_what_decoding_saw_in_any_answer(
     name: str, scheme: str, prompt: tuple[int, ...], segments: list[Segment], end: int
@@ -219,7 +219,7 @@ def test_training_sees_what_decoding_saw_behind_a_text_join(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TEXT_CASES)
-@few(25)
+@few(10)
 @given(prompt=world.PROMPTS, segments=world.answers())
 def test_training_sees_what_decoding_saw_in_any_answer_with_text_joins(
     name: str, prompt: tuple[int, ...], segments: list[Segment]

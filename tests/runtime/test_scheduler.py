@@ -161,15 +161,6 @@ def test_cancelling_at_any_step_frees_everything_and_keeps_what_there_was(steps:
     assert not scheduler.busy
 
 
-def test_cancelling_twice_or_what_has_ended_does_nothing() -> None:
-    _, scheduler = machine(follow(*LINES, vocabulary_size=SIZE))
-    number = scheduler.add(greedy())
-    scheduler.close()
-    first = scheduler.result(number)
-    scheduler.cancel(number)
-    assert scheduler.result(number) is first
-
-
 def test_an_answer_ends_when_its_time_is_up() -> None:
     endless = follow((A, OPEN, B, P20, C), (ASYNC, B), (B, B), (C, C), vocabulary_size=SIZE)
     engine, scheduler = machine(endless, clock=FakeClock())

@@ -67,18 +67,6 @@ def test_the_pieces_of_a_chunk_never_end_with_white_space(text: str) -> None:
     assert shown == text.rstrip()
 
 
-def test_white_space_within_a_chunk_comes_with_what_follows_it() -> None:
-    assert pieces(ThreadText(decode, keep_edge=True), ids("a \nb\n")) == [
-        *("a", "", "", " \nb", "", "")
-    ]
-
-
-def test_a_thread_goes_on_behind_an_end() -> None:
-    thread = ThreadText(decode)
-    assert pieces(thread, ids("é")[:1]) == ["", BROKEN]
-    assert pieces(thread, ids("é")) == ["", "é", ""]
-
-
 @given(st.lists(st.integers(FIRST_BYTE, FIRST_BYTE + 255), max_size=12))
 def test_any_bytes_are_streamed_as_they_are_stored(tokens: list[int]) -> None:
     assert "".join(pieces(ThreadText(decode), tokens)) == stretch_text(tokens, decode)
@@ -100,10 +88,6 @@ def test_the_tree_of_an_answer() -> None:
         Sync(),
         Span("."),
     )
-
-
-def test_a_run_without_text_leaves_nothing_in_the_tree() -> None:
-    assert tree_of([Run((CLOSE,))], VOCABULARY) == ()
 
 
 def test_a_topic_never_ends_within_a_character() -> None:
