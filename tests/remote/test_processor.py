@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
@@ -17,7 +16,7 @@ from pasta_decoding.lang.layout import SyncRun
 from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.remote.stream import RemoteError
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.guided import XARG, write_params
+from pasta_decoding.runtime.guided import PROTOCOL, XARG, read_params, write_params
 from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.vllm.batch import UNKNOWN, Places, Served
@@ -125,21 +124,25 @@ class Unseen(list[int]):
 @pytest.mark.parametrize(
     ("processor", "protocol", "message"),
     [
-        (partial(Places, SERVED), 3, "speaks protocol 2 of Pasta and the request another: install"),
+        (
+            partial(Places, SERVED),
+            "0",
+            "speaks protocol 3 of Pasta and the request another: install",
+        ),
         (
             partial(Places, Served(Tokenizer(spare=frozenset({OPEN, SYNC})), SIZE)),
-            2,
+            PROTOCOL,
             "the model that it serves has not the reserved tokens",
         ),
-        (partial(Blind, SERVED), 2, "its logits processor is not shown the tokens"),
+        (partial(Blind, SERVED), PROTOCOL, "its logits processor is not shown the tokens"),
     ],
 )
 def test_a_processor_that_is_of_no_use_is_named_before_anything_is_asked(
-    processor: Callable[[], Places], protocol: int, message: str, monkeypatch: pytest.MonkeyPatch
+    processor: Callable[[], Places], protocol: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "pasta_decoding.remote.stream.write_params",
-        lambda params: write_params(params).replace('"protocol":2', f'"protocol":{protocol}'),
+        lambda params: write_params(params).replace(PROTOCOL, protocol, 1),
     )
     found = scripted()
     found.processor = processor
@@ -204,11 +207,11 @@ def test_eagerness_moves_promises_and_is_no_intervention(guided: bool) -> None:
 def test_what_is_sent_says_what_a_thread_cannot_know() -> None:
     with serving(holding(Fake(TWO_CHUNKS, SIZE, END))) as fake:
         write(service_of(fake), [asked(LONG_PROMPT)])
-        told = [json.loads(body["vllm_xargs"][XARG]) for body in fake.bodies]
+        told = [read_params(body["vllm_xargs"][XARG]) for body in fake.bodies]
     found = sorted(zip([len(body["prompt"]) for body in fake.bodies], told, strict=True), key=str)
-    assert [(one["kind"], one["sync"], one["topics"]) for _, one in found] == [
-        ("main", False, []),
-        ("chunk", False, []),
-        ("chunk", False, []),
-        ("main", False, ["b", "c"]),
+    assert [(one.kind, one.sync, one.topics) for _, one in found] == [
+        ("main", False, ()),
+        ("chunk", False, ()),
+        ("chunk", False, ()),
+        ("main", False, ("b", "c")),
     ]
