@@ -23,7 +23,7 @@ from pasta_decoding.training import preference
 from pasta_decoding.training import sample as sample_module
 from pasta_decoding.training.config import PreferenceConfig
 from pasta_decoding.training.likelihood import likelihood_rate
-from pasta_decoding.training.pairs import Reference
+from pasta_decoding.training.pairs import PairExample
 from pasta_decoding.training.preference import PreferenceRun, share_samples
 from pasta_decoding.training.run import begin_run
 from tests.checkpoint import TinyCheckpoint, make_adapter, make_base
@@ -168,7 +168,7 @@ PLACES = {
     "in scoring": (preference, "measure", 2),
     "before pairs are written": (preference, "summarise", 1),
     "in the reference": (pairs_module, "log_probabilities", 2),
-    "before the reference is written": (preference, "reference_sums", 1),
+    "before the reference is written": (preference, "with_references", 1),
     "in training": (torch.optim.AdamW, "step", 2),
     "before the adapter is written": (preference, "save_adapter", 1),
     "before the last copy": (preference, "copy_whole", 1),
@@ -265,10 +265,10 @@ def test_numbers_that_are_none_stop_training_and_nothing_of_them_is_saved(
         tiny.train(sampled)
     (sampled / "round-1" / "reference.jsonl").unlink()
 
-    def no_numbers(_model: Any, examples: Iterable[Any], **_settings: Any) -> list[Reference]:
-        return [Reference(float("nan"), -1.0) for _ in examples]
+    def no_numbers(_model: Any, examples: Iterable[Any], **_settings: Any) -> list[PairExample]:
+        return [replace(one, reference=(float("nan"), -1.0)) for one in examples]
 
-    monkeypatch.setattr(preference, "reference_sums", no_numbers)
+    monkeypatch.setattr(preference, "with_references", no_numbers)
     with pytest.raises(PastaError, match=r"^the loss is not a number at step 1$") as caught:
         tiny.train(sampled)
     assert "--samples-from" in caught.value.hint

@@ -1,30 +1,23 @@
 """Training on pairs: reference log-probabilities once, then BoNBoN steps by the Trainer.
 
 Rejection sampling is the same with the best answers alone: there is no reference then.
-
-Shapes: T tokens of a pair (both answers in a row, which do not see each other), L labelled tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from pasta_decoding.engines.support import attention_windows
 from pasta_decoding.lang.layout import Layout
 from pasta_decoding.training.bonbon import bonbon_loss, target_gap
 from pasta_decoding.training.config import PreferenceConfig
 from pasta_decoding.training.loop import RunCallback, RunTrainer, Say, Show, training_arguments
-from pasta_decoding.training.loss import Meter, logprobs_of
-from pasta_decoding.training.view import model_inputs, packed_batch
+from pasta_decoding.training.loss import Meter, label_logprobs
 
-_FIGURES = ("square", "gap", "target", "accuracy", "drift")
 _BEGIN_AGAIN = (
     "Begin again in another --out with a lower --learning-rate; --samples-from this run's folder "
     "spares the sampling."
@@ -35,17 +28,13 @@ _BEGIN_AGAIN = (
 class PairExample:
     """Best and worst of a prompt, laid out; `candidates` is the N that they were chosen from.
 
-    worst: None where the best is learnt alone.
+    layouts:   of the best and the worst, or of the best alone. They do not see each other.
+    reference: log-probabilities of both under the policy that sampled them, in nats.
     """
 
-    best: Layout
-    worst: Layout | None
+    layouts: tuple[Layout, ...]
     candidates: int
-
-    @property
-    def layouts(self) -> list[Layout]:
-        """What is in the pack of this pair."""
-        return [self.best] if self.worst is None else [self.best, self.worst]
+    reference: tuple[float, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -53,59 +42,49 @@ class PairExample:
         return sum(len(layout.tokens) for layout in self.layouts)
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """Log-probabilities of both sequences under the policy that sampled them, in nats."""
-
-    best: float
-    worst: float
-
-
-def reference_sums(model: Any, examples: Iterable[PairExample], *, bf16: bool) -> list[Reference]:
+def with_references(
+    model: Any, examples: Iterable[PairExample], *, bf16: bool
+) -> list[PairExample]:
     """Score every pair exactly as the training forward does, before there was a step."""
-    windows = attention_windows(model.config.get_text_config())
-    device = next(model.parameters()).device
+    kind = next(model.parameters()).device.type
     model.eval()
-    sums = []
-    for example in examples:
-        inputs = pair_inputs(example, windows, device)
-        with (
-            torch.inference_mode(),
-            torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16),
-        ):
-            best, worst = log_probabilities(model, inputs)
-        sums.append(Reference(float(best), float(worst)))
-    return sums
+    with torch.inference_mode(), torch.autocast(kind, dtype=torch.bfloat16, enabled=bf16):
+        return [
+            replace(one, reference=tuple(float(each) for each in log_probabilities(model, one)))
+            for one in examples
+        ]
+
+
+def log_probabilities(model: Any, example: PairExample) -> list[torch.Tensor]:
+    """Return log p of each layout: sums over the labels of all its threads."""
+    return [logprobs_L.sum() for logprobs_L in label_logprobs(model, example.layouts)]
 
 
 def train_pairs(
     model: Any,
     examples: Sequence[PairExample],
-    references: Sequence[Reference | None],
     config: PreferenceConfig,
     out: Path,
     say: Say,
     show: Show,
 ) -> None:
-    """Let the Trainer step over all pairs, each epoch in an order of its own."""
+    """Let the Trainer step over all pairs, each epoch in an order of its own.
+
+    The metrics have the parts of the loss (`sft`, `square`), the margin and where it should be
+    (`gap`, `target`), the share of pairs with a gap above 0, and the mean log-ratio (`drift`).
+    """
+    # The order of all epochs is fixed in advance, so that a resumed run sees the same one.
+    generator = torch.Generator().manual_seed(config.seed)
+    orders = [torch.randperm(len(examples), generator=generator) for _ in range(config.epochs)]
+    plan = [examples[int(place)] for order in orders for place in order]
     arguments = training_arguments(
-        out,
-        config,
-        config.pairs_per_step,
-        warmup_steps=config.warmup_steps,
-        logging_steps=1,
+        out, config, config.pairs_per_step, warmup_steps=config.warmup_steps, logging_steps=1
     )
-    alone = config.objective == "rejection"
-    meter = Meter("sft") if alone else Meter("sft", *_FIGURES)
-    plan = _plan(examples, references, config)
+    paired = ("square", "gap", "target", "accuracy", "drift")
+    meter = Meter("sft", *(paired if config.objective == "bonbon" else ()))
+    tokens = [one.tokens for one in plan]
     watching = RunCallback(
-        meter,
-        [one["example"].tokens for one in plan],
-        out=out,
-        say=say,
-        show=show,
-        begin_again=lambda: _BEGIN_AGAIN,
-        processes=arguments.world_size,
+        meter, tokens, out=out, say=say, show=show, begin_again=lambda: _BEGIN_AGAIN
     )
     trainer = PairTrainer(
         meter,
@@ -114,32 +93,13 @@ def train_pairs(
         model=model,
         args=arguments,
         train_dataset=plan,
-        data_collator=partial(_collate, attention_windows(model.config.get_text_config())),
+        data_collator=lambda items: {"example": items[0]},
     )
     trainer.run()
 
 
-def _plan(
-    examples: Sequence[PairExample],
-    references: Sequence[Reference | None],
-    config: PreferenceConfig,
-) -> list[dict[str, Any]]:
-    """Fix the order of all epochs in advance, so that a resumed run sees the same one."""
-    generator = torch.Generator().manual_seed(config.seed)
-    items = [
-        {"example": example, "reference": reference}
-        for example, reference in zip(examples, references, strict=True)
-    ]
-    orders = [torch.randperm(len(items), generator=generator) for _ in range(config.epochs)]
-    return [items[int(place)] for order in orders for place in order]
-
-
 class PairTrainer(RunTrainer):
-    """The Trainer with the loss of a pair; its batches are single pairs.
-
-    It logs the parts of the loss (`sft`, `square`), the margin and where it should be (`gap`,
-    `target`), the share of pairs with a gap above 0, and the mean log-ratio of all sequences.
-    """
+    """The Trainer with the loss of a pair; its batches are single pairs."""
 
     def __init__(
         self, meter: Meter, watching: RunCallback, *, alpha: float, **settings: Any
@@ -150,40 +110,18 @@ class PairTrainer(RunTrainer):
         self.model_accepts_loss_kwargs = False
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *_arguments: Any, **_: Any) -> Any:
-        """Return the loss of the one pair in `inputs`."""
-        reference_2, target = inputs.pop("reference_2", None), inputs.pop("target")
-        best, worst = log_probabilities(model, inputs)
-        if reference_2 is None:
+        """Return the loss of one pair."""
+        example: PairExample = inputs["example"]
+        best, *worst = log_probabilities(model, example)
+        if not worst:
             self.meter.add(sft=-best)
             return -best
-        found = bonbon_loss(best, worst, *reference_2, target=float(target), alpha=self._alpha)
+        target, reference = target_gap(example.candidates), map(torch.tensor, example.reference)
+        found = bonbon_loss(best, *worst, *reference, target=target, alpha=self._alpha)
         figures = {name: getattr(found, name) for name in ("sft", "square", "gap", "drift")}
-        self.meter.add(**figures, target=target, accuracy=(found.gap > 0).float())
+        self.meter.add(**figures, target=torch.tensor(target), accuracy=(found.gap > 0).float())
         return found.total
 
-
-def _collate(windows: dict[str, int | None], items: list[dict[str, Any]]) -> dict[str, Any]:
-    """Collate a batch of one pair; masks are made here, so that they live for a step."""
-    (item,) = items
-    example, reference = item["example"], item["reference"]
-    inputs = pair_inputs(example, windows)
-    if reference is not None:
-        inputs["reference_2"] = torch.tensor([reference.best, reference.worst])
-    return {**inputs, "target": torch.tensor(target_gap(example.candidates))}
-
-
-def pair_inputs(
-    example: PairExample, windows: dict[str, int | None], device: torch.device | str = "cpu"
-) -> dict[str, Any]:
-    """Return what `log_probabilities` takes: a forward's arguments, labels, where they part."""
-    pair = packed_batch(example.layouts).to(device)
-    best_labels = sum(label is not None for label in example.best.label)
-    parts = [best_labels, len(pair.label_L) - best_labels]
-    return {**model_inputs(pair, windows), "label_L": pair.label_L, "parts": torch.tensor(parts)}
-
-
-def log_probabilities(model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Return log p of best and worst: sums over the labels of all their threads."""
-    label_L, parts = inputs.pop("label_L"), inputs.pop("parts").tolist()
-    best_L, worst_L = torch.split(logprobs_of(model(**inputs), label_L), parts)
-    return best_L.sum(), worst_L.sum()
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:  # noqa: ARG002
+        """Return 0: the Trainer cannot count them in what is no tensor."""
+        return 0

@@ -37,7 +37,7 @@ from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.training.config import SAMPLING, PreferenceConfig, identity
 from pasta_decoding.training.loop import Draw, Say
 from pasta_decoding.training.lora import add_lora, save_adapter
-from pasta_decoding.training.pairs import PairExample, Reference, reference_sums, train_pairs
+from pasta_decoding.training.pairs import PairExample, train_pairs, with_references
 from pasta_decoding.training.run import begin_run, owned, refuse_other_run
 from pasta_decoding.training.sample import Sample, SampleSet, Track, sample_answers
 from pasta_decoding.training.score import (
@@ -150,50 +150,45 @@ class PreferenceRun:
     ) -> None:
         """Train on the pairs, going on from the policy's own weights, and save the adapter."""
         model, checkpoint = load_policy(self.base, policy, self.config)
-        alone = self.config.objective == "rejection"
-        examples = lay_out_pairs(checkpoint, samples, pairs, alone=alone)
+        examples = lay_out_pairs(checkpoint, samples, pairs)
+        if self.config.objective == "rejection":
+            examples = [replace(one, layouts=one.layouts[:1]) for one in examples]
+        else:
+            examples = self._references(folder / "reference.jsonl", model, examples)
         tokens = sum(example.tokens for example in examples)
         self.say(f"{folder.name}: {len(pairs)} pairs, {tokens} tokens")
-        references: list[Reference] | list[None] = [None] * len(examples)
-        if not alone:
-            references = self._references(folder / "reference.jsonl", model, examples)
         with self.draw(f"training {folder.name}") as show:
-            train_pairs(model, examples, references, self.config, folder / "train", self.say, show)
+            train_pairs(model, examples, self.config, folder / "train", self.say, show)
         # What a policy knew of other joins, this round has not kept up.
         save_adapter(model, replace(checkpoint, joins=(Joining.kv.value,)), folder / "adapter")
 
     def _references(
         self, path: Path, model: Any, examples: Sequence[PairExample]
-    ) -> list[Reference]:
-        """Return the log-probabilities before training, computed once."""
+    ) -> list[PairExample]:
+        """Return the pairs with their log-probabilities before training, computed once."""
         if not path.exists():
             tracked = self.track(examples, "reference", len(examples))
-            found = reference_sums(model, tracked, bf16=self.config.bf16)
-            write_lines(path, map(asdict, found))
-        return [Reference(**line) for line in read_lines(path)]
+            found = with_references(model, tracked, bf16=self.config.bf16)
+            write_lines(path, [{"reference": one.reference} for one in found])
+        pairs = zip(examples, read_lines(path), strict=True)
+        return [replace(one, reference=tuple(line["reference"])) for one, line in pairs]
 
 
 def lay_out_pairs(
     checkpoint: checkpoints.Checkpoint,
     samples: Sequence[Sample],
     pairs: Sequence[PreferencePair],
-    *,
-    alone: bool,
 ) -> list[PairExample]:
-    """Lay the pairs out; the best promise the lengths that their chunks came to.
-
-    alone: the best only.
-    """
+    """Lay the pairs out; the best promise the lengths that their chunks came to."""
     scheme, control = scheme_named(checkpoint.scheme), checkpoint.control
     sampled = {(sample.prompt, sample.number): sample for sample in samples}
-    return [
-        PairExample(
-            sampled[one.prompt, one.best].with_true_lengths(control).layout(scheme, control),
-            None if alone else sampled[one.prompt, one.worst].layout(scheme, control),
-            one.candidates,
-        )
-        for one in pairs
-    ]
+    examples = []
+    for pair in pairs:
+        best = sampled[pair.prompt, pair.best].with_true_lengths(control)
+        layouts = (best, sampled[pair.prompt, pair.worst])
+        laid = tuple(one.layout(scheme, control) for one in layouts)
+        examples.append(PairExample(laid, pair.candidates))
+    return examples
 
 
 def load_policy(
