@@ -17,7 +17,7 @@ from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Outcome, Pasta, interrupted
 
 FLAGS = ["--max-steps", "2", "--packs-per-step", "1"]
-SETTINGS = {"base_name": "tiny", "save_every_steps": 1, "bf16": False}
+SETTINGS = {"base_name": "tiny", "save_every_steps": 1, "bf16": False, "try_prompts": 0}
 
 
 @pytest.fixture

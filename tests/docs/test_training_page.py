@@ -67,7 +67,7 @@ def test_every_command_works_on_a_tiny_model_of_that_shape(
     for name in ("prompts.jsonl", "responses.jsonl"):
         Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     [settings] = blocks(PAGE, "yaml")
-    Path("llama.yaml").write_text(f"{settings.text}\nbf16: false\n")
+    Path("llama.yaml").write_text(f"{settings.text}\nbf16: false\ntry_prompts: 0\n")
     Path("small.yaml").write_text(SMALL)
     Path("evaluation.jsonl").write_text('{"instruction": "Three good habits?"}\n')
     pull(tmp_path / "cache", fetch=lambda *_: base)

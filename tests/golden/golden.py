@@ -128,7 +128,7 @@ def losses() -> dict[str, Any]:
         shared = {"bf16": False, "save_every_steps": 30, "warmup_steps": 2}
         sft = ["--data", str(rows), "--out", str(here / "sft")]
         size = ["--max-steps", "30", "--epochs", "60", "--packs-per-step", "2"]
-        file = _settings(here / "sft.yaml", base_name=BASE_NAME, **shared)
+        file = _settings(here / "sft.yaml", base_name=BASE_NAME, try_prompts=0, **shared)
         _pasta("train", "sft", *sft, *size, "--pack-tokens", "160", *common, *file)
         policy = ["--policy", str(adapter), "--baseline", str(adapter), "--engine", "torch"]
         where = ["--prompts", str(prompts), "--out", str(here / "preference")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -102,12 +103,13 @@ def test_a_run_goes_on_with_its_own_settings_rows_and_base_model_only(
 
 
 def test_an_adapter_for_both_joins_says_so(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    config = replace(CONFIG, joins=(Joining.kv, Joining.text), max_steps=1)
+    config = replace(CONFIG, joins=(Joining.kv, Joining.text), max_steps=1, try_prompts=1)
     said: list[str] = []
     adapter = train(tiny_checkpoint.base, tmp_path, config, say=said.append)
     assert checkpoints.load(adapter).joins == ("kv", "text")
     # Four answers, and the stretch behind the one sync as a row of its own.
     assert any(line.startswith("5 rows, ") for line in said)
+    assert "promises" in said[-1]
 
 
 def test_all_weights_can_be_trained_and_what_is_saved_is_a_whole_model(
@@ -168,13 +170,19 @@ def test_four_rows_are_enough_for_an_answer_with_more_than_one_token_a_step(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
     base = tiny_checkpoint.base
-    config = replace(CONFIG, epochs=80, max_steps=80, pack_tokens=256, save_every_steps=80)
+    config = replace(
+        CONFIG, epochs=80, max_steps=80, pack_tokens=256, save_every_steps=80, try_prompts=3
+    )
     texts = [
         (chunk("A", f"{word} " * 12 + "."), chunk("B", f"{word} " * 9 + ".")) for word in "abcd"
     ]
     rows = [Row(str(n), "", f"{n}?", " ".join(both)) for n, both in enumerate(texts)]
-    decoder = torch_decoder(base, train(base, tmp_path, config, rows))
+    said: list[str] = []
+    decoder = torch_decoder(base, train(base, tmp_path, config, rows, say=said.append))
     greedy = SamplingParams(temperature=0.0)
     answer = decoder.answer(decoder.request("2?", Rules(max_tokens=150), greedy))
     assert answer.annotated.count("<promise") == 2
     assert tokens_per_step(decoder.plain_tokens(answer.text), answer.critical_path) > 1
+    found = re.fullmatch(r"promises in 3 of 3, (\d\.\d) tokens a step", said[-1])
+    assert found
+    assert float(found[1]) > 1

@@ -29,6 +29,7 @@ CONFIG = SftConfig(
     max_steps=10,
     save_every_steps=5,
     bf16=False,
+    try_prompts=0,
 )
 
 

@@ -35,7 +35,6 @@ Schedule = Annotated[
     Literal["linear", "cosine", "constant_with_warmup"],
     Key(help="Course of the learning rate after the warm-up."),
 ]
-Warmup = Annotated[int, Key(min=0, help="Steps until the peak; a tenth of the run at most.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,9 @@ class SftConfig:
     epochs: Annotated[int, Option(min=1, help="Times that each row is shown.")] = 3
     max_steps: Annotated[int | None, Option(min=1, help="Optimiser steps at most.")] = None
     learning_rate: Annotated[float, Option(min=0, help="Peak of the learning rate.")] = 5e-4
-    warmup_steps: Warmup = 20
+    warmup_steps: Annotated[
+        int, Key(min=0, help="Steps until the peak; a tenth of the run at most.")
+    ] = 20
     schedule: Schedule = "linear"
     lora_rank: Annotated[int, Option(min=0, help="0 trains all weights, not LoRA.")] = 16
     lora_alpha: Annotated[int | None, Key(min=1, help="Scale of LoRA; else twice the rank.")] = None
@@ -97,6 +98,7 @@ class SftConfig:
         Literal["auto", "flex", "dense"],
         Key(help="auto: flex, with block masks, on a GPU; dense masks elsewhere."),
     ] = "auto"
+    try_prompts: Annotated[int, Key(min=0, help="Prompts to answer at the end.")] = 5
     report_to: ReportTo = ()
 
     def __post_init__(self) -> None:
@@ -165,7 +167,7 @@ class PreferenceConfig:
     alpha: Annotated[float, Key(min=0, max=1, help="Weight of the SFT term.")] = 0.005
     epochs: Annotated[int, Option(min=1, help="Over the pairs of a round.")] = 1
     learning_rate: Annotated[float, Option(min=0, help="Peak of the learning rate.")] = 1e-4
-    warmup_steps: Warmup = 5
+    warmup_steps: Annotated[int, Key(min=0, help="Steps until the peak.")] = 5
     schedule: Schedule = "linear"
     pairs_per_step: Annotated[int, Key(min=1, help="Pairs of one optimiser step.")] = 4
     save_every_steps: SaveEvery = 10
@@ -186,7 +188,7 @@ SAMPLING = frozenset(
     | {"baseline_samples", "limit", "max_prompt_chars", "max_tokens", "max_threads"}
 )
 """What samples, and what is measured of them, depend on."""
-_ANYWHERE = frozenset({"device", "cache_tokens", "report_to"})
+_ANYWHERE = frozenset({"device", "cache_tokens", "report_to", "try_prompts"})
 
 
 def identity(config: SftConfig | PreferenceConfig) -> dict[str, Any]:

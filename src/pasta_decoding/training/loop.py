@@ -60,26 +60,22 @@ _EVERY_RUN: dict[str, Any] = {
 
 
 def training_arguments(
-    out: Path, config: SftConfig | PreferenceConfig, batches_per_step: int, **settings: Any
+    out: Path,
+    config: SftConfig | PreferenceConfig,
+    batches_per_step: int,
+    **settings: Any,
 ) -> TrainingArguments:
-    """Return the Trainer's settings: those of `config`, of every run, and `settings`.
-
-    Making them joins the processes that were launched together. That comes before the model is
-    loaded: where it will be sharded, loading must know.
-    """
-    from accelerate import PartialState
-
-    use_cpu = not torch.cuda.is_available()
-    processes = PartialState(cpu=use_cpu).num_processes
-    if batches_per_step % processes:
+    """Return the Trainer's settings: those of `config`, of every run, and `settings`."""
+    shared = processes()
+    if batches_per_step % shared.num_processes:
         raise PastaError(
-            f"{batches_per_step} packs a step cannot be shared by {processes} processes",
-            hint=f"Give --packs-per-step a multiple of {processes}.",
+            f"{batches_per_step} packs a step cannot be shared by {shared.num_processes} processes",
+            hint=f"Give --packs-per-step a multiple of {shared.num_processes}.",
         )
     arguments = TrainingArguments(
         output_dir=str(out),
-        gradient_accumulation_steps=batches_per_step // processes,
-        use_cpu=use_cpu,
+        gradient_accumulation_steps=batches_per_step // shared.num_processes,
+        use_cpu=shared.device.type == "cpu",
         bf16=config.bf16,
         seed=config.seed,
         learning_rate=config.learning_rate,
@@ -95,6 +91,16 @@ def training_arguments(
             hint="CUDA_VISIBLE_DEVICES=0, or accelerate launch -m pasta_decoding train sft ...",
         )
     return arguments
+
+
+def processes() -> Any:
+    """Join the processes that were launched together; return their state.
+
+    That comes before a model is loaded: where it will be sharded, loading must know.
+    """
+    from accelerate import PartialState
+
+    return PartialState(cpu=not torch.cuda.is_available())
 
 
 class RunTrainer(Trainer):

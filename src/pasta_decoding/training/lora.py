@@ -133,12 +133,9 @@ def save_adapter(
 
     weights: the state of the whole model, where `model` itself holds only a shard of it.
     """
-    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
-    if weights is None:
-        for parameter in trained.values():
-            parameter.data = parameter.data.to(torch.bfloat16)
-    else:
-        weights = {name: weights[name].to(torch.bfloat16) for name in trained}
+    known = weights or dict(model.named_parameters())
+    trained = [name for name, one in model.named_parameters() if one.requires_grad]
+    weights = {name: known[name].detach().to(torch.bfloat16) for name in trained}
     model.peft_config["default"].base_model_name_or_path = checkpoint.base.name
     # The trained rows are saved in any case; asked to find out, peft would look on the hub.
     with written_whole(folder) as partial:

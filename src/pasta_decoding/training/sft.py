@@ -24,7 +24,14 @@ from pasta_decoding.models.checkpoint import FILE_NAME, Checkpoint
 from pasta_decoding.models.control_tokens import ControlTokens, choose_tokens, grow_vocabulary
 from pasta_decoding.models.load import answer_end, eos_ids_of, load_base
 from pasta_decoding.training.config import SftConfig
-from pasta_decoding.training.loop import RunCallback, RunTrainer, Say, Show, training_arguments
+from pasta_decoding.training.loop import (
+    RunCallback,
+    RunTrainer,
+    Say,
+    Show,
+    processes,
+    training_arguments,
+)
 from pasta_decoding.training.lora import (
     add_lora,
     recompute_activations,
@@ -52,6 +59,7 @@ from pasta_decoding.training.run import (
     refuse_other_inputs,
     refuse_other_run,
 )
+from pasta_decoding.training.trial import tried
 from pasta_decoding.training.view import pack, takes_blocks
 
 if TYPE_CHECKING:
@@ -77,8 +85,6 @@ def train_sft(
     Under `accelerate launch` every process calls this, and all must see `out`; the main one writes,
     and none returns before it has.
     """
-    from accelerate import PartialState
-
     if not rows:
         raise PastaError("no row to train on: give --data")
     adapter = out / "adapter"
@@ -88,18 +94,16 @@ def train_sft(
     if (adapter / FILE_NAME).is_file():
         say(f"this run is finished: {figures_of(out)}")
         return adapter
-    # It joins the processes; a model that will be sharded is loaded behind it.
-    arguments = training_arguments(out, config, config.packs_per_step)
-    model, tokenizer, checkpoint = _load(base, config, arguments.device, say)
+    device = processes().device
+    model, tokenizer, checkpoint = _load(base, config, device, say)
     inputs["base"] = asdict(checkpoint.base)
     refuse_other_inputs(out, inputs)
     packs, evaluated = _plan(rows, held_out, model, tokenizer, checkpoint.control, config, say)
-    steps = -(-len(packs) // config.packs_per_step)
     arguments = training_arguments(
         out,
         config,
         config.packs_per_step,
-        warmup_steps=min(config.warmup_steps, steps // 10),
+        warmup_steps=min(config.warmup_steps, -(-len(packs) // config.packs_per_step) // 10),
         logging_steps=5,
         eval_strategy="steps" if evaluated else "no",
         eval_steps=config.save_every_steps,
@@ -115,8 +119,11 @@ def train_sft(
                 save_whole(model, tokenizer, checkpoint, adapter, weights=weights)
             plot_losses(out)
             say(f"finished: {figures_of(out)}")
+            if config.try_prompts and weights is None and not config.plain:
+                asked = (held_out or rows)[: config.try_prompts]
+                say(tried(model, tokenizer, checkpoint, [row.instruction for row in asked]))
     # Where one process ends badly the launcher ends all: not while the main one writes.
-    PartialState().wait_for_everyone()
+    processes().wait_for_everyone()
     return adapter
 
 
