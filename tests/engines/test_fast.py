@@ -19,7 +19,9 @@ from pasta_decoding.engines.fast import FastEngine
 from pasta_decoding.engines.native import Operators, Part, TorchOperators, operators
 from pasta_decoding.engines.packed import FORMS, LowRank, Weights
 from pasta_decoding.errors import PastaError
+from pasta_decoding.gguf_file import GgufFile
 from pasta_decoding.models.gguf import write_gguf
+from pasta_decoding.models.gguf_reader import read_config
 from tests.engines.oracle import Recorder, assert_equals_recompute, dense
 from tests.engines.subjects import speaking
 from tests.engines.test_torch import fork_join_go_on
@@ -253,7 +255,7 @@ def test_a_file_is_the_model_that_it_was_written_from(
     name: str, ops: Operators | None, tmp_path: Path
 ) -> None:
     write_gguf(speaking(TINY_MODELS[name]()), tmp_path / "x.gguf", float_type="F32")
-    config = AutoConfig.from_pretrained(tmp_path, gguf_file="x.gguf")
+    config = read_config(GgufFile(tmp_path / "x.gguf"))
     engine = FastEngine.of_gguf(tmp_path / "x.gguf", config, cache_dtype=torch.float32, ops=ops)
     record = Recorder(engine)
     fork_join_go_on(record)

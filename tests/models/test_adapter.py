@@ -82,14 +82,27 @@ def test_what_an_adapter_adds_apart_is_what_merging_adds(
         return TINY_MODELS[name](vocabulary=272, tie_word_embeddings=tied)
 
     adapter, model = saved(base(), tmp_path / "a"), base()
-    added = read_added(model, adapter)
+    added = read_added(dict(model.named_parameters()), adapter)
     assert_alike(model, base())
     merged = merge_adapter(base(), adapter)
     linears = {key: one for key, one in model.named_modules() if isinstance(one, nn.Linear)}
-    assert added.keys() == linears.keys()
+    assert added.keys() == {*linears, "model.embed_tokens"}
     for key, (down_RI, up_OR) in added.items():
-        whole = linears[key].weight + up_OR.float() @ down_RI.float()
+        whole = model.get_submodule(key).weight + up_OR.float() @ down_RI.float()
         torch.testing.assert_close(whole, merged.get_submodule(key).weight)
+
+
+def test_an_adapter_of_a_tied_copy_changes_the_head_of_an_untied_one_too(tmp_path: Path) -> None:
+    """A hub's copy ties its head; a GGUF's, rounded by itself, does not."""
+
+    def base(tied: bool) -> Any:
+        return TINY_MODELS["llama"](vocabulary=272, tie_word_embeddings=tied)
+
+    untied = base(False)
+    untied.lm_head.weight.data.copy_(untied.model.embed_tokens.weight)
+    adapter = saved(base(True), tmp_path / "a")
+    theirs = merge_adapter(base(True), adapter)
+    assert torch.equal(merge_adapter(untied, adapter).lm_head.weight, theirs.lm_head.weight)
 
 
 def test_an_adapter_of_another_kind_is_refused(

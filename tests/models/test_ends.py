@@ -18,8 +18,8 @@ from gguf import GGUFReader
 from pasta_decoding.data.questions import question_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import MAIN, Layout
-from pasta_decoding.models.gguf import read_metadata, write_gguf
-from pasta_decoding.models.load import load_model
+from pasta_decoding.models.gguf import write_gguf
+from pasta_decoding.models.load import load_gguf, load_model
 from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
 from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.training.likelihood import likelihood_rate
@@ -107,8 +107,7 @@ def test_a_gguf_names_every_end_first_the_one_that_training_shows(
     fields = GGUFReader(path).fields
     assert fields["tokenizer.ggml.eos_token_id"].contents() == END_ID
     assert fields["tokenizer.ggml.eot_token_id"].contents() == OTHER_END
-    texts = {key: fields[key].contents() for key in fields if key.startswith("pasta.")}
-    back = read_metadata(texts.get, path)
+    back, _, _ = load_gguf(path, path)
     assert (back.eos_ids, back.end) == (frozenset({OTHER_END, END_ID}), END_ID)
 
 

@@ -4,21 +4,39 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import struct
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGUFReader
-from transformers import GPT2Config, GPT2LMHeadModel
+import torch
+from gguf import GGMLQuantizationType, GGUFReader
+from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+)
 
 from pasta_decoding.errors import PastaError
+from pasta_decoding.gguf_file import GgufFile, GgufTensor
+from pasta_decoding.models.checkpoint import GGUF_KEY, describe
+from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.models.export import cached_name, export_gguf, export_hf
-from pasta_decoding.models.gguf import has_translation, read_metadata, write_gguf
-from pasta_decoding.models.load import Loaded, load_model
-from tests.checkpoint import TinyCheckpoint, make_adapter
+from pasta_decoding.models.gguf import has_translation, write_gguf
+from pasta_decoding.models.gguf_reader import read_config, read_tokenizer
+from pasta_decoding.models.load import Loaded, load_gguf, load_model
+from pasta_decoding.models.prompt import Message, PromptEncoder
+from tests.checkpoint import END_ID, TinyCheckpoint, byte_tokenizer, make_adapter, make_base
 from tests.engines.subjects import speaking
-from tests.tiny import tiny_llama
+from tests.shapes import LLAMA3_SPLIT, llama3_tokenizer
+from tests.tiny import TINY_MODELS, tiny_llama
 
 
 def no_quantiser(source: Path, target: Path, file_type: str) -> None:
@@ -30,19 +48,197 @@ def loaded(tiny_checkpoint: TinyCheckpoint) -> Loaded:
     return load_model(tiny_checkpoint.base, tiny_checkpoint.adapter)
 
 
-def texts_of(path: Path) -> dict[str, str]:
-    fields = GGUFReader(path).fields
-    return {key: fields[key].contents() for key in fields if key.startswith("pasta.")}
+# Reading
 
 
-def test_checkpoint_ends_and_tokenizer_come_back(loaded: Loaded, tmp_path: Path) -> None:
-    path = tmp_path / "tiny.gguf"
-    write_gguf(loaded, path)
-    back = read_metadata(texts_of(path).get, path)
+def plain_tokenizer() -> PreTrainedTokenizerFast:
+    """Bytes, and a pair that is one token: transformers reads no file without one."""
+    tokenizer: Any = byte_tokenizer()
+    described = json.loads(tokenizer.backend_tokenizer.to_str())
+    described["model"] |= {
+        "merges": [["t", "h"]],
+        "vocab": {**described["model"]["vocab"], "th": 256},
+    }
+    for added in described["added_tokens"]:
+        added["id"] += 1
+    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(described))
+    return tokenizer
+
+
+def smollm_tokenizer() -> PreTrainedTokenizerFast:
+    """Digits are cut apart, and a token is added that is not special."""
+    tokenizer = plain_tokenizer()
+    backend: Any = tokenizer.backend_tokenizer
+    plain = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), plain]
+    )
+    tokenizer.add_tokens([AddedToken("<think>", normalized=False)])
+    return tokenizer
+
+
+def qwen_tokenizer() -> PreTrainedTokenizerFast:
+    tokenizer = plain_tokenizer()
+    backend: Any = tokenizer.backend_tokenizer
+    split = pre_tokenizers.Split(Regex(LLAMA3_SPLIT.replace("{1,3}", "")), "isolated")
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([split, level])
+    backend.normalizer = normalizers.NFC()
+    return tokenizer
+
+
+TOKENIZERS = {
+    "gpt-2": plain_tokenizer,
+    "smollm": smollm_tokenizer,
+    "qwen2": qwen_tokenizer,
+    "llama-bpe": llama3_tokenizer,
+}
+TEXTS = [
+    "",
+    "It's 7 <|im_end|>\n\n  x",
+    "Naïve cafe\u0301, 東京, 😀",
+    " 20245. one\n\n10.",
+    "user x",
+]
+TALK = [Message("user", "Why? <|im_end|>"), Message("assistant", "b"), Message("user", "c")]
+
+
+def written(
+    model: Any, path: Path, tokenizer: Any, ends: Collection[int] = (), float_type: str = "F32"
+) -> Loaded:
+    """Write a model with a tokenizer to `path`; return what was written."""
+    control = choose_tokens(tokenizer)
+    checkpoint = describe(model, tokenizer, control, name="tests/tiny")
+    loaded = Loaded(model, tokenizer, checkpoint, frozenset({tokenizer.eos_token_id, *ends}))
+    write_gguf(loaded, path, float_type=float_type)
+    return loaded
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_tokenizer_comes_back_with_its_template_and_ends(name: str, tmp_path: Path) -> None:
+    path, tokenizer = tmp_path / "x.gguf", TOKENIZERS[name]()
+    loaded = written(tiny_llama(vocabulary=300), path, tokenizer, [3])
+    assert GGUFReader(path).fields["tokenizer.ggml.pre"].contents() == name
+    back, _, added = load_gguf(path, path)
     assert (back.checkpoint, back.eos_ids) == (loaded.checkpoint, loaded.eos_ids)
-    text = "It's 7 <|im_end|>\n\n  x"
-    assert back.tokenizer.encode(text) == loaded.tokenizer.encode(text)
-    assert back.tokenizer.chat_template == loaded.tokenizer.chat_template
+    assert (added, back.end) == ({}, tokenizer.eos_token_id)
+    assert back.tokenizer.get_vocab() == tokenizer.get_vocab()
+    assert back.tokenizer.all_special_ids == tokenizer.all_special_ids
+    for text in TEXTS:
+        assert back.tokenizer.encode(text) == tokenizer.encode(text)
+    ours, theirs = (PromptEncoder(one).encode(TALK) for one in (back.tokenizer, tokenizer))
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_config_tokenizer_and_weights_are_those_that_transformers_reads(
+    name: str, tied: bool, tmp_path: Path
+) -> None:
+    make: Any = TINY_MODELS[name]
+    model = make(vocabulary=300, tie_word_embeddings=tied, num_attention_heads=8, head_dim=4)
+    written(model, tmp_path / "x.gguf", plain_tokenizer())
+    file = GgufFile(tmp_path / "x.gguf")
+    ours, theirs = read_config(file), AutoConfig.from_pretrained(tmp_path, gguf_file="x.gguf")
+    for key in ("model_type", "vocab_size", "hidden_size", "intermediate_size", "rms_norm_eps",
+                "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "eos_token_id",
+                "max_position_embeddings", "tie_word_embeddings"):  # fmt: skip
+        assert getattr(ours, key) == getattr(theirs, key), key
+    assert (ours.head_dim, ours.rope_parameters) == (4, model.config.rope_parameters)
+    parameters = dict(model.named_parameters())
+    assert file.weights.keys() == parameters.keys()
+    for key, weight in parameters.items():
+        assert torch.equal(file.weights[key][:], weight), key
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path, gguf_file="x.gguf")
+    for text in TEXTS:
+        assert read_tokenizer(file).encode(text) == tokenizer.encode(text)
+
+
+def test_a_stretched_model_keeps_its_rotary_positions(tmp_path: Path) -> None:
+    rope = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0}
+    write_gguf(speaking(tiny_llama(rope_parameters=rope)), tmp_path / "x.gguf")
+    assert read_config(GgufFile(tmp_path / "x.gguf")).rope_parameters == rope
+
+
+@pytest.fixture
+def foreign(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Path:
+    """Return a GGUF of the tiny base model as others write it: without a checkpoint of Pasta's."""
+    path, key = tmp_path / "foreign.gguf", GGUF_KEY.encode()
+    write_gguf(load_model(tiny_checkpoint.base, None), path, float_type="F32")
+    path.write_bytes(path.read_bytes().replace(key, b"x" * len(key)))
+    return path
+
+
+def test_a_foreign_file_is_a_base_model_for_an_adapter(
+    foreign: Path, tiny_checkpoint: TinyCheckpoint
+) -> None:
+    alone, _, nothing = load_gguf(foreign, foreign)
+    assert (alone.checkpoint.joins, nothing, alone.eos_ids) == ((), {}, frozenset({END_ID}))
+    loaded, _, added = load_gguf(foreign, tiny_checkpoint.adapter)
+    merged = load_model(tiny_checkpoint.base, tiny_checkpoint.adapter)
+    assert (loaded.checkpoint, loaded.warning) == (merged.checkpoint, None)
+    weights = GgufFile(foreign).weights
+    for layer, (down_RI, up_OR) in added.items():
+        table = weights.get(f"{layer}.weight", weights["model.embed_tokens.weight"])
+        expected = merged.model.get_submodule(layer).weight
+        torch.testing.assert_close(table[:] + up_OR.float() @ down_RI.float(), expected)
+
+
+def test_an_adapter_of_another_base_or_beside_another_is_refused(
+    foreign: Path, loaded: Loaded, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    other = make_adapter(make_base(tmp_path / "base", seed=1), tmp_path / "other")
+    with pytest.raises(PastaError, match=r"was trained on tests/tiny-llama \(norms_sha256"):
+        load_gguf(foreign, other)
+    write_gguf(loaded, tmp_path / "whole.gguf")
+    with pytest.raises(PastaError, match=r"whole\.gguf holds an adapter already"):
+        load_gguf(tmp_path / "whole.gguf", tiny_checkpoint.adapter)
+
+
+def test_the_templates_end_counts_beside_the_one_that_the_file_names(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    base = load_model(tiny_checkpoint.base, None)
+    path = tmp_path / "x.gguf"
+    write_gguf(Loaded(base.model, base.tokenizer, base.checkpoint, frozenset({256})), path)
+    assert load_gguf(path, path)[0].eos_ids == {256, END_ID}
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda *_: b"", "is not a GGUF file that can be read: cannot mmap an empty file"),
+        (lambda *_: b"GGUF and more", "is not a GGUF file that can be read: "),
+        (lambda raw, _: raw[:4] + b"\x09" + raw[5:], "it begins with b'GGUF', version 9"),
+        (lambda raw, _: raw[:500], "is not a GGUF file that can be read: "),
+        (lambda raw, _: raw[:-4000], "it ends before the end of "),
+        (lambda raw, at: raw[:at] + b"\x63" + raw[at + 1 :], "99 is not a valid GGMLQuant"),
+        (lambda raw, _: raw.replace(b"llama", b"lluma"), "of the family lluma, not llama, qwen2"),
+        (lambda raw, _: raw.replace(b"gpt2", b"bert"), "is of the kind bert, gpt-2; only byte-l"),
+        (lambda raw, _: raw.replace(b"gpt-2", b"gpt-9"), "is of the kind gpt2, gpt-9; only byte"),
+    ],
+)
+def test_a_file_that_cannot_be_read_says_why(
+    damage: Callable[[bytes, int], bytes], said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.gguf"
+    write_gguf(speaking(tiny_llama()), path)
+    raw = path.read_bytes()
+    shape = b"blk.0.attn_q.weight" + struct.pack("<IQQ", 2, 32, 32)
+    path.write_bytes(damage(raw, raw.index(shape) + len(shape)))
+    with pytest.raises(PastaError, match=re.escape(said)) as caught:
+        load_gguf(path, path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_number_format_that_cannot_be_read_is_named() -> None:
+    weight = GgufTensor(np.zeros((2, 66), np.uint8), GGMLQuantizationType.Q8_K, (2, 256))
+    with pytest.raises(PastaError, match="weights of the kind Q8_K cannot be read"):
+        weight[:]
+
+
+# Writing
 
 
 @pytest.mark.parametrize("file_type", ["F16", "BF16"])
@@ -90,12 +286,6 @@ def test_rotary_positions_without_a_translation_are_refused(tmp_path: Path) -> N
     rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}
     with pytest.raises(PastaError, match="rotary positions of type 'yarn'"):
         write_gguf(speaking(tiny_llama(rope_parameters=rope)), tmp_path / "x.gguf")
-
-
-def test_a_file_without_our_metadata_is_refused() -> None:
-    with pytest.raises(PastaError, match=r"holds no pasta\.checkpoint") as caught:
-        read_metadata(lambda _: None, Path("foreign.gguf"))
-    assert "pasta export" in caught.value.hint
 
 
 def test_a_failure_leaves_the_old_file_and_nothing_else(loaded: Loaded, tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ class EngineConfig:
         None
     )
     model: Annotated[
-        Path | None, "Base model: a folder or a hub name. Or a GGUF or merged folder."
+        Path | None, "Base model: a folder, a hub name or a GGUF file. Or a merged folder."
     ] = None
     engine: Annotated[str, "auto, fast, torch, llama or remote."] = "auto"
     join: Annotated[
@@ -206,13 +206,15 @@ class EngineConfig:
     def whole(self) -> Path | None:
         """The whole model that is named, if one is. Raises PastaError if more is named beside it.
 
-        A name on the hub is not looked into.
+        A name on the hub is not looked into. A GGUF file beside an adapter is its base model.
         """
         named = [Path(name) for name in (self.model, self.adapter) if name is not None]
-        found = next(filter(is_whole, named), None)
-        if found is not None and len(named) > 1:
-            raise beside_whole(found)
-        return found
+        whole = [path for path in named if is_whole(path)]
+        if whole and len(named) > 1:
+            if whole == [self.model] and whole[0].suffix == ".gguf":
+                return None
+            raise beside_whole(whole[0])
+        return whole[0] if whole else None
 
 
 def beside_whole(whole: Path) -> PastaError:

@@ -10,8 +10,8 @@ from typing import Any
 from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.model import Model
 from pasta_decoding.api.opening import open_decoder
-from pasta_decoding.models.bases import DEFAULT_MODEL, default_cache
-from pasta_decoding.models.load import NO_ADAPTER, find_adapter, holds_weights
+from pasta_decoding.models.bases import default_cache
+from pasta_decoding.models.load import NO_ADAPTER, find_adapter, holds_weights, known_base
 from pasta_decoding.models.pull import model_folder, pull
 
 
@@ -44,7 +44,9 @@ def _fetched(config: EngineConfig, cache: Path) -> EngineConfig:
     if len(named.parts) == 2 and not named.is_dir():
         config = replace(config, adapter=str(model_folder(named, cache)))
     name = config.adapter_name
-    needs_base = name == NO_ADAPTER or not holds_weights(find_adapter(name))
-    if needs_base and config.model is None and not (cache / DEFAULT_MODEL).exists():
-        pull(cache)
+    adapter = None if name == NO_ADAPTER else find_adapter(name)
+    if config.model is None and not (adapter and holds_weights(adapter)):
+        base = known_base(name)
+        if not (cache / base).exists():
+            pull(cache, base)
     return config

@@ -110,7 +110,13 @@ def check_local(config: EngineConfig) -> None:
 
 def find(config: EngineConfig, cache: Path) -> Checkpoint:
     """Return the files that a config names. Raises PastaError for what is not there."""
-    from pasta_decoding.models.load import NO_ADAPTER, find_adapter, holds_weights, is_whole
+    from pasta_decoding.models.load import (
+        NO_ADAPTER,
+        find_adapter,
+        holds_weights,
+        is_whole,
+        known_base,
+    )
     from pasta_decoding.models.pull import model_folder
 
     check_name("engine", config.engine, ["auto", *ENGINES])
@@ -120,8 +126,8 @@ def find(config: EngineConfig, cache: Path) -> Checkpoint:
     adapter = None if name == NO_ADAPTER else find_adapter(name)
     if adapter is not None and holds_weights(adapter):  # without its `pasta.json`: loading says so
         return Checkpoint(config, adapter, adapter, cache)
-    base = model_folder(config.model, cache)
-    if config.model is not None and is_whole(base):
+    base = model_folder(config.model or Path(known_base(name)), cache)
+    if config.model is not None and is_whole(base) and base.suffix != ".gguf":
         if config.adapter is not None:
             raise beside_whole(config.model)
         adapter = base
@@ -173,8 +179,6 @@ def _fast_dtype(checkpoint: Checkpoint) -> str:
 def _open_fast(checkpoint: Checkpoint) -> LocalDecoder:
     from pasta_decoding.runtime.local import fast_decoder
 
-    if checkpoint.is_gguf:
-        raise PastaError("the fast engine does not read GGUF files")
     dtype = _fast_dtype(checkpoint)
     return fast_decoder(checkpoint.base, checkpoint.adapter, dtype=dtype, **checkpoint.sizes)
 
@@ -195,8 +199,6 @@ def llama_can_run(checkpoint: Checkpoint) -> bool:
     from pasta_decoding.models import checkpoint as checkpoints
     from pasta_decoding.models.gguf import has_translation
 
-    if checkpoint.is_gguf:
-        return True
     adapter = checkpoint.adapter
     try:
         if checkpoint.device != "cpu":
@@ -214,6 +216,8 @@ def _open_llama(checkpoint: Checkpoint) -> LocalDecoder:
     from pasta_decoding.runtime.local import llama_decoder
 
     if checkpoint.is_gguf:
+        if checkpoint.adapter != checkpoint.base:
+            raise PastaError("the llama engine puts no adapter on a GGUF file: take --engine fast")
         return llama_decoder(checkpoint.base, **checkpoint.sizes)
     library()  # its absence is told before the work
     base, adapter, file_type = (
@@ -265,7 +269,7 @@ def _open_remote(checkpoint: Checkpoint) -> RemoteDecoder:
 
 ENGINES: Mapping[str, EngineKind] = {
     "remote": EngineKind(lambda one: bool(one.config.base_url), lambda _: None, _open_remote),
-    "fast": EngineKind(lambda _: False, _fast_dtype, _open_fast),
+    "fast": EngineKind(lambda one: one.is_gguf, _fast_dtype, _open_fast),
     "llama": EngineKind(llama_can_run, lambda one: gguf_type(one.config.dtype), _open_llama),
     "torch": EngineKind(lambda _: True, _torch_dtype, _open_torch),
 }

@@ -171,14 +171,13 @@ def make_entrants(
 def describe(engine: EngineConfig) -> dict[str, Any]:
     """Return the checkpoint and its engine, as run.json has them."""
     from pasta_decoding.api.opening import ENGINES, choose_engine, find
-    from pasta_decoding.models.bases import DEFAULT_MODEL
-    from pasta_decoding.models.load import adapter_digest
+    from pasta_decoding.models.load import adapter_digest, known_base
 
     checkpoint = find(engine, cache_folder())
     name, folder = choose_engine(checkpoint), checkpoint.adapter
     return {
         "adapter": folder and {"name": engine.adapter, "sha256": adapter_digest(folder)},
-        "model": DEFAULT_MODEL if engine.model is None else str(engine.model),
+        "model": str(engine.model or known_base(engine.adapter_name)),
         "engine": name,
         "file_type": ENGINES[name].dtype(checkpoint),
         "context": engine.cache_tokens,

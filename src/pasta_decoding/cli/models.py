@@ -27,12 +27,12 @@ def models(
     ] = False,
 ) -> None:
     """List known base models, shipped adapters, and what the cache holds with its size."""
-    from pasta_decoding.models.bases import is_spare, kept, remove
+    from pasta_decoding.models.bases import kept
     from pasta_decoding.models.load import find_adapter, shipped_adapters
 
     found = kept(cache_folder())
     if clean:
-        found = list(filter(is_spare, found))
+        found = [one for one in found if one.spare]
     else:
         for base in BASES.values():
             about = f"{base.name} ({base.hub}, {base.licence})"
@@ -43,7 +43,7 @@ def models(
             typer.echo(f"{size_bytes / 1e6:9.1f} MB  adapter   {name}")
     for one in found:
         if clean:
-            remove(one)
+            one.remove()
         typer.echo(f"{one.size_bytes / 1e6:9.1f} MB  {one.what:8}  {one.name}")
     total = sum(one.size_bytes for one in found) / 1e6
     say(f"{total:.1f} MB {'freed' if clean else f'in {cache_folder()}'}")
@@ -80,10 +80,11 @@ def export(
     """Write base model and adapter as one: a GGUF file, or a merged Hugging Face checkpoint."""
     from pasta_decoding.api.opening import gguf_type, write_export
     from pasta_decoding.models.export import export_hf
-    from pasta_decoding.models.load import find_adapter, load_model
+    from pasta_decoding.models.load import find_adapter, known_base, load_model
 
     file_type = gguf_type(EngineConfig(dtype=dtype).dtype)
-    folder, base = find_adapter(adapter), base_folder(model)
+    folder = find_adapter(adapter)
+    base = base_folder(model or Path(known_base(adapter)))
     if to == "hf":
         loaded = load_model(base, folder)
         if loaded.warning is not None:

@@ -155,13 +155,13 @@ def write_trace(path: Path, stream: Stream[Any], model: Model) -> None:
 
 def figures(result: Result, model: Model, engine: EngineConfig) -> dict[str, Any]:
     """Return what `--json` prints of one answer. Completion tokens count tags as well."""
-    from pasta_decoding.models.bases import DEFAULT_MODEL
+    from pasta_decoding.models.load import known_base
 
     name = engine.adapter_name
     return {
         "text": result.text,
         "annotated": result.annotated,
-        "model": str(engine.whole or engine.model or DEFAULT_MODEL),
+        "model": str(engine.whole or engine.model or known_base(engine.adapter_name)),
         "adapter": name if engine.whole is None and model.decoder.parallel else None,
         "engine": model.decoder.name,
         "prompt_tokens": result.usage.prompt_tokens,

@@ -82,16 +82,6 @@ class LlamaEngine:
         form = buffer.value.decode().split(maxsplit=2)[-1].removeprefix("all ")
         return form.replace(" - Medium", "_M")
 
-    def metadata(self, key: str) -> str | None:
-        """Return a text from the file's metadata; None if it holds no such key."""
-        read = self.library.llama_model_meta_val_str
-        length = read(self._model, key.encode(), ctypes.create_string_buffer(1), 1)
-        if length < 0:
-            return None
-        buffer = ctypes.create_string_buffer(length + 1)
-        read(self._model, key.encode(), buffer, length + 1)
-        return buffer.value.decode("utf-8")
-
     @property
     def slots_in_use(self) -> int:
         return self._cache.slots_in_use

