@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,7 +11,8 @@ import pytest
 from pasta_decoding.errors import install_command
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import read, strip
-from pasta_decoding.models.load import may_have_gpu
+from pasta_decoding.models.gguf import write_gguf
+from pasta_decoding.models.load import load_model
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Pasta, interrupted
 
@@ -123,32 +121,38 @@ def test_without_llama_a_quantized_export_says_what_to_install_and_leaves_nothin
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.llama
-def test_an_exported_file_answers_with_neither_torch_nor_transformers(
-    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+@pytest.mark.parametrize("engine", ["fast", pytest.param("llama", marks=pytest.mark.llama)])
+def test_an_exported_file_answers(
+    engine: str, pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
     out = tmp_path / "tiny.gguf"
     export = ["export", tiny_checkpoint.adapter, "--model", tiny_checkpoint.base, "-o", out]
-    made = pasta(*export, "--dtype", "Q8_0")
+    made = pasta(*export)
     assert (made.status, made.out) == (0, f"{out}\n")
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
-    device = ("--device", "cpu") if may_have_gpu() else ()  # else torch is asked for it
-    script = (
-        "import sys; from pasta_decoding.cli import main; status = main(sys.argv[1:]); "
-        "print(status, sorted({'torch', 'transformers', 'peft'} & sys.modules.keys()))"
-    )
-    command = [sys.executable, "-c", script, *PROMPT, "--model", str(out), *device]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    answer, modules = done.stdout.splitlines()
-    assert modules == "0 []"
-    found = json.loads(answer)
+    found = pasta(*PROMPT, "--model", out, "--engine", engine).object
     assert check(found["annotated"]) == []
     assert strip(read(found["annotated"])) == found["text"] != ""
 
 
-@pytest.mark.llama
+def test_a_file_of_others_is_a_base_model(
+    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    path, key = tmp_path / "base.gguf", b"pasta.checkpoint"
+    write_gguf(load_model(tiny_checkpoint.base, None), path, float_type="F32")
+    path.write_bytes(path.read_bytes().replace(key, b"x" * len(key)))
+    alone = pasta(*PROMPT, "--model", path)
+    assert (alone.status, alone.object["annotated"]) == (0, alone.object["text"])
+    assert f"{path} without an adapter answers sequentially" in alone.err
+    both = [
+        pasta(*PROMPT, "--engine", "fast", "--model", base, "--adapter", tiny_checkpoint.adapter)
+        for base in (path, tiny_checkpoint.base)
+    ]
+    assert both[0].object["annotated"] == both[1].object["annotated"] != both[0].object["text"]
+
+
 @pytest.mark.parametrize("name", ["foreign.gguf", "missing.gguf"])
-def test_a_file_that_is_no_export_is_refused(name: str, pasta: Pasta, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_refused(name: str, pasta: Pasta, tmp_path: Path) -> None:
     (tmp_path / "foreign.gguf").write_bytes(b"GGUF and nothing more")
     found = pasta(*PROMPT, "--model", tmp_path / name)
     assert (found.status, str(tmp_path / name) in found.err) == (2, True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -95,28 +94,9 @@ def shipped_adapters() -> list[str]:
 
 def default_device() -> str:
     """Return the first GPU, or "cpu" if there is none."""
-    if not may_have_gpu():
-        return "cpu"
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def may_have_gpu() -> bool:
-    """Is there a driver that torch could compute with? Where there is none, torch is not asked.
-
-    Its import takes longer than a short answer of the default model.
-    """
-    drivers = ("libcuda.so.1", "nvcuda.dll", "libamdhip64.so")
-    return Path("/dev/kfd").exists() or any(map(_is_library, drivers))
-
-
-def _is_library(name: str) -> bool:
-    try:
-        ctypes.CDLL(name)
-    except OSError:
-        return False
-    return True
 
 
 def native_dtype(device: str) -> str:
@@ -285,8 +265,9 @@ def load_base(base: Path, *, dtype: str) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM
 
     numbers = dtype if dtype == "auto" else getattr(torch, dtype)
+    tokenizer = load_tokenizer(base)
     with _loading("model", base):
-        return AutoModelForCausalLM.from_pretrained(base, dtype=numbers), load_tokenizer(base)
+        return AutoModelForCausalLM.from_pretrained(base, dtype=numbers), tokenizer
 
 
 def load_tokenizer(base: Path) -> Any:
