@@ -20,7 +20,7 @@ import numpy as np
 from common import SAMPLE, arguments, decoder_named, emit, interleaved, ratio, seconds_of, spread
 from llama_loop import greedy, llama_loop
 
-from pasta_decoding.data.questions import read_questions
+from pasta_decoding.data.rows import read_questions
 from pasta_decoding.engines.llama import LlamaEngine
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.runtime.local import LocalDecoder

@@ -41,7 +41,7 @@ from common import SAMPLE, emit, spread
 from load_client import Crowd, Site, Window, watch
 from serving import Served, served
 
-from pasta_decoding.data.questions import read_questions
+from pasta_decoding.data.rows import read_questions
 
 MODES: dict[str, dict[str, Any]] = {
     "sequential": {"pasta_parallel": False},

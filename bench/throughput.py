@@ -13,7 +13,7 @@ from statistics import median
 
 from common import SAMPLE, arguments, decoder_named, emit, spread
 
-from pasta_decoding.data.dataset import read_rows
+from pasta_decoding.data.rows import read_rows
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.runtime.scheduler import Scheduler

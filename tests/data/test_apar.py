@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.data.annotate.apar import find_parts
-from pasta_decoding.data.annotate.base import RuleAnnotator
-from pasta_decoding.data.dataset import Row, read_rows
+from pasta_decoding.data.annotate.base import by_rule
+from pasta_decoding.data.rows import Row, read_rows
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import Chunk, Sync, read, show, strip
 
@@ -29,18 +28,18 @@ def words(text: str) -> int:
     return len(text.split())
 
 
-def annotate(response: str, count_tokens: Callable[[str], int]) -> str:
-    [done] = RuleAnnotator(find_parts, count_tokens).annotate([Row("1", "", "", response)])
+def annotate(response: str) -> str:
+    [done] = by_rule(find_parts, words)([Row("1", "", "", response)])
     return done.row.response
 
 
 def chunks(response: str) -> list[str]:
-    return [node.text for node in read(annotate(response, words)) if isinstance(node, Chunk)]
+    return [node.text for node in read(annotate(response)) if isinstance(node, Chunk)]
 
 
 def assert_forked_by_rule(response: str) -> None:
     """Text kept, nothing for the checker to find; no sync, no topic, no lone fork."""
-    annotated = annotate(response, words)
+    annotated = annotate(response)
     tree = read(annotated)
     assert strip(tree) == response
     assert show(tree) == annotated
@@ -80,7 +79,7 @@ def test_of_a_list_item_the_title_stays_or_else_the_first_sentence() -> None:
         "From cows, goats\n   and sheep.\n   - Fresh milk: it turns sour within a week.",
         "It has no taste.",
     ]
-    assert '1. **Tea**: <promise tokens="10"/><async>Leaves' in annotate(LIST, words)
+    assert '1. **Tea**: <promise tokens="10"/><async>Leaves' in annotate(LIST)
 
 
 @pytest.mark.parametrize("title", ["Tea:", "**Tea:**", "__Hot tea__:", '"Tea" (green):'])
@@ -116,7 +115,6 @@ SEQUENTIAL = {
     "Chinese": LIST.replace("Tea", "\u8336"),
     "two items": "- Tea: leaves in hot water\n- Milk: comes from cows and goats",
     "short items": "- Tea: hot\n- Milk: white\n- Water: wet",
-    "two paragraphs": PARAGRAPHS.partition("\n\nThis")[0],
     "a heading": "# Drinks\n\n" + PARAGRAPHS,
     "one paragraph": PARAGRAPHS.replace("\n\n", " "),
     "nothing": "",
@@ -126,17 +124,3 @@ SEQUENTIAL = {
 @pytest.mark.parametrize("kind", SEQUENTIAL)
 def test_what_the_rules_do_not_fork_stays_sequential(kind: str) -> None:
     assert chunks(SEQUENTIAL[kind]) == []
-
-
-ODD = {
-    "spaces": "x" + " " * 20_000 + "y\n" + " " * 20_000 + "\n",
-    "blank lines": "x\n" * 3 + "\n" * 20_000 + "x: " * 20_000,
-    "items": "- a: b c. D e.\n" * 3_000,
-    "one line": "Tea is hot. " * 5_000,
-    "no colon": "- " + "x" * 50_000,
-}
-
-
-@pytest.mark.parametrize("kind", ODD)
-def test_odd_long_texts_are_annotated_in_seconds(kind: str) -> None:
-    assert strip(read(annotate(ODD[kind], words))) == ODD[kind]

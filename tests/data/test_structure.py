@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_decoding.data.annotate.base import RuleAnnotator
+from pasta_decoding.data.annotate.base import by_rule
 from pasta_decoding.data.annotate.structure import find_parts
-from pasta_decoding.data.dataset import Row
+from pasta_decoding.data.rows import Row
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import Chunk, Sync, read, show, strip
 
 # Pieces that steer layout, sentences long enough to become chunks, and what must be escaped.
 BREAKS = ["\n", "\n\n", " ", "    ", "\t", "\r\n", "\x0b", "\u2028", "\xa0", "\x1c"]
-MARKERS = ["1. ", "2) ", "a) ", "- ", "# ", "**", "__", "Tips:", "```", "|", "Step 1: ", "I. The"]
-TAGS = [
-    "\\",
-    '"',
-    "<async>",
-    "</async>",
-    "<sync/>",
-    '<promise topic="a" tokens="10"/>',
-    "Overall, ",
-]
+MARKERS = ["1. ", "a) ", "- ", "# ", "**", "__", "Tips:", "```", "|", "Step 1: ", "Overall, "]
+TAGS = ["\\", '"', "<async>", "</async>", "<sync/>", '<promise topic="a" tokens="10"/>']
 LAYOUT = st.sampled_from([*BREAKS, *MARKERS, *TAGS])
 SENTENCE = st.sampled_from(
     [
@@ -50,55 +40,39 @@ def words(text: str) -> int:
     return len(text.split())
 
 
-def annotate(response: str, count_tokens: Callable[[str], int]) -> str:
-    [done] = RuleAnnotator(find_parts, count_tokens).annotate([Row("1", "", "", response)])
+def annotate(response: str) -> str:
+    [done] = by_rule(find_parts, words)([Row("1", "", "", response)])
     return done.row.response
 
 
 def chunks(response: str) -> list[Chunk]:
-    return [node for node in read(annotate(response, words)) if isinstance(node, Chunk)]
+    return [node for node in read(annotate(response)) if isinstance(node, Chunk)]
 
 
 def topics(response: str) -> list[str | None]:
     return [chunk.topic for chunk in chunks(response)]
 
 
-@given(TEXT)
-def test_taking_the_tags_out_gives_the_response(response: str) -> None:
-    assert strip(read(annotate(response, words))) == response
-
-
-@given(TEXT)
-def test_the_checker_finds_nothing_wrong_and_topics_differ(response: str) -> None:
-    annotated = annotate(response, words)
+@given(TEXT | st.text(alphabet=st.characters(exclude_categories=[]), max_size=200))
+def test_the_text_stays_the_checker_finds_nothing_wrong_and_topics_differ(response: str) -> None:
+    annotated = annotate(response)
+    tree = read(annotated)
+    assert strip(tree) == response
     assert check(annotated) == []
-    assert show(read(annotated)) == annotated
-    named = [chunk.topic for chunk in read(annotated) if isinstance(chunk, Chunk)]
+    assert show(tree) == annotated
+    named = [chunk.topic for chunk in tree if isinstance(chunk, Chunk)]
     assert len(named) != 1
     assert len(set(named)) == len(named)
 
 
-@given(st.text(alphabet=st.characters(exclude_categories=[]), max_size=200))
-def test_arbitrary_characters_are_kept(response: str) -> None:
-    assert strip(read(annotate(response, words))) == response
-
-
 def test_list_items_are_chunks_and_their_markers_main_text() -> None:
-    annotated = annotate(LIST, words)
+    annotated = annotate(LIST)
     assert annotated.startswith(
         "Healthy habits pay off over the years:\n\n"
         '1. <promise topic="balanced diet" tokens="20"/><async>**Balanced diet**: Eat'
     )
     assert annotated.endswith("kitchen.</async>\n\nIn conclusion, small steps add up.")
     assert topics(LIST) == ["balanced diet", "regular exercise", "enough sleep"]
-
-
-@pytest.mark.parametrize(("counted", "promised"), [(1, 10), (40, 40), (41, 50)])
-def test_tokens_are_counted_and_rounded_up_to_a_multiple_of_ten(
-    counted: int, promised: int
-) -> None:
-    tree = read(annotate(LIST, lambda _: counted))
-    assert [node.tokens for node in tree if isinstance(node, Chunk)] == [promised] * 3
 
 
 def test_an_item_takes_its_continuation_lines_and_its_sub_items() -> None:
@@ -125,7 +99,7 @@ The forum was the heart of public life, with temples, courts and markets side by
 
 Popes and princes hired Bernini and Borromini, who filled the town with domes and fountains."""
     assert topics(response) == ["ancient city", "baroque churches"]
-    assert "## Ancient city\n\n<promise" in annotate(response, words)
+    assert "## Ancient city\n\n<promise" in annotate(response)
 
 
 def test_paragraphs_behind_the_opening_are_chunks_and_a_generic_closing_is_not() -> None:
@@ -137,7 +111,7 @@ Bumble bees work in cold and rain, which makes them precious in northern countri
 
 Overall, both kinds deserve our care and a garden full of flowers to feed on."""
     assert [chunk.text.split()[0] for chunk in chunks(response)] == ["Honey", "Bumble"]
-    assert Sync() not in read(annotate(response, words))
+    assert Sync() not in read(annotate(response))
 
 
 def test_a_sentence_that_leans_on_the_one_before_stays_with_it() -> None:
@@ -190,34 +164,21 @@ Step 2: Knead the dough for ten minutes until it is smooth and no longer sticks 
 
 @pytest.mark.parametrize("kind", SEQUENTIAL)
 def test_what_hangs_together_stays_plain(kind: str) -> None:
-    assert annotate(SEQUENTIAL[kind], words) == SEQUENTIAL[kind]
-
-
-def test_literal_tags_are_escaped() -> None:
-    response = LIST.replace("Walk,", "Write <sync/> and walk,")
-    assert "Write \\<sync/> and walk," in annotate(response, words)
-    assert strip(read(annotate(response, words))) == response
+    assert annotate(SEQUENTIAL[kind]) == SEQUENTIAL[kind]
 
 
 ODD = {
     "deep": "".join("  " * depth + "- " + "word " * 20 + "\n" for depth in range(300)),
     "quotes": "\u201c" * 20_000,
     "leaning": "This is it. " * 5_000,
-    "initials": "A. B. " * 5_000,
-    "equations": "= 1 " * 5_000,
-    "stars": "*" * 20_000,
     "spaces": " " * 20_000 + "x" + " " * 20_000 + "y",
     "blank lines": "\n" * 20_000 + "x\n= " + "\n" * 20_000,
     "numbers": "7. seven\n- bullet\n" * 3_000,
+    "verse": "short line\n" * 20_000,
     "one word": ("x" * 5_000 + " ") * 40,
 }
 
 
 @pytest.mark.parametrize("kind", ODD)
 def test_odd_long_texts_are_annotated_in_seconds(kind: str) -> None:
-    assert strip(read(annotate(ODD[kind], words))) == ODD[kind]
-
-
-def test_an_empty_response_stays_empty() -> None:
-    assert annotate("", words) == ""
-    assert annotate(" \n", words) == " \n"
+    assert strip(read(annotate(ODD[kind]))) == ODD[kind]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pasta_decoding.api.config import GenerationConfig
-from pasta_decoding.data.questions import Question, question_of
+from pasta_decoding.data.rows import Question, question_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.generate import (
     Entrant,

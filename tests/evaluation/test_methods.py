@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pasta_decoding.api.config import GenerationConfig
-from pasta_decoding.data.questions import question_of
+from pasta_decoding.data.rows import question_of
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.generate import ask_all

@@ -10,7 +10,7 @@ import pytest
 
 from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.data.lines import encode_line
-from pasta_decoding.data.questions import question_of
+from pasta_decoding.data.rows import question_of
 from pasta_decoding.engines.scripted import follow
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.generate import ask_all

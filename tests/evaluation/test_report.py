@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pasta_decoding.cli import main
-from pasta_decoding.data.questions import question_of
+from pasta_decoding.data.rows import question_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.records import RunFolder
 from pasta_decoding.evaluation.report import Report, build, numbers, plot, render

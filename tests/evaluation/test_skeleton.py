@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from pasta_decoding.api.config import GenerationConfig
-from pasta_decoding.data.questions import question_of
+from pasta_decoding.data.rows import question_of
 from pasta_decoding.engines.base import Feed
 from pasta_decoding.engines.scripted import ScriptedEngine
 from pasta_decoding.evaluation.generate import ask_all

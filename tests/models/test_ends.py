@@ -15,7 +15,7 @@ import pytest
 import torch
 from gguf import GGUFReader
 
-from pasta_decoding.data.questions import question_of
+from pasta_decoding.data.rows import question_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import MAIN, Layout
 from pasta_decoding.models.gguf import write_gguf

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pasta_decoding.data.lines import read_lines
-from pasta_decoding.data.questions import question_of
+from pasta_decoding.data.rows import question_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.load import load_model
 from pasta_decoding.runtime.local import LocalDecoder, torch_decoder

@@ -9,7 +9,7 @@ from statistics import fmean
 
 import pytest
 
-from pasta_decoding.data.questions import question_of
+from pasta_decoding.data.rows import question_of
 from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Segment
 from pasta_decoding.lang.tree import read, show, strip
 from pasta_decoding.runtime.text import tree_of

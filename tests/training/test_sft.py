@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pasta_decoding.data.dataset import Row
+from pasta_decoding.data.rows import Row
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.measures import tokens_per_step

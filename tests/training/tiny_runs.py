@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from pasta_decoding.data.dataset import Row
 from pasta_decoding.data.lines import read_lines
+from pasta_decoding.data.rows import Row
 from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.sft import train_sft
 from tests.checkpoint import BASE_NAME

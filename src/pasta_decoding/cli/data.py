@@ -12,15 +12,12 @@ import typer
 
 from pasta_decoding.cli.bars import drawn
 from pasta_decoding.cli.console import say, token_counter
-from pasta_decoding.cli.options import Base, command
+from pasta_decoding.cli.options import AsJson, Base, command
 from pasta_decoding.data.build import Wanted
-from pasta_decoding.errors import PastaError, install_command
+from pasta_decoding.errors import PastaError, require
 
 if TYPE_CHECKING:
-    from pasta_decoding.data.dataset import Row
-
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
+    from pasta_decoding.data.rows import Row
 
 
 @command()
@@ -33,89 +30,64 @@ def build(
         typer.Option(help="Leave out what resembles the prompts of this JSONL (evaluation)."),
     ] = None,
     model: Base = None,
-    keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Name broken lines and keep the rest.")
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Choose rows for training: filter, drop duplicates and evaluation prompts."""
-    from pasta_decoding.data.build import Builder
-    from pasta_decoding.data.contamination import Contamination
-    from pasta_decoding.data.dataset import read_prompts, write_rows
+    from pasta_decoding.data.build import choose
     from pasta_decoding.data.report import measure_rows
+    from pasta_decoding.data.rows import read_prompts, write_rows
 
-    check_pattern(wanted.question)
     detect = language_detector() if wanted.language else lambda _text: ""
     count_tokens = token_counter(model)
-    prompts = (prompt for path in exclude or [] for prompt in read_prompts(path))
-    builder = Builder(wanted, count_tokens, detect, Contamination(prompts))
-    rows = read_all(sources, keep_going=keep_going)
-    kept = list(builder.build(drawn(rows, "reading")))
+    prompts = [prompt for path in exclude or [] for prompt in read_prompts(path)]
+    rows = read_all(sources)
+    kept, dropped = choose(drawn(rows, "reading"), wanted, count_tokens, detect, prompts)
     if not kept:
         raise PastaError(
-            f"no row of {len(rows)} is left: {dict(builder.dropped)}",
+            f"no row of {len(rows)} is left: {dict(dropped)}",
             hint="Loosen the filter that dropped most; nothing was written.",
         )
     write_rows(out, kept)
     figures = measure_rows(drawn(kept, "measuring"), count_tokens)
-    show({"read": len(rows), "dropped": dict(builder.dropped.most_common()), **figures}, as_json)
+    show({"read": len(rows), "dropped": dict(dropped.most_common()), **figures}, as_json)
 
 
+@command()
 def report(
-    source: Annotated[Path, typer.Argument(help="JSONL (.gz) files, plain or annotated.")],
+    source: Annotated[Path, typer.Argument(help="JSONL (.gz), plain or annotated.")],
     model: Base = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what a training set is made of: rows, lengths, parts, ideal speedup."""
-    from pasta_decoding.data.dataset import read_rows
     from pasta_decoding.data.report import measure_rows
+    from pasta_decoding.data.rows import read_rows
 
     rows = drawn(list(read_rows(source)), "measuring")
     show(measure_rows(rows, token_counter(model)), as_json)
 
 
-def check_pattern(pattern: str | None) -> None:
-    """Refuse a pattern that cannot be compiled or has no group."""
-    try:
-        groups = re.compile(pattern or "()").groups
-    except re.error as error:
-        raise PastaError(f"--question is not a pattern: {error}") from error
-    if groups != 1:
-        raise PastaError(
-            f"--question has {groups} groups, not one",
-            hint="Put round brackets around the part that is the instruction.",
-        )
-
-
 def language_detector() -> Callable[[str], str]:
     """Return a function from a text to the ISO 639-1 code of its language."""
-    try:
-        import py3langid
-    except ImportError as error:
-        raise PastaError(
-            "--language needs py3langid", hint=f"Install it: {install_command('data')}"
-        ) from error
+    require("py3langid", extra="data", doing="--language")
+    import py3langid
+
     return lambda text: str(py3langid.classify(text)[0])
 
 
-def read_all(sources: Sequence[Path], *, keep_going: bool) -> list[Row]:
+def read_all(sources: Sequence[Path]) -> list[Row]:
     """Return the rows of all files; an id may be used once, unless it only says what the row says.
 
     Where two files have the same row without an id, it is a duplicate like any other.
     """
-    from pasta_decoding.data.dataset import derived_id, read_rows
+    from pasta_decoding.data.rows import derived_id, read_rows
 
-    on_problem = (lambda problem: say(f"skipped {problem}")) if keep_going else None
     found: dict[str, Path] = {}
     rows = []
     for path in sources:
-        for row in read_rows(path, on_problem=on_problem):
+        for row in read_rows(path):
             made = re.fullmatch(rf"{derived_id(row)}(-\d+)?", row.id)
             if row.id in found and not made:
-                raise PastaError(
-                    f"id {row.id!r} is in {found[row.id]} and in {path}",
-                    hint="Give every row its own id, or leave one of the files out.",
-                )
+                raise PastaError(f"id {row.id!r} is in {found[row.id]} and in {path}")
             found[row.id] = path
             rows.append(row)
     return rows

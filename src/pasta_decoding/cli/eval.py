@@ -79,7 +79,7 @@ def generate(
     Each method's folder gets its settings, a record a prompt, and model_outputs.json, which the
     package alpaca_eval reads.
     """
-    from pasta_decoding.data.questions import read_questions
+    from pasta_decoding.data.rows import read_questions
     from pasta_decoding.evaluation.generate import Plan
     from pasta_decoding.evaluation.generate import generate as answer_all
     from pasta_decoding.evaluation.methods import choose

@@ -43,7 +43,7 @@ def text_problems(path: Path, *, topic_required: bool) -> Iterator[str]:
 
 def row_problems(path: Path, *, topic_required: bool) -> Iterator[str]:
     """Yield the same of the rows of a JSONL file; lines that are no rows are problems as well."""
-    from pasta_decoding.data.dataset import numbered_rows
+    from pasta_decoding.data.rows import numbered_rows
     from pasta_decoding.lang.check import check
 
     broken: list[str] = []

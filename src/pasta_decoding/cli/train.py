@@ -25,8 +25,7 @@ from pasta_decoding.lang.layout import Joining
 from pasta_decoding.training.config import PreferenceConfig, SftConfig, keys, read_config
 
 if TYPE_CHECKING:
-    from pasta_decoding.data.dataset import Row
-    from pasta_decoding.data.questions import Question
+    from pasta_decoding.data.rows import Question, Row
     from pasta_decoding.runtime.local import LocalDecoder
     from pasta_decoding.training.loop import Show
     from pasta_decoding.training.sample import Item
@@ -171,7 +170,7 @@ def rows_of(config: SftConfig) -> tuple[list[Row], list[Row]]:
 
     Says how many of the last are of prompts that are trained on, too.
     """
-    from pasta_decoding.data.dataset import hold_out, read_rows
+    from pasta_decoding.data.rows import hold_out, read_rows
 
     rows, held_out = (
         [row for path in paths for row in read_rows(Path(path))]
@@ -187,8 +186,7 @@ def rows_of(config: SftConfig) -> tuple[list[Row], list[Row]]:
 
 def prompts_of(config: PreferenceConfig) -> list[Question]:
     """Return the prompts to use, each once and shuffled, so that a limit takes a fair sample."""
-    from pasta_decoding.data.dataset import read_prompts
-    from pasta_decoding.data.questions import question_of
+    from pasta_decoding.data.rows import question_of, read_prompts
 
     asked = dict.fromkeys(one for path in config.prompts for one in read_prompts(Path(path)))
     kept = [one for one in asked if one.strip() and len(one) <= config.max_prompt_chars]

@@ -8,68 +8,57 @@ from dataclasses import dataclass
 from statistics import fmean, quantiles
 from typing import Any
 
-from pasta_decoding.data.dataset import Row
+from pasta_decoding.data.rows import Row
 from pasta_decoding.lang.measures import geometric_mean, ideal_speedup
 from pasta_decoding.lang.tags import has_escape
 from pasta_decoding.lang.tree import Chunk, Sync, read, strip
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """One row in figures; lengths in tokens, `ideal_speedup` at unlimited width.
+class _Measured:
+    """One row in figures; `literal_tags`: its text speaks of tags, which the text form escapes."""
 
-    literal_tags: whether its text speaks of tags, which the text form escapes.
-    """
-
-    source: str
     prompt_tokens: int
     plain_tokens: int
-    chunk_tokens: tuple[int, ...]
+    chunk_tokens: Sequence[int]
     syncs: int
     literal_tags: bool
     ideal_speedup: float
 
 
-def measure(row: Row, count_tokens: Callable[[str], int]) -> Measured:
-    """Return the figures of one row."""
-    tree = read(row.response)
-    return Measured(
-        source=row.source,
-        prompt_tokens=count_tokens(row.asked),
-        plain_tokens=count_tokens(strip(tree)),
-        chunk_tokens=tuple(count_tokens(node.text) for node in tree if isinstance(node, Chunk)),
-        syncs=sum(isinstance(node, Sync) for node in tree),
-        literal_tags=has_escape(row.response),
-        ideal_speedup=ideal_speedup(tree, count_tokens),
-    )
-
-
-def summary(rows: Sequence[Measured]) -> dict[str, Any]:
-    """Return the figures of a set, and of each of its sources."""
-    groups: defaultdict[str, list[Measured]] = defaultdict(list)
+def measure_rows(rows: Iterable[Row], count_tokens: Callable[[str], int]) -> dict[str, Any]:
+    """Return the figures of a set, and of each of its sources; lengths are in tokens."""
+    groups: defaultdict[str, list[_Measured]] = defaultdict(list)
     for row in rows:
-        groups[row.source.partition("/")[0]].append(row)
-    return {
-        **_figures(rows),
-        "sources": {source: _figures(group) for source, group in sorted(groups.items())},
-    }
+        tree = read(row.response)
+        groups[row.source.partition("/")[0]].append(
+            _Measured(
+                count_tokens(row.asked),
+                count_tokens(strip(tree)),
+                [count_tokens(node.text) for node in tree if isinstance(node, Chunk)],
+                sum(isinstance(node, Sync) for node in tree),
+                has_escape(row.response),
+                ideal_speedup(tree, count_tokens),
+            )
+        )
+    sources = {source: _figures(group) for source, group in sorted(groups.items())}
+    return _figures([one for group in groups.values() for one in group]) | {"sources": sources}
 
 
-def _figures(rows: Sequence[Measured]) -> dict[str, Any]:
+def _figures(rows: Sequence[_Measured]) -> dict[str, Any]:
     promising = [row for row in rows if row.chunk_tokens]
+    chunk_tokens = [tokens for row in rows for tokens in row.chunk_tokens]
     return {
         "rows": len(rows),
         "with_chunk": len(promising),
-        "chunks": sum(len(row.chunk_tokens) for row in rows),
+        "chunks": len(chunk_tokens),
         "syncs": sum(row.syncs for row in rows),
         "literal_tags": sum(row.literal_tags for row in rows),
         "prompt_tokens": _spread([row.prompt_tokens for row in rows]),
         "plain_tokens": _spread([row.plain_tokens for row in rows]),
-        "chunk_tokens": _spread([tokens for row in rows for tokens in row.chunk_tokens]),
-        "ideal_speedup": _rounded(geometric_mean(row.ideal_speedup for row in rows)),
-        "ideal_speedup_with_chunk": _rounded(
-            geometric_mean(row.ideal_speedup for row in promising)
-        ),
+        "chunk_tokens": _spread(chunk_tokens),
+        "ideal_speedup": _speedup(rows),
+        "ideal_speedup_with_chunk": _speedup(promising),
     }
 
 
@@ -77,19 +66,10 @@ def _spread(values: Sequence[int]) -> dict[str, float] | None:
     if not values:
         return None
     cuts = quantiles(values, n=10, method="inclusive") if len(values) > 1 else [values[0]] * 9
-    return {
-        "sum": sum(values),
-        "mean": round(fmean(values), 1),
-        "p10": cuts[0],
-        "p50": cuts[4],
-        "p90": cuts[8],
-    }
+    mean = round(fmean(values), 1)
+    return {"sum": sum(values), "mean": mean, "p10": cuts[0], "p50": cuts[4], "p90": cuts[8]}
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)
-
-
-def measure_rows(rows: Iterable[Row], count_tokens: Callable[[str], int]) -> dict[str, Any]:
-    """Return the figures of `rows`."""
-    return summary([measure(row, count_tokens) for row in rows])
+def _speedup(rows: Sequence[_Measured]) -> float | None:
+    found = geometric_mean(row.ideal_speedup for row in rows)
+    return None if found is None else round(found, 3)

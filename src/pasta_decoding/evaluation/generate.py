@@ -19,7 +19,7 @@ from random import Random
 from statistics import median
 from uuid import uuid4
 
-from pasta_decoding.data.questions import Question
+from pasta_decoding.data.rows import Question
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.methods import Asking, Method
 from pasta_decoding.evaluation.records import Record, RunFolder, Settings, failed

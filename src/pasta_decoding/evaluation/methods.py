@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pasta_decoding.api.config import GenerationConfig
-from pasta_decoding.data.questions import Question
+from pasta_decoding.data.rows import Question
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.records import Record, record_of

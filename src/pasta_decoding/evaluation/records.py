@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pasta_decoding.data.lines import append_line, parse_lines, refuse_other_settings, write_text
-from pasta_decoding.data.questions import Question
+from pasta_decoding.data.rows import Question
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.machine import commit, machine, versions
 from pasta_decoding.lang.layout import ChunkRun, PromiseRun

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from pasta_decoding.api.config import GenerationConfig
-from pasta_decoding.data.questions import Question
+from pasta_decoding.data.rows import Question
 from pasta_decoding.evaluation.methods import Asking, of_question
 from pasta_decoding.evaluation.records import Record, record_of
 from pasta_decoding.lang.measures import repeated_chunks

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from pasta_decoding.data.dataset import Row
+from pasta_decoding.data.rows import Row
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.layout import Layout

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from pasta_decoding.data.lines import append_line, differing, read_lines, write_lines, write_text
-from pasta_decoding.data.questions import Question
+from pasta_decoding.data.rows import Question
 from pasta_decoding.errors import PastaError
 from pasta_decoding.files import copy_whole
 from pasta_decoding.lang.layout import Joining

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from pasta_decoding.data.lines import append_line, read_lines
-from pasta_decoding.data.questions import Question
+from pasta_decoding.data.rows import Question
 from pasta_decoding.lang.layout import (
     ChunkRun,
     Layout,

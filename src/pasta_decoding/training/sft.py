@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pasta_decoding.data.dataset import Row, digest
+from pasta_decoding.data.rows import Row, digest
 from pasta_decoding.engines.support import attention_windows
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining, Layout

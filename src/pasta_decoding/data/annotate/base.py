@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
-from pasta_decoding.data.dataset import Row
+from pasta_decoding.data.rows import Row
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.tree import Chunk, Node, Span, show, valid_tokens, valid_topic
 
@@ -17,7 +16,7 @@ class Annotated:
 
     row:      the response in the text form; the plain one if `rejected` says why.
     rejected: why the annotation was not taken; None if it was.
-    cost:     what it took, in units named by their keys (`model_tokens`, `requests`, ...).
+    cost:     what it took, in units named by their keys (`requests`, `prompt_tokens`, ...).
     """
 
     row: Row
@@ -25,10 +24,11 @@ class Annotated:
     cost: Mapping[str, float] = field(default_factory=dict)
 
 
-def reject(row: Row, reason: str, cost: Mapping[str, float] | None = None) -> Annotated:
-    """Return a plain row as it stays: in the text form, in which literal tags are escaped."""
-    text = show((Span(row.response),) if row.response else ())
-    return Annotated(replace(row, response=text), reason, cost or {})
+Annotate = Callable[[Iterable[Row]], Iterator[Annotated]]
+"""An annotator: one result a plain row, in whatever order they are done.
+
+Taking the tags out again gives the responses exactly.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +47,21 @@ FindParts = Callable[[str], Iterable[Part]]
 """A rule: the parts of a plain response in order. `pasta annotate --with module:function`."""
 
 
-@dataclass(frozen=True, slots=True)
-class RuleAnnotator:
-    """A rule as an annotator: no model, nothing rejected, no cost."""
+def reject(row: Row, reason: str, cost: Mapping[str, float] | None = None) -> Annotated:
+    """Return a plain row as it stays: in the text form, in which literal tags are escaped."""
+    text = show((Span(row.response),) if row.response else ())
+    return Annotated(replace(row, response=text), reason, cost or {})
 
-    find_parts: FindParts
-    count_tokens: Callable[[str], int]
 
-    def annotate(self, rows: Iterable[Row]) -> Iterator[Annotated]:
-        """Yield one result a row, in order. Raises PastaError for parts that are none."""
+def by_rule(find_parts: FindParts, count_tokens: Callable[[str], int]) -> Annotate:
+    """Return a rule as an annotator. It raises PastaError for parts that are none."""
+
+    def annotate(rows: Iterable[Row]) -> Iterator[Annotated]:
         for row in rows:
-            tree = tuple(_promised(row, self.find_parts(row.response), self.count_tokens))
+            tree = tuple(_promised(row, find_parts(row.response), count_tokens))
             yield Annotated(replace(row, response=show(tree)))
+
+    return annotate
 
 
 def _promised(
@@ -81,11 +84,3 @@ def _promised(
         at = part.end
     if at < len(text):
         yield Span(text[at:])
-
-
-class Annotator(Protocol):
-    """Annotates rows with plain responses; taking the tags out again gives these exactly."""
-
-    def annotate(self, rows: Iterable[Row]) -> Iterator[Annotated]:
-        """Yield one result a row, in whatever order they are done."""
-        ...

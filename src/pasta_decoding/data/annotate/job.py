@@ -6,79 +6,70 @@ with the same settings goes on there; in the end OUT is written in the order of 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import compress
 from pathlib import Path
 from typing import Any
 
-from pasta_decoding.data.annotate.base import Annotated, Annotator, reject
-from pasta_decoding.data.dataset import Row, write_rows
+from pasta_decoding.data.annotate.base import Annotate, Annotated, reject
 from pasta_decoding.data.lines import append_line, parse_lines, refuse_other_settings
+from pasta_decoding.data.rows import Row, write_rows
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.measures import geometric_mean, ideal_speedup
-from pasta_decoding.lang.tree import has_chunk, in_text_form, read
+from pasta_decoding.lang.tree import has_chunk, read
 
-Settings = Mapping[str, Any]
-"""What the outcome depends on, as JSON holds it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Screened:
-    """Keeps from an annotator what it is not for: responses without text, and huge ones.
-
-    max_tokens: of a response that is annotated.
-    keep:       what is annotated already stays as it is.
-    """
-
-    annotator: Annotator
-    count_tokens: Callable[[str], int]
-    max_tokens: int
-    keep: bool = False
-
-    def annotate(self, rows: Iterable[Row]) -> Iterator[Annotated]:
-        """Yield one result a row, those that are kept back first."""
-        fit: list[Row] = []
-        for row in rows:
-            if self.keep and in_text_form(row.response):
-                yield Annotated(row)
-            elif not row.response.strip():
-                yield reject(row, "empty response")
-            elif self.count_tokens(row.response) > self.max_tokens:
-                yield reject(row, f"more than {self.max_tokens} tokens")
-            else:
-                fit.append(row)
-        yield from self.annotator.annotate(fit)
+MAX_TOKENS = 4096
+"""A longer response stays plain."""
 
 
 def run_job(
     rows: Sequence[Row],
-    annotator: Annotator,
+    annotate: Annotate,
+    count_tokens: Callable[[str], int],
     out: Path,
-    settings: Settings,
+    settings: Mapping[str, Any],
     *,
-    tick: Callable[[Annotated], None] = lambda _done: None,
+    tick: Callable[[], None] = lambda: None,
 ) -> list[Annotated]:
     """Annotate the rows that are not in the journal yet, write OUT, and return all in order.
 
-    `tick` hears of every row, those of an earlier run included. Raises PastaError if the journal
-    was written with other settings.
+    settings: what the outcome depends on, as JSON holds it. Raises PastaError if the journal was
+    written with others. `tick` hears of every row, those of an earlier run included.
     """
     if not out.parent.is_dir():  # before anything is paid for
         raise PastaError(f"cannot write {out}: No such file or directory")
     journal = journal_path(out)
-    done = read_journal(journal, settings, {row.id: row for row in rows})
-    for known in done.values():
-        tick(known)
-    for annotated in annotator.annotate([row for row in rows if row.id not in done]):
-        append_line(journal, _line(annotated))
-        done[annotated.row.id] = annotated
-        tick(annotated)
+    done = _read_journal(journal, settings, {row.id: row for row in rows})
+    for _ in done:
+        tick()
+    missing = [row for row in rows if row.id not in done]
+    for annotated in _screened(missing, annotate, count_tokens):
+        row = annotated.row
+        line = {"id": row.id, "response": row.response, "rejected": annotated.rejected}
+        append_line(journal, line | {"cost": dict(annotated.cost)})
+        done[row.id] = annotated
+        tick()
     in_order = [done[row.id] for row in rows]
     write_rows(out, [annotated.row for annotated in in_order])
     journal.unlink()
     return in_order
+
+
+def _screened(
+    rows: Iterable[Row], annotate: Annotate, count_tokens: Callable[[str], int]
+) -> Iterator[Annotated]:
+    """Keep from an annotator what it is not for: responses without text, and huge ones."""
+    fit: list[Row] = []
+    for row in rows:
+        if not row.response.strip():
+            yield reject(row, "empty response")
+        elif count_tokens(row.response) > MAX_TOKENS:
+            yield reject(row, f"more than {MAX_TOKENS} tokens")
+        else:
+            fit.append(row)
+    yield from annotate(fit)
 
 
 def journal_path(out: Path) -> Path:
@@ -86,23 +77,23 @@ def journal_path(out: Path) -> Path:
     return out.with_name(f"{out.name}.partial")
 
 
-def read_journal(path: Path, settings: Settings, rows: Mapping[str, Row]) -> dict[str, Annotated]:
+def _read_journal(
+    path: Path, settings: Mapping[str, Any], rows: Mapping[str, Row]
+) -> dict[str, Annotated]:
     """Return the finished results by id, those of `rows` only; begin the journal if there is none.
 
     Raises PastaError if it was written with other settings, or is none.
     """
-    hint = "Remove the file to start again."
+    hint = f"Remove it to start again: rm {path}"
     begun = False
 
     def parse(line: dict[str, Any]) -> Annotated | None:
         nonlocal begun
         if not begun:
-            hint = "Give the settings it was begun with, or remove the file to start again."
             refuse_other_settings(path, dict(line["settings"]), settings, hint=hint)
             begun = True
             return None
-        row = rows.get(line["id"])
-        if row is None:
+        if (row := rows.get(line["id"])) is None:
             return None
         return Annotated(replace(row, response=line["response"]), line["rejected"], line["cost"])
 
@@ -110,16 +101,6 @@ def read_journal(path: Path, settings: Settings, rows: Mapping[str, Row]) -> dic
     if not begun:
         append_line(path, {"settings": dict(settings)})
     return {one.row.id: one for one in found if one is not None}
-
-
-def _line(done: Annotated) -> dict[str, Any]:
-    """Return what the journal keeps of a result."""
-    return {
-        "id": done.row.id,
-        "response": done.row.response,
-        "rejected": done.rejected,
-        "cost": dict(done.cost),
-    }
 
 
 def report(done: Sequence[Annotated], count_tokens: Callable[[str], int]) -> dict[str, Any]:
@@ -130,10 +111,9 @@ def report(done: Sequence[Annotated], count_tokens: Callable[[str], int]) -> dic
     trees = [read(one.row.response) for one in done]
     speedups = [ideal_speedup(tree, count_tokens) for tree in trees]
     promised = [has_chunk(tree) for tree in trees]
-    cost: defaultdict[str, float] = defaultdict(float)
+    cost: Counter[str] = Counter()
     for one in done:
-        for name, amount in one.cost.items():
-            cost[name] += amount
+        cost.update(one.cost)
     return {
         "rows": len(done),
         "promised": sum(promised),

@@ -8,40 +8,29 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.resources import as_file, files
 from itertools import islice
 
-from pasta_decoding.data.annotate.base import Annotated, reject
-from pasta_decoding.data.dataset import Row, read_rows
-from pasta_decoding.data.endpoint import Chat, Endpoint, EndpointError, Message, connect
+from pasta_decoding.data.annotate.base import Annotate, Annotated, reject
+from pasta_decoding.data.endpoint import Endpoint, EndpointError, Message, Reply, chat, open_client
+from pasta_decoding.data.rows import Row, read_rows
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import Chunk, Node, Span, Tree, read, show, strip, valid_tokens
 
 # What the promise says beside its topic is replaced or printed anew anyway.
 _MENDED = {"missing-tokens", "bad-tokens", "promise-form"}
 _SHOWN_CHARS = 40
-DEFAULT_RETRIES = 2
+RETRIES = 2
 """How often to ask again where an answer could not be taken."""
-_RETRIES = "retries: "
 
 # Tokens that an answer may have. The endpoint's tokenizer is not ours, and tags cost some, too.
 _ROOM_FACTOR = 2
 _ROOM_TOKENS = 1000
 
 _UNANSWERED_ROWS = 10  # one after the other: then the endpoint is down, not a row too hard
-
-
-def guide() -> str:
-    """Return what the model is told about the language."""
-    return (files(__package__) / "guide.md").read_text(encoding="utf-8")
-
-
-def demonstrations() -> list[Row]:
-    """Return annotated responses of our own, which the model is shown."""
-    with as_file(files(__package__) / "demonstrations.jsonl") as path:
-        return list(read_rows(path))
 
 
 class AnswerError(Exception):
@@ -71,7 +60,10 @@ def accept(answer: str, response: str, count_tokens: Callable[[str], int]) -> st
         else node
         for node in tree
     )
-    _check_topics(counted)
+    topics = Counter(node.topic for node in counted if isinstance(node, Chunk))
+    for topic, count in topics.items():
+        if count > 1:
+            raise AnswerError("same topic", f"{count} parts have the topic {topic!r}.")
     return before + show(counted) + after
 
 
@@ -101,11 +93,8 @@ def _cut_out(tree: Tree, core: str) -> Tree:
 def _difference(text: str, core: str) -> str:
     """Say where the text without its tags leaves the response."""
     text = text.strip()
-    pairs = zip(text, core, strict=False)
-    same = next(
-        (place for place, (left, right) in enumerate(pairs) if left != right),
-        min(len(text), len(core)),
-    )
+    differ = (place for place, pair in enumerate(zip(text, core, strict=False)) if len({*pair}) > 1)
+    same = next(differ, min(len(text), len(core)))
     expected, found = (
         repr(one[same : same + _SHOWN_CHARS]) if one[same:] else "the end" for one in (core, text)
     )
@@ -116,45 +105,33 @@ def _difference(text: str, core: str) -> str:
     )
 
 
-def _check_topics(tree: Tree) -> None:
-    topics = Counter(node.topic for node in tree if isinstance(node, Chunk))
-    for topic, count in topics.items():
-        if count > 1:
-            raise AnswerError("same topic", f"{count} parts have the topic {topic!r}.")
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What became of a row, and why the endpoint did not answer if it did not."""
+
+    annotated: Annotated
+    failure: EndpointError | None = None
 
 
-class LlmAnnotator:
-    """Asks an endpoint about each row, several at the same time, and checks what it answers.
+def by_endpoint(
+    endpoint: Endpoint, count_tokens: Callable[[str], int], *, retries: int = RETRIES
+) -> Annotate:
+    """Return an annotator that asks about several rows at the same time, and checks the answers.
 
     count_tokens: how many tokens a text has for the model that will be trained.
     retries:      of an answer that could not be taken; the reason goes into the conversation.
 
     The costs of a row: `requests` (tries included), `prompt_tokens`, `completion_tokens`, and
-    `retries: REASON` for every answer that was not taken and asked for again.
+    `retries: REASON` for every answer that was not taken and asked for again. The annotator raises
+    EndpointError if no request can succeed, or if many rows one after the other were not answered;
+    these are not yielded.
     """
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        count_tokens: Callable[[str], int],
-        *,
-        retries: int = DEFAULT_RETRIES,
-    ) -> None:
-        self._endpoint = endpoint
-        self._count_tokens = count_tokens
-        self._retries = retries
-        self._introduction = introduction()
-
-    def annotate(self, rows: Iterable[Row]) -> Iterator[Annotated]:
-        """Yield one result a row, in the order they come in.
-
-        Raises EndpointError if no request can succeed, or if many rows one after the other were
-        not answered; these are not yielded.
-        """
+    def annotate(rows: Iterable[Row]) -> Iterator[Annotated]:
         unanswered: list[Annotated] = []
-        limit = max(_UNANSWERED_ROWS, 2 * self._endpoint.concurrency)
+        limit = max(_UNANSWERED_ROWS, 2 * endpoint.concurrency)
         with asyncio.Runner() as runner:
-            outcomes = self._outcomes(rows)
+            outcomes = _outcomes(endpoint, rows, count_tokens, retries)
             while (outcome := runner.run(_next(outcomes))) is not None:
                 if outcome.failure is None:
                     yield from (outcome.annotated, *unanswered)
@@ -165,60 +142,78 @@ class LlmAnnotator:
                     raise outcome.failure
         yield from unanswered
 
-    async def _outcomes(self, rows: Iterable[Row]) -> AsyncIterator[_Outcome]:
-        todo = iter(rows)
-        running: set[asyncio.Task[_Outcome]] = set()
-        async with connect(self._endpoint) as chat:
-            while True:
-                for row in islice(todo, self._endpoint.concurrency - len(running)):
-                    running.add(asyncio.create_task(self._annotate_row(chat, row)))
-                if not running:
-                    return
-                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                # What was paid for comes before what may end the run.
-                for outcome in sorted((task.result() for task in done), key=_failed):
-                    yield outcome
+    return annotate
 
-    async def _annotate_row(self, chat: Chat, row: Row) -> _Outcome:
-        conversation = [*self._introduction, _turn("user", _question(row))]
-        room = _ROOM_FACTOR * self._count_tokens(row.response) + _ROOM_TOKENS
-        cost: Counter[str] = Counter()
+
+async def _next(outcomes: AsyncIterator[_Outcome]) -> _Outcome | None:
+    return await anext(outcomes, None)
+
+
+async def _outcomes(
+    endpoint: Endpoint, rows: Iterable[Row], count_tokens: Callable[[str], int], retries: int
+) -> AsyncIterator[_Outcome]:
+    todo = iter(rows)
+    running: set[asyncio.Task[_Outcome]] = set()
+    async with open_client(endpoint) as client:
+
+        async def ask(messages: Sequence[Message], max_tokens: int) -> Reply:
+            return await chat(client, endpoint, messages, max_tokens=max_tokens)
+
         while True:
-            try:
-                reply = await chat(conversation, max_tokens=room)
-            except EndpointError as failure:
-                return _Outcome(reject(row, f"endpoint: {failure.kind}", cost), failure)
-            cost["requests"] += 1 + reply.retries
-            cost["prompt_tokens"] += reply.prompt_tokens
-            cost["completion_tokens"] += reply.completion_tokens
-            try:
-                annotated = accept(reply.text, row.response, self._count_tokens)
-                return _Outcome(Annotated(replace(row, response=annotated), cost=cost))
-            except AnswerError as error:
-                if _retries(cost) == self._retries:
-                    return _Outcome(reject(row, error.kind, cost))
-                cost[f"{_RETRIES}{error.kind}"] += 1
-                conversation += [
-                    _turn("assistant", reply.text or "(nothing)"),
-                    _turn("user", f"{error} Write the whole annotated response again."),
-                ]
+            for row in islice(todo, endpoint.concurrency - len(running)):
+                annotating = _annotate_row(ask, row, count_tokens, retries)
+                running.add(asyncio.create_task(annotating))
+            if not running:
+                return
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            # What was paid for comes before what may end the run.
+            for outcome in sorted(
+                (task.result() for task in done), key=lambda one: bool(one.failure)
+            ):
+                yield outcome
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """What became of a row, and why the endpoint did not answer if it did not."""
+async def _annotate_row(
+    ask: Callable[[Sequence[Message], int], Awaitable[Reply]],
+    row: Row,
+    count_tokens: Callable[[str], int],
+    retries: int,
+) -> _Outcome:
+    conversation = [*introduction(), _turn("user", _question(row))]
+    room = _ROOM_FACTOR * count_tokens(row.response) + _ROOM_TOKENS
+    cost: Counter[str] = Counter()
+    for again in range(retries, -1, -1):
+        try:
+            reply = await ask(conversation, room)
+        except EndpointError as failure:
+            return _Outcome(reject(row, f"endpoint: {failure.kind}", cost), failure)
+        cost["requests"] += 1 + reply.retries
+        cost["prompt_tokens"] += reply.prompt_tokens
+        cost["completion_tokens"] += reply.completion_tokens
+        try:
+            annotated = accept(reply.text, row.response, count_tokens)
+            return _Outcome(Annotated(replace(row, response=annotated), cost=cost))
+        except AnswerError as error:
+            if not again:
+                return _Outcome(reject(row, error.kind, cost))
+            cost[f"retries: {error.kind}"] += 1
+            conversation += [
+                _turn("assistant", reply.text or "(nothing)"),
+                _turn("user", f"{error} Write the whole annotated response again."),
+            ]
+    raise AssertionError("the last try returns")
 
-    annotated: Annotated
-    failure: EndpointError | None = None
 
-
-def introduction() -> list[Message]:
+@cache
+def introduction() -> tuple[Message, ...]:
     """Return the beginning of every conversation: the guide, and the demonstrations as turns."""
-    turns = [_turn("system", guide())]
-    for row in demonstrations():
-        plain = replace(row, response=strip(read(row.response)))
-        turns += [_turn("user", _question(plain)), _turn("assistant", row.response)]
-    return turns
+    folder = files(__package__)
+    turns = [_turn("system", (folder / "guide.md").read_text(encoding="utf-8"))]
+    with as_file(folder / "demonstrations.jsonl") as path:
+        for row in read_rows(path):
+            plain = replace(row, response=strip(read(row.response)))
+            turns += [_turn("user", _question(plain)), _turn("assistant", row.response)]
+    return tuple(turns)
 
 
 def _question(row: Row) -> str:
@@ -229,15 +224,3 @@ def _question(row: Row) -> str:
 
 def _turn(role: str, content: str) -> Message:
     return {"role": role, "content": content}
-
-
-def _retries(cost: Counter[str]) -> int:
-    return sum(count for name, count in cost.items() if name.startswith(_RETRIES))
-
-
-def _failed(outcome: _Outcome) -> bool:
-    return outcome.failure is not None
-
-
-async def _next(outcomes: AsyncIterator[_Outcome]) -> _Outcome | None:
-    return await anext(outcomes, None)

@@ -1,0 +1,246 @@
+"""Instruction-response rows and prompts: JSON lines or one JSON list, .gz by the file's name.
+
+`forms` says how a row may look; `id` and `source` may be missing. A prompt file has the same forms
+and needs no responses. Files are written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import chain, count
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pasta_decoding.data.forms import COLUMNS, Found, one_question, text_of, turns_of
+from pasta_decoding.data.lines import encode_line
+from pasta_decoding.errors import PastaError
+from pasta_decoding.files import written_whole
+from pasta_decoding.models.prompt import Message
+
+Parsed = TypeVar("Parsed")
+_FIELDS = ("id", "source", "instruction", "response")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One answered instruction. `response` may hold tags in text form.
+
+    id:      the file's, else one made of what the row says (`derived_id`).
+    extra:   keys of the file that have no field here, written back unchanged.
+    history: the conversation before the instruction, plain text, such as a system message.
+    """
+
+    id: str
+    source: str
+    instruction: str
+    response: str
+    extra: dict[str, object] = field(default_factory=dict)
+    history: tuple[Message, ...] = ()
+
+    @property
+    def conversation(self) -> list[Message]:
+        """What the response answers, the instruction last."""
+        return [*self.history, Message("user", self.instruction)]
+
+    @property
+    def asked(self) -> str:
+        """The text of all that comes before the response."""
+        return "\n\n".join(turn.content for turn in self.conversation)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One prompt. `id` is the digest of its text, so that records of all methods find each other.
+
+    dataset: the part of AlpacaEval that it belongs to; None if the file does not say.
+    """
+
+    id: str
+    instruction: str
+    dataset: str | None = None
+
+
+def question_of(instruction: str, dataset: str | None = None) -> Question:
+    """Return a question under its id."""
+    return Question(hashlib.sha256(instruction.encode()).hexdigest()[:16], instruction, dataset)
+
+
+def derived_id(row: Row) -> str:
+    """Return the id of a row that was given none: a digest of what is asked and answered."""
+    said = [*((turn.role, turn.content) for turn in row.conversation), row.response]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+
+
+def digest(rows: Iterable[Row]) -> str:
+    """Return a digest of what rows ask and answer, in their order."""
+    return hashlib.sha256("".join(map(derived_id, rows)).encode()).hexdigest()[:16]
+
+
+def hold_out(rows: Iterable[Row], share: float) -> tuple[list[Row], list[Row]]:
+    """Return the rows that stay, and about a `share` of all; rows of one id go the same way.
+
+    Raises PastaError if either part is empty.
+    """
+    parts: tuple[list[Row], list[Row]] = [], []
+    for row in rows:
+        digest = hashlib.sha256(f"held out {row.id}".encode()).hexdigest()
+        parts[int(digest, 16) < share * 16 ** len(digest)].append(row)
+    if not all(parts):
+        raise PastaError(
+            f"a share of {share:g} leaves {len(parts[0])} rows and holds out {len(parts[1])}",
+            hint="Give another eval_share, or --eval-data.",
+        )
+    return parts
+
+
+# Reading. A broken line raises a PastaError that names file and line.
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """Yield the rows of `path` in order."""
+    return (row for _number, row in numbered_rows(path))
+
+
+def numbered_rows(
+    path: Path, on_problem: Callable[[PastaError], None] | None = None
+) -> Iterator[tuple[int, Row]]:
+    """Yield the rows of `path` in order with their lines' numbers.
+
+    With `on_problem` broken lines are reported there, and the rest is kept.
+    """
+    seen: set[str] = set()
+
+    def parse(found: Found) -> Row:
+        row = _row(found, seen)
+        seen.add(row.id)
+        return row
+
+    return _parsed(path, parse, on_problem)
+
+
+def read_prompts(path: Path) -> list[str]:
+    """Return the prompts of a file. A conversation is refused: one question is asked."""
+    return [prompt for _number, prompt in _parsed(path, one_question)]
+
+
+def read_questions(path: Path) -> list[Question]:
+    """Return the prompts of an evaluation; none may be empty, or there twice."""
+    seen: set[str] = set()
+
+    def parse(found: Found) -> Question:
+        question = question_of(one_question(found), text_of(found, "dataset", "") or None)
+        if not question.instruction.strip():
+            raise PastaError("the prompt is empty")
+        if question.id in seen:
+            raise PastaError("the same prompt came before")
+        seen.add(question.id)
+        return question
+
+    questions = [question for _number, question in _parsed(path, parse)]
+    if not questions:
+        raise PastaError(f"{path} holds no prompt")
+    return questions
+
+
+def _parsed(
+    path: Path,
+    parse: Callable[[Found], Parsed],
+    on_problem: Callable[[PastaError], None] | None = None,
+) -> Iterator[tuple[int, Parsed]]:
+    """Yield what `parse` makes of each JSON object, with the number of its line or entry."""
+    for number, entry in _entries(path):
+        try:
+            found = _json(entry) if isinstance(entry, bytes) else entry
+            if not isinstance(found, dict):
+                raise PastaError("not a JSON object")
+            parsed = parse(found)
+        except PastaError as problem:
+            located = PastaError(f"{path}:{number}: {problem}", hint=problem.hint)
+            if on_problem is None:
+                raise located from problem
+            on_problem(located)
+        else:
+            yield number, parsed
+
+
+def _entries(path: Path) -> Iterator[tuple[int, object]]:
+    """Yield the lines of a file that are not blank, as bytes; or the entries of a JSON list."""
+    try:
+        contents = path.read_bytes()
+        contents = gzip.decompress(contents) if path.suffix == ".gz" else contents
+    except (OSError, EOFError, zlib.error) as error:
+        raise _cannot("read", path, error) from error
+    contents = contents.removeprefix(codecs.BOM_UTF8)
+    if contents[:1000].lstrip().startswith(b"["):
+        try:
+            yield from enumerate(_json(contents), start=1)
+        except PastaError as problem:
+            raise PastaError(f"{path}: {problem}") from problem
+        return
+    for number, line in enumerate(contents.split(b"\n"), start=1):
+        if line.strip():
+            yield number, line
+
+
+def _json(contents: bytes) -> Any:
+    try:
+        return json.loads(contents.rstrip(b"\r").decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise PastaError(f"not UTF-8 (byte {error.start + 1})") from error
+    except json.JSONDecodeError as error:
+        line = f"line {error.lineno}, " if error.lineno > 1 else ""
+        raise PastaError(f"not JSON: {error.msg} ({line}column {error.colno})") from error
+    except (RecursionError, ValueError) as error:
+        raise PastaError("not JSON that can be read: too deep, or a number too long") from error
+
+
+def _row(found: Found, seen: set[str]) -> Row:
+    turns = turns_of(found, answered=True)
+    if [turn.role for turn in turns[-2:]] != ["user", "assistant"]:
+        raise PastaError("the conversation does not end with a user's message and its answer")
+    *history, asked, answered = turns
+    source = text_of(found, "source", "")
+    extra = {key: value for key, value in found.items() if key not in {*_FIELDS, *COLUMNS}}
+    row = Row("", source, asked.content, answered.content, extra, tuple(history))
+    if found.get("id") is None:
+        again = (f"{derived_id(row)}-{number}" for number in count(2))
+        ids = chain([derived_id(row)], again)
+        return replace(row, id=next(one for one in ids if one not in seen))
+    row_id = str(found["id"]) if isinstance(found["id"], int) else text_of(found, "id")
+    if not row_id or row_id in seen:
+        raise PastaError(f"id {row_id!r} was used before" if row_id else "the id is empty")
+    return replace(row, id=row_id)
+
+
+# Writing
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Write `rows` to `path`; until all are written, what was there stays."""
+    try:
+        with written_whole(path) as partial, partial.open("wb") as file:
+            if path.suffix == ".gz":  # no name and no time in it: equal rows give equal bytes
+                with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
+                    packed.writelines(map(_line, rows))
+            else:
+                file.writelines(map(_line, rows))
+    except OSError as error:
+        raise _cannot("write", path, error) from error
+
+
+def _line(row: Row) -> bytes:
+    history = [{"role": turn.role, "content": turn.content} for turn in row.history]
+    found = {name: getattr(row, name) for name in _FIELDS}
+    line = encode_line(found | ({"history": history} if history else {}) | row.extra)
+    return line.encode("utf-8")
+
+
+def _cannot(verb: str, path: Path, error: Exception) -> PastaError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return PastaError(f"cannot {verb} {path}: {reason}")

@@ -1,0 +1,276 @@
+"""Rows and prompts on disk: what is written is read back, broken lines are named."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pasta_decoding.data.rows import (
+    Question,
+    Row,
+    numbered_rows,
+    question_of,
+    read_prompts,
+    read_questions,
+    read_rows,
+    write_rows,
+)
+from pasta_decoding.errors import PastaError
+from tests.examples import few
+
+GOOD = '{"id": "a", "source": "s", "instruction": "i", "response": "r"}'
+ROWS = [Row("a", "s", "i", "r"), Row("b", "", "é", "<async>", {"verdict": "kept", "ids": [1, 2]})]
+TEXT = st.text('ab"\\\n\r\u2028\x00\xe9\U0001f35d<>', max_size=4)
+JSON = st.none() | st.booleans() | st.integers() | TEXT | st.lists(st.integers(), max_size=3)
+EXTRA = st.dictionaries(TEXT.map("x_".__add__), JSON, max_size=2)
+
+
+def lines(tmp_path: Path, *found: str | bytes, name: str = "rows.jsonl") -> Path:
+    path = tmp_path / name
+    raw = b"\n".join(x.encode() if isinstance(x, str) else x for x in found)
+    path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
+    return path
+
+
+@few(25)  # each writes files
+@given(
+    st.lists(
+        st.builds(Row, TEXT.filter(bool), TEXT, TEXT, TEXT, EXTRA),
+        unique_by=lambda row: row.id,
+        max_size=4,
+    )
+)
+def test_what_is_written_is_read_back(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Row]
+) -> None:
+    for name in ("rows.jsonl", "rows.jsonl.gz"):
+        path = tmp_path_factory.mktemp("rows") / name
+        write_rows(path, rows)
+        assert list(read_rows(path)) == rows
+        written = path.read_bytes()
+        write_rows(path, rows)
+        assert path.read_bytes() == written, "the same rows give the same bytes"
+
+
+def test_half_a_surrogate_pair_in_an_extra_key_survives(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    write_rows(path, [Row("a", "", "", "", {"odd": "\ud800"})])
+    assert next(read_rows(path)).extra == {"odd": "\ud800"}
+
+
+# Forms
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+ASKED, ANSWER = {"role": "user", "content": "i"}, {"role": "assistant", "content": "r"}
+SHAREGPT = [{"from": "human", "value": "i"}, {"from": "gpt", "value": "r"}]
+ONE: dict[str, dict[str, object]] = {
+    "ours": {"instruction": "i", "response": "r"},
+    "texts": {"prompt": "i", "completion": "r"},
+    "messages": {"messages": [ASKED, ANSWER]},
+    "sharegpt": {"conversations": SHAREGPT},
+    "alpaca": {"instruction": "i", "input": "", "output": "r"},
+    "two forms": {"messages": [ASKED, ANSWER], "response": "OTHER"},
+}
+SEVERAL: dict[str, tuple[dict[str, object], list[str]]] = {
+    "system": ({"messages": [SYSTEM, ASKED, ANSWER]}, ["system"]),
+    "a system column": (
+        {"instruction": "i", "response": "r", "system": "Be brief."},
+        ["system"],
+    ),
+    "sides": ({"prompt": [SYSTEM, ASKED], "completion": [ANSWER]}, ["system"]),
+    "turns": ({"messages": [ASKED, ANSWER, ASKED, ANSWER]}, ["user", "assistant"]),
+    "sharegpt": (
+        {"conversations": [{"from": "system", "value": "Be brief."}, *SHAREGPT]},
+        ["system"],
+    ),
+}
+
+
+@pytest.mark.parametrize("form", [*ONE, *SEVERAL])
+def test_rows_of_other_programs_are_read_and_written_as_our_own(form: str, tmp_path: Path) -> None:
+    found, roles = SEVERAL[form] if form in SEVERAL else (ONE[form], [])
+    path = lines(tmp_path, json.dumps(found | {"score": 3}))
+    [row] = read_rows(path)
+    assert (row.source, row.instruction, row.response, row.extra) == ("", "i", "r", {"score": 3})
+    assert [turn.role for turn in row.history] == roles
+    write_rows(path, [row])
+    assert json.loads(path.read_text())["instruction"] == "i"
+    assert list(read_rows(path)) == [row]
+
+
+@pytest.mark.parametrize("form", [*ONE, *SEVERAL])
+def test_a_prompt_is_one_question_in_any_form(form: str, tmp_path: Path) -> None:
+    if form in ONE:
+        assert read_prompts(lines(tmp_path, json.dumps(ONE[form]))) == ["i"]
+        return
+    with pytest.raises(PastaError, match=r"rows\.jsonl:1: the prompt is a conversation"):
+        read_prompts(lines(tmp_path, json.dumps(SEVERAL[form][0])))
+
+
+@pytest.mark.parametrize("column", ["input", "context"])
+def test_what_alpaca_and_dolly_put_behind_the_instruction_is_part_of_it(
+    column: str, tmp_path: Path
+) -> None:
+    path = lines(tmp_path, json.dumps({"instruction": "Sum up.", column: "x", "response": "r"}))
+    [row] = read_rows(path)
+    assert row.instruction == "Sum up.\n\nx"
+    assert read_prompts(path) == ["Sum up.\n\nx"]
+    write_rows(path, [row])
+    assert list(read_rows(path)) == [row]
+
+
+def test_rows_without_an_id_get_one_of_what_they_say_and_each_its_own(tmp_path: Path) -> None:
+    row, other = '{"prompt": "i", "completion": "r"}', '{"prompt": "j", "completion": "r"}'
+    first = [row.id for row in read_rows(lines(tmp_path, row, other, "", row))]
+    assert first[2] == f"{first[0]}-2"
+    assert len(set(first)) == 3
+    assert [row.id for row in read_rows(lines(tmp_path, other, row))] == [first[1], first[0]]
+    ours = '{"instruction": "i", "response": "r"}'
+    assert [row.id for row in read_rows(lines(tmp_path, ours))] == first[:1]
+    assert next(read_rows(lines(tmp_path, GOOD.replace('"a"', "7")))).id == "7"
+
+
+# Bad input
+
+BROKEN: dict[str, tuple[str | bytes, str]] = {
+    "not JSON": ("{", "not JSON: Expecting property name enclosed in double quotes (column 2)"),
+    "a list": ("[]", "not a JSON object"),
+    "empty id": ('{"id": "", "instruction": "i", "response": "r"}', "the id is empty"),
+    "an id in a list": ('{"id": [7], "instruction": "", "response": ""}', "'id' is not a string"),
+    "no response": ('{"id": "b", "instruction": "i"}', "no 'response'"),
+    "no string": ('{"instruction": "i", "response": null}', "'response' is not a string"),
+    "no completion": ('{"prompt": "i"}', "no 'completion'"),
+    "no list": ('{"messages": "i"}', "'messages' is not a list of messages"),
+    "pairs": (
+        '{"instruction": "i", "response": "r", "history": [["q", "a"]]}',
+        "'history' is not a list of messages",
+    ),
+    "no content": ('{"messages": [{"role": "user"}]}', "no 'content'"),
+    "parts of a content": (
+        '{"messages": [{"role": "user", "content": [{"type": "text", "text": "i"}]}]}',
+        "'content' is not a string",
+    ),
+    "a tool's turn": (
+        '{"messages": [{"role": "tool", "content": "r"}]}',
+        "unknown role 'tool': roles are system, user, assistant",
+    ),
+    "no answer": (
+        '{"messages": [{"role": "user", "content": "i"}]}',
+        "the conversation does not end with a user's message and its answer",
+    ),
+    "a context elsewhere": (
+        '{"prompt": "i", "completion": "r", "context": "c"}',
+        "'context' has no place in a prompt of 'prompt'",
+    ),
+    "tools": (
+        '{"messages": [], "tools": [{"name": "f"}]}',
+        "'tools' has no place in a prompt of 'messages'",
+    ),
+    "two systems": (
+        json.dumps({"messages": [SYSTEM, ASKED, ANSWER], "system": "Be kind."}),
+        "'system' stands beside a system message",
+    ),
+    "same id": (GOOD, "id 'a' was used before"),
+    "half a pair": (
+        '{"id": "b", "instruction": "i", "response": "\\ud800"}',
+        "'response' holds half a surrogate pair",
+    ),
+    "not UTF-8": (b'{"id": "\xff"}', "not UTF-8 (byte 9)"),
+    "too deep": ("[" * 100_000, "not JSON that can be read: too deep, or a number too long"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_line_is_named_by_file_and_number(tmp_path: Path, case: str) -> None:
+    line, what = BROKEN[case]
+    path = lines(tmp_path, GOOD, "", line, GOOD.replace('"a"', '"z"'))
+    with pytest.raises(PastaError) as caught:
+        list(read_rows(path))
+    assert str(caught.value) == f"{path}:3: {what}"
+    problems: list[PastaError] = []
+    assert [row.id for _, row in numbered_rows(path, problems.append)] == ["a", "z"]
+    assert list(map(str, problems)) == [f"{path}:3: {what}"]
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ('{"instruction": "a"}\n{"output": "b"}', ":2: no 'instruction'"),
+        ('{"instruction": 7}', ":1: 'instruction' is not a string"),
+        ('{"instruction": "a", "dataset": 7}', ":1: 'dataset' is not a string"),
+        ('\n{"instruction": " \\n"}', ":2: the prompt is empty"),
+        ('{"instruction": "a"}\n{"instruction": "a"}', ":2: the same prompt came before"),
+        ("", " holds no prompt"),
+        ("[]", " holds no prompt"),
+        ('[\n{"instruction": "a"},\n{"instruction" "b"}]', ": not JSON: Expecting ':' "),
+        ('[{"instruction": "a"}, 3]', ":2: not a JSON object"),
+        (b'[\n{"instruction": "\xff"}]', ": not UTF-8 (byte 20)"),
+        ("[" * 100_000, ": not JSON that can be read"),
+    ],
+)
+def test_a_broken_prompt_file_is_refused_with_its_place(
+    contents: str | bytes, message: str, tmp_path: Path
+) -> None:
+    path = lines(tmp_path, contents)
+    with pytest.raises(PastaError) as caught:
+        read_questions(path)
+    assert str(caught.value).startswith(f"{path}{message}")
+
+
+@pytest.mark.parametrize("name", ["prompts.jsonl", "prompts.jsonl.gz", "alpaca_eval.json"])
+def test_prompts_are_lines_or_a_list_as_alpaca_eval_has_them(name: str, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"instruction": "Why?", "dataset": "koala", "output": "", "generator": "x"},
+        {"instruction": "How?"},
+    ]
+    is_list = name.endswith(".json")
+    text = "\n " + json.dumps(rows, indent=1) if is_list else "\n".join(map(json.dumps, rows))
+    path = lines(tmp_path, b"\xef\xbb\xbf" * is_list + text.encode(), name=name)
+    assert read_questions(path) == [question_of("Why?", "koala"), question_of("How?")]
+    assert read_prompts(path) == ["Why?", "How?"]
+    assert question_of("How?") == Question("0ea5977074d19b32", "How?", None)
+
+
+# Files
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.unlink(),
+        lambda path: path.write_bytes(path.read_bytes()[:-12]),
+        lambda path: path.write_bytes(b"plain text"),
+        lambda path: (path.unlink(), path.mkdir()),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(
+    tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
+    path = tmp_path / "rows.jsonl.gz"
+    write_rows(path, ROWS)
+    damage(path)
+    with pytest.raises(PastaError, match=r"cannot read .*rows\.jsonl\.gz"):
+        list(read_rows(path))
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    write_rows(path, ROWS)
+
+    def interrupted() -> Iterator[Row]:
+        yield Row("c", "", "", "")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_rows(path, interrupted())
+    assert list(read_rows(path)) == ROWS
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(PastaError, match=r"cannot write .*rows\.jsonl: No such file or directory"):
+        write_rows(tmp_path / "nowhere" / "rows.jsonl", ROWS)
