@@ -242,7 +242,7 @@ def ask(endpoint: Endpoint) -> Reply:
 
 def test_the_request_says_what_was_asked_and_what_may_pass_by_itself_is_tried_again() -> None:
     bare = json.dumps({"choices": [{"message": {"content": None}, "finish_reason": "length"}]})
-    acts = [failure(429, Retry_After="0.1"), "Good morning", Raw(bare.encode())]
+    acts: list[Act] = [failure(429, Retry_After="0.1"), "Good morning", Raw(bare.encode())]
     with chat_server(in_turn(acts)) as server:
         endpoint = Endpoint(server.base_url, "some-model", "secret")
         assert ask(endpoint) == Reply("Good morning", 10, 2, retries=1)

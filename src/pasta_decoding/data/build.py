@@ -73,7 +73,7 @@ def choose(
     def reason(row: Row, tree: Tree, key: tuple[str, str]) -> str | None:
         """Return the first reason against a row; the cheap ones come first."""
         plain = strip(tree)
-        against = {
+        against: dict[str, Callable[[], bool]] = {
             "over the limit": lambda: len(kept) == wanted.limit,
             "empty": lambda: not row.instruction.strip() or not plain.strip(),
             "malformed": lambda: any(check(row.response, topic_required=False)),
