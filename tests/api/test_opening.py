@@ -21,12 +21,17 @@ def config_of(tiny: TinyCheckpoint, **settings: object) -> EngineConfig:
     return EngineConfig.named(**named)
 
 
-def test_without_llama_auto_takes_torch(
-    tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("compiler", "taken"), [("/usr/bin/c++", "fast"), (None, "torch")])
+def test_without_llama_auto_takes_fast_or_torch(
+    compiler: str | None,
+    taken: str,
+    tiny_checkpoint: TinyCheckpoint,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     library.cache_clear()
-    assert choose_engine(find(config_of(tiny_checkpoint), Path())) == "torch"
+    monkeypatch.setattr("pasta_decoding.engines.native.find_compiler", lambda: compiler)
+    assert choose_engine(find(config_of(tiny_checkpoint), Path())) == taken
     library.cache_clear()
 
 
@@ -44,7 +49,7 @@ def test_with_llama_auto_takes_it_where_it_can_and_exports_once(
     record = json.loads((folder / "pasta.json").read_text()) | {"scheme": "reserve"}
     (folder / "pasta.json").write_text(json.dumps(record))
     reserve = config_of(tiny_checkpoint, adapter=folder)
-    assert choose_engine(find(reserve, tmp_path)) == "torch"
+    assert choose_engine(find(reserve, tmp_path)) in ("fast", "torch")
     with pytest.raises(PastaError, match="cannot take the positions of the scheme 'reserve'"):
         open_decoder(config_of(tiny_checkpoint, adapter=folder, engine="llama"), tmp_path)
 

@@ -50,8 +50,8 @@ def test_json_has_the_answer_its_figures_and_what_wrote_it(
     assert list(found) == KEYS
     where = (str(tiny_checkpoint.base), str(tiny_checkpoint.adapter))
     assert (found["model"], found["adapter"]) == where
-    assert found["engine"].startswith("torch ")
-    assert "engine: torch " in outcome.err
+    assert found["engine"].startswith("fast ")
+    assert "engine: fast " in outcome.err
     assert found["threads"] == 1 + found["annotated"].count("<promise ") > 2
     assert check(found["annotated"]) == []
     assert strip(read(found["annotated"])) == found["text"]
@@ -201,7 +201,7 @@ def test_ctrl_c_while_the_model_works_prints_no_answer(
     command: str, flags: list[str], ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transformers.LlamaForCausalLM.forward", interrupted)
-    found = ask(PROMPT, *flags, command=command)
+    found = ask(PROMPT, *flags, "--engine", "torch", command=command)
     assert (found.status, found.out.strip()) == (130, "")
     assert found.err.endswith("\npasta: interrupted\n")
 

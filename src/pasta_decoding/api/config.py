@@ -125,7 +125,7 @@ class EngineConfig:
     model:         None takes the default model. It or `adapter` may name a whole model (a GGUF file
                    or a merged folder that `pasta export` wrote); the other is None then.
     engine:        "auto" asks the servers of `base_url` if there are any, takes torch on a GPU, and
-                   on a CPU fast, llama or torch, the first that can run the checkpoint.
+                   on a CPU llama, fast or torch, the first that can run the checkpoint.
     join:          kv reuses the keys and values of finished chunks, text reads them again. None:
                    as the checkpoint was trained.
     dtype:         "auto" is float16 for llama; bfloat16 for torch where it is native.

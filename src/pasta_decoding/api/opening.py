@@ -176,6 +176,29 @@ def _fast_dtype(checkpoint: Checkpoint) -> str:
     return checkpoint.config.dtype
 
 
+def fast_can_run(checkpoint: Checkpoint) -> bool:
+    """Is it a GGUF file, or is there a compiler, a known family and no llama.cpp on this CPU?
+
+    Where the weights are a folder's, llama.cpp still takes less time on processors without AVX-512.
+    """
+    from pasta_decoding.engines.native import find_compiler
+
+    if checkpoint.is_gguf:
+        return True
+    if checkpoint.config.dtype not in ("auto", "float32", "bfloat16") or llama_can_run(checkpoint):
+        return False
+    if checkpoint.device != "cpu" or find_compiler() is None:
+        return False
+    from transformers import AutoConfig
+
+    from pasta_decoding.engines.fast import obstacle
+
+    try:
+        return obstacle(AutoConfig.from_pretrained(checkpoint.base)) is None
+    except (OSError, ValueError, KeyError):  # loading says so
+        return False
+
+
 def _open_fast(checkpoint: Checkpoint) -> LocalDecoder:
     from pasta_decoding.runtime.local import fast_decoder
 
@@ -269,7 +292,7 @@ def _open_remote(checkpoint: Checkpoint) -> RemoteDecoder:
 
 ENGINES: Mapping[str, EngineKind] = {
     "remote": EngineKind(lambda one: bool(one.config.base_url), lambda _: None, _open_remote),
-    "fast": EngineKind(lambda one: one.is_gguf, _fast_dtype, _open_fast),
+    "fast": EngineKind(fast_can_run, _fast_dtype, _open_fast),
     "llama": EngineKind(llama_can_run, lambda one: gguf_type(one.config.dtype), _open_llama),
     "torch": EngineKind(lambda _: True, _torch_dtype, _open_torch),
 }

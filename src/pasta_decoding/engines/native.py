@@ -232,11 +232,15 @@ class NativeOperators:
         return out_QHD
 
 
+def find_compiler() -> str | None:
+    """Return a C++ compiler; None if there is none."""
+    return next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+
+
 @cache
 def operators() -> NativeOperators | None:
     """Return the C++ operators, built now if this machine has none yet; None without a compiler."""
-    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
+    if (compiler := find_compiler()) is None:
         _log.warning("steps take several times as long: there is no C++ compiler (install g++)")
         return None
     try:
