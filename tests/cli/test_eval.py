@@ -65,7 +65,8 @@ def test_every_method_gets_a_folder_and_failures_are_records(
     run = json.loads((tmp_path / "out" / "sot-none" / "run.json").read_text())
     assert run["method"] == "sot"
     assert run["adapter"] is None
-    assert (run["engine"], run["max_concurrency"], run["timing"]) == ("torch", 16, False)
+    assert (run["max_concurrency"], run["timing"]) == (16, False)
+    assert run["engine"] in {"fast", "torch"}, "what auto takes depends on the machine"
     assert run["prompts"]["number"] == 3
     run = json.loads((tmp_path / "out" / "pasta-adapter" / "run.json").read_text())
     assert len(run["adapter"]["sha256"]) == 16

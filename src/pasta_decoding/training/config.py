@@ -167,7 +167,9 @@ class PreferenceConfig:
     alpha: Annotated[float, Key(min=0, max=1, help="Weight of the SFT term.")] = 0.005
     epochs: Annotated[int, Option(min=1, help="Over the pairs of a round.")] = 1
     learning_rate: Annotated[float, Option(min=0, help="Peak of the learning rate.")] = 1e-4
-    warmup_steps: Annotated[int, Key(min=0, help="Steps until the peak.")] = 5
+    warmup_steps: Annotated[
+        int, Key(min=0, help="Steps until the peak; a tenth of the run at most.")
+    ] = 5
     schedule: Schedule = "linear"
     pairs_per_step: Annotated[int, Key(min=1, help="Pairs of one optimiser step.")] = 4
     save_every_steps: SaveEvery = 10
