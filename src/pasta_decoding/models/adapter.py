@@ -76,8 +76,10 @@ def read_adapter(folder: Path) -> AdapterWeights:
         return AdapterWeights(low_rank, rows, float(settings["lora_alpha"] / rank))
 
 
-def merge_adapter(model: Any, folder: Path) -> Any:
+def merge_adapter(model: Any, folder: Path, *, rows_only: bool = False) -> Any:
     """Add the adapter in `folder` to the weights of `model`, in place; return it.
+
+    rows_only: add its trained token rows, and leave the linear layers as they are.
 
     LoRA's product (arXiv 2106.09685, equation 3) is computed in float32. Raises PastaError for an
     adapter that is broken, or does what Pasta's never do.
@@ -86,7 +88,7 @@ def merge_adapter(model: Any, folder: Path) -> Any:
 
     adapter = read_adapter(folder)
     with _adapter_errors(folder), torch.no_grad():
-        for layer, (down_RI, up_OR) in adapter.low_rank.items():
+        for layer, (down_RI, up_OR) in () if rows_only else adapter.low_rank.items():
             weight = model.get_submodule(layer).weight.data
             weight += (up_OR.float() @ down_RI.float()) * adapter.scale
         for layer, (tokens, row_TI) in adapter.rows.items():

@@ -169,7 +169,7 @@ def fast_decoder(
         loaded.model, added=added, cache_tokens=cache_tokens, cache_dtype=torch.bfloat16
     )
     if added and adapter is not None:  # trained rows of the embedding, which is not packed
-        merge_adapter(loaded.model, adapter)
+        merge_adapter(loaded.model, adapter, rows_only=True)
     return decoder_over(engine, loaded, joining)
 
 
