@@ -86,12 +86,6 @@ class LlamaEngine:
     def slots_in_use(self) -> int:
         return self._cache.slots_in_use
 
-    @property
-    def sequences_in_cache(self) -> int:
-        """How many llama sequences hold cells: 0 with nothing open."""
-        position = self.library.llama_memory_seq_pos_max
-        return sum(position(self._memory, s) >= 0 for s in range(MAX_SEQUENCES))
-
     def open(self, *, reserved_tokens: int) -> Branch:
         branch = self._cache.open(reserved_tokens)
         self._sequences[branch] = self._free_sequences.pop()

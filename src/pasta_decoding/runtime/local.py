@@ -17,7 +17,6 @@ from pasta_decoding.models.load import Loaded, load_apart, load_gguf, load_model
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder, RequestScheduler, decoder_fields, joining_for
 from pasta_decoding.runtime.policy import SchedulingPolicy
-from pasta_decoding.runtime.prefix_cache import PrefillBudget
 from pasta_decoding.runtime.request import Request, Rules
 from pasta_decoding.runtime.sampler import Replay
 from pasta_decoding.runtime.scheduler import Scheduler
@@ -73,7 +72,6 @@ class LocalDecoder(Decoder):
         *,
         max_requests: int | None = None,
         policy: SchedulingPolicy | None = None,
-        prefill_budget: PrefillBudget | None = None,
         prefix_caching: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> Scheduler:
@@ -85,7 +83,6 @@ class LocalDecoder(Decoder):
             joining=self.joining,
             max_requests=max_requests,
             policy=policy,
-            prefill_budget=prefill_budget,
             prefix_caching=prefix_caching,
             clock=clock,
         )
