@@ -57,13 +57,15 @@ class Rules:
     eagerness: float | None = None
 
     def __post_init__(self) -> None:
-        if self.eagerness is not None:
-            _check("eagerness", self.eagerness, -100, 100)
+        if self.eagerness is not None and not -100 <= self.eagerness <= 100:
+            raise PastaError(f"eagerness {self.eagerness} is not between -100 and 100")
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to choose tokens. `temperature` 0 is greedy; the other defaults change nothing.
+
+    `GenerationConfig` and the training configuration check the ranges.
 
     top_p, top_k, min_p: of the tokens with the `top_k` largest logits and at least `min_p` times
         the likeliest's probability, the fewest that hold `top_p` of what these hold together. Ties
@@ -87,24 +89,6 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
 
-    def __post_init__(self) -> None:
-        _check("temperature", self.temperature, 0, 100)
-        _check("min-p", self.min_p, 0, 1)
-        _check("presence penalty", self.presence_penalty, -2, 2)
-        _check("frequency penalty", self.frequency_penalty, -2, 2)
-        for bias in self.logit_bias.values():
-            _check("logit bias", bias, -100, 100)
-        if not 0 < self.top_p <= 1:
-            raise PastaError(f"top-p {self.top_p} is not above 0 and at most 1")
-        if not 0 < self.repetition_penalty <= 2:
-            raise PastaError(
-                f"repetition penalty {self.repetition_penalty} is not above 0 and at most 2"
-            )
-        if self.top_k is not None and self.top_k < 1:
-            raise PastaError(f"top-k {self.top_k} is not at least 1")
-        if self.seed < 0:
-            raise PastaError(f"seed {self.seed} is not at least 0")
-
     @property
     def greedy(self) -> bool:
         """Is there nothing to sample?"""
@@ -115,11 +99,6 @@ class SamplingParams:
         """Does anything that was said change what comes?"""
         penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
         return penalties != (1, 0, 0)
-
-
-def _check(name: str, value: float, least: float, most: float) -> None:
-    if not least <= value <= most:
-        raise PastaError(f"{name} {value} is not between {least} and {most}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,7 @@ class PreferenceConfig:
     ] = 1.0
     rounds: Annotated[int, Option(min=1, help="Each samples from the one before.")] = 1
     samples: Annotated[int, Option(min=2, help="Annotated answers a prompt.")] = 8
-    temperature: Annotated[float, Key(min=0.1, help="Of the samples.")] = 1.0
+    temperature: Annotated[float, Key(min=0.1, max=100, help="Of the samples.")] = 1.0
     baseline_samples: Annotated[
         int, Key(min=1, help="Sequential answers a prompt, of the baseline.")
     ] = 4
