@@ -255,17 +255,11 @@ def test_a_file_is_the_model_that_it_was_written_from(
     name: str, ops: Operators | None, tmp_path: Path
 ) -> None:
     write_gguf(speaking(TINY_MODELS[name]()), tmp_path / "x.gguf", float_type="F32")
-    config = read_config(GgufFile(tmp_path / "x.gguf"))
-    engine = FastEngine.of_gguf(tmp_path / "x.gguf", config, cache_dtype=torch.float32, ops=ops)
+    file = GgufFile(tmp_path / "x.gguf")
+    engine = FastEngine.of_gguf(file, read_config(file), cache_dtype=torch.float32, ops=ops)
     record = Recorder(engine)
     fork_join_go_on(record)
     assert_equals_recompute(record, dense(TINY_MODELS[name]()))
-
-
-def test_what_is_no_gguf_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.gguf").write_bytes(b"GGUF")
-    with pytest.raises(PastaError, match="is not a GGUF file that can be read"):
-        FastEngine.of_gguf(tmp_path / "x.gguf", tiny_llama().config)
 
 
 def test_a_bfloat16_model_is_near_the_exact_one() -> None:

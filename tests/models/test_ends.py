@@ -17,6 +17,7 @@ from gguf import GGUFReader
 
 from pasta_decoding.data.rows import question_of
 from pasta_decoding.errors import PastaError
+from pasta_decoding.gguf_file import GgufFile
 from pasta_decoding.lang.layout import MAIN, Layout
 from pasta_decoding.models.gguf import write_gguf
 from pasta_decoding.models.load import load_gguf, load_model
@@ -107,7 +108,7 @@ def test_a_gguf_names_every_end_first_the_one_that_training_shows(
     fields = GGUFReader(path).fields
     assert fields["tokenizer.ggml.eos_token_id"].contents() == END_ID
     assert fields["tokenizer.ggml.eot_token_id"].contents() == OTHER_END
-    back, _, _ = load_gguf(path, path)
+    back, _, _ = load_gguf(GgufFile(path), path)
     assert (back.eos_ids, back.end) == (frozenset({OTHER_END, END_ID}), END_ID)
 
 

@@ -119,7 +119,7 @@ def test_a_tokenizer_comes_back_with_its_template_and_ends(name: str, tmp_path: 
     path, tokenizer = tmp_path / "x.gguf", TOKENIZERS[name]()
     loaded = written(tiny_llama(vocabulary=300), path, tokenizer, [3])
     assert GGUFReader(path).fields["tokenizer.ggml.pre"].contents() == name
-    back, _, added = load_gguf(path, path)
+    back, _, added = load_gguf(GgufFile(path), path)
     assert (back.checkpoint, back.eos_ids) == (loaded.checkpoint, loaded.eos_ids)
     assert (added, back.end) == ({}, tokenizer.eos_token_id)
     assert back.tokenizer.get_vocab() == tokenizer.get_vocab()
@@ -172,9 +172,9 @@ def foreign(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Path:
 def test_a_foreign_file_is_a_base_model_for_an_adapter(
     foreign: Path, tiny_checkpoint: TinyCheckpoint
 ) -> None:
-    alone, _, nothing = load_gguf(foreign, foreign)
+    alone, _, nothing = load_gguf(GgufFile(foreign), foreign)
     assert (alone.checkpoint.joins, nothing, alone.eos_ids) == ((), {}, frozenset({END_ID}))
-    loaded, _, added = load_gguf(foreign, tiny_checkpoint.adapter)
+    loaded, _, added = load_gguf(GgufFile(foreign), tiny_checkpoint.adapter)
     merged = load_model(tiny_checkpoint.base, tiny_checkpoint.adapter)
     assert (loaded.checkpoint, loaded.warning) == (merged.checkpoint, None)
     weights = GgufFile(foreign).weights
@@ -189,10 +189,10 @@ def test_an_adapter_of_another_base_or_beside_another_is_refused(
 ) -> None:
     other = make_adapter(make_base(tmp_path / "base", seed=1), tmp_path / "other")
     with pytest.raises(PastaError, match=r"was trained on tests/tiny-llama \(norms_sha256"):
-        load_gguf(foreign, other)
+        load_gguf(GgufFile(foreign), other)
     write_gguf(loaded, tmp_path / "whole.gguf")
     with pytest.raises(PastaError, match=r"whole\.gguf holds an adapter already"):
-        load_gguf(tmp_path / "whole.gguf", tiny_checkpoint.adapter)
+        load_gguf(GgufFile(tmp_path / "whole.gguf"), tiny_checkpoint.adapter)
 
 
 def test_the_templates_end_counts_beside_the_one_that_the_file_names(
@@ -201,7 +201,7 @@ def test_the_templates_end_counts_beside_the_one_that_the_file_names(
     base = load_model(tiny_checkpoint.base, None)
     path = tmp_path / "x.gguf"
     write_gguf(Loaded(base.model, base.tokenizer, base.checkpoint, frozenset({256})), path)
-    assert load_gguf(path, path)[0].eos_ids == {256, END_ID}
+    assert load_gguf(GgufFile(path), path)[0].eos_ids == {256, END_ID}
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_a_file_that_cannot_be_read_says_why(
     shape = b"blk.0.attn_q.weight" + struct.pack("<IQQ", 2, 32, 32)
     path.write_bytes(damage(raw, raw.index(shape) + len(shape)))
     with pytest.raises(PastaError, match=re.escape(said)) as caught:
-        load_gguf(path, path)
+        load_gguf(GgufFile(path), path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 

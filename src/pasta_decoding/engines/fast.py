@@ -11,7 +11,6 @@ G kv heads, D head width, S slots, N segments (the tokens of one request), V voc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,6 +27,7 @@ from pasta_decoding.engines.native import Linear, Operators, Part, TorchOperator
 from pasta_decoding.engines.packed import FORMS, LowRank, Weights
 from pasta_decoding.engines.support import FULL, SLIDING, refuse_large_cache, rope_types
 from pasta_decoding.errors import PastaError
+from pasta_decoding.gguf_file import GgufFile
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 ROPES = {"default", "linear", "llama3", "yarn"}
@@ -319,10 +319,15 @@ class FastEngine:
 
     @classmethod
     def of_gguf(
-        cls, path: Path, config: Any, *, added: Mapping[str, LowRank] | None = None, **options: Any
+        cls,
+        file: GgufFile,
+        config: Any,
+        *,
+        added: Mapping[str, LowRank] | None = None,
+        **options: Any,
     ) -> FastEngine:
         """Return an engine with the weights of a GGUF file, as they are there."""
-        return cls(config, GgufTensors(path, config, added), **options)
+        return cls(config, GgufTensors(file, config, added), **options)
 
     @property
     def slots_in_use(self) -> int:

@@ -6,7 +6,6 @@ They are mapped, not read: embeddings are dequantised row by row as tokens ask f
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -24,8 +23,7 @@ class GgufTensors:
     added: what an adapter adds to its layers, by Hugging Face's names; embeddings are one.
     """
 
-    def __init__(self, path: Path, config: Any, added: Mapping[str, LowRank] | None) -> None:
-        file = GgufFile(path)
+    def __init__(self, file: GgufFile, config: Any, added: Mapping[str, LowRank] | None) -> None:
         self._weights, self.frequency_factors = file.weights, file.frequency_factors
         self.added = added or {}
         self.is_gemma = config.model_type.startswith("gemma")

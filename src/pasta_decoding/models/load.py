@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.files import sha256
@@ -20,6 +20,9 @@ from pasta_decoding.models.control_tokens import (
     choose_tokens,
     grow_vocabulary,
 )
+
+if TYPE_CHECKING:
+    from pasta_decoding.gguf_file import GgufFile
 
 DEFAULT_ADAPTER = "balanced"
 SEQUENTIAL = "sequential"
@@ -144,16 +147,15 @@ def load_apart(base: Path, adapter: Path | None) -> tuple[Loaded, Added]:
     return loaded, read_added(dict(loaded.model.named_parameters()), adapter)
 
 
-def load_gguf(path: Path, adapter: Path | None) -> tuple[Loaded, Any, Added]:
-    """Read a GGUF without its weights; return its config, too, and what an adapter adds to it.
+def load_gguf(file: GgufFile, adapter: Path | None) -> tuple[Loaded, Any, Added]:
+    """Read all of a GGUF but its weights; return also its config, and what an adapter adds to it.
 
-    adapter: `path` itself for a file that `pasta export` wrote, with its adapter in it. Raises
+    adapter: the file's own path if `pasta export` wrote it, with its adapter in it. Raises
     PastaError as `load_model` does.
     """
-    from pasta_decoding.gguf_file import GgufFile
     from pasta_decoding.models.gguf_reader import read_config, read_ends, read_tokenizer
 
-    file = GgufFile(path)
+    path = file.path
     config, tokenizer = read_config(file), read_tokenizer(file)
     own = file.fields.get(checkpoints.GGUF_KEY)
     if own is not None and adapter != path:

@@ -150,12 +150,14 @@ def fast_decoder(
     import torch
 
     from pasta_decoding.engines.fast import FastEngine
+    from pasta_decoding.gguf_file import GgufFile
 
     if threads is not None:
         torch.set_num_threads(threads)
     if base.suffix == ".gguf":
-        loaded, config, added = load_gguf(base, adapter)
-        engine = FastEngine.of_gguf(base, config, added=added, cache_tokens=cache_tokens)
+        file = GgufFile(base)
+        loaded, config, added = load_gguf(file, adapter)
+        engine = FastEngine.of_gguf(file, config, added=added, cache_tokens=cache_tokens)
         return decoder_over(engine, loaded, joining)
     if dtype != "auto":
         loaded = load_model(base, adapter, dtype=dtype)
@@ -183,11 +185,12 @@ def llama_decoder(
     exact: keep keys and values in F32, as the torch engine does in float32.
     """
     from pasta_decoding.engines.llama import LlamaEngine
+    from pasta_decoding.gguf_file import GgufFile
 
     engine = LlamaEngine(
         path, cache_tokens=cache_tokens, threads=threads, cache_type="F32" if exact else "F16"
     )
-    return decoder_over(engine, load_gguf(path, path)[0], joining)
+    return decoder_over(engine, load_gguf(GgufFile(path), path)[0], joining)
 
 
 def decoder_over(engine: Engine, loaded: Loaded, joining: Joining | None = None) -> LocalDecoder:
