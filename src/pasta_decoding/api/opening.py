@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pasta_decoding.runtime.local import LocalDecoder
 
 log = logging.getLogger(__name__)
+TORCH_DTYPES = ("auto", "float32", "bfloat16")
+"""Number formats that the engines torch and fast compute in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +142,21 @@ def choose_engine(checkpoint: Checkpoint) -> str:
     return asked if asked != "auto" else next(n for n, e in ENGINES.items() if e.suits(checkpoint))
 
 
+def _known_dtype(checkpoint: Checkpoint, engine: str) -> str:
+    """Return the number format that is asked for, unless torch's engines have none such."""
+    asked = checkpoint.config.dtype
+    if asked not in TORCH_DTYPES:
+        raise PastaError(f"the {engine} engine has no number format {asked}", field="dtype")
+    return asked
+
+
 # torch
 
 
 def _torch_dtype(checkpoint: Checkpoint) -> str:
     from pasta_decoding.models.load import native_dtype
 
-    asked = checkpoint.config.dtype
-    if asked not in ("auto", "float32", "bfloat16"):
-        raise PastaError(f"the torch engine has no number format {asked}", field="dtype")
+    asked = _known_dtype(checkpoint, "torch")
     return native_dtype(checkpoint.device) if asked == "auto" else asked
 
 
@@ -169,13 +177,6 @@ def _open_torch(checkpoint: Checkpoint) -> LocalDecoder:
 # fast
 
 
-def _fast_dtype(checkpoint: Checkpoint) -> str:
-    if checkpoint.config.dtype not in ("auto", "float32", "bfloat16"):
-        name = checkpoint.config.dtype
-        raise PastaError(f"the fast engine has no number format {name}", field="dtype")
-    return checkpoint.config.dtype
-
-
 def fast_can_run(checkpoint: Checkpoint) -> bool:
     """Is it a GGUF file, or is there a compiler, a known family and no llama.cpp on this CPU?
 
@@ -185,7 +186,7 @@ def fast_can_run(checkpoint: Checkpoint) -> bool:
 
     if checkpoint.is_gguf:
         return True
-    if checkpoint.config.dtype not in ("auto", "float32", "bfloat16") or llama_can_run(checkpoint):
+    if checkpoint.config.dtype not in TORCH_DTYPES or llama_can_run(checkpoint):
         return False
     if checkpoint.device != "cpu" or find_compiler() is None:
         return False
@@ -202,7 +203,7 @@ def fast_can_run(checkpoint: Checkpoint) -> bool:
 def _open_fast(checkpoint: Checkpoint) -> LocalDecoder:
     from pasta_decoding.runtime.local import fast_decoder
 
-    dtype = _fast_dtype(checkpoint)
+    dtype = _known_dtype(checkpoint, "fast")
     return fast_decoder(checkpoint.base, checkpoint.adapter, dtype=dtype, **checkpoint.sizes)
 
 
@@ -243,11 +244,8 @@ def _open_llama(checkpoint: Checkpoint) -> LocalDecoder:
             raise PastaError("the llama engine puts no adapter on a GGUF file: take --engine fast")
         return llama_decoder(checkpoint.base, **checkpoint.sizes)
     library()  # its absence is told before the work
-    base, adapter, file_type = (
-        checkpoint.base,
-        checkpoint.adapter,
-        gguf_type(checkpoint.config.dtype),
-    )
+    base, adapter = checkpoint.base, checkpoint.adapter
+    file_type = gguf_type(checkpoint.config.dtype)
     path = checkpoint.cache / "gguf" / f"{cached_name(base, adapter, file_type)}.gguf"
     if not path.exists():
         log.info("writing %s (once)", path)
@@ -292,7 +290,7 @@ def _open_remote(checkpoint: Checkpoint) -> RemoteDecoder:
 
 ENGINES: Mapping[str, EngineKind] = {
     "remote": EngineKind(lambda one: bool(one.config.base_url), lambda _: None, _open_remote),
-    "fast": EngineKind(fast_can_run, _fast_dtype, _open_fast),
+    "fast": EngineKind(fast_can_run, lambda one: _known_dtype(one, "fast"), _open_fast),
     "llama": EngineKind(llama_can_run, lambda one: gguf_type(one.config.dtype), _open_llama),
     "torch": EngineKind(lambda _: True, _torch_dtype, _open_torch),
 }

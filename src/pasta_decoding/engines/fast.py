@@ -25,7 +25,7 @@ from pasta_decoding.engines.gguf_blocks import GgufTensors
 from pasta_decoding.engines.kv_cache import Batch, BoolArray, KVCache, is_causal
 from pasta_decoding.engines.native import Linear, Operators, Part, TorchOperators, operators
 from pasta_decoding.engines.packed import FORMS, LowRank, Weights
-from pasta_decoding.engines.support import FULL, SLIDING, refuse_large_cache, rope_types
+from pasta_decoding.engines.support import attention_windows, refuse_large_cache, rope_types
 from pasta_decoding.errors import PastaError
 from pasta_decoding.gguf_file import GgufFile
 
@@ -129,10 +129,9 @@ class Layer:
         values_GSD: Tensor,
     ) -> None:  # fmt: skip
         name, own = f"model.layers.{number}", f"model.layers.{number}.self_attn"
-        kinds = getattr(config, "layer_types", None)
-        self.window: int | None = getattr(config, "sliding_window", None)
-        self.kind = kinds[number] if kinds else FULL if self.window is None else SLIDING
-        self.window = self.window if self.kind == SLIDING else None
+        windows, kinds = attention_windows(config), getattr(config, "layer_types", None)
+        self.kind: str = kinds[number] if kinds else next(iter(windows))
+        self.window = windows[self.kind]
         self.keys_GSD, self.values_GSD = keys_GSD, values_GSD
         self._ops, self._epsilon = ops, float(config.rms_norm_eps)
         self._gelu = tensors.is_gemma
