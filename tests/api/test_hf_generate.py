@@ -154,7 +154,7 @@ def test_a_stop_string_ends_the_text(folder: Path, model: Any, decoder: LocalDec
         ({"prompt_lookup_num_tokens": 3}, "assisted generation cannot be done"),
         ({"suppress_tokens": [1, 60]}, "suppress_tokens names"),
         ({"no_repeat_ngram_size": 2}, "NoRepeatNGramLogitsProcessor is not applied"),
-        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores is not told"),
+        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores is not returned"),
     ],
 )
 def test_what_would_be_ignored_is_refused_and_the_model_stays_as_it_was(

@@ -1,6 +1,6 @@
-"""What a parallel answer is compared with: a model that was taught to answer, but sequentially.
+"""The baseline of parallel answers: a model that was trained to answer sequentially.
 
-The same weights with promises banned are no such thing: they were trained to promise, and loop.
+The parallel model with promises banned is no baseline: it was trained to promise, and loops.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pasta_decoding.models.load import NO_ADAPTER, SEQUENTIAL, is_whole, shipped
 
 
 def baseline_of(config: EngineConfig, named: str | None) -> tuple[EngineConfig, str]:
-    """Return the config of a checkpoint's baseline, and what that is, for a reader.
+    """Return the config of a checkpoint's baseline, and a description of it.
 
     named: an adapter or a whole model. None: `sequential` for adapters that ship, the base model
-           for others. Raises PastaError where that is not known: of a whole model, and on servers.
+           for others. Raises PastaError for whole models and servers, whose baseline is unknown.
     """
     if named is not None:
         whole = is_whole(Path(named)) or config.whole is not None

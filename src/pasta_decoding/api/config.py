@@ -119,7 +119,7 @@ class GenerationConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Which checkpoint, on which engine. Raises PastaError for values that mean nothing.
+    """Which checkpoint, on which engine. Raises PastaError for invalid values.
 
     adapter:       None takes `balanced` for the default model, and none for another one.
     model:         None takes the default model. It or `adapter` may name a whole model (a GGUF file
@@ -132,7 +132,7 @@ class EngineConfig:
     max_model_len: None takes what the model and the cache hold.
     device:        None takes the first GPU if there is one.
     base_url:      servers that hold the merged checkpoint; several are replicas.
-    api_key:       what they ask for.
+    api_key:       the servers' API key.
     """
 
     adapter: Annotated[str | None, "Adapter: a name or a folder; `none` for the model alone."] = (
@@ -188,14 +188,14 @@ class EngineConfig:
 
     @property
     def adapter_name(self) -> str:
-        """The adapter that is meant, where no whole model is named."""
+        """The adapter's name or folder, if no whole model is named."""
         if self.adapter is not None:
             return self.adapter
         return DEFAULT_ADAPTER if self.model is None else NO_ADAPTER
 
     @property
     def short_name(self) -> str:
-        """What the checkpoint is called where there is little room."""
+        """A short name of the checkpoint."""
         if self.whole is not None:
             return self.whole.name
         if self.adapter_name != NO_ADAPTER:
@@ -204,9 +204,9 @@ class EngineConfig:
 
     @property
     def whole(self) -> Path | None:
-        """The whole model that is named, if one is. Raises PastaError if more is named beside it.
+        """The whole model, if one is named. Raises PastaError if more is named with it.
 
-        A name on the hub is not looked into. A GGUF file beside an adapter is its base model.
+        Names on the hub are not looked up. Named with an adapter, a GGUF file is its base model.
         """
         named = [Path(name) for name in (self.model, self.adapter) if name is not None]
         whole = [path for path in named if is_whole(path)]
@@ -218,7 +218,7 @@ class EngineConfig:
 
 
 def beside_whole(whole: Path) -> PastaError:
-    """Return the error for an adapter or a base model named beside a whole model."""
+    """Return the error for an adapter or a base model named with a whole model."""
     return PastaError(
         f"{whole} is a whole model, adapter included: name it as --model or as --adapter, and "
         "leave the other out"

@@ -3,7 +3,7 @@
     model.generate(**inputs, max_new_tokens=300, custom_generate=pasta.generate)
     pasta.generate(model, **inputs, max_new_tokens=300, streamer=streamer)
 
-transformers reads and checks the arguments; what comes of them and Pasta cannot do is refused.
+transformers reads and checks the arguments; those that Pasta cannot honour are refused.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _refuse(config: Any, steps: Sequence[Any], given: dict[str, Any]) -> None:
             f"{mode.replace('_', ' ')} cannot be done in parallel: use num_beams=1 and no lookup",
         ),
         (foreign, f"{', '.join(foreign)} is not applied in parallel decoding"),
-        (asked, f"{', '.join(asked)} is not told by parallel decoding"),
+        (asked, f"{', '.join(asked)} is not returned by parallel decoding"),
         (
             given.get("attention_mask") is not None,  # one of ones alone is dropped before
             "rows of different lengths cannot be answered together: "
@@ -180,7 +180,9 @@ def _decoder(model: Any, tokenizer: Any, config: Any, inputs: Any) -> Iterator[L
         )
     attention = model.config._attn_implementation
     trained = [(module, module.training) for module in model.modules()]
-    cache_tokens = 2 * len(inputs) * config.max_length + Rules().max_chunks  # a text join's, too
+    cache_tokens = (
+        2 * len(inputs) * config.max_length + Rules().max_chunks
+    )  # enough for a text join
     try:
         yield decoder_over(TorchEngine(model, cache_tokens=cache_tokens), loaded)
     finally:

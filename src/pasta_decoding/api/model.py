@@ -44,10 +44,10 @@ def open_worker(
     policy: SchedulingPolicy | None = None,
     watcher: Watcher | None = None,
 ) -> Worker:
-    """Return what writes answers with a decoder; whoever opens it closes it.
+    """Return a worker that writes answers with a decoder; the caller closes it.
 
     max_requests: how many answers are written at a time; None: as many as there is room for.
-    policy: who writes in which step of an engine here.
+    policy: which threads write in a step, on an engine in this process.
     """
     if isinstance(decoder, LocalDecoder):
         return EngineLoop(decoder, max_requests=max_requests, policy=policy, watcher=watcher)
@@ -89,7 +89,7 @@ class Model:
     prompt, for unknown roles or a wrong order of them, for a prompt that leaves no room for
     `max_tokens`, for unknown or invalid options, and after `close`.
 
-    decoder: what is underneath, for whoever measures steps; not while this answers.
+    decoder: for measurements of steps, while no answer is being written.
     """
 
     def __init__(self, decoder: AnyDecoder) -> None:
@@ -130,7 +130,7 @@ class Model:
     ) -> list[Result]:
         """Return the answers to several prompts, in their order, written side by side.
 
-        Each has noise of its own under one seed. The first error cancels the others.
+        Each answer has its own noise under one seed. The first error cancels the others.
 
         on_result: called with the number of a prompt and its answer as soon as that is there.
         """
@@ -193,7 +193,7 @@ class Model:
         return self.decoder.plain_tokens(text)
 
     def close(self) -> None:
-        """Cancel everything and free the engine's thread. Again, it does nothing."""
+        """Cancel everything and free the engine's thread. A second call does nothing."""
         with self._lock:
             self._closed = True
             worker, self._worker = self._worker, None
@@ -213,7 +213,7 @@ class Model:
         await asyncio.to_thread(self.close)
 
     def _start(self, prompt: Prompt, config: GenerationConfig, number: int = 0) -> Start:
-        """Return what hands the request in."""
+        """Return a function that hands the request in."""
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], int):
             ids: tuple[Any, ...] = tuple(prompt)
         else:

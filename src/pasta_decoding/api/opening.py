@@ -26,7 +26,7 @@ TORCH_DTYPES = ("auto", "float32", "bfloat16")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What is to be opened: the files that a config names.
+    """The files that a config names, to be opened.
 
     base:    folder of the weights, or a GGUF file.
     adapter: folder of the adapter; `base` itself for a whole model, None for a base model alone.
@@ -52,7 +52,7 @@ class Checkpoint:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """What every engine of this process is told."""
+        """Options of every engine in this process."""
         config = self.config
         return {
             "cache_tokens": config.cache_tokens,
@@ -84,7 +84,7 @@ def open_decoder(config: EngineConfig, cache: Path) -> LocalDecoder | RemoteDeco
     if config.base_url and name != "remote":
         raise PastaError(f"base_url names servers, and the engine {name} runs here")
     decoder = ENGINES[name].open(checkpoint)
-    release_openmp_threads()  # loading computes, too; the thread that will decode needs the cores
+    release_openmp_threads()  # loading has computed; the thread that decodes needs the cores
     if config.engine == "auto":
         log.info("engine: %s", decoder.name)
     if config.adapter is None and config.model is not None and not decoder.parallel:
@@ -230,7 +230,7 @@ def llama_can_run(checkpoint: Checkpoint) -> bool:
         library()
         known = adapter is None or scheme_named(checkpoints.load(adapter).scheme).consecutive
         return known and has_translation(checkpoint.base)
-    except PastaError:  # whoever loads a broken checkpoint says so
+    except PastaError:  # loading reports a broken checkpoint
         return False
 
 
@@ -243,7 +243,7 @@ def _open_llama(checkpoint: Checkpoint) -> LocalDecoder:
         if checkpoint.adapter != checkpoint.base:
             raise PastaError("the llama engine puts no adapter on a GGUF file: take --engine fast")
         return llama_decoder(checkpoint.base, **checkpoint.sizes)
-    library()  # its absence is told before the work
+    library()  # refuse a missing llama.cpp before the work
     base, adapter = checkpoint.base, checkpoint.adapter
     file_type = gguf_type(checkpoint.config.dtype)
     path = checkpoint.cache / "gguf" / f"{cached_name(base, adapter, file_type)}.gguf"
@@ -261,7 +261,7 @@ def write_export(base: Path, adapter: Path | None, path: Path, file_type: str) -
     from pasta_decoding.models.load import load_model
 
     if file_type not in FLOAT_TYPES:
-        library()  # its absence is told before the work
+        library()  # refuse a missing llama.cpp before the work
     loaded = load_model(base, adapter)
     if loaded.warning is not None:
         log.warning("%s", loaded.warning)

@@ -41,17 +41,17 @@ class Thread:
 class Result:
     """One finished answer.
 
-    text:          what the reader is owed: no tags; it ends before a stop string.
+    text:          without tags; it ends before a stop string.
     annotated:     the text form, tags and escapes included, a stop string and all.
     tree:          the same as nodes: spans, chunks, syncs.
-    threads:       those that wrote chunks, beside the main one.
+    threads:       those that wrote chunks, without the main one.
     critical_path: forward steps behind the prefill that the answer needs at unlimited width.
     finish_reason: "stop" (the model ended it, or a stop string) or "length" (a limit did).
     interventions: how often a constraint overruled the model.
-    seconds:       from the request to the end, of which
-    queue_s:       before it was let in.
+    seconds:       from the request to the end.
+    queue_s:       from the request to its admission.
     first_token_s: from the request to the first token; None if there was none.
-    sent:          what was asked of servers; None of an engine in this process.
+    sent:          requests to servers; None for an engine in this process.
     """
 
     text: str
@@ -75,7 +75,7 @@ class Result:
 
 
 def result_of(answer: Answer, text: str, plain_tokens: int) -> Result:
-    """Return what a user gets of an answer whose visible text is `text`."""
+    """Return the result of an answer whose visible text is `text`."""
     chunks = [node for node in answer.tree if isinstance(node, Chunk)]
     return Result(
         text=text,

@@ -97,12 +97,12 @@ class Stream(Iterator[Item], AsyncIterator[Item]):
         return self._ready.popleft()
 
     def advance(self) -> bool:
-        """Take one piece of news, which is waited for; return whether it was the last."""
+        """Wait for a piece of news and take it; return whether it was the last."""
         self._take(self._inbox.get())
         return self._over
 
     def close(self) -> None:
-        """Cancel the answer unless it is complete. Let go of whoever waits for a piece."""
+        """Cancel the answer unless it is complete. Wake a reader that waits for a piece."""
         if not self._over:
             self._left = True
             self._cancel()
@@ -155,7 +155,7 @@ class _Inbox:
         """Add news, in any thread."""
         self._news.put(news)
         if (wake := self._wake) is not None:
-            with suppress(RuntimeError):  # whose loop has ended has given up
+            with suppress(RuntimeError):  # the reader's loop has ended
                 wake()
 
     def get(self) -> News | None:

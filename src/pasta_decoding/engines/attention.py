@@ -1,8 +1,8 @@
 """How a Hugging Face model is given a preallocated KV cache: official hooks, no patching.
 
 `SlotLayer` is a cache layer that writes into memory taken once; `slot_attention` is an
-attention function for it, registered by name, that never copies a grouped key. What a forward pass
-writes and sees is told to both by its `Plan`.
+attention function for it, registered by name, that never copies a grouped key. A `Plan` tells both
+which slots a forward pass writes and reads.
 
 Shapes: B batch, H heads, G kv heads, Q query tokens, K key tokens, D head width.
 """
@@ -46,7 +46,7 @@ class QuerySegment:
 
 @dataclass(slots=True)
 class Plan:
-    """What the running forward pass writes and sees. Who calls the model sets it before."""
+    """The slots that a forward pass writes and reads. The model's caller sets it first."""
 
     segments: Sequence[QuerySegment] = field(default_factory=tuple)
 
@@ -114,7 +114,7 @@ class SlotLayer(CacheLayerMixin):
 
 
 def learn_shapes(model: PreTrainedModel) -> list[KeyShape]:
-    """Return what each layer's keys look like: only the model itself tells that for sure."""
+    """Return an example of each layer's keys and values, from a pass over one token."""
     cache = DynamicCache()
     one = torch.zeros(1, 1, dtype=torch.long, device=model.device)
     with torch.inference_mode():
@@ -214,5 +214,5 @@ def _attend(
 
 
 AttentionInterface.register(SLOTS, slot_attention)
-# 4-D masks pass as they are; this one serves whoever calls the same model with a plain 2-D mask.
+# 4-D masks pass as they are; this one serves plain calls of the same model with a 2-D mask.
 AttentionMaskInterface.register(SLOTS, sdpa_mask)

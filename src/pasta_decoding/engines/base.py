@@ -73,8 +73,8 @@ class Engine(Protocol):
     tokens, then those of the branches it joins. Siblings never see each other. Branches that
     descend from one `open` form a request; requests share nothing.
 
-    What the caller got wrong for a user's reason (too many tokens for the model, for the room or
-    for the memory) raises `PastaError` before anything changes. Using a closed branch, or one of
+    A request for too much (tokens beyond the model, the room or the memory) raises `PastaError`
+    before anything changes. Using a closed branch, or one of
     another request, is a bug and an assertion. One thread at a time may call.
 
     `tests/engines/test_contract.py` is this contract in full; an engine that passes it is a
@@ -149,9 +149,9 @@ class Engine(Protocol):
     def copy(self, source: Branch, target: Branch, tokens: int) -> None:
         """Let `target`, of another request, begin with the first `tokens` tokens of `source`.
 
-        Nothing is computed, and what becomes of one request changes nothing for the other. `target`
-        sees nothing before, and its request was fed nothing; that of `source` was fed `tokens` or
-        more before its first fork. They count as fed to both.
+        Nothing is computed, and later changes to one request do not reach the other. The request of
+        `target` is empty; that of `source` was fed `tokens` or more before its first fork. They
+        count as fed to both.
         """
         ...
 
@@ -188,7 +188,7 @@ class KeepsLogits(Protocol):
 
     @property
     def keeps_logits(self) -> bool:
-        """Whether that is worth while: moving them costs more than drawing."""
+        """Whether that pays: moving logits costs more than sampling."""
         ...
 
     def step_kept(self, feeds: Sequence[Feed]) -> Tensor:

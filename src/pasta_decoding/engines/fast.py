@@ -49,11 +49,11 @@ def obstacle(config: Any) -> str | None:
 
 
 class Tensors(Protocol):
-    """What a decoder asks for, by Hugging Face's names without `.weight`.
+    """The weights that a decoder reads, by Hugging Face's names without `.weight`.
 
     added: what an adapter adds to linear layers, where it is not merged.
     form:  the number format of most weights.
-    frequency_factors: what a file divides the frequencies of rotary positions by, if anything.
+    frequency_factors: divisors of the rotary frequencies, if the file has any.
     """
 
     added: Mapping[str, LowRank]
@@ -68,7 +68,7 @@ class Tensors(Protocol):
         ...
 
     def norm(self, name: str) -> Tensor | None:
-        """Return what a normalised row is multiplied with; None if there is no such norm."""
+        """Return a norm's weight; None if there is no such norm."""
         ...
 
     def matrix(self, name: str) -> Weights:
@@ -144,7 +144,7 @@ class Layer:
         self._down = linear(ops, tensors, f"{name}.mlp.down_proj")
         self._query_norm = tensors.norm(f"{own}.q_norm")
         self._key_norm = tensors.norm(f"{own}.k_norm")
-        # Gemma has norms behind attention and MLP, too; all others call the one before the MLP so.
+        # Gemma also has norms behind attention and MLP; others call the one before the MLP this.
         after = tensors.norm(f"{name}.post_attention_layernorm")
         before_mlp = tensors.norm(f"{name}.pre_feedforward_layernorm")
         self._input_norm = tensors.norm(f"{name}.input_layernorm")
@@ -225,10 +225,10 @@ class Decoder:
 SlotTable = tuple[Tensor, Tensor]
 """What each segment sees, as the operator reads it.
 
-table_N6: of each segment its first query, how many they are, the slot that the first is written to,
-          the first slot seen, the last one + 1, and where its mask begins in
-masks:    bytes, 1 for a slot that a query sees, [queries, slots] a segment; -1: it has none, its
-          queries see all slots up to their own.
+table_N6: for each segment its first query, its number of queries, the slot of the first one, the
+          first visible slot, the last one + 1, and the offset of its mask in `masks` (-1: it has
+          none, and each query sees all slots up to its own).
+masks:    bytes, 1 for a slot that a query sees; [queries, slots] for each segment with a mask.
 """
 
 
@@ -252,7 +252,7 @@ def slot_table(batch: Batch, window: int | None) -> SlotTable:
 def frequencies(config: Any, kind: str, factors: Tensor | None) -> tuple[Tensor, float]:
     """Return the angle of one position for each pair of a head's numbers, and a scale.
 
-    factors: of a file that has the scaling of its rotary positions so; else the config has it.
+    factors: the file's divisors of frequencies; None: the config has the scaling.
     """
     nested = config.rope_parameters.get(kind)
     rope = nested or config.rope_parameters

@@ -18,9 +18,9 @@ _EMBEDDINGS = "model.embed_tokens"
 
 
 class GgufTensors:
-    """What a decoder asks for, from a GGUF file.
+    """A decoder's weights, from a GGUF file.
 
-    added: what an adapter adds to its layers, by Hugging Face's names; embeddings are one.
+    added: an adapter's low-rank additions, by Hugging Face's names; embeddings are one layer.
     """
 
     def __init__(self, file: GgufFile, config: Any, added: Mapping[str, LowRank] | None) -> None:

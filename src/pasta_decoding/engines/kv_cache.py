@@ -65,7 +65,7 @@ class BatchItem:
 
 
 def is_causal(mask_QK: BoolArray) -> bool:
-    """Do the queries, one or all tokens that there are, see just the slots up to their own?"""
+    """Do the queries (one, or all tokens) see exactly the slots up to their own?"""
     queries, slots = mask_QK.shape
     if queries not in (1, slots):
         return False

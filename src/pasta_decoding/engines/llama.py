@@ -39,7 +39,7 @@ class LlamaEngine:
     threads:      processor threads; None takes all cores that the process may use.
     cache_type:   of keys and values. F32 is for comparisons with the torch engine.
 
-    `library` and `context` are llama.cpp's own, for measurements beside the engine.
+    `library` and `context` are llama.cpp's own, for measurements without the engine.
     """
 
     free_positions = False  # llama.cpp refuses a sequence with gaps
@@ -76,7 +76,7 @@ class LlamaEngine:
         self._free_sequences = list(range(MAX_SEQUENCES))
 
     def _file_type(self) -> str:
-        """Return what most matrices are: the description reads like "llama 1B Q4_K - Medium"."""
+        """Return most matrices' format, from a description like "llama 1B Q4_K - Medium"."""
         buffer = ctypes.create_string_buffer(128)
         self.library.llama_model_desc(self._model, buffer, 128)
         form = buffer.value.decode().split(maxsplit=2)[-1].removeprefix("all ")

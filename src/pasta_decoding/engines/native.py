@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A linear layer: its weights, what an adapter adds beside them, its bias."""
+    """A linear layer: its weights, an adapter's low-rank addition, its bias."""
 
     weights: Weights
     added: LowRank | None
@@ -68,7 +68,7 @@ class Operators(Protocol):
         self, query_QHD: Tensor, key_QGD: Tensor, value_QGD: Tensor, keys_GSD: Tensor,
         values_GSD: Tensor, table_N6: Tensor, masks: Tensor, scaling: float,
     ) -> Tensor:  # fmt: skip
-        """Write keys and values into their slots; return what the queries attend to, [Q, H, D]."""
+        """Write keys and values into their slots; return attention's output, [Q, H, D]."""
         ...
 
 
@@ -275,7 +275,7 @@ def _built(compiler: str, folder: Path) -> Path:
 
 
 def _processor() -> str:
-    """Return what the processor can do, as far as it is known."""
+    """Return the processor's features, as far as the system names them."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux

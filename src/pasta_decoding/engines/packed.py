@@ -64,13 +64,13 @@ class Weights:
 
     @classmethod
     def of(cls, weight_OI: Tensor) -> Weights:
-        """Return a tensor's: in blocks if it was dequantised from Q4_1 or Q8_0, exactly."""
+        """Return a tensor's weights: in blocks if it was dequantised from Q4_1 or Q8_0."""
         inputs = weight_OI.shape[1]
         if weight_OI.dtype == torch.bfloat16:
             return cls(weight_OI.contiguous().view(torch.uint8).numpy(), Kind.BF16, inputs)
         rows = weight_OI.float().contiguous().numpy()
         for kind in (Kind.Q4_1, Kind.Q8_0) if inputs % BLOCK == 0 else ():
-            few = _exactly(rows[:PANEL], kind)  # most others are found out here
+            few = _exactly(rows[:PANEL], kind)  # most other tensors fail here
             if few is not None and (found := _exactly(rows, kind)) is not None:
                 return cls(found, kind, inputs)
         return cls(rows.view(np.uint8), Kind.F32, inputs)
@@ -86,7 +86,7 @@ class Weights:
 
 
 def _exactly(rows: npt.NDArray[np.float32], kind: Kind) -> npt.NDArray[np.uint8] | None:
-    """Return the rows in blocks of a kind, if these have their very values."""
+    """Return the rows in blocks of a kind; None where that would change a value."""
     with np.errstate(all="ignore"):
         found = quantize(rows, kind)
     return found if np.array_equal(dequantize(found, kind), rows) else None
@@ -129,7 +129,7 @@ class Packed:
 
 
 def pack(library: Any, weights: Weights) -> Packed:
-    """Pack a matrix; of a kind without a form of its own in float32."""
+    """Pack a matrix; kinds outside `FORMS` become float32."""
     if weights.kind not in FORMS:
         weights = Weights(weights.dense().numpy().view(np.uint8), Kind.F32, weights.inputs)
     form, outputs = FORMS[weights.kind], len(weights.rows)

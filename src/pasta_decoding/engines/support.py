@@ -36,7 +36,7 @@ def attention_windows(config: Any) -> dict[str, int | None]:
 
 
 def refuse_unsupported(model: PreTrainedModel) -> None:
-    """Raise PastaError with the first thing about a model that no engine of torch computes."""
+    """Raise PastaError with the first part of a model that the torch engine cannot compute."""
     for reason in _obstacles(model):
         raise PastaError(
             f"the torch engine cannot run this {model.config.model_type} model: {reason}"

@@ -1,7 +1,7 @@
 """Any unpatched Hugging Face causal model with rotary positions: the reference.
 
 All requests share one KV cache, taken once. A step is one forward pass over the tokens of all
-requests in it, told apart by position ids and by the slots that each of them sees.
+its requests; position ids and visible slots keep them apart.
 
 Shapes: Q tokens of the pass, F of them with logits, K slots, V vocabulary, R heads that share a kv
 head.
@@ -109,8 +109,8 @@ class TorchEngine:
     def _forget(self, slots: slice) -> None:
         """Clear slots that nobody holds any more.
 
-        Fixed shapes look at the slots of others, too, with weight 0; but 0 times infinity, which an
-        overflow may have left there, is no number.
+        Fixed shapes also read the slots of others, with weight 0. An overflow may have left
+        infinity there, and 0 times infinity is NaN.
         """
         if self._padded:
             for layer in self._layers:

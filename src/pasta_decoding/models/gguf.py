@@ -75,7 +75,7 @@ def _description(base: str, banned: Sequence[int]) -> str:
 
 
 def has_translation(folder: Path) -> bool:
-    """Could `write_gguf` take the model in this folder? Told from its settings alone.
+    """Could `write_gguf` take the model in this folder? Reads its settings alone.
 
     transformers is not imported: it takes longer than a short answer. A folder without a
     `tokenizer.json` counts as one without a translation.
@@ -204,7 +204,7 @@ def _interleave(weight: Tensor, heads: int) -> Tensor:
 
 
 def _llama3_factors(config: Any) -> Tensor:
-    """By how much Llama 3.1's scaling divides each rotation frequency (arXiv 2407.21783)."""
+    """Return the divisor of each rotary frequency in Llama 3.1's scaling (arXiv 2407.21783)."""
     import torch
 
     rope = config.rope_parameters

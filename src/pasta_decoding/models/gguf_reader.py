@@ -1,7 +1,7 @@
 """What a GGUF file says of its model: config, tokenizer with chat template, and ends of an answer.
 
-They are what transformers has for the same model's folder. Its own reading of a GGUF takes a
-minute, calls the token that begins a turn its end, and has no digits of SmolLM2's.
+They equal those that transformers loads from the same model's folder. Its own reader of GGUF takes
+a minute, takes the token that begins a turn for its end, and does not split SmolLM2's digits.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def read_tokenizer(file: GgufFile) -> PreTrainedTokenizerFast:
 def _backend(file: GgufFile, name: str, texts: list[str]) -> Tokenizer:
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
-    # Texts that only fill the vocabulary up to the rows of the weights. The hub's tokenizers do
-    # not have them; so control tokens are bound to the same rows in both.
+    # Leave out texts that only pad the vocabulary to the rows of the weights: the hub's tokenizers
+    # do not have them, and control tokens must be bound to the same rows in both.
     vocabulary = {text: n for n, text in enumerate(texts) if text != f"[PAD{n}]"}
     pairs = [tuple(pair.split(" ", 1)) for pair in file.fields["tokenizer.ggml.merges"]]
     merges: list[Any] = [pair for pair in pairs if "".join(pair) in vocabulary]
@@ -153,6 +153,6 @@ def _template_end(tokenizer: PreTrainedTokenizerFast) -> list[int]:
     try:
         rendered = str(tokenizer.apply_chat_template(talk, tokenize=False))
     except (TemplateError, ValueError):
-        return []  # asked to encode a prompt, it says why
+        return []  # encoding a prompt reports why
     behind = tokenizer.encode(rendered.partition(_PROBE)[2].lstrip(), add_special_tokens=False)
     return [token for token in behind[:1] if token in tokenizer.get_added_vocab().values()]

@@ -35,7 +35,7 @@ _SHIPPED = (_PACKAGE / "adapters", _PACKAGE.parents[1] / "adapters")
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model with its adapter merged in, float32 unless told otherwise, and its tokenizer.
+    """A model with its adapter merged in, float32 by default, and its tokenizer.
 
     model: None where an engine loads the weights itself.
     eos_ids: ids that end an answer.
@@ -55,7 +55,7 @@ class Loaded:
 
 
 def answer_end(tokenizer: Any, eos_ids: Collection[int]) -> int:
-    """Return the one of `eos_ids` behind an answer that training shows: the tokenizer's own.
+    """Return the id that ends answers in training: the tokenizer's own, if `eos_ids` has it.
 
     Raises PastaError if there is none.
     """
@@ -118,7 +118,7 @@ def native_dtype(device: str) -> str:
 
 
 def adapter_digest(adapter: Path) -> str:
-    """Return what tells an adapter from others: 16 hex digits over its weights and settings."""
+    """Return a digest of an adapter's weights and settings, 16 hex digits."""
     digest = hashlib.sha256()
     for path in sorted([*adapter.glob("*.safetensors"), *adapter.glob("*.json")]):
         digest.update(f"{path.name} {sha256(path)}\n".encode())
@@ -183,10 +183,10 @@ def _unmerged(base: Path, adapter: Path | None, dtype: str) -> Loaded:
 
 
 def load_metadata(base: Path, adapter: Path | None) -> tuple[Loaded, int, int]:
-    """Load all but the weights; return how many logits and positions the model has, too.
+    """Load all but the weights; return also how many logits and positions the model has.
 
-    Raises PastaError for a broken checkpoint or a foreign tokenizer. Which model a server has
-    cannot be told from here.
+    Raises PastaError for a broken checkpoint or a foreign tokenizer. It cannot check which model a
+    server has.
     """
     from transformers import AutoConfig, GenerationConfig
 

@@ -37,7 +37,7 @@ Fetch = Callable[[BaseModel, Path], Path]
 
 SHARD_BYTES = 600_000_000
 BLOCK_ROWS = 4096
-"""Of a weight, as many are dequantised at once."""
+"""Rows of a weight that are dequantised at once."""
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _log = logging.getLogger("pasta_decoding")
