@@ -1,7 +1,7 @@
-"""Which requests are decoded at the same time: what they may come to, and what there is room for.
+"""Which requests are decoded at the same time: their largest needs, and the room for them.
 
-First come, first served: a request enters when all that it may come to fits next to all that those
-already in may come to. So nobody is overtaken, and nobody runs out of room half-way.
+First come, first served: a request enters when its largest need fits next to the largest needs of
+the running ones. So no request is overtaken, and none runs out of room half-way.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pasta_decoding.runtime.policy import LEAST_QUOTA, Quota
 from pasta_decoding.runtime.request import Request
 
 AHEAD_SHARE = 8
-"""An answer may write ahead in this part of the cells that are free when it is let in."""
+"""An answer may write ahead in 1 / AHEAD_SHARE of the slots that are free at its admission."""
 THREADS_SHARE = 4
-"""And has this part of the branches that are free then."""
+"""It gets 1 / THREADS_SHARE of the branches that are free then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Admission:
         )
 
     def allot(self, request: Request, taken: ResourceRequest) -> Quota:
-        """Return what `request` gets of what is free beyond all that is `taken`, its own included.
+        """Return the quota of `request` in the room beyond `taken`, its own need included.
 
         It makes a step wider, never an answer different.
         """

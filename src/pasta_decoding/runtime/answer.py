@@ -39,8 +39,8 @@ class Answer:
     trimmed_tokens:   tokens that were written beyond its end, in reading order.
     event_s:          seconds from the request to each of the events.
     first_token_s:    seconds from the request to the first token; None if there was none.
-    seconds:          from the request to the end, of which
-    queue_s:          before it was let in.
+    seconds:          from the request to the end.
+    queue_s:          from the request to its admission.
     """
 
     segments: tuple[Segment, ...]
@@ -69,7 +69,7 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """What the reader is owed: no tags."""
+        """The text without tags."""
         return strip(self.tree)
 
     @property
@@ -122,7 +122,7 @@ def conclude(
 
 
 def _interventions(segments: Sequence[Segment], recorder: OutputRecorder) -> int:
-    """Count them in what was kept; where nothing was trimmed, ends were chosen, too."""
+    """Count interventions in kept tokens, closings and the end included unless trimmed."""
     kept, chunks = {MAIN: 0}, 0
     for segment in segments:
         if isinstance(segment, ChunkRun):

@@ -123,7 +123,7 @@ class Topics:
             banned.append(closes)
         if len(topic.split()) >= MAX_TOPIC_WORDS:
             banned.append(self.vocabulary.starts_word)
-            instead = closes if fresh else None  # who wants a fourth word has said three
+            instead = closes if fresh else None  # a fourth word ends the topic
         if not self.ids and self.rules.topics_begin_apart:
             banned.append(self._used_beginnings())
         # A tiny vocabulary may have no fresh ending left: then the topic grows past its limit.
@@ -237,7 +237,7 @@ class Budget:
         return sum(map(self._left_of, self.running))
 
     def most_of_a_chunk(self, promised: int) -> int:
-        """Return how many tokens may keep a promise of so many, ASYNC_OPEN not among them."""
+        """Return how many tokens may keep a promise of this many, ASYNC_OPEN not counted."""
         return max(self.rules.min_chunk_tokens, int(promised * self.rules.chunk_factor))
 
     def ends(self, chunk: WrittenChunk) -> bool:

@@ -1,4 +1,4 @@
-"""A checkpoint's language, whoever computes it: from a question to a request that answers it."""
+"""A checkpoint's language on any engine: from a question to a request that answers it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pasta_decoding.runtime.vocabulary import Vocabulary, vocabulary_of
 class RequestScheduler(Protocol):
     """Answers requests together: a `Scheduler` over an engine, or its like over servers.
 
-    Whoever adds a request forgets it in the end. See `Scheduler` for what each method promises.
+    Every added request must be forgotten. `Scheduler` documents the methods.
     """
 
     def add(self, request: Request) -> int: ...
@@ -35,7 +35,7 @@ class RequestScheduler(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
-    """Everything that one answer needs but what computes it.
+    """Everything that an answer needs except the engine.
 
     topic:    whether its promises carry one.
     eagerness: added to the promise's logit, of requests that name none.
@@ -185,10 +185,9 @@ def decoder_fields(loaded: Loaded, vocabulary_size: int, joining: Joining) -> di
 
 
 def joining_for(checkpoint: Checkpoint, wanted: Joining | None, able: Sequence[Joining]) -> Joining:
-    """Return how to join: as is wanted, else the first way that both sides know.
+    """Return `wanted` if it is named, else the first join that both sides know.
 
-    Raises PastaError if there is none: main would see behind a sync what it was never trained on.
-    Whoever names a join gets it.
+    Raises PastaError if there is none: behind a sync, main would see what it was not trained on.
     """
     if wanted is not None:
         return wanted

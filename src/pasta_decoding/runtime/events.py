@@ -1,4 +1,4 @@
-"""What a reader is told while an answer is being written, and the same in reading order.
+"""The events of an answer while it is being written, and its text in reading order.
 
 The text of an answer is a fold of its events: `Ordered` gives the pieces as a person reads them,
 a chunk behind an unfinished one waiting its turn, and `StopFilter` ends it before a stop string.
@@ -59,9 +59,9 @@ class Synced:
 
 @dataclass(frozen=True, slots=True)
 class Trimmed:
-    """The text ends after so many characters, in reading order: a limit or a stop string ends it.
+    """A limit or a stop string ends the text after this many characters, in reading order.
 
-    What was told of what stands behind, and what is still told, is no part of the answer.
+    Events of text behind them, earlier and later ones, are no part of the answer.
     """
 
     characters: int

@@ -40,10 +40,10 @@ class Generation:
     """One answer: it waits, is opened, prefilled, decoded, and ends with an answer or an error.
 
     quota:    what it was given beyond its needs.
-    demand:   what it needs room for, quota included.
-    unfed:    what main is to be fed before it writes: of the prompt, or of what a text join
-              rewrites, while no other thread writes.
-    prefilled_tokens: and where that goes on.
+    demand:   the room that it needs, quota included.
+    unfed:    tokens that main is fed before it writes: of the prompt, or of a text join's rewrite,
+              during which no other thread writes.
+    prefilled_tokens: the position at which `unfed` goes on.
     forked_after: tokens of the answer that were fed before its first fork; None before that.
     rewrite_s: what a text join took up to now; None while there is none.
     pending:  the token that each thread has chosen and not been fed yet.
@@ -132,7 +132,7 @@ class Generation:
             self.rewrite_s = None
 
     def runnable(self) -> Runnable:
-        """Tell which threads could be fed in the coming step."""
+        """Return which threads could be fed in the coming step."""
         order = sorted(self.pending, key=lambda thread: (thread == MAIN, thread))
         if (opening := self._opening) is not None:  # main's feed comes before what it opens
             order.remove(MAIN)
@@ -167,7 +167,7 @@ class Generation:
             self._take(thread, self.request.sampler.sample(thread, index, logits_V, allowed))
 
     def row_params(self, thread: int) -> RowParams:
-        """Return what settles the next token of `thread`, for a sampler's request."""
+        """Return how the next token of `thread` is sampled, for a sampler's request."""
         assert isinstance(self.request.sampler, Sampler), "others want the logits"
         eager = thread == MAIN and self.interpreter.rules.eagerness
         bias = self.interpreter.constraint(thread).bias if eager else {}
@@ -219,7 +219,7 @@ class Generation:
         self.finished = None
 
     def part_with_main(self) -> None:
-        """Free everything but main's branch, which somebody else takes over."""
+        """Free everything but main's branch, which the prefix cache takes over."""
         del self.live[MAIN]
         self._close()
 

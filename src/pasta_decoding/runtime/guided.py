@@ -1,4 +1,4 @@
-"""One thread of an answer at a server that knows no other: what it is told, and what follows.
+"""One thread of an answer at a server that sees no other thread: its rules, sent as text.
 
 `GuidedParams` go with the request, as text; `ThreadGrammar` gives from them, token by token, the
 constraints that the interpreter would give.
@@ -85,7 +85,7 @@ class GuidedParams:
 
 
 def guided_params(interpreter: Interpreter, thread: int) -> GuidedParams | None:
-    """Return the params of a request for `thread`, as things stand; None if biases say it all."""
+    """Return the params of a request for `thread` now; None if logit biases suffice."""
     rules, topics = interpreter.rules, interpreter.topics
     if not rules.parallel:
         return None
@@ -134,13 +134,13 @@ class ThreadGrammar:
         self._topics = Topics(vocabulary, rules, ids, earlier, set(params.beginnings))
 
     def constraint(self) -> Constraint:
-        """Return what it may write next: the same object for as long as that is the same."""
+        """Return what the thread may write next; the same object until that changes."""
         if self._allowed is None:
             self._allowed = self._find()
         return self._allowed
 
     def on_token(self, token: int) -> None:
-        """Hear what it wrote."""
+        """Follow a token that the thread wrote."""
         if self._params.kind is Kind.chunk:
             if not self._begun:
                 self._begun, self._allowed = True, None

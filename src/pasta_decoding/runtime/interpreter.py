@@ -59,8 +59,8 @@ class Interpreter:
     Threads may be asked in any order, at any pace: the answer is the same.
 
     max_positions: how many the model has; None for any number. They suffice for all tokens, but
-                   a scheme may leave positions out, and the `text` join feeds the closings of
-                   chunks, too: no promise is made that could use them up.
+                   a scheme may leave positions out, and the `text` join also feeds the closings
+                   of chunks: no promise is made that could use them up.
     joining:       how main comes to see chunks. `text` goes with the scheme `shared-max`.
     end:           the token with which main ended the answer; None before, and if a limit did.
     stops:         strings of which the first one to be complete ends the answer.

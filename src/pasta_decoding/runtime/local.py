@@ -22,7 +22,7 @@ from pasta_decoding.runtime.sampler import Replay
 from pasta_decoding.runtime.scheduler import Scheduler
 
 LOCAL_JOINS = (Joining.kv, Joining.text)
-"""What an engine in this process can do; the first one a checkpoint was trained for is taken."""
+"""Joins of engines in this process; the first one that a checkpoint was trained for is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class LocalDecoder(Decoder):
     ) -> Request:
         """Return the request that writes a given answer again, every token forced.
 
-        end: the token that ended it; if None did, any.
+        end: the token that ended it; None takes the vocabulary's.
         """
         tokens = sum(len(getattr(segment, "ids", (0,))) for segment in segments)
         chunks = sum(isinstance(segment, ChunkRun) for segment in segments)

@@ -25,7 +25,7 @@ from pasta_decoding.runtime.trace import Sent
 
 
 class ClosedError(PastaError):
-    """Nothing is there any more that could write an answer."""
+    """The worker is closed and writes no more answers."""
 
     def __init__(self) -> None:
         super().__init__("the model is closed", hint="Load it again: pasta.load(...)")
@@ -52,9 +52,11 @@ Cancel = Callable[[], object]
 class Activity:
     """What a worker does at a moment.
 
-    running: answers being written, and their threads that write or wait for their turn.
-    cells:   of the cache that answers use, those that keep beginnings of prompts until somebody
-             needs them, and all; 0 where servers have the cache.
+    running:      answers being written.
+    live_threads: their threads that write or wait for their turn.
+    cells:        of the cache, used by answers; 0 where servers have the cache, as the next two.
+    kept_cells:   of the cache, with prefixes of ended answers until the room is needed.
+    max_slots:    of the whole cache.
     """
 
     running: int = 0
@@ -65,7 +67,7 @@ class Activity:
 
 
 class Watcher(Protocol):
-    """Whoever counts what workers do. Called in their own threads."""
+    """Counts what workers do. Called in their threads."""
 
     def stepped(self, width: int, delays: Mapping[str, int]) -> None:
         """Count a step in which `width` threads wrote and others waited, by reason."""
@@ -127,7 +129,7 @@ class EngineLoop:
         Raises as `check` does, and ClosedError if this is not `alive`.
         """
         self.check(request)
-        release_openmp_threads()  # of whoever asks and may have computed
+        release_openmp_threads()  # the calling thread's, which may have computed
         key = object()
         with self._handing_in:
             if self._closed:
@@ -172,7 +174,7 @@ class EngineLoop:
         before = self._scheduler.delays.copy()
         try:
             self._scheduler.step()
-        except Exception as error:  # noqa: BLE001  whom it ended hears of it in `_report`
+        except Exception as error:  # noqa: BLE001  `_report` tells the requests that it ended
             if not any(self._failure(job) for job in self._jobs.values()):
                 # It belongs to none of them, and would come again for ever.
                 for key in list(self._jobs):
@@ -220,7 +222,7 @@ class EngineLoop:
         self._halting = True
 
     def _end(self) -> None:
-        """Tell whoever waits that nothing comes any more, those just handed in among them."""
+        """End every request with a ClosedError, those just handed in included."""
         with self._handing_in:
             self._closed = True
         while not self._inbox.empty():

@@ -1,7 +1,7 @@
 """Who writes in a step: which threads of an answer could, and which of all answers do.
 
-When a thread writes changes nothing that anybody reads, so width is bought where it pays. An answer
-alone advances all its threads. Where many are written together each advances at least one, the
+The text does not depend on when a thread writes, so width is chosen by its cost. An answer alone
+advances all its threads. Where many are written together each advances at least one, the
 earliest unfinished text first, and as many more as make a token cheapest by what steps have been
 seen to cost. Nobody waits for ever: an answer with a runnable thread advances in every step, a
 background answer in every fourth.
@@ -24,14 +24,14 @@ from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.request import Priority
 
 GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""Widths that are told apart; those between are taken for the next larger one."""
+"""Widths with a cost of their own; a width between two counts as the larger one."""
 BACKGROUND_STEPS = 4
-"""A background answer advances in one step of so many, at least."""
+"""A background answer advances at least once in this many steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Runnable:
-    """Who of one answer can write in a step, and how many cannot.
+    """Which threads of one answer can write in a step, and how many cannot.
 
     threads:  those that can, in reading order.
     for_room, for_thread: how many wait because there is no room to write so far ahead, or because
@@ -48,7 +48,7 @@ class SchedulingPolicy(Protocol):
     """Decides before each step, and learns from it."""
 
     def choose(self, answers: Sequence[Runnable]) -> list[Sequence[int]]:
-        """Return who advances, of each answer some of those that are ready.
+        """Return which threads advance: of each answer some of its runnable ones.
 
         Every answer must have its turn in the end, the first that is ready of it among them.
         """
@@ -205,7 +205,7 @@ def runnable_threads(
     begun: int,
     priority: Priority,
 ) -> Runnable:
-    """Tell who can write next.
+    """Return which threads can write next.
 
     order: threads that have a token to be fed, in reading order.
     begun: threads that have begun and not ended.

@@ -25,13 +25,13 @@ from pasta_decoding.runtime.policy import StepCost
 MOST_KEPT = 32
 """Beginnings at a time: each takes a branch of the engine."""
 KEPT_SHARE = 2
-"""They take at most this part of the engine's cells."""
+"""Prefixes take at most 1 / KEPT_SHARE of the engine's slots."""
 LEAST_SHARED = 16
 """Fewer tokens are computed sooner than they are copied."""
 
 
 def common_prefix_len(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """Return with how many tokens both begin."""
+    """Return the number of first tokens that are equal."""
     longest = min(len(one), len(other))
     if one[:longest] == other[:longest]:
         return longest
@@ -55,7 +55,7 @@ class PrefixCache:
         return sum(len(one.ids) for one in self._kept)
 
     def begin(self, coming: Generation, running: Sequence[Generation]) -> bool:
-        """Let a prompt begin with what is held of it; False if more of it is about to come."""
+        """Start a prompt from a held prefix; False if a running prefill soon holds a longer one."""
         if coming.prefilled_tokens:
             return True
         ids = coming.request.prompt[:-1]  # the last one is fed, for logits
@@ -99,7 +99,7 @@ class PrefixCache:
             self.drop_oldest()
 
     def make_room(self, demand: ResourceRequest) -> None:
-        """Give back what stands in the way of requests that come to `demand` together."""
+        """Drop prefixes until requests that need `demand` together fit."""
         cells, branches = self._engine.max_slots, self._engine.max_branches
         while self._kept and (
             (cells is not None and self.cells + demand.cells > cells)
@@ -108,7 +108,7 @@ class PrefixCache:
             self.drop_oldest()
 
     def drop_oldest(self) -> bool:
-        """Give back what was used least recently; return whether there was anything."""
+        """Drop the least recently used prefix; return whether there was one."""
         if self._kept:
             self._drop(self._kept[0])
             return True
@@ -120,7 +120,7 @@ class PrefixCache:
             pass
 
     def _use(self, beginning: PrefixEntry) -> None:
-        """Note that it was of use; the others go before it. It may be a running answer's."""
+        """Mark an entry as just used, if it is kept and not a running answer's."""
         if beginning in self._kept:
             self._kept.remove(beginning)
             self._kept.append(beginning)
@@ -135,9 +135,9 @@ PIECE_TOKENS = 256
 LEAST_TOKENS = 4
 """Fewer are not fed in a step of threads, while there are more: a pass for them would not pay."""
 DEBT_STEPS = 8
-"""What one pass took too long is paid back by this many steps at most: it may never come again."""
+"""At most this many steps pay for one slow pass, which may never come again."""
 MOST_STEPS = 16
-"""After so many steps without prompt tokens there are some, whatever they were seen to cost."""
+"""After this many steps without prompt tokens some are fed, whatever they cost."""
 
 
 @dataclass(slots=True)

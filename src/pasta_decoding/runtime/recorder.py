@@ -1,4 +1,4 @@
-"""What there is to tell of one answer while it is written, whoever writes it."""
+"""The events of one answer while it is written, by an engine or by servers."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from pasta_decoding.runtime.text import ThreadText
 class OutputRecorder:
     """The events of one answer, when they came, and how often a constraint overruled the model.
 
-    began_s: when it was asked for, by the clock of whoever stamps.
+    began_s: the time of the request, by the clock of `stamp`.
     chosen:  how many tokens each thread has chosen.
     overruled: which of them were not what the model wanted: thread, and place among its tokens.
-    _told:   what was told of each thread's last token,
-    _untold: and of those whose text waits for more.
-    _shown:  text in reading order that nobody has been given yet.
-    _read_events, _drained_events: how many events are in `_shown`, and were given away.
+    _told:   log probabilities of each thread's last token.
+    _untold: those of tokens whose text waits for more.
+    _shown:  text in reading order that `drain` has not returned yet.
+    _read_events, _drained_events: how many events `_shown` has had, and `drain` has returned.
     """
 
     interpreter: Interpreter
@@ -82,7 +82,7 @@ class OutputRecorder:
         return self._filter.stopped
 
     def tell(self, action: Action) -> None:
-        """Turn what the interpreter wants done into what a reader is told."""
+        """Turn an action of the interpreter into events."""
         match action:
             case Append(thread, token):
                 self._say(thread, token)
@@ -109,7 +109,7 @@ class OutputRecorder:
         self.event_s += [elapsed_s] * (len(self.events) - len(self.event_s))
 
     def drain(self, step: int) -> Progress | None:
-        """Return what is new since the last call, if anything is, after so many steps."""
+        """Return the progress since the last call, if any; `step` steps have been made."""
         if self._drained_events == len(self.events):
             return None
         self._read()

@@ -70,12 +70,13 @@ class SamplingParams:
     top_p, top_k, min_p: of the tokens with the `top_k` largest logits and at least `min_p` times
         the likeliest's probability, the fewest that hold `top_p` of what these hold together. Ties
         at a border stay in.
-    repetition_penalty: divides a logit above 0, and multiplies one below, of what the prompt or the
-        thread has said,
-    presence_penalty: is taken off the logit of what the thread has said,
-    frequency_penalty: and this each time that it has said it. All three as vLLM has them.
+    repetition_penalty: divides positive logits, and multiplies negative ones, of tokens in the
+        prompt or the thread.
+    presence_penalty: subtracted from the logits of tokens in the thread.
+    frequency_penalty: subtracted once for each time that a token is in the thread. All three as in
+        vLLM.
     logit_bias: added to the logits of some ids. What may not stand stays out all the same.
-    logprobs:   how many alternatives to each token are reported, beside its own; None: nothing is.
+    logprobs:   how many alternatives to each token are reported; None: no log probabilities.
     """
 
     temperature: float = 0.0
@@ -96,7 +97,7 @@ class SamplingParams:
 
     @property
     def penalises(self) -> bool:
-        """Does anything that was said change what comes?"""
+        """Do earlier tokens change the logits?"""
         penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
         return penalties != (1, 0, 0)
 

@@ -53,9 +53,9 @@ class TokenSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RowParams:
-    """What settles one token before anybody looks at its logits.
+    """How one token is sampled from its logits.
 
-    key:        what the noise is a hash of.
+    key:        the noise is a hash of it.
     adjustment: of the logits, before anything else, if there is any.
     """
 
@@ -82,12 +82,12 @@ class Sampler:
     history: History | None = None
 
     def sample(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
-        """See `TokenSource`. Overruled is the choice among all tokens."""
+        """See `TokenSource`. The constraint may overrule the winner among all tokens."""
         row = self.row(thread, index, allowed.bias)
         return self.accept(thread, row, sampled(logits_V, row), lambda: logits_V, allowed)
 
     def row(self, thread: int, index: int, bias: Mapping[int, float]) -> RowParams:
-        """Return what settles the `index`-th token of `thread`; `bias` is the constraint's."""
+        """Return how the `index`-th token of `thread` is sampled; `bias` is the constraint's."""
         params, adjustment = self.params, None
         added = dict(params.logit_bias)
         for token, more in bias.items():
@@ -108,9 +108,9 @@ class Sampler:
         logits: Callable[[], Logits],
         allowed: Constraint,
     ) -> Choice:
-        """Take `wanted`, which won among all tokens, or who wins among those that may stand there.
+        """Take `wanted`, the winner among all tokens, or else the winner among the allowed ones.
 
-        `logits` fetches the row, where it is needed.
+        `logits` fetches the row, and is called only where it is needed.
         """
         token, admitted, only = wanted, allowed.admits(wanted), allowed.alternatives
         if not admitted and only is not None and len(only) == 1:
@@ -171,7 +171,7 @@ def weights(logits_V: Logits, params: SamplingParams) -> Logits:
 
 
 def winner(weight_V: Logits, pool_V: Logits, row: RowParams) -> int | None:
-    """Return who of `pool_V` comes first, of those that hold `top_p` of `weight_V`.
+    """Return the first token of `pool_V` among those that hold `top_p` of `weight_V`.
 
     The pool is all of `weight_V`, or has some tokens' weights set to 0. None if nobody runs, or a
     weight is no number. Top-p keeps the heaviest tokens: if it would have left the first one out,
@@ -214,7 +214,7 @@ def _spread_ids(size: int) -> npt.NDArray[np.uint32]:
 
 
 def _first(time_V: npt.NDArray[np.float32], noise_V: npt.NDArray[np.uint32], pool_V: Logits) -> int:
-    """Return who comes first. `time_V` is noise/w, which the true time, -log(1-u)/w, exceeds.
+    """Return the first token. `time_V` is noise/w, which the true time, -log(1-u)/w, exceeds.
 
     So logarithms are taken of those alone that may be faster than the first one of `time_V`.
     """

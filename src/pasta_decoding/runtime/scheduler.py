@@ -41,9 +41,9 @@ class Scheduler:
 
     joining:  how answers join their chunks; see `Interpreter`.
     max_requests: how many requests are let in at a time; None: as many as there is room for.
-    policy: who writes in which step; `CheapestStep` unless told otherwise.
-    prefill_budget: how many prompt tokens a step takes, and of what text joins rewrite.
-    prefix_caching: whether prompts share what they begin with alike, ended answers' prompts too.
+    policy: which threads write in a step; `CheapestStep` by default.
+    prefill_budget: how many tokens of prompts, and of text joins' rewrites, a step takes.
+    prefix_caching: whether requests reuse common prefixes, also those of ended answers.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Scheduler:
 
     @property
     def kept_cells(self) -> int:
-        """Cells that ended answers left for prompts that begin alike; who needs them gets them."""
+        """Slots with prefixes of ended answers; a request that needs the room gets it."""
         return self._prefix_cache.cells
 
     def check(self, request: Request) -> None:
@@ -156,7 +156,7 @@ class Scheduler:
             generation.conclude(self._clock())
 
     def forget(self, number: int) -> None:
-        """Cancel a request and drop its result. Whoever adds one forgets it in the end."""
+        """Cancel a request and drop its result. Every added request must be forgotten."""
         self.cancel(number)
         del self._generations[number]
 
@@ -264,7 +264,7 @@ class Scheduler:
             row.generation.choose(row.thread, logits_V)
 
     def _choose_on_device(self, logits_FV: Tensor, rows: Sequence[Row]) -> None:
-        """Draw for all rows at once; a row is fetched where what was drawn may not stand."""
+        """Sample all rows at once; a row is fetched only if its token may not stand there."""
         from pasta_decoding.runtime.device_sampler import sampled_rows
 
         def fetch(row: int) -> FloatArray:
@@ -277,7 +277,7 @@ class Scheduler:
             row.generation.accept(row.thread, one, token, partial(fetch, number))
 
     def _settle(self) -> None:
-        """End what is finished, and what has no time left, in the queue too."""
+        """End answers that are finished or out of time, queued ones included."""
         now_s = self._clock()
         for generation in self._generations.values():
             if generation.is_over:

@@ -72,10 +72,10 @@ class Trace:
     prefilled_tokens: tokens of its prompt that were fed for it; a beginning that it shares with
         others counts for the first of them only.
     reused_tokens: of its prompt, that were copied from what the engine still held.
-    prefill_s: what the passes took that fed its prompt.
+    prefill_s: seconds of the passes that fed its prompt.
     rewritten_tokens: tokens that text joins fed, most of them for the second time. Each join is one
         step, in however many passes.
-    sent: what was asked of servers; None of an engine in this process.
+    sent: requests to servers; None for an engine in this process.
     """
 
     prompt_tokens: int
