@@ -20,7 +20,7 @@ from pasta_decoding.evaluation.metrics import (
 )
 from pasta_decoding.evaluation.records import Record
 from pasta_decoding.evaluation.runs import MethodRun
-from tests.runfolders import failed, parallel, record
+from tests.evaluation.runfolders import failed, parallel, record
 
 
 def run_of(method: str, records: list[Record]) -> MethodRun:

@@ -18,7 +18,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.records import RunFolder
 from pasta_decoding.evaluation.report import Report, build, numbers, plot, render
 from pasta_decoding.evaluation.runs import find_runs
-from tests.runfolders import CHUNKED, PLAIN, failed, parallel, record, write_run
+from tests.evaluation.runfolders import CHUNKED, PLAIN, failed, parallel, record, write_run
 
 HOSTILE = "</details></script><script>document.title='stolen'</script><img src=x onerror=alert(1)>"
 
