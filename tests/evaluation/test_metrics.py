@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from pasta_decoding.errors import PastaError
+from pasta_decoding.evaluation import metrics
 from pasta_decoding.evaluation.metrics import (
-    RESAMPLES,
     Figures,
     figures,
     geometric,
@@ -33,14 +33,14 @@ def figures_of(ours: list[Record], theirs: list[Record] | None = None) -> Figure
     return figures(run_of("pasta", ours), run_of("sequential", baseline))
 
 
-@pytest.mark.parametrize(
-    ("prompts", "drawn_times"),
-    [(1, RESAMPLES), (2_000, RESAMPLES), (4_000, 5_000), (25_000, 1_000)],
-)
+@pytest.mark.parametrize(("prompts", "drawn_times"), [(1, 100), (20, 100), (40, 50), (250, 10)])
 def test_many_prompts_are_resampled_less_often_and_each_resample_is_as_large_as_they(
-    prompts: int, drawn_times: int
+    prompts: int, drawn_times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts_RP = resamples(prompts)
+    limits = {"RESAMPLES": 100, "_MAX_COUNTS": 2_000, "_MIN_RESAMPLES": 10}
+    for name, smaller in limits.items():
+        monkeypatch.setattr(metrics, name, smaller)
+    counts_RP = resamples.__wrapped__(prompts)  # not cached: these are for no other test
     assert counts_RP.shape == (drawn_times, prompts)
     assert (counts_RP.sum(axis=1) == prompts).all()
 
