@@ -35,7 +35,7 @@ def likelihood_rate(base: Path, adapter: Path, *, dtype: str, device: str = "cpu
         layouts = [
             lay_out(prompt, [run], scheme, async_close=close, end=loaded.end) for run in runs
         ]
-        nats = [-float(logprobs_L.mean()) for logprobs_L in score_layouts(loaded.model, layouts)]
-        return [-one - REP_4_COST * rep_4(text) for one, text in zip(nats, texts, strict=True)]
+        scored = zip(score_layouts(loaded.model, layouts), texts, strict=True)
+        return [float(logprobs_L.mean()) - REP_4_COST * rep_4(text) for logprobs_L, text in scored]
 
     return rate
