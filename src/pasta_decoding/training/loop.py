@@ -62,10 +62,14 @@ _EVERY_RUN: dict[str, Any] = {
 def training_arguments(
     out: Path,
     config: SftConfig | PreferenceConfig,
+    batches: int,
     batches_per_step: int,
     **settings: Any,
 ) -> TrainingArguments:
-    """Return the Trainer's settings: those of `config`, of every run, and `settings`."""
+    """Return the Trainer's settings: those of `config`, of every run, and `settings`.
+
+    batches: of the whole run.
+    """
     shared = processes()
     if batches_per_step % shared.num_processes:
         raise PastaError(
@@ -79,6 +83,7 @@ def training_arguments(
         bf16=config.bf16,
         seed=config.seed,
         learning_rate=config.learning_rate,
+        warmup_steps=min(config.warmup_steps, -(-batches // batches_per_step) // 10),
         lr_scheduler_type=config.schedule,
         save_steps=config.save_every_steps,
         report_to=list(config.report_to),

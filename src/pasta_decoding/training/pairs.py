@@ -77,14 +77,7 @@ def train_pairs(
     generator = torch.Generator().manual_seed(config.seed)
     orders = [torch.randperm(len(examples), generator=generator) for _ in range(config.epochs)]
     plan = [examples[int(place)] for order in orders for place in order]
-    steps = -(-len(plan) // config.pairs_per_step)
-    arguments = training_arguments(
-        out,
-        config,
-        config.pairs_per_step,
-        warmup_steps=min(config.warmup_steps, steps // 10),
-        logging_steps=1,
-    )
+    arguments = training_arguments(out, config, len(plan), config.pairs_per_step, logging_steps=1)
     paired = ("square", "gap", "target", "accuracy", "drift")
     meter = Meter("sft", *(paired if config.objective == "bonbon" else ()))
     tokens = [one.tokens for one in plan]

@@ -102,8 +102,8 @@ def train_sft(
     arguments = training_arguments(
         out,
         config,
+        len(packs),
         config.packs_per_step,
-        warmup_steps=min(config.warmup_steps, -(-len(packs) // config.packs_per_step) // 10),
         logging_steps=5,
         eval_strategy="steps" if evaluated else "no",
         eval_steps=config.save_every_steps,
