@@ -20,6 +20,7 @@ from pasta_decoding.cli.bars import progress
 from pasta_decoding.cli.console import say, token_counter
 from pasta_decoding.cli.options import AsJson, command
 from pasta_decoding.errors import PastaError
+from pasta_decoding.files import sha256
 
 if TYPE_CHECKING:
     from pasta_decoding.data.annotate.base import Annotate
@@ -76,7 +77,7 @@ def annotate(
     count_tokens = token_counter(counted_by)
     settings = {
         "with": with_,
-        "input": short_hash(source.read_bytes()),
+        "input": sha256(source)[:16],
         "tokens_of": counted_by and str(counted_by),
         "strip": strip,
     }
@@ -110,7 +111,7 @@ def endpoint_annotator(
         raise PastaError(message, hint="For example: --base-url http://localhost:8000/v1 --model m")
     key = next(filter(None, map(os.environ.get, KEY_VARIABLES)), "")
     endpoint = Endpoint(base_url, model, key, concurrency)
-    guide = short_hash(json.dumps(introduction()).encode())
+    guide = hashlib.sha256(json.dumps(introduction()).encode()).hexdigest()[:16]
     settings = {"base_url": base_url, "model": model, "introduction": guide}
     return by_endpoint(endpoint, count_tokens), settings
 
@@ -158,8 +159,3 @@ def show(figures: dict[str, Any], out: Path) -> None:
         say(f"{amount:g} {name}")
     if figures["ideal_speedup"] is not None:
         say(f"ideal speedup {figures['ideal_speedup']:.2f}")
-
-
-def short_hash(contents: bytes) -> str:
-    """Return the first characters of a SHA-256 sum."""
-    return hashlib.sha256(contents).hexdigest()[:16]

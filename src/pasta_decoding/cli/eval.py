@@ -17,6 +17,7 @@ from pasta_decoding.cli.bars import counting
 from pasta_decoding.cli.console import cache_folder, opened_decoder, say
 from pasta_decoding.cli.options import MaxTokens, Without, command
 from pasta_decoding.errors import PastaError, require
+from pasta_decoding.files import sha256
 
 if TYPE_CHECKING:
     from pasta_decoding.evaluation.generate import Entrant, Plan
@@ -112,16 +113,13 @@ def generate(
 
 def settings_of(plan: Plan, config: GenerationConfig, prompts: Path, number: int) -> dict[str, Any]:
     """Return what answers depend on whatever the method, as run.json has it."""
-    from hashlib import sha256
-
     from pasta_decoding.evaluation.machine import machine
 
     sampled = {"temperature": config.temperature, "top_p": config.top_p, "seed": config.seed}
-    digest = sha256(prompts.read_bytes()).hexdigest()[:16]
     return {
         "max_tokens": config.max_tokens,
         "max_seconds": plan.max_seconds,
-        "prompts": {"file": prompts.name, "sha256": digest, "number": number},
+        "prompts": {"file": prompts.name, "sha256": sha256(prompts)[:16], "number": number},
         "sampling": sampled if config.temperature else "greedy",
         "eagerness": config.eagerness,
         "seed": plan.seed,
