@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -87,8 +88,10 @@ def annotate(
     else:
         annotator = rule_annotator(with_, count_tokens)
     try:
-        with progress("annotating", len(rows)) as tick:
-            done = run_job(rows, annotator, count_tokens, out, settings, tick=tick)
+        with progress(["annotating"], len(rows)) as tick:
+            done = run_job(
+                rows, annotator, count_tokens, out, settings, tick=partial(tick, "annotating")
+            )
     except KeyboardInterrupt:
         say(f"finished rows are in {journal_path(out)}; the same command goes on behind them")
         raise

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from typing import TypeVar
 
 Item = TypeVar("Item")
 
 
-def counting() -> Progress:
-    """Return a bar that says how many are done, of how many, and how long the rest will take."""
+@contextmanager
+def progress(labels: Sequence[str], total: int) -> Iterator[Callable[[str], None]]:
+    """Show a bar a label, with the time that is left; hand out what moves one bar by one."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -26,20 +24,14 @@ def counting() -> Progress:
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     times = TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=True)
-    return Progress(*columns, *times, console=Console(stderr=True), transient=True)
+    with Progress(*columns, *times, console=Console(stderr=True), transient=True) as bars:
+        tasks = {label: bars.add_task(label, total=total) for label in labels}
+        yield lambda label: bars.advance(tasks[label])
 
 
-@contextmanager
-def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """Show a bar, and hand out what moves it."""
-    with counting() as bars:
-        task = bars.add_task(what, total=total)
-        yield lambda: bars.advance(task)
-
-
-def drawn(items: Iterable[Item], doing: str, total: int | None = None) -> Iterable[Item]:
+def drawn(items: Sequence[Item], doing: str) -> Iterable[Item]:
     """Yield the items, and draw on standard error how far they are."""
     from rich.console import Console
     from rich.progress import track
 
-    return track(items, doing, total=total, console=Console(stderr=True), transient=True)
+    return track(items, doing, console=Console(stderr=True), transient=True)

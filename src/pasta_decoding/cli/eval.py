@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
-from pasta_decoding.cli.bars import counting
+from pasta_decoding.cli.bars import progress
 from pasta_decoding.cli.console import cache_folder, opened_decoder, say
 from pasta_decoding.cli.options import MaxTokens, Without, command
 from pasta_decoding.errors import PastaError, require
@@ -183,14 +182,6 @@ def describe(engine: EngineConfig) -> dict[str, Any]:
         "device": engine.device,
         "join": engine.join and engine.join.value,  # else the adapter's digest tells it
     }
-
-
-@contextmanager
-def progress(labels: Sequence[str], total: int) -> Iterator[Callable[[str], None]]:
-    """Show a bar a method on standard error, and hand out what moves one."""
-    with counting() as bars:
-        tasks = {label: bars.add_task(label, total=total) for label in labels}
-        yield lambda label: bars.advance(tasks[label])
 
 
 def show(label: str, records: Sequence[Record]) -> None:
