@@ -14,7 +14,7 @@ import typer
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
 from pasta_decoding.cli.bars import progress
 from pasta_decoding.cli.console import cache_folder, opened_decoder, say
-from pasta_decoding.cli.options import MaxTokens, Without, command
+from pasta_decoding.cli.options import Without, command
 from pasta_decoding.errors import PastaError, require
 from pasta_decoding.files import sha256
 
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from pasta_decoding.evaluation.methods import Chosen, Method
     from pasta_decoding.evaluation.records import Record
     from pasta_decoding.runtime.decoder import Decoder
-
-_ANSWER = GenerationConfig()
-_RUNS = "Run folders of `eval generate`, or the folder around them."
 
 
 @command(
@@ -49,13 +46,6 @@ def generate(
         ),
     ],
     limit: Annotated[int | None, typer.Option(min=1, help="Only this many prompts.")] = None,
-    max_tokens: MaxTokens = _ANSWER.max_tokens,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus sampling (top-p).")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of sampling and of --timing's order.")] = 0,
-    eagerness: Annotated[
-        float | None, typer.Option(help="Number added to the promise token's logit.")
-    ] = None,
     max_concurrency: Annotated[
         int | None, typer.Option(min=1, help="Prompts answered together: 16, with --timing 1.")
     ] = None,
@@ -63,7 +53,10 @@ def generate(
         float, typer.Option(min=1, help="An answer that takes longer has failed.")
     ] = 600.0,
     timing: Annotated[
-        bool, typer.Option("--timing", help="One answer at a time, the methods in turns.")
+        bool,
+        typer.Option(
+            "--timing", help="One answer at a time, the methods in turns; --seed sets their order."
+        ),
     ] = False,
     repeats: Annotated[
         int | None, typer.Option(min=1, help="Turns with --timing, 3 by default; medians count.")
@@ -72,6 +65,7 @@ def generate(
         bool, typer.Option("--retry-failed", help="Ask again where a request failed before.")
     ] = False,
     *,
+    generation: GenerationConfig,
     engine: Annotated[EngineConfig, Without({"adapter"})],
 ) -> None:
     """Answer prompts by several methods on one engine, and keep a record of each answer.
@@ -94,16 +88,13 @@ def generate(
         max_concurrency=1 if timing else max_concurrency or 16,
         repeats=(repeats or 3) if timing else None,
         max_seconds=max_seconds,
-        seed=seed,
+        seed=generation.seed,
         retry_failed=retry_failed,
-    )
-    config = GenerationConfig(
-        max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, eagerness=eagerness
     )
     chosen = choose(method, remote=engine.is_remote)
     questions = read_questions(prompts)[:limit]
-    settings = settings_of(plan, config, prompts, len(questions))
-    entrants = make_entrants(chosen, engine, config, settings, plan)
+    settings = settings_of(plan, generation, prompts, len(questions))
+    entrants = make_entrants(chosen, engine, generation, settings, plan)
     with progress([one.label for one in chosen], len(questions)) as tick:
         found = answer_all(entrants, questions, out, plan, tick)
     for label, records in found.items():
@@ -201,7 +192,10 @@ def show(label: str, records: Sequence[Record]) -> None:
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help=_RUNS)],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Run folders of `eval generate`, or the folder around them."),
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")] = Path("report"),
     common: Annotated[
         bool, typer.Option("--common", help="Only the prompts that all runs have.")

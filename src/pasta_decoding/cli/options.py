@@ -24,9 +24,6 @@ Base = Annotated[
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel="Output")
 ]
-MaxTokens = Annotated[
-    int, typer.Option(min=1, help="End the answer after this many tokens, tags included.")
-]
 
 _NO_OPTIONS = frozenset(
     {
