@@ -137,7 +137,7 @@ class CheapestStep:
             least.append(wanted if one.priority is Priority.high else min(1, wanted))
             most.append(wanted)
         width = self.width(sum(least), sum(most), alone=alone)
-        shares = share_out(width - sum(least), least, most, answers)
+        shares = share_width(width - sum(least), least, most, answers)
         return [one.threads[:share] for one, share in zip(answers, shares, strict=True)]
 
     def learn(self, width: int, seconds: float) -> None:
@@ -160,7 +160,7 @@ class CheapestStep:
         return next(w for w in widths if seconds[w] / w <= cheapest * (1 + self.worth))
 
 
-def share_out(
+def share_width(
     extra: int, least: Sequence[int], most: Sequence[int], answers: Sequence[Runnable]
 ) -> list[int]:
     """Return how many threads of each answer advance: `least`, and `extra` more among all.
