@@ -21,8 +21,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from pasta_decoding.engines import DEFAULT_CACHE_TOKENS
 from pasta_decoding.engines.base import Branch, Feed, FloatArray, Limits
+from pasta_decoding.engines.cached import CachedEngine
 from pasta_decoding.engines.gguf_blocks import GgufTensors
-from pasta_decoding.engines.kv_cache import Batch, BoolArray, KVCache, is_causal
+from pasta_decoding.engines.kv_cache import Batch, BoolArray, is_causal
 from pasta_decoding.engines.native import Linear, Operators, Part, TorchOperators, operators
 from pasta_decoding.engines.packed import FORMS, LowRank, Weights
 from pasta_decoding.engines.support import attention_windows, refuse_large_cache, rope_types
@@ -269,16 +270,13 @@ def rotation(positions_Q1: Tensor, frequency_D: Tensor, scale: float) -> Rotatio
     return (angle_QD.cos() * scale).float(), (angle_QD.sin() * scale).float()
 
 
-class FastEngine:
+class FastEngine(CachedEngine):
     """Implements `Engine` on a model of a family that it knows, on a processor.
 
     config:      the text model's.
     cache_dtype: of keys and values, float32 or bfloat16.
     ops:         None takes the C++ operators, or torch's where they cannot be built.
     """
-
-    free_positions = True
-    max_branches: int | None = None
 
     def __init__(
         self,
@@ -291,13 +289,12 @@ class FastEngine:
     ) -> None:
         if reason := obstacle(config):
             raise PastaError(f"the fast engine cannot run this {config.model_type} model: {reason}")
+        super().__init__(
+            Limits(int(config.vocab_size), int(config.max_position_embeddings), cache_tokens)
+        )
         ops = ops or operators() or TorchOperators()
         self._decoder = Decoder(config, tensors, cache_tokens, ops, cache_dtype)
         self.name = f"fast {'float32' if isinstance(ops, TorchOperators) else tensors.form}"
-        self.vocabulary_size = int(config.vocab_size)
-        self.max_positions = int(config.max_position_embeddings)
-        self.max_slots = cache_tokens
-        self._cache = KVCache(Limits(self.vocabulary_size, self.max_positions, cache_tokens))
 
     @classmethod
     def of(
@@ -328,29 +325,10 @@ class FastEngine:
         """Return an engine with the weights of a GGUF file, as they are there."""
         return cls(config, GgufTensors(file, config, added), **options)
 
-    @property
-    def slots_in_use(self) -> int:
-        return self._cache.slots_in_use
-
-    def open(self, *, reserved_tokens: int) -> Branch:
-        return self._cache.open(reserved_tokens)
-
-    def fork(self, parent: Branch) -> Branch:
-        return self._cache.fork(parent)
-
-    def join(self, parent: Branch, children: Sequence[Branch]) -> None:
-        self._cache.join(parent, children)
-
     def copy(self, source: Branch, target: Branch, tokens: int) -> None:
         given, taken = self._cache.copy(source, target, tokens)
         slots = self._decoder.cache
         slots[..., taken, :] = slots[..., given, :]
-
-    def shrink(self, branch: Branch, tokens: int) -> None:
-        self._cache.shrink(branch, tokens)
-
-    def close(self, branch: Branch) -> None:
-        self._cache.close(branch)
 
     def step(self, feeds: Sequence[Feed]) -> FloatArray:
         batch = self._cache.plan(feeds)

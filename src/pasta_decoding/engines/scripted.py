@@ -11,7 +11,8 @@ from itertools import chain, repeat
 import numpy as np
 
 from pasta_decoding.engines.base import Branch, Feed, FloatArray, Limits
-from pasta_decoding.engines.kv_cache import BatchItem, KVCache
+from pasta_decoding.engines.cached import CachedEngine
+from pasta_decoding.engines.kv_cache import BatchItem
 
 Script = Callable[[tuple[int, ...]], FloatArray]
 """From the ids that a branch sees to logits_V. The ids are those of the branches that were joined
@@ -51,11 +52,10 @@ def shuffled(vocabulary_size: int, seed: int = 0) -> Script:
     return script
 
 
-class ScriptedEngine:
+class ScriptedEngine(CachedEngine):
     """Implements `Engine` by asking a script. `steps` lists everything it was fed."""
 
     name = "scripted"
-    free_positions = True
 
     def __init__(
         self,
@@ -66,40 +66,22 @@ class ScriptedEngine:
         max_slots: int | None = None,
         max_branches: int | None = None,
     ) -> None:
-        self.vocabulary_size, self.max_positions = vocabulary_size, max_positions
-        self.max_slots, self.max_branches = max_slots, max_branches
+        limits = Limits(vocabulary_size, max_positions, max_slots, max_branches)
+        super().__init__(limits, in_one_piece=False)
         self.steps: list[tuple[Feed, ...]] = []
         self._script = script
         self._parents: dict[Branch, Branch] = {}
         self._tokens: dict[int, tuple[int, Branch]] = {}  # slot -> its token and who wrote it
-        limits = Limits(vocabulary_size, max_positions, max_slots, max_branches)
-        self._cache = KVCache(limits, in_one_piece=False)
-
-    @property
-    def slots_in_use(self) -> int:
-        return self._cache.slots_in_use
-
-    def open(self, *, reserved_tokens: int) -> Branch:
-        return self._cache.open(reserved_tokens)
 
     def fork(self, parent: Branch) -> Branch:
-        child = self._cache.fork(parent)
+        child = super().fork(parent)
         self._parents[child] = parent
         return child
-
-    def join(self, parent: Branch, children: Sequence[Branch]) -> None:
-        self._cache.join(parent, children)
 
     def copy(self, source: Branch, target: Branch, tokens: int) -> None:
         given, taken = self._cache.copy(source, target, tokens)
         for place in range(tokens):
             self._tokens[taken.start + place] = (self._tokens[given.start + place][0], target)
-
-    def shrink(self, branch: Branch, tokens: int) -> None:
-        self._cache.shrink(branch, tokens)
-
-    def close(self, branch: Branch) -> None:
-        self._cache.close(branch)
 
     def step(self, feeds: Sequence[Feed]) -> FloatArray:
         batch = self._cache.plan(feeds)

@@ -25,15 +25,16 @@ from pasta_decoding.engines.attention import (
     slot_cache,
 )
 from pasta_decoding.engines.base import Branch, Feed, FloatArray, Limits
+from pasta_decoding.engines.cached import CachedEngine
 from pasta_decoding.engines.cuda_graphs import Graphs, PaddedBatch
-from pasta_decoding.engines.kv_cache import Batch, BoolArray, KVCache, is_causal
+from pasta_decoding.engines.kv_cache import Batch, BoolArray, is_causal
 from pasta_decoding.engines.support import attention_windows, refuse_unsupported
 
 QUERY_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SLOT_BUCKET = 256
 
 
-class TorchEngine:
+class TorchEngine(CachedEngine):
     """Implements `Engine` on a loaded model, with its dtype and on its device.
 
     The model is taken over: it is put into evaluation mode and given another attention function.
@@ -45,8 +46,7 @@ class TorchEngine:
     keeps_logits: see `KeepsLogits`; None: on a GPU only.
     """
 
-    free_positions = True
-    max_branches: int | None = None
+    max_slots: int
 
     def __init__(
         self,
@@ -60,14 +60,13 @@ class TorchEngine:
         model.eval()
         model.set_attn_implementation(SLOTS)
         config = model.config.get_text_config()
+        super().__init__(
+            Limits(int(config.vocab_size), int(config.max_position_embeddings), cache_tokens)
+        )
         on_gpu = model.device.type == "cuda"
         self.model = model
         self.name = f"torch {str(model.dtype).removeprefix('torch.')}"
-        self.vocabulary_size = int(config.vocab_size)
-        self.max_positions = int(config.max_position_embeddings)
-        self.max_slots = cache_tokens
         self.keeps_logits = on_gpu if keeps_logits is None else keeps_logits
-        self._cache = KVCache(Limits(self.vocabulary_size, self.max_positions, cache_tokens))
         shapes = learn_shapes(model)
         # One more slot takes what padding writes.
         self._keys, self._plan = slot_cache(shapes, cache_tokens + 1)
@@ -78,19 +77,6 @@ class TorchEngine:
         self._fixed = on_gpu if fixed_shapes is None else fixed_shapes
         self._padded: dict[tuple[int, int], PaddedBatch] = {}
         self._graphs = Graphs()
-
-    @property
-    def slots_in_use(self) -> int:
-        return self._cache.slots_in_use
-
-    def open(self, *, reserved_tokens: int) -> Branch:
-        return self._cache.open(reserved_tokens)
-
-    def fork(self, parent: Branch) -> Branch:
-        return self._cache.fork(parent)
-
-    def join(self, parent: Branch, children: Sequence[Branch]) -> None:
-        self._cache.join(parent, children)
 
     @torch.inference_mode()
     def copy(self, source: Branch, target: Branch, tokens: int) -> None:
