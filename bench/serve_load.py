@@ -1,22 +1,20 @@
 """Latency and throughput of a server under load, sequential against parallel.
 
-    python bench/serve_load.py -- --engine llama --quant Q4_0
+    python bench/serve_load.py -- --engine llama --dtype Q4_0
     python bench/serve_load.py --rates 0.5 1 2 -- --engine llama
     python bench/serve_load.py --base-url http://localhost:8000/v1 --modes governor
 
-What stands behind `--` goes to `pasta serve`, which is started for the run; `--base-url` asks a
-server that is there, also one of another kind. Modes: governor leaves it to the server which
-threads write when; eager has every answer in a hurry (`pasta_priority`), so that all its threads
-write; sequential has one thread an answer, with the same weights (`pasta_parallel`); ban is
-sequential where more than two answers are under way when one begins. A cell is one mode at one
-load; the modes of a load take turns on the same arrivals, so that a machine that slows down slows
-all of them. Goodput: answers a second that end within the p95 of the sequential ones, or within
-`--within`. `of_bar` is the plain rate over what the sequential rate of all tokens would be worth at
-this mode's share of plain ones: 1 says that tags and vain tokens are all that parallelism costs.
- Tokens are those of plain
-text: what came in the window, in characters, times tokens a character of the answers that ended.
-`warm` is false where the warm-up ran out: the first answers, which are cut short, may be in it.
-Processor time a token is told beside the clock's rates: it cares less what else the machine does.
+Options behind `--` go to `pasta serve`, which is started for the run; `--base-url` names a running
+server instead, which may be of another kind. Modes: `governor` lets the server choose the threads;
+`eager` sets `pasta_priority` to high, so all threads of an answer write; `sequential` turns
+`pasta_parallel` off; `ban` does so for answers that begin while more than two are running. A cell
+is one mode at one load. The modes of a load take turns on the same arrivals, so a slower machine
+slows all of them. Goodput: answers a second that end within `--within`, or else within the p95 of
+the sequential ones. `of_bar` is the plain rate / (the sequential rate of all tokens x this mode's
+share of plain tokens): at 1, tags and vain tokens are the only cost of parallel decoding. Tokens
+are those of the plain text, from the characters of the window and the tokens a character of the
+finished answers. `warm` is false if the warm-up ran out, so the first answers may be in the cell.
+Processor time a token depends less than the clock on other work of the machine.
 """
 
 from __future__ import annotations

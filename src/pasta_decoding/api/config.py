@@ -139,7 +139,7 @@ class EngineConfig:
         None
     )
     model: Annotated[
-        Path | None, "Base model: a folder, a hub name or a GGUF file. Or a merged folder."
+        Path | None, "Base model (folder, hub name or GGUF file), or a merged model."
     ] = None
     engine: Annotated[str, "auto, fast, torch, llama or remote."] = "auto"
     join: Annotated[

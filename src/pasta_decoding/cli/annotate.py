@@ -52,8 +52,8 @@ def annotate(
     model: Annotated[
         str | None,
         typer.Option(
-            help="The model that will be trained, a folder or a name on the hub: its tokens are "
-            "counted. llm: what the endpoint calls its model."
+            help="Model to be trained (folder or hub name), whose tokenizer counts the lengths. "
+            "llm: the endpoint's name of its model."
         ),
     ] = None,
     base_url: Annotated[
@@ -62,14 +62,14 @@ def annotate(
     concurrency: Annotated[int, typer.Option(min=1, help="llm: requests at the same time.")] = 8,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows.")] = None,
     strip: Annotated[
-        bool, typer.Option("--strip", help="The responses are annotated: take the tags out first.")
+        bool, typer.Option("--strip", help="Take the tags out of annotated responses first.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Annotate plain responses: independent parts become promised chunks.
 
-    Finished rows are kept in OUT.partial, and the same command goes on behind them. The key of an
-    endpoint is taken from PASTA_ENDPOINT_KEY, else from OPENAI_API_KEY.
+    Finished rows are kept in OUT.partial, and the same command resumes there. The endpoint's key is
+    PASTA_ENDPOINT_KEY, else OPENAI_API_KEY.
     """
     from pasta_decoding.data.annotate.job import journal_path, report, run_job
 

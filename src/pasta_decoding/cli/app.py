@@ -33,7 +33,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 """`module:function` in this package, and the line of `pasta --help`."""
 
 GROUPS: Mapping[str, str] = {
-    "data": "Make a training set, and look into one.",
+    "data": "Build a training set, or describe one.",
     "train": "Teach a model the language.",
     "eval": "Compare methods by speed and quality.",
 }

@@ -33,7 +33,7 @@ def compare(
     baseline: Annotated[
         str | None,
         typer.Option(
-            help="Adapter or whole model to compare with; else `sequential` for the shipped "
+            help="Adapter or merged model to compare with. Default: `sequential` for the shipped "
             "adapters, the base model for others."
         ),
     ] = None,
@@ -45,7 +45,7 @@ def compare(
 ) -> None:
     """Answer a question in parallel and by a sequential baseline, side by side.
 
-    The baseline of the shipped adapters was trained on the same responses with the tags taken out.
+    The baseline of the shipped adapters was trained on most of the same responses, without tags.
     """
     from pasta_decoding.api.baseline import baseline_of
 

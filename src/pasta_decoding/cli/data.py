@@ -27,7 +27,7 @@ def build(
     wanted: Wanted,
     exclude: Annotated[
         list[Path] | None,
-        typer.Option(help="Leave out what resembles the prompts of this JSONL (evaluation)."),
+        typer.Option(help="Leave out rows that resemble a prompt of this evaluation set (JSONL)."),
     ] = None,
     model: Base = None,
     as_json: AsJson = False,
@@ -58,7 +58,7 @@ def report(
     model: Base = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a training set is made of: rows, lengths, parts, ideal speedup."""
+    """Report rows, lengths, chunks and ideal speedup of a training set."""
     from pasta_decoding.data.report import measure_rows
     from pasta_decoding.data.rows import read_rows
 

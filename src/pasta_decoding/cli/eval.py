@@ -35,7 +35,7 @@ def generate(
         typer.Option(help="JSONL (.gz) with an `instruction` a line, or AlpacaEval's JSON list."),
     ],
     out: Annotated[
-        Path, typer.Option(help="Folder for a run folder a method; the same command resumes.")
+        Path, typer.Option(help="Folder of the runs, one a method; the same command resumes.")
     ],
     method: Annotated[
         list[str],
@@ -47,10 +47,10 @@ def generate(
     ],
     limit: Annotated[int | None, typer.Option(min=1, help="Only this many prompts.")] = None,
     max_concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Prompts answered together: 16, with --timing 1.")
+        int | None, typer.Option(min=1, help="Prompts answered together (16; with --timing 1).")
     ] = None,
     max_seconds: Annotated[
-        float, typer.Option(min=1, help="An answer that takes longer has failed.")
+        float, typer.Option(min=1, help="An answer that takes longer counts as failed.")
     ] = 600.0,
     timing: Annotated[
         bool,
@@ -59,7 +59,7 @@ def generate(
         ),
     ] = False,
     repeats: Annotated[
-        int | None, typer.Option(min=1, help="Turns with --timing, 3 by default; medians count.")
+        int | None, typer.Option(min=1, help="Turns with --timing (3); the report takes medians.")
     ] = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Ask again where a request failed before.")
@@ -194,17 +194,17 @@ def show(label: str, records: Sequence[Record]) -> None:
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Run folders of `eval generate`, or the folder around them."),
+        typer.Argument(help="Run folders of `eval generate`, or the folder that holds them."),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")] = Path("report"),
     common: Annotated[
         bool, typer.Option("--common", help="Only the prompts that all runs have.")
     ] = False,
 ) -> None:
-    """Compare runs with the first sequential one: index.html and report.json.
+    """Compare runs with the first sequential run; write index.html and report.json.
 
-    Win rates are those that alpaca_eval left in the run folders. All figures have 95 % intervals,
-    failures inside.
+    Win rates are read from the files that alpaca_eval left in the run folders. Figures have 95 %
+    intervals and count failed answers.
     """
     require("matplotlib", extra="plot", doing="drawing a report")
     from pasta_decoding.data.lines import write_text

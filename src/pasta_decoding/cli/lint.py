@@ -16,13 +16,15 @@ from pasta_decoding.cli.options import command
 def lint(
     files: Annotated[
         list[Path],
-        typer.Argument(help="JSONL (.gz) with annotated rows, or text files with a response each."),
+        typer.Argument(
+            help="JSONL (.gz) with annotated rows, or text files with one response each."
+        ),
     ],
     no_topic: Annotated[bool, typer.Option("--no-topic", help="Promises need no topic.")] = False,
 ) -> None:
     """Report every broken annotation as `file:line:column: rule: message`, as a compiler does.
 
-    For a row, the line is its own in the file, and the column counts characters of its response.
+    In JSONL files the line is the row's, and the column counts characters of its response.
     """
     found = 0
     for path in files:

@@ -23,7 +23,8 @@ GGUF_WARNING = (
 @command("pasta models", "pasta models --clean")
 def models(
     clean: Annotated[
-        bool, typer.Option("--clean", help="Remove exported files, which are made again.")
+        bool,
+        typer.Option("--clean", help="Remove exported files; they are written anew when needed."),
     ] = False,
 ) -> None:
     """List known base models, shipped adapters, and what the cache holds with its size."""

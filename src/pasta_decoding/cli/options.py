@@ -87,7 +87,8 @@ def _options(config: Any, without: frozenset[str]) -> Iterator[Parameter]:
         mark.rich_help_panel = mark.rich_help_panel or _PANELS.get(type(config).__name__)
         if not isinstance(default, bool):  # shorter than typer's own
             mark.show_default = False
-            preset = "" if default in (None, (), "") else f" ({str(default).removesuffix('.0')})"
+            preset = ", ".join(default) if isinstance(default, tuple) else str(default)
+            preset = "" if default in (None, (), "") else f" ({preset.removesuffix('.0')})"
             mark.help = f"{mark.help.removesuffix('.')}{preset}."
         if get_origin(kind) is tuple:
             kind, default = GenericAlias(list, get_args(kind)[:1]) | None, list(default) or None

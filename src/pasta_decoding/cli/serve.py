@@ -34,8 +34,8 @@ def serve(
     baseline: Annotated[
         str | None,
         typer.Option(
-            help="Sequential baseline for the page to race against: `sequential` for adapters that "
-            "ship, else an adapter or a whole model."
+            help="Sequential baseline that the page can race against: `sequential` for the shipped "
+            "adapters, else an adapter or a merged model."
         ),
     ] = None,
     *,
@@ -43,7 +43,7 @@ def serve(
     load: Load,
     engine: EngineConfig,
 ) -> None:
-    """Answer OpenAI's clients, and show a page where one watches the threads write."""
+    """Serve OpenAI's API, and a page that shows the threads while they write."""
     missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if not find_spec(name)]
     if missing:
         hint = f"Install the extra: {install_command('serve')}"

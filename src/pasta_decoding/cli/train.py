@@ -79,7 +79,7 @@ def preference(
     ] = None,
     samples_from: Annotated[
         Path | None,
-        typer.Option(help="Run folder whose first samples to use: same policy, another lambda."),
+        typer.Option(help="Use the first samples of this run folder: same policy, another lambda."),
     ] = None,
     *,
     config: Annotated[PreferenceConfig, _PREFERENCE_KEYS],

@@ -43,7 +43,7 @@ class Wanted:
     ] = None
     limit: Annotated[int | None, Option(min=1, help="Keep this many rows in all.")] = None
     seed: Annotated[
-        int, Option(min=0, help="Shuffles the rows, and so decides what a limit keeps.")
+        int, Option(min=0, help="Seed of the shuffle, which decides the rows that --limit keeps.")
     ] = 0
 
     def fits(self, asked: int, said: int) -> bool:

@@ -33,7 +33,7 @@ class Settings:
         Option("--allow-origin", help="Allow web pages from this origin to ask; * allows any."),
     ] = ()
     answer_tokens: Annotated[
-        int, Option("--max-tokens", min=1, help="Longest answer to a request that does not say.")
+        int, Option("--max-tokens", min=1, help="Token limit of requests that set none.")
     ] = 512
     max_body_bytes: int = 2**20
     body_s: float = 30.0
@@ -48,5 +48,7 @@ class Load:
     max_queue: Annotated[int, Option(min=0, help="Answers that may wait; more get a 429.")] = 64
     target_ms_per_token: Annotated[
         float | None,
-        Option(min=0.001, help="Longest step in milliseconds; fewer threads write to keep it."),
+        Option(
+            min=0.001, help="Maximum step time in milliseconds; fewer threads write to stay below."
+        ),
     ] = None

@@ -57,11 +57,11 @@ class SftConfig:
         tuple[Joining, ...],
         Option(
             "--join",
-            help="How the main thread comes to see chunks: kv, or text for remote engines; "
-            "repeated for both.",
+            help="How the main thread sees finished chunks: kv, or text for remote engines. May be "
+            "repeated.",
         ),
     ] = (Joining.kv,)
-    epochs: Annotated[int, Option(min=1, help="Times that each row is shown.")] = 3
+    epochs: Annotated[int, Option(min=1, help="Passes over the rows.")] = 3
     max_steps: Annotated[int | None, Option(min=1, help="Optimiser steps at most.")] = None
     learning_rate: Annotated[float, Option(min=0, help="Peak of the learning rate.")] = 5e-4
     warmup_steps: Annotated[
@@ -76,7 +76,10 @@ class SftConfig:
     max_tokens: Annotated[
         int,
         Option(
-            "--max-length", min=8, rich_help_panel="Options", help="Of a prompt and its answer."
+            "--max-length",
+            min=8,
+            rich_help_panel="Options",
+            help="Longest prompt and answer in tokens.",
         ),
     ] = 512
     pack_tokens: Annotated[int, Option(min=8, help="Tokens of one forward pass.")] = 320
@@ -133,7 +136,7 @@ class PreferenceConfig:
     ] = ""
     engine: Annotated[
         Literal["auto", "fast", "torch", "llama"],
-        Option(help="Decodes the samples. auto: torch on a GPU, else llama where it can."),
+        Option(help="Engine that decodes the samples."),
     ] = "auto"
     dtype: Annotated[str, Key(help="Number format of the engine's weights.")] = "auto"
     device: Annotated[
@@ -148,10 +151,17 @@ class PreferenceConfig:
     ] = "bonbon"
     lambda_: Annotated[
         float | None,
-        Option("--lambda", min=0, callback=_finite, help="Weight of quality; `inf`: nothing else."),
+        Option(
+            "--lambda",
+            min=0,
+            callback=_finite,
+            help="Weight of quality; `inf` counts quality alone.",
+        ),
     ] = 1.0
-    rounds: Annotated[int, Option(min=1, help="Each samples from the one before.")] = 1
-    samples: Annotated[int, Option(min=2, help="Annotated answers a prompt.")] = 8
+    rounds: Annotated[
+        int, Option(min=1, help="Rounds; each samples from the adapter of the one before.")
+    ] = 1
+    samples: Annotated[int, Option(min=2, help="Answers sampled for each prompt.")] = 8
     temperature: Annotated[float, Key(min=0.1, max=100, help="Of the samples.")] = 1.0
     baseline_samples: Annotated[
         int, Key(min=1, help="Sequential answers a prompt, of the baseline.")
@@ -161,11 +171,12 @@ class PreferenceConfig:
     ] = None
     max_prompt_chars: Annotated[int, Key(min=1, help="Longer prompts are left out.")] = 1000
     max_tokens: Annotated[
-        int, Option(min=1, rich_help_panel="Options", help="Of an answer, tags included.")
+        int,
+        Option(min=1, rich_help_panel="Options", help="Longest answer in tokens, tags included."),
     ] = 400
     max_threads: Annotated[int, Key(min=1, help="Live threads of an answer.")] = 12
     alpha: Annotated[float, Key(min=0, max=1, help="Weight of the SFT term.")] = 0.005
-    epochs: Annotated[int, Option(min=1, help="Over the pairs of a round.")] = 1
+    epochs: Annotated[int, Option(min=1, help="Passes over the pairs of a round.")] = 1
     learning_rate: Annotated[float, Option(min=0, help="Peak of the learning rate.")] = 1e-4
     warmup_steps: Annotated[
         int, Key(min=0, help="Steps until the peak; a tenth of the run at most.")
@@ -173,7 +184,7 @@ class PreferenceConfig:
     schedule: Schedule = "linear"
     pairs_per_step: Annotated[int, Key(min=1, help="Pairs of one optimiser step.")] = 4
     save_every_steps: SaveEvery = 10
-    seed: Annotated[int, Option(min=0, help="Seed of samples and of the pairs' order.")] = 0
+    seed: Annotated[int, Option(min=0, help="Seed of the samples and of the order of pairs.")] = 0
     bf16: Bf16 = True
     report_to: ReportTo = ()
 
