@@ -17,7 +17,6 @@ from typing import Self
 
 from pasta_decoding.api.model import AnyDecoder, Worker, open_worker
 from pasta_decoding.errors import PastaError
-from pasta_decoding.remote.stream import RemoteError
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Progress
 from pasta_decoding.runtime.loop import Activity, Cancel, ClosedError, Failure, News
@@ -213,7 +212,7 @@ class Answers:
         """Return what the client is told of an error; the log has the whole of it."""
         if isinstance(error, ClosedError):
             return errors.gone(stopping=self._backend.stopping)
-        expected = isinstance(error, RemoteError | PastaError)
+        expected = isinstance(error, PastaError)
         log.warning("an answer failed: %s", error, exc_info=None if expected else error)
         return errors.failure(error)
 
