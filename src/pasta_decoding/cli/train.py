@@ -170,7 +170,8 @@ def rows_of(config: SftConfig) -> tuple[list[Row], list[Row]]:
 
     Says how many of the last are of prompts that are trained on, too.
     """
-    from pasta_decoding.data.rows import hold_out, read_rows
+    from pasta_decoding.data.rows import read_rows
+    from pasta_decoding.training.packs import hold_out
 
     rows, held_out = (
         [row for path in paths for row in read_rows(Path(path))]

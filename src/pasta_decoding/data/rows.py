@@ -82,23 +82,6 @@ def digest(rows: Iterable[Row]) -> str:
     return hashlib.sha256("".join(map(derived_id, rows)).encode()).hexdigest()[:16]
 
 
-def hold_out(rows: Iterable[Row], share: float) -> tuple[list[Row], list[Row]]:
-    """Return the rows that stay, and about a `share` of all; rows of one id go the same way.
-
-    Raises PastaError if either part is empty.
-    """
-    parts: tuple[list[Row], list[Row]] = [], []
-    for row in rows:
-        digest = hashlib.sha256(f"held out {row.id}".encode()).hexdigest()
-        parts[int(digest, 16) < share * 16 ** len(digest)].append(row)
-    if not all(parts):
-        raise PastaError(
-            f"a share of {share:g} leaves {len(parts[0])} rows and holds out {len(parts[1])}",
-            hint="Give another eval_share, or --eval-data.",
-        )
-    return parts
-
-
 # Reading. A broken line raises a PastaError that names file and line.
 
 

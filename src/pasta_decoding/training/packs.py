@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +31,23 @@ from pasta_decoding.training.view import (
 )
 
 Packs = Sequence[Sequence[Layout]]
+
+
+def hold_out(rows: Iterable[Row], share: float) -> tuple[list[Row], list[Row]]:
+    """Return the rows that stay, and about a `share` of all; rows of one id go the same way.
+
+    Raises PastaError if either part is empty.
+    """
+    parts: tuple[list[Row], list[Row]] = [], []
+    for row in rows:
+        digest = hashlib.sha256(f"held out {row.id}".encode()).hexdigest()
+        parts[int(digest, 16) < share * 16 ** len(digest)].append(row)
+    if not all(parts):
+        raise PastaError(
+            f"a share of {share:g} leaves {len(parts[0])} rows and holds out {len(parts[1])}",
+            hint="Give another eval_share, or --eval-data.",
+        )
+    return parts
 
 
 def compile_rows(
