@@ -134,7 +134,7 @@ def test_rows_are_held_out_by_share_or_by_file(
     assert 2 <= held_out <= 10
     assert "held-out text" in found.err
     given = train("--eval-data", str(rows), settings={}, out=tmp_path / "given")
-    assert "20 of 20 held-out prompts are trained on, too" in given.err
+    assert "20 of 20 held-out prompts are trained on as well" in given.err
     assert "held-out text" in given.err
     both = train("--eval-data", str(rows), settings={"eval_share": 0.1}, out=tmp_path / "both")
     assert both.status == 2

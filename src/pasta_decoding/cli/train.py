@@ -6,7 +6,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from datetime import timedelta
@@ -54,7 +54,7 @@ def sft(
 ) -> None:
     """Stage 1: finetune on annotated responses (LoRA and the control-token rows, or everything)."""
     found = given(context, file, config)
-    config = SftConfig(**{"base_name": called(model)} | begun(found) | found)
+    config = SftConfig(**{"base_name": hub_name(model)} | settings_of_start(found) | found)
     require_training(config)
     from pasta_decoding.training.sft import train_sft
 
@@ -101,7 +101,8 @@ def preference(
         policy=str(find_adapter(config.policy)),
         baseline=str(find_adapter(config.baseline)),
     )
-    loading = settled(config, base_folder(model))
+    base = base_folder(model)
+    loading = settled(config, base)
     engine: Any = loading.engine
     config = replace(config, engine=engine, dtype=loading.dtype)
     from pasta_decoding.training.preference import PreferenceRun, share_samples
@@ -109,9 +110,8 @@ def preference(
     if samples_from is not None:
         share_samples(samples_from, out, config)
     with goes_on():
-        base = base_folder(model)
-        decoder, rate = outside(config, base, loading)
-        run = PreferenceRun(config, base, out, decoder, rate, say, tracked, showing)
+        load_decoder, load_rate = loaders(config, base, loading)
+        run = PreferenceRun(config, base, out, load_decoder, load_rate, say, tracked, showing)
         adapter = run.train(prompts_of(config))
     say(f"finished: {config.rounds} rounds")
     typer.echo(adapter)
@@ -129,8 +129,8 @@ def given(
     return found
 
 
-def begun(found: dict[str, Any]) -> dict[str, Any]:
-    """Return what a run goes on with from the adapter that it starts from."""
+def settings_of_start(found: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that a run takes over from the adapter it starts from."""
     from pasta_decoding.models.checkpoint import load
     from pasta_decoding.models.load import find_adapter
 
@@ -156,8 +156,8 @@ def require_training(config: SftConfig | PreferenceConfig) -> None:
             raise PastaError(f"{name} is not installed", hint=f"pip install {name}")
 
 
-def called(model: Path | None) -> str:
-    """Return what an adapter calls its base where it is not told: its name on the hub, if any."""
+def hub_name(model: Path | None) -> str:
+    """Return the name of a base model on the hub; of a folder, the folder's own name."""
     from pasta_decoding.models.bases import BASES, DEFAULT_MODEL
 
     if model is None or str(model) in BASES:
@@ -168,7 +168,7 @@ def called(model: Path | None) -> str:
 def rows_of(config: SftConfig) -> tuple[list[Row], list[Row]]:
     """Return the rows to learn, and those that are held out.
 
-    Says how many of the last are of prompts that are trained on, too.
+    Says how many held-out prompts are trained on as well.
     """
     from pasta_decoding.data.rows import read_rows
     from pasta_decoding.training.packs import hold_out
@@ -181,7 +181,7 @@ def rows_of(config: SftConfig) -> tuple[list[Row], list[Row]]:
         rows, held_out = hold_out(rows, config.eval_share)
     known = {row.asked for row in rows}
     if both := sum(row.asked in known for row in held_out):
-        say(f"{both} of {len(held_out)} held-out prompts are trained on, too")
+        say(f"{both} of {len(held_out)} held-out prompts are trained on as well")
     return rows, held_out
 
 
@@ -221,8 +221,10 @@ def settled(config: PreferenceConfig, base: Path) -> EngineConfig:
     return replace(loading, engine=engine, dtype=loading.dtype if engine == "llama" else dtype)
 
 
-def outside(config: PreferenceConfig, base: Path, loading: EngineConfig) -> tuple[Any, Any]:
-    """Return what loads a decoder for an adapter, and what loads the quality."""
+def loaders(
+    config: PreferenceConfig, base: Path, loading: EngineConfig
+) -> tuple[Callable[[Path], LocalDecoder], Callable[[], Rate]]:
+    """Return a function that loads an adapter's decoder, and one that loads the quality's model."""
     from pasta_decoding.api.opening import open_local
     from pasta_decoding.models.load import default_device, native_dtype
     from pasta_decoding.training.likelihood import likelihood_rate

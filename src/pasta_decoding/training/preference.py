@@ -34,6 +34,7 @@ from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.control_tokens import add_missing_tokens, grow_vocabulary
 from pasta_decoding.models.load import default_device, holds_weights, load_base
 from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.request import Rules
 from pasta_decoding.training.config import SAMPLING, PreferenceConfig, identity
 from pasta_decoding.training.loop import Draw, Say
 from pasta_decoding.training.lora import add_lora, save_adapter
@@ -116,7 +117,7 @@ class PreferenceRun:
             self._train(folder, policy, samples, pairs)
         return folder / "adapter"
 
-    def _set(self, name: str, count: int, rules: Any) -> SampleSet:
+    def _set(self, name: str, count: int, rules: Rules) -> SampleSet:
         return SampleSet(name, count, rules, self.config.seed, self.config.temperature)
 
     def _sample(
