@@ -77,8 +77,8 @@ def _quiet_libraries() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    # What libraries ask each other by names that are going away; a user can do nothing about it.
-    # peft 0.21 does so of transformers 5.23, in whose name that one is said.
+    # Libraries call each other by deprecated names; a user can do nothing about it. When peft 0.21
+    # does so, the warning comes from transformers 5.23.
     for library in ("accelerate", "peft", "torch", "transformers"):
         warnings.filterwarnings("ignore", category=FutureWarning, module=rf"{library}(\.|$)")
 

@@ -1,7 +1,7 @@
 """Chat with any OpenAI-compatible endpoint: a conversation in, one `Reply` or one clear error out.
 
-The official client does the transport: what may pass by itself (time-outs, lost connections, 408,
-409, 429, 5xx) is tried again with growing pauses, or after as long as `Retry-After` says.
+The official client does the transport. It retries time-outs, lost connections, 408, 409, 429 and
+5xx, with growing pauses, or after the pause that `Retry-After` gives.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class EndpointError(PastaError):
     """A request failed for good.
 
     kind:  the reason in a word or two, for counting: `timeout`, `status 500`, ...
-    fatal: every other request with these settings will fail, too.
+    fatal: every other request with these settings will fail as well.
     """
 
     def __init__(self, kind: str, message: str, *, fatal: bool = False) -> None:

@@ -58,7 +58,7 @@ class RemoteError(PastaError):
 class Completion:
     """Go on from `prompt` for at most `max_tokens`.
 
-    stops:  ids that end it; they are streamed, too.
+    stops:  ids that end it; the stream contains them.
     end:    stands for an end that the server does not name.
     bias:   what is added to the logits of these ids before anything is chosen.
     params: the rules that it obeys, where the server has the processor.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Key = partial(Option, hidden=True)
 Bf16 = Annotated[bool, Key(help="bfloat16 weights and activations; LoRA stays float32.")]
 ReportTo = Annotated[
-    tuple[Literal["tensorboard", "wandb"], ...], Key(help="Trackers that hear the losses as well.")
+    tuple[Literal["tensorboard", "wandb"], ...], Key(help="Trackers that get the losses as well.")
 ]
 SaveEvery = Annotated[int, Key(min=1, help="Steps between checkpoints.")]
 Schedule = Annotated[
@@ -51,7 +51,8 @@ class SftConfig:
     ] = False
     scheme: Annotated[str, Key(help=f"Positions: {', '.join(SCHEMES)}.")] = "shared-max"
     topic: Annotated[
-        Literal["required", "none"], Key(help="none leaves topics out; required refuses without.")
+        Literal["required", "none"],
+        Key(help="none: take topics out. required: leave out rows that lack one."),
     ] = "required"
     joins: Annotated[
         tuple[Joining, ...],
@@ -92,7 +93,7 @@ class SftConfig:
         Option(help="Held-out JSONL (.gz), whose loss is measured at every checkpoint."),
     ] = ()
     eval_share: Annotated[
-        float, Key(min=0, max=0.5, help="Share of the rows to hold out in place of eval_data.")
+        float, Key(min=0, max=0.5, help="Share of the rows to hold out, if there is no eval_data.")
     ] = 0.0
     seed: Annotated[int, Option(min=0, help="Seed of order and of new weights.")] = 0
     bf16: Bf16 = True
@@ -200,7 +201,7 @@ SAMPLING = frozenset(
     {"prompts", "policy", "baseline", "engine", "dtype", "samples", "temperature", "seed"}
     | {"baseline_samples", "limit", "max_prompt_chars", "max_tokens", "max_threads"}
 )
-"""What samples, and what is measured of them, depend on."""
+"""Settings that the samples and their measures depend on."""
 _ANYWHERE = frozenset({"device", "cache_tokens", "report_to", "try_prompts"})
 
 

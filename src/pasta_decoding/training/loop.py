@@ -209,7 +209,7 @@ class RunCallback(TrainerCallback):
             control.should_log = control.should_save = control.should_training_stop = True
         trained = (one for one in kwargs["model"].parameters() if one.requires_grad)
         if control.should_save and not all(bool(one.isfinite().all()) for one in trained):
-            # Gradients overflow, too.
+            # The loss may be finite where its gradients overflow.
             message = f"weights are no longer numbers after step {state.global_step}"
             raise PastaError(message, hint=self._begin_again())
         if not control.should_log:

@@ -32,10 +32,10 @@ def add_lora(
 ) -> Any:
     """Put LoRA on every linear layer, or on `targets`; make the control-token rows trainable.
 
-    The rows of the output layer, too, where it is not tied to the embeddings: vocabularies that
-    have tokens to spare never trained their rows, and often they all are the same.
+    An output layer that is not tied to the embeddings has rows of its own, which are trained as
+    well: spare tokens of a vocabulary were never trained, and their rows are often all the same.
 
-    With `start`, that adapter's are taken up again.
+    start: an adapter to go on from; its weights and settings replace the others.
     """
     from peft import LoraConfig, PeftModel, get_peft_model
 

@@ -5,8 +5,8 @@ takes parts to be independent wherever the layout looks like it: of every list i
 stays in the parent and the detail goes to a child thread; in a response without such a list the
 first sentence of every paragraph stays and the rest goes. The parent goes on at once, and nobody
 ever sees a child. Our language says that without topics and without syncs. Train with
-`pasta train sft --topic none`, under `shared-max`: a child that goes on at its parent's next
-position is APAR's way, too.
+the setting `topic: none` of `pasta train sft`, under `shared-max`: as in APAR, a child goes on at
+its parent's next position.
 
 As published (read in the preparation scripts of THUDM/APAR, commit 76b64e6):
 - The list rule first, the paragraph rule where it finds nothing; three forks at least.

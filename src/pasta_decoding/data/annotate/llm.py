@@ -20,13 +20,13 @@ from pasta_decoding.data.rows import Row, read_rows
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import Chunk, Node, Span, Tree, read, show, strip, valid_tokens
 
-# What the promise says beside its topic is replaced or printed anew anyway.
+# Token counts are replaced, and promises are printed anew: mistakes in these cost nothing.
 _MENDED = {"missing-tokens", "bad-tokens", "promise-form"}
 _SHOWN_CHARS = 40
 RETRIES = 2
 """How often to ask again where an answer could not be taken."""
 
-# Tokens that an answer may have. The endpoint's tokenizer is not ours, and tags cost some, too.
+# Tokens that an answer may have. The endpoint's tokenizer is another one, and tags cost tokens.
 _ROOM_FACTOR = 2
 _ROOM_TOKENS = 1000
 
