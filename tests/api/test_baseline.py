@@ -12,7 +12,7 @@ from pasta_decoding.errors import PastaError
 
 MINE = EngineConfig("runs/mine", Path("org/model"), threads=1)
 WHOLE = EngineConfig(model=Path("mine.gguf"))
-TRAINED = "trained on the same responses with the tags taken out"
+TRAINED = "trained on most of the same responses with the tags taken out"
 BASE = "the base model as it is, which was not trained on these responses"
 BANNED = "the same weights with promises banned"
 

@@ -202,7 +202,7 @@ def test_nothing_is_taken_back_and_requests_are_one_and_chunks_and_syncs(
     assert sum(theirs.chunks for theirs, _ in answers) >= 3
     assert sum(len(theirs.layouts) for theirs, _ in answers) >= len(answers) + 3
     assert sum(not theirs.hit_limit for theirs, _ in answers) >= 5
-    assert sum(ours.interventions for _, ours in answers) > 10, "by the engine here"
+    assert sum(ours.interventions for _, ours in answers) > 0, "by the engine here"
 
 
 @pytest.mark.parametrize(

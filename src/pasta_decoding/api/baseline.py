@@ -30,7 +30,7 @@ def baseline_of(config: EngineConfig, named: str | None) -> tuple[EngineConfig, 
             "a whole model with --baseline"
         )
     if config.model is None and config.adapter_name in shipped_adapters():
-        about = "trained on the same responses with the tags taken out"
+        about = "trained on most of the same responses with the tags taken out"
         return replace(config, adapter=SEQUENTIAL), about
     about = "the base model as it is, which was not trained on these responses"
     return replace(config, adapter=NO_ADAPTER), about

@@ -180,8 +180,10 @@ def figures(result: Result, model: Model, engine: EngineConfig) -> dict[str, Any
 def summary(result: Result) -> str:
     """Return one line of figures for a person."""
     cut = ", cut off at a limit" if result.truncated else ""
+    count = 1 + len(result.threads)
+    threads = "1 thread" if count == 1 else f"{count} threads"
     return (
         f"{result.usage.plain_tokens} tokens in {result.critical_path} steps "
-        f"({result.tokens_per_step:.2f}x), {1 + len(result.threads)} threads, "
+        f"({result.tokens_per_step:.2f}x), {threads}, "
         f"{result.seconds:.1f} s{cut}"
     )

@@ -64,11 +64,13 @@ def training_arguments(
     config: SftConfig | PreferenceConfig,
     batches: int,
     batches_per_step: int,
+    device: str,
     **settings: Any,
 ) -> TrainingArguments:
     """Return the Trainer's settings: those of `config`, of every run, and `settings`.
 
     batches: of the whole run.
+    device:  "cpu", or the kind of accelerator.
     """
     shared = processes()
     if batches_per_step % shared.num_processes:
@@ -78,8 +80,8 @@ def training_arguments(
         )
     arguments = TrainingArguments(
         output_dir=str(out),
+        use_cpu=device == "cpu",
         gradient_accumulation_steps=batches_per_step // shared.num_processes,
-        use_cpu=shared.device.type == "cpu",
         bf16=config.bf16,
         seed=config.seed,
         learning_rate=config.learning_rate,

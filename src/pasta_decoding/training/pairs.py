@@ -77,7 +77,10 @@ def train_pairs(
     generator = torch.Generator().manual_seed(config.seed)
     orders = [torch.randperm(len(examples), generator=generator) for _ in range(config.epochs)]
     plan = [examples[int(place)] for order in orders for place in order]
-    arguments = training_arguments(out, config, len(plan), config.pairs_per_step, logging_steps=1)
+    device = next(model.parameters()).device.type
+    arguments = training_arguments(
+        out, config, len(plan), config.pairs_per_step, device, logging_steps=1
+    )
     paired = ("square", "gap", "target", "accuracy", "drift")
     meter = Meter("sft", *(paired if config.objective == "bonbon" else ()))
     tokens = [one.tokens for one in plan]

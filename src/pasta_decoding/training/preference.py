@@ -203,7 +203,7 @@ def load_policy(
     grow_vocabulary(model, checkpoint.control)
     # The rank is the policy's own.
     model = add_lora(model, checkpoint.control, rank=0, seed=config.seed, start=str(policy))
-    return model.to(default_device()), checkpoint
+    return model.to(config.device or default_device()), checkpoint
 
 
 def refuse_misfits(config: PreferenceConfig) -> None:

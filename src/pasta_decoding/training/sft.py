@@ -104,6 +104,7 @@ def train_sft(
         config,
         len(packs),
         config.packs_per_step,
+        device.type,
         logging_steps=5,
         eval_strategy="steps" if evaluated else "no",
         eval_steps=config.save_every_steps,
