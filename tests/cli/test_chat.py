@@ -100,5 +100,5 @@ def test_ctrl_c_at_the_prompt_clears_the_line(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("builtins.input", type_one)
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    talk(None, {}, system=None, show=False)  # type: ignore[arg-type]
+    talk(None, {}, None)  # type: ignore[arg-type]
     assert next(lines, None) is None

@@ -12,12 +12,11 @@ from http.client import HTTPConnection
 from typing import Any
 
 import openai
-import uvicorn
 
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.server.app import create_app
 from pasta_decoding.server.backend import Backend
-from pasta_decoding.server.listen import http_server, open_socket
+from pasta_decoding.server.listen import Server, http_server, open_socket
 from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.settings import Load, Settings
 
@@ -57,7 +56,7 @@ class Running:
     port: int
     decoder: LocalDecoder
     backend: Backend
-    http: uvicorn.Server
+    http: Server
 
     @property
     def url(self) -> str:

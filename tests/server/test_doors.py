@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
 import logging
 import resource
@@ -122,7 +124,7 @@ def test_a_body_that_goes_on_behind_its_reply_is_not_read_for_ever(
 def test_a_client_that_never_reads_loses_the_connection_and_one_that_reads_late_does_not(
     scripted: LocalDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listen, "UNREAD_S", 1.0)
+    monkeypatch.setattr(listen, "UNREAD_S", 0.4)
 
     def replies_after(seconds: float) -> int:
         with connected(server) as client:
@@ -131,8 +133,8 @@ def test_a_client_that_never_reads_loses_the_connection_and_one_that_reads_late_
             return b"".join(iter(lambda: client.recv(2**16), b"")).count(b"HTTP/1.1 200 ")
 
     with running(scripted) as server:
-        assert replies_after(0.2) == 501
-        assert 0 < replies_after(3) < 501
+        assert replies_after(0.1) == 501
+        assert 0 < replies_after(1.5) < 501
 
 
 def test_connections_beyond_the_cap_are_closed_and_the_others_go_on(
@@ -160,6 +162,20 @@ def test_the_limit_on_open_files_is_raised_and_leaves_room_for_others() -> None:
         assert 0 < 3 * allowed < soft
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_lack_of_files_is_a_line_a_minute(
+    server: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = asyncio.new_event_loop()
+    for number in (errno.EMFILE, errno.EMFILE, errno.ENFILE):
+        server.http.tell(loop, {"message": "accept", "exception": OSError(number, "no files")})
+    server.http.tell(loop, {"message": "something else"})
+    loop.close()
+    assert [one.getMessage() for one in caplog.records] == [
+        "no more files can be opened: new connections wait",
+        "something else",
+    ]
 
 
 def test_every_reply_has_its_own_name_and_a_type_that_is_not_guessed(server: Running) -> None:

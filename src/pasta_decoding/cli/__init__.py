@@ -39,23 +39,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _invoke(arguments: Sequence[str]) -> int:
-    """Parse the command line and run its command, without typer's own idea of what errors are."""
+    """Parse the command line and run its command. Raises PastaError for a wrong command line."""
     import typer
     from typer.main import get_command
 
-    from pasta_decoding.cli.app import make_app
+    from pasta_decoding.cli.app import GROUPS, make_app
+    from pasta_decoding.errors import PastaError
 
     # By its version, typer uses click or a copy of it inside; this is the right one's class.
     usage_error: Any = typer.BadParameter.__base__
     command = get_command(make_app(arguments))
+    help_asked = ["--help"] if " ".join(arguments) in ("", *GROUPS) else []
     try:
-        with command.make_context("pasta", list(arguments)) as context:
+        with command.make_context("pasta", [*arguments, *help_asked]) as context:
             command.invoke(context)
     except typer.Exit as ended:
         return ended.exit_code
     except usage_error as error:
-        error.show()
-        return int(error.exit_code)
+        where = error.ctx.command_path if error.ctx else "pasta"
+        message = " ".join(error.format_message().split()).rstrip(".")
+        raise PastaError(f"{message}; see {where} --help") from error
     return 0
 
 

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pasta_decoding.cli.bars import progress
-from pasta_decoding.cli.console import say, token_counter
+from pasta_decoding.cli.console import progress, say, token_counter
 from pasta_decoding.cli.options import AsJson, command
 from pasta_decoding.errors import PastaError
 from pasta_decoding.files import sha256

@@ -39,7 +39,6 @@ GROUPS: Mapping[str, str] = {
 }
 
 _SETTINGS: Mapping[str, Any] = {
-    "no_args_is_help": True,
     "add_completion": False,
     "pretty_exceptions_enable": False,
 }

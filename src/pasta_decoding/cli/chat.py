@@ -10,8 +10,8 @@ import typer
 
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
 from pasta_decoding.cli.console import say
-from pasta_decoding.cli.options import Without, command
-from pasta_decoding.cli.run import Show, System, answer_shown, opened
+from pasta_decoding.cli.options import System, Without, command
+from pasta_decoding.cli.run import answer_shown, opened, opening
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
@@ -24,32 +24,30 @@ Ctrl-C stops an answer; that turn is forgotten."""
 
 History = list[dict[str, str]]
 
-FEW_OF_ANSWER = Without({"top_p", "eagerness"})
+FEW_OF_ANSWER = Without({"top_p", "eagerness", "seed"})
 FEW_OF_ENGINE = Without({"join", "max_model_len", "cache_tokens", "threads", "device"})
 
 
-@command('pasta chat --system "Answer in two sentences."', "pasta chat --show --engine torch")
+@command('pasta chat --system "Answer in two sentences."', "pasta chat --engine torch")
 def chat(
     system: System = None,
-    show: Show = False,
     *,
     generation: Annotated[GenerationConfig, FEW_OF_ANSWER],
     engine: Annotated[EngineConfig, FEW_OF_ENGINE],
 ) -> None:
     """Talk with the model; each answer sees what was said before it."""
     with opened(engine) as model:
-        talk(model, generation, system=system, show=show)
+        talk(model, generation, system)
 
 
-def talk(model: Model, config: GenerationConfig, *, system: str | None, show: bool) -> None:
+def talk(model: Model, config: GenerationConfig, system: str | None) -> None:
     """Take lines until there are no more, and answer each."""
-    opening = [] if system is None else [{"role": "system", "content": system}]
-    history = opening
+    history, show = opening(system), False
     say("Ctrl-C stops an answer, Ctrl-D leaves, /help names the commands.")
     while (line := read_line()) not in (None, "/quit"):
         match line:
             case "/new":
-                history = opening
+                history = opening(system)
             case "/show":
                 show = not show
             case str() if line.startswith("/"):

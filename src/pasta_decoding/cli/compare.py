@@ -11,8 +11,8 @@ import typer
 
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
 from pasta_decoding.cli.chat import FEW_OF_ANSWER, FEW_OF_ENGINE
-from pasta_decoding.cli.options import AsJson, Without, command
-from pasta_decoding.cli.run import Prompt, System, conversation, figures, opened, read_prompt
+from pasta_decoding.cli.options import AsJson, System, Without, command
+from pasta_decoding.cli.run import Prompt, figures, opened, opening, read_prompt
 
 _ROWS = {
     "text": "text",
@@ -40,7 +40,7 @@ def compare(
     system: System = None,
     as_json: AsJson = False,
     *,
-    generation: Annotated[GenerationConfig, FEW_OF_ANSWER],
+    generation: Annotated[GenerationConfig, FEW_OF_ANSWER, Without({"temperature"})],
     engine: Annotated[EngineConfig, FEW_OF_ENGINE, Without({"base_url"})],
 ) -> None:
     """Answer a question in parallel and by a sequential baseline, side by side.
@@ -49,7 +49,7 @@ def compare(
     """
     from pasta_decoding.api.baseline import baseline_of
 
-    question = conversation(system, read_prompt(prompt))
+    question = [*opening(system), {"role": "user", "content": read_prompt(prompt)}]
     rival, about = baseline_of(engine, baseline)
     alone = replace(generation, parallel=False)
     results = {

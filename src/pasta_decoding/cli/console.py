@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from pasta_decoding.errors import PastaError
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from pasta_decoding.api.config import EngineConfig
     from pasta_decoding.api.model import AnyDecoder
+
+Item = TypeVar("Item")
 
 say = logging.getLogger("pasta_decoding.cli").info
 """Reports to the user, on standard error."""
@@ -46,19 +47,28 @@ def is_main() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def read_text(path: Path) -> str:
-    """Return a text file, line ends as they are. Raises PastaError if it cannot be read."""
-    try:
-        return path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise PastaError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise PastaError(f"{path}: byte {error.start} is not UTF-8") from error
-
-
 def token_counter(model: Path | None = None) -> Callable[[str], int]:
     """Return a function that counts tokens as a base model does; the default one if left out."""
     from pasta_decoding.models.load import load_tokenizer
 
     tokenizer = load_tokenizer(base_folder(model))
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False))
+
+
+@contextmanager
+def progress(labels: Sequence[str], total: int) -> Iterator[Callable[[str], None]]:
+    """Draw a bar a label on standard error; hand out what moves one bar by one."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        tasks = {label: bars.add_task(label, total=total) for label in labels}
+        yield lambda label: bars.advance(tasks[label])
+
+
+def drawn(items: Sequence[Item], doing: str) -> Iterable[Item]:
+    """Yield the items, and draw on standard error how far they are."""
+    with progress([doing], len(items)) as tick:
+        for item in items:
+            yield item
+            tick(doing)

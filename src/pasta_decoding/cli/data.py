@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pasta_decoding.cli.bars import drawn
-from pasta_decoding.cli.console import say, token_counter
+from pasta_decoding.cli.console import drawn, say, token_counter
 from pasta_decoding.cli.options import AsJson, Base, command
 from pasta_decoding.data.build import Wanted
 from pasta_decoding.errors import PastaError, require

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
-from pasta_decoding.cli.bars import progress
-from pasta_decoding.cli.console import cache_folder, opened_decoder, say
+from pasta_decoding.cli.console import cache_folder, opened_decoder, progress, say
 from pasta_decoding.cli.options import Without, command
 from pasta_decoding.errors import PastaError, require
 from pasta_decoding.files import sha256

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from pasta_decoding.cli.console import read_text
 from pasta_decoding.cli.options import command
+from pasta_decoding.errors import PastaError
 
 
 @command("pasta lint answer.txt", "pasta lint --no-topic rows.jsonl.gz")
@@ -39,7 +39,11 @@ def text_problems(path: Path, *, topic_required: bool) -> Iterator[str]:
     """Yield what is wrong with the one response of a text file, from the line's number on."""
     from pasta_decoding.lang.check import check
 
-    for one in check(read_text(path), topic_required=topic_required):
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise PastaError(f"{path}: byte {error.start} is not UTF-8") from error
+    for one in check(text, topic_required=topic_required):
         yield f"{one.line}:{one.column}: {one.rule}: {one.message}"
 
 

@@ -21,8 +21,9 @@ Base = Annotated[
     Path | None,
     typer.Option(help="Folder of the base model, or its name on the hub; else the default one."),
 ]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel="Output")
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+System = Annotated[
+    str | None, typer.Option(help="System prompt; the chat template's own if left out.")
 ]
 
 _NO_OPTIONS = frozenset(
@@ -32,7 +33,12 @@ _NO_OPTIONS = frozenset(
     }
 )
 """Fields of the two configs that a command leaves to Python and to the server's requests."""
-_PANELS = {"EngineConfig": "Engine", "GenerationConfig": "Answer"}
+_PANELS = {
+    "EngineConfig": "Engine",
+    **dict.fromkeys(("GenerationConfig", "system", "sequential"), "Answer"),
+    **dict.fromkeys(("show", "trace", "as_json"), "Output"),
+}
+_METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
 
 class Without(frozenset[str]):
@@ -57,6 +63,8 @@ def command(*examples: str) -> Callable[[Callable[..., None]], Callable[..., Non
                 configs[name] = default, [option.name for option in options]
                 shown += options
             else:
+                for mark in marks if name in _PANELS else ():
+                    mark.rich_help_panel = _PANELS[name]
                 shown.append(one.replace(kind=Parameter.KEYWORD_ONLY))
 
         @wraps(function)
@@ -84,6 +92,7 @@ def _options(config: Any, without: frozenset[str]) -> Iterator[Parameter]:
         if isinstance(mark, str) and name in _NO_OPTIONS:
             continue
         mark = typer.Option(help=mark) if isinstance(mark, str) else copy(mark)
+        mark.metavar = mark.metavar or _METAVARS.get((get_args(kind) or (kind,))[0])
         mark.rich_help_panel = mark.rich_help_panel or _PANELS.get(type(config).__name__)
         if not isinstance(default, bool):  # shorter than typer's own
             mark.show_default = False

@@ -12,7 +12,7 @@ import typer
 
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
 from pasta_decoding.cli.console import opened_decoder, say
-from pasta_decoding.cli.options import AsJson, Without, command
+from pasta_decoding.cli.options import AsJson, System, Without, command
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
@@ -22,16 +22,6 @@ if TYPE_CHECKING:
     from pasta_decoding.api.streams import Stream
 
 Prompt = Annotated[str, typer.Argument(help="The question; `-` reads it from standard input.")]
-System = Annotated[
-    str | None,
-    typer.Option(
-        help="System prompt; the chat template's own if left out.", rich_help_panel="Answer"
-    ),
-]
-Show = Annotated[
-    bool,
-    typer.Option("--show", help="Draw the threads while they write.", rich_help_panel="Output"),
-]
 
 
 @command(
@@ -41,20 +31,15 @@ Show = Annotated[
 def run(
     prompt: Prompt,
     system: System = None,
-    show: Show = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Draw the threads while they write.")
+    ] = False,
     sequential: Annotated[
         bool,
-        typer.Option(
-            "--sequential",
-            help="Ban promises: the same weights write one thread.",
-            rich_help_panel="Answer",
-        ),
+        typer.Option("--sequential", help="Ban promises: the same weights write one thread."),
     ] = False,
     trace: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write a timeline of the threads for Perfetto.", rich_help_panel="Output"
-        ),
+        Path | None, typer.Option(help="Write a timeline of the threads for Perfetto.")
     ] = None,
     as_json: AsJson = False,
     *,
@@ -62,8 +47,11 @@ def run(
     engine: Annotated[EngineConfig, Without({"max_model_len", "cache_tokens"})],
 ) -> None:
     """Answer a question; independent parts of the answer are written side by side."""
+    from pasta_decoding.files import written_whole
+    from pasta_decoding.runtime.trace import chrome_trace
+
     generation = replace(generation, parallel=not sequential)
-    question = conversation(system, read_prompt(prompt))
+    question = [*opening(system), {"role": "user", "content": read_prompt(prompt)}]
     if show and as_json:
         raise PastaError("--show draws for a person, --json prints for a program: leave one out")
     if trace is not None and engine.is_remote:
@@ -79,7 +67,9 @@ def run(
         else:
             stream = answer_shown(model, question, generation, show=show)
         if trace is not None:
-            write_trace(trace, stream, model)
+            found = chrome_trace(stream.answer, model.decoder.vocabulary)
+            with written_whole(trace) as partial:
+                partial.write_text(json.dumps(found), encoding="utf-8")
 
 
 def opened(engine: EngineConfig) -> Model:
@@ -89,10 +79,9 @@ def opened(engine: EngineConfig) -> Model:
     return Model(opened_decoder(engine))
 
 
-def conversation(system: str | None, question: str) -> list[dict[str, str]]:
-    """Return a question as a conversation, behind its system prompt."""
-    opening = [] if system is None else [{"role": "system", "content": system}]
-    return [*opening, {"role": "user", "content": question}]
+def opening(system: str | None) -> list[dict[str, str]]:
+    """Return how a conversation begins: with a system prompt, if there is one."""
+    return [] if system is None else [{"role": "system", "content": system}]
 
 
 def read_prompt(prompt: str) -> str:
@@ -116,10 +105,14 @@ def answer_shown(
     else:
         with model.stream(prompt, generation) as stream:
             for text in stream:
-                sys.stdout.write(text)
-                sys.stdout.flush()
-        sys.stdout.write("\n")
-    say(summary(stream.result))
+                print(text, end="", flush=True)
+        print()
+    result, threads = stream.result, 1 + len(stream.result.threads)
+    say(
+        f"{result.usage.plain_tokens} tokens in {result.critical_path} steps "
+        f"({result.tokens_per_step:.2f}x), {threads} thread{'s' * (threads > 1)}, "
+        f"{result.seconds:.1f} s{', cut off at a limit' * result.truncated}"
+    )
     return stream
 
 
@@ -141,16 +134,6 @@ def _draw(model: Model, prompt: Conversation, generation: GenerationConfig) -> S
         console.line()  # on a terminal, rich ends the last line itself
     typer.echo(stream.result.text)
     return stream
-
-
-def write_trace(path: Path, stream: Stream[Any], model: Model) -> None:
-    """Write what each thread did when, whole or not at all."""
-    from pasta_decoding.files import written_whole
-    from pasta_decoding.runtime.trace import chrome_trace
-
-    found = chrome_trace(stream.answer, model.decoder.vocabulary)
-    with written_whole(path) as partial:
-        partial.write_text(json.dumps(found), encoding="utf-8")
 
 
 def figures(result: Result, model: Model, engine: EngineConfig) -> dict[str, Any]:
@@ -175,15 +158,3 @@ def figures(result: Result, model: Model, engine: EngineConfig) -> dict[str, Any
         "wall_s": round(result.seconds, 3),
         **({} if result.sent is None else {"sent": asdict(result.sent)}),
     }
-
-
-def summary(result: Result) -> str:
-    """Return one line of figures for a person."""
-    cut = ", cut off at a limit" if result.truncated else ""
-    count = 1 + len(result.threads)
-    threads = "1 thread" if count == 1 else f"{count} threads"
-    return (
-        f"{result.usage.plain_tokens} tokens in {result.critical_path} steps "
-        f"({result.tokens_per_step:.2f}x), {threads}, "
-        f"{result.seconds:.1f} s{cut}"
-    )

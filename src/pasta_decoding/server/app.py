@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import logging
 import re
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
@@ -16,17 +18,30 @@ from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.responses import HTMLResponse
 
 from pasta_decoding import __version__
+from pasta_decoding.api.model import AnyDecoder, request_of
+from pasta_decoding.errors import PastaError
+from pasta_decoding.runtime.request import Priority, Request
 from pasta_decoding.server import schema
 from pasta_decoding.server.backend import Backend
-from pasta_decoding.server.errors import install
+from pasta_decoding.server.errors import ApiError, excerpt, install
 from pasta_decoding.server.guard import Guard
 from pasta_decoding.server.metrics import Metrics
-from pasta_decoding.server.routes import OpenAIRoutes
+from pasta_decoding.server.replies import ChatForm, Reply, TextForm
+from pasta_decoding.server.requests import Body, ChatRequest, CompletionRequest, StreamOptions
 from pasta_decoding.server.settings import Settings
 
+log = logging.getLogger(__name__)
+
+Ids = tuple[int, ...]
 Replies = dict[int | str, dict[str, Any]]
 
 LOOPBACK_NAMES = ("localhost", "*.localhost", "127.0.0.1", "[::1]")
+TAGS_AMONG = 16
+"""Alternatives that are looked at beyond those that are told: tags among them are left out."""
+ERRORS: Replies = {
+    status: {"model": schema.ErrorReply}
+    for status in (400, 401, 404, 408, 413, 415, 429, 500, 502, 503)
+}
 
 
 def create_app(backends: Mapping[str, Backend], metrics: Metrics, settings: Settings) -> FastAPI:
@@ -65,10 +80,113 @@ def create_app(backends: Mapping[str, Backend], metrics: Metrics, settings: Sett
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )
-    app.include_router(OpenAIRoutes(backends, settings.answer_tokens).router())
+    app.include_router(_openai_routes(backends, settings.answer_tokens))
     app.include_router(_other_routes(list(backends.values()), metrics))
     install(app)
     return app
+
+
+def _openai_routes(backends: Mapping[str, Backend], answer_tokens: int) -> APIRouter:
+    """Return the routes that OpenAI's clients know.
+
+    answer_tokens: the longest answer to a request that does not say.
+    """
+    router = APIRouter(prefix="/v1", responses=ERRORS)
+    began_s = int(time.time())
+
+    @router.post("/chat/completions", responses=_replies(schema.ChatCompletion, schema.ChatChunk))
+    async def chat(body: ChatRequest) -> Response:
+        """Answer a conversation."""
+        decoder = await _decoder(backends, body.model, answers=body.n or 1)
+        messages = [one.message for one in body.messages]
+        return reply(body, decoder, [decoder.chat_ids(messages, body.limit or answer_tokens)])
+
+    @router.post("/completions", responses=_replies(schema.TextCompletion, schema.TextCompletion))
+    async def complete(body: CompletionRequest) -> Response:
+        """Continue a text, without the chat template."""
+        answers = len(body.prompts) * (body.n or 1)
+        decoder = await _decoder(backends, body.model, answers)
+        limit = body.limit or answer_tokens
+        prompts = [
+            decoder.text_ids(prompt, limit) if isinstance(prompt, str) else tuple(prompt)
+            for prompt in body.prompts
+        ]
+        return reply(body, decoder, prompts)
+
+    def reply(body: Body, decoder: AnyDecoder, prompts: Sequence[Ids]) -> Response:
+        requests = _requests(body, decoder, prompts, answer_tokens)
+        form = ChatForm if isinstance(body, ChatRequest) else TextForm
+        return Reply(
+            form(body.alternatives, decoder.vocabulary.texts),
+            body.model,
+            backends[body.model].submit(requests),
+            (body.stream_options or StreamOptions()) if body.stream else None,
+            sum(map(len, prompts)),
+            decoder.plain_tokens,
+        )
+
+    @router.get("/models")
+    async def models() -> schema.ModelList:
+        """List the models: one, and its sequential baseline if there is one."""
+        return schema.ModelList(data=[model(name) for name in backends])
+
+    @router.get("/models/{name:path}")
+    async def one_model(name: str) -> schema.Model:
+        """Describe a model, which is loaded if it was not."""
+        await _decoder(backends, name, answers=0)
+        return model(name)
+
+    def model(name: str) -> schema.Model:
+        decoder = backends[name].decoder
+        most = None if decoder is None else decoder.max_tokens
+        return schema.Model(id=name, created=began_s, owned_by="pasta", max_model_len=most)
+
+    return router
+
+
+async def _decoder(backends: Mapping[str, Backend], model: str, answers: int) -> AnyDecoder:
+    """Return the decoder of a model, if there is room for some more answers."""
+    if (backend := backends.get(model)) is None:
+        first, *_ = backends
+        message = f"there is no model {excerpt(model)!r} here, but {first!r}"
+        raise ApiError(404, message, param="model", code="model_not_found")
+    backend.check_room(answers)
+    try:
+        return await backend.ready()
+    except ApiError:
+        raise
+    except Exception as error:
+        known = isinstance(error, PastaError)
+        log.warning("a model cannot be loaded: %s", error, exc_info=not known)
+        why = error if known else "the server's log says why"
+        message = f"the model cannot be loaded: {why}"
+        raise ApiError(503, message, code="model_not_loaded") from error
+
+
+def _requests(
+    body: Body, decoder: AnyDecoder, prompts: Sequence[Ids], answer_tokens: int
+) -> list[Request]:
+    """Return a request for each choice of the first prompt, of the second, and so on."""
+    config = body.config(answer_tokens)
+    logprobs = None if body.alternatives is None else body.alternatives + TAGS_AMONG
+    priority = Priority[body.pasta_priority or "normal"]
+    choices = [prompt for prompt in prompts for _ in range(body.n or 1)]
+    return [
+        request_of(decoder, prompt, config, n, logprobs=logprobs, priority=priority)
+        for n, prompt in enumerate(choices)
+    ]
+
+
+def _replies(whole: type[schema.Wire], chunk: type[schema.Wire]) -> Replies:
+    data = {"type": "string", "description": f"a {chunk.__name__} as JSON; at last [DONE]"}
+    event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
+    return {
+        200: {
+            "model": whole,
+            "description": "The whole reply, or, with `stream`, server-sent events.",
+            "content": {"text/event-stream": {"schema": event}},
+        }
+    }
 
 
 def _other_routes(backends: Sequence[Backend], metrics: Metrics) -> APIRouter:

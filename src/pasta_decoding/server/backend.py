@@ -1,7 +1,7 @@
 """The worker behind the server, and the answers that it writes.
 
-The event loop hands requests to the worker, whose thread takes them between two steps. The worker
-appends its news to a deque, which the event loop empties in one call. So neither waits.
+The event loop hands requests to the worker, whose thread takes them between two steps and hands its
+news to the event loop. So neither waits.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Self
@@ -41,6 +40,7 @@ class Backend:
 
     load_decoder: called in another thread, until it has returned one.
     unended:      answers that were taken in and have not ended.
+    typical_s:    how long answers take once they are let in, by the last ones.
     """
 
     def __init__(
@@ -54,9 +54,7 @@ class Backend:
         self._load_decoder = load_decoder
         self._worker: Worker | None = None
         self._starting = asyncio.Lock()
-        self._typical_s = FIRST_GUESS_S
-        self._news: deque[tuple[Answers, int, News]] = deque()
-        self._reading = False
+        self.typical_s = FIRST_GUESS_S
 
     @property
     def alive(self) -> bool:
@@ -95,8 +93,10 @@ class Backend:
             message = f"these are {answers} answers, and this server takes {most} at a time"
             raise ApiError(400, message, param="n")
         if self.unended + answers > most:
-            rounds = self.unended / self.load.max_requests
-            raise errors.busy(min(MAX_RETRY_S, max(1, math.ceil(self._typical_s * rounds))))
+            wait_s = math.ceil(self.typical_s * self.unended / self.load.max_requests)
+            headers = {"Retry-After": str(min(MAX_RETRY_S, max(1, wait_s)))}
+            message = "the server has as many requests as it takes; Retry-After has the seconds"
+            raise ApiError(429, message, code="queue_full", headers=headers)
 
     def submit(self, requests: Sequence[Request]) -> Answers:
         """Hand in a request's answers, once it is `ready`. The caller closes what is returned.
@@ -109,39 +109,22 @@ class Backend:
             self._worker.check(request)
         answers = Answers(self, requests)
         for choice, request in enumerate(requests):
+            hear = partial(self._loop.call_soon_threadsafe, answers.take, choice)
             try:
-                hear = partial(self._hear, answers, choice)
                 answers.cancels[choice] = self._worker.submit(request, hear)
             except ClosedError as error:  # it has died meanwhile
                 answers.take(choice, Failure(error))
         return answers
 
-    def note(self, answer: Answer) -> None:
-        """Learn how long answers take once they are let in."""
-        self._typical_s += 0.2 * (answer.seconds - answer.queue_s - self._typical_s)
-
     def _open(self) -> AnyDecoder:
-        decoder, target_ms = self._load_decoder(), self.load.target_ms_per_token
+        decoder, target_s = self._load_decoder(), self.load.target_ms_per_token / 1e3
         self._worker = open_worker(
             decoder,
             max_requests=self.load.max_requests,
-            policy=CheapestStep(None if target_ms is None else target_ms / 1e3),
+            policy=CheapestStep(target_s or None),
             watcher=self.metrics,
         )
         return decoder
-
-    def _hear(self, answers: Answers, choice: int, news: News) -> None:
-        """Take news in, in the worker's thread."""
-        self._news.append((answers, choice, news))
-        if not self._reading:
-            self._reading = True
-            self._loop.call_soon_threadsafe(self._read)
-
-    def _read(self) -> None:
-        self._reading = False  # first: news that comes from now on may come too late for this call
-        while self._news:
-            answers, choice, news = self._news.popleft()
-            answers.take(choice, news)
 
 
 class Answers:
@@ -188,7 +171,8 @@ class Answers:
                 self._end(choice, _end_of(news))
                 self._backend.metrics.answered(news, _end_of(news))
                 self._backend.metrics.observe("answer_seconds", self._age_s)
-                self._backend.note(news)
+                own_s = news.seconds - news.queue_s
+                self._backend.typical_s += 0.2 * (own_s - self._backend.typical_s)
                 self._items.put_nowait((choice, news))
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -44,12 +44,6 @@ class ApiError(Exception):
         return Response(body, self.status, self.headers, media_type="application/json")
 
 
-def busy(retry_after_s: int) -> ApiError:
-    """Return the error for a request that finds the queue full."""
-    message = f"the server has as many requests as it takes; try again in {retry_after_s} s"
-    return ApiError(429, message, code="queue_full", headers={"Retry-After": str(retry_after_s)})
-
-
 def gone(*, stopping: bool) -> ApiError:
     """Return the error for an answer that the worker will not write, or not to the end."""
     if stopping:
@@ -57,11 +51,6 @@ def gone(*, stopping: bool) -> ApiError:
         return ApiError(503, message, code="server_stopping", headers={"Retry-After": "10"})
     message = "the engine has stopped, and the server has to be started again"
     return ApiError(503, message, code="engine_stopped")
-
-
-def not_loaded(why: str) -> ApiError:
-    """Return the error for a model that cannot be loaded."""
-    return ApiError(503, f"the model cannot be loaded: {why}", code="model_not_loaded")
 
 
 def failure(reason: BaseException) -> ApiError:
@@ -74,25 +63,19 @@ def failure(reason: BaseException) -> ApiError:
 
 def install(app: FastAPI) -> None:
     """Give every error of the application OpenAI's shape."""
+    kinds: dict[type[Exception], Callable[[Request, Any], ApiError]] = {
+        ApiError: lambda _request, error: error,
+        PastaError: _mistake,
+        RequestValidationError: lambda _request, error: _invalid(error.errors()[0]),
+        HTTPException: _of_status,
+    }
 
     async def reply(request: Request, error: Exception) -> Response:
-        return _api_error(request, error).response()
+        convert = next(kinds[one] for one in type(error).__mro__ if one in kinds)
+        return convert(request, error).response()
 
-    for kind in (ApiError, PastaError, RequestValidationError, HTTPException):
+    for kind in kinds:
         app.add_exception_handler(kind, reply)
-
-
-def _api_error(request: Request, error: Exception) -> ApiError:
-    match error:
-        case ApiError():
-            return error
-        case PastaError():
-            return _mistake(request, error)
-        case RequestValidationError():
-            return _invalid(error.errors()[0])
-        case HTTPException():
-            return _of_status(request, error)
-    raise error
 
 
 def _mistake(request: Request, error: PastaError) -> ApiError:

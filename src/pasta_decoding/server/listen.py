@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 import math
 import os
 import socket
@@ -18,12 +20,16 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from pasta_decoding.errors import PastaError
 from pasta_decoding.server.backend import Backend
 
+log = logging.getLogger(__name__)
+
 PATIENCE_S = 10.0
 """How long a client may take for a request's head, or for the rest of a body after its reply."""
 UNREAD_S = 60.0
 """How long a client may read nothing of a reply that the network no longer takes."""
 GRACE_S = 5
 """How long clients may take to read why their answers ended when the server stops."""
+NO_FILES_EVERY_S = 60.0
+"""How often the log may say that no more files can be opened."""
 OTHER_FILES = 48
 """Files that are no connections: the model's, libraries', the event loop's."""
 
@@ -127,6 +133,20 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._backends = backends
         self._drain_seconds = drain_seconds
+        self._no_files_s = -math.inf
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, with a log that bears it if all files are open."""
+        asyncio.get_running_loop().set_exception_handler(self.tell)
+        await super().startup(sockets)
+
+    def tell(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log what goes wrong in the loop: a lack of files now and then, not at each attempt."""
+        if getattr(context.get("exception"), "errno", None) not in (errno.EMFILE, errno.ENFILE):
+            loop.default_exception_handler(context)
+        elif loop.time() - self._no_files_s >= NO_FILES_EVERY_S:
+            self._no_files_s = loop.time()
+            log.warning("no more files can be opened: new connections wait")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop the backends when answers have had their time; replies end by themselves then."""

@@ -14,48 +14,39 @@ from pasta_decoding.runtime.trace import Sent
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
-# name -> kind, help text, and its labels or buckets
-TABLE: Mapping[str, tuple[type, str, Mapping[str, Any]]] = {
-    "requests": (Counter, "HTTP requests.", {"labelnames": ["status"]}),
-    "answers": (
-        Counter,
-        "Answers by end: stop, length, stop_string, cancelled or failed.",
-        {"labelnames": ["end"]},
-    ),
-    "tokens": (Counter, "Tokens of prompts and of answers.", {"labelnames": ["kind"]}),
-    "reused_prompt_tokens": (Counter, "Prompt tokens that the cache held already.", {}),
-    "chunks": (Counter, "Chunks that other threads wrote.", {}),
-    "truncations": (Counter, "Chunks and answers that a limit cut off.", {}),
-    "trimmed_tokens": (Counter, "Tokens written beyond a limit or a stop string.", {}),
+# name -> help text and labels
+COUNTERS: Mapping[str, tuple[str, ...]] = {
+    "requests": ("HTTP requests.", "status"),
+    "answers": ("Answers by end: stop, length, stop_string, cancelled or failed.", "end"),
+    "tokens": ("Tokens of prompts and of answers.", "kind"),
+    "reused_prompt_tokens": ("Prompt tokens that the cache held already.",),
+    "chunks": ("Chunks that other threads wrote.",),
+    "truncations": ("Chunks and answers that a limit cut off.",),
+    "trimmed_tokens": ("Tokens written beyond a limit or a stop string.",),
     "delayed_threads": (
-        Counter,
         "Threads that waited in a step: for width (others were worth more), room (too far ahead) "
         "or threads (too many have begun).",
-        {"labelnames": ["reason"]},
+        "reason",
     ),
-    "interventions": (Counter, "Tokens that the language forbade the model.", {}),
-    "steps": (Counter, "Decode steps.", {}),
-    "remote_requests": (Counter, "Completions asked of servers.", {}),
-    "remote_corrections": (Counter, "Of these, single tokens in place of forbidden ones.", {}),
-    "remote_prompt_tokens": (Counter, "Prompt tokens of completions.", {}),
-    "remote_cached_tokens": (Counter, "Of these, tokens in the servers' prefix caches.", {}),
-    "step_width": (Histogram, "Threads that wrote in a step.", {"buckets": WIDTHS}),
-    "time_to_first_token_seconds": (
-        Histogram,
-        "From a request's arrival to its first text, time in the queue included.",
-        {"buckets": SECONDS},
-    ),
-    "answer_seconds": (
-        Histogram,
-        "From a request's arrival to the end of its answer.",
-        {"buckets": SECONDS},
-    ),
-    "live_threads": (Gauge, "Threads that write now or wait for their turn.", {}),
-    "running": (Gauge, "Answers being written.", {}),
-    "queue": (Gauge, "Answers that wait for room.", {}),
-    "cache_cells": (Gauge, "Cache slots in use by answers.", {}),
-    "cache_cells_kept": (Gauge, "Cache slots that keep the beginnings of prompts.", {}),
-    "cache_cells_max": (Gauge, "Cache slots.", {}),
+    "interventions": ("Tokens that the language forbade the model.",),
+    "steps": ("Decode steps.",),
+    "remote_requests": ("Completions asked of servers.",),
+    "remote_corrections": ("Of these, single tokens in place of forbidden ones.",),
+    "remote_prompt_tokens": ("Prompt tokens of completions.",),
+    "remote_cached_tokens": ("Of these, tokens in the servers' prefix caches.",),
+}
+HISTOGRAMS: Mapping[str, tuple[str, Sequence[float]]] = {
+    "step_width": ("Threads that wrote in a step.", WIDTHS),
+    "time_to_first_token_seconds": ("From request to first text, queue included.", SECONDS),
+    "answer_seconds": ("From request to the end of its answer.", SECONDS),
+}
+GAUGES: Mapping[str, str] = {
+    "live_threads": "Threads that write now or wait for their turn.",
+    "running": "Answers being written.",
+    "queue": "Answers that wait for room.",
+    "cache_cells": "Cache slots in use by answers.",
+    "cache_cells_kept": "Cache slots that keep the beginnings of prompts.",
+    "cache_cells_max": "Cache slots.",
 }
 
 
@@ -63,11 +54,15 @@ class Metrics:
     """The metrics of one server, and the `Watcher` of its workers. Any thread may write to them."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
+        self._registry = own = CollectorRegistry()
         self._all: dict[str, Any] = {
-            name: kind(f"pasta_{name}", about, registry=self._registry, **more)
-            for name, (kind, about, more) in TABLE.items()
+            name: Counter(f"pasta_{name}", about, labels, registry=own)
+            for name, (about, *labels) in COUNTERS.items()
         }
+        for name, (about, buckets) in HISTOGRAMS.items():
+            self._all[name] = Histogram(f"pasta_{name}", about, registry=own, buckets=buckets)
+        for name, about in GAUGES.items():
+            self._all[name] = Gauge(f"pasta_{name}", about, registry=own)
 
     def count(self, name: str, number: int = 1, *labels: str) -> None:
         """Add to a counter."""

@@ -22,7 +22,7 @@ class Settings:
     port: Annotated[int, Option(help="Port; 0 takes a free one.")] = 8000
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
-        Option(help="`info` writes a line for each request to standard error."),
+        Option(metavar="LEVEL", help="`info` writes a line for each request; or debug, error."),
     ] = "warning"
     api_key: Annotated[
         str | None,
@@ -42,13 +42,10 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is done at the same time."""
+    """How much is done at the same time. `max_queue`: answers that wait; more are refused."""
 
     max_requests: Annotated[int, Option(min=1, help="Answers written at the same time.")] = 16
-    max_queue: Annotated[int, Option(min=0, help="Answers that may wait; more get a 429.")] = 64
+    max_queue: int = 64
     target_ms_per_token: Annotated[
-        float | None,
-        Option(
-            min=0.001, help="Maximum step time in milliseconds; fewer threads write to stay below."
-        ),
-    ] = None
+        float, Option(min=0, help="Write fewer threads where a step would take longer; 0 = off.")
+    ] = 0.0
