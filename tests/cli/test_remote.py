@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,10 @@ import pytest
 
 from pasta_decoding.lang.check import check
 from pasta_decoding.models.export import export_hf
-from pasta_decoding.models.load import load_model, load_tokenizer
+from pasta_decoding.models.load import load_model
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Outcome, Pasta
-from tests.remote.fake import Fake, by_model, refusal, serving
+from tests.remote.fake import Fake, by_model, serving
 
 Ask = Callable[..., Outcome]
 HABITS = ["Name a habit.", "Name another one.", "And a third one?"]
@@ -65,14 +65,6 @@ def test_a_parallel_answer_is_well_formed_and_says_what_it_asked_for(ask: Ask) -
     assert check(found["annotated"]) == []
     assert found["sent"]["requests"] >= found["threads"]
     assert found["sent"]["prompt_tokens"] > 0
-
-
-def test_the_base_model_alone_is_asked_sequentially(
-    ask: Ask, fake: Fake, tiny_checkpoint: TinyCheckpoint
-) -> None:
-    outcome = ask("--model", tiny_checkpoint.base, "--json", adapter="none")
-    assert outcome.object["threads"] == 1
-    assert len(fake.bodies[-1]["logit_bias"]) > 0
 
 
 def test_an_adapter_that_was_not_trained_for_text_is_refused_unless_one_insists(
@@ -150,26 +142,6 @@ def test_prompts_are_evaluated_over_servers_several_at_a_time(
     asked = len(fake.bodies)
     assert generate("there", *served).status == 0  # it goes on, and nothing is left to do
     assert len(fake.bodies) == asked
-
-
-def test_an_answer_that_servers_fail_in_is_a_record_of_that(
-    generate: Callable[..., Outcome],
-    fake: Fake,
-    merged: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    unlucky = str(load_tokenizer(merged).encode(HABITS[1], add_special_tokens=False))[1:-1]
-
-    def refuse(body: dict[str, Any], pieces: AsyncIterator[bytes]) -> Any:
-        return refusal(400, "not this one") if unlucky in str(body["prompt"]) else pieces
-
-    monkeypatch.setattr(fake, "mischief", refuse)
-    found = generate("out", "--engine", "remote", "--base-url", fake.url)
-    assert "3 prompts, 1 failed" in found.out
-    [failed] = [one for one in records_in(tmp_path / "out") if one["error"]]
-    assert failed["instruction"] == HABITS[1]
-    assert "not this one" in failed["error"]
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,9 @@ from typing import Any
 import openai
 import pytest
 
-from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.server.backend import Backend
-from pasta_decoding.server.errors import ApiError
 from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.settings import Load
 from tests.server.running import CHAT, HELLO, MODEL, Reply, request_bytes, running, wait_for
@@ -68,27 +66,6 @@ def test_a_client_that_leaves_cancels_its_answer(stream: bool, decoder: LocalDec
         assert server.metric('pasta_answers_total{end="cancelled"}') == 1
 
 
-def test_a_client_that_leaves_the_queue_is_never_let_in(decoder: LocalDecoder) -> None:
-    slow = with_engine(decoder, endless(decoder), Slow)
-
-    async def leave_while_waiting() -> None:
-        backend = Backend(lambda: slow, Metrics(), Load(1))
-        await backend.ready()
-        first, second = (backend.submit([asked(slow, 60)]) for _ in range(2))
-        with first, second:
-            assert backend.unended == 2
-            second.close()
-            *_, (_, last) = [item async for item in first]
-            assert isinstance(last, Answer)
-        await asyncio.to_thread(wait_for, lambda: backend.activity.cells == 0)
-        assert backend.unended == 0
-        assert isinstance(slow.engine, Slow)
-        assert len(slow.engine.steps) <= 61
-        await backend.stop()
-
-    asyncio.run(leave_while_waiting())
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_an_engine_that_breaks_fails_who_was_there_and_nobody_after(
     stream: bool, decoder: LocalDecoder
@@ -114,38 +91,13 @@ def test_an_engine_that_dies_is_503_for_those_who_wait_and_for_those_who_come(
         server.wait_until_idle()
 
 
-def test_what_is_under_way_when_the_backend_stops_ends_with_an_error(decoder: LocalDecoder) -> None:
-    slow = with_engine(decoder, endless(decoder), Slow)
-
-    async def stop_in_the_middle() -> None:
-        metrics = Metrics()
-        backend = Backend(lambda: slow, metrics, Load(1))
-        await backend.ready()
-        first, queued = (backend.submit([asked(slow)]) for _ in range(2))
-        with first, queued:
-            await anext(aiter(first))
-            await backend.stop()
-            for answers in (first, queued):
-                with pytest.raises(ApiError) as broken:
-                    [_ async for _ in answers]
-                assert broken.value.body.error.code == "server_stopping"
-        assert slow.engine.slots_in_use == 0
-        assert backend.unended == 0
-        assert b'pasta_answers_total{end="failed"} 2.0' in metrics.render([], 0)
-        with pytest.raises(ApiError):
-            backend.submit([asked(slow)])
-        await backend.stop()
-
-    asyncio.run(stop_in_the_middle())
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_server_that_is_told_to_stop_tells_its_clients(
     stream: bool, decoder: LocalDecoder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    body = BODY | {"max_tokens": LONG, "stream": stream}
+    body = BODY | {"max_tokens": LONG, "stream": stream, "n": 2}  # one is written, one waits
     slow = with_engine(decoder, endless(decoder), Slow)
-    with running(slow, drain_seconds=0.3) as server:
+    with running(slow, max_requests=1, drain_seconds=0.3) as server:
         with ThreadPoolExecutor(1) as client:
             reply: Future[Reply] = client.submit(server.ask, CHAT, body)
             wait_for(lambda: server.decoder.engine.slots_in_use > 0)
@@ -159,4 +111,5 @@ def test_a_server_that_is_told_to_stop_tells_its_clients(
         else:
             assert (got.status, got.error["code"]) == (503, "server_stopping")
             assert int(got.headers["retry-after"]) > 0
+        assert server.backend.unended == 0
     assert [one for one in caplog.records if one.levelno >= logging.WARNING] == []
