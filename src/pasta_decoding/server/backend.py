@@ -109,12 +109,16 @@ class Backend:
             self._worker.check(request)
         answers = Answers(self, requests)
         for choice, request in enumerate(requests):
-            hear = partial(self._loop.call_soon_threadsafe, answers.take, choice)
+            hear = partial(self._hear, answers, choice)
             try:
                 answers.cancels[choice] = self._worker.submit(request, hear)
             except ClosedError as error:  # it has died meanwhile
                 answers.take(choice, Failure(error))
         return answers
+
+    def _hear(self, answers: Answers, choice: int, news: News) -> None:
+        """Hand news over, in the worker's thread."""
+        self._loop.call_soon_threadsafe(answers.take, choice, news)
 
     def _open(self) -> AnyDecoder:
         decoder, target_s = self._load_decoder(), self.load.target_ms_per_token / 1e3
