@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pasta_decoding.cli.train import settled
 from pasta_decoding.training.config import PreferenceConfig
+from pasta_decoding.training.preference import settled
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Outcome, Pasta, interrupted
 

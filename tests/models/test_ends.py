@@ -23,7 +23,6 @@ from pasta_decoding.models.gguf import write_gguf
 from pasta_decoding.models.load import load_gguf, load_model
 from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
 from pasta_decoding.runtime.request import Rules, SamplingParams
-from pasta_decoding.training.likelihood import likelihood_rate
 from pasta_decoding.training.loss import score_layouts
 from pasta_decoding.training.sample import (
     SampleSet,
@@ -31,6 +30,7 @@ from pasta_decoding.training.sample import (
     encode_sample,
     sample_answers,
 )
+from pasta_decoding.training.score import likelihood_rate
 from tests.checkpoint import END_ID, TinyCheckpoint, make_adapter
 
 OTHER_END = 256
@@ -65,7 +65,7 @@ def test_answers_their_layouts_and_samples_keep_the_end_that_was_chosen(
     wanted = SampleSet("ends", 12, RULES, seed=0)
     prompts = [question_of("Why?")]
     path = tmp_path / "samples.jsonl"
-    samples = sample_answers(lambda: decoder, prompts, wanted, path, lambda items, *_: items)
+    samples = sample_answers(lambda: decoder, prompts, wanted, path)
     assert {sample.end for sample in samples} >= {OTHER_END, END_ID}
     for sample in samples:
         assert decode_sample(json.loads(json.dumps(encode_sample(sample)))).end == sample.end
@@ -93,7 +93,7 @@ def test_a_plain_text_is_rated_with_the_end_that_training_shows(
         seen.extend(layouts)
         return score_layouts(model, layouts)
 
-    monkeypatch.setattr("pasta_decoding.training.likelihood.score_layouts", score)
+    monkeypatch.setattr("pasta_decoding.training.score.score_layouts", score)
     rate = likelihood_rate(two_ends.base, two_ends.adapter, dtype="float32")
     assert rate("Why?", ["Because."])[0] < 0
     assert label_of_end(seen[0]) == END_ID

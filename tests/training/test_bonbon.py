@@ -21,7 +21,8 @@ from pasta_decoding.runtime.request import Request, Rules
 from pasta_decoding.runtime.sampler import Replay
 from pasta_decoding.runtime.scheduler import Scheduler
 from pasta_decoding.training.bonbon import beta, bonbon_loss, target_gap
-from pasta_decoding.training.pairs import PairExample, log_probabilities, with_references
+from pasta_decoding.training.loss import Example, label_logprobs
+from pasta_decoding.training.pairs import with_references
 from tests.examples import few
 from tests.law import world
 from tests.law.watched import Watched
@@ -89,11 +90,11 @@ def in_float64(model: LlamaForCausalLM) -> LlamaForCausalLM:
 def test_the_gradient_is_that_of_finite_differences() -> None:
     """In float64, through both sequences' masks, for the steepest and some other weights."""
     model = in_float64(tiny_llama())
-    pair = PairExample((layout(world.CHUNK_AFTER_SYNC), layout(WORST, end=None)), candidates=4)
+    pair = Example((layout(world.CHUNK_AFTER_SYNC), layout(WORST, end=None)), candidates=4)
     references = torch.tensor([-60.0, -20.0], dtype=torch.float64)
 
     def total() -> torch.Tensor:
-        sums: Any = log_probabilities(model, pair)
+        sums: Any = [one.sum() for one in label_logprobs(model, pair.layouts)]
         return bonbon_loss(*sums, *references, target=5.5, alpha=0.005).total
 
     torch.autograd.backward(total())
@@ -138,7 +139,7 @@ def decoded_log_probability(segments: Sequence[Segment]) -> float:
 def test_a_sequences_log_probability_is_the_sum_over_its_teacher_forced_threads(
     segments: list[Segment],
 ) -> None:
-    pair = PairExample((layout(WORST), layout(segments)), candidates=2)
+    pair = Example((layout(WORST), layout(segments)), candidates=2)
     (found,) = with_references(tiny_llama(), [pair], bf16=False)
     assert found.reference[1] == pytest.approx(decoded_log_probability(segments), abs=1e-3)
 
@@ -146,7 +147,7 @@ def test_a_sequences_log_probability_is_the_sum_over_its_teacher_forced_threads(
 def test_forced_tokens_and_what_a_limit_cut_have_no_part_in_it() -> None:
     model = tiny_llama()
     forced = layout([Run((11, 12, 13), forced=1)], end=None)
-    pair = PairExample((layout([Run((11, 12, 13))]), forced), candidates=2)
+    pair = Example((layout([Run((11, 12, 13))]), forced), candidates=2)
     (found,) = with_references(model, [pair], bf16=False)
     with torch.inference_mode():
         logprobs_TV = model(torch.tensor([[*PROMPT, 11, 12, 13]])).logits[0].log_softmax(-1)

@@ -1,13 +1,11 @@
 """Losses against arithmetic done by hand, log-probabilities against a plain forward.
 
-Probabilities are powers of one half, so every loss is a multiple of ln 2: the label that is
-given 1/2 costs ln 2, the one that is given 1/4 costs 2 ln 2.
+A label that is given the probability 1/2 costs ln 2, one that is given 1/4 costs 2 ln 2.
 """
 
 from __future__ import annotations
 
 from math import log
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pasta_decoding.lang.layout import ChunkRun, Layout, PromiseRun, Run, Segment, lay_out
-from pasta_decoding.training.loss import LabelLoss, label_logprobs, score_layouts
+from pasta_decoding.training.loss import Example, LabelLoss, label_logprobs, score_layouts
 from pasta_decoding.training.view import packed_batch, visibility
 from tests.examples import few
 from tests.law.world import (
@@ -27,59 +25,52 @@ from tests.law.world import (
     OPEN,
     P20,
     SCHEME,
-    SIZE,
     answers,
 )
 from tests.tiny import tiny_gemma3, tiny_llama
 
 CONTROL = 2
 HALF, QUARTER = log(2), 2 * log(2)
-LOGITS_LV = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]]).log()
 
 
-def outputs(logits_LV: Tensor) -> SimpleNamespace:
-    """What a model returns for a batch of one pack."""
-    return SimpleNamespace(logits=logits_LV[None])
+def example(*labels: int, scale: float = 1.0) -> Example:
+    """Return what has these labels; of its layout nothing else matters here."""
+    layout = lay_out((90,), [Run(labels)], SCHEME, async_close=CLOSE, end=None)
+    return Example([layout], scale)
 
 
-def test_the_loss_is_the_summed_cross_entropy_over_the_labels_of_the_whole_step() -> None:
-    labels, loss = torch.tensor([[0, 0, CONTROL]]), LabelLoss([CONTROL])
-    expected = HALF + QUARTER + HALF
-    assert float(loss(outputs(LOGITS_LV), labels)) == pytest.approx(expected / 3)
-    in_a_step = loss(outputs(LOGITS_LV), labels, num_items_in_batch=8)
-    assert float(in_a_step) == pytest.approx(expected / 8)
+def logprobs(*costs: float) -> list[Tensor]:
+    return [-torch.tensor(costs)]
+
+
+def test_the_loss_is_the_summed_cross_entropy_times_what_makes_it_the_mean_of_a_step() -> None:
+    loss, costs = LabelLoss([CONTROL]), logprobs(HALF, QUARTER, HALF)
+    for scale in (1 / 3, 1 / 8):
+        found = loss(costs, example(0, 0, CONTROL, scale=scale))
+        assert float(found) == pytest.approx((HALF + QUARTER + HALF) * scale)
 
 
 def test_text_and_control_tokens_are_read_apart_and_then_start_anew() -> None:
     loss = LabelLoss([CONTROL])
-    loss(outputs(LOGITS_LV), torch.tensor([[0, 0, CONTROL]]))
-    loss(outputs(LOGITS_LV[:1]), torch.tensor([[CONTROL]]))
+    loss(logprobs(HALF, QUARTER, HALF), example(0, 0, CONTROL))
+    loss(logprobs(QUARTER), example(CONTROL))
     text, control = (HALF + QUARTER) / 2, (HALF + QUARTER) / 2
     figures = {"text_loss": text, "control_loss": control, "loss": text}
     assert loss.meter.read() == pytest.approx(figures)
     assert loss.meter.read() == {}
-    loss(outputs(LOGITS_LV[:1]), torch.tensor([[0]]))
+    loss(logprobs(HALF), example(0))
     assert loss.meter.read() == pytest.approx({"text_loss": HALF, "loss": HALF})
 
 
-def test_the_gradient_is_what_was_predicted_minus_what_was_right() -> None:
-    logits_LV = LOGITS_LV[:1].clone().requires_grad_()
-    loss = LabelLoss([])(outputs(logits_LV), torch.tensor([[1]]), num_items_in_batch=4)
-    torch.autograd.backward(loss)
-    expected = torch.tensor([[0.5, 0.25 - 1, 0.25]]) / 4
-    assert logits_LV.grad is not None
-    torch.testing.assert_close(logits_LV.grad, expected)
-
-
 def test_a_bfloat16_model_has_its_loss_computed_in_float32() -> None:
-    logits_LV = torch.zeros(1, 1000, dtype=torch.bfloat16)
-    loss = LabelLoss([])(outputs(logits_LV), torch.tensor([[0]]))
-    assert loss.dtype == torch.float32
-    assert float(loss) == pytest.approx(log(1000), rel=1e-6)
+    layouts = example(11, 12).layouts
+    [found] = label_logprobs(tiny_llama().bfloat16(), layouts)
+    [expected] = label_logprobs(tiny_llama(), layouts)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, atol=0.1, rtol=0)
 
 
 def test_prompt_and_forced_tokens_carry_no_loss() -> None:
-    """All logits are equal, so every label costs ln V; what is forced is nobody's choice."""
     segments: list[Segment] = [
         Run((11, 12), forced=1),
         PromiseRun((OPEN, 20, P20), 20, forced=1),
@@ -90,12 +81,6 @@ def test_prompt_and_forced_tokens_carry_no_loss() -> None:
     # 91 -> 11; (12 forced) 12 -> OPEN, OPEN -> 20; (P20 forced); ASYNC -> 30; P20 -> the end.
     assert batch.label_L.tolist() == [11, OPEN, 20, END, 30]
     assert layout.tokens[3:7] == (12, OPEN, 20, P20)
-    loss = LabelLoss([OPEN, ASYNC, CLOSE, P20])
-    logits_LV = torch.zeros(len(batch.label_L), SIZE)
-    found = loss(outputs(logits_LV), batch.label_L[None], num_items_in_batch=1)
-    assert float(found) == pytest.approx(5 * log(SIZE))
-    names = ("text_loss", "control_loss", "loss")
-    assert loss.meter.read() == pytest.approx(dict.fromkeys(names, log(SIZE)))
 
 
 def alone(model: torch.nn.Module, layout: Layout) -> torch.Tensor:

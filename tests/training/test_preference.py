@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import torch
 
+from pasta_decoding.api.config import EngineConfig
+from pasta_decoding.api.opening import open_local
 from pasta_decoding.data.lines import read_lines
 from pasta_decoding.data.rows import question_of
 from pasta_decoding.errors import PastaError
@@ -22,38 +23,29 @@ from pasta_decoding.training import pairs as pairs_module
 from pasta_decoding.training import preference
 from pasta_decoding.training import sample as sample_module
 from pasta_decoding.training.config import PreferenceConfig
-from pasta_decoding.training.likelihood import likelihood_rate
-from pasta_decoding.training.pairs import PairExample
+from pasta_decoding.training.loss import Example
 from pasta_decoding.training.preference import PreferenceRun, share_samples
 from pasta_decoding.training.run import begin_run
+from pasta_decoding.training.score import likelihood_rate
 from tests.checkpoint import TinyCheckpoint, make_adapter, make_base
 from tests.golden.golden import talkative
 from tests.training.tiny_runs import behind_step, files, losses, spoil
 
-Item = TypeVar("Item")
 PROMPTS = [question_of(one) for one in ("Why?", "How?", "What?")]
 WEIGHTS = "adapter_model.safetensors"
 
 
-def quietly(items: Iterable[Item], _doing: str, _total: int) -> Iterable[Item]:
-    return items
-
-
-def letters(_instruction: str, texts: Sequence[str]) -> list[float]:
-    """A quality that needs no model: how many different characters a text has."""
-    return [float(len(set(text))) for text in texts]
-
-
 class World:
-    """A tiny policy and what a run over it needs; notes which adapters were decoded with."""
+    """A tiny policy and what a run over it needs."""
 
     def __init__(self, checkpoint: TinyCheckpoint) -> None:
         self.checkpoint = checkpoint
-        self.loaded: list[Path] = []
         self.config = PreferenceConfig(
             prompts=("three.jsonl",),
             policy=str(checkpoint.adapter),
             baseline=str(checkpoint.adapter),
+            engine="torch",
+            dtype="float32",
             samples=4,
             baseline_samples=1,
             max_tokens=40,
@@ -64,24 +56,24 @@ class World:
             bf16=False,
         )
 
-    def load_decoder(self, adapter: Path) -> LocalDecoder:
-        self.loaded.append(adapter)
-        return torch_decoder(self.checkpoint.base, adapter)
-
     def train(
         self, out: Path, config: PreferenceConfig | None = None, prompts: Any = PROMPTS
     ) -> Path:
-        run = PreferenceRun(
-            config=config or self.config,
-            base=self.checkpoint.base,
-            out=out,
-            load_decoder=self.load_decoder,
-            load_rate=lambda: letters,
-            say=lambda _line: None,
-            track=quietly,
-            draw=lambda _doing: nullcontext(lambda *_progress: None),
-        )
+        run = PreferenceRun(config or self.config, self.checkpoint.base, out, out / "cache")
         return run.train(prompts)
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """Return a list of the adapters that are decoded with from now on."""
+    found: list[str | None] = []
+
+    def noting(config: EngineConfig, cache: Path) -> LocalDecoder:
+        found.append(config.adapter)
+        return open_local(config, cache)
+
+    monkeypatch.setattr(preference, "open_local", noting)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +159,7 @@ PLACES = {
     "in sampling": (sample_module, "_sample", 3 + 5),
     "in scoring": (preference, "measure", 2),
     "before pairs are written": (preference, "summarise", 1),
-    "in the reference": (pairs_module, "log_probabilities", 2),
+    "in the reference": (pairs_module, "label_logprobs", 2),
     "before the reference is written": (preference, "with_references", 1),
     "in training": (torch.optim.AdamW, "step", 2),
     "before the adapter is written": (preference, "save_adapter", 1),
@@ -196,9 +188,9 @@ def test_a_round_killed_anywhere_goes_on_to_the_same_result(
 
 
 def test_a_finished_run_is_left_as_it_is_and_refuses_other_settings_and_prompts(
-    tiny: World, whole: Path
+    tiny: World, whole: Path, loaded: list[str | None]
 ) -> None:
-    before, loaded = outcome(whole), len(tiny.loaded)
+    before = outcome(whole)
     assert tiny.train(whole) == whole / "adapter"
     with pytest.raises(PastaError, match="other settings"):
         tiny.train(whole, replace(tiny.config, alpha=0.5))
@@ -206,18 +198,17 @@ def test_a_finished_run_is_left_as_it_is_and_refuses_other_settings_and_prompts(
         tiny.train(whole, prompts=[question_of("Else?")])
     assert caught.value.hint == "Choose another --out, or restore the files of --prompts."
     assert outcome(whole) == before
-    assert len(tiny.loaded) == loaded
+    assert not loaded
 
 
 def test_another_lambda_takes_over_samples_and_what_was_measured(
-    tiny: World, whole: Path, sampled: Path
+    tiny: World, whole: Path, sampled: Path, loaded: list[str | None]
 ) -> None:
     """Here by rejection sampling, which finetunes on the best answers alone."""
-    loaded = len(tiny.loaded)
     source = whole / "round-1" / "samples.jsonl"
     assert (sampled / "round-1" / "samples.jsonl").read_bytes() == source.read_bytes()
     tiny.train(sampled, replace(tiny.config, lambda_=None, objective="rejection"))
-    assert len(tiny.loaded) == loaded
+    assert not loaded
     ours, theirs = (read_lines(out / "round-1" / "scores.jsonl") for out in (sampled, whole))
     assert ours != theirs
     first = losses(sampled / "round-1" / "train")[0]
@@ -248,10 +239,11 @@ def test_samples_are_shared_whole_and_only_between_runs_that_would_make_the_same
     assert (tmp_path / "out" / "round-1" / "samples.jsonl").read_bytes() == lines
 
 
-def test_a_second_round_samples_from_the_first_ones_adapter(tiny: World, sampled: Path) -> None:
-    tiny.loaded.clear()
+def test_a_second_round_samples_from_the_first_ones_adapter(
+    tiny: World, sampled: Path, loaded: list[str | None]
+) -> None:
     tiny.train(sampled, replace(tiny.config, rounds=2))
-    assert tiny.loaded == [sampled / "round-1" / "adapter"]
+    assert loaded == [str(sampled / "round-1" / "adapter")]
     seeds = [{s["seed"] for s in read_lines(sampled / f"round-{n}/samples.jsonl")} for n in (1, 2)]
     assert not seeds[0] & seeds[1]
     second = sampled / "round-2" / "adapter"
@@ -265,13 +257,13 @@ def test_numbers_that_are_none_stop_training_and_nothing_of_them_is_saved(
         tiny.train(sampled)
     (sampled / "round-1" / "reference.jsonl").unlink()
 
-    def no_numbers(_model: Any, examples: Iterable[Any], **_settings: Any) -> list[PairExample]:
+    def no_numbers(_model: Any, examples: Iterable[Any], **_settings: Any) -> list[Example]:
         return [replace(one, reference=(float("nan"), -1.0)) for one in examples]
 
     monkeypatch.setattr(preference, "with_references", no_numbers)
     with pytest.raises(PastaError, match=r"^the loss is not a number at step 1$") as caught:
         tiny.train(sampled)
-    assert "--samples-from" in caught.value.hint
+    assert "lower --learning-rate" in caught.value.hint
     assert not (sampled / "round-1" / "adapter").exists()
 
 

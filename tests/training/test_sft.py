@@ -19,7 +19,7 @@ from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.load import load_base, load_model
 from pasta_decoding.runtime.local import torch_decoder
 from pasta_decoding.runtime.request import Rules, SamplingParams
-from pasta_decoding.training.lora import lora_rank, set_attention
+from pasta_decoding.training.lora import set_attention
 from pasta_decoding.training.view import takes_blocks
 from tests.checkpoint import BASE_NAME, TinyCheckpoint, make_adapter, make_base
 from tests.training.tiny_runs import (
@@ -74,7 +74,10 @@ def test_a_killed_run_goes_on_to_the_same_losses_and_the_same_adapter(
 
 
 def test_a_run_goes_on_with_its_own_settings_rows_and_base_model_only(
-    tiny_checkpoint: TinyCheckpoint, finished: Path, tmp_path: Path
+    tiny_checkpoint: TinyCheckpoint,
+    finished: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     base, other = tiny_checkpoint.base, make_base(tmp_path / "other", seed=1)
     out = Path(shutil.copytree(finished, tmp_path / "out"))
@@ -87,14 +90,12 @@ def test_a_run_goes_on_with_its_own_settings_rows_and_base_model_only(
         f"{out} was begun with other settings: learning_rate (0.02 -> 0.001)"
     )
     assert caught.value.hint == "Choose another --out, or repeat its settings to resume it."
-    said: list[str] = []
-    train(base, out, say=said.append)
+    caplog.set_level("INFO")
+    train(base, out)
     last = losses(finished)[-1]
-    assert said == [said[0]]
-    assert said[0].startswith(f"this run is finished: 10 steps, {last['tokens']} tokens, ")
-    assert said[0].endswith(
-        f"text {last['text_loss']:.3f}, control tokens {last['control_loss']:.3f}"
-    )
+    [said] = caplog.messages
+    assert said.startswith(f"this run is finished: 10 steps, {last['tokens']} tokens, ")
+    assert said.endswith(f"text {last['text_loss']:.3f}, control tokens {last['control_loss']:.3f}")
     shutil.rmtree(out / "adapter")
     with pytest.raises(PastaError, match="was begun with other settings: base "):
         train(other, out)
@@ -102,14 +103,16 @@ def test_a_run_goes_on_with_its_own_settings_rows_and_base_model_only(
     assert files(out / "adapter") == files(finished / "adapter")
 
 
-def test_an_adapter_for_both_joins_says_so(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_an_adapter_for_both_joins_says_so(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     config = replace(CONFIG, joins=(Joining.kv, Joining.text), max_steps=1, try_prompts=1)
-    said: list[str] = []
-    adapter = train(tiny_checkpoint.base, tmp_path, config, say=said.append)
+    adapter = train(tiny_checkpoint.base, tmp_path, config)
     assert checkpoints.load(adapter).joins == ("kv", "text")
     # Four answers, and the stretch behind the one sync as a row of its own.
-    assert any(line.startswith("5 rows, ") for line in said)
-    assert "promises" in said[-1]
+    assert any(line.startswith("5 rows, ") for line in caplog.messages)
+    assert "promises" in caplog.messages[-1]
 
 
 def test_all_weights_can_be_trained_and_what_is_saved_is_a_whole_model(
@@ -133,7 +136,7 @@ def test_what_training_cannot_go_on_from_is_refused_before_there_is_a_run(
     stranger = make_adapter(make_base(tmp_path / "other", seed=1), tmp_path / "stranger")
     whole = Path(shutil.copytree(base, tmp_path / "whole"))
     shutil.copy(tiny_checkpoint.adapter / "pasta.json", whole)
-    rank = lora_rank(tiny_checkpoint.adapter)
+    rank = 2
     for start, wanted_rank, message in (
         (stranger, rank, "the adapter was trained on .*norms_sha256"),
         (whole, rank, "holds a whole model, not an adapter"),
@@ -167,8 +170,9 @@ def test_what_attention_is_computed_with_is_said(tiny_checkpoint: TinyCheckpoint
 
 
 def test_four_rows_are_enough_for_an_answer_with_more_than_one_token_a_step(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     base = tiny_checkpoint.base
     config = replace(
         CONFIG, epochs=80, max_steps=80, pack_tokens=256, save_every_steps=80, try_prompts=3
@@ -177,12 +181,11 @@ def test_four_rows_are_enough_for_an_answer_with_more_than_one_token_a_step(
         (chunk("A", f"{word} " * 12 + "."), chunk("B", f"{word} " * 9 + ".")) for word in "abcd"
     ]
     rows = [Row(str(n), "", f"{n}?", " ".join(both)) for n, both in enumerate(texts)]
-    said: list[str] = []
-    decoder = torch_decoder(base, train(base, tmp_path, config, rows, say=said.append))
+    decoder = torch_decoder(base, train(base, tmp_path, config, rows))
     greedy = SamplingParams(temperature=0.0)
     answer = decoder.answer(decoder.request("2?", Rules(max_tokens=150), greedy))
     assert answer.annotated.count("<promise") == 2
     assert tokens_per_step(decoder.plain_tokens(answer.text), answer.critical_path) > 1
-    found = re.fullmatch(r"promises in 3 of 3, (\d\.\d) tokens a step", said[-1])
+    found = re.fullmatch(r"promises in 3 of 3, (\d\.\d) tokens a step", caplog.messages[-1])
     assert found
     assert float(found[1]) > 1

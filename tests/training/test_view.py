@@ -58,23 +58,14 @@ def test_every_part_of_a_response_is_encoded_by_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "bucket", "close"), [(20, 20, P20), (30, 50, P50), (90, 50, P50)]
+    ("tokens", "bucket", "close"), [(20, 20, P20), (21, 50, P50), (90, 50, P50)]
 )
-def test_a_promised_length_becomes_the_next_larger_bucket(
+def test_a_promise_says_the_next_larger_length_of_its_chunk_in_these_tokens(
     tokens: int, bucket: int, close: int
 ) -> None:
-    tree = read(f'<promise topic="a" tokens="{tokens}"/><async>b</async>')
+    tree = read(f'<promise topic="a" tokens="20"/><async>{"b" * tokens}</async>')
     promise = segments_of(tree, CONTROL, encode)[0]
     assert promise == PromiseRun((OPEN, 97, close), bucket)
-
-
-def test_for_training_lengths_are_counted_again_and_for_a_replay_they_are_as_given() -> None:
-    tree = read(f'<promise topic="a" tokens="20"/><async>{"b" * 21}</async>')
-    [layout] = compile_answer(
-        (80,), tree, control=CONTROL, encode=encode, scheme=SCHEME, end=END, max_tokens=99
-    )
-    assert layout.tokens[:4] == (80, OPEN, 97, P50)
-    assert segments_of(tree, CONTROL, encode)[0] == PromiseRun((OPEN, 97, P20), 20)
 
 
 def test_a_promise_without_a_topic_has_nothing_between_its_tokens() -> None:

@@ -50,10 +50,9 @@ def train(
     out: Path,
     config: SftConfig = CONFIG,
     rows: Sequence[Row] = ROWS,
-    say: Callable[[str], None] = lambda _line: None,
     **more: Any,
 ) -> Path:
-    return train_sft(config, rows, base=base, out=out, say=say, **more)
+    return train_sft(config, rows, base=base, out=out, **more)
 
 
 def losses(out: Path) -> list[dict[str, Any]]:

@@ -1,23 +1,18 @@
-"""The commands `train sft` (stage 1) and `train preference` (stage 2), and their progress."""
+"""The commands `train sft` (stage 1) and `train preference` (stage 2)."""
 
 from __future__ import annotations
 
 import os
 import random
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from datetime import timedelta
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.cli.console import base_folder, cache_folder, is_main, say
 from pasta_decoding.cli.options import Base, Without, command
 from pasta_decoding.errors import PastaError, require
@@ -26,12 +21,7 @@ from pasta_decoding.training.config import PreferenceConfig, SftConfig, keys, re
 
 if TYPE_CHECKING:
     from pasta_decoding.data.rows import Question, Row
-    from pasta_decoding.runtime.local import LocalDecoder
-    from pasta_decoding.training.loop import Show
-    from pasta_decoding.training.sample import Item
-    from pasta_decoding.training.score import Rate
 
-LINE_EVERY_S = 60.0
 _SFT_KEYS, _PREFERENCE_KEYS = Without(keys(SftConfig)), Without(keys(PreferenceConfig))
 _FILE = "YAML file of settings; a run's config.json is one. Its further keys: "
 
@@ -58,10 +48,9 @@ def sft(
     require_training(config)
     from pasta_decoding.training.sft import train_sft
 
-    with goes_on(), showing("training") as show:
+    with goes_on():
         rows, held_out = rows_of(config)
-        base = base_folder(model)
-        adapter = train_sft(config, rows, base=base, out=out, say=say, held_out=held_out, show=show)
+        adapter = train_sft(config, rows, base=base_folder(model), out=out, held_out=held_out)
     if is_main():
         typer.echo(adapter)
 
@@ -96,25 +85,15 @@ def preference(
     for name in ("prompts", "policy", "baseline"):
         if not getattr(config, name):
             raise PastaError(f"--{name} is missing")
-    config = replace(
-        config,
-        policy=str(find_adapter(config.policy)),
-        baseline=str(find_adapter(config.baseline)),
-    )
-    base = base_folder(model)
-    loading = settled(config, base)
-    engine: Any = loading.engine
-    config = replace(config, engine=engine, dtype=loading.dtype)
-    from pasta_decoding.training.preference import PreferenceRun, share_samples
+    policy, baseline = (str(find_adapter(name)) for name in (config.policy, config.baseline))
+    from pasta_decoding.training.preference import PreferenceRun, settled, share_samples
 
+    base = base_folder(model)
+    config = settled(replace(config, policy=policy, baseline=baseline), base)
     if samples_from is not None:
         share_samples(samples_from, out, config)
     with goes_on():
-        load_decoder, load_rate = loaders(config, base, loading)
-        run = PreferenceRun(config, base, out, load_decoder, load_rate, say, tracked, showing)
-        adapter = run.train(prompts_of(config))
-    say(f"finished: {config.rounds} rounds")
-    typer.echo(adapter)
+        typer.echo(PreferenceRun(config, base, out, cache_folder()).train(prompts_of(config)))
 
 
 def given(
@@ -195,96 +174,10 @@ def prompts_of(config: PreferenceConfig) -> list[Question]:
     return [question_of(one) for one in kept[: config.limit]]
 
 
-def settled(config: PreferenceConfig, base: Path) -> EngineConfig:
-    """Return what loads a decoder, with one engine and one number format; loads nothing itself.
-
-    They are kept with the run, so that none goes on with another.
-    """
-    from pasta_decoding.api.opening import ENGINES, choose_engine, find
-    from pasta_decoding.engines.llamacpp import library
-
-    loading = EngineConfig(
-        adapter=config.policy,
-        model=base,
-        engine=config.engine,
-        join=Joining.kv,
-        dtype=config.dtype,
-        cache_tokens=config.cache_tokens,
-        device=config.device,
-    )
-    checkpoint = find(loading, Path())
-    engine = choose_engine(checkpoint)
-    if engine == "llama":
-        library()  # its absence is told before the work
-    dtype = ENGINES[engine].dtype(checkpoint)
-    assert dtype is not None, "it decodes here"
-    return replace(loading, engine=engine, dtype=loading.dtype if engine == "llama" else dtype)
-
-
-def loaders(
-    config: PreferenceConfig, base: Path, loading: EngineConfig
-) -> tuple[Callable[[Path], LocalDecoder], Callable[[], Rate]]:
-    """Return a function that loads an adapter's decoder, and one that loads the quality's model."""
-    from pasta_decoding.api.opening import open_local
-    from pasta_decoding.models.load import default_device, native_dtype
-    from pasta_decoding.training.likelihood import likelihood_rate
-
-    device = loading.device or default_device()
-
-    def load_decoder(adapter: Path) -> LocalDecoder:
-        return open_local(loading.of(str(adapter)), cache_folder())
-
-    @cache
-    def load_rate() -> Rate:
-        dtype = native_dtype(device)
-        return likelihood_rate(base, Path(config.baseline), dtype=dtype, device=device)
-
-    return load_decoder, load_rate
-
-
 @contextmanager
 def goes_on() -> Iterator[None]:
     """Say of an interruption that the same command goes on."""
-    from pasta_decoding.training.loop import GOES_ON
-
     try:
         yield
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(GOES_ON) from None
-
-
-@contextmanager
-def showing(doing: str) -> Iterator[Show]:
-    """Hand out what shows progress: a bar on a terminal, else a line a minute."""
-    if not sys.stderr.isatty():
-        yield _lines(doing)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[words]}")
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task(doing, total=None, words="")
-        yield lambda done, total, words: bars.update(task, completed=done, total=total, words=words)
-
-
-def _lines(doing: str) -> Show:
-    told_s = time.monotonic()
-
-    def show(done: int, total: int, words: str) -> None:
-        nonlocal told_s
-        if done == total or time.monotonic() - told_s >= LINE_EVERY_S:
-            told_s = time.monotonic()
-            say(f"{doing}: {words}")
-
-    return show
-
-
-def tracked(items: Iterable[Item], doing: str, total: int) -> Iterable[Item]:
-    """Yield the items, and show how far they are."""
-    began_s = time.monotonic()
-    with showing(doing) as show:
-        for done, item in enumerate(items, start=1):
-            yield item
-            left_s = (time.monotonic() - began_s) / done * (total - done)
-            show(done, total, f"{done}/{total}, {timedelta(seconds=round(left_s))} left")
+        raise KeyboardInterrupt("the same command goes on") from None

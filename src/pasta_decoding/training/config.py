@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from functools import partial
+from inspect import formatannotation
 from keyword import iskeyword
 from pathlib import Path
 from types import NoneType, UnionType
@@ -240,7 +241,7 @@ def _settings(found: dict[Any, Any], hints: dict[str, Any]) -> Iterator[tuple[st
         try:
             value = _parsed(given, kind)
         except (TypeError, ValueError):
-            raise PastaError(f"{key} is {given!r}, not {_words(kind)}") from None
+            raise PastaError(f"{key} is {given!r}, not {formatannotation(kind)}") from None
         if value is not None and option.min is not None and not value >= option.min:
             raise PastaError(f"{key} is {value}, less than {option.min}")
         if value is not None and option.max is not None and not value <= option.max:
@@ -263,14 +264,3 @@ def _parsed(value: Any, kind: Any) -> Any:
     if type(value) is not kind:
         raise TypeError
     return value
-
-
-def _words(kind: Any) -> str:
-    if isinstance(kind, UnionType):
-        return f"{_words(get_args(kind)[0])} or null"
-    if get_origin(kind) is tuple:
-        return f"a list, each {_words(get_args(kind)[0])}"
-    if get_origin(kind) is Literal or kind is Joining:
-        return f"one of {', '.join(get_args(kind) or Joining)}"
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-    return names[kind]

@@ -1,95 +1,84 @@
 """How both stages run: transformers' Trainer, and one callback that watches it.
 
 The Trainer brings accumulation, schedule, checkpoints with all states, and accelerate's launch,
-FSDP and DeepSpeed. `RunCallback` keeps the metrics, tells the progress, refuses to save what is no
+FSDP and DeepSpeed. `RunCallback` keeps the metrics, shows the progress, refuses to save what is no
 number, and turns Ctrl-C into a checkpoint.
 """
 
 # ruff: noqa: ARG002 (callbacks have the Trainer's signatures)
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
 from datetime import timedelta
+from itertools import accumulate
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import (
-    PrinterCallback,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from torch import Tensor
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from pasta_decoding.data.lines import append_line, read_lines, write_lines
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.checkpoint import Checkpoint
-from pasta_decoding.training.loss import Meter
-from pasta_decoding.training.run import last_checkpoint
+from pasta_decoding.training.lora import shard_tied_together
+from pasta_decoding.training.loss import Example, Loss, label_logprobs
+from pasta_decoding.training.run import Show, last_checkpoint, showing
 
 if TYPE_CHECKING:
     from pasta_decoding.training.config import PreferenceConfig, SftConfig
 
-GOES_ON = "the same command goes on"
-Say = Callable[[str], None]
-Show = Callable[[int, int, str], None]
-"""Shows progress: so many of so many are done, and a few words."""
-Draw = Callable[[str], AbstractContextManager[Show]]
-"""Takes what is being done; as long as the context is open, what it hands out draws it."""
-
-_EVERY_RUN: dict[str, Any] = {
-    "num_train_epochs": 1,
-    "per_device_train_batch_size": 1,
-    "per_device_eval_batch_size": 1,
-    "train_sampling_strategy": "sequential",
-    "remove_unused_columns": False,
-    "dataloader_pin_memory": False,  # block masks are made where they are needed
-    "ddp_find_unused_parameters": False,
-    "logging_nan_inf_filter": False,  # `RunCallback` stops instead
-    "save_total_limit": 2,
-    "disable_tqdm": True,  # `RunCallback` tells more
-}
+log = logging.getLogger(__name__)
 
 
 def training_arguments(
     out: Path,
     config: SftConfig | PreferenceConfig,
-    batches: int,
-    batches_per_step: int,
+    examples: int,
+    per_step: int,
     device: str,
     **settings: Any,
 ) -> TrainingArguments:
     """Return the Trainer's settings: those of `config`, of every run, and `settings`.
 
-    batches: of the whole run.
-    device:  "cpu", or the kind of accelerator.
+    examples: of the whole run; `per_step` of them make an optimiser step.
+    device:   "cpu", or the kind of accelerator.
     """
     shared = processes()
-    if batches_per_step % shared.num_processes:
+    if per_step % shared.num_processes:
         raise PastaError(
-            f"{batches_per_step} packs a step cannot be shared by {shared.num_processes} processes",
+            f"{per_step} packs a step cannot be shared by {shared.num_processes} processes",
             hint=f"Give --packs-per-step a multiple of {shared.num_processes}.",
         )
     arguments = TrainingArguments(
         output_dir=str(out),
         use_cpu=device == "cpu",
-        gradient_accumulation_steps=batches_per_step // shared.num_processes,
+        num_train_epochs=1,
+        per_device_train_batch_size=1,
+        per_device_eval_batch_size=1,
+        gradient_accumulation_steps=per_step // shared.num_processes,
+        train_sampling_strategy="sequential",
+        remove_unused_columns=False,
+        dataloader_pin_memory=False,  # an example is no tensor
+        ddp_find_unused_parameters=False,
+        logging_nan_inf_filter=False,  # `RunCallback` stops instead
+        disable_tqdm=True,  # `RunCallback` shows more
         bf16=config.bf16,
         seed=config.seed,
         learning_rate=config.learning_rate,
-        warmup_steps=min(config.warmup_steps, -(-batches // batches_per_step) // 10),
+        warmup_steps=min(config.warmup_steps, -(-examples // per_step) // 10),
         lr_scheduler_type=config.schedule,
         save_steps=config.save_every_steps,
+        save_total_limit=2,
         report_to=list(config.report_to),
-        **_EVERY_RUN,
         **settings,
     )
     if arguments.n_gpu > 1:
@@ -111,98 +100,140 @@ def processes() -> Any:
 
 
 class RunTrainer(Trainer):
-    """The Trainer, which logs what a meter collected: to files and to trackers."""
+    """The Trainer over the examples of a whole run, in their order.
 
-    def __init__(self, meter: Meter, watching: RunCallback, **settings: Any) -> None:
-        super().__init__(callbacks=[watching], **settings)
-        self.remove_callback(PrinterCallback)  # it prints each line of logs to standard output
-        self.meter, self._watching = meter, watching
+    It keeps what the loss's meter collected, in `metrics.jsonl` and at trackers. The loss on
+    `held_out` is the mean over its labels.
 
-    def log(self, logs: dict[str, float], *arguments: Any) -> None:
-        """Add the meter's figures to a line of losses. Takes all processes."""
-        if "loss" in logs:
-            logs = {**logs, **self.meter.read(self.args.device), "loss": logs["loss"]}
-        super().log(logs, *arguments)
-
-    def run(self) -> None:
-        """Train, going on from the last checkpoint if there is one."""
-        resume = last_checkpoint(Path(str(self.args.output_dir)))
-        with self._watching:
-            self.train(resume_from_checkpoint=str(resume) if resume else None)
-
-
-class RunCallback(TrainerCallback):
-    """Watches one run. Use it as a context around training.
-
-    The first Ctrl-C becomes a checkpoint behind the step, and leaving the context raises
-    KeyboardInterrupt then; the second one stops at once. Several processes would not stop at the
-    same step, so each of those stops at once.
-
-    batch_tokens: of each batch of the whole run, in order, prompts included.
-    begin_again:  says what to do where the numbers went wrong.
-    checkpoint:   is kept beside the weights of each checkpoint, so that it can be decoded with.
+    doing:      names the run where its progress is shown.
+    checkpoint: is kept beside the weights of each checkpoint, so that it can be decoded with.
     """
 
     def __init__(
         self,
-        meter: Meter,
-        batch_tokens: Sequence[int],
+        model: Any,
+        loss: Loss,
+        examples: Sequence[Example],
+        arguments: TrainingArguments,
         *,
-        out: Path,
-        say: Say,
-        show: Show,
-        begin_again: Callable[[], str],
+        doing: str = "training",
         checkpoint: Checkpoint | None = None,
-        processes: int = 1,
+        held_out: Sequence[Example] = (),
     ) -> None:
-        self._meter, self._tokens, self._metrics = meter, batch_tokens, out / "metrics.jsonl"
-        self._say, self._show, self._begin_again = say, show, begin_again
-        self._checkpoint, self._alone = checkpoint, processes == 1
+        super().__init__(
+            model=model,
+            args=arguments,
+            train_dataset=list(examples),
+            eval_dataset=list(held_out) or None,
+            data_collator=lambda items: {"example": items[0]},
+        )
+        self.model_accepts_loss_kwargs = False  # the Trainer makes the mean over a step's examples
+        self.loss, self.held_out_loss, self.doing = loss, deepcopy(loss), doing
+        self.watching = RunCallback(self, examples, checkpoint)
+        self.remove_callback(PrinterCallback)  # it prints each line of logs to standard output
+        self.add_callback(self.watching)
+        if self.is_fsdp_enabled:
+            shard_tied_together(model)
+
+    def run(self) -> dict[str, Tensor] | None:
+        """Train, going on from the last checkpoint if there is one.
+
+        Return the state of the whole model where each process only holds a shard of it.
+        """
+        resume = last_checkpoint(Path(str(self.args.output_dir)))
+        with showing(self.doing) as show, self.watching.stopping():
+            self.watching.show = show
+            self.train(resume_from_checkpoint=str(resume) if resume else None)
+        sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        return self.accelerator.get_state_dict(self.model_wrapped) if sharded else None
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *_arguments: Any, **_: Any) -> Any:
+        """Return the loss of one example."""
+        example = inputs["example"]
+        return self.loss(label_logprobs(self.model, example.layouts, model), example)
+
+    def log(self, logs: dict[str, float], *arguments: Any) -> None:
+        """Add the meter's figures to a line of losses, and keep the line. Takes all processes."""
+        if "loss" in logs:
+            logs = {**logs, **self.loss.meter.read(self.args.device), "loss": logs["loss"]}
+        self.watching.keep(logs)
+        super().log(logs, *arguments)
+
+    def evaluate(self, *_arguments: Any, **_settings: Any) -> dict[str, float]:
+        """Log the losses over all labels of the held-out examples."""
+        model, loss = self.model_wrapped, self.held_out_loss
+        model.eval()
+        for batch in self.get_eval_dataloader():
+            layouts = batch["example"].layouts
+            with torch.no_grad(), self.compute_loss_context_manager():
+                loss(label_logprobs(self.model, layouts, model), batch["example"])
+        found = {f"eval_{name}": mean for name, mean in loss.meter.read(self.args.device).items()}
+        self.log(found)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
+        return found
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """Return 0: the Trainer cannot count them in what is no tensor."""
+        return 0
+
+
+class RunCallback(TrainerCallback):
+    """Watches one run. `show` shows how far it is."""
+
+    show: Show
+
+    def __init__(
+        self, trainer: RunTrainer, examples: Sequence[Example], checkpoint: Checkpoint | None
+    ) -> None:
+        self._trainer, self._checkpoint = trainer, checkpoint
+        self._out = Path(str(trainer.args.output_dir))
+        sizes = (sum(len(one.tokens) for one in example.layouts) for example in examples)
+        self._tokens = [0, *accumulate(sizes)]  # of the first 0, 1, 2, ... examples
         self._losses: dict[str, float] = {}
         self._began_s = self._earlier_s = 0.0
         self._first = 0
         self._interrupted = False
-        self._handler: Any = None
 
-    def __enter__(self) -> RunCallback:
+    @contextmanager
+    def stopping(self) -> Iterator[None]:
+        """Let the first Ctrl-C become a checkpoint behind the step, and then KeyboardInterrupt.
+
+        The second one stops at once. Several processes would not stop at the same step, so each of
+        those stops at once.
+        """
+
+        def interrupt(_signal: int, _frame: FrameType | None) -> None:
+            if self._interrupted:
+                raise KeyboardInterrupt
+            self._interrupted = True
+            log.info("stopping behind this step; Ctrl-C again stops at once")
+
         here = threading.current_thread() is threading.main_thread()
-        if here and self._alone and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self._handler = signal.signal(signal.SIGINT, self._interrupt)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._handler is not None:
-            signal.signal(signal.SIGINT, self._handler)
-        if self._interrupted and exception[0] is None:
-            raise KeyboardInterrupt(GOES_ON)
-
-    def _interrupt(self, _signal: int, _frame: FrameType | None) -> None:
+        waits = here and self._trainer.args.world_size == 1
+        before = signal.signal(signal.SIGINT, interrupt) if waits else None
+        try:
+            yield
+        finally:
+            if waits:
+                signal.signal(signal.SIGINT, before)
         if self._interrupted:
-            raise KeyboardInterrupt(GOES_ON)
-        self._interrupted = True
-        self._say("stopping behind this step; Ctrl-C again stops at once")
+            raise KeyboardInterrupt
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_kwargs: Any) -> None:
         """Cut the metrics back to the step from which training goes on; start the clock."""
         self._began_s, self._first = time.monotonic(), state.global_step
         if state.is_world_process_zero:
-            kept = [one for one in read_lines(self._metrics) if one["step"] <= state.global_step]
-            write_lines(self._metrics, kept)
+            lines = read_lines(self._out / "metrics.jsonl")
+            kept = [line for line in lines if line["step"] <= state.global_step]
+            write_lines(self._out / "metrics.jsonl", kept)
             self._earlier_s = kept[-1]["seconds"] if kept else 0.0
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_kwargs: Any
-    ) -> None:
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_kwargs: Any) -> None:
         """Look at the losses whose gradients are about to move the weights."""
-        if not self._meter.finite:
-            message = f"the loss is not a number at step {state.global_step + 1}"
-            raise PastaError(message, hint=self._begin_again())
+        if not self._trainer.loss.meter.finite:
+            self._refuse(f"the loss is not a number at step {state.global_step + 1}")
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The weights moved. Stop if asked; log and evaluate the last step wherever it falls."""
         if state.global_step >= state.max_steps:
             control.should_log = True
@@ -212,57 +243,57 @@ class RunCallback(TrainerCallback):
         trained = (one for one in kwargs["model"].parameters() if one.requires_grad)
         if control.should_save and not all(bool(one.isfinite().all()) for one in trained):
             # The loss may be finite where its gradients overflow.
-            message = f"weights are no longer numbers after step {state.global_step}"
-            raise PastaError(message, hint=self._begin_again())
+            self._refuse(f"weights are no longer numbers after step {state.global_step}")
         if not control.should_log:
-            self._tell(args, state)
+            self._tell()
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **_kwargs: Any,
-    ) -> None:
-        """Append one line: step, losses in nats per labelled token, learning rate, seconds.
+    def _refuse(self, message: str) -> None:
+        hint = "Begin again in another --out with a lower --learning-rate."
+        good = last_checkpoint(self._out)
+        if good is not None and (good / checkpoints.FILE_NAME).is_file():
+            hint += f" --start {good} goes on from the last good state."
+        raise PastaError(message, hint=hint)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_kwargs: Any) -> None:
+        """Put `pasta.json` beside the weights, where the checkpoint holds an adapter."""
+        folder = self._out / f"checkpoint-{state.global_step}"
+        holds_adapter = (folder / "adapter_config.json").is_file()
+        if self._checkpoint and state.is_world_process_zero and holds_adapter:
+            checkpoints.save(self._checkpoint, folder)
+
+    def keep(self, found: dict[str, float]) -> None:
+        """Append a line of losses: step, nats per labelled token, learning rate, tokens, seconds.
 
         Tokens and seconds are those of all training that the file tells of, wherever it went on.
         """
-        found = logs or {}
+        state, control = self._trainer.state, self._trainer.control
         if not {"loss", "eval_loss"} & set(found):
             return
         labels = {"loss": "loss", "eval_loss": "held out"}
         self._losses |= {label: found[name] for name, label in labels.items() if name in found}
         if "eval_loss" in found or not control.should_evaluate:
-            self._tell(args, state)
+            self._tell()
         if state.is_world_process_zero:
             seconds = round(self._earlier_s + time.monotonic() - self._began_s, 1)
-            tokens = self._tokens_until(args, state.global_step)
+            tokens = self._tokens_until(state.global_step)
             line = {"step": state.global_step, **found, "tokens": tokens, "seconds": seconds}
-            append_line(self._metrics, line)
+            append_line(self._out / "metrics.jsonl", line)
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_kwargs: Any
-    ) -> None:
-        """Put `pasta.json` beside the weights, where the checkpoint holds an adapter."""
-        folder = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
-        holds_adapter = (folder / "adapter_config.json").is_file()
-        if self._checkpoint and state.is_world_process_zero and holds_adapter:
-            checkpoints.save(self._checkpoint, folder)
+    def _tokens_until(self, step: int) -> int:
+        args = self._trainer.args
+        done = step * args.gradient_accumulation_steps * args.world_size
+        return self._tokens[min(done, len(self._tokens) - 1)]
 
-    def _tokens_until(self, args: TrainingArguments, step: int) -> int:
-        return sum(self._tokens[: step * args.gradient_accumulation_steps * args.world_size])
-
-    def _tell(self, args: TrainingArguments, state: TrainerState) -> None:
+    def _tell(self) -> None:
         """Show steps, losses, pace, and the time that is left."""
+        state = self._trainer.state
         if not state.is_world_process_zero:
             return
-        done = self._tokens_until(args, state.global_step)
+        done = self._tokens_until(state.global_step)
         spent_s = max(time.monotonic() - self._began_s, 1e-9)
-        pace = (done - self._tokens_until(args, self._first)) / spent_s
+        pace = (done - self._tokens_until(self._first)) / spent_s
         words = [f"step {state.global_step}/{state.max_steps}"]
         words += [f"{label} {loss:.3f}" for label, loss in self._losses.items()]
-        left = timedelta(seconds=round((sum(self._tokens) - done) / pace))
+        left = timedelta(seconds=round((self._tokens[-1] - done) / pace))
         words += [f"{pace:.0f} tokens/s", f"{left} left"]
-        self._show(state.global_step, state.max_steps, ", ".join(words))
+        self.show(state.global_step, state.max_steps, ", ".join(words))

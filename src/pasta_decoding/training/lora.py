@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from pasta_decoding.models.checkpoint import Checkpoint
 from pasta_decoding.models.control_tokens import ControlTokens
 from pasta_decoding.models.export import write_beside_weights
 from pasta_decoding.models.load import eos_ids_of, holds_weights
+
+log = logging.getLogger(__name__)
 
 
 def add_lora(
@@ -82,22 +85,8 @@ def recompute_activations(model: Any) -> None:
     getattr(model, newer if hasattr(model, newer) else older)({"use_reentrant": False})
 
 
-def lora_rank(folder: Path) -> int:
-    """Return the rank of the LoRA that an adapter's folder holds. Raises PastaError."""
-    path = folder / "adapter_config.json"
-    try:
-        return int(json.loads(path.read_text(encoding="utf-8"))["r"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise PastaError(f"{path} cannot be read: {error}") from error
-
-
 def refuse_other_start(
-    start: Path,
-    rank: int,
-    model: Any,
-    tokenizer: Any,
-    control: ControlTokens,
-    say: Callable[[str], None],
+    start: Path, rank: int, model: Any, tokenizer: Any, control: ControlTokens
 ) -> None:
     """Refuse to go on from what is no adapter of this model, or one of another rank."""
     if holds_weights(start):
@@ -106,10 +95,15 @@ def refuse_other_start(
         )
     record = checkpoints.load(start)
     if warning := checkpoints.check_match(record, model, tokenizer):
-        say(warning)
+        log.warning(warning)
     if record.control != control:
         raise PastaError(f"{start} writes its tags with other control tokens than this version")
-    if (its_rank := lora_rank(start)) != rank:
+    path = start / "adapter_config.json"
+    try:
+        its_rank = int(json.loads(path.read_text(encoding="utf-8"))["r"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise PastaError(f"{path} cannot be read: {error}") from error
+    if its_rank != rank:
         raise PastaError(
             f"{start} has LoRA of rank {its_rank}, which stays",
             hint=f"Give --lora-rank {its_rank}.",
@@ -126,37 +120,23 @@ def shard_tied_together(model: Any) -> None:
         model.get_input_embeddings = model.get_output_embeddings = lambda: None
 
 
-def save_adapter(
-    model: Any, checkpoint: Checkpoint, folder: Path, *, weights: dict[str, Tensor] | None = None
-) -> Path:
-    """Write LoRA and control-token rows in bfloat16, whole or not at all.
-
-    weights: the state of the whole model, where `model` itself holds only a shard of it.
-    """
-    known = weights or dict(model.named_parameters())
-    trained = [name for name, one in model.named_parameters() if one.requires_grad]
-    weights = {name: known[name].detach().to(torch.bfloat16) for name in trained}
-    model.peft_config["default"].base_model_name_or_path = checkpoint.base.name
-    # The trained rows are saved in any case; asked to find out, peft would look on the hub.
-    with written_whole(folder) as partial:
-        model.save_pretrained(partial, state_dict=weights, save_embedding_layers=False)
-        (partial / "README.md").unlink(missing_ok=True)
-        checkpoints.save(checkpoint, partial)
-    return folder
-
-
-def save_whole(
+def save(
     model: Any,
     tokenizer: Any,
     checkpoint: Checkpoint,
     folder: Path,
     *,
     weights: dict[str, Tensor] | None = None,
-) -> Path:
-    """Write a model of which all weights were trained, as `pasta export --to hf` would.
+) -> None:
+    """Write what was trained: an adapter, or a whole model, as `pasta export --to hf` would.
 
-    weights: as in `save_adapter`. It has become a base of its own, and is described as one.
+    weights: the state of the whole model, where `model` itself holds only a shard of it.
+
+    A whole model has become a base of its own, and is described as one.
     """
+    if hasattr(model, "peft_config"):
+        save_adapter(model, checkpoint, folder, weights=weights)
+        return
     if weights is None:
         model.to(torch.bfloat16)
     else:
@@ -169,4 +149,19 @@ def save_whole(
         tokenizer.save_pretrained(partial)
         write_beside_weights(partial, checkpoint, model.generation_config, eos_ids)
         checkpoints.save(replace(checkpoint, base=base), partial)
+
+
+def save_adapter(
+    model: Any, checkpoint: Checkpoint, folder: Path, *, weights: dict[str, Tensor] | None = None
+) -> Path:
+    """Write LoRA and control-token rows in bfloat16, whole or not at all."""
+    known = weights or dict(model.named_parameters())
+    trained = [name for name, one in model.named_parameters() if one.requires_grad]
+    weights = {name: known[name].detach().to(torch.bfloat16) for name in trained}
+    model.peft_config["default"].base_model_name_or_path = checkpoint.base.name
+    # The trained rows are saved in any case; asked to find out, peft would look on the hub.
+    with written_whole(folder) as partial:
+        model.save_pretrained(partial, state_dict=weights, save_embedding_layers=False)
+        (partial / "README.md").unlink(missing_ok=True)
+        checkpoints.save(checkpoint, partial)
     return folder

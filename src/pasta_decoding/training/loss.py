@@ -6,7 +6,8 @@ Shapes: L labelled tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,29 +15,63 @@ from torch.nn.functional import cross_entropy
 
 from pasta_decoding.engines.support import attention_windows
 from pasta_decoding.lang.layout import Layout
-from pasta_decoding.training.view import model_inputs, pack, packed_batch, takes_blocks
-
-IGNORED = -100
-"""The label of a place where nothing is to be predicted, as torch and transformers have it."""
+from pasta_decoding.training.view import attention_masks, pack, packed_batch, takes_blocks
 
 
-def logprobs_of(outputs: Any, label_L: Tensor) -> Tensor:
-    """Return the log-probability of every label (nats), in float32 at least."""
-    logits_LV = outputs.logits[0]
-    logits_LV = logits_LV.to(torch.promote_types(logits_LV.dtype, torch.float32))
-    return -cross_entropy(logits_LV, label_L, reduction="none")
+@dataclass(frozen=True, slots=True)
+class Example:
+    """What one forward pass computes in training: answers that do not see each other.
+
+    layouts:    a pack of stage 1; best and worst of a prompt in stage 2, or the best alone.
+    scale:      stage 1: of the summed loss, so that the mean over the packs of a step is that over
+                the labels of the step.
+    candidates: stage 2: the N that best and worst were chosen from.
+    reference:  stage 2: log-probabilities of both under the policy that sampled them, in nats.
+    """
+
+    layouts: Sequence[Layout]
+    scale: float = 1.0
+    candidates: int = 0
+    reference: tuple[float, ...] = ()
+
+    @property
+    def labels(self) -> list[int]:
+        """All labels, in the order of their log-probabilities."""
+        return [label for one in self.layouts for label in one.label if label is not None]
 
 
-def label_logprobs(model: Any, layouts: Sequence[Layout]) -> list[Tensor]:
-    """Return, for each layout of one pack, the log-probability of every label (nats, float32).
+class Loss(Protocol):
+    """Returns the loss of an example, from the log-probabilities of each of its layouts.
 
-    Forced tokens have no label and so no entry. Gradients flow where they are enabled.
+    What is minimised is the mean over the examples of a step. The meter collects its figures.
+    """
+
+    meter: Meter
+
+    def __call__(self, logprobs: Sequence[Tensor], example: Example, /) -> Tensor: ...
+
+
+def label_logprobs(model: Any, layouts: Sequence[Layout], call: Any = None) -> list[Tensor]:
+    """Return, for each layout of one pack, the log-probability of every label (nats).
+
+    Forced tokens have no label and so no entry. They are computed in float32 at least. Gradients
+    flow where they are enabled.
+    call: what computes the forward: `model`, or what accelerate wrapped it in.
     """
     batch = packed_batch(layouts).to(model.device)
     windows = attention_windows(model.config.get_text_config())
-    outputs = model(**model_inputs(batch, windows, blocks=takes_blocks(model)))
+    outputs = (call or model)(
+        input_ids=batch.tokens_T[None],
+        position_ids=batch.position_T[None],
+        attention_mask=attention_masks(batch, windows, blocks=takes_blocks(model)),
+        logits_to_keep=batch.source_L,
+        use_cache=False,
+    )
+    logits_LV = outputs.logits[0]
+    logits_LV = logits_LV.to(torch.promote_types(logits_LV.dtype, torch.float32))
+    logprobs_L = -cross_entropy(logits_LV, batch.label_L, reduction="none")
     labels = [sum(label is not None for label in layout.label) for layout in layouts]
-    return list(torch.split(logprobs_of(outputs, batch.label_L), labels))
+    return list(torch.split(logprobs_L, labels))
 
 
 def score_layouts(
@@ -83,12 +118,10 @@ class LabelLoss:
         self._control_C = torch.tensor(sorted(control_ids))
         self.meter = Meter("text_loss", "control_loss", "loss")
 
-    def __call__(
-        self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None
-    ) -> Tensor:
-        """Return the summed loss of one pack over the labels of its whole optimiser step."""
-        label_L = labels[labels != IGNORED]
-        nats_L = -logprobs_of(outputs, label_L)
+    def __call__(self, logprobs: Sequence[Tensor], pack: Example, /) -> Tensor:
+        """Return the summed loss of one pack, times its scale."""
+        nats_L = -torch.cat(list(logprobs))
+        label_L = torch.tensor(pack.labels, device=nats_L.device)
         control_L = torch.isin(label_L, self._control_C.to(label_L.device))
         self.meter.add(text_loss=nats_L[~control_L], control_loss=nats_L[control_L], loss=nats_L)
-        return nats_L.sum() / (len(label_L) if num_items_in_batch is None else num_items_in_batch)
+        return nats_L.sum() * pack.scale

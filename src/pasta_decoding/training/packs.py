@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
-
-import torch
-from torch.nn.functional import pad
 
 from pasta_decoding.data.rows import Row
 from pasta_decoding.errors import PastaError
@@ -20,17 +18,10 @@ from pasta_decoding.lang.tree import Span, has_chunk, read, strip, without_topic
 from pasta_decoding.models.control_tokens import ControlTokens
 from pasta_decoding.models.prompt import PromptEncoder
 from pasta_decoding.training.config import SftConfig
-from pasta_decoding.training.loop import Say
-from pasta_decoding.training.loss import IGNORED
-from pasta_decoding.training.view import (
-    PackedBatch,
-    compile_answer,
-    model_inputs,
-    pack,
-    packed_batch,
-)
+from pasta_decoding.training.loss import Example
+from pasta_decoding.training.view import compile_answer, pack
 
-Packs = Sequence[Sequence[Layout]]
+log = logging.getLogger(__name__)
 
 
 def hold_out(rows: Iterable[Row], share: float) -> tuple[list[Row], list[Row]]:
@@ -55,7 +46,6 @@ def compile_rows(
     tokenizer: Any,
     control: ControlTokens,
     config: SftConfig,
-    say: Say,
     *,
     end: int,
 ) -> list[Layout]:
@@ -69,7 +59,7 @@ def compile_rows(
         except PastaError as reason:
             left_out.setdefault(str(reason), []).append(row.id)
     for why, ids in left_out.items():
-        say(f"{len(ids)} rows left out, the first is {ids[0]}: {why}")
+        log.info("%d rows left out, the first is %s: %s", len(ids), ids[0], why)
     if not layouts:
         raise PastaError("no row to train on", hint="Raise --max-length or give other rows.")
     return layouts
@@ -118,36 +108,21 @@ def plan_packs(layouts: Sequence[Layout], config: SftConfig) -> list[list[Layout
     return packs[:limit]
 
 
-def share_out(packs: Packs, processes: int) -> list[dict[str, PackedBatch]]:
+def shared_out(packs: Sequence[Sequence[Layout]], per_step: int, processes: int) -> list[Example]:
     """Return the packs in an order that the processes take in turns, each the same number.
 
     So a step has the same packs however many processes share them. Left to itself the sampler
-    would show the first packs again to fill the last turn; a pack without labels teaches nothing.
+    would show the first packs again to fill the last turn; one without labels teaches nothing.
     """
-    batches = [packed_batch(layouts) for layouts in packs]
-    empty = torch.empty(0, dtype=torch.long)
-    filler = replace(batches[-1], source_L=empty, label_L=empty)
-    batches += [filler] * (-len(batches) % processes)
-    return [{"batch": batch} for batch in batches]
+    found = []
+    for first in range(0, len(packs), per_step):
+        step = list(packs[first : first + per_step])
+        unlabelled = [replace(one, label=(None,) * len(one.label)) for one in step[-1]]
+        step += [unlabelled] * (-len(step) % processes)
+        labels = sum(len(Example(layouts).labels) for layouts in step)
+        found += [Example(layouts, len(step) / labels) for layouts in step]
+    return found
 
 
-def collate(
-    examples: list[dict[str, PackedBatch]],
-    *,
-    windows: dict[str, int | None],
-    device: torch.device | None,
-) -> dict[str, Any]:
-    """Collate a batch of one pack; its masks are made here, so that they live for a step.
-
-    device: where to make block masks; None for dense ones.
-    """
-    (example,) = examples
-    batch = example["batch"] if device is None else example["batch"].to(device)
-    # The Trainer counts the labels of a step for the loss. Some of its versions leave out the first
-    # of each batch, which the models' own loss would shift away.
-    labels = pad(batch.label_L, (1, 0), value=IGNORED)
-    return {**model_inputs(batch, windows, blocks=device is not None), "labels": labels[None]}
-
-
-def tokens_of(packs: Packs) -> int:
+def tokens_of(packs: Iterable[Sequence[Layout]]) -> int:
     return sum(len(layout.tokens) for layouts in packs for layout in layouts)

@@ -6,114 +6,42 @@ Rejection sampling is the same with the best answers alone: there is no referenc
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from pasta_decoding.lang.layout import Layout
+from pasta_decoding.lang.positions import scheme_named
+from pasta_decoding.models import checkpoint as checkpoints
+from pasta_decoding.models.checkpoint import Checkpoint
+from pasta_decoding.models.control_tokens import add_missing_tokens, grow_vocabulary
+from pasta_decoding.models.load import default_device, load_base
 from pasta_decoding.training.bonbon import bonbon_loss, target_gap
 from pasta_decoding.training.config import PreferenceConfig
-from pasta_decoding.training.loop import RunCallback, RunTrainer, Say, Show, training_arguments
-from pasta_decoding.training.loss import Meter, label_logprobs
-
-_BEGIN_AGAIN = (
-    "Begin again in another --out with a lower --learning-rate; --samples-from this run's folder "
-    "spares the sampling."
-)
+from pasta_decoding.training.loop import RunTrainer, training_arguments
+from pasta_decoding.training.lora import add_lora
+from pasta_decoding.training.loss import Example, Meter, label_logprobs
+from pasta_decoding.training.sample import Sample
+from pasta_decoding.training.score import PreferencePair
 
 
-@dataclass(frozen=True, slots=True)
-class PairExample:
-    """Best and worst of a prompt, laid out; `candidates` is the N that they were chosen from.
-
-    layouts:   of the best and the worst, or of the best alone. They do not see each other.
-    reference: log-probabilities of both under the policy that sampled them, in nats.
-    """
-
-    layouts: tuple[Layout, ...]
-    candidates: int
-    reference: tuple[float, ...] = ()
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the pack, prompts included."""
-        return sum(len(layout.tokens) for layout in self.layouts)
-
-
-def with_references(
-    model: Any, examples: Iterable[PairExample], *, bf16: bool
-) -> list[PairExample]:
-    """Score every pair exactly as the training forward does, before there was a step."""
-    kind = next(model.parameters()).device.type
-    model.eval()
-    with torch.inference_mode(), torch.autocast(kind, dtype=torch.bfloat16, enabled=bf16):
-        return [
-            replace(one, reference=tuple(float(each) for each in log_probabilities(model, one)))
-            for one in examples
-        ]
-
-
-def log_probabilities(model: Any, example: PairExample) -> list[torch.Tensor]:
-    """Return log p of each layout: sums over the labels of all its threads."""
-    return [logprobs_L.sum() for logprobs_L in label_logprobs(model, example.layouts)]
-
-
-def train_pairs(
-    model: Any,
-    examples: Sequence[PairExample],
-    config: PreferenceConfig,
-    out: Path,
-    say: Say,
-    show: Show,
-) -> None:
-    """Let the Trainer step over all pairs, each epoch in an order of its own.
+class PairLoss:
+    """BoNBoN's loss of a pair, or finetuning on the best where the worst is left out.
 
     The metrics have the parts of the loss (`sft`, `square`), the margin and where it should be
     (`gap`, `target`), the share of pairs with a gap above 0, and the mean log-ratio (`drift`).
     """
-    # The order of all epochs is fixed in advance, so that a resumed run sees the same one.
-    generator = torch.Generator().manual_seed(config.seed)
-    orders = [torch.randperm(len(examples), generator=generator) for _ in range(config.epochs)]
-    plan = [examples[int(place)] for order in orders for place in order]
-    device = next(model.parameters()).device.type
-    arguments = training_arguments(
-        out, config, len(plan), config.pairs_per_step, device, logging_steps=1
-    )
-    paired = ("square", "gap", "target", "accuracy", "drift")
-    meter = Meter("sft", *(paired if config.objective == "bonbon" else ()))
-    tokens = [one.tokens for one in plan]
-    watching = RunCallback(
-        meter, tokens, out=out, say=say, show=show, begin_again=lambda: _BEGIN_AGAIN
-    )
-    trainer = PairTrainer(
-        meter,
-        watching,
-        alpha=config.alpha,
-        model=model,
-        args=arguments,
-        train_dataset=plan,
-        data_collator=lambda items: {"example": items[0]},
-    )
-    trainer.run()
 
+    def __init__(self, config: PreferenceConfig) -> None:
+        paired = ("square", "gap", "target", "accuracy", "drift")
+        self.meter = Meter("sft", *(paired if config.objective == "bonbon" else ()))
+        self._alpha = config.alpha
 
-class PairTrainer(RunTrainer):
-    """The Trainer with the loss of a pair; its batches are single pairs."""
-
-    def __init__(
-        self, meter: Meter, watching: RunCallback, *, alpha: float, **settings: Any
-    ) -> None:
-        super().__init__(meter, watching, **settings)
-        self._alpha = alpha
-        # The loss is that of one pair: the Trainer makes the mean over the pairs of a step.
-        self.model_accepts_loss_kwargs = False
-
-    def compute_loss(self, model: Any, inputs: dict[str, Any], *_arguments: Any, **_: Any) -> Any:
+    def __call__(self, logprobs: Sequence[Tensor], example: Example, /) -> Tensor:
         """Return the loss of one pair."""
-        example: PairExample = inputs["example"]
-        best, *worst = log_probabilities(model, example)
+        best, *worst = (logprobs_L.sum() for logprobs_L in logprobs)
         if not worst:
             self.meter.add(sft=-best)
             return -best
@@ -123,6 +51,51 @@ class PairTrainer(RunTrainer):
         self.meter.add(**figures, target=torch.tensor(target), accuracy=(found.gap > 0).float())
         return found.total
 
-    def floating_point_ops(self, inputs: dict[str, Any]) -> int:  # noqa: ARG002
-        """Return 0: the Trainer cannot count them in what is no tensor."""
-        return 0
+
+def load_policy(base: Path, policy: Path, config: PreferenceConfig) -> tuple[Any, Checkpoint]:
+    """Return the policy with its LoRA trainable, and its checkpoint's record."""
+    checkpoint = checkpoints.load(policy)
+    model, tokenizer = load_base(base, dtype="bfloat16" if config.bf16 else "float32")
+    add_missing_tokens(tokenizer, checkpoint.token_texts)
+    checkpoints.check_match(checkpoint, model, tokenizer)
+    grow_vocabulary(model, checkpoint.control)
+    # The rank is the policy's own.
+    model = add_lora(model, checkpoint.control, rank=0, seed=config.seed, start=str(policy))
+    return model.to(config.device or default_device()), checkpoint
+
+
+def lay_out_pairs(
+    checkpoint: Checkpoint, samples: Sequence[Sample], pairs: Sequence[PreferencePair]
+) -> list[Example]:
+    """Lay the pairs out; the best promise the lengths that their chunks came to."""
+    scheme, control = scheme_named(checkpoint.scheme), checkpoint.control
+    sampled = {(sample.prompt, sample.number): sample for sample in samples}
+    examples = []
+    for pair in pairs:
+        best = sampled[pair.prompt, pair.best].with_true_lengths(control)
+        layouts = (best, sampled[pair.prompt, pair.worst])
+        laid = tuple(one.layout(scheme, control) for one in layouts)
+        examples.append(Example(laid, candidates=pair.candidates))
+    return examples
+
+
+def with_references(model: Any, examples: Iterable[Example], *, bf16: bool) -> list[Example]:
+    """Score every pair exactly as the training forward does, before there was a step."""
+    model.eval()
+    with torch.inference_mode(), torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
+        scored = ((one, label_logprobs(model, one.layouts)) for one in examples)
+        return [replace(one, reference=tuple(float(x.sum()) for x in each)) for one, each in scored]
+
+
+def train_pairs(
+    model: Any, examples: Sequence[Example], config: PreferenceConfig, out: Path, doing: str
+) -> None:
+    """Let the Trainer step over all pairs, each epoch in an order of its own."""
+    # The order of all epochs is fixed in advance, so that a resumed run sees the same one.
+    generator = torch.Generator().manual_seed(config.seed)
+    orders = [torch.randperm(len(examples), generator=generator) for _ in range(config.epochs)]
+    plan = [examples[int(place)] for order in orders for place in order]
+    arguments = training_arguments(
+        out, config, len(plan), config.pairs_per_step, model.device.type, logging_steps=1
+    )
+    RunTrainer(model, PairLoss(config), plan, arguments, doing=doing).run()

@@ -19,57 +19,81 @@ rest: `share_samples`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pasta_decoding.api.config import EngineConfig
+from pasta_decoding.api.opening import ENGINES, choose_engine, find, open_local
 from pasta_decoding.data.lines import append_line, differing, read_lines, write_lines, write_text
 from pasta_decoding.data.rows import Question
 from pasta_decoding.errors import PastaError
 from pasta_decoding.files import copy_whole
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.models import checkpoint as checkpoints
-from pasta_decoding.models.control_tokens import add_missing_tokens, grow_vocabulary
-from pasta_decoding.models.load import default_device, holds_weights, load_base
-from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.models.load import default_device, holds_weights, native_dtype
 from pasta_decoding.runtime.request import Rules
 from pasta_decoding.training.config import SAMPLING, PreferenceConfig, identity
-from pasta_decoding.training.loop import Draw, Say
-from pasta_decoding.training.lora import add_lora, save_adapter
-from pasta_decoding.training.pairs import PairExample, train_pairs, with_references
-from pasta_decoding.training.run import begin_run, owned, refuse_other_run
-from pasta_decoding.training.sample import Sample, SampleSet, Track, sample_answers
+from pasta_decoding.training.lora import save_adapter
+from pasta_decoding.training.loss import Example
+from pasta_decoding.training.packs import tokens_of
+from pasta_decoding.training.pairs import lay_out_pairs, load_policy, train_pairs, with_references
+from pasta_decoding.training.run import begin_run, owned, refuse_other_run, tracked
+from pasta_decoding.training.sample import Sample, SampleSet, sample_answers
 from pasta_decoding.training.score import (
     PreferencePair,
-    Rate,
     ScoreParts,
     baseline_tokens,
     choose_pairs,
+    likelihood_rate,
     measure,
     score_parts,
     summarise,
 )
 
+log = logging.getLogger(__name__)
+
+
+def engine_of(config: PreferenceConfig, base: Path, adapter: str) -> EngineConfig:
+    """Return what decodes the samples of an adapter."""
+    return EngineConfig(
+        adapter=adapter,
+        model=base,
+        engine=config.engine,
+        join=Joining.kv,
+        dtype=config.dtype,
+        cache_tokens=config.cache_tokens,
+        device=config.device,
+    )
+
+
+def settled(config: PreferenceConfig, base: Path) -> PreferenceConfig:
+    """Return the settings with one engine and one number format; loads nothing itself.
+
+    They are kept with the run, so that none goes on with another.
+    """
+    from pasta_decoding.engines.llamacpp import library
+
+    checkpoint = find(engine_of(config, base, config.policy), Path())
+    engine: Any = choose_engine(checkpoint)
+    if engine == "llama":
+        library()  # its absence is told before the work
+        return replace(config, engine=engine)
+    dtype = ENGINES[engine].dtype(checkpoint)
+    assert dtype is not None, "it decodes here"
+    return replace(config, engine=engine, dtype=dtype)
+
 
 @dataclass(frozen=True, slots=True)
 class PreferenceRun:
-    """The stages of a run over its folder.
-
-    load_decoder: adapter folder -> a decoder for it on the engine; held as long as it is needed.
-    load_rate:    the measure of quality, loaded when it is first needed.
-    draw:         opens what shows the training of a round.
-    """
+    """The stages of a run over its folder. `cache` is for what the engine exports on the way."""
 
     config: PreferenceConfig
     base: Path
     out: Path
-    load_decoder: Callable[[Path], LocalDecoder]
-    load_rate: Callable[[], Rate]
-    say: Say
-    track: Track
-    draw: Draw
+    cache: Path
 
     def train(self, prompts: Sequence[Question]) -> Path:
         """Run all rounds, resuming what is in the run folder; return where the adapter is.
@@ -91,6 +115,7 @@ class PreferenceRun:
             for number in range(1, config.rounds + 1):
                 policy = self._round(number, policy, prompts, baseline)
             copy_whole(policy, out / "adapter")
+        log.info("finished: %d rounds", config.rounds)
         return out / "adapter"
 
     def _round(
@@ -124,7 +149,8 @@ class PreferenceRun:
         self, adapter: Path, prompts: Sequence[Question], wanted: SampleSet, path: Path
     ) -> list[Sample]:
         """Return the answers of an adapter; those not yet in the file are sampled."""
-        return sample_answers(lambda: self.load_decoder(adapter), prompts, wanted, path, self.track)
+        engine = engine_of(self.config, self.base, str(adapter))
+        return sample_answers(lambda: open_local(engine, self.cache), prompts, wanted, path)
 
     def _measure(
         self, path: Path, prompts: Sequence[Question], samples: Sequence[Sample]
@@ -140,10 +166,14 @@ class PreferenceRun:
             for prompt in prompts
             if any((prompt.id, sample.number) not in known for sample in groups[prompt.id])
         ]
-        for prompt in self.track(missing, "scoring", len(missing)):
-            for part in measure(prompt, groups[prompt.id], self.load_rate()):
-                append_line(path, asdict(part))
-                known[part.prompt, part.number] = part
+        if missing:
+            device = self.config.device or default_device()
+            baseline, dtype = Path(self.config.baseline), native_dtype(device)
+            rate = likelihood_rate(self.base, baseline, dtype=dtype, device=device)
+            for prompt in tracked(missing, "scoring", len(missing)):
+                for part in measure(prompt, groups[prompt.id], rate):
+                    append_line(path, asdict(part))
+                    known[part.prompt, part.number] = part
         return [known[sample.prompt, sample.number] for sample in samples]
 
     def _train(
@@ -156,54 +186,20 @@ class PreferenceRun:
             examples = [replace(one, layouts=one.layouts[:1]) for one in examples]
         else:
             examples = self._references(folder / "reference.jsonl", model, examples)
-        tokens = sum(example.tokens for example in examples)
-        self.say(f"{folder.name}: {len(pairs)} pairs, {tokens} tokens")
-        with self.draw(f"training {folder.name}") as show:
-            train_pairs(model, examples, self.config, folder / "train", self.say, show)
+        tokens = tokens_of(example.layouts for example in examples)
+        log.info("%s: %d pairs, %d tokens", folder.name, len(pairs), tokens)
+        train_pairs(model, examples, self.config, folder / "train", f"training {folder.name}")
         # What a policy knew of other joins, this round has not kept up.
         save_adapter(model, replace(checkpoint, joins=(Joining.kv.value,)), folder / "adapter")
 
-    def _references(
-        self, path: Path, model: Any, examples: Sequence[PairExample]
-    ) -> list[PairExample]:
+    def _references(self, path: Path, model: Any, examples: Sequence[Example]) -> list[Example]:
         """Return the pairs with their log-probabilities before training, computed once."""
         if not path.exists():
-            tracked = self.track(examples, "reference", len(examples))
-            found = with_references(model, tracked, bf16=self.config.bf16)
+            shown = tracked(examples, "reference", len(examples))
+            found = with_references(model, shown, bf16=self.config.bf16)
             write_lines(path, [{"reference": one.reference} for one in found])
         pairs = zip(examples, read_lines(path), strict=True)
         return [replace(one, reference=tuple(line["reference"])) for one, line in pairs]
-
-
-def lay_out_pairs(
-    checkpoint: checkpoints.Checkpoint,
-    samples: Sequence[Sample],
-    pairs: Sequence[PreferencePair],
-) -> list[PairExample]:
-    """Lay the pairs out; the best promise the lengths that their chunks came to."""
-    scheme, control = scheme_named(checkpoint.scheme), checkpoint.control
-    sampled = {(sample.prompt, sample.number): sample for sample in samples}
-    examples = []
-    for pair in pairs:
-        best = sampled[pair.prompt, pair.best].with_true_lengths(control)
-        layouts = (best, sampled[pair.prompt, pair.worst])
-        laid = tuple(one.layout(scheme, control) for one in layouts)
-        examples.append(PairExample(laid, pair.candidates))
-    return examples
-
-
-def load_policy(
-    base: Path, policy: Path, config: PreferenceConfig
-) -> tuple[Any, checkpoints.Checkpoint]:
-    """Return the policy with its LoRA trainable, and its checkpoint's record."""
-    checkpoint = checkpoints.load(policy)
-    model, tokenizer = load_base(base, dtype="bfloat16" if config.bf16 else "float32")
-    add_missing_tokens(tokenizer, checkpoint.token_texts)
-    checkpoints.check_match(checkpoint, model, tokenizer)
-    grow_vocabulary(model, checkpoint.control)
-    # The rank is the policy's own.
-    model = add_lora(model, checkpoint.control, rank=0, seed=config.seed, start=str(policy))
-    return model.to(config.device or default_device()), checkpoint
 
 
 def refuse_misfits(config: PreferenceConfig) -> None:

@@ -1,20 +1,28 @@
-"""The folder of a training run: its lock, its settings, its checkpoints, its figures."""
+"""The folder of a training run: its lock, settings, checkpoints and figures; and its progress."""
 
 from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
-from collections.abc import Iterator, Mapping
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pasta_decoding.data.lines import read_lines, refuse_other_settings, write_lines, write_text
 from pasta_decoding.errors import PastaError
 from pasta_decoding.training.config import PreferenceConfig, SftConfig, identity
 
-INPUTS = "inputs.json"
+log = logging.getLogger(__name__)
+Item = TypeVar("Item")
+Show = Callable[[int, int, str], None]
+"""Shows progress: so many of so many are done, and a few words."""
+LINE_EVERY_S = 60.0
 _LOSSES = {
     "text_loss": "text",
     "control_loss": "control tokens",
@@ -53,28 +61,25 @@ def owned(out: Path) -> Iterator[None]:
         ) from error
 
 
-def refuse_other_run(out: Path, config: SftConfig | PreferenceConfig) -> None:
-    """Raise PastaError if `out` holds a run with other settings."""
-    path = out / "config.json"
-    if not path.exists():
-        return
-    try:
-        found = dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise PastaError(f"the settings of the run in {path} cannot be read: {error}") from error
-    hint = "Choose another --out, or repeat its settings to resume it."
-    refuse_other_settings(out, found, identity(config), hint=hint)
-
-
-def refuse_other_inputs(out: Path, inputs: Mapping[str, Any]) -> None:
-    """Raise PastaError if the run in `out` was begun with other rows or another base model.
+def refuse_other_run(
+    out: Path, config: SftConfig | PreferenceConfig, inputs: Mapping[str, Any] | None = None
+) -> None:
+    """Raise PastaError if `out` holds a run with other settings, rows or another base model.
 
     inputs: of what `begin_run` kept, those that are known by now.
     """
-    hint = "Choose another --out, or restore what it was begun with to resume it."
-    for there in read_lines(out / INPUTS):
-        known = {name: there.get(name) for name in inputs}
-        refuse_other_settings(out, known, inputs, hint=hint)
+    hint = "Choose another --out, or repeat its settings to resume it."
+    path = out / "config.json"
+    if path.exists():
+        try:
+            there = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            message = f"the settings of the run in {path} cannot be read: {error}"
+            raise PastaError(message) from error
+        refuse_other_settings(out, there, identity(config), hint=hint)
+    for there in read_lines(out / "inputs.json"):
+        known = {name: there.get(name) for name in inputs or {}}
+        refuse_other_settings(out, known, inputs or {}, hint=hint)
 
 
 def begin_run(
@@ -82,10 +87,10 @@ def begin_run(
 ) -> None:
     """Write the resolved settings into the run folder, whole or not at all.
 
-    inputs: digests of what the settings only name, such as rows; see `refuse_other_inputs`.
+    inputs: digests of what the settings only name, such as rows.
     """
     if inputs is not None:
-        write_lines(out / INPUTS, [dict(inputs)])
+        write_lines(out / "inputs.json", [dict(inputs)])
     write_text(out / "config.json", json.dumps(identity(config), indent=2) + "\n")
 
 
@@ -128,3 +133,40 @@ def plot_losses(out: Path) -> None:
     axes.set_ylim(bottom=0)
     axes.legend()
     figure.savefig(out / "loss.png", dpi=120)
+
+
+@contextmanager
+def showing(doing: str) -> Iterator[Show]:
+    """Hand out what shows progress: a bar on a terminal, else a line a minute."""
+    if not sys.stderr.isatty():
+        yield _lines(doing)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[words]}")
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(doing, total=None, words="")
+        yield lambda done, total, words: bars.update(task, completed=done, total=total, words=words)
+
+
+def _lines(doing: str) -> Show:
+    told_s = time.monotonic()
+
+    def show(done: int, total: int, words: str) -> None:
+        nonlocal told_s
+        if done == total or time.monotonic() - told_s >= LINE_EVERY_S:
+            told_s = time.monotonic()
+            log.info("%s: %s", doing, words)
+
+    return show
+
+
+def tracked(items: Iterable[Item], doing: str, total: int) -> Iterator[Item]:
+    """Yield the items, and show how far they are."""
+    began_s = time.monotonic()
+    with showing(doing) as show:
+        for done, item in enumerate(items, start=1):
+            yield item
+            left_s = (time.monotonic() - began_s) / done * (total - done)
+            show(done, total, f"{done}/{total}, {timedelta(seconds=round(left_s))} left")

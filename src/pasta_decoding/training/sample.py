@@ -7,11 +7,11 @@ again may be cut elsewhere, and would then be another sequence with another prob
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from pasta_decoding.data.lines import append_line, read_lines
 from pasta_decoding.data.rows import Question
@@ -29,17 +29,9 @@ from pasta_decoding.models.control_tokens import ControlTokens
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
+from pasta_decoding.training.run import tracked
 
 CONCURRENT = 16
-Item = TypeVar("Item")
-
-
-class Track(Protocol):
-    """Shows progress: passes `items` through, `total` of them."""
-
-    def __call__(self, items: Iterable[Item], doing: str, total: int, /) -> Iterable[Item]:
-        """Yield every item."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +107,7 @@ class SampleSet:
 
 
 def sample_answers(
-    load: Callable[[], LocalDecoder],
-    prompts: Sequence[Question],
-    wanted: SampleSet,
-    path: Path,
-    track: Track,
+    load: Callable[[], LocalDecoder], prompts: Sequence[Question], wanted: SampleSet, path: Path
 ) -> list[Sample]:
     """Return `wanted.count` answers a prompt, in order; those not yet in `path` are sampled.
 
@@ -131,7 +119,7 @@ def sample_answers(
     missing = [job for job in jobs if (job[0].id, job[1]) not in known]
     if missing:
         coming = _sampled(load(), missing, wanted)
-        for sample in track(coming, f"sampling {wanted.name}", len(missing)):
+        for sample in tracked(coming, f"sampling {wanted.name}", len(missing)):
             append_line(path, encode_sample(sample))
             known[sample.prompt, sample.number] = sample
     return [known[prompt.id, number] for prompt, number in jobs]

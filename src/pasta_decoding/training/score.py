@@ -36,6 +36,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
@@ -43,7 +44,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pasta_decoding.data.rows import Question
-from pasta_decoding.lang.layout import ChunkRun
+from pasta_decoding.lang.layout import ChunkRun, Run, lay_out
 from pasta_decoding.lang.measures import (
     echoes,
     empty_items,
@@ -52,13 +53,23 @@ from pasta_decoding.lang.measures import (
     repetitions,
     tokens_per_step,
 )
+from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.lang.tree import read, strip
+from pasta_decoding.models.load import load_model
+from pasta_decoding.models.prompt import Message, PromptEncoder
+from pasta_decoding.training.loss import score_layouts
 from pasta_decoding.training.sample import Sample
 
 QUALITY_SPREAD = 0.5
 LENGTH_BAND = float(np.log(2))
 IDLE_COST = 2.0  # nats that an answer loses if all its chunks are idle ones
 TIE = 1e-9
+REP_4_COST = 4.0
+"""Nats per token that a text costs if all its runs of four words are repeated.
+
+A token of a repetition costs a model next to nothing instead of the two nats or so of a new one,
+so a share r of them saves 2 r. The penalty must be more than that.
+"""
 
 Rate = Callable[[str, Sequence[str]], Sequence[float]]
 """(instruction, plain texts) -> the quality of each text, larger is better."""
@@ -123,6 +134,26 @@ def _measure_one(sample: Sample, rating: float) -> ScoreParts:
         finished=not sample.truncated,
         sound=not sample.truncated and not empty_items(text),
     )
+
+
+def likelihood_rate(base: Path, adapter: Path, *, dtype: str, device: str = "cpu") -> Rate:
+    """Load a model; return what rates plain texts by their likelihood under it, less rep-4."""
+    loaded = load_model(base, adapter, dtype=dtype)
+    loaded.model.to(device).eval()
+    checkpoint = loaded.checkpoint
+    close, scheme = checkpoint.control.async_close, scheme_named(checkpoint.scheme)
+    encoder = PromptEncoder(loaded.tokenizer, forbidden_ids=checkpoint.control.ids)
+
+    def rate(instruction: str, texts: Sequence[str]) -> list[float]:
+        prompt = encoder.encode([Message("user", instruction)])
+        runs = [Run(tuple(encoder.encode_text(text)) if text else ()) for text in texts]
+        layouts = [
+            lay_out(prompt, [run], scheme, async_close=close, end=loaded.end) for run in runs
+        ]
+        scored = zip(score_layouts(loaded.model, layouts), texts, strict=True)
+        return [float(logprobs_L.mean()) - REP_4_COST * rep_4(text) for logprobs_L, text in scored]
+
+    return rate
 
 
 def baseline_tokens(samples: Sequence[Sample]) -> dict[str, float]:

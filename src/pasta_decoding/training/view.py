@@ -60,22 +60,20 @@ class PackedBatch:
         return PackedBatch(*columns)
 
 
-def segments_of(
-    tree: Tree, control: ControlTokens, encode: EncodeText, *, recount: bool = False
-) -> list[Segment]:
+def segments_of(tree: Tree, control: ControlTokens, encode: EncodeText) -> list[Segment]:
     """Encode an annotated response piece by piece; no token ever spans a tag.
 
-    Promises say the lengths that stand in the tree, so that a given answer is replayed as it was
-    written; with `recount` they say what the chunks have under this tokenizer.
+    Promises say the lengths that the chunks have in these tokens, whoever annotated it and with
+    which tokenizer: the numbers of the text form are advice.
     """
     segments: list[Segment] = []
     for node in tree:
         match node:
             case Span(text):
                 segments.append(Run(tuple(encode(text))))
-            case Chunk(topic, tokens, text):
+            case Chunk(topic, _, text):
                 body = tuple(encode(text))
-                bucket = control.bucket(len(body) if recount else tokens)
+                bucket = control.bucket(len(body))
                 words = tuple(encode(topic)) if topic else ()
                 promise = (control.promise_open, *words, control.promise_close[bucket])
                 segments.append(PromiseRun(promise, bucket))
@@ -115,16 +113,11 @@ def compile_answer(
 ) -> list[Layout]:
     """Lay an annotated answer out behind its prompt; nothing if not even a part of it fits.
 
-    Its promises say the lengths that its chunks have in these tokens, whoever annotated it and with
-    which tokenizer: the numbers of the text form are advice.
-
     For each of `joinings`: one layout for `kv`, a row for each stretch between syncs for `text`.
     A row is left out that teaches nothing new: the first where it is how the `kv` layout begins,
     the last where the answer was cut behind its sync.
     """
-    segments, whole = crop(
-        segments_of(tree, control, encode, recount=True), max_tokens - len(prompt)
-    )
+    segments, whole = crop(segments_of(tree, control, encode), max_tokens - len(prompt))
     if not segments:
         return []
     closing, close = end if whole else None, control.async_close
@@ -167,8 +160,10 @@ def packed_batch(layouts: Sequence[Layout]) -> PackedBatch:
         thread_T=column("thread"),
         visible_until_T=column("visible_until"),
         visible_from_T=column("visible_from"),
-        source_L=torch.tensor([n for n, label in enumerate(labels) if label is not None]),
-        label_L=torch.tensor([label for label in labels if label is not None]),
+        source_L=torch.tensor(
+            [n for n, label in enumerate(labels) if label is not None], dtype=torch.long
+        ),
+        label_L=torch.tensor([label for label in labels if label is not None], dtype=torch.long),
     )
 
 
@@ -217,22 +212,6 @@ def _sees(batch: PackedBatch, window: int | None, query: Tensor, key: Tensor) ->
     if window is not None:
         seen = seen & (batch.position_T[query] - batch.position_T[key] < window)
     return seen
-
-
-def model_inputs(
-    batch: PackedBatch, windows: Mapping[str, int | None], *, blocks: bool = False
-) -> dict[str, Any]:
-    """Return the keyword arguments of a Hugging Face forward whose logits are [1, L, V].
-
-    They lie where `batch` does. `blocks`: see `attention_masks`.
-    """
-    return {
-        "input_ids": batch.tokens_T[None],
-        "position_ids": batch.position_T[None],
-        "attention_mask": attention_masks(batch, windows, blocks=blocks),
-        "logits_to_keep": batch.source_L,
-        "use_cache": False,
-    }
 
 
 def takes_blocks(model: Any) -> bool:
