@@ -5,7 +5,7 @@
 
 Every thread of an answer sees the same slots; every request has slots of its own. The engines take
 turns. `cost` is relative to one thread of the same engine. With `--shape` the torch engine has
-random weights of that shape and fixed shapes of steps, which are CUDA graphs on a GPU.
+random weights of that shape and steps of few sizes, which are CUDA graphs on a GPU.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def engines_of(options: argparse.Namespace) -> dict[str, Engine]:
     with torch.device(options.device or "cpu"):
         config = LlamaConfig(**SHAPES[options.shape])
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    engine = TorchEngine(model, cache_tokens=options.ctx, fixed_shapes=True)
+    engine = TorchEngine(model, cache_tokens=options.ctx, paged=True)
     return {f"{engine.name}, {options.shape}": engine}
 
 

@@ -42,10 +42,10 @@ def scripted_subject() -> Subject:
     return Subject(engine, by_script(script))
 
 
-def torch_subject(name: str, device: str = "cpu", *, fixed_shapes: bool | None = None) -> Subject:
+def torch_subject(name: str, device: str = "cpu", *, paged: bool | None = None) -> Subject:
     # Two models of one seed: the oracle's must not share the engine's attention function.
     model = nn.Module.to(TINY_MODELS[name](), device)
-    return Subject(TorchEngine(model, fixed_shapes=fixed_shapes), dense(TINY_MODELS[name]()))
+    return Subject(TorchEngine(model, paged=paged), dense(TINY_MODELS[name]()))
 
 
 def fast_subject(name: str, ops: Operators | None = None) -> Subject:
@@ -80,8 +80,8 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "torch-qwen2": lambda: torch_subject("qwen2"),
     "torch-qwen3": lambda: torch_subject("qwen3"),
     "torch-gemma3": lambda: torch_subject("gemma3"),
-    "torch-llama-fixed": lambda: torch_subject("llama", fixed_shapes=True),
-    "torch-gemma3-fixed": lambda: torch_subject("gemma3", fixed_shapes=True),
+    "torch-llama-paged": lambda: torch_subject("llama", paged=True),
+    "torch-gemma3-paged": lambda: torch_subject("gemma3", paged=True),
     "fast-llama": lambda: fast_subject("llama"),
     "fast-qwen2": lambda: fast_subject("qwen2"),
     "fast-qwen3": lambda: fast_subject("qwen3"),

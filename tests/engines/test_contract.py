@@ -245,7 +245,7 @@ DEED = st.tuples(st.integers(0, 7), st.integers(0, VOCABULARY - 1), st.integers(
         "scripted",
         "torch-llama",
         "torch-qwen3",
-        "torch-gemma3-fixed",
+        "torch-gemma3-paged",
         "fast-llama",
         "fast-gemma3",
         "llama-llama",

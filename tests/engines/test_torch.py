@@ -17,8 +17,10 @@ from transformers import (
     PreTrainedModel,
 )
 
+from pasta_decoding.engines import cuda_graphs
 from pasta_decoding.engines.attention import KeyShape, Plan, QuerySegment, SlotLayer
 from pasta_decoding.engines.base import Feed
+from pasta_decoding.engines.paged_attention import SlotRows
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.errors import PastaError
 from tests.engines.oracle import TOLERANCE, Recorder, assert_equals_recompute, dense
@@ -75,7 +77,8 @@ def test_the_pool_is_taken_once_and_written_in_place() -> None:
     layer = SlotLayer(plan, KeyShape(keys[0, :, :1], values[0, :, :1]), slots=8)
     seen, _ = layer.update(keys, values)
     assert seen.shape == (1, 2, 8, 4)
-    plan.segments = [QuerySegment(slice(None), torch.tensor([5, 7]), slice(0, 8), {})]
+    none = torch.zeros(0, dtype=torch.int32)
+    plan.rows = SlotRows(torch.tensor([5, 7]), none, none, none, none, none)
     seen_later, values_later = layer.update(keys[:, :, :2], values[:, :, :2])
     assert seen_later.data_ptr() == seen.data_ptr()
     for cell, token in {2: 0, 3: 1, 4: 2, 5: 0, 7: 1}.items():
@@ -104,7 +107,7 @@ def test_requests_that_do_not_fit_beside_each_other_wait_their_turn() -> None:
     engine.close(engine.open(reserved_tokens=100))
 
 
-@pytest.mark.parametrize("kind", ["torch-llama", "torch-llama-fixed"])
+@pytest.mark.parametrize("kind", ["torch-llama", "torch-llama-paged"])
 def test_cells_that_another_request_left_are_not_seen(kind: str) -> None:
     record = SUBJECTS[kind]().record()
     spoilt = record.engine.open(reserved_tokens=40)
@@ -123,17 +126,39 @@ def test_requests_in_one_step_make_one_forward_pass() -> None:
     assert len(calls) == 1
 
 
-def test_fixed_shapes_come_from_few_buckets() -> None:
-    model, shapes = tiny_llama(), set()
-    engine = TorchEngine(model, cache_tokens=1000, fixed_shapes=True)
+def test_paged_steps_have_few_sizes() -> None:
+    model, sizes, rows = tiny_llama(), [], []
+    engine = TorchEngine(model, cache_tokens=1100, paged=True)
     hook = model.get_input_embeddings().register_forward_pre_hook
-    hook(lambda _, arguments: shapes.add(arguments[0].shape[1]))
-    main, start = engine.open(reserved_tokens=1000), 0
-    for length in (257, 1, 2, 3, 4, 5, 9, 17, 33, 65, 129, 128):
+    hook(lambda _, arguments: sizes.append(arguments[0].shape[1]))
+    hook = model.get_output_embeddings().register_forward_pre_hook
+    hook(lambda _, arguments: rows.append(arguments[0].shape[1]))
+    main, start = engine.open(reserved_tokens=1100), 0
+    for length in (1, 3, 65, 257, 700):
         positions = tuple(position % 500 for position in range(start, start + length))
         engine.step([Feed((main,), (1,) * length, positions)])
         start += length
-    assert shapes == {257, 1, 2, 4, 8, 16, 32, 64, 128, 256}  # no bucket holds 257
+    assert sizes == [1, 4, 96, 384, 512, 192]  # the last step takes two passes
+    assert rows == [1] * 6
+
+
+def test_a_paged_step_of_several_passes_equals_recompute() -> None:
+    record = Recorder(TorchEngine(tiny_llama(), paged=True))
+    prompt = tuple(number % 90 for number in range(300))
+    first = record.engine.open(reserved_tokens=1)
+    others = [record.open(PROMPT, room=700) for _ in range(2)]
+    record.close(first)
+    child = record.fork(others[1])
+    feeds = [Feed((branch,), prompt, tuple(range(4, 304))) for branch in (*others, child)]
+    record.step(*feeds, Feed((others[0],), (7,), (304,)))
+    assert_equals_recompute(record, dense(tiny_llama()))
+
+
+def test_more_lists_than_there_was_room_for_take_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graphs, "ROOM", 4)
+    record = Recorder(TorchEngine(tiny_llama(), paged=True))
+    fork_join_go_on(record)
+    assert_equals_recompute(record, dense(tiny_llama()))
 
 
 # --- exactness ----------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 `SlotLayer` is a cache layer that writes into memory taken once; `slot_attention` is an
 attention function for it, registered by name, that never copies a grouped key. A `Plan` tells both
-which slots a forward pass writes and reads.
+which slots a forward pass writes and reads: by segments, or by rows.
 
 Shapes: B batch, H heads, G kv heads, Q query tokens, K key tokens, D head width.
 """
@@ -20,6 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 from transformers.masking_utils import sdpa_mask
 
+from pasta_decoding.engines.paged_attention import SlotRows, attend_rows
 from pasta_decoding.engines.support import refuse_large_cache
 from pasta_decoding.errors import PastaError
 
@@ -39,16 +40,20 @@ class QuerySegment:
     """
 
     queries: slice
-    written: slice | Tensor
+    written: slice
     seen: slice
     masks: Mapping[int | None, Tensor | None]
 
 
 @dataclass(slots=True)
 class Plan:
-    """The slots that a forward pass writes and reads. The model's caller sets it first."""
+    """The slots that a forward pass writes and reads. The model's caller sets it first.
+
+    rows: take the place of segments where they are given.
+    """
 
     segments: Sequence[QuerySegment] = field(default_factory=tuple)
+    rows: SlotRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +72,8 @@ class SlotLayer(CacheLayerMixin):
     def __init__(self, plan: Plan, shape: KeyShape, slots: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._plan, self._slots = plan, slots
-        self.keys = _zeros(shape.key_G1D, slots)
-        self.values = _zeros(shape.value_G1D, slots)
+        self.keys = _room(shape.key_G1D, slots)
+        self.values = _room(shape.value_G1D, slots)
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -79,15 +84,14 @@ class SlotLayer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         """Write the step's keys and values where its plan says; return all slots."""
         keys, values = self.held()
+        if (rows := self._plan.rows) is not None:
+            keys.index_copy_(2, rows.written_Q, key_states)
+            values.index_copy_(2, rows.written_Q, value_states)
+            return keys, values
         for segment in self._plan.segments:
             keys[:, :, segment.written] = key_states[:, :, segment.queries]
             values[:, :, segment.written] = value_states[:, :, segment.queries]
         return keys, values
-
-    def forget(self, slots: slice) -> None:
-        """Clear slots that nobody holds any more."""
-        for held in self.held():
-            held[:, :, slots] = 0
 
     def copy(self, source: slice, target: slice) -> None:
         """Copy slots to others."""
@@ -131,11 +135,10 @@ def slot_cache(shapes: Sequence[KeyShape], slots: int) -> tuple[Cache, Plan]:
     return Cache(layers=[SlotLayer(plan, shape, slots) for shape in shapes]), plan
 
 
-def _zeros(one_G1D: Tensor, slots: int) -> Tensor:
+def _room(one_G1D: Tensor, slots: int) -> Tensor:
     kv_heads, _, width = one_G1D.shape
     try:
-        # Zeros, since fixed shapes look at slots that nobody wrote yet: NaN would spread from them.
-        return one_G1D.new_zeros(1, kv_heads, slots, width)
+        return one_G1D.new_empty(1, kv_heads, slots, width)
     except RuntimeError as error:
         raise PastaError(f"no memory on {one_G1D.device} for a cache of {slots} tokens") from error
 
@@ -154,7 +157,7 @@ def slot_attention(
     s_aux: Tensor | None = None,
     **__: Any,
 ) -> tuple[Tensor, None]:
-    """Attend segment by segment, each to the slots that it sees.
+    """Attend segment by segment, or row by row, each to the slots that it sees.
 
     Without a plan it serves a plain call of the same model. Scores that are capped or share their
     softmax with sinks are refused.
@@ -166,6 +169,12 @@ def slot_attention(
     if plan is None:
         out = _attend(query_BHQD, key_BGKD, value_BGKD, attention_mask, scaling, dropout)
         return out.transpose(1, 2).contiguous(), None
+    if plan.rows is not None:
+        query_QHD, scaling = query_BHQD[0].transpose(0, 1), scaling or query_BHQD.shape[-1] ** -0.5
+        out_QHD = attend_rows(
+            query_QHD, key_BGKD[0], value_BGKD[0], plan.rows, scaling, sliding_window
+        )
+        return out_QHD[None], None
     parts = [
         _attend(
             query_BHQD[:, :, one.queries],

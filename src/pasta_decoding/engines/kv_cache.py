@@ -22,6 +22,7 @@ from pasta_decoding.engines.base import Branch, Feed, Limits
 from pasta_decoding.errors import PastaError
 
 BoolArray = npt.NDArray[np.bool_]
+IntArray = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,29 @@ class Batch:
         """Which of the wanted rows each feed's is; None: they are in the order of the feeds."""
         rows = [row for item in self.items for row in item.rows]
         return None if rows == sorted(rows) else np.argsort(rows).tolist()
+
+    def rows(self) -> tuple[IntArray, IntArray]:
+        """Return the tokens as rows that each name the slots that they see.
+
+        That is rows_5Q (ids, positions, slots written, where each row's list starts, its length),
+        and the lists. The tokens of a feed share one: each sees it up to its own slot.
+        """
+        rows_5Q = np.empty((5, len(self.ids)), dtype=np.int32)
+        rows_5Q[0], rows_5Q[1] = self.ids, self.positions
+        lists: list[npt.NDArray[np.int64]] = []
+        first = start = 0
+        for item in self.items:
+            rows_5Q[2, first : first + len(item.ids)] = item.written
+            query = -1
+            for feed in item.feeds:
+                query += len(feed.ids)
+                slots = np.flatnonzero(item.mask_QK[query]) + item.start
+                own = slice(first, first + len(feed.ids))
+                rows_5Q[3, own] = start
+                rows_5Q[4, own] = range(len(slots) - len(feed.ids) + 1, len(slots) + 1)
+                lists.append(slots)
+                first, start = own.stop, start + len(slots)
+        return rows_5Q, np.concatenate(lists).astype(np.int32)
 
 
 class _Request:
@@ -197,22 +221,19 @@ class KVCache:
         taker.used = tokens
         return slice(giver.start, giver.start + tokens), slice(taker.start, taker.start + tokens)
 
-    def shrink(self, branch: Branch, tokens: int) -> slice:
-        """Keep a request's first tokens alone; return the slots that are free now."""
+    def shrink(self, branch: Branch, tokens: int) -> None:
+        """Keep a request's first tokens alone."""
         request = self._request(branch)
         assert request.seen.keys() == {branch}, "others see the slots"
         assert 0 < tokens <= request.shared, "those fed before the first fork"
-        freed = slice(request.start + tokens, request.start + request.capacity)
         request.capacity = request.used = tokens
         request.seen[branch] = np.ones(tokens, dtype=np.bool_)
         request.positions, request.forked_at = request.positions[:tokens].copy(), None
-        return freed
 
-    def close(self, branch: Branch) -> slice | None:
-        """Forget a branch; with a request's last one, return the slots that are free now."""
+    def close(self, branch: Branch) -> None:
+        """Forget a branch."""
         request = self._request(branch)
         del self._requests[branch], request.seen[branch]
-        return None if request.seen else slice(request.start, request.start + request.capacity)
 
     def plan(self, feeds: Sequence[Feed]) -> Batch:
         """Split a step by request, check all of it, then write it down.

@@ -9,9 +9,10 @@ head.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -26,12 +27,12 @@ from pasta_decoding.engines.attention import (
 )
 from pasta_decoding.engines.base import Branch, Feed, FloatArray, Limits
 from pasta_decoding.engines.cached import CachedEngine
-from pasta_decoding.engines.cuda_graphs import Graphs, PaddedBatch
+from pasta_decoding.engines.cuda_graphs import PagedPasses
 from pasta_decoding.engines.kv_cache import Batch, BoolArray, is_causal
+from pasta_decoding.engines.paged_attention import SlotRows
 from pasta_decoding.engines.support import attention_windows, refuse_unsupported
 
-QUERY_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-SLOT_BUCKET = 256
+_log = logging.getLogger(__name__)
 
 
 class TorchEngine(CachedEngine):
@@ -41,19 +42,20 @@ class TorchEngine(CachedEngine):
     A model that the engine cannot run exactly is refused here, by name.
 
     cache_tokens: tokens that the cache holds, those of all requests together.
-    fixed_shapes: pad every step to one of a few shapes, which a GPU replays as CUDA graphs; None
-                  does so on a GPU only.
+    paged: whether each row lists the slots that it sees, so that steps have few sizes, which a GPU
+           replays as CUDA graphs; else each request is computed by itself, behind a mask. None: on
+           a GPU with Triton only.
     keeps_logits: see `KeepsLogits`; None: on a GPU only.
     """
 
-    max_slots: int
+    _passes: PagedPasses | None = None
 
     def __init__(
         self,
         model: PreTrainedModel,
         *,
         cache_tokens: int = DEFAULT_CACHE_TOKENS,
-        fixed_shapes: bool | None = None,
+        paged: bool | None = None,
         keeps_logits: bool | None = None,
     ) -> None:
         refuse_unsupported(model)
@@ -74,33 +76,18 @@ class TorchEngine(CachedEngine):
         self._no_mask = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=model.device)
         self._windows = tuple(attention_windows(config).values())
         self._shared_heads = config.num_attention_heads // len(shapes[0].key_G1D)
-        self._fixed = on_gpu if fixed_shapes is None else fixed_shapes
-        self._padded: dict[tuple[int, int], PaddedBatch] = {}
-        self._graphs = Graphs()
+        if paged is None and on_gpu and find_spec("triton") is None:
+            _log.warning("steps of many requests take several times as long: there is no Triton")
+        elif paged or (paged is None and on_gpu):
+            self._passes = PagedPasses(self._call_paged, model.device, cache_tokens + 1)
 
     @torch.inference_mode()
     def copy(self, source: Branch, target: Branch, tokens: int) -> None:
         given, taken = self._cache.copy(source, target, tokens)
         for layer in self._layers:
             layer.copy(given, taken)
-
-    def shrink(self, branch: Branch, tokens: int) -> None:
-        self._forget(self._cache.shrink(branch, tokens))
-
-    def close(self, branch: Branch) -> None:
-        if freed := self._cache.close(branch):
-            self._forget(freed)
-
-    @torch.inference_mode()
-    def _forget(self, slots: slice) -> None:
-        """Clear slots that nobody holds any more.
-
-        Fixed shapes also read the slots of others, with weight 0. An overflow may have left
-        infinity there, and 0 times infinity is NaN.
-        """
-        if self._padded:
-            for layer in self._layers:
-                layer.forget(slots)
+        if self._passes is not None:
+            self._passes.copy(given, taken)
 
     def step(self, feeds: Sequence[Feed]) -> FloatArray:
         """See `Engine`. One forward pass."""
@@ -113,10 +100,8 @@ class TorchEngine(CachedEngine):
         batch, device = self._cache.plan(feeds), self.model.device
         if not batch.items:
             return torch.empty(0, self.vocabulary_size, device=device)
-        padded = self._padded_to(batch) if self._fixed else None
-        logits_FV = (
-            self._forward(batch) if padded is None else self._replay(batch, padded)
-        ).float()
+        passes = self._passes
+        logits_FV = self._forward(batch).float() if passes is None else passes.run(batch)
         order = batch.order
         return logits_FV if order is None else logits_FV[torch.tensor(order, device=device)]
 
@@ -130,39 +115,13 @@ class TorchEngine(CachedEngine):
             torch.tensor(batch.wanted, device=device, dtype=torch.long),
         )
 
-    def _replay(self, batch: Batch, padded: PaddedBatch) -> Tensor:
-        """Run one pass padded to a bucket's shapes; return logits_FV in the order of the batch.
+    def _call_paged(
+        self, ids_1Q: Tensor, positions_1Q: Tensor, wanted_F: Tensor, rows: SlotRows
+    ) -> Tensor:
+        self._plan.rows = rows
+        return self._call(ids_1Q, positions_1Q, wanted_F)
 
-        On a GPU it is a CUDA graph, captured the first time its bucket is needed.
-        """
-        masks = {window: self._joint(batch, window, *padded.shape) for window in self._windows}
-        padded.fill(batch, self.max_slots, masks)
-        logits_QV = self._run(padded)
-        return logits_QV[torch.tensor(batch.wanted, device=logits_QV.device, dtype=torch.long)]
-
-    def _padded_to(self, batch: Batch) -> PaddedBatch | None:
-        return self._bucket(len(batch.ids), max(item.end for item in batch.items))
-
-    def _bucket(self, tokens: int, end: int) -> PaddedBatch | None:
-        """Return the inputs of the bucket for these tokens and slots; None if no bucket is so wide.
-
-        Queries are padded to one of QUERY_BUCKETS and slots to a multiple of SLOT_BUCKET.
-        """
-        queries = next((size for size in QUERY_BUCKETS if size >= tokens), None)
-        if queries is None:
-            return None
-        shape = (queries, min(-(-end // SLOT_BUCKET) * SLOT_BUCKET, self.max_slots))
-        if shape not in self._padded:
-            self._padded[shape] = PaddedBatch(
-                self.model, shape, self._windows, self._shared_heads, self._graphs
-            )
-        return self._padded[shape]
-
-    def _run(self, padded: PaddedBatch) -> Tensor:
-        self._plan.segments = (padded.segment,)
-        return padded.run(lambda: self._call(padded.ids_1Q, padded.positions_1Q, 0))
-
-    def _call(self, ids_1Q: Tensor, positions_1Q: Tensor, wanted: Tensor | int) -> Tensor:
+    def _call(self, ids_1Q: Tensor, positions_1Q: Tensor, wanted_F: Tensor) -> Tensor:
         """Call the model as the plan has it; the mask only keeps it from making one of its own."""
         output = self.model(
             input_ids=ids_1Q,
@@ -170,7 +129,7 @@ class TorchEngine(CachedEngine):
             attention_mask=self._no_mask,
             past_key_values=self._keys,
             use_cache=True,
-            logits_to_keep=wanted,
+            logits_to_keep=wanted_F,
             plan=self._plan,
         )
         logits_FV: Tensor = output.logits[0]
@@ -189,22 +148,7 @@ class TorchEngine(CachedEngine):
         """Return the mask as all layers add it; None where attention needs none."""
         if is_causal(mask_QK):
             return None
-        return additive(mask_QK, self._shared_heads, self.model.dtype).to(self.model.device)
-
-    def _joint(self, batch: Batch, window: int | None, queries: int, slots: int) -> Tensor:
-        """Return one mask for all requests, each its own block; padding sees all slots."""
-        mask_QK = np.zeros((queries, slots), dtype=np.bool_)
-        first = 0
-        for item in batch.items:
-            last = first + len(item.ids)
-            mask_QK[first:last, item.start : item.end] = item.visible(window)
-            first = last
-        mask_QK[first:] = True
-        return additive(mask_QK, self._shared_heads, self.model.dtype)
-
-
-def additive(mask_QK: BoolArray, shared_heads: int, dtype: torch.dtype) -> Tensor:
-    """Return what is added to the scores, [1, 1, R x Q, K]."""
-    hidden_QK = torch.from_numpy(~mask_QK)
-    mask = torch.zeros(hidden_QK.shape, dtype=dtype).masked_fill_(hidden_QK, float("-inf"))
-    return mask.repeat(shared_heads, 1)[None, None]
+        hidden_QK = torch.from_numpy(~mask_QK)
+        mask = torch.zeros(hidden_QK.shape, dtype=self.model.dtype)
+        mask = mask.masked_fill_(hidden_QK, float("-inf")).repeat(self._shared_heads, 1)
+        return mask[None, None].to(self.model.device)

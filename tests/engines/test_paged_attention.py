@@ -1,0 +1,94 @@
+"""Attention over listed slots: the kernel computes the formula, and the formula is attention."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+from pasta_decoding.engines.paged_attention import SlotRows, attend_plainly
+
+SLOTS = 400
+
+
+def random_rows(lengths: list[int], device: str = "cpu") -> SlotRows:
+    """Return rows that see random slots, in random order."""
+    lists = [torch.randperm(SLOTS)[:length] for length in lengths]
+    starts = [sum(lengths[:row]) for row in range(len(lengths))]
+    positions_S = torch.randint(0, 300, (SLOTS,))
+    made = [torch.randint(0, 300, (len(lengths),)), positions_S, torch.tensor(starts)]
+    made += [torch.tensor(lengths), torch.cat([*lists, torch.zeros(1, dtype=torch.long)])]
+    return SlotRows(torch.zeros(0).to(device), *(one.int().to(device) for one in made))
+
+
+def random_inputs(
+    heads: int, kv_heads: int, width: int, queries: int, dtype: torch.dtype, device: str = "cpu"
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return query_QHD, not contiguous, as models give it; keys_GSD and values_GSD."""
+    query_QHD = torch.randn(heads, queries, width).transpose(0, 1)
+    cache = torch.randn(2, kv_heads, SLOTS, width)
+    keys_GSD, values_GSD, query_QHD = (one.to(device, dtype) for one in (*cache, query_QHD))
+    return query_QHD, keys_GSD, values_GSD
+
+
+SHAPES = [(4, 2, 64), (6, 1, 80), (3, 3, 96), (8, 1, 128), (4, 4, 256), (20, 1, 16)]
+"""Heads, kv heads and their width."""
+
+
+@pytest.mark.parametrize(("window", "programs"), [(None, 256), (40, 256), (40, 1)])
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), SHAPES)
+def test_the_kernel_computes_the_formula(
+    heads: int, kv_heads: int, width: int, window: int | None, programs: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """With many programs lists are split."""
+    pytest.importorskip("triton", reason="comes with torch on some platforms only")
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("on a CPU with TRITON_INTERPRET=1 only")
+    from pasta_decoding.engines import triton_kernels
+
+    monkeypatch.setattr(triton_kernels, "PROGRAMS", programs)
+    compare(heads, kv_heads, width, window, torch.float32, "cpu", [1, 0, 130, 65])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lengths", [[300], [1, 0, 130, 63, 64, 65], [*range(100)] * 4], ids=len)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), SHAPES)
+def test_the_kernel_computes_the_formula_on_a_gpu(
+    heads: int, kv_heads: int, width: int, window: int | None, dtype: torch.dtype,
+    lengths: list[int],
+) -> None:  # fmt: skip
+    compare(heads, kv_heads, width, window, dtype, "cuda", lengths)
+
+
+def compare(
+    heads: int, kv_heads: int, width: int, window: int | None, dtype: torch.dtype, device: str,
+    lengths: list[int],
+) -> None:  # fmt: skip
+    from pasta_decoding.engines.triton_kernels import attend
+
+    torch.manual_seed(width)
+    rows = random_rows(lengths, device)
+    query_QHD, *cache = random_inputs(heads, kv_heads, width, len(lengths), dtype, device)
+    keys_GSD, values_GSD = cache
+    exact = attend_plainly(query_QHD.float(), keys_GSD, values_GSD, rows, 0.1, window)
+    got = attend(query_QHD, keys_GSD, values_GSD, rows, 0.1, window)
+    assert got.dtype == dtype
+    tolerance = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+    torch.testing.assert_close(got.float(), exact, rtol=0, atol=tolerance)
+
+
+def test_a_row_attends_to_its_list_alone() -> None:
+    rows = random_rows([5, 0, 1])
+    query_QHD, keys_GSD, values_GSD = random_inputs(4, 2, 16, 3, torch.float32)
+    out_QHD = attend_plainly(query_QHD, keys_GSD, values_GSD, rows, 0.25, None)
+    seen = rows.lists[:5].tolist()
+    for head in range(4):
+        weight = (keys_GSD[head // 2, seen] @ query_QHD[0, head] * 0.25).softmax(0)
+        torch.testing.assert_close(out_QHD[0, head], weight @ values_GSD[head // 2, seen])
+    assert not out_QHD[1].any()
+    torch.testing.assert_close(out_QHD[2, 3], values_GSD[1, rows.lists[5]])
