@@ -14,9 +14,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pasta_decoding.engines.base import Engine
 from pasta_decoding.engines.fast import FastEngine
-from pasta_decoding.engines.native import Operators, TorchOperators
+from pasta_decoding.engines.native import Operators
 from pasta_decoding.engines.scripted import ScriptedEngine, shuffled
 from pasta_decoding.engines.torch import TorchEngine
+from pasta_decoding.engines.weights import ModelWeights
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.models.gguf import write_gguf
@@ -49,7 +50,9 @@ def torch_subject(name: str, device: str = "cpu", *, paged: bool | None = None) 
 
 
 def fast_subject(name: str, ops: Operators | None = None) -> Subject:
-    return Subject(FastEngine.of(TINY_MODELS[name](), ops=ops), dense(TINY_MODELS[name]()))
+    return Subject(
+        FastEngine(ModelWeights(TINY_MODELS[name]()), ops=ops), dense(TINY_MODELS[name]())
+    )
 
 
 def llama_subject(name: str) -> Subject:
@@ -86,7 +89,7 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "fast-qwen2": lambda: fast_subject("qwen2"),
     "fast-qwen3": lambda: fast_subject("qwen3"),
     "fast-gemma3": lambda: fast_subject("gemma3"),
-    "fast-gemma3-torch": lambda: fast_subject("gemma3", TorchOperators()),
+    "fast-gemma3-torch": lambda: fast_subject("gemma3", Operators()),
     "llama-llama": lambda: llama_subject("llama"),
     "llama-qwen2": lambda: llama_subject("qwen2"),
     "llama-qwen3": lambda: llama_subject("qwen3"),

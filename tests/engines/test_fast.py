@@ -16,8 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from pasta_decoding.engines.base import Feed, FloatArray
 from pasta_decoding.engines.fast import FastEngine
-from pasta_decoding.engines.native import Operators, Part, TorchOperators, operators
+from pasta_decoding.engines.native import Operators, Part, operators
 from pasta_decoding.engines.packed import FORMS, LowRank, Weights
+from pasta_decoding.engines.weights import GgufWeights, ModelWeights
 from pasta_decoding.errors import PastaError
 from pasta_decoding.gguf_file import GgufFile
 from pasta_decoding.models.gguf import write_gguf
@@ -53,7 +54,7 @@ def stored(weight_OI: Tensor, kind: str) -> Tensor:
 
 
 def layer(weight_OI: Tensor, added: LowRank | None = None, bias_O: Tensor | None = None) -> Part:
-    return Part(Weights.of(weight_OI), added, bias_O)
+    return Part(Weights.of(weight_OI).in_blocks(), added, bias_O)
 
 
 # --- linear layers ------------------------------------------------------------------------------
@@ -97,7 +98,7 @@ def test_joined_layers_have_adapters_and_biases_of_their_own(native: Operators, 
         for size, rank in zip(sizes, ranks, strict=True)
     ]
     input_QI = random(7, 96, seed=1)
-    found_QO, expected_QO = (ops.linear(parts)(input_QI) for ops in (native, TorchOperators()))
+    found_QO, expected_QO = (ops.linear(parts)(input_QI) for ops in (native, Operators()))
     # Inputs of other weights than those of 32 bits are rounded.
     error = 1e-5 if kind == "float32" else 0.03
     assert (found_QO - expected_QO).abs().max() < error * expected_QO.std()
@@ -107,8 +108,9 @@ def test_only_what_is_given_back_exactly_is_kept_in_blocks() -> None:
     exact = stored(random(32, 64), "Q4_1")
     exact[30, 40] += 1e-6
     for weight_OI in (random(16, 64), stored(random(16, 64), "Q5_1"), exact):
-        assert Weights.of(weight_OI).kind == GGMLQuantizationType.F32
-    assert Weights.of(torch.zeros(16, 64)).kind == GGMLQuantizationType.Q4_1, "blocks of one value"
+        assert Weights.of(weight_OI).in_blocks().kind == GGMLQuantizationType.F32
+    zeros = Weights.of(torch.zeros(16, 64)).in_blocks()
+    assert zeros.kind == GGMLQuantizationType.Q4_1, "blocks of one value"
 
 
 @pytest.mark.parametrize("kind", [*FORMS, GGMLQuantizationType.Q5_1], ids=lambda kind: kind.name)
@@ -133,7 +135,7 @@ def test_a_files_rows_give_its_values_to_the_bit(
 
 @pytest.mark.parametrize("gelu", [True, False])
 def test_operators_compute_what_torch_does(native: Operators, gelu: bool) -> None:
-    plain, rows = TorchOperators(), random(9, 3, 12)
+    plain, rows = Operators(), random(9, 3, 12)
     norms = [one.rms_norm(rows, random(12, seed=1), 1e-5) for one in (native, plain)]
     torch.testing.assert_close(*norms)
     torch.testing.assert_close(*(one.gated(4 * random(9, 60), gelu) for one in (native, plain)))
@@ -163,7 +165,7 @@ def test_attention_is_torchs(
     new_QHD = random(first, heads + 2 * kv_heads, width)
     query, key, value = torch.split(new_QHD, [heads, kv_heads, kv_heads], dim=1)
     found = []
-    for one in (native, TorchOperators()):
+    for one in (native, Operators()):
         cache = random(2, kv_heads, start, width, seed=5).to(dtype)
         out = one.attend(
             query, key, value, cache[0], cache[1], torch.tensor(table), torch.cat(masks), 0.3
@@ -188,7 +190,7 @@ def prefilled(engine: FastEngine, cuts: list[int]) -> FloatArray:
 
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_where_a_prompt_is_cut_changes_no_bit(name: str) -> None:
-    engine = FastEngine.of(TINY_MODELS[name]())
+    engine = FastEngine(ModelWeights(TINY_MODELS[name]()))
     whole = prefilled(engine, [])
     random_ = np.random.default_rng(4)
     for _ in range(10):
@@ -198,7 +200,7 @@ def test_where_a_prompt_is_cut_changes_no_bit(name: str) -> None:
 
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_other_requests_in_a_step_change_no_bit(name: str) -> None:
-    engine = FastEngine.of(TINY_MODELS[name]())
+    engine = FastEngine(ModelWeights(TINY_MODELS[name]()))
 
     def beside(others: int) -> FloatArray:
         requests = [engine.open(reserved_tokens=60) for _ in range(1 + others)]
@@ -215,7 +217,7 @@ def test_other_requests_in_a_step_change_no_bit(name: str) -> None:
         np.testing.assert_array_equal(beside(others), alone)
 
 
-@pytest.mark.parametrize("ops", [None, TorchOperators()], ids=["C++", "torch"])
+@pytest.mark.parametrize("ops", [None, Operators()], ids=["C++", "torch"])
 @torch.no_grad()
 def test_an_adapter_beside_the_weights_is_the_merged_model(ops: Operators | None) -> None:
     model, merged, added = tiny_qwen2(), tiny_qwen2(), {}
@@ -224,7 +226,7 @@ def test_an_adapter_beside_the_weights_is_the_merged_model(ops: Operators | None
             down_RI, up_OR = 0.3 * random(4, layer.in_features), random(layer.out_features, 4)
             added[name] = (down_RI.bfloat16(), up_OR.bfloat16())
             layer.weight += added[name][1].float() @ added[name][0].float()
-    record = Recorder(FastEngine.of(model, added=added, ops=ops))
+    record = Recorder(FastEngine(ModelWeights(model, added), ops=ops))
     fork_join_go_on(record)
     assert_equals_recompute(record, dense(merged))
 
@@ -244,26 +246,27 @@ ROPES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", ROPES)
 def test_rotary_positions_are_transformers(kind: str) -> None:
     rope = {"rope_type": kind, "rope_theta": 1e4, **ROPES[kind]}
-    record = Recorder(FastEngine.of(tiny_llama(rope_parameters=rope)))
+    record = Recorder(FastEngine(ModelWeights(tiny_llama(rope_parameters=rope))))
     fork_join_go_on(record)
     assert_equals_recompute(record, dense(tiny_llama(rope_parameters=rope)))
 
 
-@pytest.mark.parametrize("ops", [None, TorchOperators()], ids=["C++", "torch"])
+@pytest.mark.parametrize("ops", [None, Operators()], ids=["C++", "torch"])
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
 def test_a_file_is_the_model_that_it_was_written_from(
     name: str, ops: Operators | None, tmp_path: Path
 ) -> None:
     write_gguf(speaking(TINY_MODELS[name]()), tmp_path / "x.gguf", float_type="F32")
     file = GgufFile(tmp_path / "x.gguf")
-    engine = FastEngine.of_gguf(file, read_config(file), cache_dtype=torch.float32, ops=ops)
+    weights = GgufWeights(file, read_config(file))
+    engine = FastEngine(weights, cache_dtype=torch.float32, ops=ops)
     record = Recorder(engine)
     fork_join_go_on(record)
     assert_equals_recompute(record, dense(TINY_MODELS[name]()))
 
 
 def test_a_bfloat16_model_is_near_the_exact_one() -> None:
-    record = Recorder(FastEngine.of(tiny_llama().bfloat16()))
+    record = Recorder(FastEngine(ModelWeights(tiny_llama().bfloat16())))
     fork_join_go_on(record)
     tokens, rows = zip(*record.rows, strict=True)
     exact_FV = dense(tiny_llama())(record)[list(tokens)]
@@ -274,7 +277,7 @@ def test_a_bfloat16_model_is_near_the_exact_one() -> None:
 def test_other_families_are_refused_by_name() -> None:
     config = AutoConfig.for_model("gpt2", n_embd=32, n_layer=1, n_head=4)
     with torch.device("meta"), pytest.raises(PastaError) as error:
-        FastEngine.of(AutoModelForCausalLM.from_config(config))
+        FastEngine(ModelWeights(AutoModelForCausalLM.from_config(config)))
     assert str(error.value) == (
         "the fast engine cannot run this gpt2 model: it is of the family gpt2"
     )

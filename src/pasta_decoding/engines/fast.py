@@ -10,25 +10,21 @@ G kv heads, D head width, S slots, N segments (the tokens of one request), V voc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from pasta_decoding.engines import DEFAULT_CACHE_TOKENS
 from pasta_decoding.engines.base import Branch, Feed, FloatArray, Limits
 from pasta_decoding.engines.cached import CachedEngine
-from pasta_decoding.engines.gguf_blocks import GgufTensors
 from pasta_decoding.engines.kv_cache import Batch, BoolArray, is_causal
-from pasta_decoding.engines.native import Linear, Operators, Part, TorchOperators, operators
-from pasta_decoding.engines.packed import FORMS, LowRank, Weights
+from pasta_decoding.engines.native import Linear, NativeOperators, Operators, Part, operators
 from pasta_decoding.engines.support import attention_windows, refuse_large_cache, rope_types
+from pasta_decoding.engines.weights import ModelWeights
 from pasta_decoding.errors import PastaError
-from pasta_decoding.gguf_file import GgufFile
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 ROPES = {"default", "linear", "llama3", "yarn"}
@@ -49,76 +45,10 @@ def obstacle(config: Any) -> str | None:
     return None
 
 
-class Tensors(Protocol):
-    """The weights that a decoder reads, by Hugging Face's names without `.weight`.
-
-    added: what an adapter adds to linear layers, where it is not merged.
-    form:  the number format of most weights.
-    frequency_factors: divisors of the rotary frequencies, if the file has any.
-    """
-
-    added: Mapping[str, LowRank]
-    is_gemma: bool
-    form: str
-
-    @property
-    def frequency_factors(self) -> Tensor | None: ...
-
-    def vector(self, name: str) -> Tensor | None:
-        """Return a bias or the like in float32, by its whole name; None if there is none."""
-        ...
-
-    def norm(self, name: str) -> Tensor | None:
-        """Return a norm's weight; None if there is no such norm."""
-        ...
-
-    def matrix(self, name: str) -> Weights:
-        """Return a linear layer's weights."""
-        ...
-
-    def embed(self, ids: Sequence[int]) -> Tensor:
-        """Return the embeddings of tokens in float32."""
-        ...
-
-
-class ModelTensors:
-    """The tensors of a Hugging Face model, read layer by layer as a decoder asks for them.
-
-    added: what an adapter adds to its linear layers, by their names, where it is not merged.
-    """
-
-    frequency_factors = None
-
-    def __init__(self, model: PreTrainedModel, added: Mapping[str, LowRank] | None) -> None:
-        self.added, self._state = added or {}, model.state_dict()
-        self.is_gemma = model.config.model_type.startswith("gemma")
-        self.form = str(model.dtype).removeprefix("torch.")
-
-    def embed(self, ids: Sequence[int]) -> Tensor:
-        return self._state["model.embed_tokens.weight"][torch.tensor(ids)].float()
-
-    def vector(self, name: str) -> Tensor | None:
-        found = self._state.get(name)
-        return None if found is None else found.float()
-
-    def norm(self, name: str) -> Tensor | None:
-        found = self.vector(f"{name}.weight")
-        return None if found is None else found + float(self.is_gemma)
-
-    def matrix(self, name: str) -> Weights:
-        found = Weights.of(self._state[f"{name}.weight"])
-        if FORMS[found.kind].bits < 16:
-            self.form = "packed"
-        return found
-
-
-def linear(ops: Operators, tensors: Tensors, *names: str) -> Linear:
+def linear(ops: Operators, own: ModelWeights, *names: str) -> Linear:
     """Return linear layers that read the same inputs."""
     return ops.linear(
-        [
-            Part(tensors.matrix(one), tensors.added.get(one), tensors.vector(f"{one}.bias"))
-            for one in names
-        ]
+        [Part(own.matrix(one), own.added.get(one), own.vector(f"{one}.bias")) for one in names]
     )
 
 
@@ -126,32 +56,33 @@ class Layer:
     """One layer of a decoder; `number` is its place, `kind` that of its attention."""
 
     def __init__(
-        self, config: Any, number: int, tensors: Tensors, ops: Operators, keys_GSD: Tensor,
+        self, number: int, weights: ModelWeights, ops: Operators, keys_GSD: Tensor,
         values_GSD: Tensor,
     ) -> None:  # fmt: skip
         name, own = f"model.layers.{number}", f"model.layers.{number}.self_attn"
+        config = weights.config
         windows, kinds = attention_windows(config), getattr(config, "layer_types", None)
         self.kind: str = kinds[number] if kinds else next(iter(windows))
         self.window = windows[self.kind]
         self.keys_GSD, self.values_GSD = keys_GSD, values_GSD
         self._ops, self._epsilon = ops, float(config.rms_norm_eps)
-        self._gelu = tensors.is_gemma
+        self._gelu = weights.is_gemma
         self._heads, self._kv_heads = config.num_attention_heads, len(keys_GSD)
         width = keys_GSD.shape[-1]
         self._scaling = (getattr(config, "query_pre_attn_scalar", None) or width) ** -0.5
-        self._qkv = linear(ops, tensors, f"{own}.q_proj", f"{own}.k_proj", f"{own}.v_proj")
-        self._out = linear(ops, tensors, f"{own}.o_proj")
-        self._gate_up = linear(ops, tensors, f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj")
-        self._down = linear(ops, tensors, f"{name}.mlp.down_proj")
-        self._query_norm = tensors.norm(f"{own}.q_norm")
-        self._key_norm = tensors.norm(f"{own}.k_norm")
+        self._qkv = linear(ops, weights, f"{own}.q_proj", f"{own}.k_proj", f"{own}.v_proj")
+        self._out = linear(ops, weights, f"{own}.o_proj")
+        self._gate_up = linear(ops, weights, f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj")
+        self._down = linear(ops, weights, f"{name}.mlp.down_proj")
+        self._query_norm = weights.norm(f"{own}.q_norm")
+        self._key_norm = weights.norm(f"{own}.k_norm")
         # Gemma also has norms behind attention and MLP; others call the one before the MLP this.
-        after = tensors.norm(f"{name}.post_attention_layernorm")
-        before_mlp = tensors.norm(f"{name}.pre_feedforward_layernorm")
-        self._input_norm = tensors.norm(f"{name}.input_layernorm")
+        after = weights.norm(f"{name}.post_attention_layernorm")
+        before_mlp = weights.norm(f"{name}.pre_feedforward_layernorm")
+        self._input_norm = weights.norm(f"{name}.input_layernorm")
         self._attention_norm = None if before_mlp is None else after
         self._before_mlp_norm = after if before_mlp is None else before_mlp
-        self._mlp_norm = tensors.norm(f"{name}.post_feedforward_layernorm")
+        self._mlp_norm = weights.norm(f"{name}.post_feedforward_layernorm")
 
     def __call__(self, hidden_QI: Tensor, rotation: Rotation, table: SlotTable) -> Tensor:
         attended_QI = self._attend(self._norm(hidden_QI, self._input_norm), rotation, table)
@@ -185,8 +116,9 @@ class Decoder:
     """A model's forward pass over the slots of a cache."""
 
     def __init__(
-        self, config: Any, tensors: Tensors, slots: int, ops: Operators, cache: torch.dtype
+        self, weights: ModelWeights, slots: int, ops: Operators, cache: torch.dtype
     ) -> None:
+        config = weights.config
         heads = config.num_attention_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // heads
         shape = (2, config.num_hidden_layers, config.num_key_value_heads, slots, width)
@@ -194,21 +126,21 @@ class Decoder:
         refuse_large_cache(slots, numbers * cache.itemsize)
         self.cache = torch.zeros(shape, dtype=cache)
         self.layers = [
-            Layer(config, number, tensors, ops, *self.cache[:, number])
+            Layer(number, weights, ops, *self.cache[:, number])
             for number in range(config.num_hidden_layers)
         ]
         self.windows = {layer.window for layer in self.layers}
         self._frequencies = {
-            one: frequencies(config, one, tensors.frequency_factors)
+            one: frequencies(config, one, weights.frequency_factors)
             for one in {layer.kind for layer in self.layers}
         }
         self._ops, self._epsilon = ops, float(config.rms_norm_eps)
-        self._embed = tensors.embed
-        self._scale = config.hidden_size**0.5 if tensors.is_gemma else 1.0
-        norm_I = tensors.norm("model.norm")
+        self._embed = weights.embed
+        self._scale = config.hidden_size**0.5 if weights.is_gemma else 1.0
+        norm_I = weights.norm("model.norm")
         assert norm_I is not None, "every family has one"
         self._norm_I = norm_I
-        self._head = linear(ops, tensors, "lm_head")
+        self._head = linear(ops, weights, "lm_head")
 
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Tensor:
@@ -258,6 +190,8 @@ def frequencies(config: Any, kind: str, factors: Tensor | None) -> tuple[Tensor,
     nested = config.rope_parameters.get(kind)
     rope = nested or config.rope_parameters
     if factors is None and rope.get("rope_type", "default") != "default":
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
         return ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, layer_type=kind if nested else None)
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     frequency_D = rope["rope_theta"] ** -(torch.arange(0, width, 2, dtype=torch.float32) / width)
@@ -271,59 +205,29 @@ def rotation(positions_Q1: Tensor, frequency_D: Tensor, scale: float) -> Rotatio
 
 
 class FastEngine(CachedEngine):
-    """Implements `Engine` on a model of a family that it knows, on a processor.
+    """Implements `Engine` on the weights of a model of a family that it knows, on a processor.
 
-    config:      the text model's.
-    cache_dtype: of keys and values, float32 or bfloat16.
+    cache_dtype: of keys and values, float32 or bfloat16; None takes that of the weights.
     ops:         None takes the C++ operators, or torch's where they cannot be built.
     """
 
     def __init__(
         self,
-        config: Any,
-        tensors: Tensors,
+        weights: ModelWeights,
         *,
         cache_tokens: int = DEFAULT_CACHE_TOKENS,
-        cache_dtype: torch.dtype = torch.bfloat16,
+        cache_dtype: torch.dtype | None = None,
         ops: Operators | None = None,
     ) -> None:
+        config = weights.config
         if reason := obstacle(config):
             raise PastaError(f"the fast engine cannot run this {config.model_type} model: {reason}")
         super().__init__(
             Limits(int(config.vocab_size), int(config.max_position_embeddings), cache_tokens)
         )
-        ops = ops or operators() or TorchOperators()
-        self._decoder = Decoder(config, tensors, cache_tokens, ops, cache_dtype)
-        self.name = f"fast {'float32' if isinstance(ops, TorchOperators) else tensors.form}"
-
-    @classmethod
-    def of(
-        cls,
-        model: PreTrainedModel,
-        *,
-        added: Mapping[str, LowRank] | None = None,
-        cache_dtype: torch.dtype | None = None,
-        **options: Any,
-    ) -> FastEngine:
-        """Return an engine with the weights of a Hugging Face model.
-
-        added:       what an adapter adds to its linear layers, by their names.
-        cache_dtype: None takes the model's.
-        """
-        config, tensors = model.config.get_text_config(), ModelTensors(model, added)
-        return cls(config, tensors, cache_dtype=cache_dtype or model.dtype, **options)
-
-    @classmethod
-    def of_gguf(
-        cls,
-        file: GgufFile,
-        config: Any,
-        *,
-        added: Mapping[str, LowRank] | None = None,
-        **options: Any,
-    ) -> FastEngine:
-        """Return an engine with the weights of a GGUF file, as they are there."""
-        return cls(config, GgufTensors(file, config, added), **options)
+        ops = ops or operators() or Operators()
+        self._decoder = Decoder(weights, cache_tokens, ops, cache_dtype or weights.dtype)
+        self.name = f"fast {weights.form if isinstance(ops, NativeOperators) else 'float32'}"
 
     def copy(self, source: Branch, target: Branch, tokens: int) -> None:
         given, taken = self._cache.copy(source, target, tokens)

@@ -5,28 +5,28 @@
 // result does not depend, to the bit, on the other rows. Weights of four and eight bits are whole
 // numbers; 16 or 32 inputs share a scale, by which the sum of their products is multiplied, and
 // those of four bits a minimum. For them inputs are rounded to 15 bits under a power of two that 32
-// inputs share; for weights of 16 bits, with AVX-512 BF16, to bfloat16. Layers of 32 bits round none.
+// inputs share; for weights of 16 bits, with AVX-512 BF16, to bfloat16; for those of 32 bits not.
 //
 // Shapes: Q tokens, I inputs, B = I / 32 blocks of inputs, O outputs, P = O / 16 panels of outputs,
 // R rank of what is added.
 
-#include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "packed.h"
 
 namespace {
 
-constexpr int64_t kChunk = 4;       // blocks that are unpacked together
+constexpr int64_t kChunk = 4;       // blocks that all rows take before the next ones
 constexpr int64_t kGroup = 4;       // panels of one task
 constexpr int64_t kAlone = 100000;  // products that are not worth a second thread
 
-// A layer; what is added to it, if `down` has weights; its bias, or null; its first place in the
-// outputs; and whether its inputs are never rounded.
+// A layer; what is added to it, if `down` has weights; its bias, or null; and its first place in the
+// outputs.
 struct Layer {
   Matrix main, down, up;
   const float* bias;
-  int64_t first, exact;
+  int64_t first;
 };
 
 // Rows of inputs, zeros behind them up to whole blocks, as those who multiply take them.
@@ -35,31 +35,32 @@ class Inputs {
   Inputs(const float* from, int64_t tokens, int64_t width)
       : blocks((width + kBlock - 1) / kBlock),
         floats_(tokens * blocks * kBlock),
-        pairs_(floats_.size() / 2),
-        shorts_(floats_.size() / 2),
+        bfloats_(floats_.size()),
+        shorts_(floats_.size()),
         scales_(tokens * blocks),
         sums_(tokens * blocks) {
     for (int64_t token = 0; token < tokens; ++token)
       std::copy_n(from + token * width, width, &floats_[token * blocks * kBlock]);
-    convert(floats_.data(), reinterpret_cast<uint16_t*>(pairs_.data()), floats_.size());
+    convert(floats_.data(), bfloats_.data(), floats_.size());
     for (int64_t block = 0; block < tokens * blocks; ++block) round(block);
   }
 
-  const float* of(int64_t token, Floats) const { return &floats_[token * blocks * kBlock]; }
-#ifdef PASTA_BFLOAT16
-  const uint32_t* of(int64_t token, Bfloats) const { return &pairs_[token * blocks * kBlock / 2]; }
-#endif
-#ifdef PASTA_SHORTS
-  const uint32_t* of(int64_t token, Shorts) const { return &shorts_[token * blocks * kBlock / 2]; }
-  float scale(int64_t token, int64_t block, Shorts) const {
-    return scales_[token * blocks + block];
+  // The inputs of a row from a block on.
+  const void* of(int64_t token, int64_t block, const Floats&) const {
+    return &floats_[(token * blocks + block) * kBlock];
   }
+  const void* of(int64_t token, int64_t block, const Bfloats&) const {
+#if defined(__AVX512BF16__)
+    return &bfloats_[(token * blocks + block) * kBlock];
+#else
+    return of(token, block, Floats{});
 #endif
-  template <typename Kind>
-  static constexpr float scale(int64_t, int64_t, Kind) {
-    return 1.f;
   }
-  // The sum of the inputs of a block, as whole numbers of four and eight bits are multiplied.
+  const void* of(int64_t token, int64_t block, const Shorts&) const {
+    return &shorts_[(token * blocks + block) * kBlock];
+  }
+  // What whole numbers of a block are multiplied by, and their sum times that.
+  float scale(int64_t token, int64_t block) const { return scales_[token * blocks + block]; }
   float sum(int64_t token, int64_t block) const { return sums_[token * blocks + block]; }
 
   const int64_t blocks;
@@ -67,213 +68,173 @@ class Inputs {
  private:
   void round(int64_t block) {
     const float* own = &floats_[block * kBlock];
-#ifdef PASTA_SHORTS
     float most = 0, rounded[kBlock];
     for (int64_t at = 0; at < kBlock; ++at) most = std::max(most, std::abs(own[at]));
     const float power = from_bits(__builtin_bit_cast(uint32_t, most) & 0x7f800000u);
     const float scale = power > 1e-30f ? power / 16384 : 1.f, share = 1 / scale;
-    auto* shorts = reinterpret_cast<int16_t*>(&shorts_[block * kBlock / 2]);
     constexpr float magic = 12582912.f;  // 1.5 * 2^23: what is added to it loses its fraction
     for (int64_t at = 0; at < kBlock; ++at) {
       const float whole = std::min(own[at] * share + magic - magic, 32767.f);
-      shorts[at] = static_cast<int16_t>(whole);
+      shorts_[block * kBlock + at] = static_cast<int16_t>(whole);
       rounded[at] = whole * scale;
     }
-    scales_[block] = scale;
-    own = rounded;
-#endif
     Vec sum{};
-    for (int64_t at = 0; at < kBlock; at += kWidth) sum += load(own + at);
+    for (int64_t at = 0; at < kBlock; at += kWidth) sum += load(rounded + at);
+    scales_[block] = scale;
     sums_[block] = total(sum);
   }
 
   std::vector<float> floats_;
-  std::vector<uint32_t> pairs_, shorts_;
+  std::vector<uint16_t> bfloats_;
+  std::vector<int16_t> shorts_;
   std::vector<float> scales_, sums_;
-};
-
-// Some blocks of a group of panels, unpacked.
-struct Chunk {
-  const uint8_t* weights[kGroup];
-  const float* scales[kGroup];  // [groups, numbers, 16]
-  int64_t first, blocks, groups, numbers;  // groups of inputs that share a scale; 0 numbers: none
-};
-
-// A thread's own memory.
-struct Room {
-  explicit Room(int64_t tokens)
-      : weights(new uint8_t[kGroup * kChunk * kBlock * kPanel * sizeof(float)]),
-        scales(new float[kGroup * kChunk * 4 * kPanel]),
-        sums(new float[tokens * kGroup * kPanel]) {}
-
-  std::unique_ptr<uint8_t[]> weights;
-  std::unique_ptr<float[]> scales, sums;  // sums[Q, panels, 16]
 };
 
 // Adds some panels of a matrix times the inputs to sums[Q, panels, 16].
 template <typename Kind>
 class Task {
  public:
-  Task(int64_t tokens, Room& room)
-      : tokens_(tokens),
-        room_(room.weights.get()),
-        scales_(room.scales.get()),
-        sums_(room.sums.get()) {}
+  Task(const Matrix& matrix, int64_t first, int64_t panels, const Inputs& in, float* sums)
+      : matrix_(matrix), first_(first), panels_(panels), in_(in), sums_(sums) {}
 
-  void add(const Matrix& matrix, int64_t first, int64_t panels, const Inputs& in) {
-    for (int64_t block = 0; block < matrix.blocks; block += kChunk) {
-      Chunk chunk{};
-      chunk.first = block;
-      chunk.blocks = std::min(kChunk, matrix.blocks - block);
-      chunk.numbers = matrix.scales ? matrix.numbers() : 0;
-      chunk.groups = matrix.scales ? chunk.blocks * matrix.groups : 1;
-      for (int64_t panel = 0; panel < panels; ++panel) unpack(matrix, first, panel, chunk);
-      multiply(chunk, panels, in);
+  void add(int64_t tokens) {
+    for (block_ = 0; block_ < matrix_.blocks; block_ += kChunk) {
+      blocks_ = std::min(kChunk, matrix_.blocks - block_);
+      for (int64_t panel = 0; whole && panel < panels_; ++panel) read_scales(panel);
+      for (int64_t token = 0; token < tokens;) token += add(token, tokens - token);
     }
   }
 
  private:
-  void unpack(const Matrix& matrix, int64_t first, int64_t panel, Chunk& chunk) {
-    constexpr int64_t bytes = Kind::steps * Kind::bytes;
-    const int64_t from = (first + panel) * matrix.blocks + chunk.first;
-    uint8_t* room = &room_[panel * kChunk * bytes];
-    const uint8_t* blocks = matrix.weights + from * matrix.block_bytes();
-    const bool there = matrix.bits == Kind::bits;
-    chunk.weights[panel] = there ? blocks : room;
-    for (int64_t block = 0; !there && block < chunk.blocks; ++block)
-      Kind::unpack(matrix.bits, blocks + block * matrix.block_bytes(), room + block * bytes);
-    if (!matrix.scales) return;
-    const int64_t size = chunk.numbers * kPanel, all = matrix.blocks / matrix.scale_blocks;
-    float* to = &scales_[panel * kChunk * 4 * kPanel];
-    chunk.scales[panel] = to;
-    for (int64_t group = 0; group < chunk.groups; ++group, to += size) {
-      const int64_t place = (chunk.first + group / matrix.groups) / matrix.scale_blocks;
-      const uint16_t* scales = matrix.scales + ((first + panel) * all + place) * size;
-      const int8_t* factors = matrix.factors + (from * matrix.groups + group) * size;
-      for (int64_t at = 0; at < size; ++at)
-        to[at] = from_float16(scales[at]) * (matrix.factors ? factors[at] : 1);
-    }
-  }
-
-  // The same for all rows, in tiles of at most six.
-  void multiply(const Chunk& chunk, int64_t panels, const Inputs& in) {
-    for (int64_t token = 0; token < tokens_;) {
-      const int64_t left = tokens_ - token;
-      const int64_t rows = left == 7 || left == 8 ? 4 : std::min<int64_t>(left, 6);
-      switch (rows) {
-        case 1: tiles<1, 4>(chunk, panels, in, token); break;
-        case 2: tiles<2, 2>(chunk, panels, in, token); break;
-        case 3: tiles<3, 2>(chunk, panels, in, token); break;
-        case 4: tiles<4, kMany>(chunk, panels, in, token); break;
-        case 5: tiles<5, kMany>(chunk, panels, in, token); break;
-        default: tiles<6, kMany>(chunk, panels, in, token);
-      }
-      token += rows;
-    }
-  }
-
+  static constexpr bool whole = std::is_base_of_v<Shorts, Kind>;
+  static constexpr bool minimums = std::is_same_v<Fours, Kind>;
   static constexpr int kMany = kLanes == 1 ? 2 : 1;  // panels of a tile of many rows
 
-  // The same for all panels of a group, `wide` at a time: a sum waits for its last product, so few
-  // rows need several panels, and many rows keep the registers busy with one.
-  template <int rows, int wide>
-  void tiles(const Chunk& chunk, int64_t panels, const Inputs& in, int64_t token) {
-    int64_t panel = 0;
-    for (; panel + wide <= panels; panel += wide) tile<rows, wide>(chunk, panel, in, token);
-    for (; panel < panels; ++panel) tile<rows, 1>(chunk, panel, in, token);
+  // A tile of at most six rows. A sum waits for its last product, so few rows need several panels at
+  // a time, and many rows keep the registers busy with one.
+  int64_t add(int64_t token, int64_t left) {
+    switch (left == 7 || left == 8 ? 4 : left) {
+      case 1: tiles<1, 4>(token); return 1;
+      case 2: tiles<2, 2>(token); return 2;
+      case 3: tiles<3, 2>(token); return 3;
+      case 4: tiles<4, kMany>(token); return 4;
+      case 5: tiles<5, kMany>(token); return 5;
+      default: tiles<6, kMany>(token); return 6;
+    }
   }
 
   template <int rows, int wide>
-  void tile(const Chunk& chunk, int64_t panel, const Inputs& in, int64_t token) {
-    const int64_t steps = chunk.blocks * Kind::steps / chunk.groups;
+  void tiles(int64_t token) {
+    int64_t panel = 0;
+    for (; panel + wide <= panels_; panel += wide) tile<rows, wide>(token, panel);
+    for (; panel < panels_; ++panel) tile<rows, 1>(token, panel);
+  }
+
+  template <int rows, int wide>
+  void tile(int64_t token, int64_t panel) {
+    const int64_t groups = whole ? blocks_ * matrix_.groups : 1;
+    const int64_t steps = blocks_ * Kind::steps / groups, bytes = matrix_.block_bytes();
     const typename Kind::Input* inputs[rows];
     for (int row = 0; row < rows; ++row)
-      inputs[row] = in.of(token + row, Kind{}) + chunk.first * Kind::steps;
-    for (int64_t group = 0; group < chunk.groups; ++group) {
-      typename Kind::Sixteen products[rows][wide] = {};
-      for (int64_t step = group * steps; step < (group + 1) * steps; ++step) {
-        decltype(Kind::weights(nullptr)) weights[wide];
+      inputs[row] = static_cast<const typename Kind::Input*>(in_.of(token + row, block_, Kind{}));
+    const uint8_t* weights[wide];
+    for (int one = 0; one < wide; ++one)
+      weights[one] = matrix_.weights + ((first_ + panel + one) * matrix_.blocks + block_) * bytes;
+    for (int64_t group = 0; group < groups; ++group) {
+      typename Kind::Sum products[rows][wide][kLanes] = {};
+      for (int64_t step = group * steps; step < (group + 1) * steps; ++step)
         for (int one = 0; one < wide; ++one)
-          weights[one] = Kind::weights(chunk.weights[panel + one] + step * Kind::bytes);
-        for (int row = 0; row < rows; ++row)
-          for (int one = 0; one < wide; ++one)
-            Kind::add(products[row][one], weights[one], inputs[row][step]);
-      }
-      const int64_t block = chunk.first + group * chunk.blocks / chunk.groups;
-      for (int row = 0; row < rows; ++row) {
-        const float share = in.scale(token + row, block, Kind{}), sum = in.sum(token + row, block);
-        for (int one = 0; one < wide; ++one) {
-          float* sums = &sums_[((token + row) * kGroup + panel + one) * kPanel];
-          const float* scales = chunk.scales[panel + one] + group * chunk.numbers * kPanel;
           for (int lane = 0; lane < kLanes; ++lane) {
-            const int at = lane * kWidth;
-            const Vec own = Kind::floats(products[row][one].lane[lane]) * share;
-            Vec all = load(sums + at);
-            all += chunk.numbers ? own * load(scales + at) : own;
-            if (chunk.numbers == 2) all += load(scales + kPanel + at) * sum;
-            store(sums + at, all);
+            const auto own = Kind::weights(weights[one], step, lane);
+            for (int row = 0; row < rows; ++row)
+              Kind::add(products[row][one][lane], own, inputs[row][step]);
+          }
+      const int64_t block = block_ + group * blocks_ / groups;
+      for (int row = 0; row < rows; ++row) {
+        const float share = in_.scale(token + row, block), sum = in_.sum(token + row, block);
+        for (int one = 0; one < wide; ++one) {
+          float* sums = sums_ + ((token + row) * kGroup + panel + one) * kPanel;
+          const float* scales = scales_[panel + one][group];
+          for (int lane = 0; lane < kLanes; ++lane) {
+            Vec all = load(sums + lane * kWidth);
+            const auto& own = products[row][one][lane];
+            if constexpr (whole)
+              all += __builtin_convertvector(own, Vec) * share * load(scales + lane * kWidth);
+            else
+              all += own;
+            if constexpr (minimums) all += load(scales + kPanel + lane * kWidth) * sum;
+            store(sums + lane * kWidth, all);
           }
         }
       }
     }
   }
 
-  const int64_t tokens_;
-  uint8_t* room_;
-  float *scales_, *sums_;
+  // The scales of a panel's groups of inputs, and their minimums.
+  void read_scales(int64_t panel) {
+    const int64_t size = matrix_.numbers() * kPanel, own = first_ + panel;
+    const int64_t supers = matrix_.blocks / matrix_.scale_blocks;
+    const int8_t* factors = matrix_.factors + (own * matrix_.blocks + block_) * matrix_.groups * size;
+    for (int64_t group = 0; group < blocks_ * matrix_.groups; ++group, factors += size) {
+      const int64_t place = (block_ + group / matrix_.groups) / matrix_.scale_blocks;
+      const uint16_t* scales = matrix_.scales + (own * supers + place) * size;
+      for (int64_t at = 0; at < size; ++at)
+        scales_[panel][group][at] = from_float16(scales[at]) * (matrix_.factors ? factors[at] : 1);
+    }
+  }
+
+  const Matrix& matrix_;
+  const int64_t first_, panels_;
+  const Inputs& in_;
+  float* sums_;
+  int64_t block_ = 0, blocks_ = 0;
+  float scales_[kGroup][2 * kChunk][2 * kPanel];
 };
 
 void add(
-    const Matrix& matrix, bool exact, int64_t first, int64_t panels, const Inputs& in,
-    int64_t tokens, Room& room) {
-  if (exact || matrix.bits == 32)
-    Task<Floats>(tokens, room).add(matrix, first, panels, in);
-  else if (matrix.bits == 16)
-    Task<Bfloats>(tokens, room).add(matrix, first, panels, in);
-  else
-    Task<Shorts>(tokens, room).add(matrix, first, panels, in);
+    const Matrix& matrix, int64_t first, int64_t panels, const Inputs& in, int64_t tokens,
+    float* sums) {
+  switch (matrix.bits) {
+    case 4: return Task<Fours>(matrix, first, panels, in, sums).add(tokens);
+    case 8: return Task<Eights>(matrix, first, panels, in, sums).add(tokens);
+    case 16: return Task<Bfloats>(matrix, first, panels, in, sums).add(tokens);
+    default: return Task<Floats>(matrix, first, panels, in, sums).add(tokens);
+  }
 }
 
 // A group of panels of a layer. low: what `down` makes of the inputs, if there is such a thing.
 void run(
     const Layer& layer, int64_t group, const Inputs& in, const Inputs* low, int64_t tokens,
-    Room& room, float* out, int64_t stride) {
+    float* sums, float* out, int64_t stride) {
   const int64_t first = group * kGroup;
   const int64_t panels = std::min(kGroup, layer.main.panels() - first);
   const int64_t width = std::min(panels * kPanel, layer.main.outputs - first * kPanel);
-  float* sums = room.sums.get();
   std::fill_n(sums, tokens * kGroup * kPanel, 0.f);
   for (int64_t token = 0; layer.bias && token < tokens; ++token)
     std::copy_n(layer.bias + first * kPanel, width, sums + token * kGroup * kPanel);
-  add(layer.main, layer.exact, first, panels, in, tokens, room);
-  if (low) add(layer.up, layer.exact, first, panels, *low, tokens, room);
+  add(layer.main, first, panels, in, tokens, sums);
+  if (low) add(layer.up, first, panels, *low, tokens, sums);
   for (int64_t token = 0; token < tokens; ++token)
     std::copy_n(
         sums + token * kGroup * kPanel, width, out + token * stride + layer.first + first * kPanel);
 }
 
-struct Place {
-  int64_t layer, group;
-};
-
 // out[Q, stride] = layers of the same inputs, each at its place.
 void run_all(
     const std::vector<Layer>& layers, const Inputs& in, const std::vector<Inputs>& low,
     int64_t tokens, float* out, int64_t stride, int threads) {
-  std::vector<Place> places;
+  std::vector<std::pair<size_t, int64_t>> places;  // layers, and groups of their panels
   for (size_t layer = 0; layer < layers.size(); ++layer)
     for (int64_t group = 0; group * kGroup < layers[layer].main.panels(); ++group)
-      places.push_back({static_cast<int64_t>(layer), group});
+      places.emplace_back(layer, group);
   const bool alone = tokens * stride * in.blocks * kBlock < kAlone;
 #pragma omp parallel num_threads(threads) if (threads > 1 && !alone)
   {
-    Room room(tokens);
+    std::vector<float> sums(tokens * kGroup * kPanel);
 #pragma omp for schedule(dynamic)
-    for (const Place& place : places) {
-      const Layer& layer = layers[place.layer];
-      const Inputs* added = layer.up.weights ? &low[place.layer] : nullptr;
-      run(layer, place.group, in, added, tokens, room, out, stride);
-    }
+    for (const auto& [layer, group] : places)
+      run(layers[layer], group, in, layers[layer].up.weights ? &low[layer] : nullptr, tokens,
+          sums.data(), out, stride);
   }
 }
 
@@ -289,7 +250,7 @@ extern "C" void pasta_linear(
   const bool adapted =
       std::any_of(all.begin(), all.end(), [](const Layer& one) { return one.down.weights; });
   for (size_t layer = 0; adapted && layer < all.size(); ++layer) {
-    const Layer down{all[layer].down, {}, {}, nullptr, 0, all[layer].exact};
+    const Layer down{all[layer].down, {}, {}, nullptr, 0};
     const int64_t rank = down.main.outputs;
     std::vector<float> found(tokens * rank);
     if (rank) run_all({down}, in, {}, tokens, found.data(), rank, threads);

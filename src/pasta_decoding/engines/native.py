@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pasta_decoding.engines.packed import LayerStruct, LowRank, Matrix, Packed, Weights, pack
+from pasta_decoding.engines.packed import LayerStruct, LowRank, Weights, pack
 from pasta_decoding.files import written_whole
 
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared")
@@ -45,37 +45,11 @@ Linear = Callable[[Tensor], Tensor]
 """From float32 input_QI to out_QO."""
 
 
-class Operators(Protocol):
-    """What a decoder computes, all in float32."""
+class Operators:
+    """What a decoder computes, in float32, by torch: the reference, and all without a compiler."""
 
     def linear(self, parts: Sequence[Part]) -> Linear:
         """Return layers of the same inputs as one, their outputs beside each other."""
-        ...
-
-    def rms_norm(self, input_NI: Tensor, weight_I: Tensor, epsilon: float) -> Tensor:
-        """Return the rows over the root of their mean squares, times the weight."""
-        ...
-
-    def gated(self, gate_up_N2I: Tensor, gelu: bool) -> Tensor:
-        """Return act(gate) * up."""
-        ...
-
-    def rotate_(self, heads_QHD: Tensor, cos_QD: Tensor, sin_QD: Tensor) -> None:
-        """Rotate heads in place; cosine and sine have half their width."""
-        ...
-
-    def attend(
-        self, query_QHD: Tensor, key_QGD: Tensor, value_QGD: Tensor, keys_GSD: Tensor,
-        values_GSD: Tensor, table_N6: Tensor, masks: Tensor, scaling: float,
-    ) -> Tensor:  # fmt: skip
-        """Write keys and values into their slots; return attention's output, [Q, H, D]."""
-        ...
-
-
-class TorchOperators:
-    """The same by torch: the reference, and what computes without a compiler."""
-
-    def linear(self, parts: Sequence[Part]) -> Linear:
         weight_OI = torch.cat([_merged(part) for part in parts])
         bias_O = torch.cat(
             [torch.zeros(len(p.weights.rows)) if p.bias_O is None else p.bias_O for p in parts]
@@ -83,14 +57,17 @@ class TorchOperators:
         return lambda input_QI: functional.linear(input_QI, weight_OI, bias_O)
 
     def rms_norm(self, input_NI: Tensor, weight_I: Tensor, epsilon: float) -> Tensor:
+        """Return the rows over the root of their mean squares, times the weight."""
         return functional.rms_norm(input_NI, weight_I.shape, weight_I, epsilon)
 
     def gated(self, gate_up_N2I: Tensor, gelu: bool) -> Tensor:
+        """Return act(gate) * up."""
         gate, up = gate_up_N2I.chunk(2, dim=-1)
         act = functional.gelu(gate, approximate="tanh") if gelu else functional.silu(gate)
         return act * up
 
     def rotate_(self, heads_QHD: Tensor, cos_QD: Tensor, sin_QD: Tensor) -> None:
+        """Rotate heads in place; cosine and sine have half their width."""
         x, y = heads_QHD.chunk(2, dim=-1)
         cos, sin = cos_QD[:, None], sin_QD[:, None]
         heads_QHD.copy_(torch.cat((x * cos - y * sin, y * cos + x * sin), dim=-1))
@@ -99,6 +76,7 @@ class TorchOperators:
         self, query_QHD: Tensor, key_QGD: Tensor, value_QGD: Tensor, keys_GSD: Tensor,
         values_GSD: Tensor, table_N6: Tensor, masks: Tensor, scaling: float,
     ) -> Tensor:  # fmt: skip
+        """Write keys and values into their slots; return attention's output, [Q, H, D]."""
         out_QHD = torch.empty_like(query_QHD)
         for first, queries, written, seen, end, mask in table_N6.tolist():
             own, slots = slice(first, first + queries), slice(written, written + queries)
@@ -141,7 +119,7 @@ class _Pass(ctypes.Structure):
     )
 
 
-class NativeOperators:
+class NativeOperators(Operators):
     """The operators of a library that `build` has made, by their memory."""
 
     def __init__(self, path: Path) -> None:
@@ -160,21 +138,21 @@ class NativeOperators:
 
     def linear(self, parts: Sequence[Part]) -> Linear:
         layers = (LayerStruct * len(parts))()
-        held: list[object] = []
+        held: list[object] = [layers]
         outputs = 0
         for layer, part in zip(layers, parts, strict=True):
-            layer.main = self._matrix(part.weights, held)
+            layer.main = pack(self._library, part.weights, held)
             if part.added is not None:
-                down_RI, up_OR = (one.bfloat16() for one in part.added)
-                layer.down = self._matrix(Weights.of(down_RI), held)
-                layer.up = self._matrix(Weights.of(up_OR), held)
+                dtype = torch.float32 if layer.main.bits == 32 else torch.bfloat16
+                layer.down, layer.up = (
+                    pack(self._library, Weights.of(one.to(dtype)), held) for one in part.added
+                )
             if part.bias_O is not None:
                 held.append(part.bias_O)
                 layer.bias = part.bias_O.data_ptr()
-            layer.first, layer.exact = outputs, layer.main.bits == 32
+            layer.first = outputs
             outputs += layer.main.outputs
         where, width = ctypes.addressof(layers), parts[0].weights.inputs
-        held.append(layers)
 
         def call(input_QI: Tensor, _held: object = held) -> Tensor:
             assert input_QI.shape[1] == width, "inputs of another width than the weights"
@@ -186,11 +164,6 @@ class NativeOperators:
             return out_QO
 
         return call
-
-    def _matrix(self, weights: Weights, held: list[object]) -> Matrix:
-        packed: Packed = pack(self._library, weights)
-        held.append(packed)
-        return packed.matrix
 
     def rms_norm(self, input_NI: Tensor, weight_I: Tensor, epsilon: float) -> Tensor:
         rows_NI, width = input_NI.contiguous(), weight_I.shape[0]

@@ -8,11 +8,7 @@
 
 #include "vec.h"
 
-#if defined(__AVX512BF16__)
-#define PASTA_BFLOAT16 1
-#endif
-#if defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
-#define PASTA_SHORTS 1
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -32,138 +28,76 @@ struct Matrix {
   int64_t numbers() const { return bits == 4 ? 2 : 1; }
 };
 
-// What multiplies and sums 16 outputs. A step of it takes one input or two.
+// What multiplies and sums 16 outputs, a lane of them at a time: a step of a block takes one input or
+// two. `at` is where the block of a panel begins.
+
+// Weights of 32 bits times inputs as they are.
 struct Floats {
   using Input = float;
-  static constexpr int64_t bits = 32;  // of weights that need not be unpacked
-  static constexpr int64_t steps = kBlock, bytes = 64;  // steps of a block; bytes of a step's weights
-  struct Sixteen {
-    Vec lane[kLanes];
-  };
+  using Sum = Vec;
+  static constexpr int64_t steps = kBlock;
 
-  static Sixteen weights(const uint8_t* from) {
-    Sixteen found;
-    for (int64_t lane = 0; lane < kLanes; ++lane)
-      found.lane[lane] = load(reinterpret_cast<const float*>(from) + lane * kWidth);
-    return found;
+  static Vec weights(const uint8_t* at, int64_t step, int64_t lane) {
+    return load(reinterpret_cast<const float*>(at) + step * kPanel + lane * kWidth);
   }
-
-  static void add(Sixteen& sums, const Sixteen& weights, Input input) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) sums.lane[lane] += weights.lane[lane] * input;
-  }
-
-  static Vec floats(Vec sums) { return sums; }
-
-  // A block of fewer bits as [32 inputs, 16 outputs].
-  static void unpack(int64_t bits, const uint8_t* block, uint8_t* room) {
-    auto* out = reinterpret_cast<float*>(room);
-    if (bits == 16) unpack_sixteen(reinterpret_cast<const uint32_t*>(block), out);
-    if (bits == 8) unpack_eight(reinterpret_cast<const int16_t*>(block), out);
-    if (bits == 4) unpack_four(reinterpret_cast<const uint32_t*>(block), out);
-  }
-
-  static void unpack_sixteen(const uint32_t* __restrict words, float* __restrict out) {
-    for (int64_t pair = 0; pair < 16; ++pair)
-      for (int64_t o = 0; o < kPanel; ++o) {
-        const uint32_t word = words[pair * kPanel + o];
-        out[2 * pair * kPanel + o] = from_bits(word << 16);
-        out[(2 * pair + 1) * kPanel + o] = from_bits(word & 0xffff0000u);
-      }
-  }
-
-  static void unpack_eight(const int16_t* __restrict words, float* __restrict out) {
-    for (int64_t pair = 0; pair < 16; ++pair)
-      for (int64_t o = 0; o < kPanel; ++o) {
-        const int32_t word = words[pair * kPanel + o];
-        out[2 * pair * kPanel + o] = static_cast<float>((word << 24) >> 24);
-        out[(2 * pair + 1) * kPanel + o] = static_cast<float>(word >> 8);
-      }
-  }
-
-  static void unpack_four(const uint32_t* __restrict words, float* __restrict out) {
-    for (int64_t quarter = 0; quarter < 4; ++quarter)
-      for (int64_t place = 0; place < 8; ++place) {
-        const int shift = static_cast<int>(4 * (place / 2) + 16 * (place % 2));
-        for (int64_t o = 0; o < kPanel; ++o) {
-          const auto level = static_cast<int32_t>(words[quarter * kPanel + o] >> shift & 15);
-          out[(8 * quarter + place) * kPanel + o] = static_cast<float>(level);
-        }
-      }
-  }
+  static void add(Vec& sum, Vec weights, Input input) { sum += weights * input; }
 };
 
-#ifdef PASTA_BFLOAT16
-// Weights of 16 bits, which lie as they are read, times inputs rounded to bfloat16, two at a time.
+// Weights of 16 bits, times two inputs at a time: rounded to bfloat16 where the processor multiplies
+// such numbers, else as they are.
 struct Bfloats {
-  using Input = uint32_t;
-  static constexpr int64_t bits = 16, steps = kBlock / 2, bytes = 64;
-  struct Sixteen {
-    Vec lane[1];
-  };
-  static_assert(kLanes == 1);
+  using Sum = Vec;
+  static constexpr int64_t steps = kBlock / 2;
 
-  static __m512i weights(const uint8_t* from) { return _mm512_loadu_si512(from); }
-
-  static void add(Sixteen& sums, __m512i weights, Input input) {
-    const __m512i inputs = _mm512_set1_epi32(static_cast<int32_t>(input));
-    sums.lane[0] = _mm512_dpbf16_ps(sums.lane[0], (__m512bh)weights, (__m512bh)inputs);
+  static Ints weights(const uint8_t* at, int64_t step, int64_t lane) {
+    return load<Ints>(at + 4 * (step * kPanel + lane * kWidth));
   }
-
-  static Vec floats(Vec sums) { return sums; }
-  static void unpack(int64_t, const uint8_t*, uint8_t*) {}
-};
+#if defined(__AVX512BF16__)
+  using Input = uint32_t;
+  static void add(Vec& sum, Ints weights, Input input) {
+    sum = _mm512_dpbf16_ps(sum, (__m512bh)weights, (__m512bh)_mm512_set1_epi32(input));
+  }
 #else
-using Bfloats = Floats;
+  struct Input {
+    float first, second;
+  };
+  static void add(Vec& sum, Ints weights, Input input) {
+    sum += (Vec)(weights << 16) * input.first;
+    sum += (Vec)(weights & ~0xffff) * input.second;
+  }
 #endif
+};
 
-#ifdef PASTA_SHORTS
-// Whole numbers of eight and four bits, times inputs as whole numbers of 16, two at a time.
+// Whole numbers of 16 bits, of weights and of two inputs at a time.
 struct Shorts {
-  using Input = uint32_t;
-  static constexpr int64_t bits = 0, steps = kBlock / 2, bytes = 64;
-  struct Sixteen {
-    Ints lane[kLanes];
-  };
+  using Input = int32_t;
+  using Sum = Ints;
+  static constexpr int64_t steps = kBlock / 2;
 
-  static Sixteen weights(const uint8_t* from) {
-    Sixteen found;
-    for (int64_t lane = 0; lane < kLanes; ++lane) found.lane[lane] = load_ints(from + 4 * kWidth * lane);
-    return found;
-  }
-
-  static void add(Sixteen& sums, const Sixteen& weights, Input input) {
-    const Ints inputs = static_cast<int32_t>(input) - Ints{};
-    for (int64_t lane = 0; lane < kLanes; ++lane)
-      sums.lane[lane] += sums_of_pairs(weights.lane[lane], inputs);
-  }
-
-  static Vec floats(Ints sums) { return __builtin_convertvector(sums, Vec); }
-
-  // A block as [16 pairs of inputs, 16 outputs, 2] of 16 bits.
-  static void unpack(int64_t bits, const uint8_t* block, uint8_t* room) {
-    if (bits == 8) {
-      const auto* from = reinterpret_cast<const int8_t*>(block);
-      for (int64_t at = 0; at < kBlock * kPanel; ++at) reinterpret_cast<int16_t*>(room)[at] = from[at];
-      return;
-    }
-    for (int64_t quarter = 0; quarter < 4; ++quarter)
-      for (int64_t lane = 0; lane < kLanes; ++lane) {
-        const Ints words = load_ints(block + 64 * quarter + 4 * kWidth * lane);
-        for (int64_t pair = 0; pair < 4; ++pair)
-          store_ints(
-              room + 64 * (4 * quarter + pair) + 4 * kWidth * lane,
-              words >> 4 * static_cast<int>(pair) & 0x000f000f);
-      }
-  }
-
-  static Ints sums_of_pairs(Ints x, Ints y) {
+  static void add(Ints& sum, Ints weights, Input input) {
+    const Ints inputs = input - Ints{};
 #if defined(__AVX512BW__)
-    return (Ints)_mm512_madd_epi16((__m512i)x, (__m512i)y);
+    sum += (Ints)_mm512_madd_epi16((__m512i)weights, (__m512i)inputs);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    sum += (Ints)_mm256_madd_epi16((__m256i)weights, (__m256i)inputs);
 #else
-    return (Ints)_mm256_madd_epi16((__m256i)x, (__m256i)y);
+    sum += (weights << 16 >> 16) * (inputs << 16 >> 16) + (weights >> 16) * (inputs >> 16);
 #endif
   }
 };
-#else
-using Shorts = Floats;
-#endif
+
+struct Eights : Shorts {
+  static Ints weights(const uint8_t* at, int64_t step, int64_t lane) {
+    typedef int8_t Bytes __attribute__((vector_size(2 * kWidth)));
+    typedef int16_t Pairs __attribute__((vector_size(4 * kWidth)));
+    return (Ints)__builtin_convertvector(
+        load<Bytes>(at + 2 * (step * kPanel + lane * kWidth)), Pairs);
+  }
+};
+
+struct Fours : Shorts {
+  static Ints weights(const uint8_t* at, int64_t step, int64_t lane) {
+    const Ints words = load<Ints>(at + 4 * (step / 4 * kPanel + lane * kWidth));
+    return words >> 4 * static_cast<int>(step % 4) & 0x000f000f;
+  }
+};

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,16 +64,21 @@ class Weights:
 
     @classmethod
     def of(cls, weight_OI: Tensor) -> Weights:
-        """Return a tensor's weights: in blocks if it was dequantised from Q4_1 or Q8_0."""
-        inputs = weight_OI.shape[1]
-        if weight_OI.dtype == torch.bfloat16:
-            return cls(weight_OI.contiguous().view(torch.uint8).numpy(), Kind.BF16, inputs)
-        rows = weight_OI.float().contiguous().numpy()
-        for kind in (Kind.Q4_1, Kind.Q8_0) if inputs % BLOCK == 0 else ():
+        """Return a tensor's weights, in bfloat16 or float32."""
+        kind = Kind.BF16 if weight_OI.dtype == torch.bfloat16 else Kind.F32
+        numbers = weight_OI if kind is Kind.BF16 else weight_OI.float()
+        return cls(numbers.contiguous().view(torch.uint8).numpy(), kind, weight_OI.shape[1])
+
+    def in_blocks(self) -> Weights:
+        """Return the same weights in blocks if they were dequantised from Q4_1 or Q8_0."""
+        for kind in (Kind.Q4_1, Kind.Q8_0):
+            if self.kind is not Kind.F32 or self.inputs % BLOCK:
+                break
+            rows = self.rows.view(np.float32)
             few = _exactly(rows[:PANEL], kind)  # most other tensors fail here
             if few is not None and (found := _exactly(rows, kind)) is not None:
-                return cls(found, kind, inputs)
-        return cls(rows.view(np.uint8), Kind.F32, inputs)
+                return Weights(found, kind, self.inputs)
+        return self
 
     def dense(self) -> Tensor:
         """Return weight_OI in float32."""
@@ -116,32 +121,24 @@ class LayerStruct(ctypes.Structure):
         ("up", Matrix),
         ("bias", ctypes.c_void_p),
         ("first", ctypes.c_int64),
-        ("exact", ctypes.c_int64),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """A matrix with the memory that it points to."""
-
-    matrix: Matrix
-    held: list[Tensor] = field(repr=False)
-
-
-def pack(library: Any, weights: Weights) -> Packed:
-    """Pack a matrix; kinds outside `FORMS` become float32."""
+def pack(library: Any, weights: Weights, held: list[object]) -> Matrix:
+    """Pack a matrix into memory that is added to `held`; kinds outside `FORMS` become float32."""
     if weights.kind not in FORMS:
-        weights = Weights(weights.dense().numpy().view(np.uint8), Kind.F32, weights.inputs)
+        weights = Weights.of(weights.dense())
     form, outputs = FORMS[weights.kind], len(weights.rows)
     panels, blocks = -(-outputs // PANEL), -(-weights.inputs // BLOCK)
     numbers = PANEL * (2 if form.bits == 4 else 1)
     supers = weights.inputs // form.scale_inputs if form.scale_inputs else 0
-    held = [
+    parts = [
         torch.zeros(panels * blocks * BLOCK * PANEL * form.bits // 8, dtype=torch.uint8),
         torch.zeros(panels * supers * numbers, dtype=torch.float16),
         torch.zeros(panels * blocks * form.groups * numbers, dtype=torch.int8),
     ]
-    pointers = [one.data_ptr() if one.numel() else None for one in held]
+    held.append(parts)
+    pointers = [one.data_ptr() if one.numel() else None for one in parts]
     groups = form.groups or 1
     matrix = Matrix(*pointers, form.bits, outputs, blocks, form.scale_inputs // BLOCK, groups)
     rows = np.ascontiguousarray(weights.rows)
@@ -149,4 +146,4 @@ def pack(library: Any, weights: Weights) -> Packed:
         ctypes.byref(matrix), int(weights.kind), rows.ctypes.data, rows.strides[0],
         weights.inputs, torch.get_num_threads(),
     )  # fmt: skip
-    return Packed(matrix, held)
+    return matrix

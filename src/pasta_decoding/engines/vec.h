@@ -21,13 +21,14 @@ constexpr int kWidth = 4;
 
 typedef float Vec __attribute__((vector_size(4 * kWidth)));
 typedef int32_t Ints __attribute__((vector_size(4 * kWidth)));
-typedef float Unaligned __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
-typedef int32_t UnalignedInts __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
 
-inline Vec load(const float* from) { return *reinterpret_cast<const Unaligned*>(from); }
-inline void store(float* to, Vec x) { *reinterpret_cast<Unaligned*>(to) = x; }
-inline Ints load_ints(const uint8_t* from) { return *reinterpret_cast<const UnalignedInts*>(from); }
-inline void store_ints(uint8_t* to, Ints x) { *reinterpret_cast<UnalignedInts*>(to) = x; }
+template <typename T = Vec>
+T load(const void* from) {
+  T found;
+  std::memcpy(&found, from, sizeof(T));
+  return found;
+}
+inline void store(float* to, Vec x) { std::memcpy(to, &x, sizeof(Vec)); }
 inline Vec splat(float x) { return x - Vec{}; }
 
 inline float total(Vec x) {

@@ -150,6 +150,7 @@ def fast_decoder(
     import torch
 
     from pasta_decoding.engines.fast import FastEngine
+    from pasta_decoding.engines.weights import GgufWeights, ModelWeights
     from pasta_decoding.gguf_file import GgufFile
 
     if threads is not None:
@@ -157,16 +158,15 @@ def fast_decoder(
     if base.suffix == ".gguf":
         file = GgufFile(base)
         loaded, config, added = load_gguf(file, adapter)
-        engine = FastEngine.of_gguf(file, config, added=added, cache_tokens=cache_tokens)
+        engine = FastEngine(GgufWeights(file, config, added), cache_tokens=cache_tokens)
         return decoder_over(engine, loaded, joining)
     if dtype != "auto":
         loaded = load_model(base, adapter, dtype=dtype)
-        engine = FastEngine.of(loaded.model, cache_tokens=cache_tokens)
+        engine = FastEngine(ModelWeights(loaded.model), cache_tokens=cache_tokens)
         return decoder_over(engine, loaded, joining)
     loaded, added = load_apart(base, adapter)
-    engine = FastEngine.of(
-        loaded.model, added=added, cache_tokens=cache_tokens, cache_dtype=torch.bfloat16
-    )
+    weights = ModelWeights(loaded.model, added)
+    engine = FastEngine(weights, cache_tokens=cache_tokens, cache_dtype=torch.bfloat16)
     if added and adapter is not None:  # trained rows of the embedding, which is not packed
         merge_adapter(loaded.model, adapter, rows_only=True)
     return decoder_over(engine, loaded, joining)
