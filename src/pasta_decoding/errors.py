@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,6 +25,15 @@ class PastaError(Exception):
 
 TOO_LONG = "context_length_exceeded"
 """The code of what does not fit a model or an engine."""
+
+
+@contextmanager
+def errors_as(message: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Raise a PastaError that begins with `message` in the place of errors of these kinds."""
+    try:
+        yield
+    except kinds as error:
+        raise PastaError(f"{message}: {error}") from error
 
 
 def require(package: str, *, extra: str, doing: str) -> None:

@@ -120,7 +120,9 @@ class GgufFile:
                 raise ValueError(f"it begins with {magic!r}, version {version}")
             self.fields: dict[str, Any] = {self._text(): self._value() for _ in range(fields)}
             self.tensors = dict(list(self._tensors(tensors)))
-        except (OSError, ValueError, LookupError, struct.error) as error:
+        except OSError as error:
+            raise PastaError(f"{path} cannot be read: {error.strerror}") from error
+        except (ValueError, LookupError, struct.error) as error:
             raise PastaError(f"{path} is not a GGUF file that can be read: {error}") from error
         self.architecture = str(self.fields.get("general.architecture"))
         self.weights = dict(self._named())

@@ -214,5 +214,9 @@ def test_what_cannot_be_annotated_is_told_and_what_was_there_stays(
         assert pasta("annotate", source, out).status == 130
     assert out.read_text() == "before"
     monkeypatch.setenv("PASTA_CACHE", str(tmp_path))
-    expected = (2, f"pasta: the default model is not in {tmp_path}", "run `pasta pull`")
+    expected = (
+        2,
+        f"pasta: the model smollm2-135m is not in {tmp_path}",
+        "run `pasta pull smollm2-135m`",
+    )
     assert pasta("annotate", source, out).complaint == expected

@@ -41,7 +41,7 @@ def test_models_lists_what_is_ours_by_size_and_cleans_what_is_made_again(
     assert [row for row in rows if row[2] not in ("base", "adapter")] == [
         ["3.0", "MB", "model", "smollm2-135m"],
         ["2.0", "MB", "export", "gguf/a-F16.gguf"],
-        ["0.2", "MB", "scratch", ".pull-new"],
+        ["0.2", "MB", "download", ".pull-new"],
         ["0.1", "MB", "scratch", "gguf/.export-old"],
     ]
     named = [row[3] for row in rows if row[2] in ("base", "adapter")]

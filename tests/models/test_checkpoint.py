@@ -16,12 +16,10 @@ from transformers import PreTrainedTokenizerFast
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.checkpoint import (
     FILE_NAME,
-    KNOWN_WEIGHTS,
     Base,
     Checkpoint,
     check_match,
     describe,
-    describe_base,
     load,
     save,
 )
@@ -32,7 +30,6 @@ from pasta_decoding.models.control_tokens import (
     choose_tokens,
     grow_vocabulary,
 )
-from pasta_decoding.models.load import load_base
 from tests.tiny import seeded, tiny_llama, tiny_qwen3
 
 PARTS = len(BUCKETS) + 4
@@ -271,19 +268,8 @@ def test_an_adapter_on_a_copy_that_is_rounded_otherwise_is_a_warning() -> None:
     )
     assert check_match(checkpoint, tiny_llama(vocabulary=400), tokenizer) is None
     warning = check_match(checkpoint, rounded(tiny_llama(vocabulary=400)), tokenizer)
-    digest = checkpoint.base.embeddings_sha256
     assert warning is not None
-    assert warning.startswith(
-        f"the adapter was trained on a copy of some/base that is rounded otherwise: on {digest},"
-    )
-
-
-def test_shipped_adapters_say_that_their_base_was_rounded(default_model_dir: Path) -> None:
-    model, _ = load_base(default_model_dir, dtype="bfloat16")
-    digest = describe_base(model, "").embeddings_sha256
-    assert KNOWN_WEIGHTS[digest].startswith("dequantised Q4_1")
-    for shipped in sorted((Path(__file__).parents[2] / "adapters").glob("*/pasta.json")):
-        assert load(shipped.parent).base.embeddings_sha256 == digest
+    assert warning.startswith("the adapter was trained on a copy of some/base that is rounded oth")
 
 
 def test_a_foreign_vocabulary_is_refused_by_the_first_token_that_differs() -> None:

