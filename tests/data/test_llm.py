@@ -254,6 +254,20 @@ def test_the_request_says_what_was_asked_and_what_may_pass_by_itself_is_tried_ag
     assert "secret" not in repr(endpoint)
 
 
+def test_a_reasoning_model_has_its_own_limit_and_temperature_and_its_thoughts_are_left_out() -> (
+    None
+):
+    error = {"error": {"message": "'max_tokens' is not supported: use 'max_completion_tokens'"}}
+    acts: list[Act] = [
+        Raw(json.dumps(error).encode(), 400),
+        "<think>\nA greeting </async>.\n</think>\n\nGood <think></think>",
+    ]
+    with chat_server(in_turn(acts)) as server:
+        assert ask(Endpoint(server.base_url, "m")).text == "Good <think></think>"
+    question = [{"role": "user", "content": "Hello"}]
+    assert server.bodies[1] == {"model": "m", "messages": question, "max_completion_tokens": 20}
+
+
 COMPLAINTS: list[tuple[Raw, bool, str]] = [
     (Raw(completion("late"), wait_s=30), False, "URL did not answer within 1 s (tries: 1)"),
     (failure(500), False, "URL failed with status 500: "),

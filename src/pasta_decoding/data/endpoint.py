@@ -23,6 +23,7 @@ KEY_VARIABLES = ("PASTA_ENDPOINT_KEY", "OPENAI_API_KEY")
 """Where a user puts the key of an endpoint; the first one that is set counts."""
 
 _URL = re.compile(r"https?://(\[[\da-fA-F:]+\]|[^\s/:\[\]]+)(:\d+)?(/\S*)?")
+_THOUGHTS = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)
 _EXCERPT_CHARS = 80
 
 
@@ -88,13 +89,22 @@ def open_client(endpoint: Endpoint) -> AsyncOpenAI:
 async def chat(
     client: AsyncOpenAI, endpoint: Endpoint, messages: Sequence[Message], *, max_tokens: int
 ) -> Reply:
-    """Return the greedy answer to a conversation; EndpointError when no try brought one."""
-    from openai import APIError
+    """Return the greedy answer to a conversation, without what a model thinks in `<think>` tags.
+
+    Raises EndpointError when no try brought one.
+    """
+    from openai import APIError, BadRequestError
 
     create: Any = client.chat.completions.with_raw_response.create
-    settings = {"model": endpoint.model, "temperature": 0.0, "max_tokens": max_tokens}
+    asked = {"model": endpoint.model, "messages": list(messages)}
     try:
-        raw = await create(messages=list(messages), **settings)
+        try:
+            raw = await create(**asked, temperature=0.0, max_tokens=max_tokens)
+        except BadRequestError as error:
+            if "max_completion_tokens" not in error.message:
+                raise
+            # OpenAI's reasoning models: they have a temperature of their own as well.
+            raw = await create(**asked, max_completion_tokens=max_tokens)
     except APIError as error:
         raise _explained(endpoint, error) from error
     try:  # the client does not check what comes: anything may be missing or of no use
@@ -106,7 +116,7 @@ async def chat(
     except (ValueError, TypeError, AttributeError, LookupError) as error:
         message = f"{endpoint.base_url} sent no chat completion: {_excerpt(raw.text)}"
         raise EndpointError("no completion", message) from error
-    return Reply(content, *tokens, raw.retries_taken)
+    return Reply(_THOUGHTS.sub("", content), *tokens, raw.retries_taken)
 
 
 def _explained(endpoint: Endpoint, error: APIError) -> EndpointError:
