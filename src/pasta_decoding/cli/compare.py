@@ -47,6 +47,10 @@ def compare(
 
     The baseline of the shipped adapters was trained on most of the same responses, without tags.
     """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     from pasta_decoding.api.baseline import baseline_of
 
     question = [*opening(system), {"role": "user", "content": read_prompt(prompt)}]
@@ -58,8 +62,17 @@ def compare(
     }
     if as_json:
         typer.echo(json.dumps(results, ensure_ascii=False))
-    else:
-        show_side_by_side(results, about=f"{rival.short_name} is {about}.")
+        return
+    table = Table(expand=True, show_lines=True)
+    table.add_column("")
+    for name, result in results.items():
+        table.add_column(f"{name}: {result['checkpoint']}", ratio=1)
+    for label, key in _ROWS.items():
+        table.add_row(label, *(Text(str(result[key])) for result in results.values()))
+    console = Console()
+    console.print(table)
+    for line in (f"{rival.short_name} is {about}.", *verdict(**results)):
+        console.print(line, markup=False, highlight=False)
 
 
 def answered(
@@ -72,27 +85,6 @@ def answered(
     return {"checkpoint": engine.short_name} | found
 
 
-def show_side_by_side(results: dict[str, dict[str, Any]], *, about: str) -> None:
-    """Print both answers next to each other, and what parallel decoding bought.
-
-    about: describes the sequential side.
-    """
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(expand=True, show_lines=True)
-    table.add_column("")
-    for name, result in results.items():
-        table.add_column(f"{name}: {result['checkpoint']}", ratio=1)
-    for label, key in _ROWS.items():
-        table.add_row(label, *(Text(str(result[key])) for result in results.values()))
-    console = Console()
-    console.print(table)
-    for line in (about, *verdict(results["sequential"], results["parallel"])):
-        console.print(line, markup=False, highlight=False)
-
-
 def verdict(sequential: dict[str, Any], parallel: dict[str, Any]) -> Iterator[str]:
     """Yield what parallel decoding bought, and what spoils the comparison."""
     pace = [result["wall_s"] / max(1, result["plain_tokens"]) for result in (sequential, parallel)]
@@ -100,6 +92,6 @@ def verdict(sequential: dict[str, Any], parallel: dict[str, Any]) -> Iterator[st
         f"parallel: {parallel['tokens_per_step']:.2f} tokens a step, "
         f"{pace[0] / pace[1]:.2f}x the baseline's tokens a second"
     )
-    for name, result in (("sequential", sequential), ("parallel", parallel)):
+    for name, result in {"sequential": sequential, "parallel": parallel}.items():
         if result["truncated"]:
             yield f"The {name} answer was cut off at a limit: its tokens and seconds say little."

@@ -26,32 +26,27 @@ def lint(
 
     In JSONL files the line is the row's, and the column counts characters of its response.
     """
-    found = 0
+    status = 0
     for path in files:
-        problems = row_problems if ".jsonl" in path.suffixes[-2:] else text_problems
-        for line in problems(path, topic_required=not no_topic):
-            found += 1
+        for line in problems(path, topic=not no_topic):
             typer.echo(f"{path}:{line}")
-    raise typer.Exit(1 if found else 0)
+            status = 1
+    raise typer.Exit(status)
 
 
-def text_problems(path: Path, *, topic_required: bool) -> Iterator[str]:
-    """Yield what is wrong with the one response of a text file, from the line's number on."""
-    from pasta_decoding.lang.check import check
-
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise PastaError(f"{path}: byte {error.start} is not UTF-8") from error
-    for one in check(text, topic_required=topic_required):
-        yield f"{one.line}:{one.column}: {one.rule}: {one.message}"
-
-
-def row_problems(path: Path, *, topic_required: bool) -> Iterator[str]:
-    """Yield the same of the rows of a JSONL file; lines that are no rows are problems as well."""
+def problems(path: Path, *, topic: bool) -> Iterator[str]:
+    """Yield what is wrong in a file, from the line's number on. A line that is no row is wrong."""
     from pasta_decoding.data.rows import numbered_rows
     from pasta_decoding.lang.check import check
 
+    if ".jsonl" not in path.suffixes[-2:]:
+        try:
+            text = path.read_bytes().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise PastaError(f"{path}: byte {error.start} is not UTF-8") from error
+        for one in check(text, topic_required=topic):
+            yield f"{one.line}:{one.column}: {one.rule}: {one.message}"
+        return
     broken: list[str] = []
     rows = numbered_rows(
         path, on_problem=lambda error: broken.append(str(error).removeprefix(f"{path}:"))
@@ -60,7 +55,7 @@ def row_problems(path: Path, *, topic_required: bool) -> Iterator[str]:
         yield from broken
         broken.clear()
         lines = row.response.split("\n")
-        for one in check(row.response, topic_required=topic_required):
+        for one in check(row.response, topic_required=topic):
             column = sum(len(line) + 1 for line in lines[: one.line - 1]) + one.column
             yield f"{number}:{column}: {one.rule}: {one.message}"
     yield from broken

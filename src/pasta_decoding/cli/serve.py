@@ -6,6 +6,7 @@ import logging
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -59,7 +60,10 @@ def serve(
     with open_socket(settings.host, settings.port) as listener:
         own_names = (settings.host,) if key is None and is_loopback(listener) else None
         decoder = opened_decoder(engine)
-        name = name or model_name(engine)
+        if name is None:
+            own = engine.whole is None and engine.adapter_name != NO_ADAPTER
+            place = engine.whole or Path(engine.short_name)
+            name = "pasta-" * own + place.resolve().name.removesuffix(".gguf")
         backends = {name: Backend(lambda: decoder, metrics, load)}
         if baseline is not None:
             rival, backend = baseline_backend(engine, baseline, metrics)
@@ -90,11 +94,3 @@ def baseline_backend(engine: EngineConfig, baseline: str, metrics: Metrics) -> t
 
     say(f"the baseline, {rival.short_name}, is loaded at the first race, with an engine of its own")
     return rival.short_name, Backend(load, metrics, BASELINE_LOAD)
-
-
-def model_name(engine: EngineConfig) -> str:
-    """Return what clients call the model unless told otherwise."""
-    if engine.whole is not None:
-        return engine.whole.resolve().name.removesuffix(".gguf")
-    of_adapter = engine.adapter_name != NO_ADAPTER
-    return f"pasta-{engine.short_name}" if of_adapter else engine.short_name
