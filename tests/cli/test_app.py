@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -100,11 +101,11 @@ def test_an_interruption_and_a_full_disk_are_one_line(
     assert (found.status, found.out, found.err) == (130, "", "\npasta: interrupted\n")
 
     def full(_path: Path) -> bytes:
-        raise MemoryError
+        raise OSError(errno.ENOSPC, "No space left on device", "any.txt")
 
     monkeypatch.setattr(Path, "read_bytes", full)
-    with pytest.raises(MemoryError):  # no user's mistake
-        pasta("lint", tmp_path / "any.txt")
+    found = pasta("lint", tmp_path / "any.txt")
+    assert (found.status, found.err) == (2, "pasta: any.txt: No space left on device\n")
 
 
 @pytest.mark.parametrize(("processes", "torn_down"), [("1", True), ("2", False)])

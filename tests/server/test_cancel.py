@@ -7,6 +7,7 @@ import json
 import logging
 import socket
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import openai
@@ -36,7 +37,7 @@ def test_a_cancelled_answer_is_freed_within_one_step(decoder: LocalDecoder) -> N
     async def leave_after_some_text() -> None:
         backend = Backend(lambda: stepped, Metrics(), Load())
         await backend.ready()
-        with backend.submit([asked(stepped, 500), asked(stepped, 500)]) as answers:
+        with closing(backend.submit([asked(stepped, 500), asked(stepped, 500)])) as answers:
             engine.permits.release(6)
             pieces = aiter(answers)
             for _ in range(4):

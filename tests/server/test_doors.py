@@ -9,7 +9,8 @@ import logging
 import resource
 import socket
 import time
-from typing import Any, NoReturn
+from contextlib import suppress
+from typing import Any
 
 import openai
 import pytest
@@ -22,6 +23,31 @@ from tests.server.scripts import Slow, endless, with_engine
 
 LONG: dict[str, Any] = GOOD | {"max_tokens": 1500}
 PATH = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def connected(server: Running) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=60)
+
+
+def all_of(client: socket.socket) -> bytes:
+    """Return what is received until the server closes the connection."""
+    got = b""
+    with suppress(ConnectionError):
+        while more := client.recv(2**16):
+            got += more
+    return got
+
+
+def head(length: int) -> bytes:
+    return (
+        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {length}\r\n\r\n"
+    ).encode()
+
+
+def chunked(*pieces: bytes) -> bytes:
+    sized = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
+    return head(0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked") + sized
 
 
 @pytest.fixture
@@ -82,32 +108,30 @@ def test_a_full_queue_is_429_and_says_when_to_try_again(decoder: LocalDecoder) -
         server.wait_until_idle()
 
 
+LARGE = json.dumps(GOOD | {"user": "x" * 4000}).encode()
+TWO_LENGTHS = head(5).replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
+# what is sent, the status of the only reply, and what it says
+BODIES: list[tuple[bytes, bytes, bytes]] = [
+    (head(len(LARGE)) + LARGE, b"413", b"the body is too large for this server"),
+    (chunked(LARGE[:1000], LARGE[1000:]), b"413", b"the body is too large for this server"),
+    (head(100) + b"{", b"408", b"the body did not arrive within 0.2 s"),
+    (TWO_LENGTHS + PATH, b"400", b"Content-Length or Transfer-Encoding, not both"),
+    (b"POST / HTTP/1.1\r\n", b"", b""),  # a head that does not come
+    (b"", b"", b""),
+]
+
+
 def test_bodies_are_bounded_in_size_and_time(
     scripted: LocalDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listen, "PATIENCE_S", 0.3)
-    large = json.dumps(GOOD | {"user": "x" * 4000}).encode()
     with running(scripted, max_body_bytes=2000, body_s=0.2) as server:
-        for body in (head(len(large)) + large, chunked(large[:1000], large[1000:])):
-            with connected(server) as client:
-                client.sendall(body)
-                got = received(client, b"the body is too large for this server")
-                assert got.startswith(b"HTTP/1.1 413 ")
-        with connected(server) as client:  # no body: a reply, and the connection ends
-            client.sendall(head(100) + b"{")
-            got = received(client, b"the body did not arrive within 0.2 s")
-            assert got.startswith(b"HTTP/1.1 408 ")
-            assert is_closed(client)
-        with connected(server) as client:  # two lengths: what is behind is not read
-            both = head(5).replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n")
-            client.sendall(both + b"0\r\n\r\n" + PATH)
-            got = b"".join(iter(lambda: client.recv(4096), b""))
-            assert got.startswith(b"HTTP/1.1 400 ")
-            assert got.count(b"HTTP/1.1 ") == 1
-        for sent in (b"", b"POST / HTTP/1.1\r\n"):  # a head that does not come
+        for sent, status, said in BODIES:
             with connected(server) as client:
                 client.sendall(sent)
-                assert client.recv(100) == b""
+                got = all_of(client)
+            assert got.startswith(b"HTTP/1.1 " + status if status else b"")
+            assert (got.count(b"HTTP/1.1 "), said in got) == (bool(status), True)
 
 
 def test_a_body_that_goes_on_behind_its_reply_is_not_read_for_ever(
@@ -118,7 +142,7 @@ def test_a_body_that_goes_on_behind_its_reply_is_not_read_for_ever(
         client.sendall(head(10**9) + b" " * 2000)
         assert client.recv(4096).startswith(b"HTTP/1.1 401 ")
         with pytest.raises(ConnectionError):
-            trickle(client)
+            [(client.sendall(b" "), time.sleep(0.01)) for _ in range(10_000)]
 
 
 def test_a_client_that_never_reads_loses_the_connection_and_one_that_reads_late_does_not(
@@ -130,7 +154,7 @@ def test_a_client_that_never_reads_loses_the_connection_and_one_that_reads_late_
         with connected(server) as client:
             client.sendall(PATH * 500 + PATH[:-2] + b"Connection: close\r\n\r\n")
             time.sleep(seconds)
-            return b"".join(iter(lambda: client.recv(2**16), b"")).count(b"HTTP/1.1 200 ")
+            return all_of(client).count(b"HTTP/1.1 200 ")
 
     with running(scripted) as server:
         assert replies_after(0.1) == 501
@@ -144,7 +168,7 @@ def test_connections_beyond_the_cap_are_closed_and_the_others_go_on(
     with running(scripted) as server:
         held = [connected(server) for _ in range(3)]
         with connected(server) as late:
-            assert is_closed(late)
+            assert all_of(late) == b""
         for one in held:
             one.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
             assert one.recv(100).startswith(b"HTTP/1.1 200 ")
@@ -233,42 +257,3 @@ def test_the_page_loads_nothing_from_elsewhere_and_runs_only_its_own_script(
     page = got.body.decode()
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "").replace("http-", "")
     assert "innerHTML" not in page
-
-
-def connected(server: Running) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.port), timeout=60)
-
-
-def received(client: socket.socket, end: bytes) -> bytes:
-    """Read until `end` has come, or nothing comes any more."""
-    got = b""
-    while end not in got and (more := client.recv(4096)):
-        got += more
-    assert end in got
-    return got
-
-
-def trickle(client: socket.socket) -> NoReturn:
-    """Send a little now and then for as long as it is taken."""
-    while True:
-        client.sendall(b" ")
-        time.sleep(0.01)
-
-
-def is_closed(client: socket.socket) -> bool:
-    try:
-        return client.recv(100) == b""
-    except ConnectionError:
-        return True
-
-
-def head(length: int) -> bytes:
-    return (
-        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {length}\r\n\r\n"
-    ).encode()
-
-
-def chunked(*pieces: bytes) -> bytes:
-    sized = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
-    return head(0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked") + sized

@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
-from typing import Self
 
 from pasta_decoding.api.model import AnyDecoder, Worker, open_worker
 from pasta_decoding.errors import PastaError
@@ -170,10 +169,15 @@ class Answers:
                 self._items.put_nowait((choice, news))
             case Failure(error):
                 self._end(choice, "failed")
-                self._items.put_nowait((choice, self._told(error)))
+                if not isinstance(error, ClosedError):
+                    known = isinstance(error, PastaError)
+                    log.warning("an answer failed: %s", error, exc_info=None if known else error)
+                told = errors.failure(error, stopping=self._backend.stopping)
+                self._items.put_nowait((choice, told))
             case _:
-                self._end(choice, _end_of(news))
-                self._backend.metrics.answered(news, _end_of(news))
+                end = "stop_string" if news.stopped else "length" if news.hit_limit else "stop"
+                self._end(choice, end)
+                self._backend.metrics.answered(news, end)
                 self._backend.metrics.observe("answer_seconds", self._age_s)
                 own_s = news.seconds - news.queue_s
                 self._backend.typical_s += 0.2 * (own_s - self._backend.typical_s)
@@ -185,29 +189,11 @@ class Answers:
             self._end(choice, "cancelled")
             self.cancels[choice]()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
-
     def _end(self, choice: int, end: str) -> None:
         self._live.remove(choice)
         self._backend.unended -= 1
         self._backend.metrics.count("answers", 1, end)
 
-    def _told(self, error: BaseException) -> ApiError:
-        """Return what the client is told of an error; the log has the whole of it."""
-        if isinstance(error, ClosedError):
-            return errors.gone(stopping=self._backend.stopping)
-        expected = isinstance(error, PastaError)
-        log.warning("an answer failed: %s", error, exc_info=None if expected else error)
-        return errors.failure(error)
-
     @property
     def _age_s(self) -> float:
         return time.perf_counter() - self._submitted_s
-
-
-def _end_of(answer: Answer) -> str:
-    return "stop_string" if answer.stopped else "length" if answer.hit_limit else "stop"

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from pasta_decoding.errors import TOO_LONG, PastaError
 from pasta_decoding.remote.stream import RemoteError
+from pasta_decoding.runtime.loop import ClosedError
 from pasta_decoding.server.requests import FIELDS, WHY_NOT
 from pasta_decoding.server.schema import ErrorDetail, ErrorReply
 
@@ -53,8 +54,10 @@ def gone(*, stopping: bool) -> ApiError:
     return ApiError(503, message, code="engine_stopped")
 
 
-def failure(reason: BaseException) -> ApiError:
+def failure(reason: BaseException, *, stopping: bool = False) -> ApiError:
     """Return the error for an answer that broke through no fault of the client's."""
+    if isinstance(reason, ClosedError):
+        return gone(stopping=stopping)
     if isinstance(reason, RemoteError):
         message = f"the model's own server failed: {reason.reason}"
         return ApiError(502, message, code="upstream_failed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields
 from typing import Any
 from uuid import uuid4
@@ -161,7 +162,7 @@ class Reply(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Reply; every way out closes the answers."""
-        with self._answers:
+        with closing(self._answers):
             async with anyio.create_task_group() as group:
                 group.start_soon(_cancel_when_gone, receive, group.cancel_scope)
                 if self._options is None:
