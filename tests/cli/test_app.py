@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,19 +125,6 @@ def test_one_of_several_processes_leaves_without_taking_the_interpreter_down(
     assert found.returncode == 1
     assert found.stdout.startswith("a.txt:1:")
     assert found.stdout.endswith("torn down\n") is torn_down
-
-
-@pytest.mark.parametrize(
-    ("module", "shown"), [("peft.tuners.lora", False), ("transformers", False), ("mine", True)]
-)
-def test_what_libraries_will_change_is_no_news_for_a_user(
-    module: str, shown: bool, pasta: Pasta
-) -> None:
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        pasta("--version")
-        warnings.warn_explicit("a name goes away", FutureWarning, "file.py", 1, module)
-    assert bool(told) is shown
 
 
 # Options from configs

@@ -41,7 +41,7 @@ def compare(
     as_json: AsJson = False,
     *,
     generation: Annotated[GenerationConfig, FEW_OF_ANSWER, Without({"temperature"})],
-    engine: Annotated[EngineConfig, FEW_OF_ENGINE, Without({"base_url"})],
+    engine: Annotated[EngineConfig, FEW_OF_ENGINE, Without({"base_url", "dtype"})],
 ) -> None:
     """Answer a question in parallel and by a sequential baseline, side by side.
 
