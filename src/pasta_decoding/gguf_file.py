@@ -136,6 +136,11 @@ class GgufFile:
             raise PastaError(f"{self.path} holds no {self.architecture}.{key}")
         return found
 
+    def release(self) -> None:
+        """Give back the memory of what was read so far; it is read again where it is needed."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._raw.madvise(mmap.MADV_DONTNEED)
+
     def _read(self, form: str) -> tuple[Any, ...]:
         found = struct.unpack_from(form, self._raw, self._at)
         self._at += struct.calcsize(form)

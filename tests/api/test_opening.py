@@ -11,7 +11,7 @@ import pytest
 
 from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import choose_engine, find, open_decoder
-from pasta_decoding.engines.llamacpp import library
+from pasta_decoding.engines.llama import library
 from pasta_decoding.errors import PastaError
 from tests.checkpoint import TinyCheckpoint
 

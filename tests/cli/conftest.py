@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import pytest
 
 from pasta_decoding.cli import main
-from pasta_decoding.engines.llamacpp import library
+from pasta_decoding.engines.llama import library
 from pasta_decoding.models.pull import pull
 from tests.checkpoint import TinyCheckpoint
 

@@ -15,7 +15,7 @@ from _pytest.mark import ParameterSet
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pasta_decoding.engines.base import Branch, Feed, FloatArray
+from pasta_decoding.engines.base import Branch, Feed
 from pasta_decoding.errors import PastaError
 from tests.engines.oracle import TOLERANCE, Recorder, assert_equals_recompute
 from tests.engines.subjects import MARKS, SUBJECTS, Subject
@@ -43,46 +43,6 @@ def feed(branch: Branch, *ids: int, at: int) -> Feed:
 # --- logits equal recompute ---------------------------------------------------------------------
 
 
-def test_greedy_decode_on_one_branch_equals_recompute(subject: Subject) -> None:
-    record = subject.record()
-    main = record.open(PROMPT)
-    logits = record.rows[-1][1][None]
-    for position in range(4, 12):
-        logits = record.greedy(main, positions=[position], logits_FV=logits)
-    assert_equals_recompute(record, subject.oracle)
-
-
-def test_forked_greedy_decode_equals_recompute(subject: Subject) -> None:
-    record = subject.record()
-    main = record.open(PROMPT)
-    threads = [main, record.fork(main), record.fork(main)]
-    logits = record.step(*(feed(thread, 20 + i, at=4) for i, thread in enumerate(threads)))
-    for position in range(5, 12):
-        logits = record.greedy(*threads, positions=[position] * 3, logits_FV=logits)
-    assert_equals_recompute(record, subject.oracle)
-
-
-def test_siblings_do_not_see_each_other(subject: Subject) -> None:
-    def child_logits(sibling_ids: tuple[int, ...]) -> FloatArray:
-        record = subject.record()
-        main = record.open(PROMPT)
-        child, sibling = record.fork(main), record.fork(main)
-        for at, id_ in enumerate(sibling_ids, start=4):
-            record.step(feed(sibling, id_, at=at))
-        return record.step(feed(child, 30, at=4))
-
-    np.testing.assert_allclose(child_logits((7,)), child_logits((61, 62)), rtol=0, atol=TOLERANCE)
-
-
-def test_a_parent_does_not_see_its_child_before_the_join(subject: Subject) -> None:
-    record = subject.record()
-    main = record.open(PROMPT)
-    child = record.fork(main)
-    record.step(feed(child, 30, 31, at=4))
-    record.step(feed(main, 32, at=4))
-    assert_equals_recompute(record, subject.oracle)
-
-
 def joined(record: Recorder, *, backwards: bool = False) -> Branch:
     """Return main, after two children wrote and were joined, and SYNC was fed behind them."""
     main = record.open(PROMPT)
@@ -94,79 +54,66 @@ def joined(record: Recorder, *, backwards: bool = False) -> Branch:
     return main
 
 
-def test_going_on_after_a_join_equals_recompute(subject: Subject) -> None:
-    record = subject.record()
-    main = joined(record)
-    record.step(feed(main, 12, at=8))
-    assert_equals_recompute(record, subject.oracle)
+def forked_greedy_decode(record: Recorder) -> None:
+    main = record.open(PROMPT)
+    threads = [main, record.fork(main), record.fork(main)]
+    logits = record.step(*(feed(thread, 20 + i, at=4) for i, thread in enumerate(threads)))
+    for position in range(5, 12):
+        logits = record.greedy(*threads, positions=[position] * 3, logits_FV=logits)
 
 
-def test_a_branch_forked_after_a_join_sees_what_was_joined(subject: Subject) -> None:
-    record = subject.record()
+def a_parent_before_the_join(record: Recorder) -> None:
+    main = record.open(PROMPT)
+    child = record.fork(main)
+    record.step(feed(child, 30, 31, at=4))
+    record.step(feed(main, 32, at=4))
+
+
+def after_a_join(record: Recorder) -> None:
     main = joined(record)
     child = record.fork(main)
     record.step(feed(child, 40, at=8), feed(main, 13, at=8))
-    assert_equals_recompute(record, subject.oracle)
 
 
-def test_the_order_of_a_join_does_not_matter(subject: Subject) -> None:
-    one, other = subject.record(), subject.record()
-    joined(one)
-    joined(other, backwards=True)
-    np.testing.assert_allclose(one.rows[-1][1], other.rows[-1][1], rtol=0, atol=TOLERANCE)
-
-
-def test_a_fork_before_a_shared_feed_goes_in_one_step(subject: Subject) -> None:
-    record = subject.record()
+def a_fork_before_a_shared_feed_in_one_step(record: Recorder) -> None:
     main = record.open(PROMPT)
     child = record.fork(main)
-    before = subject.engine.slots_in_use
-    record.step(
-        Feed((main, child), (PROMISE_CLOSE,), (4,)),
-        Feed((child,), (ASYNC_OPEN,), (5,)),
-    )
-    assert subject.engine.slots_in_use == before + 2
+    record.step(Feed((main, child), (PROMISE_CLOSE,), (4,)), feed(child, ASYNC_OPEN, at=5))
+    assert record.engine.slots_in_use == len(PROMPT) + 2
     record.step(feed(main, 10, at=5), feed(child, 20, at=6))
-    assert_equals_recompute(record, subject.oracle)
 
 
-def test_several_ids_in_one_feed_equal_one_feed_each(subject: Subject) -> None:
-    record = subject.record()
-    main = record.open(PROMPT)
+def several_ids_in_one_feed(record: Recorder) -> None:
+    main = record.open((5, 17))
+    record.step(Feed((main,), (42, 8, 9), (2, 3, 4), wants_logits=False))
     child = record.fork(main)
-    record.step(feed(child, 20, 21, 22, at=4), feed(main, 10, 11, at=4))
-    record.step(feed(main, 12, at=6), feed(main, 13, at=7), feed(child, 23, 24, at=7))
-    assert_equals_recompute(record, subject.oracle)
+    record.step(feed(child, 20, 21, 22, at=5), feed(main, 10, 11, at=5))
+    record.step(feed(main, 12, at=7), feed(main, 13, at=8), feed(child, 23, 24, at=8))
 
 
-def test_requests_in_one_step_share_nothing(subject: Subject) -> None:
-    record = subject.record()
+def requests_share_nothing(record: Recorder) -> None:
     first, second = record.open(PROMPT), record.open((1, 2))
     child = record.fork(first)
     record.step(feed(second, 50, at=2), feed(first, 10, at=4), feed(second, 51, at=3))
     record.step(feed(child, 20, at=4), feed(second, 52, at=4))
     record.close(first, child)
     record.step(feed(second, 53, at=5))
-    assert_equals_recompute(record, subject.oracle)
 
 
-def test_a_branch_keeps_what_it_sees_when_its_parent_closes(subject: Subject) -> None:
-    record = subject.record()
+def a_branch_keeps_what_it_sees_when_its_parent_closes(record: Recorder) -> None:
     main = record.open(PROMPT)
     child, cancelled = record.fork(main), record.fork(main)
     record.step(feed(child, 20, at=4), feed(cancelled, 30, at=4))
     record.close(main, cancelled)
     record.step(feed(child, 21, at=5))
-    assert_equals_recompute(record, subject.oracle)
 
 
 LONG = tuple(range(20, 40))
 """Longer than the window of those that have one."""
 
 
-def test_a_request_that_begins_with_copies_equals_recompute(subject: Subject) -> None:
-    """Beside the one that it was copied from, and beyond its end; a copy of a copy, too."""
-    record = subject.record()
+def copies(record: Recorder) -> None:
+    """Beside the request that they were copied from, and beyond its end; a copy of a copy."""
     first = record.open(LONG)
     record.step(feed(first, 10, at=20))
     second = record.open_like(first, 21)
@@ -176,12 +123,10 @@ def test_a_request_that_begins_with_copies_equals_recompute(subject: Subject) ->
     record.step(feed(third, 60, 61, at=13), feed(second, 51, at=22))
     child = record.fork(third)
     record.step(feed(child, 62, at=15), feed(third, 63, at=15))
-    assert_equals_recompute(record, subject.oracle)
 
 
-def test_what_is_left_of_a_shrunk_request_equals_recompute_in_its_copies(subject: Subject) -> None:
-    """It had forked, joined and gone on; another then takes the cells that it gave back."""
-    record = subject.record()
+def copies_of_a_shrunk_request(record: Recorder) -> None:
+    """It had forked, joined and gone on; another then takes the slots that it gave back."""
     main = record.open(LONG)
     child, left = record.fork(main), record.fork(main)
     record.step(feed(main, 10, at=20), feed(child, 30, 31, at=20), feed(left, 40, at=20))
@@ -190,11 +135,54 @@ def test_what_is_left_of_a_shrunk_request_equals_recompute_in_its_copies(subject
     record.close(left)
     record.shrink(main, 18)
     other = record.open((7, 8, 9))
-    copies = [record.open_like(main, tokens) for tokens in (18, 5)]
-    record.step(*(feed(copy, 50, 51, at=at) for copy, at in zip(copies, (18, 5), strict=True)))
+    taken = [record.open_like(main, tokens) for tokens in (18, 5)]
+    record.step(*(feed(copy, 50, 51, at=at) for copy, at in zip(taken, (18, 5), strict=True)))
     record.close(main)
-    record.step(feed(copies[0], 52, at=20), feed(other, 1, at=3))
+    record.step(feed(taken[0], 52, at=20), feed(other, 1, at=3))
+
+
+def rows_in_the_order_of_the_feeds_that_want_them(record: Recorder) -> None:
+    main, other = record.open(PROMPT), record.open((1, 2))
+    child = record.fork(main)
+    logits_FV = record.step(
+        feed(child, 20, at=4),
+        feed(other, 50, 51, at=2),
+        Feed((main,), (10,), (4,), wants_logits=False),
+        feed(main, 11, at=5),
+    )
+    assert logits_FV.shape == (3, record.engine.vocabulary_size)
+    assert logits_FV.dtype == np.float32
+    assert record.step(Feed((main,), (10,), (6,), wants_logits=False)).shape == (0, VOCABULARY)
+    assert record.step().shape == (0, VOCABULARY)
+    record.step(feed(main, 12, at=7))
+
+
+CASES = (
+    forked_greedy_decode,
+    a_parent_before_the_join,
+    after_a_join,
+    a_fork_before_a_shared_feed_in_one_step,
+    several_ids_in_one_feed,
+    requests_share_nothing,
+    a_branch_keeps_what_it_sees_when_its_parent_closes,
+    copies,
+    copies_of_a_shrunk_request,
+    rows_in_the_order_of_the_feeds_that_want_them,
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_every_row_equals_recompute(subject: Subject, case: Callable[[Recorder], object]) -> None:
+    record = subject.record()
+    case(record)
     assert_equals_recompute(record, subject.oracle)
+
+
+def test_the_order_of_a_join_does_not_matter(subject: Subject) -> None:
+    one, other = subject.record(), subject.record()
+    joined(one)
+    joined(other, backwards=True)
+    np.testing.assert_allclose(one.rows[-1][1], other.rows[-1][1], rtol=0, atol=TOLERANCE)
 
 
 def test_copies_count_as_fed_and_a_shrunk_request_holds_no_more_than_it_says(
@@ -298,35 +286,6 @@ def run(record: Recorder, program: list[tuple[int, int, int]]) -> None:
     record.close(*chain(*requests))
 
 
-# --- rows ---------------------------------------------------------------------------------------
-
-
-def test_only_feeds_that_want_logits_get_a_row_and_rows_keep_the_feeds_order(
-    subject: Subject,
-) -> None:
-    record = subject.record()
-    main, other = record.open(PROMPT), record.open((1, 2))
-    child = record.fork(main)
-    logits_FV = record.step(
-        Feed((child,), (20,), (4,)),
-        Feed((other,), (50, 51), (2, 3)),
-        Feed((main,), (10,), (4,), wants_logits=False),
-        Feed((main,), (11,), (5,)),
-    )
-    assert logits_FV.shape == (3, subject.engine.vocabulary_size)
-    assert logits_FV.dtype == np.float32
-    assert_equals_recompute(record, subject.oracle)
-
-
-def test_a_step_that_wants_nothing_returns_no_rows_and_still_counts(subject: Subject) -> None:
-    record = subject.record()
-    main = record.open(PROMPT)
-    assert record.step(Feed((main,), (10,), (4,), wants_logits=False)).shape == (0, VOCABULARY)
-    assert record.step().shape == (0, VOCABULARY)
-    record.step(feed(main, 11, at=5))
-    assert_equals_recompute(record, subject.oracle)
-
-
 # --- lives --------------------------------------------------------------------------------------
 
 
@@ -343,38 +302,23 @@ def test_closing_everything_frees_everything(subject: Subject) -> None:
     assert subject.engine.slots_in_use == 0
 
 
-def test_closing_twice_is_an_assertion(subject: Subject) -> None:
-    main = subject.engine.open(reserved_tokens=4)
-    subject.engine.close(main)
-    with pytest.raises(AssertionError, match="is not open"):
-        subject.engine.close(main)
-
-
-def test_a_joined_branch_is_closed(subject: Subject) -> None:
-    main = subject.engine.open(reserved_tokens=4)
-    child = subject.engine.fork(main)
-    subject.engine.join(main, [child])
-    for use in (subject.engine.close, subject.engine.fork):
-        with pytest.raises(AssertionError, match="is not open"):
-            use(child)
-    with pytest.raises(AssertionError, match="is not open"):
-        subject.engine.step([feed(child, 1, at=0)])
-
-
-def test_joining_or_feeding_across_requests_is_an_assertion(subject: Subject) -> None:
-    one, other = subject.engine.open(reserved_tokens=4), subject.engine.open(reserved_tokens=4)
-    with pytest.raises(AssertionError, match="own branches"):
-        subject.engine.join(one, [other])
-    with pytest.raises(AssertionError, match="within its request"):
-        subject.engine.step([Feed((one, other), (1,), (0,))])
-
-
-def test_feeding_together_what_differs_is_an_assertion(subject: Subject) -> None:
-    main = subject.engine.open(reserved_tokens=4)
-    child = subject.engine.fork(main)
-    subject.engine.step([feed(main, 1, at=0)])
-    with pytest.raises(AssertionError, match="fed together"):
-        subject.engine.step([Feed((main, child), (2,), (1,))])
+def test_what_no_caller_may_do_is_an_assertion(subject: Subject) -> None:
+    engine = subject.engine
+    main, other = engine.open(reserved_tokens=4), engine.open(reserved_tokens=4)
+    joined_one, child = engine.fork(main), engine.fork(main)
+    engine.join(main, [joined_one])
+    engine.step([feed(main, 1, at=0)])
+    bugs: list[tuple[str, Callable[[], object]]] = [
+        ("own branches", lambda: engine.join(main, [other])),
+        ("within its request", lambda: engine.step([Feed((main, other), (1,), (1,))])),
+        ("fed together", lambda: engine.step([Feed((main, child), (2,), (1,))])),
+        ("is not open", lambda: engine.close(joined_one)),
+        ("is not open", lambda: engine.fork(joined_one)),
+        ("is not open", lambda: engine.step([feed(joined_one, 1, at=0)])),
+    ]
+    for said, act in bugs:
+        with pytest.raises(AssertionError, match=said):
+            act()
 
 
 # --- limits -------------------------------------------------------------------------------------
@@ -394,14 +338,6 @@ def test_a_prompt_that_the_model_cannot_take_is_refused(subject: Subject) -> Non
     message = "token id 100 is outside the model's vocabulary of 100"
     assert refused(lambda: engine.step([feed(main, 1, 100, at=0)])) == message
     assert engine.slots_in_use == 0
-
-
-def test_a_prompt_may_be_fed_in_pieces(subject: Subject) -> None:
-    record = subject.record()
-    main = record.open((5, 17))
-    record.step(Feed((main,), (42, 8, 9), (2, 3, 4), wants_logits=False))
-    record.step(feed(main, 10, 11, at=5))
-    assert_equals_recompute(record, subject.oracle)
 
 
 def test_a_refused_step_leaves_no_trace(subject: Subject) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -10,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pasta_decoding.engines.base import Branch, Feed
-from pasta_decoding.engines.llama import LlamaEngine
+from pasta_decoding.engines.base import Feed
+from pasta_decoding.engines.llama import MAX_SEQUENCES, LlamaEngine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.gguf import write_gguf
+from tests.engines.oracle import Recorder
 from tests.engines.subjects import speaking
-from tests.tiny import tiny_llama
+from tests.engines.test_contract import run
+from tests.tiny import VOCABULARY, tiny_llama
 
 pytestmark = pytest.mark.llama
 PROMPT = (5, 17, 42, 8)
@@ -30,49 +31,19 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(path: Path) -> LlamaEngine:
-    return LlamaEngine(path, cache_tokens=1024, threads=1, cache_type="F32")
-
-
-def script(engine: LlamaEngine, random: Random) -> Generator[None]:
-    """Fork, feed, join and cancel at random; a step each time it is asked on."""
-    main = engine.open(reserved_tokens=200)
-    engine.step([Feed((main,), PROMPT, (0, 1, 2, 3))])
-    ends: dict[Branch, int] = {main: 4}
-    try:
-        for _ in range(random.randrange(12)):
-            yield
-            deed, branch = random.randrange(4), random.choice(list(ends))
-            if deed == 0:
-                child = engine.fork(branch)
-                ends[child] = ends[branch]
-            elif deed == 1 and branch != main:
-                engine.join(main, [branch])
-                ends[main] = max(ends[main], ends.pop(branch))
-            elif deed == 2 and branch != main:
-                engine.close(branch)
-                del ends[branch]
-            else:
-                engine.step([Feed((b,), (7,), (end,)) for b, end in ends.items()])
-                ends = {b: end + 1 for b, end in ends.items()}
-    finally:  # as a cancelled request does
-        for branch in ends:
-            engine.close(branch)
+    return LlamaEngine(path, cache_tokens=16384, threads=1, cache_type="F32")
 
 
 def sequences_in_cache(engine: LlamaEngine) -> int:
     memory, last = engine._memory, engine.library.llama_memory_seq_pos_max
-    return sum(last(memory, sequence) >= 0 for sequence in range(engine.max_branches))
+    return sum(last(memory, sequence) >= 0 for sequence in range(MAX_SEQUENCES))
 
 
-def test_the_cache_is_empty_after_a_thousand_random_scripts(engine: LlamaEngine) -> None:
+def test_the_cache_is_empty_after_random_programs(engine: LlamaEngine) -> None:
     random = Random(0)
-    for _ in range(250):
-        running = [script(engine, random) for _ in range(4)]
-        for _ in range(random.randrange(16)):
-            for one in running:
-                next(one, None)
-        for one in running:
-            one.close()
+    for _ in range(200):
+        deeds = [tuple(map(random.randrange, (8, VOCABULARY, 4))) for _ in range(12)]
+        run(Recorder(engine), deeds)  # type: ignore[arg-type]
         assert engine.slots_in_use == sequences_in_cache(engine) == 0
 
 
@@ -110,24 +81,6 @@ def test_a_step_larger_than_a_batch_is_decoded_in_several(engine: LlamaEngine) -
     np.testing.assert_allclose(logits_FV[0], logits_FV[1], rtol=0, atol=1e-4)
     engine.close(whole)
     engine.close(halves)
-
-
-def test_a_request_that_finds_no_cells_is_refused(engine: LlamaEngine) -> None:
-    main = engine.open(reserved_tokens=1000)
-    with pytest.raises(PastaError) as caught:
-        engine.open(reserved_tokens=25)
-    assert str(caught.value) == ("no room for 25 tokens: 1000 of the engine's 1024 slots are taken")
-    engine.close(main)
-
-
-def test_more_branches_than_llama_has_sequences_are_refused(engine: LlamaEngine) -> None:
-    main = engine.open(reserved_tokens=10)
-    branches = [main, *(engine.fork(main) for _ in range(255))]
-    with pytest.raises(PastaError, match="256 branches are all in use"):
-        engine.fork(main)
-    for branch in branches:
-        engine.close(branch)
-    assert engine.slots_in_use == sequences_in_cache(engine) == 0
 
 
 def test_a_gap_between_positions_is_an_assertion(engine: LlamaEngine) -> None:

@@ -370,8 +370,7 @@ def test_a_folders_settings_tell_whether_there_is_a_translation(
 def test_k_quants_are_written_where_the_rows_allow_them(
     file_type: str, name: str, tmp_path: Path
 ) -> None:
-    from pasta_decoding.engines.llama import LlamaEngine
-    from pasta_decoding.engines.llamacpp import quantize
+    from pasta_decoding.engines.llama import LlamaEngine, quantize
 
     wide = tiny_llama(hidden_size=256, intermediate_size=512, head_dim=64)
     export_gguf(speaking(wide), tmp_path / "x.gguf", file_type, quantize=quantize)

@@ -218,7 +218,7 @@ def gguf_type(dtype: str) -> str:
 
 def llama_can_run(checkpoint: Checkpoint) -> bool:
     """Is llama.cpp installed, has it a translation of the model, and the adapter's positions?"""
-    from pasta_decoding.engines.llamacpp import library
+    from pasta_decoding.engines.llama import library
     from pasta_decoding.lang.positions import scheme_named
     from pasta_decoding.models import checkpoint as checkpoints
     from pasta_decoding.models.gguf import has_translation
@@ -235,7 +235,7 @@ def llama_can_run(checkpoint: Checkpoint) -> bool:
 
 
 def _open_llama(checkpoint: Checkpoint) -> LocalDecoder:
-    from pasta_decoding.engines.llamacpp import library
+    from pasta_decoding.engines.llama import library
     from pasta_decoding.models.export import cached_name
     from pasta_decoding.runtime.local import llama_decoder
 
@@ -255,7 +255,7 @@ def _open_llama(checkpoint: Checkpoint) -> LocalDecoder:
 
 def write_export(base: Path, adapter: Path | None, path: Path, file_type: str) -> None:
     """Write a checkpoint as one GGUF file."""
-    from pasta_decoding.engines.llamacpp import library, quantize
+    from pasta_decoding.engines.llama import library, quantize
     from pasta_decoding.models.export import export_gguf
     from pasta_decoding.models.gguf import FLOAT_TYPES
     from pasta_decoding.models.load import load_model

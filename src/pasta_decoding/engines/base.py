@@ -84,22 +84,18 @@ class Engine(Protocol):
     @property
     def name(self) -> str:
         """The engine and its number format, as results quote it: `torch bfloat16`."""
-        ...
 
     @property
     def vocabulary_size(self) -> int:
         """How many logits a row has; token ids lie below it."""
-        ...
 
     @property
     def max_positions(self) -> int:
         """Position ids lie below it."""
-        ...
 
     @property
     def free_positions(self) -> bool:
         """Whether position ids may be any; else each is 1 + the largest that its branch sees."""
-        ...
 
     @property
     def slots_in_use(self) -> int:
@@ -107,7 +103,6 @@ class Engine(Protocol):
 
         A request gives all of its slots back at once, when its last branch closes.
         """
-        ...
 
     @property
     def max_slots(self) -> int | None:
@@ -115,12 +110,10 @@ class Engine(Protocol):
 
         An engine may need a request's room in one piece, and then refuse one earlier.
         """
-        ...
 
     @property
     def max_branches(self) -> int | None:
         """How many branches may be open, those of all requests together; None: any number."""
-        ...
 
     def open(self, *, reserved_tokens: int) -> Branch:
         """Return the first branch of a new request. It sees nothing: feed it the prompt.
@@ -129,14 +122,12 @@ class Engine(Protocol):
         together. Memory for all of them is taken here, so a request that was opened cannot run out
         of it. Raises PastaError if there is none now; nothing is held then.
         """
-        ...
 
     def fork(self, parent: Branch) -> Branch:
         """Return a branch that sees exactly what `parent` sees now. No key is copied.
 
         Raises PastaError if all branches are in use.
         """
-        ...
 
     def join(self, parent: Branch, children: Sequence[Branch]) -> None:
         """Let `parent` see from now on all that `children` see, and close them.
@@ -144,7 +135,6 @@ class Engine(Protocol):
         What was computed stays as it is (the children never saw each other), and their order
         does not matter.
         """
-        ...
 
     def copy(self, source: Branch, target: Branch, tokens: int) -> None:
         """Let `target`, of another request, begin with the first `tokens` tokens of `source`.
@@ -153,7 +143,6 @@ class Engine(Protocol):
         `target` is empty; that of `source` was fed `tokens` or more before its first fork. They
         count as fed to both.
         """
-        ...
 
     def shrink(self, branch: Branch, tokens: int) -> None:
         """Keep of a request its first `tokens` tokens, fed before its first fork, and no more.
@@ -161,7 +150,6 @@ class Engine(Protocol):
         `branch` is the last one that it has: all other slots and room are given back. From then on
         it can be copied from and closed, not fed.
         """
-        ...
 
     def step(self, feeds: Sequence[Feed]) -> FloatArray:
         """Append every feed's ids; return logits_FV, a row for each feed that wants one, in order.
@@ -172,14 +160,12 @@ class Engine(Protocol):
         Sampling is the caller's: constraints, seeds and replay live in one place. After any other
         error than `PastaError` the slots cannot be trusted: close the request.
         """
-        ...
 
     def close(self, branch: Branch) -> None:
         """Release `branch`; others that see its tokens keep them.
 
         Closing twice is an assertion: it hides a leak.
         """
-        ...
 
 
 @runtime_checkable
@@ -189,8 +175,6 @@ class KeepsLogits(Protocol):
     @property
     def keeps_logits(self) -> bool:
         """Whether that pays: moving logits costs more than sampling."""
-        ...
 
     def step_kept(self, feeds: Sequence[Feed]) -> Tensor:
         """Do as `step` of `Engine`, and return logits_FV, float32, on the engine's device."""
-        ...

@@ -17,13 +17,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from gguf import GGMLQuantizationType as Kind
-from gguf.quants import dequantize, quantize
+from gguf.quants import dequantize
 from torch import Tensor
 
 from pasta_decoding.errors import PastaError
 
 BLOCK = 32
 PANEL = 16
+CHUNK = 2**17  # weights that fit a processor's cache
 
 LowRank = tuple[Tensor, Tensor]
 """What an adapter adds to a layer: down_RI and up_OR, whose product up @ down is added."""
@@ -71,13 +72,18 @@ class Weights:
 
     def in_blocks(self) -> Weights:
         """Return the same weights in blocks if they were dequantised from Q4_1 or Q8_0."""
-        for kind in (Kind.Q4_1, Kind.Q8_0):
-            if self.kind is not Kind.F32 or self.inputs % BLOCK:
-                break
-            rows = self.rows.view(np.float32)
-            few = _exactly(rows[:PANEL], kind)  # most other tensors fail here
-            if few is not None and (found := _exactly(rows, kind)) is not None:
-                return Weights(found, kind, self.inputs)
+        if self.kind is Kind.F32 and self.inputs % BLOCK == 0:
+            some = torch.split(
+                torch.from_numpy(self.rows.view(np.float32)), -(-CHUNK // self.inputs)
+            )
+            for kind in (Kind.Q4_1, Kind.Q8_0):
+                parts = []
+                for rows in some:
+                    if (found := _blocks(rows, kind)) is None:
+                        break
+                    parts.append(found)
+                else:
+                    return Weights(np.concatenate(parts), kind, self.inputs)
         return self
 
     def dense(self) -> Tensor:
@@ -90,11 +96,25 @@ class Weights:
             ) from error
 
 
-def _exactly(rows: npt.NDArray[np.float32], kind: Kind) -> npt.NDArray[np.uint8] | None:
-    """Return the rows in blocks of a kind; None where that would change a value."""
-    with np.errstate(all="ignore"):
-        found = quantize(rows, kind)
-    return found if np.array_equal(dequantize(found, kind), rows) else None
+def _blocks(weight_OI: Tensor, kind: Kind) -> npt.NDArray[np.uint8] | None:
+    """Return rows in blocks of Q4_1 or Q8_0; None where that would change a value."""
+    number_N32 = weight_OI.reshape(-1, BLOCK)
+    low_N1, high_N1 = number_N32.aminmax(dim=1, keepdim=True)
+    least, most = 0, 15
+    if kind is Kind.Q8_0:
+        low_N1, high_N1 = torch.zeros_like(low_N1), torch.maximum(high_N1, -low_N1)
+        least, most = -127, 127
+    scale_N1, low_N1 = ((high_N1 - low_N1) / most).half(), low_N1.half()
+    step_N1, first_N1 = scale_N1.float(), low_N1.float()
+    level_N32 = ((number_N32 - first_N1) / step_N1).round_().nan_to_num_(0).clamp_(least, most)
+    if not torch.equal(level_N32 * step_N1 + first_N1, number_N32):
+        return None
+    level_N32 = level_N32.to(torch.int8)
+    parts = [scale_N1, level_N32]
+    if kind is Kind.Q4_1:
+        parts = [scale_N1, low_N1, level_N32[:, :16] | level_N32[:, 16:] << 4]
+    block_NB = torch.cat([one.view(torch.uint8) for one in parts], dim=1)
+    return block_NB.view(len(weight_OI), -1).numpy()
 
 
 class Matrix(ctypes.Structure):

@@ -17,6 +17,7 @@ constexpr int64_t kRows = 32;     // most rows of one task: queries times the he
 constexpr int64_t kFewRows = 8;   // those of a task where a request has few queries
 constexpr int64_t kBlock = 64;    // slots whose keys are converted and scored together
 constexpr int64_t kFewQueries = 16;
+constexpr int64_t kAtOnce = 4 * kWidth;  // numbers of a head that are summed together
 constexpr int64_t kAlone = 4000;  // rows times slots that are not worth a second thread
 constexpr float kHidden = -std::numeric_limits<float>::infinity();
 
@@ -90,11 +91,12 @@ class Rows {
   explicit Rows(const Pass& pass)
       : pass_(pass),
         width_(pass.width),
-        query_(kRows * width_),
-        sum_(kRows * width_),
-        keys_(kBlock * width_),
-        across_(width_ * kBlock),
-        values_(kBlock * width_) {}
+        padded_((width_ + kAtOnce - 1) / kAtOnce * kAtOnce),
+        query_(kRows * padded_),
+        sum_(kRows * padded_),
+        keys_(kBlock * padded_),
+        across_(padded_ * kBlock),
+        values_(kBlock * padded_) {}
 
   void attend(const Task& task) {
     const Segment& one = pass_.segments[task.segment];
@@ -108,7 +110,7 @@ class Rows {
     for (int64_t row = 0; row < task.rows; ++row) {
       const float* from =
           pass_.query + (one.first + query_of(row)) * pass_.query_stride + head_of(row) * width_;
-      for (int64_t at = 0; at < width_; ++at) query_[row * width_ + at] = from[at] * pass_.scaling;
+      for (int64_t at = 0; at < width_; ++at) query_[row * padded_ + at] = from[at] * pass_.scaling;
     }
     std::fill(sum_.begin(), sum_.end(), 0.f);
     std::fill_n(most_, kRows, kHidden);
@@ -116,16 +118,17 @@ class Rows {
     for (int64_t slot = 0; slot < slots_; slot += kBlock) {
       const int64_t count = std::min(kBlock, slots_ - slot);
       if (!sees_any(slot, count)) continue;
-      convert(keys + slot * width_, keys_.data(), count * width_);
-      std::fill(keys_.begin() + count * width_, keys_.end(), 0.f);
-      convert(values + slot * width_, values_.data(), count * width_);
+      for (int64_t at = 0; at < count; ++at) {
+        convert(keys + (slot + at) * width_, &keys_[at * padded_], width_);
+        convert(values + (slot + at) * width_, &values_[at * padded_], width_);
+      }
       turn_keys();
       for (int64_t row = 0; row < task.rows; ++row) add(row, slot, count);
     }
     for (int64_t row = 0; row < task.rows; ++row) {
       float* out = pass_.out +
                    ((one.first + query_of(row)) * pass_.heads + head_of(row)) * width_;
-      for (int64_t at = 0; at < width_; ++at) out[at] = sum_[row * width_ + at] / weight_[row];
+      for (int64_t at = 0; at < width_; ++at) out[at] = sum_[row * padded_ + at] / weight_[row];
     }
   }
 
@@ -147,19 +150,15 @@ class Rows {
   }
 
   void turn_keys() {
-    int64_t place = 0;
-    for (; place + kWidth <= width_; place += kWidth)
+    for (int64_t place = 0; place < padded_; place += kWidth)
       for (int64_t slot = 0; slot < kBlock; slot += kWidth)
-        turn(&keys_[slot * width_ + place], width_, &across_[place * kBlock + slot], kBlock);
-    for (; place < width_; ++place)
-      for (int64_t slot = 0; slot < kBlock; ++slot)
-        across_[place * kBlock + slot] = keys_[slot * width_ + place];
+        turn(&keys_[slot * padded_ + place], padded_, &across_[place * kBlock + slot], kBlock);
   }
 
   // Add a block of slots to a row's running softmax.
   void add(int64_t row, int64_t slot, int64_t count) {
     float scores[kBlock];
-    score(&query_[row * width_], scores);
+    score(&query_[row * padded_], scores);
     hide(row, slot, count, scores);
     const float most = std::max(most_[row], largest(scores));
     if (most == kHidden) return;
@@ -172,7 +171,7 @@ class Rows {
     const float old = std::exp(most_[row] - most);
     weight_[row] = weight_[row] * old + total(sum);
     most_[row] = most;
-    gather(scores, count, old, &sum_[row * width_]);
+    gather(scores, count, old, &sum_[row * padded_]);
   }
 
   void score(const float* query, float* scores) const {
@@ -201,37 +200,27 @@ class Rows {
       const Vec next = load(scores + at);
       most = next > most ? next : most;
     }
-    float found = most[0];
-    for (int lane = 1; lane < kWidth; ++lane) found = std::max(found, most[lane]);
-    return found;
+    float lanes[kWidth];
+    store(lanes, most);
+    return *std::max_element(lanes, lanes + kWidth);
   }
 
   // sum = sum * old + weights of the slots times their values.
   void gather(const float* weights, int64_t count, float old, float* sum) const {
-    int64_t place = 0;
-    for (; place + 4 * kWidth <= width_; place += 4 * kWidth)
-      gather_some<4>(weights, count, old, sum, place);
-    for (; place + kWidth <= width_; place += kWidth)
-      gather_some<1>(weights, count, old, sum, place);
-    for (; place < width_; ++place) {
-      sum[place] *= old;
-      for (int64_t at = 0; at < count; ++at) sum[place] += weights[at] * values_[at * width_ + place];
+    constexpr int64_t parts = kAtOnce / kWidth;
+    for (int64_t place = 0; place < padded_; place += kAtOnce) {
+      Vec sums[parts];
+      for (int64_t part = 0; part < parts; ++part)
+        sums[part] = load(sum + place + part * kWidth) * old;
+      for (int64_t at = 0; at < count; ++at)
+        for (int64_t part = 0; part < parts; ++part)
+          sums[part] += weights[at] * load(&values_[at * padded_ + place + part * kWidth]);
+      for (int64_t part = 0; part < parts; ++part) store(sum + place + part * kWidth, sums[part]);
     }
   }
 
-  template <int parts>
-  void gather_some(
-      const float* weights, int64_t count, float old, float* sum, int64_t place) const {
-    Vec sums[parts];
-    for (int part = 0; part < parts; ++part) sums[part] = load(sum + place + part * kWidth) * old;
-    for (int64_t at = 0; at < count; ++at)
-      for (int part = 0; part < parts; ++part)
-        sums[part] += weights[at] * load(&values_[at * width_ + place + part * kWidth]);
-    for (int part = 0; part < parts; ++part) store(sum + place + part * kWidth, sums[part]);
-  }
-
   const Pass& pass_;
-  const int64_t width_;
+  const int64_t width_, padded_;  // numbers of a head, and with the zeros behind them
   Task task_{};
   int64_t queries_ = 0, slots_ = 0;
   const uint8_t* mask_ = nullptr;

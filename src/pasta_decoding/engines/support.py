@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,35 +37,29 @@ def attention_windows(config: Any) -> dict[str, int | None]:
 
 def refuse_unsupported(model: PreTrainedModel) -> None:
     """Raise PastaError with the first part of a model that the torch engine cannot compute."""
-    for reason in _obstacles(model):
-        raise PastaError(
-            f"the torch engine cannot run this {model.config.model_type} model: {reason}"
-        )
-
-
-def _obstacles(model: PreTrainedModel) -> Iterator[str]:
     config = model.config.get_text_config()
-    ropes = getattr(config, "rope_parameters", None)
-    if model.config.is_encoder_decoder:
-        yield "it is an encoder-decoder"
-    if getattr(model, "_is_stateful", False):
-        yield "it has recurrent layers, whose state cannot be forked and joined"
-    if not ropes or getattr(config, "alibi", False):
-        yield "it has no rotary positions (RoPE)"
-    yield from _unusual_attention(config)
-    for moving in sorted(rope_types(ropes or {}) & _MOVING_ROPES):
-        yield f"its rotary positions ({moving}) change with the length"
-    if not getattr(model, "_supports_attention_backend", False):
-        yield "its code does not take attention functions from outside"
-
-
-def _unusual_attention(config: Any) -> Iterator[str]:
-    if others := ", ".join(sorted(set(attention_windows(config)) - {FULL, SLIDING})):
-        yield f"its attention is neither full nor a sliding window but {others}"
-    if getattr(config, "attn_logit_softcapping", None):
-        yield "its attention caps its scores"
-    if getattr(config, "use_bidirectional_attention", None):
-        yield "its attention is bidirectional"
+    ropes = getattr(config, "rope_parameters", None) or {}
+    kinds = ", ".join(sorted(set(attention_windows(config)) - {FULL, SLIDING}))
+    moving = ", ".join(sorted(rope_types(ropes) & _MOVING_ROPES))
+    obstacles = {
+        "it is an encoder-decoder": model.config.is_encoder_decoder,
+        "it has recurrent layers, whose state cannot be forked and joined": getattr(
+            model, "_is_stateful", False
+        ),
+        "it has no rotary positions (RoPE)": not ropes or getattr(config, "alibi", False),
+        f"its attention is neither full nor a sliding window but {kinds}": kinds,
+        "its attention caps its scores": getattr(config, "attn_logit_softcapping", None),
+        "its attention is bidirectional": getattr(config, "use_bidirectional_attention", None),
+        f"its rotary positions ({moving}) change with the length": moving,
+        "its code does not take attention functions from outside": not getattr(
+            model, "_supports_attention_backend", False
+        ),
+    }
+    for reason, found in obstacles.items():
+        if found:
+            raise PastaError(
+                f"the torch engine cannot run this {model.config.model_type} model: {reason}"
+            )
 
 
 def rope_types(ropes: dict[str, Any]) -> set[str]:

@@ -94,4 +94,5 @@ class GgufWeights(ModelWeights):
         found = self._file.weights.get(f"{name}.weight", tied)
         if found is None:
             raise PastaError(f"the GGUF file has no {name}.weight")
+        self._file.release()
         return Weights(found.rows(), found.kind, found.shape[-1])

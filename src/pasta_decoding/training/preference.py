@@ -74,7 +74,7 @@ def settled(config: PreferenceConfig, base: Path) -> PreferenceConfig:
 
     They are kept with the run, so that none goes on with another.
     """
-    from pasta_decoding.engines.llamacpp import library
+    from pasta_decoding.engines.llama import library
 
     checkpoint = find(engine_of(config, base, config.policy), Path())
     engine: Any = choose_engine(checkpoint)
