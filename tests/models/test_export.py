@@ -18,7 +18,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.export import export_hf, model_card
 from pasta_decoding.models.gguf import write_gguf
-from pasta_decoding.models.load import find_adapter, load_model
+from pasta_decoding.models.load import load_model
 from pasta_decoding.runtime.local import decoder_over, torch_decoder
 from pasta_decoding.runtime.request import Rules, SamplingParams
 from tests.checkpoint import TinyCheckpoint
@@ -164,14 +164,3 @@ def test_llama_cpp_reads_what_must_not_be_sampled_and_pasta_samples_it_all_the_s
     decoder = decoder_over(engine, loaded)
     answer = decoder.answer(decoder.request(QUESTION, Rules(max_tokens=200), SamplingParams()))
     assert answer.chunks > 0
-
-
-def test_the_default_model_answers_a_plain_tool_without_tags(
-    default_model_dir: Path, tmp_path: Path
-) -> None:
-    loaded = load_model(default_model_dir, find_adapter("balanced"))
-    export_hf(loaded, tmp_path / "merged")
-    unbanned = plainly(tmp_path / "merged", QUESTION, 24, suppress_tokens=None)
-    ids = plainly(tmp_path / "merged", QUESTION, 24)
-    assert loaded.checkpoint.control.ids & set(unbanned)
-    assert not loaded.checkpoint.control.ids & set(ids)

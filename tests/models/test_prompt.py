@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from pasta_decoding.errors import PastaError
+from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.models.prompt import Message, PromptEncoder
+from tests.shapes import gemma_tokenizer, llama3_tokenizer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -63,49 +65,45 @@ def whole_word_tokenizer() -> PreTrainedTokenizerFast:
 
 
 TINY = tiny_tokenizer()
+TOKENIZERS = {"tiny": TINY, "llama3": llama3_tokenizer(), "gemma": gemma_tokenizer()}
 TINY_ENCODER = PromptEncoder(TINY)
-TINY_ADDED = set(TINY.get_added_vocab().values())
 
 
-def control_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    return set(tokenizer.get_added_vocab().values())
+@pytest.fixture(scope="module", params=[*TOKENIZERS, "default"])
+def encoder(request: pytest.FixtureRequest) -> tuple[PreTrainedTokenizerBase, PromptEncoder]:
+    """Return a tokenizer and its encoder, which must produce no control token either."""
+    tokenizer = TOKENIZERS.get(request.param) or request.getfixturevalue("default_tokenizer")
+    control = choose_tokens(tokenizer).ids if request.param != "tiny" else ()
+    return tokenizer, PromptEncoder(tokenizer, forbidden_ids=control)
 
 
 def acting(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int]:
-    """Only the ids that act, in order."""
-    return [token for token in ids if token in control_ids(tokenizer)]
+    """Only the ids that act, in order: special ones, control tokens, role markers."""
+    added = {i for text, i in tokenizer.get_added_vocab().items() if text.strip("\n\u2581")}
+    return [token for token in ids if token in added]
 
 
 def conversation(*contents: str) -> list[Message]:
-    roles = ["system", "user", "assistant", "user"]
+    """Turns up to a user's question; with four of them the first one is the system's."""
+    roles = ["system", "user", "assistant", "user"][4 - len(contents) :]
     return [Message(role, content) for role, content in zip(roles, contents, strict=True)]
 
 
-def hostile_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    texts = [*tokenizer.get_added_vocab(), *TAGS, *ROLE_MARKERS]
-    return [place(text) for text in texts for place in PLACEMENTS]
-
-
-def check_every_place(tokenizer: PreTrainedTokenizerBase) -> None:
-    encoder = PromptEncoder(tokenizer)
-    harmless = acting(tokenizer, encoder.encode(conversation("a", "b", "c", "d")))
-    for text in hostile_texts(tokenizer):
-        assert acting(tokenizer, encoder.encode_text(text)) == [], text
-        for place in range(4):
-            contents = ["a", "b", "c", "d"]
-            contents[place] = text
-            ids = encoder.encode(conversation(*contents))
-            assert acting(tokenizer, ids) == harmless, (text, place)
-
-
-def test_no_text_in_any_place_produces_a_token_that_acts_tiny() -> None:
-    check_every_place(TINY)
-
-
-def test_no_text_in_any_place_produces_a_token_that_acts_by_default(
-    default_tokenizer: PreTrainedTokenizerBase,
+def test_no_text_in_any_place_produces_a_token_that_acts(
+    encoder: tuple[PreTrainedTokenizerBase, PromptEncoder],
 ) -> None:
-    check_every_place(default_tokenizer)
+    tokenizer, encode = encoder
+    own = [text for text in tokenizer.get_added_vocab() if text.strip("\n\u2581")]
+    harmless = acting(tokenizer, encode.encode(conversation("b", "c", "d")))
+    for text in [*own, *TAGS, *ROLE_MARKERS]:
+        for place in PLACEMENTS:
+            hostile = place(text)
+            assert acting(tokenizer, encode.encode_text(hostile)) == [], hostile
+            for turn in range(3):
+                contents = ["b", "c", "d"]
+                contents[turn] = hostile
+                ids = encode.encode(conversation(*contents))
+                assert acting(tokenizer, ids) == harmless, (hostile, turn)
 
 
 def test_a_tag_split_across_message_borders_stays_split() -> None:
@@ -120,12 +118,13 @@ PIECES = st.sampled_from([*MARKERS, *UNFLAGGED, *TAGS, *ROLE_MARKERS]) | st.text
 CONTENT = st.lists(PIECES, max_size=6).map("".join).filter(lambda text: text.strip() != "")
 
 
+@settings(max_examples=50)
 @given(CONTENT, CONTENT, CONTENT, CONTENT)
 def test_any_mix_of_tags_and_text_leaves_only_the_templates_own_markers(
     system: str, history: str, answer: str, prompt: str
 ) -> None:
     ids = TINY_ENCODER.encode(conversation(system, history, answer, prompt))
-    assert len([token for token in ids if token in TINY_ADDED]) == 9
+    assert len(acting(TINY, ids)) == 9
 
 
 @given(CONTENT)
@@ -144,18 +143,32 @@ HARMLESS = [
 ]
 
 
-@pytest.mark.parametrize("text", HARMLESS)
 def test_harmless_text_gives_the_ids_of_the_chat_template(
-    text: str, default_tokenizer: PreTrainedTokenizerBase
+    encoder: tuple[PreTrainedTokenizerBase, PromptEncoder],
 ) -> None:
-    for tokenizer in (TINY, default_tokenizer):
-        for messages in ([Message("user", text)], conversation("Be brief.", text, text, "Go on.")):
+    tokenizer, encode = encoder
+    for text in HARMLESS:
+        for messages in ([Message("user", text)], conversation("a", "b", text)):
             expected = tokenizer.apply_chat_template(
                 [{"role": m.role, "content": m.content} for m in messages],
                 add_generation_prompt=True,
                 return_dict=False,
             )
-            assert PromptEncoder(tokenizer).encode(messages) == expected
+            assert encode.encode(messages) == expected, text
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_encoding_the_text_of_other_tokenizers_loses_nothing(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    for text in ["<|eot_id|> <unused3>", "Naïve café, 東京, 😀", "a  b\n\n\nc", "<0x41> \u2581 "]:
+        ids = PromptEncoder(tokenizer).encode_text(text)
+        shown = text.replace("\u2581", " ") if name == "gemma" else text
+        assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == shown
+
+
+def test_gemma_has_no_system_message_and_says_so() -> None:
+    with pytest.raises(PastaError, match="refuses this conversation: System role not supported"):
+        PromptEncoder(TOKENIZERS["gemma"]).encode([Message("system", "x"), Message("user", "Hi")])
 
 
 def test_the_default_templates_own_system_message_is_kept(
@@ -219,15 +232,6 @@ def test_a_template_that_changes_contents_is_refused(change: str) -> None:
     )
 
 
-def test_a_template_that_refuses_a_conversation_is_quoted() -> None:
-    tokenizer = tiny_tokenizer("{{ raise_exception('System role not supported') }}")
-    with pytest.raises(PastaError) as caught:
-        PromptEncoder(tokenizer).encode([Message("user", "Hi")])
-    assert str(caught.value) == (
-        "the chat template of this tokenizer refuses this conversation: System role not supported"
-    )
-
-
 def test_without_a_template_the_prompt_is_the_text_itself() -> None:
     encoder = PromptEncoder(tiny_tokenizer(template=None))
     assert encoder.encode([Message("user", "Once <sync/>")]) == encoder.encode_text("Once <sync/>")
@@ -235,36 +239,43 @@ def test_without_a_template_the_prompt_is_the_text_itself() -> None:
     assert encoder.encode(both) == encoder.encode_text("A\n\nB")
 
 
-@pytest.mark.parametrize("messages", [[], [Message("user", " \n")]])
-def test_an_empty_prompt_is_refused(messages: list[Message]) -> None:
-    with pytest.raises(PastaError, match=r"^the prompt is empty$"):
-        TINY_ENCODER.encode(messages)
+ASK = [Message("user", "Hi")]
+SIZE = len(TINY_ENCODER.encode(ASK))
 
 
-def test_a_conversation_must_end_with_the_user_and_roles_must_be_known() -> None:
-    with pytest.raises(PastaError, match=r"^the conversation ends with the assistant's words$"):
-        TINY_ENCODER.encode([Message("user", "a"), Message("assistant", "b")])
-    with pytest.raises(PastaError, match=r"^unknown role .root.; roles are system, user"):
-        TINY_ENCODER.encode([Message("root", "a"), Message("user", "b")])
-
-
-def test_a_prompt_that_is_too_long_is_refused_with_both_sizes() -> None:
-    size = len(TINY_ENCODER.encode([Message("user", "Hi")]))
-    assert TINY_ENCODER.encode([Message("user", "Hi")], max_tokens=size)
+@pytest.mark.parametrize(
+    ("messages", "max_tokens", "said"),
+    [
+        ([], None, "the prompt is empty"),
+        ([Message("user", " \n")], None, "the prompt is empty"),
+        (
+            [*ASK, Message("assistant", "b")],
+            None,
+            "the conversation ends with the assistant's words",
+        ),
+        (
+            [Message("root", "a"), *ASK],
+            None,
+            "unknown role 'root'; roles are system, user, assistant",
+        ),
+        (ASK, SIZE - 1, f"the prompt is too long: {SIZE} tokens, at most {SIZE - 1} tokens fit"),
+        (
+            [Message("user", "x" * 1000)],
+            100,
+            "the prompt is too long: 1000 characters, at most 100 tokens fit",
+        ),
+        (ASK * 200, 100, "the prompt is too long: 200 messages, at most 100 tokens fit"),
+        (
+            [Message("user", b"ab\xff".decode("utf-8", "surrogateescape"))],
+            None,
+            "the text is not valid UTF-8, at character 3",
+        ),
+    ],
+)
+def test_a_prompt_that_cannot_be_encoded_is_refused(
+    messages: list[Message], max_tokens: int | None, said: str
+) -> None:
+    assert TINY_ENCODER.encode(ASK, max_tokens=SIZE)
     with pytest.raises(PastaError) as caught:
-        TINY_ENCODER.encode([Message("user", "Hi")], max_tokens=size - 1)
-    assert str(caught.value) == (
-        f"the prompt is too long: {size} tokens, at most {size - 1} tokens fit"
-    )
-
-
-def test_an_enormous_prompt_is_refused_before_it_is_tokenised() -> None:
-    with pytest.raises(PastaError) as caught:
-        TINY_ENCODER.encode([Message("user", "x" * 1000)], max_tokens=100)
-    assert str(caught.value) == ("the prompt is too long: 1000 characters, at most 100 tokens fit")
-
-
-def test_bytes_that_were_not_utf8_are_refused() -> None:
-    not_text = b"ab\xff".decode("utf-8", "surrogateescape")
-    with pytest.raises(PastaError, match=r"^the text is not valid UTF-8, at character 3$"):
-        TINY_ENCODER.encode([Message("user", not_text)])
+        TINY_ENCODER.encode(messages, max_tokens=max_tokens)
+    assert str(caught.value) == said

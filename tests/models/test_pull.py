@@ -16,6 +16,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from pasta_decoding.errors import PastaError
+from pasta_decoding.gguf_file import GgufFile
+from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models import pull as pulling
 from pasta_decoding.models.bases import (
     BASES,
@@ -26,11 +28,14 @@ from pasta_decoding.models.bases import (
     default_cache,
     model_dir,
 )
+from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.models.gguf import write_gguf
+from pasta_decoding.models.load import Loaded, load_gguf, load_model
 from pasta_decoding.models.prompt import Message, PromptEncoder
 from pasta_decoding.models.pull import Fetch, fetch_wheels, model_folder, pull
-from tests.checkpoint import byte_tokenizer, make_base
+from tests.checkpoint import END_ID, byte_tokenizer, make_adapter, make_base
 from tests.engines.subjects import speaking
+from tests.models.test_checkpoint import tiny_tokenizer
 from tests.tiny import TINY_MODELS
 
 BASE = BASES[DEFAULT_MODEL]
@@ -95,13 +100,31 @@ def test_a_gguf_becomes_a_folder_in_shards_that_gives_the_same_logits(
     torch.testing.assert_close(pulled(ids).logits, model(ids).logits, atol=1e-5, rtol=0)
 
 
-def test_a_blank_line_before_a_digit_is_one_token_in_the_default_model(
-    default_tokenizer: PreTrainedTokenizerBase,
-) -> None:
-    text = "Tips:\n\n1. Go in 2024"
-    tokens = ["Tips", ":", "ĊĊ", "1", ".", "ĠGo", "Ġin", "Ġ", "2", "0", "2", "4"]
-    assert default_tokenizer.tokenize(text) == tokens
-    assert default_tokenizer.decode(default_tokenizer.encode(text)) == text
+def test_an_adapter_of_one_copy_of_a_model_fits_the_others(cache: Path, tmp_path: Path) -> None:
+    """The hub's copy ties its head; a GGUF rounds it by itself, and names the rows that pad it."""
+    end = "<|endoftext|>"  # else the class for Qwen adds it
+    tokenizer, gguf, control = tiny_tokenizer(end), tmp_path / "base.gguf", range(259, 273)
+    hub: Any = TINY_MODELS["qwen2"](vocabulary=300, tie_word_embeddings=True, eos_token_id=END_ID)
+    rounded: Any = TINY_MODELS["qwen2"](vocabulary=300, tie_word_embeddings=False)
+    rounded.load_state_dict(hub.state_dict() | {"lm_head.weight": hub.lm_head.weight * 1.001})
+    for one in (hub, tokenizer):
+        one.save_pretrained(tmp_path / "hub")
+    checkpoint = checkpoints.describe(hub, tokenizer, choose_tokens(tiny_tokenizer(end)), name="x")
+    write_gguf(Loaded(rounded, tokenizer, checkpoint, frozenset({END_ID})), gguf, float_type="F32")
+    key = checkpoints.GGUF_KEY.encode()
+    gguf.write_bytes(gguf.read_bytes().replace(key, b"x" * len(key)))
+    folder, prompt = pull(cache, fetch=lambda *_: gguf), torch.tensor([[*b"Why?", *control]])
+    for trained_on in (tmp_path / "hub", folder):
+        adapter = make_adapter(trained_on, tmp_path / f"of-{trained_on.name}")
+        copies = [load_model(base, adapter) for base in (tmp_path / "hub", folder)]
+        logits, others = (one.model(prompt).logits for one in copies)
+        torch.testing.assert_close(logits, others, atol=0.1, rtol=0.01)
+        copies.append(load_gguf(GgufFile(gguf), adapter)[0])
+        for one in copies:
+            assert one.eos_ids == {END_ID}
+            assert one.checkpoint.control.ids == {*control}
+            texts = one.tokenizer.convert_ids_to_tokens([*control])
+            assert texts == [f"<|pasta_{n}|>" for n in range(14)]
 
 
 def rewrite(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
@@ -139,18 +162,10 @@ def test_a_damaged_cache_is_reported_and_pulling_mends_it(
     assert pull(cache, fetch=lambda *_: original) == model_dir(cache)
     assert caplog.messages[0].endswith("making it anew")
     assert names(cache) == [DEFAULT_MODEL]
-
-
-def test_pulling_notices_changed_weights_that_loading_does_not_look_for(
-    cache: Path, original: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = pull(cache, fetch=lambda *_: original)
     rewrite("model.safetensors", lambda old: old[:-1] + b"\x7f")(folder)
-    assert model_dir(cache) == folder
-    caplog.clear()
-    caplog.set_level("INFO")
+    assert model_dir(cache) == folder, "loading looks at the sizes of weights alone"
     pull(cache, fetch=lambda *_: original)
-    assert "model.safetensors has other contents than when it was written" in caplog.messages[0]
+    assert "model.safetensors has other contents than when it was written" in caplog.text
 
 
 @pytest.mark.parametrize("name", BASES)
