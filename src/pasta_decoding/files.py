@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 
 @contextmanager
@@ -33,6 +35,28 @@ def written_whole(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             partial.unlink()
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole or not at all; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written_whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as indented JSON, whole or not at all; its folder is made."""
+    write_text(path, to_json(value, indent=2) + "\n")
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """Return a value as JSON that a file can hold: half a surrogate pair stays an escape."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(value, indent=indent)
+    return text
 
 
 def copy_whole(folder: Path, target: Path) -> None:

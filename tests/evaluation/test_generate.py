@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pasta_decoding.api.config import GenerationConfig
+from pasta_decoding.data.lines import encode_line
 from pasta_decoding.data.rows import Question, question_of
+from pasta_decoding.engines.scripted import follow
 from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation.generate import (
-    Entrant,
-    Plan,
-    ask_all,
-    generate,
-    median_turn,
-    shuffled,
-)
+from pasta_decoding.evaluation.generate import Job, Plan, ask_all, generate, median_turn
 from pasta_decoding.evaluation.methods import Asking, Method, Pasta
-from pasta_decoding.evaluation.records import Record, RunFolder, read_records
+from pasta_decoding.evaluation.metrics import figures
+from pasta_decoding.evaluation.records import Record, begin_run, read_records, read_run, record_of
 from pasta_decoding.runtime.decoder import Decoder
 from tests.cli.conftest import interrupted
 from tests.evaluation.puppet import puppet
-from tests.runtime.machine import FakeClock
+from tests.runtime.machine import LINES, FakeClock, finish, greedy, machine
+from tests.runtime.play import SIZE
 
 QUESTIONS = [question_of("One?", "koala"), question_of("Two?"), question_of("Three?")]
 SEQUENTIAL = GenerationConfig(max_tokens=50, parallel=False)
@@ -64,19 +62,19 @@ class Runs:
     def __call__(
         self,
         labels: Sequence[str] = ("a",),
-        plan: Plan | None = None,
         *,
         load: Callable[[], Method] | None = None,
-        **settings: object,
+        settings: dict[str, Any] | None = None,
+        **plan: Any,
     ) -> dict[str, list[Record]]:
         self.asked.clear()
         self.ticks.clear()
-        entrants = [
-            Entrant(label, SETTINGS | {"method": label} | settings, load or self.loader(label))
+        jobs = [
+            Job(label, SETTINGS | {"method": label} | (settings or {}), load or self.loader(label))
             for label in labels
         ]
         return generate(
-            entrants, QUESTIONS, self.out, plan or Plan(), self.ticks.append, clock=FakeClock()
+            jobs, QUESTIONS, self.out, Plan(clock=FakeClock(), **plan), self.ticks.append
         )
 
     def loader(self, label: str) -> Callable[[], Method]:
@@ -84,6 +82,9 @@ class Runs:
 
     def lines(self, label: str = "a") -> list[str]:
         return (self.out / label / "records.jsonl").read_text().splitlines()
+
+    def json(self, name: str, label: str = "a") -> Any:
+        return json.loads((self.out / label / name).read_text())
 
 
 @pytest.fixture
@@ -96,43 +97,36 @@ def test_every_prompt_has_a_record_and_the_answers_are_in_alpaca_evals_shape(run
     assert [record.text for record in records] == ["On One?", "On Two?", "On Three?"]
     assert all(record.seconds > 0 and record.turns is None for record in records)
     assert records == sorted(read_records(runs.out / "a" / "records.jsonl"), key=records.index)
-    outputs = json.loads((runs.out / "a" / "model_outputs.json").read_text())
-    assert outputs == [
+    assert runs.json("model_outputs.json") == [
         {"dataset": "koala", "instruction": "One?", "output": "On One?", "generator": "a"},
         {"instruction": "Two?", "output": "On Two?", "generator": "a"},
         {"instruction": "Three?", "output": "On Three?", "generator": "a"},
     ]
-    run = json.loads((runs.out / "a" / "run.json").read_text())
+    run = runs.json("run.json")
     assert run | SETTINGS == run
-    assert run["method"] == "a"
-    assert run["resumed"] == []
+    assert (run["method"], run["resumed"]) == ("a", [])
     assert {"machine", "commit", "versions"} <= run.keys()
     assert runs.ticks == ["a"] * 3
-
-
-def test_the_same_run_again_asks_nothing_and_loads_nothing(runs: Runs) -> None:
-    before = runs()
-    assert runs(load=interrupted) == before
+    assert runs(load=interrupted)["a"] == records, "the same run again loads nothing"
     assert runs.ticks == ["a"] * 3
 
 
 def test_an_interrupted_run_goes_on_and_ends_as_one_that_was_not(runs: Runs) -> None:
-    whole = runs(plan=Plan(max_concurrency=1))["a"]
+    whole = runs(max_concurrency=1)["a"]
     lines = runs.lines()
     path = runs.out / "a" / "records.jsonl"
     path.write_text(lines[0] + "\n" + lines[1][:20])
     (runs.out / "a" / "model_outputs.json").unlink()
-    resumed = runs(plan=Plan(max_concurrency=1))["a"]
+    assert runs(max_concurrency=1)["a"] == whole
     assert runs.asked == [("a", "Two?"), ("a", "Three?")]
     assert runs.lines()[0] == lines[0]
-    assert resumed == whole
-    assert len(json.loads((runs.out / "a" / "model_outputs.json").read_text())) == 3
+    assert len(runs.json("model_outputs.json")) == 3
 
 
 def test_other_settings_are_refused_before_anything_is_loaded(runs: Runs) -> None:
     runs()
     with pytest.raises(PastaError) as caught:
-        runs(("b", "a"), load=interrupted, max_tokens=60, seed=1)
+        runs(("b", "a"), load=interrupted, settings={"max_tokens": 60, "seed": 1})
     assert str(caught.value) == (
         f"{runs.out / 'a'} was begun with other settings: max_tokens (50 -> 60), seed (None -> 1)"
     )
@@ -146,7 +140,7 @@ def test_a_run_that_goes_on_with_other_code_says_so(
     monkeypatch.setattr("pasta_decoding.evaluation.records.commit", lambda: "abc")
     for _ in range(2):
         runs()
-    run = json.loads((runs.out / "a" / "run.json").read_text())
+    run = runs.json("run.json")
     assert [place["commit"] for place in run["resumed"]] == ["abc"]
     assert run["commit"] != "abc"
 
@@ -154,10 +148,10 @@ def test_a_run_that_goes_on_with_other_code_says_so(
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "records.jsonl").write_text("{}\n")
     with pytest.raises(PastaError, match=r"holds records without a run\.json"):
-        RunFolder(tmp_path, SETTINGS)
+        begin_run(tmp_path, SETTINGS)
     (tmp_path / "run.json").write_text("[")
-    with pytest.raises(PastaError, match=r"run\.json is broken"):
-        RunFolder(tmp_path, SETTINGS)
+    with pytest.raises(PastaError, match=r"run\.json is not JSON"):
+        begin_run(tmp_path, SETTINGS)
 
 
 # Failures
@@ -165,16 +159,15 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_a_request_that_cannot_be_asked_is_a_record_and_an_empty_output(runs: Runs) -> None:
     narrow = puppet(echo, max_positions=74)  # 19 tokens are the chat's own
-    records = runs(load=lambda: Pasta(narrow, SEQUENTIAL), plan=Plan(max_seconds=70))["a"]
+    records = runs(load=lambda: Pasta(narrow, SEQUENTIAL), max_seconds=70)["a"]
     assert [record.error is None for record in records] == [True, True, False]
     assert records[2].error == "the prompt is too long: 25 tokens, at most 24 tokens fit"
-    assert records[2].seconds == 70
-    outputs = json.loads((runs.out / "a" / "model_outputs.json").read_text())
-    assert [one["output"] for one in outputs] == ["On One?", "On Two?", ""]
+    assert (records[2].seconds, records[2].tokens_per_step) == (70, 1.0)
+    assert [one["output"] for one in runs.json("model_outputs.json")] == ["On One?", "On Two?", ""]
 
 
 def test_an_answer_that_takes_too_long_has_failed_and_counts_at_its_time_out(runs: Runs) -> None:
-    records = runs(plan=Plan(max_concurrency=1, max_seconds=12))["a"]
+    records = runs(max_concurrency=1, max_seconds=12)["a"]
     assert {record.error for record in records} == {"no answer within 12 s"}
     assert {record.seconds for record in records} == {12}
 
@@ -195,37 +188,60 @@ def test_an_engine_that_breaks_in_a_step_fails_those_in_it_and_the_others_go_on(
         return step(feeds)  # type: ignore[arg-type]
 
     decoder.engine.step = breaking  # type: ignore[method-assign, assignment]
-    records = runs(load=lambda: Pasta(decoder, SEQUENTIAL), plan=Plan(max_concurrency=2))["a"]
+    records = runs(load=lambda: Pasta(decoder, SEQUENTIAL), max_concurrency=2)["a"]
     assert [record.error for record in records] == ["out of memory", "out of memory", None]
     assert decoder.engine.slots_in_use == 0
 
 
 def test_leaving_early_frees_what_is_under_way() -> None:
     decoder = puppet(echo)
-    asking = ask_all(Pasta(decoder, SEQUENTIAL), QUESTIONS, max_concurrency=3)
+    asking = ask_all(Pasta(decoder, SEQUENTIAL), QUESTIONS, Plan())
     next(asking)
     assert decoder.engine.slots_in_use > 0
     asking.close()  # type: ignore[attr-defined]
     assert decoder.engine.slots_in_use == 0
 
 
+@pytest.mark.parametrize("repeats", [None, 1])
+def test_what_failed_is_asked_again_if_that_is_wanted_and_counts_as_it_ended(
+    runs: Runs, repeats: int | None
+) -> None:
+    def failures() -> int:
+        run = read_run(runs.out / "a")
+        return figures(run, run).failures
+
+    runs(repeats=repeats)
+    lines = [json.loads(line) for line in runs.lines()]
+    lines[1] |= {"error": "no room", "text": ""}
+    (runs.out / "a" / "records.jsonl").write_text("".join(map(encode_line, lines)))
+    assert runs(repeats=repeats, load=interrupted)["a"][1].error == "no room"
+    assert failures() == 1
+    narrow = puppet(echo, max_positions=60)
+    again = runs(repeats=repeats, retry_failed=True, load=lambda: Pasta(narrow, SEQUENTIAL))["a"]
+    assert "the prompt is too long" in str(again[1].error)
+    assert failures() == 1, "one prompt failed, twice"
+    records = runs(repeats=repeats, retry_failed=True)["a"]
+    assert {question for _, question in runs.asked} == {lines[1]["instruction"]}
+    assert [record.error for record in records] == [None] * 3
+    assert (failures(), runs.json("run.json")["retried"]) == (0, 2)
+    assert runs(repeats=repeats, load=interrupted)["a"] == records
+
+
 # Together and alone
 
 
 def test_many_prompts_at_once_get_the_answers_that_they_get_alone(runs: Runs) -> None:
-    together = runs(("a",), Plan(max_concurrency=3))["a"]
-    alone = runs(("b",), Plan(max_concurrency=1))["b"]
-    assert list(map(without_times, together)) == list(map(without_times, alone))
+    together, alone = runs(("a",), max_concurrency=3)["a"], runs(("b",), max_concurrency=1)["b"]
+    without_times = [
+        [replace(one, seconds=0, first_token_s=None) for one in records]
+        for records in (together, alone)
+    ]
+    assert without_times[0] == without_times[1]
     assert all(one.turns is None for one in alone), "alone is not yet timed"
 
 
-def without_times(record: Record) -> Record:
-    return replace(record, seconds=0, first_token_s=None)
-
-
 def test_timing_asks_prompt_by_prompt_in_turns_after_a_warm_up(runs: Runs) -> None:
-    plan = Plan(repeats=3, seed=5)
-    records = runs(("a", "b"), plan)
+    records = runs(("a", "b"), repeats=3, seed=5)
     warm, rest = runs.asked[:2], runs.asked[2:]
     assert warm == [("a", "One?"), ("b", "One?")]
     turns = [rest[start : start + 2] for start in range(0, len(rest), 2)]
@@ -239,50 +255,33 @@ def test_timing_asks_prompt_by_prompt_in_turns_after_a_warm_up(runs: Runs) -> No
         assert record.seconds == sorted(record.repeats)[1]
     asked = list(runs.asked)
     runs.out = runs.out.with_name("again")
-    runs(("a", "b"), plan)
+    runs(("a", "b"), repeats=3, seed=5)
     assert runs.asked == asked
 
 
 def test_timing_goes_on_with_all_methods_where_one_has_no_record(runs: Runs) -> None:
-    before = runs(("a", "b"), Plan(repeats=1))
+    before = runs(("a", "b"), repeats=1)
     path = runs.out / "b" / "records.jsonl"
     path.write_text("\n".join(runs.lines("b")[:2]) + "\n")
-    records = runs(("a", "b"), Plan(repeats=1))
+    records = runs(("a", "b"), repeats=1)
     assert runs.asked[:2] == [("a", "Three?"), ("b", "Three?")]  # to warm up
     assert sorted(runs.asked[2:]) == [("a", "Three?"), ("b", "Three?")]
     assert sorted(runs.ticks) == ["a"] * 3 + ["b"] * 3
     assert records["a"][:2] == before["a"][:2]
     assert records["a"][2].turns == records["b"][2].turns != before["a"][2].turns
-    assert runs(("a", "b"), Plan(repeats=1), load=interrupted) == records
+    assert runs(("a", "b"), repeats=1, load=interrupted) == records
 
 
 def test_a_method_that_comes_later_is_timed_together_with_the_others(runs: Runs) -> None:
-    plan = Plan(repeats=1)
-    runs(("a", "b"), plan)
-    runs(("a", "c"), plan)
+    runs(("a", "b"), repeats=1)
+    runs(("a", "c"), repeats=1)
     assert {question for label, question in runs.asked if label == "a"} == {
         question.instruction for question in QUESTIONS
     }
     # Now b is of other turns than a, though nothing is missing.
-    records = runs(("a", "b", "c"), plan)
+    records = runs(("a", "b", "c"), repeats=1)
     turns = [[one.turns for one in records[label]] for label in ("a", "b", "c")]
     assert turns[0] == turns[1] == turns[2]
-
-
-@pytest.mark.parametrize("repeats", [None, 1])
-def test_what_failed_is_asked_again_if_that_is_wanted(runs: Runs, repeats: int | None) -> None:
-    plan = Plan(repeats=repeats)
-    runs(plan=plan)
-    path = runs.out / "a" / "records.jsonl"
-    lines = [json.loads(line) for line in runs.lines()]
-    lines[1] |= {"error": "no room", "text": ""}
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert runs(plan=plan, load=interrupted)["a"][1].error == "no room"
-    records = runs(plan=replace(plan, retry_failed=True))["a"]
-    assert {question for _, question in runs.asked} == {lines[1]["instruction"]}
-    assert [record.error for record in records] == [None] * 3
-    assert json.loads((runs.out / "a" / "run.json").read_text())["retried"] == 1
-    assert runs(plan=plan, load=interrupted)["a"] == records
 
 
 def test_the_median_turn_is_kept_and_a_failed_one_is_not_passed_over() -> None:
@@ -296,7 +295,43 @@ def test_the_median_turn_is_kept_and_a_failed_one_is_not_passed_over() -> None:
     assert median_turn([turn(1), turn(9, "broken"), turn(2)]).error == "broken"
 
 
-def test_an_order_depends_on_its_key_alone() -> None:
-    orders = {tuple(shuffled("abc", str(key))) for key in range(40)}
-    assert len(orders) == 6
-    assert shuffled("abc", "x") == shuffled("abc", "x")
+# Records
+
+
+def test_promises_of_a_worked_example_and_a_sync_that_is_only_talked_about() -> None:
+    """Main: OPEN b P20, ' a', SYNC, c. The chunk: ASYNC in the step of P20, then c, a."""
+    _, scheduler = machine(follow(*LINES, vocabulary_size=SIZE), clock=FakeClock())
+    [answer] = finish(scheduler, [scheduler.add(greedy())])
+    talker = puppet(lambda _question: "Write <sync/> to wait.")
+    assert record_of(talker, QUESTIONS[0], answer).promises == ((20, 2),)
+    method = Pasta(talker, GenerationConfig(max_tokens=100))
+    [record] = ask_all(method, QUESTIONS[:1], Plan())
+    assert (record.annotated, record.syncs) == ("Write \\<sync/> to wait.", 0)
+
+
+WHOLE = encode_line(
+    asdict(Record("1f", "Why?", "koala", text="a b", promises=((20, 3),), repeats=(0.5, 0.25)))
+)
+
+
+def test_a_record_reads_back_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    assert read_records(path) == []
+    path.write_text(WHOLE + '{"id": "cut')
+    assert "".join(encode_line(asdict(one)) for one in read_records(path)) == WHOLE
+    assert read_records(path)[0].promises == ((20, 3),)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        '{"instruction": "Why?"}',
+        *(json.dumps(json.loads(WHOLE) | {k: v}) for k, v in {"pace": 1, "promises": [3]}.items()),
+    ],
+)
+def test_a_line_of_something_else_is_named(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text(f"{WHOLE}{line}\n")
+    with pytest.raises(PastaError, match=r"records\.jsonl:2: not a record of an evaluation: "):
+        read_records(path)

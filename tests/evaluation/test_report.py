@@ -15,10 +15,9 @@ import pytest
 from pasta_decoding.cli import main
 from pasta_decoding.data.rows import question_of
 from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation.records import RunFolder
+from pasta_decoding.evaluation.records import begin_run, find_runs
 from pasta_decoding.evaluation.report import Report, build, numbers, plot, render
-from pasta_decoding.evaluation.runs import find_runs
-from tests.evaluation.runfolders import CHUNKED, PLAIN, failed, parallel, record, write_run
+from tests.evaluation.runfolders import PLAIN, failed, parallel, record, write_run
 
 HOSTILE = "</details></script><script>document.title='stolen'</script><img src=x onerror=alert(1)>"
 
@@ -64,7 +63,7 @@ def rewrite(name: str, **settings: Any) -> Callable[[Path], object]:
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "other prompts": (
         lambda runs: write_run(runs / "sot", "sot", [parallel(n) for n in (*range(11), 99)]),
-        "sot has no answer to 1 of them, such as 'What about 11",
+        "sot has no answer to 1 prompts of .*, such as 'What about 11",
     ),
     "another engine": (rewrite("sot", engine="torch"), "sequential has engine None, .*'torch'"),
     "another limit": (rewrite("sot", max_tokens=500), "sequential has max_tokens 400, .*has 500"),
@@ -118,7 +117,7 @@ def test_servers_hold_a_model_for_each_method(runs: Path) -> None:
 def test_a_run_that_was_stopped_does_not_drop_out_silently(runs: Path) -> None:
     prompts = {"number": 20}
     write_run(runs / "sot", "sot", [parallel(n) for n in range(7)], prompts=prompts)
-    with pytest.raises(PastaError, match=r"sot has no answer to 5 of them, such as 'What about 7"):
+    with pytest.raises(PastaError, match=r"sot has no answer to 5 prompts of .*'What about 7"):
         report_of(runs)
     found = report_of(runs, common=True)
     assert {line.figures.prompts for line in found.lines} == {7}
@@ -159,13 +158,12 @@ class FirstIsWorse:
         return [row | {"annotator": "judge", "preference": 2.0} for row in rows]
 
 
+@pytest.mark.slow  # the package alone takes 4 s to load
 def test_what_the_package_alpaca_eval_writes_is_read(runs: Path) -> None:
     package = pytest.importorskip("alpaca_eval", reason="pip install pasta-decoding[eval]")
     outputs = {}
     for label in ("sequential", "sot"):
-        folder = RunFolder(runs / label, {})
-        questions = [question_of(record(n).instruction) for n in range(12)]
-        folder.finish(questions)
+        begin_run(runs / label, {}).finish([question_of(record(n).instruction) for n in range(12)])
         outputs[label] = str(runs / label / "model_outputs.json")
     package.evaluate(
         model_outputs=outputs["sot"],
@@ -223,9 +221,3 @@ def test_judged_runs_are_points_of_speed_against_win_rate(runs: Path) -> None:
     assert "<svg" in page
     assert "length-controlled win rate, %" in page
     assert "judged by somebody" in page
-
-
-def test_a_text_with_chunks_is_the_plain_text() -> None:
-    from pasta_decoding.lang.tree import read, strip
-
-    assert strip(read(CHUNKED)) == PLAIN

@@ -10,16 +10,9 @@ from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.data.rows import question_of
 from pasta_decoding.engines.base import Feed
 from pasta_decoding.engines.scripted import ScriptedEngine
-from pasta_decoding.evaluation.generate import ask_all
+from pasta_decoding.evaluation.generate import Plan, ask_all
 from pasta_decoding.evaluation.records import Record
-from pasta_decoding.evaluation.skeleton import (
-    MOST_POINTS,
-    Skeleton,
-    concatenated,
-    list_ended,
-    points_of,
-    until_next_point,
-)
+from pasta_decoding.evaluation.skeleton import Skeleton, concatenated, points_of
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import read, strip
 from pasta_decoding.runtime.local import LocalDecoder
@@ -44,7 +37,7 @@ def model(question: str, outline: str = OUTLINE) -> str:
 
 def answered(decoder: LocalDecoder, *, max_tokens: int = 200) -> Record:
     method = Skeleton(decoder, GenerationConfig(max_tokens=max_tokens))
-    [record] = ask_all(method, [question_of("How to live?", "blog")])
+    [record] = ask_all(method, [question_of("How to live?", "blog")], Plan())
     assert decoder.engine.slots_in_use == 0
     return record
 
@@ -116,20 +109,14 @@ def test_skeleton_and_points_stay_within_the_budget_together() -> None:
 
 def test_a_skeleton_that_runs_into_its_limit_loses_its_last_line() -> None:
     endless = "1. One\n2. Two\n" + "3. and so on" * 40
-    record = answered(
-        puppet(
-            lambda question: (
-                endless
-                if question.endswith("Outline:")
-                else f"{question[-7]}. {NAMES[question[-7]]}:"
-            )
-        ),
-        max_tokens=60,
-    )
-    assert record.text == "1. One\n2. Two"
-    assert record.annotated == record.text
-    assert record.chunks == 0
-    assert not record.fallback
+
+    def silent(question: str) -> str:
+        number = question[-7]
+        return endless if question.endswith("Outline:") else f"{number}. {NAMES[number]}:"
+
+    record = answered(puppet(silent), max_tokens=60)
+    assert record.text == record.annotated == "1. One\n2. Two"
+    assert (record.chunks, record.fallback) == (0, False)
 
 
 NAMES = {"1": "One", "2": "Two"}
@@ -138,16 +125,12 @@ NAMES = {"1": "One", "2": "Two"}
 def test_a_prompt_that_does_not_fit_is_an_error_and_nothing_is_held() -> None:
     decoder = puppet(model, max_positions=400)
     method = Skeleton(decoder, GenerationConfig(max_tokens=200))
-    [record] = ask_all(method, [question_of("How?" * 90)])
+    [record] = ask_all(method, [question_of("How?" * 90)], Plan())
     assert "the prompt is too long" in str(record.error)
     assert decoder.engine.slots_in_use == 0
 
 
 # Reading a skeleton
-
-
-def headings(outline: str, *, cut_off: bool = False) -> list[tuple[int, str]]:
-    return [(one.number, one.heading) for one in points_of(outline, cut_off=cut_off)]
 
 
 @pytest.mark.parametrize(
@@ -162,64 +145,69 @@ def headings(outline: str, *, cut_off: bool = False) -> list[tuple[int, str]]:
         ("1. In 2019. Then\n2. B", [(1, "In 2019. Then"), (2, "B")]),
         ("1. <sync/>\n2. \u00fc", [(1, "<sync/>"), (2, "\u00fc")]),
         ("no list", []),
-        ("", []),
+        ("\n".join(f"{n}. P{n}" for n in range(1, 30)), [(n, f"P{n}") for n in range(1, 11)]),
     ],
 )
 def test_points_are_numbered_lines_with_rising_numbers_and_new_headings(
     outline: str, points: Sequence[tuple[int, str]]
 ) -> None:
-    assert headings(outline) == points
+    assert [(one.number, one.heading) for one in points_of(outline)] == points
+    whole = [one for one in points_of(outline) if str(one) not in outline.rpartition("\n")[2]]
+    assert points_of(outline, cut_off=True)[: len(whole)] == whole, "the last line may be cut off"
 
 
-def test_a_skeleton_has_ten_points_at_most() -> None:
-    points = headings("\n".join(f"{n}. Point {n}" for n in range(1, 30)))
-    assert points[-1] == (MOST_POINTS, "Point 10")
-
-
-def test_the_last_line_of_a_skeleton_that_was_cut_off_is_none() -> None:
-    assert headings("1. A\n2. B\n3. C", cut_off=True) == [(1, "A"), (2, "B")]
-    assert headings("1. A", cut_off=True) == []
+TEN = "\n".join(f"{n}. Point {n}" for n in range(1, 11))
 
 
 @pytest.mark.parametrize(
-    ("outline", "ended"),
+    ("said", "written"),
     [
-        ("1. A\n2. B", False),
-        ("1. A\n2. B\n\n1", False),
-        ("1. A\n2. B\n\n1. C", True),
-        ("1. A\n\nQuestion:", True),
-        ("1. The Question: why", False),
-        ("\n".join(f"{n}. A" for n in range(1, 11)), False),
-        ("\n".join(f"{n}. A" for n in range(1, 11)) + "\n", True),
-        ("", False),
+        ("1. One\n2. Two\n\nQuestion: Why?", "1. One\n2. Two\n\nQuestion"),
+        ("1. The Question: why\n2. Two", "1. The Question: why\n2. Two"),
+        ("1. A\n2. B\n\n1. C", "1. A\n2. B\n\n1. "),
+        (f"{TEN}\n11. More", TEN),
     ],
 )
 def test_a_skeleton_is_over_at_ten_points_and_where_another_list_begins(
-    outline: str, *, ended: bool
+    said: str, written: str
 ) -> None:
-    assert list_ended(outline) is ended
+    def speaker(question: str) -> str:
+        if question.endswith("Outline:"):
+            return said
+        number = int(question.removesuffix(" only.").rpartition(" ")[2])
+        return f"{points_of(written)[number - 1]}:"
+
+    record = answered(puppet(speaker), max_tokens=600)
+    assert not record.hit_limit
+    assert record.fed_tokens == len(written) - len("1.")
 
 
-def test_a_skeleton_and_a_point_stop_where_something_else_begins() -> None:
+def test_a_point_stops_where_another_one_begins() -> None:
     def endless(question: str) -> str:
         if question.endswith("Outline:"):
-            return "1. One\n2. Two\n\nQuestion: Why?" + "\n1. No" * 20
+            return "1. One\n2. Two"
         number = question.removesuffix(" only.")[-1]
         return f"{number}. {NAMES[number]}: It is {number}.\n3. No\n2. Two: no\n1. One: no" * 9
 
     record = answered(puppet(endless))
     assert record.text == "1. One: It is 1.\n3. No\n2. Two: It is 2.\n3. No\n2. Two: no"
     assert not record.hit_limit
-    skeleton = len(" One\n2. Two\n\nQuestion")
-    assert record.critical_path == skeleton + 1 + len(" It is 2.\n3. No\n2. Two: no\n1")
+    assert record.critical_path == len(" One\n2. Two") + 1 + len(" It is 2.\n3. No\n2. Two: no\n1")
 
 
-def test_a_text_ends_where_another_point_begins() -> None:
-    assert until_next_point("Yes.\n2. Walk: more\n3. Eat", {2, 3}) == "Yes."
-    assert until_next_point("Take\n1. salt\n2. flour", {3, 4}) == "Take\n1. salt\n2. flour"
-    assert until_next_point(" 2. first line stays", {2}) == " 2. first line stays"
-    assert until_next_point("Take\n2.5 cups", {2}) == "Take\n2.5 cups"
-    assert until_next_point("Yes.\n\n2", {2}) == "Yes.\n"
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("Yes.\n2. Walk: more\n3. Eat", "Yes."),
+        ("Take\n4. salt\n5. flour", "Take\n4. salt\n5. flour"),
+        (" 2. first line stays", "2. first line stays"),
+        ("Take\n2.5 cups", "Take\n2.5 cups"),
+        ("Yes.\n\n2", "Yes."),
+    ],
+)
+def test_a_text_ends_where_another_point_begins(text: str, kept: str) -> None:
+    points = points_of("1. A\n2. B\n3. C")
+    assert strip(concatenated(points, [text, "b", "c"], len)) == f"1. A: {kept}\n2. B: b\n3. C: c"
 
 
 def test_literal_tags_and_empty_texts_read_back_from_the_text_form() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -15,13 +14,16 @@ from pasta_decoding.api.config import EngineConfig, GenerationConfig
 from pasta_decoding.cli.console import cache_folder, opened_decoder, progress, say
 from pasta_decoding.cli.options import Without, command
 from pasta_decoding.errors import PastaError, require
-from pasta_decoding.files import sha256
+from pasta_decoding.files import sha256, write_json, write_text
 
 if TYPE_CHECKING:
-    from pasta_decoding.evaluation.generate import Entrant, Plan
+    from pasta_decoding.evaluation.generate import Job, Plan
     from pasta_decoding.evaluation.methods import Chosen, Method
     from pasta_decoding.evaluation.records import Record
     from pasta_decoding.runtime.decoder import Decoder
+
+TURNS = 3
+"""How often each method answers a prompt with --timing; the report takes the median turn."""
 
 
 @command(
@@ -29,49 +31,34 @@ if TYPE_CHECKING:
     "pasta eval generate --prompts prompts.jsonl --out runs --method hf --method lookup --timing",
 )
 def generate(
-    prompts: Annotated[
-        Path,
-        typer.Option(help="JSONL (.gz) with an `instruction` a line, or AlpacaEval's JSON list."),
-    ],
-    out: Annotated[
-        Path, typer.Option(help="Folder of the runs, one a method; the same command resumes.")
-    ],
+    prompts: Annotated[Path, typer.Option(help="JSONL (.gz) or AlpacaEval's JSON.")],
+    out: Annotated[Path, typer.Option(help="Folder of the runs; resumes them.")],
     method: Annotated[
         list[str],
         typer.Option(
             help="pasta, sequential, sot (Skeleton-of-Thought), hf (transformers' generate), "
-            "lookup (the same with prompt lookup), or apar. NAME=ADAPTER names its adapter, "
-            "NAME=none the base model alone. May be repeated."
+            "lookup (hf with prompt lookup) or apar. NAME=ADAPTER for an adapter, NAME=none for "
+            "the base model. Repeatable."
         ),
     ],
-    limit: Annotated[int | None, typer.Option(min=1, help="Only this many prompts.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first prompts.")] = None,
     max_concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Prompts answered together (16; with --timing 1).")
+        int | None, typer.Option(help="Prompts answered together (16).")
     ] = None,
     max_seconds: Annotated[
-        float, typer.Option(min=1, help="An answer that takes longer counts as failed.")
+        float, typer.Option(help="A longer answer has failed (600).", show_default=False)
     ] = 600.0,
     timing: Annotated[
-        bool,
-        typer.Option(
-            "--timing", help="One answer at a time, the methods in turns; --seed sets their order."
-        ),
+        bool, typer.Option("--timing", help="One prompt at a time, in 3 turns.")
     ] = False,
-    repeats: Annotated[
-        int | None, typer.Option(min=1, help="Turns with --timing (3); the report takes medians.")
-    ] = None,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Ask again where a request failed before.")
+        bool, typer.Option("--retry-failed", help="Ask again where a request failed.")
     ] = False,
     *,
     generation: GenerationConfig,
-    engine: Annotated[EngineConfig, Without({"adapter"})],
+    engine: Annotated[EngineConfig, Without({"adapter", "join", "max_model_len"})],
 ) -> None:
-    """Answer prompts by several methods on one engine, and keep a record of each answer.
-
-    Each method's folder gets its settings, a record a prompt, and model_outputs.json, which the
-    package alpaca_eval reads.
-    """
+    """Answer prompts by several methods on one engine; keep a record of each answer."""
     from pasta_decoding.data.rows import read_questions
     from pasta_decoding.evaluation.generate import Plan
     from pasta_decoding.evaluation.generate import generate as answer_all
@@ -79,13 +66,17 @@ def generate(
 
     if timing and max_concurrency not in (None, 1):
         raise PastaError("--timing answers one prompt at a time: leave out --max-concurrency")
-    if repeats and not timing:
-        raise PastaError("--repeats is for --timing")
     if timing and engine.is_remote:
         raise PastaError("--timing is for an engine in this process")
+    concurrency = 16 if max_concurrency is None else max_concurrency
+    for option, value in (("limit", limit), ("max-concurrency", concurrency)):
+        if value is not None and value < 1:
+            raise PastaError(f"--{option} is {value}, not at least 1")
+    if not max_seconds >= 1:
+        raise PastaError(f"--max-seconds is {max_seconds:g}, not at least 1")
     plan = Plan(
-        max_concurrency=1 if timing else max_concurrency or 16,
-        repeats=(repeats or 3) if timing else None,
+        max_concurrency=1 if timing else concurrency,
+        repeats=TURNS if timing else None,
         max_seconds=max_seconds,
         seed=generation.seed,
         retry_failed=retry_failed,
@@ -93,9 +84,9 @@ def generate(
     chosen = choose(method, remote=engine.is_remote)
     questions = read_questions(prompts)[:limit]
     settings = settings_of(plan, generation, prompts, len(questions))
-    entrants = make_entrants(chosen, engine, generation, settings, plan)
+    jobs = jobs_of(chosen, engine, generation, settings, plan)
     with progress([one.label for one in chosen], len(questions)) as tick:
-        found = answer_all(entrants, questions, out, plan, tick)
+        found = answer_all(jobs, questions, out, plan, tick)
     for label, records in found.items():
         show(label, records)
 
@@ -120,39 +111,37 @@ def settings_of(plan: Plan, config: GenerationConfig, prompts: Path, number: int
     }
 
 
-def make_entrants(
+def jobs_of(
     chosen: Sequence[Chosen],
     engine: EngineConfig,
     config: GenerationConfig,
     settings: dict[str, Any],
     plan: Plan,
-) -> list[Entrant]:
+) -> list[Job]:
     """Return the methods, ready to be loaded; those with one adapter share a decoder."""
-    from pasta_decoding.evaluation.generate import Entrant
+    from pasta_decoding.evaluation.generate import Job
     from pasta_decoding.evaluation.methods import OF_HF, make_method
 
     if engine.model is not None and engine.model.suffix == ".gguf":
         raise PastaError("--model names a GGUF file, which holds one adapter: name a folder")
 
     @lru_cache(maxsize=None if plan.repeats else 1)  # with turns, all stay in memory
-    def decoder(adapter: str, name: str) -> Decoder:
-        return opened_decoder(replace(engine.of(adapter), engine=name))
+    def decoder(engine: EngineConfig) -> Decoder:
+        return opened_decoder(engine)
 
-    def entrant(one: Chosen) -> Entrant:
+    def job(one: Chosen) -> Job:
         of_hf = one.name in OF_HF
-        name = "torch" if of_hf else engine.engine
-        told = describe(replace(engine.of(one.adapter), engine=name)) | settings
-        told |= {"method": one.name.value} | ({"engine": "transformers"} if of_hf else {})
+        own = replace(engine.of(one.adapter), engine="torch" if of_hf else engine.engine)
+        told = describe(own) | settings | {"method": one.name.value}
+        told |= {"engine": "transformers"} if of_hf else {}
 
         def load() -> Method:
-            found: Method = make_method(
-                one.name, decoder(one.adapter, name), config, plan.max_seconds
-            )
+            found: Method = make_method(one.name, decoder(own), config, plan.max_seconds)
             return found
 
-        return Entrant(one.label, told, load)
+        return Job(one.label, told, load)
 
-    return [entrant(one) for one in chosen]
+    return [job(one) for one in chosen]
 
 
 def describe(engine: EngineConfig) -> dict[str, Any]:
@@ -206,13 +195,12 @@ def report(
     intervals and count failed answers.
     """
     require("matplotlib", extra="plot", doing="drawing a report")
-    from pasta_decoding.data.lines import write_text
+    from pasta_decoding.evaluation.records import find_runs
     from pasta_decoding.evaluation.report import build, numbers, render
-    from pasta_decoding.evaluation.runs import find_runs
 
     found = build(find_runs(runs), common=common)
     write_text(out / "index.html", render(found))
-    write_text(out / "report.json", json.dumps(numbers(found), ensure_ascii=False, indent=1) + "\n")
+    write_json(out / "report.json", numbers(found))
     for note in found.notes:
         say(note)
     typer.echo(out / "index.html")

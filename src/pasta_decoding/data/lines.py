@@ -1,4 +1,4 @@
-"""JSONL files of a run folder: grown line by line, or written whole."""
+"""Files of a run folder: JSONL, grown line by line or written whole, and JSON."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.files import written_whole
+from pasta_decoding.files import to_json, write_text
 
 Parsed = TypeVar("Parsed")
+Read = TypeVar("Read", list[Any], dict[str, Any])
 
 
 def differing(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
@@ -77,18 +78,19 @@ def write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
     write_text(path, "".join(encode_line(line) for line in lines))
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file whole or not at all; its folder is made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(path) as partial:
-        partial.write_text(text, encoding="utf-8")
-
-
 def encode_line(line: Mapping[str, Any]) -> str:
     """Return one line, its line break included."""
-    text = json.dumps(line, ensure_ascii=False)
+    return to_json(line) + "\n"
+
+
+def read_json(path: Path, kind: type[Read]) -> Read:
+    """Return the JSON value of a file. Raises PastaError if it cannot be read or is no `kind`."""
     try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:  # half a surrogate pair, which only an escape can hold
-        text = json.dumps(line)
-    return text + "\n"
+        found = json.loads(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise PastaError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise PastaError(f"{path} is not JSON: {error}") from error
+    if not isinstance(found, kind):
+        raise PastaError(f"{path} holds no JSON {kind.__name__}")
+    return found

@@ -14,8 +14,13 @@ def machine() -> str:
     """Name processor, core count, GPU and system, for the side of a figure."""
     import torch
 
+    processor = platform.processor() or platform.machine()
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        model = next(line for line in lines if line.startswith("model name"))
+        processor = model.partition(":")[2].strip()
     gpu = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
-    return ", ".join([_processor(), f"{os.cpu_count()} cores", *gpu, platform.system()])
+    return ", ".join([processor, f"{os.cpu_count()} cores", *gpu, platform.system()])
 
 
 def versions() -> dict[str, str]:
@@ -29,22 +34,13 @@ def versions() -> dict[str, str]:
 
 def commit() -> str | None:
     """Return the commit of the code that runs, `+` if it was changed since; None outside git."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
     try:
-        _git("ls-files", "--error-unmatch", __file__)  # not that of a project around site-packages
-        return _git("describe", "--always", "--dirty=+")
+        git("ls-files", "--error-unmatch", __file__)  # not that of a project around site-packages
+        return git("describe", "--always", "--dirty=+")
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def _git(*arguments: str) -> str:
-    command = ["git", "-C", str(Path(__file__).parent), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

@@ -80,11 +80,15 @@ def choose(texts: Sequence[str], *, remote: bool = False) -> list[Chosen]:
     """Read every --method. Raises PastaError for those that do not go together, or on servers."""
     chosen = [_chosen(text) for text in texts]
     labels = [one.label for one in chosen]
-    for label in labels:
-        if labels.count(label) > 1:
-            raise PastaError(f"--method is given twice for the folder {label!r}")
-    if remote:
-        _check_servers(chosen)
+    if twice := [label for label in labels if labels.count(label) > 1]:
+        raise PastaError(f"--method is given twice for the folder {twice[0]!r}")
+    if remote and (local := [one.name for one in chosen if one.name in (*OF_HF, Name.sot)]):
+        raise PastaError(f"--method {local[0]} works in this process, not on servers")
+    adapters = sorted({one.adapter for one in chosen})
+    if remote and len(adapters) > 1:
+        raise PastaError(
+            f"the servers have one checkpoint, and methods differ in theirs: {', '.join(adapters)}"
+        )
     return chosen
 
 
@@ -99,17 +103,6 @@ def _chosen(text: str) -> Chosen:
     if adapter == NO_ADAPTER and name in TRAINED:
         raise PastaError(f"{name} needs an adapter")
     return Chosen(Name(name), adapter, f"{name}-{Path(adapter).name}")
-
-
-def _check_servers(chosen: Sequence[Chosen]) -> None:
-    for one in chosen:
-        if one.name in (*OF_HF, Name.sot):
-            raise PastaError(f"--method {one.name.value} works in this process, not on servers")
-    adapters = sorted({one.adapter for one in chosen})
-    if len(adapters) > 1:
-        raise PastaError(
-            f"the servers have one checkpoint, and methods differ in theirs: {', '.join(adapters)}"
-        )
 
 
 def make_method(name: Name, decoder: Decoder, config: GenerationConfig, max_seconds: float) -> Any:
@@ -167,37 +160,21 @@ class HfGenerate:
 
     def ask(self, question: Question) -> Asking:
         """Answer without the engine of this package."""
-        yield from ()
-        prompt = self.decoder.prompt_ids(question.instruction, self.config.max_tokens)
-        ids, passes = self._generate(prompt, of_question(self.config.sampling(), question))
-        ended = bool(ids) and ids[-1] in self.decoder.vocabulary.eos_ids
-        if not ended and len(ids) < self.config.max_tokens:
-            raise PastaError(f"no answer within {self.max_seconds:g} s")
-        text = self.decoder.vocabulary.decode(ids)
-        return Record(
-            question.id,
-            question.instruction,
-            question.dataset,
-            text=text,
-            annotated=show((Span(text),)) if text else "",
-            plain_tokens=self.decoder.plain_tokens(text),
-            critical_path=passes - 1,  # the first one is the prefill
-            fed_tokens=len(ids),
-            prompt_tokens=len(prompt),
-            hit_limit=not ended,
-        )
-
-    def _generate(self, prompt: tuple[int, ...], sampling: SamplingParams) -> tuple[list[int], int]:
-        """Return the ids of the answer, and how many forward passes they took."""
         import torch
         from transformers import GenerationConfig
 
+        yield from ()
+        decoder, sampling = self.decoder, of_question(self.config.sampling(), question)
+        prompt = decoder.prompt_ids(question.instruction, self.config.max_tokens)
+        chosen: dict[str, Any] = {"do_sample": not sampling.greedy}
+        if not sampling.greedy:  # transformers has 50 for `top_k` by default; 0 is none
+            chosen |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
         settings = GenerationConfig(
-            **_choosing(sampling),
+            **chosen,
             max_new_tokens=self.config.max_tokens,
             max_time=self.max_seconds,
-            eos_token_id=sorted(self.decoder.vocabulary.eos_ids),
-            pad_token_id=self.decoder.vocabulary.end,
+            eos_token_id=sorted(decoder.vocabulary.eos_ids),
+            pad_token_id=decoder.vocabulary.end,
             prompt_lookup_num_tokens=self.lookup_tokens,
         )
         passes: list[None] = []
@@ -209,19 +186,25 @@ class HfGenerate:
                 found = self.model.generate(
                     input_ids, attention_mask=torch.ones_like(input_ids), generation_config=settings
                 )
-        except RuntimeError as error:  # what torch reports of memory, among others
-            raise PastaError(str(error)) from error
         finally:
             counting.remove()
-        return found[0, len(prompt) :].tolist(), len(passes)
-
-
-def _choosing(sampling: SamplingParams) -> dict[str, Any]:
-    """Return what transformers calls the same; `top_k` 0 is none, where it has 50 by default."""
-    if sampling.greedy:
-        return {"do_sample": False}
-    chosen = {"temperature": sampling.temperature, "top_p": sampling.top_p}
-    return {"do_sample": True, "top_k": 0, **chosen}
+        ids = found[0, len(prompt) :].tolist()
+        ended = bool(ids) and ids[-1] in decoder.vocabulary.eos_ids
+        if not ended and len(ids) < self.config.max_tokens:
+            raise PastaError(f"no answer within {self.max_seconds:g} s")
+        text = decoder.vocabulary.decode(ids)
+        return Record(
+            question.id,
+            question.instruction,
+            question.dataset,
+            text=text,
+            annotated=show((Span(text),)) if text else "",
+            plain_tokens=decoder.plain_tokens(text),
+            critical_path=len(passes) - 1,  # the first one is the prefill
+            fed_tokens=len(ids),
+            prompt_tokens=len(prompt),
+            hit_limit=not ended,
+        )
 
 
 def unpatched(decoder: LocalDecoder) -> Any:

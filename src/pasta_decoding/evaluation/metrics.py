@@ -17,20 +17,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation.records import Record
-from pasta_decoding.evaluation.runs import MethodRun
+from pasta_decoding.evaluation.records import Record, Run
 from pasta_decoding.lang.measures import rep_4
 
-RESAMPLES = 10_000
-_MAX_COUNTS = 20_000_000
-_MIN_RESAMPLES = 1_000
+RESAMPLES, _MIN_RESAMPLES, _MAX_COUNTS = 10_000, 1_000, 20_000_000
 TOKENS_PER_STEP, SPEEDUP_IN_STEPS, WALL_CLOCK = "tokens_per_step", "speedup_in_steps", "wall_clock"
 FloatArray = npt.NDArray[np.float64]
 Pairs = Sequence[tuple[Record, Record]]
@@ -87,9 +84,8 @@ def mean(value_P: npt.ArrayLike) -> Interval:
 
 def geometric(ratio_P: Sequence[float]) -> Interval:
     """Return the geometric mean of the ratios that are not NaN."""
-    of_logs = mean(np.log(ratio_P))
-    bounds = (of_logs.value, of_logs.low, of_logs.high)
-    return Interval(*(None if one is None else math.exp(one) for one in bounds))
+    of_logs = astuple(mean(np.log(ratio_P)))
+    return Interval(*(None if one is None else math.exp(one) for one in of_logs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +112,15 @@ class Figures:
     rep_4: float | None
 
 
-def figures(run: MethodRun, baseline: MethodRun) -> Figures:
+def figures(run: Run, baseline: Run) -> Figures:
     """Return the figures of a run of the same prompts as the baseline's."""
     pairs = [(record, baseline.records[key]) for key, record in run.records.items()]
-    records = [record for record, _ in pairs]
+    records = list(run.records.values())
     answers = [record for record in records if record.error is None]
-    chunks = sum(one.chunks for one in answers)
+
+    def total(count: str) -> int:
+        return sum(getattr(one, count) for one in answers)
+
     return Figures(
         prompts=len(records),
         failures=len(records) - len(answers),
@@ -130,24 +129,21 @@ def figures(run: MethodRun, baseline: MethodRun) -> Figures:
         with_promise=mean([one.chunks > 0 for one in records]),
         hit_limit=mean([one.hit_limit for one in records]),
         plain_tokens=mean([one.plain_tokens for one in records]),
-        chunks_mean=chunks / len(records),
-        near_promises=_ratio(
-            sum(one.near_promises for one in answers), sum(len(one.promises) for one in answers)
-        ),
-        repeated_chunks=_ratio(sum(one.repeated_chunks for one in answers), chunks),
-        truncated_chunks=_ratio(sum(one.truncated_chunks for one in answers), chunks),
-        interventions_per_token=_ratio(
-            sum(one.interventions for one in answers), sum(one.fed_tokens for one in answers)
-        ),
+        chunks_mean=total("chunks") / len(records),
+        near_promises=_ratio(total("near_promises"), sum(len(one.promises) for one in answers)),
+        repeated_chunks=_ratio(total("repeated_chunks"), total("chunks")),
+        truncated_chunks=_ratio(total("truncated_chunks"), total("chunks")),
+        interventions_per_token=_ratio(total("interventions"), total("fed_tokens")),
         rep_4=_ratio(sum(rep_4(one.text) for one in answers), len(answers)),
     )
 
 
-def speedups(run: MethodRun, baseline: MethodRun, pairs: Pairs) -> dict[str, Interval]:
+def speedups(run: Run, baseline: Run, pairs: Pairs) -> dict[str, Interval]:
     """Return each speedup. Raises PastaError if both runs were timed, but not in the same turns."""
+    of_failure = run.settings["max_tokens"]
     found = {
         TOKENS_PER_STEP: geometric([one.tokens_per_step for one, _ in pairs]),
-        SPEEDUP_IN_STEPS: geometric([_in_steps(*pair, run.max_tokens) for pair in pairs]),
+        SPEEDUP_IN_STEPS: geometric([_in_steps(*pair, of_failure) for pair in pairs]),
     }
     if all(record.turns is not None for both in pairs for record in both):
         if any(record.turns != base.turns for record, base in pairs):
@@ -159,11 +155,9 @@ def speedups(run: MethodRun, baseline: MethodRun, pairs: Pairs) -> dict[str, Int
     return found
 
 
-def _in_steps(record: Record, base: Record, max_tokens: int) -> float:
-    if base.error is not None:
-        return math.nan
-    steps = record.critical_path if record.error is None else max_tokens
-    return max(1, base.plain_tokens) / max(1, steps)
+def _in_steps(record: Record, base: Record, of_failure: int) -> float:
+    steps = record.critical_path if record.error is None else of_failure
+    return math.nan if base.error is not None else max(1, base.plain_tokens) / max(1, steps)
 
 
 def _wall_clock(record: Record, base: Record) -> float:

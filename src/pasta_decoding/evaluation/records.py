@@ -1,27 +1,28 @@
-"""Records: one line of JSON an answer, and the run folder that holds them.
+"""Records, one line of JSON an answer, and the run folders that hold them.
 
-A request that failed has a record with its `error` and zeros, so that it counts in every figure.
+A request that failed has a record with its `error` and zeros, so that it counts in every figure. A
+prompt's newest record counts: one that failed first and was answered later has not failed.
 
 A run folder holds one method's answers to one set of prompts:
 
 run.json:           the settings, and where it ran.
-records.jsonl:      a line an answer, in the order in which they ended; a prompt's newest counts.
+records.jsonl:      a line an answer, in the order in which they ended.
 model_outputs.json: all answers in AlpacaEval's format, in the order of the prompts; at the end.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pasta_decoding.data.lines import append_line, parse_lines, refuse_other_settings, write_text
+from pasta_decoding.data.lines import append_line, parse_lines, read_json, refuse_other_settings
 from pasta_decoding.data.rows import Question
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.machine import commit, machine, versions
+from pasta_decoding.files import write_json
 from pasta_decoding.lang.layout import ChunkRun, PromiseRun
 from pasta_decoding.lang.measures import repeated_chunks, tokens_per_step
 from pasta_decoding.lang.tree import Sync
@@ -85,8 +86,12 @@ class Record:
 
 def record_of(decoder: Decoder, question: Question, answer: Answer) -> Record:
     """Return the record of an answer that one request wrote."""
-    promises = promises_of(answer)
-    is_near, trace = decoder.vocabulary.control.is_near, answer.trace
+    promises = tuple(
+        (promise.promised, len(chunk.ids) - 1)  # ASYNC_OPEN is not its text
+        for promise, chunk in pairwise(answer.segments)
+        if isinstance(promise, PromiseRun) and isinstance(chunk, ChunkRun) and chunk.closed
+    )
+    is_near = decoder.vocabulary.control.is_near
     return Record(
         question.id,
         question.instruction,
@@ -97,7 +102,7 @@ def record_of(decoder: Decoder, question: Question, answer: Answer) -> Record:
         critical_path=answer.critical_path,
         fed_tokens=answer.fed_tokens,
         # Servers do not say what their caches held: the prompt's own tokens.
-        prompt_tokens=trace.prompt_tokens,
+        prompt_tokens=answer.trace.prompt_tokens,
         chunks=answer.chunks,
         syncs=sum(isinstance(node, Sync) for node in answer.tree),
         interventions=answer.interventions,
@@ -111,109 +116,105 @@ def record_of(decoder: Decoder, question: Question, answer: Answer) -> Record:
     )
 
 
-def failed(question: Question, error: str) -> Record:
-    """Return the record of a request that has no answer."""
-    return Record(question.id, question.instruction, question.dataset, error=error)
-
-
-def promises_of(answer: Answer) -> tuple[tuple[int, int], ...]:
-    """Return what was promised and what was written, of every chunk that ended by itself."""
-    return tuple(
-        (promise.promised, len(chunk.ids) - 1)  # ASYNC_OPEN is not its text
-        for promise, chunk in pairwise(answer.segments)
-        if isinstance(promise, PromiseRun) and isinstance(chunk, ChunkRun) and chunk.closed
-    )
-
-
-# Files
-
-
-def from_line(line: dict[str, Any]) -> Record:
-    """Return the record of a line. Raises ValueError, TypeError or KeyError."""
-    record = Record(**line)
-    return replace(
-        record,
-        promises=tuple((promised, tokens) for promised, tokens in record.promises),
-        repeats=tuple(record.repeats),
-    )
-
-
 def read_records(path: Path, *, resume: bool = False) -> list[Record]:
     """Return the records of a file; a last line that a kill left unfinished is not one.
 
     resume: the file is to grow on, so such a line is cut away. Raises PastaError for others.
     """
-    return parse_lines(path, from_line, what="a record of an evaluation", hint="", resume=resume)
+
+    def parse(line: dict[str, Any]) -> Record:
+        record = Record(**line)
+        promises = tuple((promised, tokens) for promised, tokens in record.promises)
+        return replace(record, promises=promises, repeats=tuple(record.repeats))
+
+    return parse_lines(path, parse, what="a record of an evaluation", hint="", resume=resume)
 
 
-Settings = Mapping[str, Any]
-"""What the answers depend on, as JSON holds it."""
+@dataclass(slots=True)
+class Run:
+    """A run folder: one method's settings, and its records by the prompts' ids."""
 
+    folder: Path
+    settings: dict[str, Any]
+    records: dict[str, Record]
 
-class RunFolder:
-    """Opens or begins a folder. Raises PastaError if it was begun with other settings.
-
-    retry_failed: forget the requests that failed, and count them in run.json.
-    """
-
-    def __init__(self, path: Path, settings: Settings, *, retry_failed: bool = False) -> None:
-        self.path = path
-        self.records: dict[str, Record] = {}
-        here = {"machine": machine(), "commit": commit(), "versions": versions()}
-        before = self._before()
-        if before is None:
-            run = {**settings, **here, "resumed": []}
-        else:
-            known = {name: before.get(name) for name in settings}
-            hint = "Give the settings it was begun with, or another --out."
-            refuse_other_settings(path, known, settings, hint=hint)
-            found = read_records(self.path / RECORDS, resume=True)
-            self.records = {record.id: record for record in found}
-            run = _resumed(before, here)
-            failed = [key for key, record in self.records.items() if record.error is not None]
-            if retry_failed and failed:
-                run["retried"] = before.get("retried", 0) + len(failed)
-                for key in failed:
-                    del self.records[key]
-        write_text(self.path / SETTINGS, json.dumps(run, indent=2, ensure_ascii=False) + "\n")
-
-    def missing(self, questions: Sequence[Question]) -> list[Question]:
-        """Return the questions that have no record yet."""
-        return [question for question in questions if question.id not in self.records]
+    @property
+    def label(self) -> str:
+        """The name of the run: its folder's."""
+        return self.folder.resolve().name
 
     def append(self, record: Record) -> None:
         """Keep a record; when this returns, a kill cannot lose it any more."""
-        append_line(self.path / RECORDS, asdict(record))
+        append_line(self.folder / RECORDS, asdict(record))
         self.records[record.id] = record
 
     def finish(self, questions: Sequence[Question]) -> list[Record]:
         """Write the answers in AlpacaEval's format, whole; return the records in order."""
         records = [self.records[question.id] for question in questions]
-        outputs = [model_output(record, self.path.name) for record in records]
-        text = json.dumps(outputs, indent=2, ensure_ascii=False) + "\n"
-        write_text(self.path / OUTPUTS, text)
+        outputs = [
+            ({} if one.dataset is None else {"dataset": one.dataset})
+            | {"instruction": one.instruction, "output": one.text, "generator": self.label}
+            for one in records
+        ]
+        write_json(self.folder / OUTPUTS, outputs)
         return records
 
-    def _before(self) -> dict[str, Any] | None:
-        """Return the settings that an earlier command wrote; None if there are none."""
-        settings = self.path / SETTINGS
-        if not settings.exists():
-            if (self.path / RECORDS).exists():
-                raise PastaError(f"{self.path} holds records without a {SETTINGS}")
-            return None
-        try:
-            return dict(json.loads(settings.read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as error:
-            raise PastaError(f"{settings} is broken: {error}") from error
+
+def begin_run(folder: Path, settings: Mapping[str, Any], *, retry_failed: bool = False) -> Run:
+    """Begin a run, or go on with the one that the folder holds.
+
+    settings: what the answers depend on. Raises PastaError if the run was begun with others.
+    retry_failed: forget the requests that failed, and count them in run.json.
+    """
+    here = {"machine": machine(), "commit": commit(), "versions": versions()}
+    if (folder / SETTINGS).exists():
+        run = _read(folder, resume=True)
+        known = {name: run.settings.get(name) for name in settings}
+        hint = "Give the settings it was begun with, or another --out."
+        refuse_other_settings(folder, known, settings, hint=hint)
+        places = [{key: run.settings.get(key) for key in here}, *run.settings.get("resumed", [])]
+        if places[-1] != here:  # other code, or another machine
+            run.settings["resumed"] = [*places[1:], here]
+    elif (folder / RECORDS).exists():
+        raise PastaError(f"{folder} holds records without a {SETTINGS}")
+    else:
+        run = Run(folder, {**settings, **here, "resumed": []}, {})
+    answered = {key: one for key, one in run.records.items() if one.error is None}
+    if retry_failed and (failed := len(run.records) - len(answered)):
+        run.settings["retried"] = run.settings.get("retried", 0) + failed
+        run.records = answered
+    write_json(folder / SETTINGS, run.settings)
+    return run
 
 
-def _resumed(before: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:
-    """Return run.json of a run that goes on here; other code or machines are added to it."""
-    places = [{key: before.get(key) for key in here}, *before.get("resumed", [])]
-    return before if places[-1] == here else before | {"resumed": [*places[1:], here]}
+def read_run(folder: Path) -> Run:
+    """Read one run folder. Raises PastaError if it is none, or broken."""
+    run = _read(folder)
+    for key, kind in (("method", str), ("max_tokens", int)):
+        if not isinstance(run.settings.get(key), kind):
+            raise PastaError(f"{folder / SETTINGS} has no {key!r}")
+    if not run.records:
+        raise PastaError(f"{folder} holds no records")
+    return run
 
 
-def model_output(record: Record, generator: str) -> dict[str, str]:
-    """Return one answer as AlpacaEval wants it; a failed request has answered nothing."""
-    output = {"instruction": record.instruction, "output": record.text, "generator": generator}
-    return output if record.dataset is None else {"dataset": record.dataset, **output}
+def _read(folder: Path, *, resume: bool = False) -> Run:
+    settings = read_json(folder / SETTINGS, dict)
+    records = read_records(folder / RECORDS, resume=resume)
+    return Run(folder, settings, {one.id: one for one in records})
+
+
+def find_runs(paths: Sequence[Path]) -> list[Run]:
+    """Read the run folders given, and those inside of the other folders. Raises PastaError."""
+    folders: dict[Path, Path] = {}
+    for path in paths:
+        one = [path] if (path / SETTINGS).is_file() else []
+        found = one or [settings.parent for settings in sorted(path.glob(f"*/{SETTINGS}"))]
+        if not found:
+            raise PastaError(f"{path}: no run folder of `pasta eval generate`, and none in it")
+        folders |= {folder.resolve(): folder for folder in found}
+    runs = [read_run(folder) for folder in folders.values()]
+    labels = [run.label for run in runs]
+    if twice := [label for label in labels if labels.count(label) > 1]:
+        raise PastaError(f"several run folders are called {twice[0]!r}: rename one")
+    return runs

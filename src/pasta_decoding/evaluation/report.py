@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from typing import Any
 
+from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.machine import commit
 from pasta_decoding.evaluation.metrics import (
     SPEEDUP_IN_STEPS,
@@ -17,22 +18,16 @@ from pasta_decoding.evaluation.metrics import (
     Figures,
     Interval,
     figures,
-    mean,
 )
-from pasta_decoding.evaluation.records import Record
-from pasta_decoding.evaluation.runs import (
-    MethodRun,
-    Verdicts,
-    baseline_of,
-    check_alike,
-    same_prompts,
-    verdicts_of,
-)
+from pasta_decoding.evaluation.records import Record, Run
+from pasta_decoding.evaluation.verdicts import LC_WIN_RATE, WIN_RATE, Verdicts, verdicts_of
 from pasta_decoding.lang.tree import Chunk, Span, Sync, read
 
+BASELINES = ("sequential", "hf")
+_ALIKE = ("engine", "file_type", "max_tokens", "max_seconds", "sampling")
+"""Settings that runs must have in common to be compared."""
 COLOURS = 8
 """Threads of an answer are told apart by this many colours, then the colours come again."""
-LC_WIN_RATE, WIN_RATE = "lc_win_rate", "win_rate"
 _NAMES = {
     TOKENS_PER_STEP: "tokens per step",
     SPEEDUP_IN_STEPS: "speedup in steps",
@@ -46,59 +41,96 @@ _NAMES = {
 class Line:
     """One run; `verdicts` is None if no judge compared its answers."""
 
-    run: MethodRun
+    run: Run
     figures: Figures
     verdicts: Verdicts | None
-    win_rates: Mapping[str, Interval]
+
+    @property
+    def win_rates(self) -> Mapping[str, Interval]:
+        """The win rates in percent; nothing without verdicts."""
+        return self.verdicts.win_rates if self.verdicts else {}
+
+    @property
+    def intervals(self) -> dict[str, Interval]:
+        """All figures of speed and quality, by name."""
+        return {**self.figures.speedups, **self.win_rates}
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """Runs of the same prompts, the baseline first. `notes` names what is not in the figures."""
 
-    baseline: MethodRun
+    baseline: Run
     lines: Sequence[Line]
     notes: Sequence[str]
 
 
-def build(found: Sequence[MethodRun], *, common: bool = False) -> Report:
+def build(found: Sequence[Run], *, common: bool = False) -> Report:
     """Compute a report. Raises PastaError for runs that cannot be compared."""
     runs = same_prompts(found, common=common)
     baseline = baseline_of(runs)
     for run in runs:
         check_alike(run, baseline)
     ordered = [baseline, *(run for run in runs if run is not baseline)]
-    lines = [_line(run, baseline) for run in ordered]
+    lines = [Line(run, figures(run, baseline), verdicts_of(run, baseline)) for run in ordered]
     return Report(baseline, lines, list(_notes(found, lines)))
 
 
-def _line(run: MethodRun, baseline: MethodRun) -> Line:
-    verdicts = verdicts_of(run, baseline)
-    return Line(run, figures(run, baseline), verdicts, win_rates(verdicts))
+def same_prompts(runs: Sequence[Run], *, common: bool = False) -> list[Run]:
+    """Return the runs, in one order of prompts. Raises PastaError if the prompts are not the same.
 
-
-def win_rates(verdicts: Verdicts | None) -> dict[str, Interval]:
-    """Return the win rates in percent.
-
-    The length-controlled one and its standard error are alpaca_eval's. The plain one is the mean
-    preference of the prompts with a verdict: a missing verdict is no tie.
+    common: keep the prompts that all of them have instead.
     """
-    if verdicts is None:
-        return {}
-    found = {WIN_RATE: mean([100 * one for one in verdicts.preferences.values()])}
-    if verdicts.length_controlled is not None:
-        value, error = verdicts.length_controlled
-        reach = 1.96 * error if error > 0 else math.nan
-        bounds = (value - reach, value + reach) if math.isfinite(reach) else (None, None)
-        found[LC_WIN_RATE] = Interval(value, *bounds)
-    return found
+    first, *others = runs
+    shared = set(first.records).intersection(*(run.records for run in others))
+    for run in () if common and shared else others:
+        for one, other in ((first, run), (run, first)):
+            if lacking := [
+                record for key, record in other.records.items() if key not in one.records
+            ]:
+                such = " ".join(lacking[0].instruction.split())[:60]
+                raise PastaError(
+                    f"{one.folder} has no answer to {len(lacking)} prompts of {other.folder}, such "
+                    f"as {such!r}",
+                    hint="`pasta eval generate` resumes a run; `pasta eval report --common` takes "
+                    "the prompts that all runs have.",
+                )
+    ids = [one for one in first.records if one in shared]
+    return [replace(run, records={one: run.records[one] for one in ids}) for run in runs]
 
 
-def _notes(found: Sequence[MethodRun], lines: Sequence[Line]) -> Iterator[str]:
+def baseline_of(runs: Sequence[Run]) -> Run:
+    """Return the first sequential run. Raises PastaError if there is none."""
+    for method in BASELINES:
+        if found := [run for run in runs if run.settings["method"] == method]:
+            return found[0]
+    labels = ", ".join(run.label for run in runs)
+    raise PastaError(
+        f"no run is sequential: {labels}",
+        hint="Speedups need the answers of `pasta eval generate --method sequential`.",
+    )
+
+
+def check_alike(run: Run, baseline: Run) -> None:
+    """Raise PastaError for runs that differ in more than their methods."""
+    # Servers hold a checkpoint of its own for each method.
+    keys = _ALIKE if baseline.settings.get("engine") == "remote" else ("model", *_ALIKE)
+    for key in keys:
+        ours, theirs = run.settings.get(key), baseline.settings.get(key)
+        if ours != theirs:
+            raise PastaError(
+                f"{baseline.folder} has {key} {theirs!r}, {run.folder} has {ours!r}",
+                hint="Give both methods to one `pasta eval generate`.",
+            )
+
+
+def _notes(found: Sequence[Run], lines: Sequence[Line]) -> Iterator[str]:
     kept = lines[0].figures.prompts
     for run in found:
-        if run.unanswered:
-            yield f"{run.label}: {run.unanswered} prompts of its file are not answered yet"
+        number = (run.settings.get("prompts") or {}).get("number", 0)
+        if number > len(run.records):
+            left = number - len(run.records)
+            yield f"{run.label}: {left} prompts of its file are not answered yet"
         if len(run.records) > kept:
             yield f"{run.label}: {len(run.records) - kept} prompts left out, not in all runs"
     if lost := lines[0].figures.no_baseline:
@@ -107,10 +139,11 @@ def _notes(found: Sequence[MethodRun], lines: Sequence[Line]) -> Iterator[str]:
 
 
 def _notes_on_judges(lines: Sequence[Line]) -> Iterator[str]:
-    for line in lines:
-        if line.verdicts and (missing := sum(map(math.isnan, line.verdicts.preferences.values()))):
-            yield f"{line.run.label}: {missing} prompts without a verdict"
-    annotators = {line.verdicts.annotator for line in lines if line.verdicts}
+    judged = [(line.run.label, line.verdicts) for line in lines if line.verdicts]
+    for label, verdicts in judged:
+        if missing := sum(map(math.isnan, verdicts.preferences.values())):
+            yield f"{label}: {missing} prompts without a verdict"
+    annotators = {verdicts.annotator for _, verdicts in judged}
     if len(annotators) > 1:
         yield f"win rates are of different judges: {', '.join(sorted(annotators))}"
     if not annotators:
@@ -151,19 +184,14 @@ def render(report: Report) -> str:
         report=report,
         commit=commit(),
         plot=None if figure is None else Markup(figure),  # ours: matplotlib escapes names
-        columns=[name for name in _NAMES if any(name in _intervals(one) for one in report.lines)],
+        columns=[name for name in _NAMES if any(name in one.intervals for one in report.lines)],
         names=_NAMES,
-        intervals=_intervals,
         threads=threads,
         prompts=[
             (base, [(line, line.run.records[key]) for line in report.lines])
             for key, base in report.baseline.records.items()
         ],
     )
-
-
-def _intervals(line: Line) -> dict[str, Interval]:
-    return {**line.figures.speedups, **line.win_rates}
 
 
 def threads(record: Record) -> Iterator[tuple[str, str, str]]:

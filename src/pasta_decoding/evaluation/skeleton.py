@@ -32,16 +32,7 @@ from pasta_decoding.data.rows import Question
 from pasta_decoding.evaluation.methods import Asking, of_question
 from pasta_decoding.evaluation.records import Record, record_of
 from pasta_decoding.lang.measures import repeated_chunks
-from pasta_decoding.lang.tree import (
-    Chunk,
-    Node,
-    Span,
-    Tree,
-    show,
-    strip,
-    valid_tokens,
-    valid_topic,
-)
+from pasta_decoding.lang.tree import Chunk, Node, Span, Tree, show, strip, valid_tokens, valid_topic
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.constraints import Constraint
 from pasta_decoding.runtime.local import LocalDecoder
@@ -93,9 +84,7 @@ class Point:
     number: int
     heading: str
 
-    @property
-    def text(self) -> str:
-        """How the answer begins it."""
+    def __str__(self) -> str:
         return f"{self.number}. {self.heading}"
 
 
@@ -112,42 +101,41 @@ class Skeleton:
 
     def ask(self, question: Question) -> Asking:
         """Ask for the skeleton, then for all points; plainly if there are no two points."""
-        [skeleton] = yield [self._ask_skeleton(question)]
-        outline = f"{BEGUN}{skeleton.text}"
-        points = points_of(outline, cut_off=skeleton.hit_limit)
-        if len(points) < 2:
+        asked, max_tokens = question.instruction, self.config.max_tokens
+        sampling = of_question(self.config.sampling(), question)
+        prompt, most = SKELETON.format(question=asked), max(1, int(max_tokens * SKELETON_SHARE))
+        [skeleton] = yield [self._request(prompt, BEGUN, most, sampling, _skeleton_ended)]
+        points = points_of(f"{BEGUN}{skeleton.text}", cut_off=skeleton.hit_limit)
+        if len(points) >= 2:
+            most = max(1, (max_tokens - skeleton.fed_tokens) // len(points))
+            answers = yield [self._expand(question, points, point, most) for point in points]
+            record = self._record(question, points, answers)
+        else:
             rules = replace(self.config.rules, parallel=False)
-            sampling = of_question(self.config.sampling(), question)
-            [plain] = yield [self.decoder.request(question.instruction, rules, sampling)]
+            [plain] = yield [self.decoder.request(asked, rules, sampling)]
             record = replace(record_of(self.decoder, question, plain), fallback=True)
-            return behind(skeleton, record)
-        share = max(1, (self.config.max_tokens - skeleton.fed_tokens) // len(points))
-        answers = yield [self._expand(question, points, point, share) for point in points]
-        return behind(skeleton, self._record(question, points, answers))
-
-    def _ask_skeleton(self, question: Question) -> Request:
-        text = SKELETON.format(question=question.instruction)
-        most = max(1, int(self.config.max_tokens * SKELETON_SHARE))
-        return self._request(
-            text,
-            BEGUN,
-            most,
-            is_over=lambda text: list_ended(BEGUN + text),
-            sampling=of_question(self.config.sampling(), question),
+        return replace(  # all of it waited for the skeleton, and its prefill is one step more
+            record,
+            critical_path=skeleton.critical_path + 1 + record.critical_path,
+            fed_tokens=skeleton.fed_tokens + record.fed_tokens,
+            prompt_tokens=skeleton.trace.prompt_tokens + record.prompt_tokens,
+            interventions=skeleton.interventions + record.interventions,
+            first_token_s=skeleton.first_token_s,
         )
 
     def _expand(
         self, question: Question, points: Sequence[Point], point: Point, max_tokens: int
     ) -> Request:
-        listed = "\n".join(one.text for one in points)
-        text = POINT.format(question=question.instruction, skeleton=listed, number=point.number)
+        listed = "\n".join(map(str, points))
+        prompt = POINT.format(question=question.instruction, skeleton=listed, number=point.number)
         others = {one.number for one in points} - {point.number}
+        sampling = of_question(self.config.sampling(), question, point.number)
         return self._request(
-            text,
-            f"{point.text}:",
+            prompt,
+            f"{point}:",
             max_tokens,
-            is_over=lambda text: next_point(text, others) is not None,
-            sampling=of_question(self.config.sampling(), question, point.number),
+            sampling,
+            lambda text: _next_point(text, others) is not None,
         )
 
     def _request(
@@ -155,29 +143,24 @@ class Skeleton:
         text: str,
         begun: str,
         max_tokens: int,
-        *,
-        is_over: Callable[[str], bool],
         sampling: SamplingParams,
+        is_over: Callable[[str], bool],
     ) -> Request:
         """Return the request that answers `text` with an answer that has been begun."""
-        decoder = self.decoder
-        started = tuple(decoder.encoder.encode_text(begun))
-        prompt = decoder.prompt_ids(text, max_tokens + len(started))
-        rules = Rules(max_tokens=max_tokens, parallel=False)
-        vocabulary = decoder.vocabulary
-        chooser = Stopping(Sampler(sampling), is_over, vocabulary.decode, vocabulary.end)
-        return Request(prompt + started, chooser, rules)
+        started = tuple(self.decoder.encoder.encode_text(begun))
+        prompt = self.decoder.prompt_ids(text, max_tokens + len(started))
+        vocabulary = self.decoder.vocabulary
+        source = Stopping(Sampler(sampling), is_over, vocabulary.decode, vocabulary.end)
+        return Request(prompt + started, source, Rules(max_tokens=max_tokens, parallel=False))
 
     def _record(
         self, question: Question, points: Sequence[Point], answers: Sequence[Answer]
     ) -> Record:
         """Return the record of the second stage, as if it were all."""
-        texts = [answer.text for answer in answers]
-        tree = concatenated(points, texts, self.decoder.plain_tokens)
+        tree = concatenated(points, [one.text for one in answers], self.decoder.plain_tokens)
         text = strip(tree)
         prompts = [answer.layout.tokens[: answer.trace.prompt_tokens] for answer in answers]
         shared = min(common_prefix_len(prompts[0], prompt) for prompt in prompts)
-        firsts = [first for answer in answers if (first := answer.first_token_s) is not None]
         return Record(
             question.id,
             question.instruction,
@@ -193,8 +176,6 @@ class Skeleton:
             repeated_chunks=repeated_chunks(tree),
             truncated_chunks=sum(answer.truncated for answer in answers),
             hit_limit=any(answer.hit_limit for answer in answers),
-            seconds=max(answer.seconds for answer in answers),
-            first_token_s=min(firsts, default=None),
         )
 
 
@@ -215,8 +196,9 @@ class Stopping:
         return Choice(self.end, intervened=False) if self.is_over(self.decode(self.ids)) else choice
 
 
-def list_ended(outline: str) -> bool:
+def _skeleton_ended(text: str) -> bool:
     """Has a skeleton all the points it may have, or has the model begun another list?"""
+    outline = BEGUN + text
     numbers = [int(digits) for digits, _ in _POINT.findall(outline)]
     restarted = any(later <= earlier for earlier, later in pairwise(numbers))
     is_full = len(numbers) >= MOST_POINTS and outline.endswith("\n")
@@ -244,40 +226,24 @@ def points_of(outline: str, *, cut_off: bool = False) -> list[Point]:
 def concatenated(
     points: Sequence[Point], texts: Sequence[str], count_tokens: Callable[[str], int]
 ) -> Tree:
-    """Return the answer: every point and its text on lines of their own, the texts as chunks."""
+    """Return the answer: every point and its text on lines of their own, the texts as chunks.
+
+    A text ends where it goes on with another point. One that was stopped there ends with the bare
+    number: its full stop was not written.
+    """
     numbers = {point.number for point in points}
     nodes: list[Node] = []
     main = ""
     for point, text in zip(points, texts, strict=True):
-        main += "\n" * bool(nodes or main) + point.text
-        if body := until_next_point(text, numbers - {point.number}).strip():
+        main += "\n" * bool(nodes or main) + str(point)
+        if body := text[: _next_point(f"{text}.", numbers - {point.number})].strip():
             tokens = valid_tokens(count_tokens(body))
             nodes += [Span(f"{main}: "), Chunk(valid_topic(point.heading), tokens, body)]
             main = ""
     return (*nodes, Span(main)) if main else tuple(nodes)
 
 
-def next_point(text: str, others: Collection[int]) -> int | None:
+def _next_point(text: str, others: Collection[int]) -> int | None:
     """Return where, behind its first line, a point's text goes on with one of `others`."""
     starts = (one.start() for one in _NEXT_POINT.finditer(text) if int(one[1]) in others)
     return next(starts, None)
-
-
-def until_next_point(text: str, others: Collection[int]) -> str:
-    """Return the text of one point without what it says of `others`.
-
-    A point that was stopped there ends with the bare number: its full stop was not written.
-    """
-    return text[: next_point(f"{text}.", others)]
-
-
-def behind(skeleton: Answer, record: Record) -> Record:
-    """Return the record of an answer whose requests waited for `skeleton`: one step more."""
-    return replace(
-        record,
-        critical_path=skeleton.critical_path + 1 + record.critical_path,
-        fed_tokens=skeleton.fed_tokens + record.fed_tokens,
-        prompt_tokens=skeleton.trace.prompt_tokens + record.prompt_tokens,
-        interventions=skeleton.interventions + record.interventions,
-        first_token_s=skeleton.first_token_s,
-    )

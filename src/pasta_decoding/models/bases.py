@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.files import sha256
+from pasta_decoding.files import sha256, write_json
 
 MANIFEST = "manifest.json"
 # Raised when the converted form changes, so that an older cache is made anew.
@@ -133,7 +133,7 @@ def write_manifest(base: BaseModel, folder: Path, source: str) -> None:
         for path in sorted(folder.iterdir())
     }
     manifest = {"format": FORMAT, "model": base.name, "source": source, "files": files}
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / MANIFEST, manifest)
 
 
 def kept(cache: Path) -> Iterator[tuple[str, Path, int]]:

@@ -27,10 +27,10 @@ from typing import Any
 
 from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import ENGINES, choose_engine, find, open_local
-from pasta_decoding.data.lines import append_line, differing, read_lines, write_lines, write_text
+from pasta_decoding.data.lines import append_line, differing, read_lines, write_lines
 from pasta_decoding.data.rows import Question
 from pasta_decoding.errors import PastaError
-from pasta_decoding.files import copy_whole
+from pasta_decoding.files import copy_whole, write_json
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.load import default_device, holds_weights, native_dtype
@@ -132,7 +132,7 @@ class PreferenceRun:
         lines = [{"prompt": p.prompt, "number": p.number, "score": one} for p, one in scored]
         write_lines(folder / "scores.jsonl", lines)
         write_lines(folder / "pairs.jsonl", map(asdict, pairs))
-        write_text(folder / "summary.json", json.dumps(summarise(parts, pairs), indent=2) + "\n")
+        write_json(folder / "summary.json", summarise(parts, pairs))
         if not pairs:
             raise PastaError(
                 f"round {number} has no pair of a better and a worse answer",

@@ -14,8 +14,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pasta_decoding.data.lines import read_lines, refuse_other_settings, write_lines, write_text
+from pasta_decoding.data.lines import read_lines, refuse_other_settings, write_lines
 from pasta_decoding.errors import PastaError
+from pasta_decoding.files import write_json
 from pasta_decoding.training.config import PreferenceConfig, SftConfig, identity
 
 log = logging.getLogger(__name__)
@@ -91,7 +92,7 @@ def begin_run(
     """
     if inputs is not None:
         write_lines(out / "inputs.json", [dict(inputs)])
-    write_text(out / "config.json", json.dumps(identity(config), indent=2) + "\n")
+    write_json(out / "config.json", identity(config))
 
 
 def last_checkpoint(out: Path) -> Path | None:
