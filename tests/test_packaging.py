@@ -47,7 +47,7 @@ def declared() -> dict[str, Requirement]:
 
 def test_every_imported_package_is_declared() -> None:
     packages = importlib.metadata.packages_distributions()
-    ships = {"llama_cpp": ["llama-cpp-python"], "py3langid": ["py3langid"]}
+    ships = {"llama_cpp": ["llama-cpp-python"]}
     # pydantic and pydantic_core come and go together.
     ships["pydantic_core"] = ["pydantic"]
     missing = {

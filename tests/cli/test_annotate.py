@@ -45,8 +45,8 @@ def test_rules_annotate_what_they_are_for_and_once(
     source, out = write(tmp_path / "in.jsonl", *PLAIN), tmp_path / "out.jsonl"
     report = pasta("annotate", source, out, "--json").object
     assert report["rejected"] == {"empty response": 2, "more than 1000 tokens": 1}
-    assert (report["rows"], report["promised"]) == (6, 1)
-    assert report["ideal_speedup_promised"] > report["ideal_speedup"] > 1
+    assert (report["rows"], report["with_chunk"]) == (6, 1)
+    assert report["ideal_speedup_with_chunk"] > report["ideal_speedup"] > 1
     found = responses(out)
     assert '1. <promise topic="sleep" tokens="' in found[0]
     assert found[1:4] == ["", " \n", "word " * 500]
@@ -134,10 +134,10 @@ def test_an_endpoint_annotates_and_cost_and_rejects_are_reported(ask: Ask, five:
     with chat_server(script) as server:
         said = ask(server).err.splitlines()
         report = ask(server, "--json", "--limit", 4).object
-    assert (report["rows"], report["promised"], report["rejected"]) == (4, 3, {"text differs": 1})
+    assert (report["rows"], report["with_chunk"], report["rejected"]) == (4, 3, {"text differs": 1})
     assert report["cost"]["retries: text differs"] == 2
     assert responses(five.with_name("out.jsonl")) == [GOOD, GOOD, GOOD, OATS]
-    assert said[-7:-3] == [
+    assert said[-6:-2] == [
         f"5 rows in {five.with_name('out.jsonl')}, 4 with a promise",
         "1 rejected: text differs",
         "7 requests",
@@ -202,7 +202,8 @@ def test_what_cannot_be_annotated_is_told_and_what_was_there_stays(
     refused = {
         (broken, out): f"{broken}:2: not JSON: ",
         (source, nowhere): f"cannot write {nowhere}: No such file or directory",
-        (source, tmp_path / "other.jsonl"): f"{partial}:1: not a line of an annotation: ",
+        (source, tmp_path / "other.jsonl"): f"{partial} is not a journal of annotations: ",
+        (broken, out, "--with", "nothing"): "--with nothing is neither structure, apar, llm nor",
         (source, out, "--with", "llm"): "an endpoint is asked by --base-url and --model",
     }
     for arguments, message in refused.items():

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from pasta_decoding.errors import install_command
 from tests.cli.conftest import Pasta
 
 pytestmark = pytest.mark.usefixtures("tiny_cache")
@@ -32,7 +30,7 @@ def source(tmp_path: Path) -> Path:
 def test_rows_are_chosen_written_and_described(pasta: Pasta, source: Path, tmp_path: Path) -> None:
     out, prompts = tmp_path / "train.jsonl", tmp_path / "prompts.jsonl"
     prompts.write_text('{"instruction": "about B"}\n')
-    build = ("data", "build", source, "-o", out, "--language", "en", "--exclude", prompts)
+    build = ("data", "build", source, "-o", out, "--exclude", prompts)
     found = pasta(*build, "--json").object
     assert (found["read"], found["rows"], found["literal_tags"]) == (4, 2, 1)
     assert found["dropped"] == {"empty": 1, "in an evaluation set": 1}
@@ -48,26 +46,26 @@ def test_a_row_without_an_id_in_two_files_is_a_duplicate(pasta: Pasta, tmp_path:
     first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
     for path in (first, second):
         path.write_text('{"prompt": "How?", "completion": "So."}\n' * 2)
-    build = ("data", "build", first, second, "-o", tmp_path / "train.jsonl", "--json")
+    out = tmp_path / "train.jsonl"
+    build = ("data", "build", first, second, "-o", out, "--json")
     assert pasta(*build).object["dropped"] == {"duplicate": 3}
+    again = ("data", "build", first, out, "-o", tmp_path / "again.jsonl", "--json")
+    assert pasta(*again).object["dropped"] == {"duplicate": 2}, "its id says only what it says"
 
 
 def test_what_cannot_be_built_is_told_in_a_line_and_not_written(
-    pasta: Pasta, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pasta: Pasta, source: Path, tmp_path: Path
 ) -> None:
     again, out = tmp_path / "again.jsonl", tmp_path / "train.jsonl"
     again.write_bytes(source.read_bytes())
     broken = tmp_path / "broken.jsonl"
     broken.write_text("{\n")
-    monkeypatch.setitem(sys.modules, "py3langid", None)
     refused = {
         (source, "--min-tokens", 99): "no row of 4 is left: {",
-        (source, again): f"id 'a' is in {source} and in {again}",
+        (source, again): f"{again}:1: id 'a' was used before",
         (broken,): f"{broken}:1: not JSON: ",
-        (source, "--language", "en"): "--language needs the package py3langid",
     }
     for arguments, message in refused.items():
         found = pasta("data", "build", *arguments, "-o", out)
         assert (found.status, out.exists()) == (2, False)
         assert f"pasta: {message}" in found.err
-    assert found.err.endswith(f"{install_command('data')}\n")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.data.annotate.apar import find_parts
 from pasta_decoding.data.annotate.base import by_rule
-from pasta_decoding.data.rows import Row, read_rows
+from pasta_decoding.data.rows import Row
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import Chunk, Sync, read, show, strip
+from tests.examples import few
 
-SHIPPED = Path(__file__).parents[2] / "data" / "annotated_clean.jsonl.gz"
 PIECES = ["\n", "\n\n", " ", "1. ", "- ", "Tea: ", "**Tea:** ", "A. ", "<sync/>", "\\", "\x1c", "|"]
 SENTENCES = [
     "Green tea is grown in the shade. ",
@@ -37,8 +35,9 @@ def chunks(response: str) -> list[str]:
     return [node.text for node in read(annotate(response)) if isinstance(node, Chunk)]
 
 
-def assert_forked_by_rule(response: str) -> None:
-    """Text kept, nothing for the checker to find; no sync, no topic, no lone fork."""
+@few(50)
+@given(TEXT.map("".join))
+def test_any_response_keeps_its_text_and_gets_neither_topics_nor_syncs(response: str) -> None:
     annotated = annotate(response)
     tree = read(annotated)
     assert strip(tree) == response
@@ -48,18 +47,6 @@ def assert_forked_by_rule(response: str) -> None:
     found = [node for node in tree if isinstance(node, Chunk)]
     assert all(node.topic is None for node in found)
     assert not found or len(found) >= 3
-
-
-@given(TEXT.map("".join))
-def test_any_response_keeps_its_text_and_gets_neither_topics_nor_syncs(response: str) -> None:
-    assert_forked_by_rule(response)
-
-
-def test_real_responses_do_so_too_and_a_good_part_of_them_forks() -> None:
-    responses = [strip(read(row.response)) for row in read_rows(SHIPPED)]
-    for response in responses:
-        assert_forked_by_rule(response)
-    assert sum(bool(chunks(response)) for response in responses) > len(responses) / 8
 
 
 LIST = """Three drinks:

@@ -23,7 +23,7 @@ def rows_of(*pairs: tuple[str, str]) -> list[Row]:
 def built(
     rows: Iterable[Row], *, exclude: Iterable[str] = (), **wanted: Any
 ) -> tuple[list[Row], dict[str, int]]:
-    return choose(rows, Wanted(**wanted), count_words, lambda _text: "en", exclude)
+    return choose(rows, Wanted(**wanted), count_words, exclude)
 
 
 def chunk(text: str) -> str:
@@ -42,7 +42,6 @@ TWO = f"Two: {chunk('Apples are red.')} {chunk('Pears are green.')}"
         ({}, "Why?", TWO.replace("<", "\\<"), "annotated twice"),
         ({"min_tokens": 8}, "Why?", TWO, "length"),
         ({"max_total_tokens": 8}, "But why?", TWO, "length"),
-        ({"language": "fr"}, "Why?", TWO, "language"),
     ],
 )
 def test_a_row_that_is_not_wanted_is_counted_under_its_reason(
@@ -53,7 +52,7 @@ def test_a_row_that_is_not_wanted_is_counted_under_its_reason(
 
 def test_a_row_that_is_wanted_stays_as_it_is() -> None:
     rows = rows_of(("But why?", TWO))
-    assert built(rows, language="en", min_tokens=7, max_total_tokens=9) == (rows, {})
+    assert built(rows, min_tokens=7, max_total_tokens=9) == (rows, {})
 
 
 def test_a_response_is_kept_once_and_a_prompt_as_often_as_wanted() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ import pytest
 from pasta_decoding.data.build import normalised, runs_of_words
 from pasta_decoding.data.rows import Row, read_prompts, read_rows
 from pasta_decoding.lang.check import check
-from pasta_decoding.lang.tree import Chunk, Sync, read, strip
+from pasta_decoding.lang.tree import read, strip
 
 FOLDER = Path(__file__).parents[2] / "data"
 ROWS = {
@@ -48,32 +46,10 @@ def test_the_training_sample_holds_nothing_that_is_for_judging() -> None:
     assert held_out.isdisjoint(row.id for row in shipped("training_sample"))
 
 
-def test_each_part_of_the_written_rows_has_the_tags_that_its_source_says() -> None:
-    found = Counter(
-        (
-            row.source,
-            any(isinstance(n, Chunk) for n in tree),
-            sum(isinstance(n, Sync) for n in tree),
-        )
-        for row in shipped("annotated_written")
-        for tree in [read(row.response)]
-    )
-    assert found == {
-        ("written/sync", True, 1): 260,
-        ("written/parts", True, 0): 295,
-        ("written/plain", False, 0): 161,
-    }
-
-
 @pytest.mark.parametrize(("name", "count"), PROMPTS.items())
 def test_every_prompt_is_there_once(name: str, count: int) -> None:
     prompts = read_prompts(FOLDER / f"{name}.jsonl")
     assert len(prompts) == len(set(prompts)) == count
-
-
-def test_the_prompts_for_syncs_are_half_of_each_kind() -> None:
-    lines = map(json.loads, (FOLDER / "sync_prompts.jsonl").read_text().splitlines())
-    assert Counter(line["needs_sync"] for line in lines) == {True: 60, False: 60}
 
 
 def test_no_prompt_of_an_evaluation_shares_eight_words_with_a_row_or_a_prompt_of_training() -> None:

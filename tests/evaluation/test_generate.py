@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -227,17 +227,7 @@ def test_what_failed_is_asked_again_if_that_is_wanted_and_counts_as_it_ended(
     assert runs(repeats=repeats, load=interrupted)["a"] == records
 
 
-# Together and alone
-
-
-def test_many_prompts_at_once_get_the_answers_that_they_get_alone(runs: Runs) -> None:
-    together, alone = runs(("a",), max_concurrency=3)["a"], runs(("b",), max_concurrency=1)["b"]
-    without_times = [
-        [replace(one, seconds=0, first_token_s=None) for one in records]
-        for records in (together, alone)
-    ]
-    assert without_times[0] == without_times[1]
-    assert all(one.turns is None for one in alone), "alone is not yet timed"
+# Timing
 
 
 def test_timing_asks_prompt_by_prompt_in_turns_after_a_warm_up(runs: Runs) -> None:
@@ -333,5 +323,5 @@ def test_a_record_reads_back_as_it_was(tmp_path: Path) -> None:
 def test_a_line_of_something_else_is_named(line: str, tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     path.write_text(f"{WHOLE}{line}\n")
-    with pytest.raises(PastaError, match=r"records\.jsonl:2: not a record of an evaluation: "):
+    with pytest.raises(PastaError, match=r"records\.jsonl:2: not a (record|JSON object)"):
         read_records(path)

@@ -63,7 +63,7 @@ def rewrite(name: str, **settings: Any) -> Callable[[Path], object]:
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "other prompts": (
         lambda runs: write_run(runs / "sot", "sot", [parallel(n) for n in (*range(11), 99)]),
-        "sot has no answer to 1 prompts of .*, such as 'What about 11",
+        "2 prompts are in one of .*apar and .*sot only, such as 'What about 11",
     ),
     "another engine": (rewrite("sot", engine="torch"), "sequential has engine None, .*'torch'"),
     "another limit": (rewrite("sot", max_tokens=500), "sequential has max_tokens 400, .*has 500"),
@@ -117,7 +117,7 @@ def test_servers_hold_a_model_for_each_method(runs: Path) -> None:
 def test_a_run_that_was_stopped_does_not_drop_out_silently(runs: Path) -> None:
     prompts = {"number": 20}
     write_run(runs / "sot", "sot", [parallel(n) for n in range(7)], prompts=prompts)
-    with pytest.raises(PastaError, match=r"sot has no answer to 5 prompts of .*'What about 7"):
+    with pytest.raises(PastaError, match=r"5 prompts are in one of .* only, such as 'What about 7"):
         report_of(runs)
     found = report_of(runs, common=True)
     assert {line.figures.prompts for line in found.lines} == {7}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -70,22 +71,23 @@ def annotate(
     Finished rows are kept in OUT.partial, and the same command resumes there. The endpoint's key is
     PASTA_ENDPOINT_KEY, else OPENAI_API_KEY.
     """
-    from pasta_decoding.data.annotate.job import journal_path, report, run_job
+    from pasta_decoding.data.annotate.job import journal_path, run_job
+    from pasta_decoding.data.report import measure_rows
 
-    rows = read_plain(source, limit, strip=strip)
     counted_by = None if with_ == "llm" or model is None else Path(model)
     count_tokens = token_counter(counted_by)
-    settings = {
+    settings: dict[str, Any] = {}
+    if with_ == "llm":
+        annotator, settings = endpoint_annotator(base_url, model, concurrency, count_tokens)
+    else:
+        annotator = rule_annotator(with_, count_tokens)
+    rows = read_plain(source, limit, strip=strip)
+    settings |= {
         "with": with_,
         "input": sha256(source)[:16],
         "tokens_of": counted_by and str(counted_by),
         "strip": strip,
     }
-    if with_ == "llm":
-        annotator, more = endpoint_annotator(base_url, model, concurrency, count_tokens)
-        settings |= more
-    else:
-        annotator = rule_annotator(with_, count_tokens)
     try:
         with progress(["annotating"], len(rows)) as tick:
             done = run_job(
@@ -94,11 +96,22 @@ def annotate(
     except KeyboardInterrupt:
         say(f"finished rows are in {journal_path(out)}; the same command goes on behind them")
         raise
-    figures = report(done, count_tokens)
+    cost: Counter[str] = Counter()
+    for one in done:
+        cost.update(one.cost)
+    figures = {
+        **measure_rows([one.row for one in done], count_tokens),
+        "rejected": dict(Counter(one.rejected for one in done if one.rejected).most_common()),
+        "cost": dict(cost),
+    }
     if as_json:
         typer.echo(json.dumps(figures))
-    else:
-        show(figures, out)
+        return
+    say(f"{figures['rows']} rows in {out}, {figures['with_chunk']} with a promise")
+    for reason, count in figures["rejected"].items():
+        say(f"{count} rejected: {reason}")
+    for name, amount in cost.items():
+        say(f"{amount:g} {name}")
 
 
 def endpoint_annotator(
@@ -150,14 +163,3 @@ def read_plain(source: Path, limit: int | None, *, strip: bool) -> list[Row]:
             hint="--strip takes their tags out first.",
         )
     return rows
-
-
-def show(figures: dict[str, Any], out: Path) -> None:
-    """Say what was done, what was not taken and why, and what it cost."""
-    say(f"{figures['rows']} rows in {out}, {figures['promised']} with a promise")
-    for reason, count in figures["rejected"].items():
-        say(f"{count} rejected: {reason}")
-    for name, amount in figures["cost"].items():
-        say(f"{amount:g} {name}")
-    if figures["ideal_speedup"] is not None:
-        say(f"ideal speedup {figures['ideal_speedup']:.2f}")

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from pasta_decoding.cli.console import drawn, say, token_counter
 from pasta_decoding.cli.options import AsJson, Base, command
 from pasta_decoding.data.build import Wanted
-from pasta_decoding.errors import PastaError, require
-
-if TYPE_CHECKING:
-    from pasta_decoding.data.rows import Row
+from pasta_decoding.errors import PastaError
 
 
 @command()
@@ -34,13 +29,12 @@ def build(
     """Choose rows for training: filter, drop duplicates and evaluation prompts."""
     from pasta_decoding.data.build import choose
     from pasta_decoding.data.report import measure_rows
-    from pasta_decoding.data.rows import read_prompts, write_rows
+    from pasta_decoding.data.rows import read_prompts, read_rows, write_rows
 
-    detect = language_detector() if wanted.language else lambda _text: ""
     count_tokens = token_counter(model)
     prompts = [prompt for path in exclude or [] for prompt in read_prompts(path)]
-    rows = read_all(sources)
-    kept, dropped = choose(drawn(rows, "reading"), wanted, count_tokens, detect, prompts)
+    rows = list(read_rows(*sources))
+    kept, dropped = choose(drawn(rows, "reading"), wanted, count_tokens, prompts)
     if not kept:
         raise PastaError(
             f"no row of {len(rows)} is left: {dict(dropped)}",
@@ -65,33 +59,6 @@ def report(
     show(measure_rows(rows, token_counter(model)), as_json)
 
 
-def language_detector() -> Callable[[str], str]:
-    """Return a function from a text to the ISO 639-1 code of its language."""
-    require("py3langid", extra="data", doing="--language")
-    import py3langid
-
-    return lambda text: str(py3langid.classify(text)[0])
-
-
-def read_all(sources: Sequence[Path]) -> list[Row]:
-    """Return the rows of all files; an id may be used once, unless it only says what the row says.
-
-    Where two files have the same row without an id, it is a duplicate like any other.
-    """
-    from pasta_decoding.data.rows import derived_id, read_rows
-
-    found: dict[str, Path] = {}
-    rows = []
-    for path in sources:
-        for row in read_rows(path):
-            made = re.fullmatch(rf"{derived_id(row)}(-\d+)?", row.id)
-            if row.id in found and not made:
-                raise PastaError(f"id {row.id!r} is in {found[row.id]} and in {path}")
-            found[row.id] = path
-            rows.append(row)
-    return rows
-
-
 def show(figures: dict[str, Any], as_json: bool) -> None:
     """Print the figures of a set, as JSON or as a table of its sources."""
     if as_json:
@@ -101,8 +68,7 @@ def show(figures: dict[str, Any], as_json: bool) -> None:
     from rich.table import Table
 
     table = Table("source", "rows", "with chunk", "chunks", "syncs", "tokens", "ideal speedup")
-    sources: Iterable[tuple[str, dict[str, Any]]] = figures["sources"].items()
-    for name, one in [*sources, ("all", figures)]:
+    for name, one in [*figures["sources"].items(), ("all", figures)]:
         tokens = one["plain_tokens"] or {"p10": 0, "p50": 0, "p90": 0}
         lengths = f"{tokens['p10']:.0f} / {tokens['p50']:.0f} / {tokens['p90']:.0f}"
         counts = [str(one[key]) for key in ("rows", "with_chunk", "chunks", "syncs")]

@@ -132,7 +132,7 @@ def jobs_of(
     def job(one: Chosen) -> Job:
         of_hf = one.name in OF_HF
         own = replace(engine.of(one.adapter), engine="torch" if of_hf else engine.engine)
-        told = describe(own) | settings | {"method": one.name.value}
+        told = describe(own) | settings | {"method": one.name}
         told |= {"engine": "transformers"} if of_hf else {}
 
         def load() -> Method:

@@ -35,9 +35,6 @@ class Wanted:
     max_total_tokens: Annotated[
         int | None, Option(min=1, help="Leave out longer rows, counted with their prompt.")
     ] = None
-    language: Annotated[
-        str | None, Option(help="Keep one language only, by its ISO 639-1 code such as en.")
-    ] = None
     per_prompt: Annotated[
         int | None, Option(min=1, help="Keep this many responses of one prompt.")
     ] = None
@@ -46,17 +43,11 @@ class Wanted:
         int, Option(min=0, help="Seed of the shuffle, which decides the rows that --limit keeps.")
     ] = 0
 
-    def fits(self, asked: int, said: int) -> bool:
-        """Do a prompt and a response of so many tokens fit?"""
-        limit = self.max_total_tokens
-        return said >= self.min_tokens and (limit is None or asked + said <= limit)
-
 
 def choose(
     rows: Iterable[Row],
     wanted: Wanted,
     count_tokens: Callable[[str], int],
-    detect_language: Callable[[str], str],
     evaluated: Iterable[str] = (),
 ) -> tuple[list[Row], Counter[str]]:
     """Return the rows that stay, in an order that depends on the seed alone, and why others went.
@@ -70,6 +61,10 @@ def choose(
     of_prompt: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
 
+    def fits(asked: int, said: int) -> bool:
+        most = wanted.max_total_tokens
+        return said >= wanted.min_tokens and (most is None or asked + said <= most)
+
     def reason(row: Row, tree: Tree, key: tuple[str, str]) -> str | None:
         """Return the first reason against a row; the cheap ones come first."""
         plain = strip(tree)
@@ -79,11 +74,7 @@ def choose(
             "malformed": lambda: any(check(row.response, topic_required=False)),
             "annotated twice": lambda: has_chunk(read(plain)),
             "in an evaluation set": lambda: row.instruction in contaminated,
-            "length": lambda: not wanted.fits(*map(count_tokens, (row.asked, plain))),
-            "language": lambda: (
-                wanted.language is not None
-                and detect_language(f"{row.instruction}\n{plain}") != wanted.language
-            ),
+            "length": lambda: not fits(*map(count_tokens, (row.asked, plain))),
             "duplicate": lambda: key in kept,
             "prompt often enough": lambda: of_prompt[key[0]] == wanted.per_prompt,
         }

@@ -87,7 +87,7 @@ def open_client(endpoint: Endpoint) -> AsyncOpenAI:
 
 
 async def chat(
-    client: AsyncOpenAI, endpoint: Endpoint, messages: Sequence[Message], *, max_tokens: int
+    client: AsyncOpenAI, endpoint: Endpoint, messages: Sequence[Message], max_tokens: int
 ) -> Reply:
     """Return the greedy answer to a conversation, without what a model thinks in `<think>` tags.
 
@@ -124,25 +124,21 @@ def _explained(endpoint: Endpoint, error: APIError) -> EndpointError:
     import openai
 
     where, tries = endpoint.base_url, f"(tries: {endpoint.max_retries + 1})"
-    match error:
-        case openai.APITimeoutError():
-            message = f"{where} did not answer within {endpoint.timeout_s:g} s {tries}"
-            return EndpointError("timeout", message)
-        case openai.APIConnectionError():
-            # A refused connection or an unknown host, in any HTTP library.
-            nobody = type(error.__cause__).__name__ == "ConnectError"
-            verb = "cannot be reached" if nobody else "broke the connection"
-            message = f"{where} {verb}: {error.__cause__} {tries}"
-            return EndpointError("connection", message, fatal=nobody)
-        case openai.APIStatusError(status_code=401 | 403 as status):
-            keys = " or ".join(KEY_VARIABLES)
-            message = f"{where} refuses the key ({status}); it is read from {keys}"
-            return EndpointError(f"status {status}", message, fatal=True)
-        case openai.APIStatusError(status_code=status):
-            message = f"{where} failed with status {status}: {_excerpt(error.message)}"
-            return EndpointError(f"status {status}", message, fatal=status == 404)
-        case _:
-            return EndpointError("failure", f"{where}: {_excerpt(error.message)}")
+    if isinstance(error, openai.APITimeoutError):
+        message = f"{where} did not answer within {endpoint.timeout_s:g} s {tries}"
+        return EndpointError("timeout", message)
+    if isinstance(error, openai.APIConnectionError):
+        # A refused connection or an unknown host, in any HTTP library.
+        nobody = type(error.__cause__).__name__ == "ConnectError"
+        verb = "cannot be reached" if nobody else "broke the connection"
+        message = f"{where} {verb}: {error.__cause__} {tries}"
+        return EndpointError("connection", message, fatal=nobody)
+    status = getattr(error, "status_code", None)
+    message = f"{where} failed with status {status}: {_excerpt(error.message)}"
+    if status in (401, 403):
+        keys = " or ".join(KEY_VARIABLES)
+        message = f"{where} refuses the key ({status}); it is read from {keys}"
+    return EndpointError(f"status {status}", message, fatal=status in (401, 403, 404))
 
 
 def _excerpt(text: str) -> str:

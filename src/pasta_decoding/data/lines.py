@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.files import to_json, write_text
 
-Parsed = TypeVar("Parsed")
 Read = TypeVar("Read", list[Any], dict[str, Any])
 
 
@@ -32,35 +31,27 @@ def refuse_other_settings(
         raise PastaError(f"{place} was begun with other settings: {changes}", hint=hint)
 
 
-def read_lines(path: Path, *, resume: bool = False) -> list[dict[str, Any]]:
-    """Return the objects of a file; see `parse_lines`."""
-    hint = "Remove the file; the same command makes it again."
-    return parse_lines(path, lambda line: line, what="a JSON object", hint=hint, resume=resume)
-
-
-def parse_lines(
+def read_lines(
     path: Path,
-    parse: Callable[[dict[str, Any]], Parsed],
     *,
-    what: str,
-    hint: str,
     resume: bool = False,
-) -> list[Parsed]:
-    """Return what `parse` makes of the object in each line; nothing if there is no file yet.
+    hint: str = "Remove the file; the same command makes it again.",
+) -> list[dict[str, Any]]:
+    """Return the object in each line; nothing if there is no file yet.
 
     A last line without its line break was cut off by a kill or a full disk, and does not count.
     resume: the file is to grow on, so such a line is cut away.
 
-    Raises PastaError for a line that is not `what` it should be, and leaves the file alone then.
+    Raises PastaError for a line that is no object, and leaves the file alone then.
     """
     contents = path.read_bytes() if path.exists() else b""
     *whole, torn = contents.split(b"\n")
     found = []
     for number, line in enumerate(whole, start=1):
         try:
-            found.append(parse(dict(json.loads(line.decode("utf-8")))))
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-            raise PastaError(f"{path}:{number}: not {what}: {error}", hint=hint) from error
+            found.append(dict(json.loads(line.decode("utf-8"))))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise PastaError(f"{path}:{number}: not a JSON object: {error}", hint=hint) from error
     if resume and torn:
         write_text(path, contents[: len(contents) - len(torn)].decode("utf-8"))
     return found

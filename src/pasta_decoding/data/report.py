@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from statistics import fmean, quantiles
 from typing import Any
 
@@ -14,48 +13,39 @@ from pasta_decoding.lang.tags import has_escape
 from pasta_decoding.lang.tree import Chunk, Sync, read, strip
 
 
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    """One row in figures; `literal_tags`: its text speaks of tags, which the text form escapes."""
-
-    prompt_tokens: int
-    plain_tokens: int
-    chunk_tokens: Sequence[int]
-    syncs: int
-    literal_tags: bool
-    ideal_speedup: float
-
-
 def measure_rows(rows: Iterable[Row], count_tokens: Callable[[str], int]) -> dict[str, Any]:
     """Return the figures of a set, and of each of its sources; lengths are in tokens."""
-    groups: defaultdict[str, list[_Measured]] = defaultdict(list)
+    groups: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        tree = read(row.response)
-        groups[row.source.partition("/")[0]].append(
-            _Measured(
-                count_tokens(row.asked),
-                count_tokens(strip(tree)),
-                [count_tokens(node.text) for node in tree if isinstance(node, Chunk)],
-                sum(isinstance(node, Sync) for node in tree),
-                has_escape(row.response),
-                ideal_speedup(tree, count_tokens),
-            )
-        )
+        groups[row.source.partition("/")[0]].append(_measured(row, count_tokens))
     sources = {source: _figures(group) for source, group in sorted(groups.items())}
     return _figures([one for group in groups.values() for one in group]) | {"sources": sources}
 
 
-def _figures(rows: Sequence[_Measured]) -> dict[str, Any]:
-    promising = [row for row in rows if row.chunk_tokens]
-    chunk_tokens = [tokens for row in rows for tokens in row.chunk_tokens]
+def _measured(row: Row, count_tokens: Callable[[str], int]) -> dict[str, Any]:
+    """Return one row in figures; `literal_tags`: its text speaks of tags, which are escaped."""
+    tree = read(row.response)
+    return {
+        "prompt_tokens": count_tokens(row.asked),
+        "plain_tokens": count_tokens(strip(tree)),
+        "chunk_tokens": [count_tokens(node.text) for node in tree if isinstance(node, Chunk)],
+        "syncs": sum(isinstance(node, Sync) for node in tree),
+        "literal_tags": has_escape(row.response),
+        "ideal_speedup": ideal_speedup(tree, count_tokens),
+    }
+
+
+def _figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    promising = [row for row in rows if row["chunk_tokens"]]
+    chunk_tokens = [tokens for row in rows for tokens in row["chunk_tokens"]]
     return {
         "rows": len(rows),
         "with_chunk": len(promising),
         "chunks": len(chunk_tokens),
-        "syncs": sum(row.syncs for row in rows),
-        "literal_tags": sum(row.literal_tags for row in rows),
-        "prompt_tokens": _spread([row.prompt_tokens for row in rows]),
-        "plain_tokens": _spread([row.plain_tokens for row in rows]),
+        "syncs": sum(row["syncs"] for row in rows),
+        "literal_tags": sum(row["literal_tags"] for row in rows),
+        "prompt_tokens": _spread([row["prompt_tokens"] for row in rows]),
+        "plain_tokens": _spread([row["plain_tokens"] for row in rows]),
         "chunk_tokens": _spread(chunk_tokens),
         "ideal_speedup": _speedup(rows),
         "ideal_speedup_with_chunk": _speedup(promising),
@@ -70,6 +60,6 @@ def _spread(values: Sequence[int]) -> dict[str, float] | None:
     return {"sum": sum(values), "mean": mean, "p10": cuts[0], "p50": cuts[4], "p90": cuts[8]}
 
 
-def _speedup(rows: Sequence[_Measured]) -> float | None:
-    found = geometric_mean(row.ideal_speedup for row in rows)
+def _speedup(rows: Sequence[dict[str, Any]]) -> float | None:
+    found = geometric_mean(row["ideal_speedup"] for row in rows)
     return None if found is None else round(found, 3)

@@ -13,7 +13,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -85,26 +85,25 @@ def digest(rows: Iterable[Row]) -> str:
 # Reading. A broken line raises a PastaError that names file and line.
 
 
-def read_rows(path: Path) -> Iterator[Row]:
-    """Yield the rows of `path` in order."""
-    return (row for _number, row in numbered_rows(path))
+def read_rows(*paths: Path) -> Iterator[Row]:
+    """Yield the rows of files in order. An id may be there once."""
+    seen: set[str] = set()
+    for path in paths:
+        yield from (row for _number, row in numbered_rows(path, seen=seen))
 
 
 def numbered_rows(
-    path: Path, on_problem: Callable[[PastaError], None] | None = None
+    path: Path,
+    on_problem: Callable[[PastaError], None] | None = None,
+    *,
+    seen: set[str] | None = None,
 ) -> Iterator[tuple[int, Row]]:
     """Yield the rows of `path` in order with their lines' numbers.
 
     With `on_problem` broken lines are reported there, and the rest is kept.
     """
-    seen: set[str] = set()
-
-    def parse(found: Found) -> Row:
-        row = _row(found, seen)
-        seen.add(row.id)
-        return row
-
-    return _parsed(path, parse, on_problem)
+    known = set() if seen is None else seen
+    return _parsed(path, lambda found: _row(found, known), on_problem)
 
 
 def read_prompts(path: Path) -> list[str]:
@@ -191,13 +190,14 @@ def _row(found: Found, seen: set[str]) -> Row:
     source = text_of(found, "source", "")
     extra = {key: value for key, value in found.items() if key not in {*_FIELDS, *COLUMNS}}
     row = Row("", source, asked.content, answered.content, extra, tuple(history))
-    if found.get("id") is None:
-        again = (f"{derived_id(row)}-{number}" for number in count(2))
-        ids = chain([derived_id(row)], again)
-        return replace(row, id=next(one for one in ids if one not in seen))
-    row_id = str(found["id"]) if isinstance(found["id"], int) else text_of(found, "id")
+    derived = derived_id(row)
+    row_id = found.get("id", derived)
+    row_id = str(row_id) if isinstance(row_id, int) else text_of({"id": row_id}, "id", derived)
+    if row_id in seen and row_id.startswith(derived):  # it only says what the row says
+        row_id = next(one for n in count(2) if (one := f"{derived}-{n}") not in seen)
     if not row_id or row_id in seen:
         raise PastaError(f"id {row_id!r} was used before" if row_id else "the id is empty")
+    seen.add(row_id)
     return replace(row, id=row_id)
 
 

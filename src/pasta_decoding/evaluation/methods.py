@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
@@ -51,19 +50,10 @@ class Method(Protocol):
         ...
 
 
-class Name(StrEnum):
-    """The methods; `hf` is the baseline of `lookup`."""
-
-    sequential = "sequential"
-    pasta = "pasta"
-    sot = "sot"
-    apar = "apar"
-    hf = "hf"
-    lookup = "lookup"
-
-
-TRAINED = (Name.pasta, Name.apar)
-OF_HF = (Name.hf, Name.lookup)
+NAMES = ("sequential", "pasta", "sot", "apar", "hf", "lookup")
+"""The methods; `hf` is the baseline of `lookup`."""
+TRAINED = ("pasta", "apar")
+OF_HF = ("hf", "lookup")
 """Those that transformers' own `generate` computes."""
 
 
@@ -71,7 +61,7 @@ OF_HF = (Name.hf, Name.lookup)
 class Chosen:
     """One --method: its name and adapter, and the label of its run folder."""
 
-    name: Name
+    name: str
     adapter: str
     label: str
 
@@ -82,7 +72,7 @@ def choose(texts: Sequence[str], *, remote: bool = False) -> list[Chosen]:
     labels = [one.label for one in chosen]
     if twice := [label for label in labels if labels.count(label) > 1]:
         raise PastaError(f"--method is given twice for the folder {twice[0]!r}")
-    if remote and (local := [one.name for one in chosen if one.name in (*OF_HF, Name.sot)]):
+    if remote and (local := [one.name for one in chosen if one.name in (*OF_HF, "sot")]):
         raise PastaError(f"--method {local[0]} works in this process, not on servers")
     adapters = sorted({one.adapter for one in chosen})
     if remote and len(adapters) > 1:
@@ -94,27 +84,27 @@ def choose(texts: Sequence[str], *, remote: bool = False) -> list[Chosen]:
 
 def _chosen(text: str) -> Chosen:
     name, given, adapter = text.partition("=")
-    if name not in list(Name) or (given and not adapter):
-        raise PastaError(f"--method {text!r} is none of {', '.join(Name)}, or NAME=ADAPTER")
+    if name not in NAMES or (given and not adapter):
+        raise PastaError(f"--method {text!r} is none of {', '.join(NAMES)}, or NAME=ADAPTER")
     if not given:
-        if name == Name.apar:
+        if name == "apar":
             raise PastaError("no adapter of apar ships: name yours, --method apar=FOLDER")
-        return Chosen(Name(name), DEFAULT_ADAPTER if name == Name.pasta else "sequential", name)
+        return Chosen(name, DEFAULT_ADAPTER if name == "pasta" else "sequential", name)
     if adapter == NO_ADAPTER and name in TRAINED:
         raise PastaError(f"{name} needs an adapter")
-    return Chosen(Name(name), adapter, f"{name}-{Path(adapter).name}")
+    return Chosen(name, adapter, f"{name}-{Path(adapter).name}")
 
 
-def make_method(name: Name, decoder: Decoder, config: GenerationConfig, max_seconds: float) -> Any:
+def make_method(name: str, decoder: Decoder, config: GenerationConfig, max_seconds: float) -> Any:
     """Return a method over a loaded model."""
     from pasta_decoding.evaluation.skeleton import Skeleton
 
-    if name in TRAINED or name is Name.sequential:
+    if name in TRAINED or name == "sequential":
         return Pasta(decoder, replace(config, parallel=name in TRAINED))
     assert isinstance(decoder, LocalDecoder), "refused before"
-    if name is Name.sot:
+    if name == "sot":
         return Skeleton(decoder, config)
-    lookup_tokens = LOOKUP_TOKENS if name is Name.lookup else None
+    lookup_tokens = LOOKUP_TOKENS if name == "lookup" else None
     return HfGenerate(decoder, unpatched(decoder), config, max_seconds, lookup_tokens)
 
 

@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pasta_decoding.data.lines import append_line, parse_lines, read_json, refuse_other_settings
+from pasta_decoding.data.lines import append_line, read_json, read_lines, refuse_other_settings
 from pasta_decoding.data.rows import Question
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.machine import commit, machine, versions
@@ -121,13 +121,15 @@ def read_records(path: Path, *, resume: bool = False) -> list[Record]:
 
     resume: the file is to grow on, so such a line is cut away. Raises PastaError for others.
     """
-
-    def parse(line: dict[str, Any]) -> Record:
-        record = Record(**line)
-        promises = tuple((promised, tokens) for promised, tokens in record.promises)
-        return replace(record, promises=promises, repeats=tuple(record.repeats))
-
-    return parse_lines(path, parse, what="a record of an evaluation", hint="", resume=resume)
+    records = []
+    for number, line in enumerate(read_lines(path, resume=resume, hint=""), start=1):
+        try:
+            one = Record(**line)
+            promises = tuple((promised, tokens) for promised, tokens in one.promises)
+            records.append(replace(one, promises=promises, repeats=tuple(one.repeats)))
+        except (TypeError, ValueError) as error:
+            raise PastaError(f"{path}:{number}: not a record of an evaluation: {error}") from error
+    return records
 
 
 @dataclass(slots=True)

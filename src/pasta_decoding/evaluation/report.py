@@ -84,17 +84,15 @@ def same_prompts(runs: Sequence[Run], *, common: bool = False) -> list[Run]:
     first, *others = runs
     shared = set(first.records).intersection(*(run.records for run in others))
     for run in () if common and shared else others:
-        for one, other in ((first, run), (run, first)):
-            if lacking := [
-                record for key, record in other.records.items() if key not in one.records
-            ]:
-                such = " ".join(lacking[0].instruction.split())[:60]
-                raise PastaError(
-                    f"{one.folder} has no answer to {len(lacking)} prompts of {other.folder}, such "
-                    f"as {such!r}",
-                    hint="`pasta eval generate` resumes a run; `pasta eval report --common` takes "
-                    "the prompts that all runs have.",
-                )
+        both = first.records | run.records
+        if lacking := [key for key in both if key not in first.records.keys() & run.records.keys()]:
+            such = " ".join(both[lacking[0]].instruction.split())[:60]
+            raise PastaError(
+                f"{len(lacking)} prompts are in one of {first.folder} and {run.folder} only, such "
+                f"as {such!r}",
+                hint="`pasta eval generate` resumes a run; `pasta eval report --common` takes the "
+                "prompts that all runs have.",
+            )
     ids = [one for one in first.records if one in shared]
     return [replace(run, records={one: run.records[one] for one in ids}) for run in runs]
 

@@ -8,13 +8,10 @@ ever sees a child. Our language says that without topics and without syncs. Trai
 the setting `topic: none` of `pasta train sft`, under `shared-max`: as in APAR, a child goes on at
 its parent's next position.
 
-As published (read in the preparation scripts of THUDM/APAR, commit 76b64e6):
-- The list rule first, the paragraph rule where it finds nothing; three forks at least.
-- A list item's detail has ten characters, what stays of every paragraph twenty.
-- What may be code, mathematics, a table, a link or Chinese, Japanese or Korean does not fork.
-- One level. Its decoding lets a child fork once more, but these scripts never show that, so that
-  our chunks, which hold no promises, lose nothing by it. What a child sees is the path to it from
-  the root, which at that depth is what our chunk sees: the main text before its promise.
+As published (the preparation scripts of THUDM/APAR, commit 76b64e6): the list rule first, the
+paragraph rule where it finds nothing; three forks at least; a list item's detail has ten
+characters, what stays of every paragraph twenty; what may be code, mathematics, a table, a link or
+Chinese, Japanese or Korean does not fork; one level.
 
 Not as published:
 - A fork is two tokens here instead of one, and the second one tells the length of the chunk.
@@ -23,8 +20,8 @@ Not as published:
   sentence stays, as of a paragraph; the scripts leave such lists alone.
 - Sentences are found as the annotator `structure` finds them. The scripts cut at every full stop
   with a space behind it, and leave out responses with `Mr.`, `Mrs.` and `Dr.`.
-- Responses that do not fork are kept, for all methods are trained on the same ones. The paper mixes
-  structured and unstructured ones half and half; here the share is what the responses make it.
+- Responses that do not fork are kept. The paper mixes structured and unstructured ones half and
+  half; here the share is what the responses make it.
 """
 
 from __future__ import annotations
@@ -36,7 +33,6 @@ from itertools import islice
 from pasta_decoding.data.annotate.base import Part
 from pasta_decoding.data.annotate.outline import outline
 from pasta_decoding.data.annotate.structure import part_of, sentences
-from pasta_decoding.data.annotate.topics import TopicPart
 
 MIN_FORKS = 3
 MIN_DETAIL_CHARS = 10
@@ -52,24 +48,24 @@ def find_parts(response: str) -> list[Part]:
     if _SEQUENTIAL.search(response):
         return []
     found = _list_parts(response) or _paragraph_parts(response)
-    return [Part(one.start, one.end) for one in found] if len(found) >= MIN_FORKS else []
+    return found if len(found) >= MIN_FORKS else []
 
 
-def _list_parts(text: str) -> list[TopicPart]:
-    items = [block for block in outline(text) if block.kind == "item"]
-    details = [_behind_title(text, item.body, item.end) for item in items]
-    parts = [detail for detail in details if detail is not None]
+def _list_parts(text: str) -> list[Part]:
+    """Return the details of list items; nothing if they are too few."""
+    parts = []
+    for item in (block for block in outline(text) if block.kind == "item"):
+        title = _TITLE.match(text, item.body, item.end)
+        if detail := (
+            _behind_sentence(text, item.body, item.end)
+            if title is None
+            else _if_long(part_of(text, title.end(), item.end))
+        ):
+            parts.append(detail)
     return parts if len(parts) >= MIN_FORKS else []
 
 
-def _behind_title(text: str, start: int, end: int) -> TopicPart | None:
-    title = _TITLE.match(text, start, end)
-    if title is None:
-        return _behind_sentence(text, start, end)
-    return _if_long(part_of(text, title.end(), end))
-
-
-def _paragraph_parts(text: str) -> list[TopicPart]:
+def _paragraph_parts(text: str) -> list[Part]:
     """Return the rest of every paragraph; nothing if too little would stay of one."""
     parts = []
     for paragraph in _paragraphs(text):
@@ -81,7 +77,7 @@ def _paragraph_parts(text: str) -> list[TopicPart]:
     return parts
 
 
-def _paragraphs(text: str) -> Iterator[TopicPart]:
+def _paragraphs(text: str) -> Iterator[Part]:
     """Yield what stands between blank lines."""
     at = 0
     for piece in _BLANK_LINES.split(text):
@@ -91,10 +87,10 @@ def _paragraphs(text: str) -> Iterator[TopicPart]:
         at += len(piece)
 
 
-def _behind_sentence(text: str, start: int, end: int) -> TopicPart | None:
+def _behind_sentence(text: str, start: int, end: int) -> Part | None:
     second = next(islice(sentences(text, start, end), 1, None), None)
     return None if second is None else _if_long(part_of(text, second[0], end))
 
 
-def _if_long(part: TopicPart) -> TopicPart | None:
+def _if_long(part: Part) -> Part | None:
     return part if part.end - part.start >= MIN_DETAIL_CHARS else None

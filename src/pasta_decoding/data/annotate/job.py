@@ -6,19 +6,15 @@ with the same settings goes on there; in the end OUT is written in the order of 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
 from pasta_decoding.data.annotate.base import Annotate, Annotated, reject
-from pasta_decoding.data.lines import append_line, parse_lines, refuse_other_settings
+from pasta_decoding.data.lines import append_line, read_lines, refuse_other_settings
 from pasta_decoding.data.rows import Row, write_rows
 from pasta_decoding.errors import PastaError
-from pasta_decoding.lang.measures import geometric_mean, ideal_speedup
-from pasta_decoding.lang.tree import has_chunk, read
 
 MAX_TOKENS = 4096
 """A longer response stays plain."""
@@ -45,11 +41,10 @@ def run_job(
     for _ in done:
         tick()
     missing = [row for row in rows if row.id not in done]
-    for annotated in _screened(missing, annotate, count_tokens):
-        row = annotated.row
-        line = {"id": row.id, "response": row.response, "rejected": annotated.rejected}
-        append_line(journal, line | {"cost": dict(annotated.cost)})
-        done[row.id] = annotated
+    for one in _screened(missing, annotate, count_tokens):
+        line = {"id": one.row.id, "response": one.row.response}
+        append_line(journal, line | {"rejected": one.rejected, "cost": dict(one.cost)})
+        done[one.row.id] = one
         tick()
     in_order = [done[row.id] for row in rows]
     write_rows(out, [annotated.row for annotated in in_order])
@@ -85,40 +80,18 @@ def _read_journal(
     Raises PastaError if it was written with other settings, or is none.
     """
     hint = f"Remove it to start again: rm {path}"
-    begun = False
-
-    def parse(line: dict[str, Any]) -> Annotated | None:
-        nonlocal begun
-        if not begun:
-            refuse_other_settings(path, dict(line["settings"]), settings, hint=hint)
-            begun = True
-            return None
-        if (row := rows.get(line["id"])) is None:
-            return None
-        return Annotated(replace(row, response=line["response"]), line["rejected"], line["cost"])
-
-    found = parse_lines(path, parse, what="a line of an annotation", hint=hint, resume=True)
-    if not begun:
+    lines = read_lines(path, resume=True, hint=hint)
+    if not lines:
         append_line(path, {"settings": dict(settings)})
-    return {one.row.id: one for one in found if one is not None}
-
-
-def report(done: Sequence[Annotated], count_tokens: Callable[[str], int]) -> dict[str, Any]:
-    """Return the figures of a job: what became of the rows, why not, and at what cost.
-
-    The ideal speedups are geometric means: over all rows, and over the `promised` ones.
-    """
-    trees = [read(one.row.response) for one in done]
-    speedups = [ideal_speedup(tree, count_tokens) for tree in trees]
-    promised = [has_chunk(tree) for tree in trees]
-    cost: Counter[str] = Counter()
-    for one in done:
-        cost.update(one.cost)
-    return {
-        "rows": len(done),
-        "promised": sum(promised),
-        "rejected": dict(Counter(one.rejected for one in done if one.rejected).most_common()),
-        "cost": dict(cost),
-        "ideal_speedup": geometric_mean(speedups),
-        "ideal_speedup_promised": geometric_mean(compress(speedups, promised)),
-    }
+        return {}
+    try:
+        refuse_other_settings(path, dict(lines[0]["settings"]), settings, hint=hint)
+        return {
+            one["id"]: Annotated(
+                replace(rows[one["id"]], response=one["response"]), one["rejected"], one["cost"]
+            )
+            for one in lines[1:]
+            if one["id"] in rows
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        raise PastaError(f"{path} is not a journal of annotations: {error!r}", hint=hint) from error

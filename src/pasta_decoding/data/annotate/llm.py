@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from importlib.resources import as_file, files
 from itertools import islice
 
@@ -105,21 +105,14 @@ def _difference(text: str, core: str) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """What became of a row, and why the endpoint did not answer if it did not."""
-
-    annotated: Annotated
-    failure: EndpointError | None = None
+Outcome = tuple[Annotated, EndpointError | None]
+"""What became of a row, and why the endpoint did not answer if it did not."""
 
 
-def by_endpoint(
-    endpoint: Endpoint, count_tokens: Callable[[str], int], *, retries: int = RETRIES
-) -> Annotate:
+def by_endpoint(endpoint: Endpoint, count_tokens: Callable[[str], int]) -> Annotate:
     """Return an annotator that asks about several rows at the same time, and checks the answers.
 
     count_tokens: how many tokens a text has for the model that will be trained.
-    retries:      of an answer that could not be taken; the reason goes into the conversation.
 
     The costs of a row: `requests` (tries included), `prompt_tokens`, `completion_tokens`, and
     `retries: REASON` for every answer that was not taken and asked for again. The annotator raises
@@ -131,45 +124,40 @@ def by_endpoint(
         unanswered: list[Annotated] = []
         limit = max(_UNANSWERED_ROWS, 2 * endpoint.concurrency)
         with asyncio.Runner() as runner:
-            outcomes = _outcomes(endpoint, rows, count_tokens, retries)
+            outcomes = _outcomes(endpoint, rows, count_tokens)
             while (outcome := runner.run(_next(outcomes))) is not None:
-                if outcome.failure is None:
-                    yield from (outcome.annotated, *unanswered)
+                annotated, failure = outcome
+                if failure is None:
+                    yield from (annotated, *unanswered)
                     unanswered = []
                     continue
-                unanswered.append(outcome.annotated)
-                if outcome.failure.fatal or len(unanswered) == limit:
-                    raise outcome.failure
+                unanswered.append(annotated)
+                if failure.fatal or len(unanswered) == limit:
+                    raise failure
         yield from unanswered
 
     return annotate
 
 
-async def _next(outcomes: AsyncIterator[_Outcome]) -> _Outcome | None:
+async def _next(outcomes: AsyncIterator[Outcome]) -> Outcome | None:
     return await anext(outcomes, None)
 
 
 async def _outcomes(
-    endpoint: Endpoint, rows: Iterable[Row], count_tokens: Callable[[str], int], retries: int
-) -> AsyncIterator[_Outcome]:
+    endpoint: Endpoint, rows: Iterable[Row], count_tokens: Callable[[str], int]
+) -> AsyncIterator[Outcome]:
     todo = iter(rows)
-    running: set[asyncio.Task[_Outcome]] = set()
+    running: set[asyncio.Task[Outcome]] = set()
     async with open_client(endpoint) as client:
-
-        async def ask(messages: Sequence[Message], max_tokens: int) -> Reply:
-            return await chat(client, endpoint, messages, max_tokens=max_tokens)
-
         while True:
             for row in islice(todo, endpoint.concurrency - len(running)):
-                annotating = _annotate_row(ask, row, count_tokens, retries)
+                annotating = _annotate_row(partial(chat, client, endpoint), row, count_tokens)
                 running.add(asyncio.create_task(annotating))
             if not running:
                 return
             done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             # What was paid for comes before what may end the run.
-            for outcome in sorted(
-                (task.result() for task in done), key=lambda one: bool(one.failure)
-            ):
+            for outcome in sorted((task.result() for task in done), key=lambda one: bool(one[1])):
                 yield outcome
 
 
@@ -177,25 +165,24 @@ async def _annotate_row(
     ask: Callable[[Sequence[Message], int], Awaitable[Reply]],
     row: Row,
     count_tokens: Callable[[str], int],
-    retries: int,
-) -> _Outcome:
+) -> Outcome:
     conversation = [*introduction(), _turn("user", _question(row))]
     room = _ROOM_FACTOR * count_tokens(row.response) + _ROOM_TOKENS
     cost: Counter[str] = Counter()
-    for again in range(retries, -1, -1):
+    for again in range(RETRIES, -1, -1):
         try:
             reply = await ask(conversation, room)
         except EndpointError as failure:
-            return _Outcome(reject(row, f"endpoint: {failure.kind}", cost), failure)
+            return reject(row, f"endpoint: {failure.kind}", cost), failure
         cost["requests"] += 1 + reply.retries
         cost["prompt_tokens"] += reply.prompt_tokens
         cost["completion_tokens"] += reply.completion_tokens
         try:
             annotated = accept(reply.text, row.response, count_tokens)
-            return _Outcome(Annotated(replace(row, response=annotated), cost=cost))
+            return Annotated(replace(row, response=annotated), cost=cost), None
         except AnswerError as error:
             if not again:
-                return _Outcome(reject(row, error.kind, cost))
+                return reject(row, error.kind, cost), None
             cost[f"retries: {error.kind}"] += 1
             conversation += [
                 _turn("assistant", reply.text or "(nothing)"),

@@ -15,7 +15,7 @@ from itertools import groupby, pairwise
 from pasta_decoding.data.annotate.base import Part
 from pasta_decoding.data.annotate.outline import Block, outline
 from pasta_decoding.data.annotate.sequence import is_procedure, is_sequence
-from pasta_decoding.data.annotate.topics import TopicPart, name_parts
+from pasta_decoding.data.annotate.topics import name_parts
 
 # In words. A part with fewer stays in the main thread: a promise would cost more than it saves.
 MIN_WORDS = 12
@@ -57,7 +57,7 @@ def find_parts(response: str) -> list[Part]:
     return name_parts(response, found) if len(found) > 1 else []
 
 
-def _parts_by_layout(text: str) -> list[TopicPart]:
+def _parts_by_layout(text: str) -> list[Part]:
     """Return the parts of a response that is no sequence."""
     layout = outline(text)
     headings = [index for index, block in enumerate(layout) if block.kind == "heading"]
@@ -68,7 +68,7 @@ def _parts_by_layout(text: str) -> list[TopicPart]:
     return parts
 
 
-def _section_parts(text: str, layout: Sequence[Block], heading: int, stop: int) -> list[TopicPart]:
+def _section_parts(text: str, layout: Sequence[Block], heading: int, stop: int) -> list[Part]:
     """Return what stands under a heading as one part, or its items and paragraphs."""
     title = text[layout[heading].body : layout[heading].end].strip()
     body = layout[heading + 1 : stop]
@@ -84,9 +84,9 @@ def _section_parts(text: str, layout: Sequence[Block], heading: int, stop: int) 
     return [whole] if _words(text, whole) >= MIN_WORDS else []
 
 
-def _inner_parts(text: str, layout: Sequence[Block], places: range) -> list[TopicPart]:
+def _inner_parts(text: str, layout: Sequence[Block], places: range) -> list[Part]:
     """Return the items and paragraphs at some places of the layout that are long enough."""
-    parts: list[TopicPart] = []
+    parts: list[Part] = []
     for kind, run in groupby(places, key=lambda place: layout[place].kind):
         if kind == "item":
             items = [_titled(text, layout[place]) for place in run]
@@ -97,7 +97,7 @@ def _inner_parts(text: str, layout: Sequence[Block], places: range) -> list[Topi
     return [part for part in parts if _words(text, part) >= MIN_WORDS]
 
 
-def _paragraph_parts(text: str, layout: Sequence[Block], place: int) -> list[TopicPart]:
+def _paragraph_parts(text: str, layout: Sequence[Block], place: int) -> list[Part]:
     """Return a paragraph as one part, its runs of sentences, or nothing if it opens or closes."""
     whole = _titled(text, layout[place])
     words = _words(text, whole)
@@ -114,9 +114,9 @@ def _paragraph_parts(text: str, layout: Sequence[Block], place: int) -> list[Top
     return list(_sentence_runs(text, whole)) if words > LONG_WORDS else [whole]
 
 
-def _sentence_runs(text: str, whole: TopicPart) -> Iterator[TopicPart]:
+def _sentence_runs(text: str, whole: Part) -> Iterator[Part]:
     """Yield runs of sentences; one that leans on the sentence before it stays in its run."""
-    runs: list[TopicPart] = []
+    runs: list[Part] = []
     for left, right in sentences(text, whole.start, whole.end):
         leans = _LEANS_BACK.match(text, left) is not None
         if runs and (leans or _words(text, runs[-1]) < RUN_WORDS):
@@ -137,18 +137,18 @@ def sentences(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
         yield left, end
 
 
-def part_of(text: str, start: int, end: int, title: str | None = None) -> TopicPart:
+def part_of(text: str, start: int, end: int, title: str | None = None) -> Part:
     """Return the part between `start` and `end` without white space at its edges."""
     body = text[start:end]
     start += len(body) - len(body.lstrip())
-    return TopicPart(start, start + len(body.strip()), title)
+    return Part(start, start + len(body.strip()), title)
 
 
-def _titled(text: str, block: Block) -> TopicPart:
+def _titled(text: str, block: Block) -> Part:
     body = text[block.body : block.end]
     titles = (found["title"] for pattern in _TITLES if (found := pattern.match(body)))
     return part_of(text, block.body, block.end, next(titles, None))
 
 
-def _words(text: str, part: TopicPart) -> int:
+def _words(text: str, part: Part) -> int:
     return len(text[part.start : part.end].split())

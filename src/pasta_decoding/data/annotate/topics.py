@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import chain, count
 
 from pasta_decoding.data.annotate.base import Part
@@ -79,24 +79,14 @@ STOP_WORDS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TopicPart:
-    """A stretch of the response that can be written by itself, and its title if it has one."""
-
-    start: int
-    end: int
-    title: str | None = None
-
-
-def name_parts(text: str, parts: Iterable[TopicPart]) -> list[Part]:
-    """Return the parts with one topic each, all different."""
+def name_parts(text: str, parts: Iterable[Part]) -> list[Part]:
+    """Return the parts with one topic each, all different; what they have is a title, if any."""
     named: list[Part] = []
     for part in parts:
         body = text[part.start : part.end]
         uses = Counter(word.lower() for word in _WORD.findall(body))
-        choices = chain(_from_title(part.title or "", uses), _from_text(body, uses))
-        topic = _first_new(choices, [one.topic for one in named])
-        named.append(Part(part.start, part.end, topic))
+        choices = chain(_from_title(part.topic or "", uses), _from_text(body, uses))
+        named.append(replace(part, topic=_first_new(choices, [one.topic for one in named])))
     return named
 
 
