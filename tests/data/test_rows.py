@@ -87,7 +87,7 @@ SEVERAL: dict[str, tuple[dict[str, object], list[str]]] = {
     ),
     "sides": ({"prompt": [SYSTEM, ASKED], "completion": [ANSWER]}, ["system"]),
     "turns": ({"messages": [ASKED, ANSWER, ASKED, ANSWER]}, ["user", "assistant"]),
-    "sharegpt": (
+    "sharegpt's system": (
         {"conversations": [{"from": "system", "value": "Be brief."}, *SHAREGPT]},
         ["system"],
     ),
@@ -102,7 +102,7 @@ def test_rows_of_other_programs_are_read_and_written_as_our_own(form: str, tmp_p
     [row] = read_rows(path)
     assert (row.source, row.instruction, row.response, row.extra) == ("", asked, "r", {"score": 3})
     assert [turn.role for turn in row.history] == roles
-    if form in ONE:
+    if form not in SEVERAL:
         assert read_prompts(path) == [asked]
     else:
         with pytest.raises(PastaError, match=r"rows\.jsonl:1: the prompt is a conversation"):
