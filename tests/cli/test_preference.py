@@ -81,7 +81,7 @@ def test_a_round_prints_the_folder_of_the_adapter_and_another_lambda_takes_its_s
     assert settings["lambda_"] is None
     samples = [tmp_path / name / "round-1" / "samples.jsonl" for name in ("run", "inf")]
     assert samples[0].read_text() == samples[1].read_text()
-    other = train("--seed", "5")
+    other = train(settings={"seed": 5})
     assert other.status == 2
     assert f"{tmp_path / 'run'} was begun with other settings: seed (0 -> 5)" in other.err
 
@@ -95,17 +95,7 @@ def test_an_interrupted_round_can_be_gone_on_with(
     assert found.status == 130
     assert found.err.endswith("\npasta: interrupted: the same command goes on\n")
     assert not (tmp_path / "run" / "adapter").exists()
-    assert (tmp_path / "run" / "round-1" / "reference.jsonl").is_file()
     assert train().status == 0
-
-
-def test_a_round_without_a_pair_is_told_in_a_line(
-    train: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pasta_decoding.training.preference.choose_pairs", lambda *_: [])
-    found = train()
-    assert (found.status, found.out) == (2, "")
-    assert "pasta: round 1 has no pair of a better and a worse answer" in found.err
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from pasta_decoding.models.checkpoint import load
 from tests.checkpoint import TinyCheckpoint
-from tests.cli.conftest import Outcome, Pasta, interrupted
+from tests.cli.conftest import Outcome, Pasta
 
 FLAGS = ["--max-steps", "2", "--packs-per-step", "1"]
 SETTINGS = {"base_name": "tiny", "save_every_steps": 1, "bf16": False, "try_prompts": 0}
@@ -95,18 +95,6 @@ def test_an_adapter_with_joins_of_another_version_is_no_start(
     (start / "pasta.json").write_text(json.dumps(record))
     found = train("--start", str(start))
     assert (found.status, "unknown join: 'prose'" in found.err) == (2, True)
-
-
-def test_interrupted_training_leaves_no_adapter_and_can_be_resumed(
-    train: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as context:
-        context.setattr("torch.optim.AdamW.step", interrupted)
-        found = train()
-    assert found.status == 130
-    assert found.err.endswith("\npasta: interrupted: the same command goes on\n")
-    assert not (tmp_path / "run" / "adapter").exists()
-    assert train().status == 0
 
 
 def test_a_run_tells_how_far_it_is_and_what_it_came_to(

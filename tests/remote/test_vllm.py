@@ -30,6 +30,7 @@ from pasta_decoding.runtime.events import Opened
 from pasta_decoding.runtime.guided import XARG, GuidedParams, Kind, write_params
 from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
+from tests.golden.golden import PROMPTS
 from tests.remote.fake import until
 
 pytestmark = [pytest.mark.remote, pytest.mark.timeout(7200)]
@@ -38,28 +39,6 @@ BENCH = Path(__file__).parents[2] / "bench"
 START_S = 900
 NEAR_TIE = 1e-3
 NAME = "default"
-PROMPTS = [
-    "Give me three tips for better sleep.",
-    "How do I learn a new language?",
-    "What are the benefits of running?",
-    "Compare cats and dogs.",
-    "Name three primary colours and what they stand for.",
-    "What should I see in Rome?",
-    "How can I save water at home?",
-    "What do I need for a camping trip?",
-    "Explain how a bill becomes a law.",
-    "List the planets and a fact about each.",
-    "How do I start a small vegetable garden?",
-    "What are the pros and cons of remote work?",
-    "Describe the four seasons.",
-    "How should I prepare for a job interview?",
-    "What makes a good team leader?",
-    "Suggest three easy dinners.",
-    "How can I reduce stress before an exam?",
-    "What are the main parts of a computer?",
-    "How do I choose a good laptop?",
-    "Why is the sky blue?",
-]
 RULES = Rules(max_tokens=300)
 
 

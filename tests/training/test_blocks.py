@@ -13,11 +13,9 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import PreTrainedModel
 
-from pasta_decoding.engines.support import attention_windows
 from pasta_decoding.lang.layout import Layout, lay_out
 from pasta_decoding.training.loss import label_logprobs, score_layouts
 from pasta_decoding.training.view import (
-    attention_masks,
     block_mask,
     packed_batch,
     takes_blocks,
@@ -25,7 +23,7 @@ from pasta_decoding.training.view import (
 )
 from tests.examples import few
 from tests.law.world import CHUNK_AFTER_SYNC, CLOSE, END, SCHEME, answers
-from tests.tiny import TINY_MODELS, tiny_gemma3
+from tests.tiny import TINY_MODELS
 
 BLOCK = 128
 LAYOUT = lay_out((11,), CHUNK_AFTER_SYNC, SCHEME, async_close=CLOSE, end=END)
@@ -71,14 +69,6 @@ def test_blocks_that_nobody_sees_are_left_out() -> None:
     blocks = len(listed)
     assert blocks >= 5
     assert int(listed.sum()) < blocks * (blocks + 1) // 2
-
-
-def test_every_kind_of_layer_has_blocks_of_its_own() -> None:
-    windows = attention_windows(tiny_gemma3().config)
-    masks = attention_masks(packed_batch([LAYOUT]), windows, blocks=True)
-    assert isinstance(masks, dict)
-    assert set(masks) == {"full_attention", "sliding_attention"}
-    assert all(isinstance(mask, BlockMask) for mask in masks.values())
 
 
 @pytest.fixture

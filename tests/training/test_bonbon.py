@@ -6,13 +6,10 @@ The published BoNBoN code computes another loss, so nothing here is compared wit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import example, given
-from transformers import LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import ChunkRun, Layout, PromiseRun, Run, Segment, lay_out
@@ -21,7 +18,7 @@ from pasta_decoding.runtime.request import Request, Rules
 from pasta_decoding.runtime.sampler import Replay
 from pasta_decoding.runtime.scheduler import Scheduler
 from pasta_decoding.training.bonbon import beta, bonbon_loss, target_gap
-from pasta_decoding.training.loss import Example, label_logprobs
+from pasta_decoding.training.loss import Example
 from pasta_decoding.training.pairs import with_references
 from tests.examples import few
 from tests.law import world
@@ -74,44 +71,6 @@ def test_the_loss_is_the_squared_distance_to_the_target_and_its_slope_linear(gap
     assert float(found.total.detach()) == pytest.approx((gap - 5.5) ** 2)
     (slope,) = torch.autograd.grad(found.total, best)
     assert float(slope) == pytest.approx(2 * (gap - 5.5))
-
-
-def in_float64(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """Transformers' norms compute in float32, whatever the weights; torch's own do not."""
-    for owner in list(model.modules()):
-        for name, norm in list(owner.named_children()):
-            if isinstance(norm, LlamaRMSNorm):
-                other = torch.nn.RMSNorm(len(norm.weight), eps=norm.variance_epsilon)
-                other.load_state_dict(norm.state_dict())
-                setattr(owner, name, other)
-    return model.double()
-
-
-def test_the_gradient_is_that_of_finite_differences() -> None:
-    """In float64, through both sequences' masks, for the steepest and some other weights."""
-    model = in_float64(tiny_llama())
-    pair = Example((layout(world.CHUNK_AFTER_SYNC), layout(WORST, end=None)), candidates=4)
-    references = torch.tensor([-60.0, -20.0], dtype=torch.float64)
-
-    def total() -> torch.Tensor:
-        sums: Any = [one.sum() for one in label_logprobs(model, pair.layouts)]
-        return bonbon_loss(*sums, *references, target=5.5, alpha=0.005).total
-
-    torch.autograd.backward(total())
-    for weight in (model.model.layers[0].self_attn.q_proj.weight, model.lm_head.weight):
-        gradient = weight.grad
-        assert gradient is not None
-        flat, step = weight.data.view(-1), 1e-5
-        for place in (int(gradient.abs().argmax()), 7, 123):
-            kept = float(flat[place])
-            ends = []
-            for at in (kept + step, kept - step):
-                flat[place] = at
-                with torch.no_grad():
-                    ends.append(float(total()))
-            flat[place] = kept
-            numeric = (ends[0] - ends[1]) / (2 * step)
-            assert numeric == pytest.approx(float(gradient.view(-1)[place]), rel=1e-5, abs=1e-6)
 
 
 def decoded_log_probability(segments: Sequence[Segment]) -> float:

@@ -88,13 +88,12 @@ def control_c(_optimizer: Any = None) -> None:
 
 
 @pytest.mark.usefixtures("at_a_terminal")
-@pytest.mark.parametrize("step", [4, 10])
 def test_control_c_keeps_the_step_and_the_same_command_goes_on_to_the_same_adapter(
-    step: int, tiny_checkpoint: TinyCheckpoint, finished: Path, tmp_path: Path
+    tiny_checkpoint: TinyCheckpoint, finished: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(KeyboardInterrupt), behind_step(step, control_c):
+    with pytest.raises(KeyboardInterrupt), behind_step(4, control_c):
         train(tiny_checkpoint.base, tmp_path)
-    assert (tmp_path / f"checkpoint-{step}" / "trainer_state.json").is_file()
+    assert (tmp_path / "checkpoint-4" / "trainer_state.json").is_file()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     with pytest.raises(PastaError, match="is not finished: it holds no adapter yet"):
         find_adapter(str(tmp_path))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,12 @@ from pasta_decoding.training import pairs as pairs_module
 from pasta_decoding.training import preference
 from pasta_decoding.training import sample as sample_module
 from pasta_decoding.training.config import PreferenceConfig
-from pasta_decoding.training.loss import Example
 from pasta_decoding.training.preference import PreferenceRun, share_samples
 from pasta_decoding.training.run import begin_run
 from pasta_decoding.training.score import likelihood_rate
 from tests.checkpoint import TinyCheckpoint, make_adapter, make_base
 from tests.golden.golden import talkative
-from tests.training.tiny_runs import behind_step, files, losses, spoil
+from tests.training.tiny_runs import files, losses
 
 PROMPTS = [question_of(one) for one in ("Why?", "How?", "What?")]
 WEIGHTS = "adapter_model.safetensors"
@@ -102,7 +101,7 @@ def sampled(tiny: World, whole: Path, tmp_path: Path) -> Path:
 def outcome(out: Path) -> dict[str, Any]:
     """What a round leaves, without the clock and the order in which answers ended."""
     folder = out / "round-1"
-    names = ("parts", "scores", "pairs", "reference")
+    names = ("parts", "scores", "pairs")
     found: dict[str, Any] = {name: read_lines(folder / f"{name}.jsonl") for name in names}
     for name in ("baseline", "round-1/samples"):
         lines = read_lines(out / f"{name}.jsonl")
@@ -118,7 +117,7 @@ def test_a_round_leaves_all_samples_scores_pairs_and_an_adapter(whole: Path, tin
     assert len({sample["seed"] for sample in samples}) == 3 * 4
     assert any(segment["kind"] == "ChunkRun" for s in samples for segment in s["segments"])
     assert not any("<promise" in answer["annotated"] for answer in found["baseline"])
-    assert 2 <= len(found["pairs"]) == len(found["reference"]) <= 3
+    assert 2 <= len(found["pairs"]) <= 3
     before = files(tiny.checkpoint.adapter)
     assert found["adapter"][WEIGHTS] != before[WEIGHTS]
     assert found["adapter"]["pasta.json"] == before["pasta.json"]
@@ -155,12 +154,11 @@ def dying(function: Callable[..., Any], calls: int) -> Callable[..., Any]:
 
 
 PLACES = {
-    "in the baseline's sampling": (sample_module, "_sample", 2),
-    "in sampling": (sample_module, "_sample", 3 + 5),
+    "in the baseline's sampling": (sample_module, "append_line", 2),
+    "in sampling": (sample_module, "append_line", 3 + 5),
     "in scoring": (preference, "measure", 2),
     "before pairs are written": (preference, "summarise", 1),
     "in the reference": (pairs_module, "label_logprobs", 2),
-    "before the reference is written": (preference, "with_references", 1),
     "in training": (torch.optim.AdamW, "step", 2),
     "before the adapter is written": (preference, "save_adapter", 1),
     "before the last copy": (preference, "copy_whole", 1),
@@ -214,7 +212,6 @@ def test_another_lambda_takes_over_samples_and_what_was_measured(
     first = losses(sampled / "round-1" / "train")[0]
     assert first["sft"] == pytest.approx(first["loss"])
     assert "gap" not in first
-    assert not (sampled / "round-1" / "reference.jsonl").exists()
 
 
 def test_samples_are_shared_whole_and_only_between_runs_that_would_make_the_same(
@@ -248,23 +245,6 @@ def test_a_second_round_samples_from_the_first_ones_adapter(
     assert not seeds[0] & seeds[1]
     second = sampled / "round-2" / "adapter"
     assert (sampled / "adapter" / WEIGHTS).read_bytes() == (second / WEIGHTS).read_bytes()
-
-
-def test_numbers_that_are_none_stop_training_and_nothing_of_them_is_saved(
-    tiny: World, sampled: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(PastaError, match="weights are no longer numbers"), behind_step(1, spoil):
-        tiny.train(sampled)
-    (sampled / "round-1" / "reference.jsonl").unlink()
-
-    def no_numbers(_model: Any, examples: Iterable[Any], **_settings: Any) -> list[Example]:
-        return [replace(one, reference=(float("nan"), -1.0)) for one in examples]
-
-    monkeypatch.setattr(preference, "with_references", no_numbers)
-    with pytest.raises(PastaError, match=r"^the loss is not a number at step 1$") as caught:
-        tiny.train(sampled)
-    assert "lower --learning-rate" in caught.value.hint
-    assert not (sampled / "round-1" / "adapter").exists()
 
 
 def test_nothing_to_learn_from_is_an_error(tiny: World, tmp_path: Path) -> None:

@@ -45,8 +45,10 @@ class Without(frozenset[str]):
     """Says which fields of its config a command does not offer: `Annotated[Config, ...]`."""
 
 
-def command(*examples: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command an option for each field of the configs that it takes, and its examples.
+def command(
+    *examples: str, notes: str = ""
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for each field of the configs that it takes, its notes and examples.
 
     The options have the defaults of that parameter's own default, if it has one, else those of the
     class; the command gets a copy of it with what was given.
@@ -75,7 +77,8 @@ def command(*examples: str) -> Callable[[Callable[..., None]], Callable[..., Non
 
         call.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
         call.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
-        call.epilog = "Examples:\n\n" + "\n\n".join(examples) if examples else None  # type: ignore[attr-defined]
+        told = [notes] * bool(notes) + ["Examples:"] * bool(examples) + list(examples)
+        call.epilog = "\n\n".join(told) or None  # type: ignore[attr-defined]
         return call
 
     return decorate

@@ -23,7 +23,12 @@ if TYPE_CHECKING:
     from pasta_decoding.data.rows import Question, Row
 
 _SFT_KEYS, _PREFERENCE_KEYS = Without(keys(SftConfig)), Without(keys(PreferenceConfig))
-_FILE = "YAML file of settings; a run's config.json is one. Its further keys: "
+_KEYS = "Further keys of --config: "
+
+File = Annotated[
+    Path | None,
+    typer.Option("--config", help="YAML file of settings; a run's config.json is one."),
+]
 
 Out = Annotated[Path, typer.Option(help="Run folder; the same command resumes it.")]
 
@@ -31,14 +36,13 @@ Out = Annotated[Path, typer.Option(help="Run folder; the same command resumes it
 @command(
     "pasta train sft --data rows.jsonl --out runs/sft",
     "pasta train sft --data rows.jsonl --plain --out runs/baseline",
+    notes=f"{_KEYS}{', '.join(sorted(_SFT_KEYS))}.",
 )
 def sft(
     context: typer.Context,
     out: Out,
     model: Base = None,
-    file: Annotated[
-        Path | None, typer.Option("--config", help=f"{_FILE}{', '.join(sorted(_SFT_KEYS))}.")
-    ] = None,
+    file: File = None,
     *,
     config: Annotated[SftConfig, _SFT_KEYS],
 ) -> None:
@@ -58,14 +62,13 @@ def sft(
 @command(
     "pasta train preference --prompts prompts.jsonl --policy runs/sft --baseline runs/baseline "
     "--out runs/preference",
+    notes=f"{_KEYS}{', '.join(sorted(_PREFERENCE_KEYS))}.",
 )
 def preference(
     context: typer.Context,
     out: Out,
     model: Base = None,
-    file: Annotated[
-        Path | None, typer.Option("--config", help=f"{_FILE}{', '.join(sorted(_PREFERENCE_KEYS))}.")
-    ] = None,
+    file: File = None,
     samples_from: Annotated[
         Path | None,
         typer.Option(help="Use the first samples of this run folder: same policy, another lambda."),

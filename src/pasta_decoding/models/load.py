@@ -246,10 +246,11 @@ def eos_ids_of(settings: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset({tokenizer.eos_token_id, *listed} - {None})
 
 
-def load_base(base: Path, *, dtype: str) -> tuple[Any, Any]:
+def load_base(base: Path, *, dtype: str, **settings: Any) -> tuple[Any, Any]:
     """Load a Hugging Face model and its tokenizer from a folder.
 
-    dtype: a name of torch's, or "auto" for that of the files.
+    dtype:    a name of torch's, or "auto" for that of the files.
+    settings: of `from_pretrained`.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -257,7 +258,7 @@ def load_base(base: Path, *, dtype: str) -> tuple[Any, Any]:
     numbers = dtype if dtype == "auto" else getattr(torch, dtype)
     tokenizer = load_tokenizer(base)
     with _load_errors("model", base):
-        return AutoModelForCausalLM.from_pretrained(base, dtype=numbers), tokenizer
+        return AutoModelForCausalLM.from_pretrained(base, dtype=numbers, **settings), tokenizer
 
 
 def load_tokenizer(base: Path) -> Any:

@@ -31,6 +31,7 @@ Bf16 = Annotated[bool, Key(help="bfloat16 weights and activations; LoRA stays fl
 ReportTo = Annotated[
     tuple[Literal["tensorboard", "wandb"], ...], Key(help="Trackers that get the losses as well.")
 ]
+Warmup = Annotated[int, Key(min=0, help="Steps until the peak; a tenth of the run at most.")]
 SaveEvery = Annotated[int, Key(min=1, help="Steps between checkpoints.")]
 Schedule = Annotated[
     Literal["linear", "cosine", "constant_with_warmup"],
@@ -66,12 +67,13 @@ class SftConfig:
     epochs: Annotated[int, Option(min=1, help="Passes over the rows.")] = 3
     max_steps: Annotated[int | None, Option(min=1, help="Optimiser steps at most.")] = None
     learning_rate: Annotated[float, Option(min=0, help="Peak of the learning rate.")] = 5e-4
-    warmup_steps: Annotated[
-        int, Key(min=0, help="Steps until the peak; a tenth of the run at most.")
-    ] = 20
+    warmup_steps: Warmup = 20
     schedule: Schedule = "linear"
     lora_rank: Annotated[int, Option(min=0, help="0 trains all weights, not LoRA.")] = 16
     lora_alpha: Annotated[int | None, Key(min=1, help="Scale of LoRA; else twice the rank.")] = None
+    load_in_4bit: Annotated[
+        bool, Key(help="4-bit base under LoRA (QLoRA); needs bitsandbytes and a GPU.")
+    ] = False
     lora_targets: Annotated[
         tuple[str, ...], Key(help="Linear layers that get LoRA, such as q_proj; else all.")
     ] = ()
@@ -109,6 +111,8 @@ class SftConfig:
     def __post_init__(self) -> None:
         if self.eval_data and self.eval_share:
             raise PastaError("eval_data and eval_share are two ways: give one of them")
+        if self.load_in_4bit and not self.lora_rank:
+            raise PastaError("load_in_4bit is for LoRA: the weights of a 4-bit base cannot move")
         if self.start is not None and not self.lora_rank:
             raise PastaError(
                 "all weights are to be trained, so there is no adapter to go on from: "
@@ -178,15 +182,13 @@ class PreferenceConfig:
     ] = 400
     max_threads: Annotated[int, Key(min=1, help="Live threads of an answer.")] = 12
     alpha: Annotated[float, Key(min=0, max=1, help="Weight of the SFT term.")] = 0.005
-    epochs: Annotated[int, Option(min=1, help="Passes over the pairs of a round.")] = 1
+    epochs: Annotated[int, Key(min=1, help="Passes over the pairs of a round.")] = 1
     learning_rate: Annotated[float, Option(min=0, help="Peak of the learning rate.")] = 1e-4
-    warmup_steps: Annotated[
-        int, Key(min=0, help="Steps until the peak; a tenth of the run at most.")
-    ] = 5
+    warmup_steps: Warmup = 5
     schedule: Schedule = "linear"
     pairs_per_step: Annotated[int, Key(min=1, help="Pairs of one optimiser step.")] = 4
     save_every_steps: SaveEvery = 10
-    seed: Annotated[int, Option(min=0, help="Seed of the samples and of the order of pairs.")] = 0
+    seed: Annotated[int, Key(min=0, help="Seed of the samples and of the order of pairs.")] = 0
     bf16: Bf16 = True
     report_to: ReportTo = ()
 

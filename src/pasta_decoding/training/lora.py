@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,19 @@ def set_attention(model: Any, wanted: str, *, on_gpu: bool) -> str:
         raise PastaError("flex attention has no backward pass on a CPU: leave `attention` out")
     model.set_attn_implementation("flex_attention")
     return "flex, with block masks"
+
+
+def in_4bit(dtype: str) -> Any:
+    """Return what lets transformers load a base in NF4 (QLoRA) that computes in `dtype`."""
+    from transformers import BitsAndBytesConfig
+
+    if find_spec("bitsandbytes") is None or not torch.cuda.is_available():
+        raise PastaError(
+            "load_in_4bit needs a GPU and bitsandbytes", hint="pip install bitsandbytes"
+        )
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=getattr(torch, dtype)
+    )
 
 
 def recompute_activations(model: Any) -> None:

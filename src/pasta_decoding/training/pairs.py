@@ -27,7 +27,7 @@ from pasta_decoding.training.sample import Sample
 from pasta_decoding.training.score import PreferencePair
 
 
-class PairLoss:
+class PreferenceLoss:
     """BoNBoN's loss of a pair, or finetuning on the best where the worst is left out.
 
     The metrics have the parts of the loss (`sft`, `square`), the margin and where it should be
@@ -98,4 +98,4 @@ def train_pairs(
     arguments = training_arguments(
         out, config, len(plan), config.pairs_per_step, model.device.type, logging_steps=1
     )
-    RunTrainer(model, PairLoss(config), plan, arguments, doing=doing).run()
+    RunTrainer(model, PreferenceLoss(config), plan, arguments, doing=doing).run()

@@ -8,7 +8,6 @@ The run folder keeps everything, and every stage goes on from what is there:
     round-N/parts.jsonl           what their scores are made of, prompt by prompt
     round-N/scores.jsonl          the score of each answer
     round-N/pairs.jsonl  round-N/summary.json
-    round-N/reference.jsonl       log-probabilities before training
     round-N/train/  round-N/adapter/  checkpoints and metrics; the round's result
     adapter/                      the last round's result
 
@@ -34,10 +33,8 @@ from pasta_decoding.files import copy_whole, write_json
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.load import default_device, holds_weights, native_dtype
-from pasta_decoding.runtime.request import Rules
 from pasta_decoding.training.config import SAMPLING, PreferenceConfig, identity
 from pasta_decoding.training.lora import save_adapter
-from pasta_decoding.training.loss import Example
 from pasta_decoding.training.packs import tokens_of
 from pasta_decoding.training.pairs import lay_out_pairs, load_policy, train_pairs, with_references
 from pasta_decoding.training.run import begin_run, owned, refuse_other_run, tracked
@@ -108,7 +105,9 @@ class PreferenceRun:
             begin_run(out, config)
             prompts = keep_prompts(out, prompts)
             sequential = replace(config.rules, parallel=False)
-            wanted = self._set("baseline", config.baseline_samples, sequential)
+            wanted = SampleSet(
+                "baseline", config.baseline_samples, sequential, config.seed, config.temperature
+            )
             answers = self._sample(Path(config.baseline), prompts, wanted, out / "baseline.jsonl")
             baseline = baseline_tokens(answers)
             policy = Path(config.policy)
@@ -123,7 +122,9 @@ class PreferenceRun:
     ) -> Path:
         """Sample, score, pair and train; return the round's adapter."""
         config, folder = self.config, self.out / f"round-{number}"
-        wanted = self._set(folder.name, config.samples, config.rules)
+        wanted = SampleSet(
+            folder.name, config.samples, config.rules, config.seed, config.temperature
+        )
         samples = self._sample(policy, prompts, wanted, folder / "samples.jsonl")
         parts = self._measure(folder / "parts.jsonl", prompts, samples)
         scores = score_parts(parts, baseline, config.lambda_)
@@ -141,9 +142,6 @@ class PreferenceRun:
         if not (folder / "adapter").exists():
             self._train(folder, policy, samples, pairs)
         return folder / "adapter"
-
-    def _set(self, name: str, count: int, rules: Rules) -> SampleSet:
-        return SampleSet(name, count, rules, self.config.seed, self.config.temperature)
 
     def _sample(
         self, adapter: Path, prompts: Sequence[Question], wanted: SampleSet, path: Path
@@ -185,21 +183,13 @@ class PreferenceRun:
         if self.config.objective == "rejection":
             examples = [replace(one, layouts=one.layouts[:1]) for one in examples]
         else:
-            examples = self._references(folder / "reference.jsonl", model, examples)
+            shown = tracked(examples, "reference", len(examples))
+            examples = with_references(model, shown, bf16=self.config.bf16)
         tokens = tokens_of(example.layouts for example in examples)
         log.info("%s: %d pairs, %d tokens", folder.name, len(pairs), tokens)
         train_pairs(model, examples, self.config, folder / "train", f"training {folder.name}")
         # What a policy knew of other joins, this round has not kept up.
         save_adapter(model, replace(checkpoint, joins=(Joining.kv.value,)), folder / "adapter")
-
-    def _references(self, path: Path, model: Any, examples: Sequence[Example]) -> list[Example]:
-        """Return the pairs with their log-probabilities before training, computed once."""
-        if not path.exists():
-            shown = tracked(examples, "reference", len(examples))
-            found = with_references(model, shown, bf16=self.config.bf16)
-            write_lines(path, [{"reference": one.reference} for one in found])
-        pairs = zip(examples, read_lines(path), strict=True)
-        return [replace(one, reference=tuple(line["reference"])) for one, line in pairs]
 
 
 def refuse_misfits(config: PreferenceConfig) -> None:

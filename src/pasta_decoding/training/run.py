@@ -73,7 +73,8 @@ def refuse_other_run(
     path = out / "config.json"
     if path.exists():
         try:
-            there = dict(json.loads(path.read_text(encoding="utf-8")))
+            # A setting that the version which began it did not have is as by default.
+            there = identity(type(config)()) | json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, TypeError) as error:
             message = f"the settings of the run in {path} cannot be read: {error}"
             raise PastaError(message) from error

@@ -26,9 +26,8 @@ from pasta_decoding.lang.layout import (
 )
 from pasta_decoding.lang.positions import Scheme
 from pasta_decoding.models.control_tokens import ControlTokens
-from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.local import LocalDecoder
-from pasta_decoding.runtime.request import Request, Rules, SamplingParams
+from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.training.run import tracked
 
 CONCURRENT = 16
@@ -100,11 +99,6 @@ class SampleSet:
         name = f"{self.seed}/{self.name}/{prompt.id}/{number}"
         return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6])
 
-    def request(self, decoder: LocalDecoder, prompt: Question, number: int) -> Request:
-        """Return the request for one answer."""
-        sampling = SamplingParams(self.temperature, seed=self.seed_of(prompt, number))
-        return decoder.request(prompt.instruction, self.rules, sampling)
-
 
 def sample_answers(
     load: Callable[[], LocalDecoder], prompts: Sequence[Question], wanted: SampleSet, path: Path
@@ -131,38 +125,35 @@ def _sampled(
     """Decode all jobs, some of them together, and yield each answer as it ends."""
     scheduler = decoder.scheduler()
     waiting = iter(jobs)
-    running: dict[int, tuple[Question, int]] = {}
+    running: dict[int, tuple[Question, int, int]] = {}
     try:
         while True:
             for prompt, number in islice(waiting, CONCURRENT - len(running)):
-                request = wanted.request(decoder, prompt, number)
-                running[scheduler.add(request)] = prompt, number
+                seed = wanted.seed_of(prompt, number)
+                sampling = SamplingParams(wanted.temperature, seed=seed)
+                request = decoder.request(prompt.instruction, wanted.rules, sampling)
+                running[scheduler.add(request)] = prompt, number, seed
             if not running:
                 return
             scheduler.step()
             for ticket in list(running):
                 if (answer := scheduler.result(ticket)) is not None:
                     scheduler.forget(ticket)
-                    prompt, number = running.pop(ticket)
-                    seed = wanted.seed_of(prompt, number)
-                    yield _sample(answer, decoder, prompt.id, number, seed)
+                    prompt, number, seed = running.pop(ticket)
+                    yield Sample(
+                        prompt=prompt.id,
+                        number=number,
+                        seed=seed,
+                        prompt_ids=answer.layout.tokens[: answer.trace.prompt_tokens],
+                        segments=answer.segments,
+                        end=answer.end,
+                        annotated=answer.annotated,
+                        plain_tokens=decoder.plain_tokens(answer.text),
+                        critical_path=answer.critical_path,
+                        truncated=answer.truncated,
+                    )
     finally:
         scheduler.close()
-
-
-def _sample(answer: Answer, decoder: LocalDecoder, prompt: str, number: int, seed: int) -> Sample:
-    return Sample(
-        prompt=prompt,
-        number=number,
-        seed=seed,
-        prompt_ids=answer.layout.tokens[: answer.trace.prompt_tokens],
-        segments=answer.segments,
-        end=answer.end,
-        annotated=answer.annotated,
-        plain_tokens=decoder.plain_tokens(answer.text),
-        critical_path=answer.critical_path,
-        truncated=answer.truncated,
-    )
 
 
 _KINDS = {kind.__name__: kind for kind in (Run, PromiseRun, ChunkRun, SyncRun)}
@@ -176,10 +167,10 @@ def encode_sample(sample: Sample) -> dict[str, Any]:
 
 def decode_sample(line: dict[str, Any]) -> Sample:
     """Return the sample that `encode_sample` wrote."""
-    segments = tuple(map(_decode_segment, line["segments"]))
-    return Sample(**line | {"segments": segments, "prompt_ids": tuple(line["prompt_ids"])})
-
-
-def _decode_segment(line: dict[str, Any]) -> Segment:
-    found: dict[str, Any] = line | ({"ids": tuple(line["ids"])} if "ids" in line else {})
-    return _KINDS[found.pop("kind")](**found)
+    segments: list[Segment] = []
+    for found in line["segments"]:
+        values: dict[str, Any] = {
+            name: tuple(value) if name == "ids" else value for name, value in found.items()
+        }
+        segments.append(_KINDS[values.pop("kind")](**values))
+    return Sample(**line | {"segments": tuple(segments), "prompt_ids": tuple(line["prompt_ids"])})

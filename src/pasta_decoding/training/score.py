@@ -1,33 +1,26 @@
 """Which of the answers to a prompt is the best and which the worst: efficiency + lambda x quality.
 
 Efficiency is the speedup in steps: the baseline's tokens for the same prompt / critical path.
-Left at that, it would be cheated in two ways, and each has its guard here:
+Left at that, it would be cheated in two ways:
 
 - An answer of ten words has a short critical path. So an answer is credited with no more tokens
-  than it has: min(own tokens, baseline's tokens) / critical path. Up to the baseline's length
-  that is the tokens that a step brings, which a short answer does not have more of; beyond it,
-  further text only costs steps. What still favours one length over another is taken out by the
-  length control below.
-- Ten chunks that say the same have the critical path of one. So text that repeats is no text:
-  own tokens are those outside of idle chunks (they repeat a sibling or the main text), and no
-  more than the share of four-word runs that are new. Their promises still cost their steps of the
-  main thread.
+  than it has: min(own tokens, baseline's tokens) / critical path.
+- Ten chunks that say the same have the critical path of one. So own tokens are those outside of
+  idle chunks, which repeat a sibling or the main text, and no more than the share of four-word
+  runs that are new. Their promises still cost their steps of the main thread.
 
-Quality comes in whatever unit its measure has. It is standardised once a round: one unit of
-lambda is that multiple of it whose spread among the answers to one prompt (pooled, finished
-answers) is `QUALITY_SPREAD` times the efficiency's. With one half, lambda 1 weighs speed twice as
-much as quality, 2 both the same, 4 and 8 quality more; infinity is quality alone.
+Quality is standardised once a round: one unit of lambda is that multiple of it whose spread among
+the finished answers to one prompt (pooled) is `QUALITY_SPREAD` times the efficiency's. With one
+half, lambda 1 weighs speed twice as much as quality, 2 both the same; infinity is quality alone.
 
 Length control: the pooled slope of the score over log length within prompts is subtracted, so
 that on the whole the best are no shorter than the worst. Lengths count as within a factor of two
-of the prompt's median there: what is far off that gets no more of it.
+of the prompt's median there.
 
-An answer that a limit cut, or a chunk of it, is never the best: its text breaks off. Nor is one
-with an empty list item. The others are called sound. An unsound answer is the worst as often as
-such were sampled: with the odds of their share among the answers to the prompt, drawn by the
-prompt's hash. Cut answers are the longest, so if one were the worst wherever there is one, the
-pairs would teach brevity more than anything else; if none ever was, nothing would say that an
-answer has to end (docs/log.md).
+An unsound answer, which a limit cut or which has an empty list item, is never the best. It is the
+worst as often as such were sampled, drawn by the prompt's hash. Cut answers are the longest: if
+one were the worst wherever there is one, the pairs would teach brevity more than anything else; if
+none ever was, nothing would say that an answer has to end (docs/log.md).
 """
 
 from __future__ import annotations

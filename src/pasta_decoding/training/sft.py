@@ -27,6 +27,7 @@ from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.loop import RunTrainer, processes, training_arguments
 from pasta_decoding.training.lora import (
     add_lora,
+    in_4bit,
     recompute_activations,
     refuse_other_start,
     save,
@@ -103,7 +104,9 @@ def train_sft(
 def load_trainable(base: Path, config: SftConfig, *, on_gpu: bool) -> tuple[Any, Any, Checkpoint]:
     """Return the model to train, its tokenizer, and what the trained checkpoint will be."""
     frozen_in_bf16 = config.bf16 and config.lora_rank > 0
-    model, tokenizer = load_base(base, dtype="bfloat16" if frozen_in_bf16 else "float32")
+    dtype = "bfloat16" if frozen_in_bf16 else "float32"
+    settings = {"quantization_config": in_4bit(dtype)} if config.load_in_4bit else {}
+    model, tokenizer = load_base(base, dtype=dtype, **settings)
     control = choose_tokens(tokenizer)
     checkpoint = replace(
         checkpoints.describe(model, tokenizer, control, name=config.base_name),
