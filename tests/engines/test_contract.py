@@ -16,11 +16,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pasta_decoding.engines.base import Branch, Feed
+from pasta_decoding.engines.fast import FastEngine
+from pasta_decoding.engines.torch import TorchEngine
+from pasta_decoding.engines.weights import ModelWeights
 from pasta_decoding.errors import PastaError
-from tests.engines.oracle import TOLERANCE, Recorder, assert_equals_recompute
+from tests.engines.oracle import TOLERANCE, Recorder, assert_equals_recompute, dense
 from tests.engines.subjects import MARKS, SUBJECTS, Subject
 from tests.examples import few
-from tests.tiny import VOCABULARY
+from tests.tiny import VOCABULARY, tiny_llama
 
 PROMPT = (5, 17, 42, 8)
 # Stand-ins for control tokens: to an engine they are ids like any other.
@@ -176,6 +179,18 @@ def test_every_row_equals_recompute(subject: Subject, case: Callable[[Recorder],
     record = subject.record()
     case(record)
     assert_equals_recompute(record, subject.oracle)
+
+
+@pytest.mark.parametrize("name", ["torch", "fast"])
+def test_a_bfloat16_model_is_near_the_exact_one(name: str) -> None:
+    model = tiny_llama().bfloat16()
+    engine = TorchEngine(model) if name == "torch" else FastEngine(ModelWeights(model))
+    assert engine.name == f"{name} bfloat16"
+    record = Recorder(engine)
+    after_a_join(record)
+    tokens, rows = zip(*record.rows, strict=True)
+    exact_FV = dense(tiny_llama())(record)[list(tokens)]
+    assert np.abs(np.stack(rows) - exact_FV).mean() < 0.05 * exact_FV.std()
 
 
 def test_the_order_of_a_join_does_not_matter(subject: Subject) -> None:

@@ -175,15 +175,6 @@ def test_one_cell_too_many_would_show() -> None:
     assert np.abs(moved_TV - expected_TV)[6].max() > 100 * TOLERANCE
 
 
-def test_a_bfloat16_model_keeps_its_type_and_gives_float32_rows() -> None:
-    record = Recorder(TorchEngine(tiny_llama().bfloat16()))
-    fork_join_go_on(record)
-    tokens, rows = zip(*record.rows, strict=True)
-    exact_FV = dense(tiny_llama())(record)[list(tokens)]
-    assert rows[0].dtype == np.float32
-    assert np.abs(np.stack(rows) - exact_FV).mean() < 0.05 * exact_FV.std()
-
-
 @pytest.mark.parametrize("make", [tiny_llama, tiny_qwen3])
 def test_a_model_taken_over_still_answers_a_plain_padded_call(
     make: Callable[[], PreTrainedModel],

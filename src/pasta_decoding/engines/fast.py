@@ -10,6 +10,7 @@ G kv heads, D head width, S slots, N segments (the tokens of one request), V voc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -112,49 +113,6 @@ class Layer:
         )
 
 
-class Decoder:
-    """A model's forward pass over the slots of a cache."""
-
-    def __init__(
-        self, weights: ModelWeights, slots: int, ops: Operators, cache: torch.dtype
-    ) -> None:
-        config = weights.config
-        heads = config.num_attention_heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // heads
-        shape = (2, config.num_hidden_layers, config.num_key_value_heads, slots, width)
-        numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * width
-        refuse_large_cache(slots, numbers * cache.itemsize)
-        self.cache = torch.zeros(shape, dtype=cache)
-        self.layers = [
-            Layer(number, weights, ops, *self.cache[:, number])
-            for number in range(config.num_hidden_layers)
-        ]
-        self.windows = {layer.window for layer in self.layers}
-        self._frequencies = {
-            one: frequencies(config, one, weights.frequency_factors)
-            for one in {layer.kind for layer in self.layers}
-        }
-        self._ops, self._epsilon = ops, float(config.rms_norm_eps)
-        self._embed = weights.embed
-        self._scale = config.hidden_size**0.5 if weights.is_gemma else 1.0
-        norm_I = weights.norm("model.norm")
-        assert norm_I is not None, "every family has one"
-        self._norm_I = norm_I
-        self._head = linear(ops, weights, "lm_head")
-
-    @torch.inference_mode()
-    def __call__(self, batch: Batch) -> Tensor:
-        """Compute a pass; return float32 logits_FV in the order of the batch."""
-        tables = {window: slot_table(batch, window) for window in self.windows}
-        positions_Q1 = torch.tensor(batch.positions, dtype=torch.float32)[:, None]
-        rotations = {kind: rotation(positions_Q1, *one) for kind, one in self._frequencies.items()}
-        hidden_QI = self._embed(batch.ids) * self._scale
-        for layer in self.layers:
-            hidden_QI = layer(hidden_QI, rotations[layer.kind], tables[layer.window])
-        hidden_FI = hidden_QI[torch.tensor(batch.wanted, dtype=torch.long)]
-        return self._head(self._ops.rms_norm(hidden_FI, self._norm_I, self._epsilon))
-
-
 SlotTable = tuple[Tensor, Tensor]
 """What each segment sees, as the operator reads it.
 
@@ -182,6 +140,11 @@ def slot_table(batch: Batch, window: int | None) -> SlotTable:
     return torch.tensor(table), torch.from_numpy(flat.view(np.uint8))
 
 
+def head_width(config: Any) -> int:
+    """Return how many numbers a head has."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
 def frequencies(config: Any, kind: str, factors: Tensor | None) -> tuple[Tensor, float]:
     """Return the angle of one position for each pair of a head's numbers, and a scale.
 
@@ -193,7 +156,7 @@ def frequencies(config: Any, kind: str, factors: Tensor | None) -> tuple[Tensor,
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
         return ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, layer_type=kind if nested else None)
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    width = head_width(config)
     frequency_D = rope["rope_theta"] ** -(torch.arange(0, width, 2, dtype=torch.float32) / width)
     return frequency_D if factors is None else frequency_D / factors, 1.0
 
@@ -225,18 +188,42 @@ class FastEngine(CachedEngine):
         super().__init__(
             Limits(int(config.vocab_size), int(config.max_position_embeddings), cache_tokens)
         )
-        ops = ops or operators() or Operators()
-        self._decoder = Decoder(weights, cache_tokens, ops, cache_dtype or weights.dtype)
-        self.name = f"fast {weights.form if isinstance(ops, NativeOperators) else 'float32'}"
+        self._ops = ops or operators() or Operators()
+        self._weights, self._epsilon = weights, float(config.rms_norm_eps)
+        heads, dtype = config.num_key_value_heads, cache_dtype or weights.dtype
+        shape = (2, config.num_hidden_layers, heads, cache_tokens, head_width(config))
+        refuse_large_cache(cache_tokens, math.prod(shape) // cache_tokens * dtype.itemsize)
+        self._slots = torch.zeros(shape, dtype=dtype)  # keys and values of each layer
+        self._layers = [
+            Layer(number, weights, self._ops, *self._slots[:, number]) for number in range(shape[1])
+        ]
+        self._frequencies = {
+            one: frequencies(config, one, weights.frequency_factors)
+            for one in {layer.kind for layer in self._layers}
+        }
+        self._scale = config.hidden_size**0.5 if weights.is_gemma else 1.0
+        norm_I = weights.norm("model.norm")
+        assert norm_I is not None, "every family has one"
+        self._norm_I = norm_I
+        self._head = linear(self._ops, weights, "lm_head")
+        self.name = f"fast {weights.form if isinstance(self._ops, NativeOperators) else 'float32'}"
 
     def copy(self, source: Branch, target: Branch, tokens: int) -> None:
         given, taken = self._cache.copy(source, target, tokens)
-        slots = self._decoder.cache
-        slots[..., taken, :] = slots[..., given, :]
+        self._slots[..., taken, :] = self._slots[..., given, :]
 
+    @torch.inference_mode()
     def step(self, feeds: Sequence[Feed]) -> FloatArray:
         batch = self._cache.plan(feeds)
         if not batch.items:
             return np.empty((0, self.vocabulary_size), dtype=np.float32)
-        logits_FV: FloatArray = self._decoder(batch).numpy()
+        tables = {one: slot_table(batch, one) for one in {layer.window for layer in self._layers}}
+        positions_Q1 = torch.tensor(batch.positions, dtype=torch.float32)[:, None]
+        rotations = {kind: rotation(positions_Q1, *one) for kind, one in self._frequencies.items()}
+        hidden_QI = self._weights.embed(batch.ids) * self._scale
+        for layer in self._layers:
+            hidden_QI = layer(hidden_QI, rotations[layer.kind], tables[layer.window])
+        hidden_FI = hidden_QI[torch.tensor(batch.wanted, dtype=torch.long)]
+        output_FI = self._ops.rms_norm(hidden_FI, self._norm_I, self._epsilon)
+        logits_FV: FloatArray = self._head(output_FI).numpy()
         return logits_FV if batch.order is None else logits_FV[batch.order]

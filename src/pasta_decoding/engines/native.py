@@ -40,6 +40,13 @@ class Part:
     added: LowRank | None
     bias_O: Tensor | None
 
+    def merged(self) -> Tensor:
+        """Return weight_OI in float32, with what is added."""
+        weight_OI = self.weights.dense()
+        if self.added is not None:
+            weight_OI += self.added[1].float() @ self.added[0].float()
+        return weight_OI
+
 
 Linear = Callable[[Tensor], Tensor]
 """From float32 input_QI to out_QO."""
@@ -50,7 +57,7 @@ class Operators:
 
     def linear(self, parts: Sequence[Part]) -> Linear:
         """Return layers of the same inputs as one, their outputs beside each other."""
-        weight_OI = torch.cat([_merged(part) for part in parts])
+        weight_OI = torch.cat([part.merged() for part in parts])
         bias_O = torch.cat(
             [torch.zeros(len(p.weights.rows)) if p.bias_O is None else p.bias_O for p in parts]
         )
@@ -96,13 +103,6 @@ class Operators:
             )
             out_QHD[own] = out_1HQD[0].transpose(0, 1)
         return out_QHD
-
-
-def _merged(part: Part) -> Tensor:
-    weight_OI = part.weights.dense()
-    if part.added is not None:
-        weight_OI += part.added[1].float() @ part.added[0].float()
-    return weight_OI
 
 
 class _Pass(ctypes.Structure):
