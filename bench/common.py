@@ -21,7 +21,7 @@ from pasta_decoding.api.opening import open_local
 from pasta_decoding.cli.console import cache_folder
 from pasta_decoding.evaluation.machine import commit, machine
 from pasta_decoding.evaluation.metrics import interval
-from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.decoder import LocalDecoder
 
 Name = TypeVar("Name")
 

@@ -23,7 +23,7 @@ from llama_loop import greedy, llama_loop
 from pasta_decoding.data.rows import read_questions
 from pasta_decoding.engines.llama import LlamaEngine
 from pasta_decoding.engines.torch import TorchEngine
-from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.request import Rules, SamplingParams
 
 RIVAL = "llama.cpp loop"

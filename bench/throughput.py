@@ -14,7 +14,7 @@ from statistics import median
 from common import SAMPLE, arguments, decoder_named, emit, spread
 
 from pasta_decoding.data.rows import read_rows
-from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.runtime.scheduler import Scheduler
 
@@ -57,7 +57,7 @@ def run(decoder: LocalDecoder, prompts: list[str], rules: Rules) -> dict[str, ob
     together = 0
     while scheduler.busy:
         scheduler.step()
-        together = max(together, scheduler.running)
+        together = max(together, scheduler.activity.running)
     taken_s = time.perf_counter() - began_s
     answers = [answer for n in numbers if (answer := scheduler.result(n)) is not None]
     plain_tokens = [decoder.plain_tokens(answer.text) for answer in answers]

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from pasta_decoding.api.config import EngineConfig
+from pasta_decoding.api.opening import open_local
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.control_tokens import BUCKETS, choose_tokens
 from pasta_decoding.models.load import load_base
+from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.training.lora import add_lora, save_adapter
 from tests.tiny import seeded, tiny_llama
 
@@ -42,6 +46,13 @@ def make_checkpoint(folder: Path) -> TinyCheckpoint:
     """Write base and adapter into `folder`."""
     base = make_base(folder / "base")
     return TinyCheckpoint(base, make_adapter(base, folder / "adapter"))
+
+
+def torch_decoder(base: Path, adapter: Path | None, **settings: Any) -> LocalDecoder:
+    """Load a checkpoint, whole if both are one folder, onto the torch engine in float32."""
+    name = "none" if adapter is None else None if adapter == base else str(adapter)
+    config = EngineConfig(name, base, "torch", dtype="float32", device="cpu", **settings)
+    return open_local(config, base)
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pasta_decoding.api.hf_generate import generate
-    from pasta_decoding.api.load import load
     from pasta_decoding.api.model import Model
+    from pasta_decoding.api.opening import load
     from pasta_decoding.api.result import Result, Thread, Usage
     from pasta_decoding.api.streams import Stream
     from pasta_decoding.errors import PastaError
@@ -59,7 +59,7 @@ __all__ = [
 
 _HOMES = {
     "pasta_decoding.api.hf_generate": ("generate",),
-    "pasta_decoding.api.load": ("load",),
+    "pasta_decoding.api.opening": ("load",),
     "pasta_decoding.api.model": ("Model",),
     "pasta_decoding.api.result": ("Result", "Thread", "Usage"),
     "pasta_decoding.api.streams": ("Stream",),

@@ -74,7 +74,7 @@ class PastaModel:
     ) -> None:  # fmt: skip
         super().__init__()
         from pasta_decoding.api.config import GenerationConfig
-        from pasta_decoding.api.load import load
+        from pasta_decoding.api.opening import load
 
         if not str(batch_size).isdigit() or int(batch_size) < 1 or max_batch_size is not None:
             hint = "It is the number of answers that are written side by side, such as 16."

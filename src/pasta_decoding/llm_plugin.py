@@ -13,7 +13,7 @@ import llm
 from pydantic import Field, create_model
 
 from pasta_decoding.api.config import GenerationConfig
-from pasta_decoding.api.load import load
+from pasta_decoding.api.opening import load
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.load import shipped_adapters
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 import pasta_decoding as pasta
-from pasta_decoding.runtime.local import torch_decoder
-from tests.checkpoint import TinyCheckpoint
+from tests.checkpoint import TinyCheckpoint, torch_decoder
 from tests.server.running import running
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

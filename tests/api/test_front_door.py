@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -17,8 +18,8 @@ import pasta_decoding as pasta
 from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.api.model import open_worker
 from pasta_decoding.lang.tree import Chunk, strip
+from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.events import ordered
-from pasta_decoding.runtime.local import LocalDecoder
 from tests.checkpoint import TinyCheckpoint
 
 PROMPT = "Name three colours."
@@ -62,30 +63,22 @@ def test_text_events_batches_and_their_async_twins_bring_the_same_answer(
     assert whole.threads, "or this shows little"
     assert "".join(model.stream(PROMPT, max_tokens=TOKENS)) == whole.text
     assert "".join(ordered(model.events(PROMPT, max_tokens=TOKENS))) == whole.text
-    several = model.batch([PROMPT, "Why?", PROMPT], max_tokens=TOKENS, max_concurrency=2)
+    told: dict[int, pasta.Result] = {}
+    prompts = [PROMPT, "Why?", PROMPT]
+    options: dict[str, Any] = {"max_tokens": TOKENS, "max_concurrency": 2}
+    several = model.batch(prompts, on_result=told.__setitem__, **options)
     assert [one.annotated for one in several[::2]] == [whole.annotated] * 2
+    assert [told.pop(number) for number in range(3)] == several
 
     async def twins() -> list[str]:
         text = "".join([piece async for piece in model.stream(PROMPT, max_tokens=TOKENS)])
         events = [event async for event in model.events(PROMPT, max_tokens=TOKENS)]
         answer = await model.aanswer(PROMPT, max_tokens=TOKENS)
-        batch = await model.abatch([PROMPT, PROMPT], max_tokens=TOKENS, max_concurrency=1)
-        return [text, "".join(ordered(events)), answer.text, *(one.text for one in batch)]
+        batch = await model.abatch(prompts, on_result=told.__setitem__, **options)
+        assert [told[number] for number in range(3)] == batch
+        return [text, "".join(ordered(events)), answer.text, *(one.text for one in batch[::2])]
 
     assert asyncio.run(twins()) == [whole.text] * 5
-
-
-def test_a_batch_tells_each_answer_as_soon_as_it_is_there(model: pasta.Model) -> None:
-    told: dict[int, pasta.Result] = {}
-
-    def note(number: int, result: pasta.Result) -> None:
-        told[number] = result
-
-    prompts = [PROMPT, "Why?", PROMPT]
-    found = model.batch(prompts, max_tokens=TOKENS, max_concurrency=2, on_result=note)
-    assert [told.pop(number) for number in range(3)] == found
-    again = asyncio.run(model.abatch(prompts, max_tokens=TOKENS, on_result=note))
-    assert [told[number] for number in range(3)] == again
 
 
 def test_a_prompt_may_be_a_conversation_or_token_ids(model: pasta.Model) -> None:
@@ -262,7 +255,7 @@ def test_only_the_thread_that_decodes_keeps_a_team_of_openmp(
         if name == "pasta-engine":
             idle.set()
 
-    monkeypatch.setattr("pasta_decoding.engines.support.release_openmp_threads", release)
+    monkeypatch.setattr("pasta_decoding.api.opening.release_openmp_threads", release)
     monkeypatch.setattr("pasta_decoding.runtime.loop.release_openmp_threads", release)
     here = threading.current_thread().name
     with load(tiny_checkpoint) as model:

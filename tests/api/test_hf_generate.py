@@ -17,9 +17,9 @@ from pasta_decoding.lang.layout import ChunkRun, Run
 from pasta_decoding.models.export import export_hf
 from pasta_decoding.models.load import DEFAULT_ADAPTER, find_adapter, load_model
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
+from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.request import Rules, SamplingParams
-from tests.checkpoint import TinyCheckpoint
+from tests.checkpoint import TinyCheckpoint, torch_decoder
 from tests.law.test_default_model import PROMPTS
 from tests.tiny import tiny_llama
 

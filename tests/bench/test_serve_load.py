@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
+from pasta_decoding.runtime.decoder import LocalDecoder
 from tests.bench.test_benchmarks import lines_of, run
-from tests.checkpoint import TinyCheckpoint
+from tests.checkpoint import TinyCheckpoint, torch_decoder
 from tests.server.running import Running, running
 from tests.server.scripts import Slow, endless, with_engine
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
+from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.request import Rules, SamplingParams
-from tests.checkpoint import TinyCheckpoint
+from tests.checkpoint import TinyCheckpoint, torch_decoder
 from tests.docs.pages import blocks
 from tests.server.running import Running, running
 

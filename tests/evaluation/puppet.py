@@ -13,7 +13,7 @@ from pasta_decoding.engines.scripted import ScriptedEngine
 from pasta_decoding.models.checkpoint import Base, Checkpoint
 from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.models.load import Loaded
-from pasta_decoding.runtime.local import LocalDecoder, decoder_over
+from pasta_decoding.runtime.decoder import LocalDecoder, decoder_over
 from tests.checkpoint import END, byte_tokenizer
 
 Reply = Callable[[str], str]

@@ -13,8 +13,8 @@ from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.evaluation.generate import Plan, ask_all
 from pasta_decoding.evaluation.methods import HfGenerate, Pasta, unpatched
 from pasta_decoding.evaluation.records import Record
-from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
-from tests.checkpoint import TinyCheckpoint
+from pasta_decoding.runtime.decoder import LocalDecoder
+from tests.checkpoint import TinyCheckpoint, torch_decoder
 
 SEQUENTIAL = GenerationConfig(max_tokens=60, parallel=False)
 QUESTIONS = [question_of(text) for text in ("Hello", "Two cities, two cities, two", "x")]

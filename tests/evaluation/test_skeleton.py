@@ -15,7 +15,7 @@ from pasta_decoding.evaluation.records import Record
 from pasta_decoding.evaluation.skeleton import Skeleton, concatenated, points_of
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import read, strip
-from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.decoder import LocalDecoder
 from tests.evaluation.puppet import puppet
 
 OUTLINE = "1. Sleep\n2. Walk daily\n3. Eat"

@@ -16,12 +16,12 @@ from pasta_decoding.lang.positions import SHARED_MAX
 from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.models.load import DEFAULT_ADAPTER, find_adapter, load_base, load_model
 from pasta_decoding.models.prompt import Message, PromptEncoder
-from pasta_decoding.runtime.local import answer_of, decoder_over, llama_decoder
+from pasta_decoding.runtime.decoder import answer_of, decoder_over
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Logits, Sampler
 from pasta_decoding.runtime.scheduler import Scheduler
 from pasta_decoding.runtime.vocabulary import vocabulary_of
-from tests.law.watched import Watched
+from tests.law.watched import Watched, replay
 
 TOKENS = 16
 NEAR_TIE = 1e-3
@@ -79,19 +79,24 @@ def test_the_exported_file_decodes_as_the_torch_engine_does(
     default_model_dir: Path, tmp_path: Path
 ) -> None:
     """In F32, on real prompts, in parallel: the same logits, and the same greedy tokens."""
+    from pasta_decoding.engines.llama import LlamaEngine
+    from pasta_decoding.gguf_file import GgufFile
     from pasta_decoding.models.export import export_gguf
+    from pasta_decoding.models.load import load_gguf
 
     loaded = load_model(default_model_dir, find_adapter(DEFAULT_ADAPTER))
     export_gguf(loaded, tmp_path / "f32.gguf", "F32", quantize=_not_asked)
     ours = decoder_over(TorchEngine(loaded.model), loaded)
-    llama = llama_decoder(tmp_path / "f32.gguf", cache_tokens=1024, threads=1, exact=True)
+    path = tmp_path / "f32.gguf"
+    exact = LlamaEngine(path, cache_tokens=1024, threads=1, cache_type="F32")
+    llama = decoder_over(exact, load_gguf(GgufFile(path), path)[0])
     rules = Rules(max_tokens=3 * TOKENS)
     compared = 0
     for text in PROMPTS:
         request = ours.request(text, rules, SamplingParams())
         first = Watched(request.sampler)
         answer = ours.answer(replace(request, sampler=first))
-        again = llama.replay(request.prompt, answer.segments)
+        again = replay(llama, request.prompt, answer.segments, llama.vocabulary.end)
         second = Watched(again.sampler)
         assert llama.answer(replace(again, sampler=second)).layout.tokens == answer.layout.tokens
         compared += _assert_close(first.logits, second.logits)

@@ -33,15 +33,14 @@ from pasta_decoding.lang.layout import (
 )
 from pasta_decoding.lang.positions import SCHEMES, Scheme
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.local import answer_of
+from pasta_decoding.runtime.decoder import answer_of
 from pasta_decoding.runtime.request import Request, Rules
-from pasta_decoding.runtime.sampler import Replay
 from pasta_decoding.runtime.scheduler import Scheduler
 from pasta_decoding.training.view import attention_masks, packed_batch, visibility
 from tests.engines.subjects import SUBJECTS
 from tests.examples import few
 from tests.law import world
-from tests.law.watched import Watched
+from tests.law.watched import Replay, Watched
 from tests.tiny import tiny_gemma3, tiny_llama, tiny_qwen3
 
 MODELS = {"llama": tiny_llama(), "qwen3": tiny_qwen3(), "gemma3": tiny_gemma3()}

@@ -21,16 +21,15 @@ from pasta_decoding.engines.scripted import ScriptedEngine, shuffled
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import Joining, Segment
 from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.decoder import answer_of
 from pasta_decoding.runtime.events import Ordered
-from pasta_decoding.runtime.local import answer_of
-from pasta_decoding.runtime.policy import CheapestStep, SchedulingPolicy
+from pasta_decoding.runtime.policy import SchedulingPolicy
 from pasta_decoding.runtime.request import Request, Rules
-from pasta_decoding.runtime.sampler import Replay
 from pasta_decoding.runtime.scheduler import Scheduler
 from tests.examples import few
 from tests.law import world
 from tests.law.test_law import assert_same_logits, compiled, engine_named
-from tests.law.watched import Watched
+from tests.law.watched import Replay, Watched
 from tests.law.whim import EveryThread, ReadingOrder, Whim
 from tests.runtime.play import SIZE, VOCABULARY
 from tests.runtime.test_batching import LLAMA, asked, assert_same
@@ -39,7 +38,7 @@ SPACIOUS = 10_000
 POLICIES: dict[str, Callable[[], SchedulingPolicy]] = {
     "eager": EveryThread,
     "in reading order": ReadingOrder,
-    "cheapest": CheapestStep,
+    "cheapest": SchedulingPolicy,
 }
 LIMITS = st.fixed_dictionaries(
     {

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from pasta_decoding.runtime.policy import Runnable
+from pasta_decoding.runtime.policy import Runnable, SchedulingPolicy
 
 MOST_IDLE = 5
 
 
-class Whim:
+class Whim(SchedulingPolicy):
     """Chooses by chance; after so many idle steps the first thread of each answer advances."""
 
     def __init__(self, seed: int) -> None:
+        super().__init__()
         self._chance = Random(seed)
         self._idle = 0
 
@@ -26,18 +27,12 @@ class Whim:
         self._idle = 0 if any(chosen) else self._idle + 1
         return chosen if self._idle < MOST_IDLE else [answer.threads[:1] for answer in answers]
 
-    def learn(self, width: int, seconds: float) -> None:
-        """It learns nothing."""
 
-
-class EveryThread:
+class EveryThread(SchedulingPolicy):
     """Everybody advances: the fewest steps an answer."""
 
     def choose(self, answers: Sequence[Runnable]) -> list[Sequence[int]]:
         return [answer.threads for answer in answers]
-
-    def learn(self, width: int, seconds: float) -> None:
-        """It learns nothing."""
 
 
 class ReadingOrder(EveryThread):

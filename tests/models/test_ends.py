@@ -21,7 +21,7 @@ from pasta_decoding.gguf_file import GgufFile
 from pasta_decoding.lang.layout import MAIN, Layout
 from pasta_decoding.models.gguf import write_gguf
 from pasta_decoding.models.load import load_gguf, load_model
-from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
+from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.request import Rules
 from pasta_decoding.training.loss import score_layouts
 from pasta_decoding.training.sample import (
@@ -31,7 +31,8 @@ from pasta_decoding.training.sample import (
     sample_answers,
 )
 from pasta_decoding.training.score import likelihood_rate
-from tests.checkpoint import END_ID, TinyCheckpoint, make_adapter
+from tests.checkpoint import END_ID, TinyCheckpoint, make_adapter, torch_decoder
+from tests.law.watched import replay
 
 OTHER_END = 256
 """Below the tokenizer's own end, so that taking the smallest would be a mistake."""
@@ -72,8 +73,9 @@ def test_answers_layouts_samples_and_replays_keep_the_end_that_was_chosen(
         assert decode_sample(json.loads(json.dumps(encode_sample(sample)))).end == end
         layout = sample.layout(decoder.scheme, decoder.vocabulary.control)
         assert label_of_end(layout) == end
-        replay = decoder.replay(sample.prompt_ids, sample.segments, end=end)
-        assert sample.truncated or decoder.answer(replay).layouts[0] == layout
+        last = decoder.vocabulary.end if end is None else end
+        again = decoder.answer(replay(decoder, sample.prompt_ids, sample.segments, last))
+        assert sample.truncated or again.layouts[0] == layout
 
 
 def test_a_plain_text_is_rated_with_the_end_that_training_shows(

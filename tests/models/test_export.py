@@ -19,9 +19,9 @@ from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.export import export_hf, model_card
 from pasta_decoding.models.gguf import write_gguf
 from pasta_decoding.models.load import load_model
-from pasta_decoding.runtime.local import decoder_over, torch_decoder
+from pasta_decoding.runtime.decoder import decoder_over
 from pasta_decoding.runtime.request import Rules, SamplingParams
-from tests.checkpoint import TinyCheckpoint
+from tests.checkpoint import TinyCheckpoint, torch_decoder
 from tests.docs.pages import parse
 
 QUESTION = "What are three good habits?"

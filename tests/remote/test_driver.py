@@ -145,7 +145,6 @@ def test_a_reader_is_told_what_happens_with_the_step_that_it_needs_at_least(
     assert [event for event, _ in told] == list(answer.events)
     assert isinstance(answer.events[-1], Finished)
     assert steps == sorted(steps)
-    assert len(answer.event_s) == len(answer.events)
     assert answer.stopped is bool(stops)
     assert answer.text.endswith(stops or "ca")
     assert "".join(ordered(answer.events)) == answer.text

@@ -10,16 +10,20 @@ from hypothesis import strategies as st
 
 from pasta_decoding.engines.scripted import ScriptedEngine, follow
 from pasta_decoding.errors import PastaError
-from pasta_decoding.lang.layout import MAIN, Joining
-from pasta_decoding.runtime.admission import Admission, ResourceRequest, resources_of
+from pasta_decoding.lang.layout import Joining
+from pasta_decoding.runtime.admission import (
+    ResourceRequest,
+    check_request,
+    quota_of,
+    resources_of,
+)
 from pasta_decoding.runtime.events import Finished
 from pasta_decoding.runtime.policy import LEAST_QUOTA, Quota
-from pasta_decoding.runtime.prefix_cache import PrefillBudget
 from pasta_decoding.runtime.request import Request, Rules
 from pasta_decoding.runtime.scheduler import Scheduler
 from tests.examples import few
 from tests.law.world import SCHEME
-from tests.runtime.machine import LINES, A, B, FakeClock, finish, greedy, leaning, machine
+from tests.runtime.machine import A, B, FakeClock, finish, greedy, leaning
 from tests.runtime.play import SIZE, VOCABULARY
 
 ENDLESS = follow((A, B), (B, A), vocabulary_size=SIZE)
@@ -45,23 +49,14 @@ def narrow(max_slots: int, *, clock: FakeClock | None = None) -> tuple[ScriptedE
 # Loads
 
 
-def test_what_a_request_may_come_to() -> None:
-    assert resources_of(sized(5, 30)) == ResourceRequest(cells=35, branches=1)
-    assert resources_of(sized(5, 30, max_threads=4)) == ResourceRequest(cells=35, branches=3)
-    few_chunks = replace(greedy(), rules=Rules(max_tokens=7, max_chunks=1))
-    assert resources_of(few_chunks) == ResourceRequest(cells=10, branches=2)
-    assert resources_of(few_chunks) + ResourceRequest(1, 2) == ResourceRequest(cells=11, branches=4)
-
-
 def test_what_is_free_makes_answers_wider_and_lets_them_write_ahead() -> None:
     engine = ScriptedEngine(ENDLESS, SIZE, max_slots=115, max_branches=23)
-    admission = Admission(engine)
-    wide = sized(5, 30, max_threads=9)
-    assert admission.allot(wide, ResourceRequest(35, 3)) == Quota(ahead_tokens=10, threads=7)
-    assert admission.allot(wide, ResourceRequest(115, 23)) == LEAST_QUOTA
-    assert admission.allot(sized(5, 30), ResourceRequest(35, 3)) == LEAST_QUOTA
-    unlimited = Admission(ScriptedEngine(ENDLESS, SIZE))
-    assert unlimited.allot(wide, ResourceRequest(35, 3)) == Quota(ahead_tokens=30, threads=9)
+    wide, taken = sized(5, 30, max_threads=9), ResourceRequest(35, 3)
+    assert quota_of(wide, engine, taken) == Quota(ahead_tokens=10, threads=7)
+    assert quota_of(wide, engine, ResourceRequest(115, 23)) == LEAST_QUOTA
+    assert quota_of(sized(5, 30), engine, taken) == LEAST_QUOTA
+    unlimited = ScriptedEngine(ENDLESS, SIZE)
+    assert quota_of(wide, unlimited, taken) == Quota(ahead_tokens=30, threads=9)
 
 
 def test_under_the_text_join_a_load_counts_what_is_fed_again() -> None:
@@ -70,18 +65,9 @@ def test_under_the_text_join_a_load_counts_what_is_fed_again() -> None:
     parallel = replace(parallel, rules=replace(parallel.rules, max_chunks=8))
     twice = resources_of(parallel, joining=Joining.text)
     assert twice == ResourceRequest(cells=5 + 30 + 30 + 8, branches=3)
-    admission = Admission(ScriptedEngine(ENDLESS, SIZE, max_slots=70), Joining.text)
+    engine = ScriptedEngine(ENDLESS, SIZE, max_slots=70)
     with pytest.raises(PastaError, match=r"fed again by text joins \(73 in all\), do not fit"):
-        admission.check(parallel)
-
-
-@pytest.mark.parametrize(("room", "admitted"), [(120, True), (119, False)])
-def test_cells_and_branches_are_limits_of_all_together(room: int, *, admitted: bool) -> None:
-    one, other = resources_of(sized(10, 30, max_threads=3)), resources_of(sized(20, 60))
-    engine = ScriptedEngine(ENDLESS, SIZE, max_slots=room)
-    assert Admission(engine).admits(one, [other]) is admitted
-    engine = ScriptedEngine(ENDLESS, SIZE, max_branches=room - 116)
-    assert Admission(engine).admits(one, [other]) is admitted
+        check_request(parallel, engine, Joining.text)
 
 
 # First come, first served
@@ -194,36 +180,11 @@ def test_a_request_cancelled_in_the_queue_has_an_empty_answer() -> None:
     scheduler.cancel(second)
     scheduler.step()
     # The one behind it does not have to wait any longer.
-    assert scheduler.running == 2
+    assert scheduler.activity.running == 2
     _, answer, _ = finish(scheduler, [first, second, third])
     assert (answer.text, answer.tree, answer.truncated) == ("", (), True)
     assert answer.events == (Finished(truncated=True),)
     assert answer.seconds == answer.queue_s
     assert answer.trace.prefill_s == 0
     assert answer.first_token_s is None
-    assert engine.slots_in_use == 0
-
-
-def test_a_prompt_half_fed_can_be_cancelled() -> None:
-    engine = ScriptedEngine(ENDLESS, SIZE)
-    scheduler = Scheduler(engine, VOCABULARY, SCHEME, prefill_budget=PrefillBudget(4))
-    number = scheduler.add(sized(10, 10))
-    scheduler.step()
-    assert engine.slots_in_use == 4
-    scheduler.cancel(number)
-    assert engine.slots_in_use == 0
-    (answer,) = finish(scheduler, [number])
-    assert answer.layout.thread == (MAIN,) * 10
-    assert (answer.text, answer.truncated) == ("", True)
-
-
-def test_a_forgotten_request_is_cancelled_and_unknown() -> None:
-    engine, scheduler = machine(follow(*LINES, vocabulary_size=SIZE))
-    kept, number = scheduler.add(greedy()), scheduler.add(greedy())
-    scheduler.step()
-    scheduler.step()
-    scheduler.forget(number)
-    with pytest.raises(KeyError):
-        scheduler.result(number)
-    finish(scheduler, [kept])
     assert engine.slots_in_use == 0

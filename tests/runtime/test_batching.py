@@ -16,8 +16,8 @@ from pasta_decoding.engines.scripted import ScriptedEngine, follow, shuffled
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.constraints import Constraint
+from pasta_decoding.runtime.decoder import answer_of
 from pasta_decoding.runtime.events import Synced, ordered
-from pasta_decoding.runtime.local import answer_of
 from pasta_decoding.runtime.prefix_cache import PrefillBudget
 from pasta_decoding.runtime.request import Request, SamplingParams
 from pasta_decoding.runtime.sampler import Choice, Logits, Sampler
@@ -59,15 +59,6 @@ def llama() -> tuple[Engine, Scheduler]:
     return engine, Scheduler(
         engine, VOCABULARY, SCHEME, prefill_budget=PrefillBudget(PREFILL_TOKENS)
     )
-
-
-def scripted_for_all() -> tuple[Engine, Scheduler]:
-    return machine(shuffled(SIZE))
-
-
-def llama_for_all() -> tuple[Engine, Scheduler]:
-    engine = TorchEngine(LLAMA)
-    return engine, Scheduler(engine, VOCABULARY, SCHEME)
 
 
 @dataclass(frozen=True)
@@ -137,15 +128,6 @@ def test_an_answer_does_not_depend_on_who_comes_and_goes(
             del added[cancelled]
     for number, answer in zip(added.values(), finish(scheduler, added), strict=True):
         assert_same(answer, alone(make, number))
-    assert engine.slots_in_use == 0
-
-
-@pytest.mark.parametrize("make", [scripted_for_all, llama_for_all])
-def test_24_requests_at_once_get_the_answers_that_they_get_alone(make: Make) -> None:
-    engine, scheduler = make()
-    answers = finish(scheduler, [scheduler.add(asked(n, max_tokens=12)) for n in range(24)])
-    for number, answer in enumerate(answers):
-        assert_same(answer, alone(make, number, 12))
     assert engine.slots_in_use == 0
 
 

@@ -12,7 +12,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import SCHEMES
 from pasta_decoding.models.load import Loaded
-from pasta_decoding.runtime.local import decoder_over
+from pasta_decoding.runtime.decoder import LocalDecoder, decoder_over
 from tests.engines.subjects import speaking
 from tests.tiny import VOCABULARY, tiny_llama
 
@@ -28,45 +28,32 @@ def loaded_for(**changes: Any) -> Loaded:
     return replace(loaded, checkpoint=replace(loaded.checkpoint, **changes))
 
 
+def decoder(
+    kind: type[ScriptedEngine], joining: Joining | None = None, **record: Any
+) -> LocalDecoder:
+    return decoder_over(kind(shuffled(VOCABULARY), VOCABULARY), loaded_for(**record), joining)
+
+
 @pytest.mark.parametrize("name", SCHEMES)
-def test_a_scheme_with_gaps_needs_an_engine_with_free_positions(name: str) -> None:
-    free, strict = (kind(shuffled(VOCABULARY), VOCABULARY) for kind in (ScriptedEngine, Strict))
-    assert decoder_over(free, loaded_for(scheme=name)).scheme.name == name
+def test_a_scheme_with_gaps_needs_an_engine_with_free_positions_or_the_text_join(name: str) -> None:
+    assert decoder(ScriptedEngine, scheme=name).scheme.name == name
+    assert decoder(Strict, scheme=name, joins=("text",)).scheme.name == "shared-max"
     if SCHEMES[name].consecutive:
-        assert decoder_over(strict, loaded_for(scheme=name)).scheme.name == name
+        assert decoder(Strict, scheme=name).scheme.name == name
         return
-    with pytest.raises(PastaError) as caught:
-        decoder_over(strict, loaded_for(scheme=name))
-    assert str(caught.value) == (
-        f"the engine 'scripted' cannot take the positions of the scheme {name!r}"
-    )
-
-
-def test_a_checkpoint_for_other_joins_is_refused() -> None:
-    engine = ScriptedEngine(shuffled(VOCABULARY), VOCABULARY)
-    with pytest.raises(PastaError) as caught:
-        decoder_over(engine, loaded_for(joins=("prose",)))
-    assert str(caught.value) == (
-        "the checkpoint was trained for the joins prose, not 'kv' or 'text'"
-    )
-    assert caught.value.hint == (
-        "Use another adapter, or --join text to decode with this one all the same."
-    )
+    with pytest.raises(PastaError, match=f"'scripted' cannot take .* the scheme {name!r}"):
+        decoder(Strict, scheme=name)
 
 
 def test_a_checkpoint_is_joined_as_it_was_trained_unless_somebody_insists() -> None:
-    engine = ScriptedEngine(shuffled(VOCABULARY), VOCABULARY)
-    both, text = loaded_for(joins=("text", "kv")), loaded_for(joins=("text",))
-    assert decoder_over(engine, both).joining is Joining.kv
-    assert decoder_over(engine, text).joining is Joining.text
-    assert decoder_over(engine, text).trained
-    foreign = decoder_over(engine, text, Joining.kv)
-    assert foreign.joining is Joining.kv
-    assert not foreign.trained
-
-
-@pytest.mark.parametrize("name", SCHEMES)
-def test_the_text_join_takes_any_scheme_on_any_engine(name: str) -> None:
-    engine = Strict(shuffled(VOCABULARY), VOCABULARY)
-    decoder = decoder_over(engine, loaded_for(scheme=name, joins=("text",)))
-    assert decoder.scheme.name == "shared-max"
+    with pytest.raises(PastaError, match="for the joins prose, not 'kv' or 'text'") as caught:
+        decoder(ScriptedEngine, joins=("prose",))
+    assert caught.value.hint == (
+        "Use another adapter, or --join text to decode with this one all the same."
+    )
+    found = [
+        decoder(ScriptedEngine, wanted, joins=joins)
+        for joins, wanted in ((("text", "kv"), None), (("text",), None), (("text",), Joining.kv))
+    ]
+    assert [one.joining for one in found] == [Joining.kv, Joining.text, Joining.kv]
+    assert [one.trained for one in found] == [True, True, False]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,13 +13,13 @@ from hypothesis import strategies as st
 
 from pasta_decoding.engines.base import Feed, FloatArray
 from pasta_decoding.engines.torch import TorchEngine
-from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.device_sampler import sampled_rows
+from pasta_decoding.runtime.penalties import History
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler, sampled
 from pasta_decoding.runtime.scheduler import Scheduler
-from tests.law.world import SCHEME
-from tests.runtime.machine import finish
+from tests.law.world import CONTROL, END, OPEN, SCHEME
+from tests.runtime.machine import A, B, finish
 from tests.runtime.play import SIZE, VOCABULARY
 from tests.tiny import tiny_llama
 
@@ -64,22 +65,41 @@ class Remote(TorchEngine):
         raise AssertionError(f"{len(feeds)} rows were moved")
 
 
-def answers(engine: TorchEngine, temperature: float) -> list[Answer]:
-    scheduler = Scheduler(engine, VOCABULARY, SCHEME)
-    requests = [
-        Request(
-            (11, 12 + n), Sampler(SamplingParams(temperature, top_p=0.95), n), Rules(max_tokens=60)
-        )
-        for n in range(6)
-    ]
-    return finish(scheduler, [scheduler.add(request) for request in requests])
+BIAS = SamplingParams(1, logit_bias={OPEN: 1.0, A: 1.0})
+PENALTIES = replace(BIAS, repetition_penalty=1.3, frequency_penalty=1)
 
 
 @pytest.mark.parametrize("temperature", [0, 1.5])
-def test_answers_are_the_same_wherever_their_tokens_are_drawn(temperature: float) -> None:
-    model = tiny_llama(vocabulary=SIZE)
-    there = answers(Remote(model, keeps_logits=True), temperature)
-    here = answers(TorchEngine(model), temperature)
+@pytest.mark.parametrize(
+    ("sampling", "eagerness", "chunks"),
+    [
+        (SamplingParams(top_p=0.95), None, None),
+        (PENALTIES, None, None),
+        (BIAS, -100, 0),
+        (BIAS, 0, None),
+        (BIAS, 100, 4),
+    ],
+)
+def test_answers_are_the_same_wherever_their_tokens_are_sampled(
+    sampling: SamplingParams, eagerness: float | None, chunks: int | None, temperature: float
+) -> None:
+    model, answers = tiny_llama(vocabulary=SIZE), []
+    for engine in (Remote(model, keeps_logits=True), TorchEngine(model)):
+        scheduler = Scheduler(engine, VOCABULARY, SCHEME)
+        numbers = []
+        for number in range(3):
+            prompt = (A, B + number)
+            history = History(prompt, CONTROL, CONTROL.ids | {END})
+            sampler = Sampler(
+                replace(sampling, temperature=temperature),
+                number,
+                history if sampling.penalises else None,
+            )
+            rules = Rules(60, max_chunks=4, topic=eagerness is None, eagerness=eagerness)
+            numbers.append(scheduler.add(Request(prompt, sampler, rules)))
+        answers.append(finish(scheduler, numbers))
+    there, here = answers
     assert [answer.layout for answer in there] == [answer.layout for answer in here]
     assert [one.interventions for one in there] == [one.interventions for one in here]
     assert sum(answer.interventions for answer in here) > 0
+    assert chunks in (None, here[0].chunks)

@@ -12,7 +12,7 @@ from pasta_decoding.engines.base import FloatArray
 from pasta_decoding.engines.scripted import ScriptedEngine, follow, shuffled
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.runtime.events import Delta
-from pasta_decoding.runtime.policy import CheapestStep, SchedulingPolicy, StepCost
+from pasta_decoding.runtime.policy import ENOUGH, SchedulingPolicy
 from pasta_decoding.runtime.request import Priority, Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.runtime.scheduler import Scheduler
@@ -46,7 +46,7 @@ def victim(tokens: int, priority: Priority = Priority.normal) -> Request:
 def steps_of_a_victim(request: Request, adversaries: int, **about: Priority) -> int:
     engine = ScriptedEngine(both, SIZE, max_positions=8192)
     clock = FakeClock()
-    scheduler = Scheduler(engine, VOCABULARY, SCHEME, policy=CheapestStep(), clock=clock)
+    scheduler = Scheduler(engine, VOCABULARY, SCHEME, policy=SchedulingPolicy(), clock=clock)
     for _ in range(adversaries):
         scheduler.add(adversary(**about))
     for _ in range(25):
@@ -55,7 +55,7 @@ def steps_of_a_victim(request: Request, adversaries: int, **about: Priority) -> 
     while scheduler.result(number) is None:
         scheduler.step()
         steps += 1
-    assert scheduler.live_threads >= 10 * adversaries
+    assert scheduler.activity.live_threads >= 10 * adversaries
     scheduler.close()
     assert engine.slots_in_use == 0
     return steps
@@ -64,7 +64,7 @@ def steps_of_a_victim(request: Request, adversaries: int, **about: Priority) -> 
 @pytest.mark.parametrize("adversaries", [1, 4])
 def test_whoever_promises_thousands_of_chunks_delays_nobody_else(adversaries: int) -> None:
     """But for the steps in which it is learned what so many threads take without prompts."""
-    most = steps_of_a_victim(victim(20), 0) + StepCost().enough
+    most = steps_of_a_victim(victim(20), 0) + ENOUGH
     assert steps_of_a_victim(victim(20), adversaries) <= most
     assert steps_of_a_victim(victim(20), adversaries, priority=Priority.high) <= most
 
@@ -77,7 +77,7 @@ def test_an_answer_that_is_in_no_hurry_waits_no_longer_than_it_must() -> None:
 def test_every_thread_of_the_adversary_has_its_turn_in_the_end() -> None:
     """In reading order: the first chunk is written to its end while others only wait."""
     engine = ScriptedEngine(both, SIZE, max_positions=8192)
-    scheduler = Scheduler(engine, VOCABULARY, SCHEME, policy=CheapestStep())
+    scheduler = Scheduler(engine, VOCABULARY, SCHEME, policy=SchedulingPolicy())
     rules = replace(PROMISES, max_tokens=300, max_chunks=6)
     numbers = [scheduler.add(replace(adversary(), rules=rules)) for _ in range(2)]
     while scheduler.busy:
@@ -117,7 +117,7 @@ def deeds(seed: int, policy: SchedulingPolicy) -> None:
 POLICIES: dict[str, Callable[[int], SchedulingPolicy]] = {
     "whim": Whim,
     "eager": lambda _seed: EveryThread(),
-    "cheapest": lambda _seed: CheapestStep(),
+    "cheapest": lambda _seed: SchedulingPolicy(),
 }
 
 

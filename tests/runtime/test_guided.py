@@ -58,14 +58,14 @@ def test_what_is_written_is_read(params: GuidedParams) -> None:
     assert read_params(write_params(params)) == params
 
 
-@few(60)
+@few(25)
 @given(st.text() | JSON | JSON.map(json.dumps))
 def test_garbage_is_refused(found: object) -> None:
     refusal(found)
     refusal(f"{HEAD}{found}")
 
 
-@few(60)
+@few(25)
 @given(st.sampled_from(sorted(GOOD)), JSON)
 def test_garbage_in_one_field_is_refused_or_read(name: str, value: object) -> None:
     """A value of the right form is none: then the params holds it."""
@@ -114,9 +114,8 @@ def test_what_is_no_object_is_refused(found: object) -> None:
     assert refusal(found).startswith("the request's argument `pasta` is not what Pasta writes: it")
 
 
-@pytest.mark.parametrize("found", ["", "4 {}", json.dumps({"protocol": 2})])
-def test_another_protocol_is_named(found: str) -> None:
-    assert refusal(found) == (
+def test_another_protocol_is_named() -> None:
+    assert {refusal(found) for found in ("", "4 {}", json.dumps({"protocol": 2}))} == {
         "this server's logits processor speaks protocol 3 of Pasta and the request another: "
         "install the same version of Pasta on both sides"
-    )
+    }

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.layout import (
     ChunkRun,
@@ -232,23 +234,11 @@ def test_a_sync_without_a_chunk_to_wait_for_is_banned() -> None:
     assert sum(isinstance(segment, SyncRun) for segment in played.interpreter.segments) == 1
 
 
-def test_the_end_of_sequence_in_a_chunk_closes_it() -> None:
-    played = play(SMALL, script({0: [OPEN, A, P20, A, A, A], 1: [B, END]}))
-    assert CloseChunk(1, truncated=False) in played.actions
-    assert played.chunks == [ChunkRun((ASYNC, B))]
-
-
 def test_a_chunk_begins_with_something_visible() -> None:
     interpreter = play_steps(SMALL, script({0: [OPEN, A, P20]}), 3).interpreter
     first = allowed(interpreter, 1)
     assert first.isdisjoint(CONTROL.ids | {END, *range(10)})
     assert not any(decode([token])[0].isspace() for token in first)
-
-
-def test_white_space_at_a_chunks_end_is_kept_in_the_ids_and_dropped_from_the_text() -> None:
-    played = play(SMALL, script({0: [OPEN, A, P20], 1: [B, ID["\n"], ID[" "]]}))
-    assert played.chunks == [ChunkRun((ASYNC, B, ID["\n"], ID[" "]))]
-    assert played.tree == (Chunk("a", 20, "b"),)
 
 
 # Topics
@@ -270,34 +260,38 @@ def test_a_topic_is_not_empty_and_holds_only_fit_tokens() -> None:
     }
 
 
-def test_who_wants_a_fourth_word_has_said_three() -> None:
-    played = play(SMALL, script({0: [OPEN, A, SPACE_B, SPACE_C, SPACE_A, P20], 1: [B]}))
-    assert played.topics == [(A, SPACE_B, SPACE_C)]
+@pytest.mark.parametrize(
+    ("changes", "main", "promise"),
+    [
+        ({}, [A, SPACE_B, SPACE_C, SPACE_A], PromiseRun((OPEN, A, SPACE_B, SPACE_C, P20), 20)),
+        ({"max_topic_tokens": 2}, [A, P20], PromiseRun((OPEN, A, P20), 20)),
+        ({"max_topic_tokens": 2}, [A, B, C, C], PromiseRun((OPEN, A, B, P20), 20, forced=1)),
+        ({"topic": False}, [A, P20], PromiseRun((OPEN, P20), 20)),
+    ],
+)
+def test_a_topic_has_three_words_at_most_and_ends_at_its_limit(
+    changes: dict[str, Any], main: list[int], promise: PromiseRun
+) -> None:
+    played = play(replace(SMALL, **changes), script({0: [OPEN, *main], 1: [B]}))
+    assert played.interpreter.segments[0] == promise
+    assert played.tree[0] == Chunk(decode(promise.ids[1:-1]) or None, 20, "b")
 
 
-def test_a_topic_one_short_of_its_limit_may_still_be_closed() -> None:
-    played = play(replace(SMALL, max_topic_tokens=2), script({0: [OPEN, A, P20], 1: [B]}))
-    assert played.topics == [(A,)]
-
-
-def test_a_topic_at_its_limit_is_closed() -> None:
-    played = play(replace(SMALL, max_topic_tokens=2), script({0: [OPEN, A, B, C, C], 1: [B]}))
-    assert played.interpreter.segments[0] == PromiseRun((OPEN, A, B, P20), 20, forced=1)
-
-
-@pytest.mark.parametrize("again", [[A], [ID["A"]], [SPACE_A], [A, ID["-"]]])
-def test_a_topic_that_repeats_an_earlier_one_must_go_on(again: list[int]) -> None:
-    assert fold_topic(second_topic([A], again)) != "a"
-
-
-def test_a_topic_cannot_repeat_with_its_last_token_or_its_last_word() -> None:
-    assert second_topic([A], [A], 1) != "a"
-    assert second_topic([A, B], [A, B], 2) != "ab"
-    assert second_topic([ID["as"]], [A, ID["as"]], 2) == "aas"
-    assert second_topic([A, SPACE_B], [A, ID["-"], B], 3) != "a-b"
-    assert second_topic([A, SPACE_B], [A, ID["b."]], 2) != "ab."
-    three = [A, SPACE_B, SPACE_C]
-    assert second_topic(three, three) != "a b c"
+@pytest.mark.parametrize(
+    ("first", "again", "limit"),
+    [
+        *(([A], again, 4) for again in ([A], [ID["A"]], [SPACE_A], [A, ID["-"]])),
+        ([A], [A], 1),
+        ([A, B], [A, B], 2),
+        ([A, SPACE_B], [A, ID["-"], B], 3),
+        ([A, SPACE_B], [A, ID["b."]], 2),
+        ([A, SPACE_B, SPACE_C], [A, SPACE_B, SPACE_C], 4),
+    ],
+)
+def test_a_topic_that_would_repeat_an_earlier_one_goes_on_or_ends_otherwise(
+    first: list[int], again: list[int], limit: int
+) -> None:
+    assert second_topic(first, again, limit) != decode(again)
 
 
 def test_no_two_topics_begin_with_the_same_token_while_there_are_others() -> None:
@@ -307,12 +301,26 @@ def test_no_two_topics_begin_with_the_same_token_while_there_are_others() -> Non
     assert first == A
     assert len({first, *later}) == 3
     assert second_topic([A, B], [A, A]) == "aa"  # where it is switched off
+    assert second_topic([ID["as"]], [A, ID["as"]], 2) == "aas"
 
 
-def test_a_checkpoint_without_topics_closes_a_promise_at_once() -> None:
-    played = play(replace(SMALL, topic=False), script({0: [OPEN, A, P20], 1: [B]}))
-    assert played.interpreter.segments[0] == PromiseRun((OPEN, P20), 20)
-    assert played.tree[0] == Chunk(None, 20, "b")
+@given(st.lists(st.integers(0, SIZE - 1), min_size=1), st.integers(0, 30), st.booleans())
+def test_eagerness_biases_the_promise_where_main_may_write_it_and_nowhere_else(
+    tokens: list[int], steps: int, parallel: bool
+) -> None:
+    rules = Rules(40, max_chunks=3, min_chunk_tokens=6, parallel=parallel, eagerness=2.0)
+    for joining in Joining:
+        interpreter = play_steps(rules, cycle(tokens), steps, joining=joining).interpreter
+        for thread in interpreter.writing:
+            constraint = interpreter.constraint(thread)
+            promises = thread == 0 and constraint.admits(OPEN)
+            assert constraint.bias == ({OPEN: 2.0} if promises else {})
+
+
+@pytest.mark.parametrize("eagerness", [101.0, -101.0, float("nan")])
+def test_an_eagerness_without_a_meaning_is_refused(eagerness: float) -> None:
+    with pytest.raises(PastaError, match=r"eagerness .* is not between -100 and 100"):
+        Rules(eagerness=eagerness)
 
 
 # Limits
@@ -366,13 +374,6 @@ def test_a_promise_is_kept_with_a_token_of_its_chunk_or_not_at_all(
     assert [len(chunk.ids) - 1 for chunk in played.chunks] == [1] * chunks
     assert played.tree[0] == Span("c")
     assert played.interpreter.hit_limit
-
-
-def test_a_sync_past_the_budget_joins_nothing() -> None:
-    rules = replace(SMALL, max_tokens=16)
-    played = play(rules, script({0: [OPEN, A, P20, SYNC], 1: [C] * 99}))
-    assert played.interpreter.segments[-1] == ChunkRun((ASYNC, *[C] * 12), closed=False)
-    assert played.fed_tokens == 16
 
 
 def test_a_stop_string_ends_the_answer_in_reading_order_and_not_before() -> None:

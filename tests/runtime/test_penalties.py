@@ -9,20 +9,18 @@ import numpy as np
 import pytest
 
 from pasta_decoding.engines.scripted import ScriptedEngine, shuffled
-from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import MAIN
+from pasta_decoding.runtime.decoder import answer_of
 from pasta_decoding.runtime.events import Ordered
-from pasta_decoding.runtime.local import answer_of
 from pasta_decoding.runtime.penalties import History
 from pasta_decoding.runtime.policy import SchedulingPolicy
-from pasta_decoding.runtime.request import Request, Rules, SamplingParams
+from pasta_decoding.runtime.request import Request, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler, logprobs_of
 from pasta_decoding.runtime.scheduler import Scheduler
 from tests.law.whim import EveryThread, ReadingOrder
 from tests.law.world import CLOSE, CONTROL, END, OPEN, P20, SCHEME, SYNC
 from tests.runtime.machine import RULES, A, B, C, leaning, machine
-from tests.runtime.play import ID, SIZE, VOCABULARY
-from tests.tiny import tiny_llama
+from tests.runtime.play import SIZE, VOCABULARY
 
 EXEMPT = CONTROL.ids | {END}
 MAIN_IDS = (A, B, OPEN, C, P20, B, OPEN, A, P20, A, SYNC, C)
@@ -90,23 +88,6 @@ def test_a_request_can_be_answered_twice_with_the_same_sampler() -> None:
     engine = ScriptedEngine(shuffled(SIZE), SIZE)
     first, again = (answer_of(Scheduler(engine, VOCABULARY, SCHEME), request) for _ in range(2))
     assert first.segments == again.segments
-
-
-@pytest.mark.parametrize("temperature", [0, 1])
-def test_penalties_and_bias_are_the_same_on_a_device(temperature: float) -> None:
-    model = tiny_llama(vocabulary=SIZE)
-    bias = {ID["a"]: 1.0, OPEN: 2.0}
-    sampling = SamplingParams(
-        temperature, repetition_penalty=1.3, frequency_penalty=1, logit_bias=bias
-    )
-    answers = [
-        answer_of(
-            Scheduler(TorchEngine(model, keeps_logits=there), VOCABULARY, SCHEME),
-            Request((A, B), Sampler(sampling, 0, History((A, B), CONTROL, EXEMPT)), Rules(80)),
-        )
-        for there in (True, False)
-    ]
-    assert answers[0].layout == answers[1].layout
 
 
 def test_logprobs_are_the_models_own() -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from pasta_decoding.runtime.policy import (
     BACKGROUND_STEPS,
-    CheapestStep,
     Runnable,
+    SchedulingPolicy,
     StepCost,
 )
 from pasta_decoding.runtime.request import Priority
@@ -34,15 +34,15 @@ def stepped(width: int) -> float:
     return 0.010 * (1 + (width - 1) // 8)
 
 
-def taught(cost: Cost, target_s: float | None = None) -> CheapestStep:
-    policy = CheapestStep(target_s)
+def taught(cost: Cost, target_s: float | None = None) -> SchedulingPolicy:
+    policy = SchedulingPolicy(target_s)
     for width in (*range(1, 17), 24, 32, 48, 64):
         for _ in range(3):
             policy.learn(width, cost(width))
     return policy
 
 
-def widths(policy: CheapestStep, answers: Sequence[Runnable]) -> list[int]:
+def widths(policy: SchedulingPolicy, answers: Sequence[Runnable]) -> list[int]:
     return [len(threads) for threads in policy.choose(answers)]
 
 
@@ -50,19 +50,22 @@ def standing(*threads: int) -> list[Runnable]:
     return [Runnable(range(count)) for count in threads]
 
 
-def test_an_answer_alone_advances_all_its_threads() -> None:
-    for cost in (flat, linear, stepped):
-        assert widths(taught(cost), standing(7)) == [7]
-
-
 @pytest.mark.parametrize(
-    ("cost", "expected"),
-    [(flat, [5, 3, 1, 4]), (linear, [1, 1, 1, 1]), (stepped, [3, 2, 1, 2])],
+    ("cost", "target_s", "threads", "expected"),
+    [
+        *((cost, None, [7], [7]) for cost in (flat, linear, stepped)),  # alone: all its threads
+        (flat, None, [5, 3, 1, 4], [5, 3, 1, 4]),
+        (linear, None, [5, 3, 1, 4], [1, 1, 1, 1]),
+        (stepped, None, [5, 3, 1, 4], [3, 2, 1, 2]),
+        (linear, 0.035, [8], [3]),
+        (stepped, 0.015, [9, 9], [4, 4]),
+        (linear, 0.001, [3] * 16, [1] * 16),  # each advances, whatever the goal
+    ],
 )
-def test_several_answers_get_the_width_at_which_a_token_is_cheapest(
-    cost: Cost, expected: list[int]
+def test_a_step_is_as_wide_as_makes_a_token_cheapest_and_as_narrow_as_its_goal(
+    cost: Cost, target_s: float | None, threads: list[int], expected: list[int]
 ) -> None:
-    assert widths(taught(cost), standing(5, 3, 1, 4)) == expected
+    assert widths(taught(cost, target_s), standing(*threads)) == expected
 
 
 def test_the_first_threads_in_reading_order_go_first() -> None:
@@ -70,15 +73,8 @@ def test_the_first_threads_in_reading_order_go_first() -> None:
     assert taught(linear).choose(answers) == [(2,), (1,)]
 
 
-def test_a_goal_keeps_steps_short_where_fewer_threads_can() -> None:
-    assert widths(taught(linear, target_s=0.035), standing(8)) == [3]
-    assert widths(taught(stepped, target_s=0.015), standing(9, 9)) == [4, 4]
-    # Sixteen answers advance by a thread each, whatever the goal.
-    assert widths(taught(linear, target_s=0.001), standing(*[3] * 16)) == [1] * 16
-
-
 def test_widths_of_which_nothing_is_known_are_tried_and_then_left_alone() -> None:
-    policy = CheapestStep()
+    policy = SchedulingPolicy()
     seen = []
     for _ in range(60):
         width = sum(widths(policy, standing(4, 4)))
@@ -97,13 +93,6 @@ def test_a_figure_that_is_old_is_taken_again() -> None:
     for _ in range(18):
         costs.add(2, 1.0)
     assert costs.unsure([1, 2]) == 1
-
-
-def test_one_slow_step_changes_nothing() -> None:
-    costs = StepCost()
-    for seconds in (9.0, 0.01, 0.01, 0.01, 5.0):
-        costs.add(4, seconds)
-    assert costs.seconds(4) == pytest.approx(0.01)
 
 
 def test_who_is_in_a_hurry_has_all_threads_and_who_is_not_waits_a_little() -> None:
@@ -129,7 +118,7 @@ def test_everybody_who_is_ready_advances_within_a_few_steps(
     answers: list[tuple[int, Priority]], cost: Cost, target_s: float | None
 ) -> None:
     """However many threads the others have, and whatever their priority."""
-    policy = CheapestStep(target_s)
+    policy = SchedulingPolicy(target_s)
     asking = [Runnable(range(threads), priority=priority) for threads, priority in answers]
     advanced = [0] * len(asking)
     for _ in range(BACKGROUND_STEPS):

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from pasta_decoding.engines.base import Feed, FloatArray
 from pasta_decoding.engines.scripted import ScriptedEngine, follow
-from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.runtime.prefix_cache import PrefillBudget, share_out
 from pasta_decoding.runtime.request import Request, Rules
@@ -127,29 +126,11 @@ def test_a_long_prompt_beside_streams_takes_at_most_as_long_again(name: str, str
     assert prompt_s(MACHINES[name], streams) <= 2 * prompt_s(MACHINES[name])
 
 
-def test_the_stretch_is_what_is_asked_for() -> None:
-    machine = MACHINES["llama.cpp on a CPU"]
-    alone = stream(machine, 0)[-1]
-    for stretch in (1.25, 1.5, 4.0):
-        beside = stream(machine, 1, PrefillBudget(max_share=1 - 1 / stretch))[-1]
-        assert 0.8 * stretch * alone < beside < 1.1 * stretch * alone
-
-
 def test_without_anybody_beside_it_a_prompt_goes_in_pieces_as_large_as_may_be() -> None:
     engine = TimedEngine(MACHINES["slow attention"])
     scheduler = scheduler_over(engine, PrefillBudget(100))
     finish(scheduler, [scheduler.add(writing(1, 250))])
     assert [len(feed.ids) for feeds in engine.steps[:3] for feed in feeds] == [100, 100, 50]
-
-
-def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
-    engine = TimedEngine(MACHINES["slow attention"])
-    scheduler = scheduler_over(engine)
-    long = scheduler.add(writing(1, LONG))
-    short = scheduler.add(writing(1, 20))
-    scheduler.step()
-    assert [len(feed.ids) for feed in engine.steps[0]] == [236, 20]
-    assert len(finish(scheduler, [long, short])) == 2
 
 
 def test_one_pass_that_took_for_ever_does_not_stop_prompts_for_ever() -> None:
@@ -195,9 +176,3 @@ def test_shares_of_a_step(wanted: list[int], tokens: int) -> None:
     for share, want in zip(shares[1:], wanted[1:], strict=True):
         shorter = [n for n in range(len(wanted)) if wanted[n] < want]
         assert not share or all(shares[n] == wanted[n] for n in shorter)
-
-
-@pytest.mark.parametrize("share", [0.0, 1.0, float("nan")])
-def test_a_share_that_leaves_nothing_for_prompts_or_threads_is_refused(share: float) -> None:
-    with pytest.raises(PastaError, match="max_prefill_share"):
-        PrefillBudget(max_share=share)

@@ -15,8 +15,8 @@ from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.runtime.admission import ResourceRequest
 from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.decoder import answer_of
 from pasta_decoding.runtime.generation import PrefixEntry
-from pasta_decoding.runtime.local import answer_of
 from pasta_decoding.runtime.prefix_cache import (
     MOST_KEPT,
     PrefillBudget,
@@ -111,7 +111,7 @@ def test_a_few_tokens_alike_are_not_worth_it_and_without_the_switch_nothing_is_s
     bare = Scheduler(engine, VOCABULARY, SCHEME)
     answers = finish(bare, [bare.add(asking(*LONG)) for _ in range(2)])
     assert [prompt_tokens_fed(answer) for answer in answers] == [40, 40]
-    assert bare.kept_cells == 0
+    assert bare.activity.kept_cells == 0
 
 
 # What is kept
@@ -121,11 +121,11 @@ def test_what_is_kept_goes_as_soon_as_a_request_needs_the_room() -> None:
     engine = ScriptedEngine(ENDLESS, SIZE, max_slots=100, max_branches=4)
     scheduler = keeping(engine)
     finish(scheduler, [scheduler.add(asking(*LONG, A, max_tokens=5, parallel=False))])
-    assert scheduler.kept_cells == engine.slots_in_use == 46
+    assert scheduler.activity.kept_cells == engine.slots_in_use == 46
     number = scheduler.add(asking(*LONG, *LONG[1:], A, max_tokens=20, parallel=False))
     scheduler.step()
-    assert scheduler.running == 1
-    assert scheduler.kept_cells == 0
+    assert scheduler.activity.running == 1
+    assert scheduler.activity.kept_cells == 0
     (answer,) = finish(scheduler, [number])
     assert answer.hit_limit
     assert prompt_tokens_fed(answer) == 80
@@ -137,14 +137,14 @@ def test_it_takes_at_most_half_of_the_cells_and_some_branches_the_oldest_go_firs
     for number in range(MOST_KEPT + 8):
         one = asking(*prompt_of(number, 30), A, max_tokens=2, parallel=False)
         finish(scheduler, [scheduler.add(one)])
-    assert scheduler.kept_cells == 33 * MOST_KEPT
+    assert scheduler.activity.kept_cells == 33 * MOST_KEPT
     engine = ScriptedEngine(ENDLESS, SIZE, max_slots=200)
     scheduler = keeping(engine)
     for number in (1, 2, 3, 1, 4, 1):
         one = asking(*prompt_of(number, 30), A, max_tokens=2, parallel=False)
         (answer,) = finish(scheduler, [scheduler.add(one)])
     assert prompt_tokens_fed(answer) == 1
-    assert scheduler.kept_cells == engine.slots_in_use == 99
+    assert scheduler.activity.kept_cells == engine.slots_in_use == 99
 
 
 def test_who_begins_another_is_not_kept_beside_it() -> None:
@@ -152,7 +152,7 @@ def test_who_begins_another_is_not_kept_beside_it() -> None:
     kept = PrefixCache(engine)
     for ids in ((A, B, C), (A, B, C, A), (A, B), (B, C)):
         kept.keep(PrefixEntry(ids, fed(engine, ids)))
-    assert [one.ids for one in kept] == [(A, B, C, A), (B, C)]
+    assert [one.ids for one in kept._kept] == [(A, B, C, A), (B, C)]
     assert engine.slots_in_use == kept.cells == 6
     kept.make_room(ResourceRequest(10**6, 10**6))
     assert kept.cells == 6, "this engine has room for everything"
@@ -164,20 +164,6 @@ def fed(engine: Engine, ids: tuple[int, ...]) -> Branch:
     branch = engine.open(reserved_tokens=20)
     engine.step([Feed((branch,), ids, tuple(range(len(ids))))])
     return branch
-
-
-def test_a_cancelled_request_leaves_nothing_and_closing_gives_everything_back() -> None:
-    engine = ScriptedEngine(ENDLESS, SIZE)
-    scheduler = keeping(engine)
-    number = scheduler.add(asking(*LONG, A))
-    for _ in range(3):
-        scheduler.step()
-    scheduler.cancel(number)
-    assert engine.slots_in_use == scheduler.kept_cells == 0
-    finish(scheduler, [scheduler.add(asking(*LONG, A))])
-    assert engine.slots_in_use == scheduler.kept_cells > 0
-    scheduler.close()
-    assert engine.slots_in_use == 0
 
 
 # Whoever comes and goes
@@ -231,6 +217,6 @@ def test_answers_are_the_same_and_in_the_end_everything_is_free(
     answers = finish(scheduler, added)
     for number, answer in zip(added.values(), answers, strict=True):
         assert_same(answer, alone(name, number, joining))
-    assert engine.slots_in_use == scheduler.kept_cells <= 150
+    assert engine.slots_in_use == scheduler.activity.kept_cells <= 150
     scheduler.close()
     assert engine.slots_in_use == 0

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pasta_decoding.engines.scripted import Script, ScriptedEngine, follow, shuffled
 from pasta_decoding.lang.layout import MAIN, ChunkRun, PromiseRun, Run, Segment, SyncRun
 from pasta_decoding.lang.tree import Chunk, Span, Sync
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.events import ordered
+from pasta_decoding.runtime.events import StopFilter, ordered
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
@@ -21,7 +22,9 @@ from pasta_decoding.runtime.scheduler import Scheduler
 from pasta_decoding.runtime.text import MAX_HELD_TOKENS, ThreadText, stretch_text, tree_of
 from tests.examples import few
 from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SCHEME, SYNC
+from tests.runtime import play
 from tests.runtime.bytewise import FIRST_BYTE, SIZE, VOCABULARY, decode, ids
+from tests.runtime.machine import LINES, greedy, machine
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 TEXT = st.text("ab \n\té東😀", max_size=12)
@@ -45,16 +48,6 @@ def test_half_a_character_at_the_end_is_shown_as_broken() -> None:
 def test_bytes_that_never_become_a_character_are_not_held_for_ever() -> None:
     stray = [0x80 + FIRST_BYTE] * MAX_HELD_TOKENS
     assert pieces(ThreadText(decode), stray)[-2:] == [BROKEN * MAX_HELD_TOKENS, ""]
-
-
-def test_half_a_character_followed_by_another_is_shown_with_it() -> None:
-    thread = ThreadText(decode)
-    assert pieces(thread, [ids("é")[0], *ids("b")]) == ["", f"{BROKEN}b", ""]
-
-
-@given(TEXT)
-def test_the_pieces_of_main_text_are_that_text(text: str) -> None:
-    assert "".join(pieces(ThreadText(decode), ids(text))) == text
 
 
 @given(TEXT)
@@ -137,3 +130,46 @@ def test_a_tag_within_a_character_breaks_it_in_stream_and_tree(tag: tuple[int, .
     answer = decoded(script, SamplingParams())
     assert answer.text.replace("b", "") == f"a{BROKEN}{BROKEN}"
     assert "".join(ordered(answer.events)) == answer.text
+
+
+# Stop strings
+
+LETTERS = st.text("ab", max_size=12)
+STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3)
+
+
+@given(st.lists(LETTERS, max_size=5), STOPS)
+@example(["ba", "b"], ["bab", "a"])
+def test_however_the_text_is_cut_it_ends_before_the_first_stop(
+    pieces: list[str], stops: list[str]
+) -> None:
+    text, visible = "".join(pieces), StopFilter(stops)
+    found = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
+    shown = "".join(map(visible.add, pieces)) + visible.finish()
+    assert shown == text[: min(found, default=(0, len(text)))[1]]
+    assert visible.stopped is bool(found)
+
+
+def test_text_that_cannot_become_a_stop_is_shown_at_once() -> None:
+    visible = StopFilter(["END"])
+    assert visible.add("one E") == "one "
+    assert visible.add("two") == "Etwo"
+    assert not visible.stopped
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "stopped"),
+    [("a a", "c", True), ("ac", "ca ", True), ("cb", "ca ac", False), ("c", "", True)],
+)
+def test_a_stop_ends_the_text_of_an_answer_wherever_it_stands(
+    stop: str, text: str, stopped: bool
+) -> None:
+    """The answer is `ca ac`, of which the first two letters are a chunk."""
+    _, scheduler = machine(follow(*LINES, vocabulary_size=play.SIZE))
+    number, shown = scheduler.add(replace(greedy(), stops=(stop,))), ""
+    while (answer := scheduler.result(number)) is None:
+        scheduler.step()
+        if progress := scheduler.drain(number):
+            shown += progress.text
+            assert text.startswith(shown)
+    assert (shown, answer.stopped) == (text, stopped)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 
-from pasta_decoding.lang.layout import MAIN, Joining, PromiseRun, SyncRun
+from pasta_decoding.lang.layout import MAIN, Joining, SyncRun
 from pasta_decoding.runtime.actions import Fork, Rewrite
 from pasta_decoding.runtime.constraints import Constraint
 from pasta_decoding.runtime.guided import ThreadGrammar, guided_params, read_params, write_params
@@ -84,29 +83,11 @@ def test_its_constraints_are_those_of_the_interpreter(rules: Rules, seed: int) -
 
 def test_they_are_where_positions_run_out() -> None:
     rules = Rules(max_tokens=200, max_topic_tokens=3, min_chunk_tokens=4)
-    answers = [written(rules, seed, max_positions=len(PROMPT) + 202) for seed in range(8)]
+    answers = [written(rules, seed, max_positions=len(PROMPT) + 202) for seed in range(4)]
     assert max(len(answer.budget.chunks) for answer in answers) == 2
-
-
-def test_such_answers_have_promises_and_syncs() -> None:
-    answers = [written(Rules(max_tokens=200, max_topic_tokens=3), seed) for seed in range(5)]
-    segments = [segment for answer in answers for segment in answer.segments]
-    assert sum(isinstance(segment, PromiseRun) for segment in segments) > 12
-    assert sum(isinstance(segment, SyncRun) for segment in segments) > 4
+    assert any(isinstance(segment, SyncRun) for one in answers for segment in one.segments)
 
 
 def test_sequential_decoding_needs_no_params() -> None:
     interpreter = Interpreter(VOCABULARY, SCHEME, Rules(parallel=False), len(PROMPT))
     assert guided_params(interpreter, MAIN) is None
-
-
-def test_a_topic_that_a_request_begins_in_the_middle_of_is_not_an_earlier_one() -> None:
-    """A topic in the middle of which a request begins may not become an earlier one."""
-    interpreter = Interpreter(VOCABULARY, SCHEME, Rules(), len(PROMPT), None, Joining.text)
-    a, close = VOCABULARY.texts.index("a"), VOCABULARY.promise_close_ids[0]
-    for token in (OPEN, a, int(close), OPEN):
-        interpreter.on_token(MAIN, token)
-    thread = sent(interpreter, MAIN)
-    assert np.isin(a, thread.constraint().banned)
-    thread.on_token(VOCABULARY.texts.index("b"))
-    assert not np.isin(close, thread.constraint().banned)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
-from tests.checkpoint import TinyCheckpoint
+from pasta_decoding.runtime.decoder import LocalDecoder
+from tests.checkpoint import TinyCheckpoint, torch_decoder
 from tests.server.running import Running, running
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pasta_decoding.engines.base import Feed, FloatArray
 from pasta_decoding.engines.scripted import Script, ScriptedEngine, follow
-from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.decoder import LocalDecoder
 
 Ids = tuple[int, ...]
 

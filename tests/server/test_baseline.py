@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.decoder import LocalDecoder
 from tests.server.running import BASELINE, CHAT, GOOD, MODEL, running, with_baseline
 from tests.server.scripts import saying, with_engine
 

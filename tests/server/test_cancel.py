@@ -13,7 +13,7 @@ from typing import Any
 import openai
 import pytest
 
-from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.metrics import Metrics

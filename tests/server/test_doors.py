@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import openai
 import pytest
 
-from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.server import listen
 from pasta_decoding.server.backend import Backend
 from tests.server.running import CHAT, GOOD, MODEL, Running, running, wait_for

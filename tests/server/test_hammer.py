@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from pasta_decoding.engines.scripted import shuffled
-from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.request import Rules, SamplingParams
 from tests.server.running import CHAT, GOOD, Reply, Running, running, wait_for
 from tests.server.scripts import Forgetful, with_engine

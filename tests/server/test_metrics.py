@@ -6,7 +6,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.decoder import LocalDecoder
 from tests.server.running import CHAT, GOOD, HELLO, MODEL, Running, running
 from tests.server.scripts import saying, with_engine
 

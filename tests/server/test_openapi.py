@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.decoder import LocalDecoder
 from tests.server.running import MODEL, Running, running
 from tests.server.scripts import endless, with_engine
 

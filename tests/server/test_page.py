@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.decoder import LocalDecoder
 from tests.server.running import CHAT, GOOD, running, with_baseline
 from tests.server.scripts import Slow, endless, saying, with_engine
 

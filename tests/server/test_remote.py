@@ -16,7 +16,7 @@ import pytest
 from pasta_decoding.engines.scripted import Script
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.remote.decoder import RemoteDecoder, remote_decoder
-from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.errors import ApiError

@@ -11,9 +11,8 @@ import pytest
 
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.request import Rules, SamplingParams
-from pasta_decoding.runtime.sampler import Sampler
 from tests.server.running import CHAT, GOOD, MODEL, Running, running
 from tests.server.scripts import saying, with_engine
 
@@ -124,8 +123,8 @@ def test_choices_differ_and_a_seed_repeats_them(server: Running) -> None:
     assert [text_of(chunks, choice) for choice in range(3)] == texts
     server.wait_until_idle()
     ids = server.decoder.prompt_ids("Hello", TOKENS)
-    sampler = Sampler(SamplingParams(temperature=1, top_p=0.9, seed=7), request=2)
-    request = server.decoder.request_of(ids, Rules(max_tokens=TOKENS), sampler)
+    sampling = SamplingParams(temperature=1, top_p=0.9, seed=7)
+    request = server.decoder.request(ids, Rules(max_tokens=TOKENS), sampling, 2)
     assert server.decoder.answer(request).text == texts[2]
 
 

@@ -13,16 +13,15 @@ from hypothesis import example, given
 
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import ChunkRun, Layout, PromiseRun, Run, Segment, lay_out
-from pasta_decoding.runtime.local import answer_of
+from pasta_decoding.runtime.decoder import answer_of
 from pasta_decoding.runtime.request import Request, Rules
-from pasta_decoding.runtime.sampler import Replay
 from pasta_decoding.runtime.scheduler import Scheduler
 from pasta_decoding.training.bonbon import beta, bonbon_loss, target_gap
 from pasta_decoding.training.loss import Example
 from pasta_decoding.training.pairs import with_references
 from tests.examples import few
 from tests.law import world
-from tests.law.watched import Watched
+from tests.law.watched import Replay, Watched
 from tests.tiny import tiny_llama
 
 PROMPT = (60, 61, 62)

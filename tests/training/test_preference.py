@@ -18,7 +18,7 @@ from pasta_decoding.data.lines import read_lines
 from pasta_decoding.data.rows import question_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.load import load_model
-from pasta_decoding.runtime.local import LocalDecoder, torch_decoder
+from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.training import pairs as pairs_module
 from pasta_decoding.training import preference
 from pasta_decoding.training import sample as sample_module
@@ -26,7 +26,7 @@ from pasta_decoding.training.config import PreferenceConfig
 from pasta_decoding.training.preference import PreferenceRun, share_samples
 from pasta_decoding.training.run import begin_run
 from pasta_decoding.training.score import likelihood_rate
-from tests.checkpoint import TinyCheckpoint, make_adapter, make_base
+from tests.checkpoint import TinyCheckpoint, make_adapter, make_base, torch_decoder
 from tests.golden.golden import talkative
 from tests.training.tiny_runs import files, losses
 

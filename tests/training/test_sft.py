@@ -17,11 +17,10 @@ from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.measures import tokens_per_step
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.load import load_base, load_model
-from pasta_decoding.runtime.local import torch_decoder
 from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.training.lora import set_attention
 from pasta_decoding.training.view import takes_blocks
-from tests.checkpoint import BASE_NAME, TinyCheckpoint, make_adapter, make_base
+from tests.checkpoint import BASE_NAME, TinyCheckpoint, make_adapter, make_base, torch_decoder
 from tests.training.tiny_runs import (
     CONFIG,
     ROWS,

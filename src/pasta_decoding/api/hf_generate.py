@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pasta_decoding.api.result import Result
     from pasta_decoding.models.load import Loaded
     from pasta_decoding.runtime.answer import Answer
-    from pasta_decoding.runtime.local import LocalDecoder
+    from pasta_decoding.runtime.decoder import LocalDecoder
 
 _UNDERSTOOD = {
     "TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper",
@@ -171,7 +171,7 @@ def _converted(config: Any, max_tokens: int, stops: Any) -> GenerationConfig:
 def _decoder(model: Any, tokenizer: Any, config: Any, inputs: Any) -> Iterator[LocalDecoder]:
     """Give a decoder over a model of transformers, which is left as it was."""
     from pasta_decoding.engines.torch import TorchEngine
-    from pasta_decoding.runtime.local import decoder_over
+    from pasta_decoding.runtime.decoder import decoder_over
 
     loaded = _loaded(model, tokenizer, config)
     if others := set(config.suppress_tokens or ()) - loaded.checkpoint.control.ids:

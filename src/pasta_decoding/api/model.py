@@ -15,11 +15,12 @@ from pasta_decoding.api.result import Result
 from pasta_decoding.api.streams import Start, Stream, events_of, text_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.prompt import Message
+from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.events import Event
-from pasta_decoding.runtime.local import LocalDecoder
-from pasta_decoding.runtime.loop import ClosedError, EngineLoop, Watcher
+from pasta_decoding.runtime.loop import ClosedError, EngineLoop
 from pasta_decoding.runtime.policy import SchedulingPolicy
 from pasta_decoding.runtime.request import Priority, Request
+from pasta_decoding.runtime.trace import Sent
 
 if TYPE_CHECKING:
     from pasta_decoding.remote.decoder import RemoteDecoder
@@ -42,18 +43,21 @@ def open_worker(
     *,
     max_requests: int | None = None,
     policy: SchedulingPolicy | None = None,
-    watcher: Watcher | None = None,
+    on_step: Callable[[int], object] | None = None,
+    on_sent: Callable[[Sent], object] | None = None,
 ) -> Worker:
     """Return a worker that writes answers with a decoder; the caller closes it.
 
     max_requests: how many answers are written at a time; None: as many as there is room for.
-    policy: which threads write in a step, on an engine in this process.
+    policy: which threads write in a step, and
+    on_step: called with how many did, on an engine in this process.
+    on_sent: called with what an answer asked of servers.
     """
     if isinstance(decoder, LocalDecoder):
-        return EngineLoop(decoder, max_requests=max_requests, policy=policy, watcher=watcher)
+        return EngineLoop(decoder, max_requests=max_requests, policy=policy, on_step=on_step)
     from pasta_decoding.remote.scheduler import RemoteWorker
 
-    return RemoteWorker(decoder, watcher, max_requests=max_requests)
+    return RemoteWorker(decoder, max_requests=max_requests, on_sent=on_sent)
 
 
 def request_of(
@@ -70,11 +74,11 @@ def request_of(
     choice:   tells answers apart that have one seed.
     logprobs: alternatives that are reported for each token; None: nothing is.
     """
-    sampler = decoder.sampler(ids, config.sampling(logprobs=logprobs), choice)
-    return decoder.request_of(
+    return decoder.request(
         ids,
         config.rules,
-        sampler,
+        config.sampling(logprobs=logprobs),
+        choice,
         max_seconds=config.max_seconds,
         stops=config.stops,
         priority=priority,

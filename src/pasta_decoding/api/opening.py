@@ -1,4 +1,4 @@
-"""From a config to a decoder: which engine is taken, and how each one is opened.
+"""From a name to a model that answers: which engine is taken, and how each one is opened.
 
 A new engine is a file in `engines/` and an entry of `ENGINES`.
 """
@@ -6,59 +6,35 @@ A new engine is a file in `engines/` and an entry of `ENGINES`.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pasta_decoding.api.config import EngineConfig, beside_whole, check_name
+from pasta_decoding.api.checkpoints import Checkpoint, fetched, find
+from pasta_decoding.api.config import EngineConfig, check_name
+from pasta_decoding.api.model import Model
+from pasta_decoding.engines.support import release_openmp_threads
 from pasta_decoding.errors import PastaError
-from pasta_decoding.lang.layout import Joining
+from pasta_decoding.gguf_file import GgufFile
+from pasta_decoding.lang.positions import scheme_named
+from pasta_decoding.models import checkpoint as checkpoints
+from pasta_decoding.models.bases import default_cache
+from pasta_decoding.models.load import (
+    load_apart,
+    load_gguf,
+    load_model,
+    native_dtype,
+)
+from pasta_decoding.runtime.decoder import LocalDecoder, decoder_over
 
 if TYPE_CHECKING:
     from pasta_decoding.remote.decoder import RemoteDecoder
-    from pasta_decoding.runtime.local import LocalDecoder
 
 log = logging.getLogger(__name__)
 TORCH_DTYPES = ("auto", "float32", "bfloat16")
 """Number formats that the engines torch and fast compute in."""
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """The files that a config names, to be opened.
-
-    base:    folder of the weights, or a GGUF file.
-    adapter: folder of the adapter; `base` itself for a whole model, None for a base model alone.
-    cache:   folder for what is exported on the way.
-    """
-
-    config: EngineConfig
-    base: Path
-    adapter: Path | None
-    cache: Path
-
-    @property
-    def is_gguf(self) -> bool:
-        """Is it one GGUF file?"""
-        return self.base.suffix == ".gguf"
-
-    @property
-    def device(self) -> str:
-        """Where torch would compute."""
-        from pasta_decoding.models.load import default_device
-
-        return self.config.device or default_device()
-
-    @property
-    def sizes(self) -> dict[str, Any]:
-        """Options of every engine in this process."""
-        config = self.config
-        return {
-            "cache_tokens": config.cache_tokens,
-            "threads": config.threads,
-            "joining": config.join,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +51,29 @@ class EngineKind:
     open: Callable[[Checkpoint], LocalDecoder | RemoteDecoder]
 
 
+def load(
+    adapter: str | Path | None = None, *, cache: str | Path | None = None, **settings: Any
+) -> Model:
+    """Load a checkpoint onto the best engine of this machine, or find the servers that have it.
+
+    adapter:  a shipped adapter ("balanced", "sequential"), the folder of an adapter or of a whole
+              model, the name of a whole model on the hub, a GGUF file, or "none" for the base
+              model alone. None: "balanced".
+    cache:    folder of downloads and exports; PASTA_CACHE or the user's cache if left out.
+    settings: the other fields of `EngineConfig`: model, engine, join, dtype, max_model_len,
+              cache_tokens, threads, device, base_url, api_key.
+
+    The logger "pasta_decoding" reports what takes time. Raises PastaError for an unknown adapter
+    (with those that ship), a model of another base, an engine that is not installed (with the
+    command that installs it), and broken files.
+    """
+    folder = default_cache(os.environ) if cache is None else Path(cache)
+    config = EngineConfig.named(adapter=adapter, **settings)
+    return Model(open_decoder(fetched(config, folder), folder))
+
+
 def open_decoder(config: EngineConfig, cache: Path) -> LocalDecoder | RemoteDecoder:
     """Load a checkpoint onto an engine, or find the servers that have it. Raises PastaError."""
-    from pasta_decoding.engines.support import release_openmp_threads
-
     checkpoint = find(config, cache)
     name = choose_engine(checkpoint)
     if config.base_url and name != "remote":
@@ -92,8 +87,8 @@ def open_decoder(config: EngineConfig, cache: Path) -> LocalDecoder | RemoteDeco
     if decoder.warning is not None:
         log.warning("%s", decoder.warning)
     if not decoder.trained:
-        joining = getattr(decoder, "joining", Joining.text)
-        log.warning("the checkpoint was not trained for the join %s: expect worse text", joining)
+        message = "the checkpoint was not trained for the join %s: expect worse text"
+        log.warning(message, decoder.joining)
     return decoder.limited_to(config.max_model_len)
 
 
@@ -110,35 +105,9 @@ def check_local(config: EngineConfig) -> None:
         raise PastaError("this decodes in this process: leave out base_url and the engine remote")
 
 
-def find(config: EngineConfig, cache: Path) -> Checkpoint:
-    """Return the files that a config names. Raises PastaError for what is not there."""
-    from pasta_decoding.models.load import (
-        NO_ADAPTER,
-        find_adapter,
-        holds_weights,
-        is_whole,
-        known_base,
-    )
-    from pasta_decoding.models.pull import model_folder
-
-    check_name("engine", config.engine, ["auto", *ENGINES])
-    if config.whole is not None:
-        return Checkpoint(config, config.whole, config.whole, cache)
-    name = config.adapter_name
-    adapter = None if name == NO_ADAPTER else find_adapter(name)
-    if adapter is not None and holds_weights(adapter):  # without its `pasta.json`: loading says so
-        return Checkpoint(config, adapter, adapter, cache)
-    base = model_folder(config.model or Path(known_base(name)), cache)
-    if config.model is not None and is_whole(base) and base.suffix != ".gguf":
-        if config.adapter is not None:
-            raise beside_whole(config.model)
-        adapter = base
-    return Checkpoint(config, base, adapter, cache)
-
-
 def choose_engine(checkpoint: Checkpoint) -> str:
     """Return the engine that a checkpoint will be opened on."""
-    asked = checkpoint.config.engine
+    asked = check_name("engine", checkpoint.config.engine, ["auto", *ENGINES])
     return asked if asked != "auto" else next(n for n, e in ENGINES.items() if e.suits(checkpoint))
 
 
@@ -150,31 +119,38 @@ def _known_dtype(checkpoint: Checkpoint, engine: str) -> str:
     return asked
 
 
-# torch
-
-
 def _torch_dtype(checkpoint: Checkpoint) -> str:
-    from pasta_decoding.models.load import native_dtype
 
     asked = _known_dtype(checkpoint, "torch")
     return native_dtype(checkpoint.device) if asked == "auto" else asked
 
 
 def _open_torch(checkpoint: Checkpoint) -> LocalDecoder:
-    from pasta_decoding.runtime.local import torch_decoder
+    """Load onto the torch engine. Raises PastaError if the device is not there or has no room."""
+    from pasta_decoding.engines.torch import TorchEngine
 
     if checkpoint.is_gguf:
         raise PastaError("the torch engine does not read GGUF files")
-    return torch_decoder(
-        checkpoint.base,
-        checkpoint.adapter,
-        dtype=_torch_dtype(checkpoint),
-        device=checkpoint.device,
-        **checkpoint.sizes,
-    )
+    config, dtype = checkpoint.config, _torch_dtype(checkpoint)
+    _use_threads(config)
+    loaded = load_model(checkpoint.base, checkpoint.adapter, dtype=dtype)
+    try:
+        loaded.model.to(checkpoint.device)
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+        raise PastaError(
+            f"cannot put the model on the device {checkpoint.device!r}: {error}",
+            hint="Use --device cpu.",
+        ) from error
+    engine = TorchEngine(loaded.model, cache_tokens=config.cache_tokens)
+    return decoder_over(engine, loaded, config.join)
 
 
-# fast
+def _use_threads(config: EngineConfig) -> None:
+    """Let torch compute with the threads that are asked for; they hold for the whole process."""
+    import torch
+
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
 
 
 def fast_can_run(checkpoint: Checkpoint) -> bool:
@@ -201,13 +177,30 @@ def fast_can_run(checkpoint: Checkpoint) -> bool:
 
 
 def _open_fast(checkpoint: Checkpoint) -> LocalDecoder:
-    from pasta_decoding.runtime.local import fast_decoder
+    """Load onto the fast engine: "auto" keeps the base's weights, and the adapter beside them."""
+    import torch
 
-    dtype = _known_dtype(checkpoint, "fast")
-    return fast_decoder(checkpoint.base, checkpoint.adapter, dtype=dtype, **checkpoint.sizes)
+    from pasta_decoding.engines.fast import FastEngine
+    from pasta_decoding.engines.weights import GgufWeights, ModelWeights
+    from pasta_decoding.models.adapter import merge_adapter
 
-
-# llama
+    config, dtype = checkpoint.config, _known_dtype(checkpoint, "fast")
+    base, adapter, size = checkpoint.base, checkpoint.adapter, config.cache_tokens
+    _use_threads(config)
+    if checkpoint.is_gguf:
+        file = GgufFile(base)
+        loaded, settings, added = load_gguf(file, adapter)
+        engine = FastEngine(GgufWeights(file, settings, added), cache_tokens=size)
+    elif dtype != "auto":
+        loaded = load_model(base, adapter, dtype=dtype)
+        engine = FastEngine(ModelWeights(loaded.model), cache_tokens=size)
+    else:
+        loaded, added = load_apart(base, adapter)
+        weights = ModelWeights(loaded.model, added)
+        engine = FastEngine(weights, cache_tokens=size, cache_dtype=torch.bfloat16)
+        if added and adapter is not None:  # trained rows of the embedding, which is not packed
+            merge_adapter(loaded.model, adapter, rows_only=True)
+    return decoder_over(engine, loaded, config.join)
 
 
 def gguf_type(dtype: str) -> str:
@@ -219,8 +212,6 @@ def gguf_type(dtype: str) -> str:
 def llama_can_run(checkpoint: Checkpoint) -> bool:
     """Is llama.cpp installed, has it a translation of the model, and the adapter's positions?"""
     from pasta_decoding.engines.llama import library
-    from pasta_decoding.lang.positions import scheme_named
-    from pasta_decoding.models import checkpoint as checkpoints
     from pasta_decoding.models.gguf import has_translation
 
     adapter = checkpoint.adapter
@@ -235,22 +226,23 @@ def llama_can_run(checkpoint: Checkpoint) -> bool:
 
 
 def _open_llama(checkpoint: Checkpoint) -> LocalDecoder:
-    from pasta_decoding.engines.llama import library
+    """Load a GGUF file onto the llama engine; another checkpoint is exported first, once."""
+    from pasta_decoding.engines.llama import LlamaEngine, library
     from pasta_decoding.models.export import cached_name
-    from pasta_decoding.runtime.local import llama_decoder
 
-    if checkpoint.is_gguf:
-        if checkpoint.adapter != checkpoint.base:
-            raise PastaError("the llama engine puts no adapter on a GGUF file: take --engine fast")
-        return llama_decoder(checkpoint.base, **checkpoint.sizes)
+    config, path, adapter = checkpoint.config, checkpoint.base, checkpoint.adapter
+    if checkpoint.is_gguf and adapter != path:
+        raise PastaError("the llama engine puts no adapter on a GGUF file: take --engine fast")
     library()  # refuse a missing llama.cpp before the work
-    base, adapter = checkpoint.base, checkpoint.adapter
-    file_type = gguf_type(checkpoint.config.dtype)
-    path = checkpoint.cache / "gguf" / f"{cached_name(base, adapter, file_type)}.gguf"
-    if not path.exists():
-        log.info("writing %s (once)", path)
-        write_export(base, adapter, path, file_type)
-    return llama_decoder(path, **checkpoint.sizes)
+    if not checkpoint.is_gguf:
+        file_type = gguf_type(config.dtype)
+        name = cached_name(checkpoint.base, adapter, file_type)
+        path = checkpoint.cache / "gguf" / f"{name}.gguf"
+        if not path.exists():
+            log.info("writing %s (once)", path)
+            write_export(checkpoint.base, adapter, path, file_type)
+    engine = LlamaEngine(path, cache_tokens=config.cache_tokens, threads=config.threads)
+    return decoder_over(engine, load_gguf(GgufFile(path), path)[0], config.join)
 
 
 def write_export(base: Path, adapter: Path | None, path: Path, file_type: str) -> None:
@@ -258,7 +250,6 @@ def write_export(base: Path, adapter: Path | None, path: Path, file_type: str) -
     from pasta_decoding.engines.llama import library, quantize
     from pasta_decoding.models.export import export_gguf
     from pasta_decoding.models.gguf import FLOAT_TYPES
-    from pasta_decoding.models.load import load_model
 
     if file_type not in FLOAT_TYPES:
         library()  # refuse a missing llama.cpp before the work
@@ -266,9 +257,6 @@ def write_export(base: Path, adapter: Path | None, path: Path, file_type: str) -
     if loaded.warning is not None:
         log.warning("%s", loaded.warning)
     export_gguf(loaded, path, file_type, quantize=quantize, progress=True)
-
-
-# remote
 
 
 def _open_remote(checkpoint: Checkpoint) -> RemoteDecoder:

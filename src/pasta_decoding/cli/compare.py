@@ -51,7 +51,7 @@ def compare(
     from rich.table import Table
     from rich.text import Text
 
-    from pasta_decoding.api.baseline import baseline_of
+    from pasta_decoding.api.checkpoints import baseline_of
 
     question = [*opening(system), {"role": "user", "content": read_prompt(prompt)}]
     rival, about = baseline_of(engine, baseline)

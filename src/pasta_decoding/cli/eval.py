@@ -146,7 +146,8 @@ def jobs_of(
 
 def describe(engine: EngineConfig) -> dict[str, Any]:
     """Return the checkpoint and its engine, as run.json has them."""
-    from pasta_decoding.api.opening import ENGINES, choose_engine, find
+    from pasta_decoding.api.checkpoints import find
+    from pasta_decoding.api.opening import ENGINES, choose_engine
     from pasta_decoding.models.load import adapter_digest, known_base
 
     checkpoint = find(engine, cache_folder())

@@ -19,7 +19,7 @@ from pasta_decoding.models.load import NO_ADAPTER
 from pasta_decoding.server.settings import Load, Settings
 
 if TYPE_CHECKING:
-    from pasta_decoding.runtime.local import LocalDecoder
+    from pasta_decoding.runtime.decoder import LocalDecoder
     from pasta_decoding.server.backend import Backend
     from pasta_decoding.server.metrics import Metrics
 
@@ -59,15 +59,16 @@ def serve(
     key, metrics = checked_key(settings.api_key), Metrics()
     with open_socket(settings.host, settings.port) as listener:
         own_names = (settings.host,) if key is None and is_loopback(listener) else None
+        # A wrong baseline is refused before the model is loaded.
+        rival = None if baseline is None else baseline_backend(engine, baseline, metrics)
         decoder = opened_decoder(engine)
         if name is None:
             own = engine.whole is None and engine.adapter_name != NO_ADAPTER
             place = engine.whole or Path(engine.short_name)
             name = "pasta-" * own + place.resolve().name.removesuffix(".gguf")
         backends = {name: Backend(lambda: decoder, metrics, load)}
-        if baseline is not None:
-            rival, backend = baseline_backend(engine, baseline, metrics)
-            backends[rival if rival != name else f"{rival}-baseline"] = backend
+        if rival is not None:
+            backends[rival[0] if rival[0] != name else f"{name}-baseline"] = rival[1]
         if key is None and not is_loopback(listener):
             say("anybody who reaches this address may ask: --api-key keeps them out")
         say(f"{name} at {address(listener)}")
@@ -81,8 +82,8 @@ def serve(
 
 def baseline_backend(engine: EngineConfig, baseline: str, metrics: Metrics) -> tuple[str, Backend]:
     """Return the baseline's name, and what loads it when it is first asked for."""
-    from pasta_decoding.api.baseline import baseline_of
-    from pasta_decoding.api.opening import check_local, find, open_local
+    from pasta_decoding.api.checkpoints import baseline_of, find
+    from pasta_decoding.api.opening import check_local, open_local
     from pasta_decoding.server.backend import Backend
 
     rival, _ = baseline_of(engine, baseline)

@@ -23,8 +23,7 @@ from pasta_decoding.evaluation.records import Record, record_of
 from pasta_decoding.lang.tree import Span, show
 from pasta_decoding.models.load import DEFAULT_ADAPTER, NO_ADAPTER
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.decoder import Decoder
-from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.decoder import Decoder, LocalDecoder
 from pasta_decoding.runtime.request import Request, SamplingParams
 
 LOOKUP_TOKENS = 10

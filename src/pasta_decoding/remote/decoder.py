@@ -14,7 +14,7 @@ from pasta_decoding.models.load import load_metadata
 from pasta_decoding.remote.client import Service, checked_url, find_model
 from pasta_decoding.remote.scheduler import RemoteScheduler, RemoteWorker
 from pasta_decoding.runtime.admission import check_fits
-from pasta_decoding.runtime.decoder import Decoder, decoder_fields, joining_for
+from pasta_decoding.runtime.decoder import Decoder, decoder_fields
 from pasta_decoding.runtime.request import Request, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
 
@@ -72,7 +72,7 @@ def remote_decoder(
         raise PastaError("servers of completions cannot join keys, only text")
     urls = tuple(dict.fromkeys(map(checked_url, base_urls)))
     loaded, vocabulary_size, max_positions = load_metadata(base, adapter)
-    joining = joining_for(loaded.checkpoint, joining, REMOTE_JOINS)
+    fields = decoder_fields(loaded, vocabulary_size, joining, REMOTE_JOINS)
     model, served_positions = find_model(urls, names, api_key=api_key)
     service = Service(
         base_urls=urls,
@@ -81,4 +81,4 @@ def remote_decoder(
         max_positions=min(max_positions, served_positions or max_positions),
         api_key=api_key,
     )
-    return RemoteDecoder(**decoder_fields(loaded, vocabulary_size, joining), service=service)
+    return RemoteDecoder(**fields, service=service)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
 from itertools import count
 from queue import SimpleQueue
@@ -18,15 +18,15 @@ from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Progress
 from pasta_decoding.runtime.loop import (
-    Activity,
     Cancel,
     ClosedError,
     Failure,
     Listener,
     News,
-    Watcher,
 )
 from pasta_decoding.runtime.request import Request
+from pasta_decoding.runtime.scheduler import Activity
+from pasta_decoding.runtime.trace import Sent
 
 if TYPE_CHECKING:
     from pasta_decoding.remote.decoder import RemoteDecoder
@@ -36,17 +36,17 @@ class RemoteWorker:
     """As `EngineLoop`, over servers. Holds connections to them until it is closed.
 
     max_requests: how many answers are written at a time; None sets no limit.
+    on_sent: called with what an answer asked of servers, whatever ended it.
     """
 
     def __init__(
         self,
         decoder: RemoteDecoder,
-        watcher: Watcher | None = None,
         *,
         max_requests: int | None = None,
+        on_sent: Callable[[Sent], object] | None = None,
     ) -> None:
-        self._decoder = decoder
-        self._watcher = watcher
+        self._decoder, self._on_sent = decoder, on_sent
         self._places = asyncio.Semaphore(max_requests) if max_requests else nullcontext()
         # The answers' own tasks, and who writes in those that have a place.
         self._writers: dict[asyncio.Task[Any] | None, AnswerWriter | None] = {}
@@ -108,8 +108,8 @@ class RemoteWorker:
                 try:
                     last = await writer.run()
                 finally:
-                    if self._watcher is not None:
-                        self._watcher.sent(writer.lease.sent)
+                    if self._on_sent is not None:
+                        self._on_sent(writer.lease.sent)
         except asyncio.CancelledError:
             last = Failure(ClosedError()) if self._closed else None
             raise

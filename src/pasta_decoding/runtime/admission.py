@@ -6,7 +6,6 @@ the running ones. So no request is overtaken, and none runs out of room half-way
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pasta_decoding.engines.base import Engine, Limits
@@ -54,46 +53,39 @@ def resources_of(
     return ResourceRequest(cells + quota.ahead_tokens, branches)
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """Lets requests in as long as the engine has cells and branches for them."""
+def has_room(engine: Engine, demand: ResourceRequest) -> bool:
+    """Do requests that need `demand` together fit the engine?"""
+    return _within(demand.cells, engine.max_slots) and _within(demand.branches, engine.max_branches)
 
-    engine: Engine
-    joining: Joining = Joining.kv
 
-    def check(self, request: Request) -> None:
-        """Raise PastaError if `request` could not be answered even alone."""
-        check_fits(request, Limits(self.engine.vocabulary_size, self.engine.max_positions))
-        demand, most = resources_of(request, self.joining), self.engine.max_branches
-        _check_tokens(request, demand.cells, self.engine.max_slots, "the engine's", "cells")
-        if not _within(demand.branches, most):
-            raise PastaError(
-                f"an answer of up to {demand.branches} branches does not fit the engine's {most}",
-                hint="Allow fewer chunks.",
-            )
+def quota_of(request: Request, engine: Engine, taken: ResourceRequest) -> Quota:
+    """Return the quota of `request` in the room beyond `taken`, its own need included.
 
-    def admits(self, demand: ResourceRequest, beside: Sequence[ResourceRequest]) -> bool:
-        """Is there room for what passed a check, next to what is already in?"""
-        together = sum(beside, demand)
-        return not beside or (
-            _within(together.cells, self.engine.max_slots)
-            and _within(together.branches, self.engine.max_branches)
+    It makes a step wider, never an answer different.
+    """
+    rules = request.rules
+    if not rules.parallel:
+        return LEAST_QUOTA
+    ahead_tokens, threads = rules.max_tokens, max(LEAST_QUOTA.threads, rules.max_threads)
+    if (slots := engine.max_slots) is not None:
+        ahead_tokens = min(ahead_tokens, max(0, slots - taken.cells) // AHEAD_SHARE)
+    if (branches := engine.max_branches) is not None:
+        free = max(0, branches - taken.branches) // THREADS_SHARE
+        threads = min(threads, LEAST_QUOTA.threads + free)
+    return Quota(ahead_tokens, threads)
+
+
+def check_request(request: Request, engine: Engine, joining: Joining) -> None:
+    """Raise PastaError if `request` could not be answered even alone."""
+    check_fits(request, Limits(engine.vocabulary_size, engine.max_positions))
+    demand = resources_of(request, joining)
+    _check_tokens(request, demand.cells, engine.max_slots, "the engine's", "cells")
+    if not _within(demand.branches, engine.max_branches):
+        raise PastaError(
+            f"an answer of up to {demand.branches} branches does not fit the engine's "
+            f"{engine.max_branches}",
+            hint="Allow fewer chunks.",
         )
-
-    def allot(self, request: Request, taken: ResourceRequest) -> Quota:
-        """Return the quota of `request` in the room beyond `taken`, its own need included.
-
-        It makes a step wider, never an answer different.
-        """
-        rules = request.rules
-        if not rules.parallel:
-            return LEAST_QUOTA
-        free = _left(self.engine.max_slots, taken.cells, AHEAD_SHARE)
-        more = _left(self.engine.max_branches, taken.branches, THREADS_SHARE)
-        ahead_tokens = rules.max_tokens if free is None else min(rules.max_tokens, free)
-        wanted = max(LEAST_QUOTA.threads, rules.max_threads)
-        threads = wanted if more is None else min(wanted, LEAST_QUOTA.threads + more)
-        return Quota(ahead_tokens, threads)
 
 
 def check_fits(request: Request, limits: Limits) -> None:
@@ -116,10 +108,6 @@ def _check_tokens(request: Request, tokens: int, most: int | None, whose: str, w
             hint="Use a shorter prompt, or allow fewer tokens for the answer.",
             code=TOO_LONG,
         )
-
-
-def _left(most: int | None, taken: int, share: int) -> int | None:
-    return None if most is None else max(0, most - taken) // share
 
 
 def _within(number: int, most: int | None) -> bool:

@@ -31,13 +31,10 @@ class Answer:
                       rows under the `text` join, else one.
     end:              the token that ended it, of those that may; None if a limit did.
     interventions:    how often a constraint overruled the model, in what was kept.
-    truncated_chunks: chunks that a limit closed.
     truncated:        whether any limit ended a chunk or the answer.
     hit_limit:        whether the answer's own token budget ended it.
     stopped:          whether a stop string ended it; its text still holds that.
-    fed_tokens:       tokens of the answer, tags included.
     trimmed_tokens:   tokens that were written beyond its end, in reading order.
-    event_s:          seconds from the request to each of the events.
     first_token_s:    seconds from the request to the first token; None if there was none.
     seconds:          from the request to the end.
     queue_s:          from the request to its admission.
@@ -49,14 +46,11 @@ class Answer:
     tree: Tree
     trace: Trace
     events: tuple[Event, ...]
-    event_s: tuple[float, ...]
     first_token_s: float | None
     interventions: int
-    truncated_chunks: int
     truncated: bool
     hit_limit: bool
     stopped: bool
-    fed_tokens: int
     trimmed_tokens: int
     seconds: float
     queue_s: float
@@ -69,7 +63,6 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The text without tags."""
         return strip(self.tree)
 
     @property
@@ -79,8 +72,17 @@ class Answer:
 
     @property
     def chunks(self) -> int:
-        """How many chunks other threads wrote."""
         return sum(isinstance(segment, ChunkRun) for segment in self.segments)
+
+    @property
+    def truncated_chunks(self) -> int:
+        """How many chunks a limit closed."""
+        return sum(isinstance(one, ChunkRun) and not one.closed for one in self.segments)
+
+    @property
+    def fed_tokens(self) -> int:
+        """How many tokens it has, tags included."""
+        return tokens_of(self.segments)
 
     @property
     def critical_path(self) -> int:
@@ -99,7 +101,6 @@ def conclude(
     """Make the answer of a finished interpreter."""
     interpreter = recorder.interpreter
     vocabulary, segments = interpreter.vocabulary, tuple(interpreter.segments)
-    fed_tokens = tokens_of(segments)
     return Answer(
         segments=segments,
         layouts=_layouts(prompt, segments, interpreter),
@@ -107,15 +108,12 @@ def conclude(
         tree=tree_of(segments, vocabulary, cut_off=interpreter.stopped or interpreter.hit_limit),
         trace=trace,
         events=tuple(recorder.events),
-        event_s=tuple(recorder.event_s),
         first_token_s=recorder.first_token_s,
         interventions=_interventions(segments, recorder),
-        truncated_chunks=sum(isinstance(s, ChunkRun) and not s.closed for s in segments),
         truncated=interpreter.truncated,
         hit_limit=interpreter.hit_limit,
         stopped=interpreter.stopped,
-        fed_tokens=fed_tokens,
-        trimmed_tokens=interpreter.budget.written_tokens - fed_tokens,
+        trimmed_tokens=interpreter.budget.written_tokens - tokens_of(segments),
         seconds=seconds,
         queue_s=queue_s,
     )

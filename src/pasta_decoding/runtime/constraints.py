@@ -38,7 +38,6 @@ class Constraint:
     bias: Mapping[int, float] = field(default_factory=dict)
 
     def admits(self, token: int) -> bool:
-        """May `token` stand here?"""
         if self.only is not None:
             return bool((self.only == token).any())
         return not (self.banned == token).any()
@@ -179,12 +178,10 @@ class WrittenChunk:
 
     @property
     def next_position(self) -> int:
-        """The position of its next token."""
         return self.first + len(self.ids)
 
     @property
     def extent(self) -> Extent:
-        """Where it stands, as position schemes ask for it."""
         return Extent(self.first, self.next_position - 1)
 
 
@@ -202,18 +199,11 @@ class Budget:
 
     @property
     def running(self) -> list[WrittenChunk]:
-        """The chunks that have begun and not ended, in reading order."""
         return [chunk for chunk in self.chunks if chunk.running]
 
     @property
     def is_used_up(self) -> bool:
-        """Is there nothing left for main's next token?"""
         return self.written_tokens >= self.rules.max_tokens
-
-    def begin(self, chunk: WrittenChunk) -> None:
-        """Count a chunk and the tokens that it has."""
-        self.chunks.append(chunk)
-        self.written_tokens += len(chunk.ids)
 
     def place(self, thread: int) -> int:
         """Return how many tokens stand up to the last one of `thread`, in reading order.

@@ -1,4 +1,4 @@
-"""A checkpoint's language on any engine: from a question to a request that answers it."""
+"""A checkpoint's language on an engine or on servers: from a question to a request for it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
+from pasta_decoding.engines.base import Engine
 from pasta_decoding.errors import TOO_LONG, PastaError
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.models.checkpoint import Checkpoint
+from pasta_decoding.lang.positions import SHARED_MAX, Scheme, scheme_named
 from pasta_decoding.models.load import Loaded
 from pasta_decoding.models.prompt import Message, PromptEncoder
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.penalties import History
+from pasta_decoding.runtime.policy import SchedulingPolicy
 from pasta_decoding.runtime.request import Priority, Request, Rules, SamplingParams
-from pasta_decoding.runtime.sampler import Sampler, TokenSource
+from pasta_decoding.runtime.sampler import Sampler
+from pasta_decoding.runtime.scheduler import Scheduler
 from pasta_decoding.runtime.vocabulary import Vocabulary, vocabulary_of
 
 
@@ -27,7 +30,7 @@ class RequestScheduler(Protocol):
     """
 
     def add(self, request: Request) -> int: ...
-    def step(self) -> None: ...
+    def step(self) -> object: ...
     def result(self, number: int) -> Answer | None: ...
     def forget(self, number: int) -> None: ...
     def close(self) -> None: ...
@@ -40,7 +43,8 @@ class Decoder:
     topic:    whether its promises carry one.
     eagerness: added to the promise's logit, of requests that name none.
     parallel: whether the checkpoint knows the language; else all decoding is sequential.
-    trained:  whether it was trained for the way in which main comes to see chunks here.
+    joining:  how main comes to see chunks,
+    trained:  and whether the checkpoint was trained for that.
     warning:  see `Loaded`.
     max_model_len: tokens that one request may have; None: what the model and the cache hold.
     """
@@ -49,6 +53,7 @@ class Decoder:
     vocabulary: Vocabulary
     topic: bool
     parallel: bool = True
+    joining: Joining = Joining.kv
     trained: bool = True
     eagerness: float = 0.0
     warning: str | None = None
@@ -61,7 +66,6 @@ class Decoder:
 
     @property
     def max_tokens(self) -> int:
-        """How many tokens prompt and answer may have together."""
         return self.capacity if self.max_model_len is None else self.max_model_len
 
     def limited_to(self, max_model_len: int | None) -> Self:
@@ -108,44 +112,22 @@ class Decoder:
 
     def request(
         self,
-        prompt: str,
+        prompt: str | Sequence[int],
         rules: Rules,
         sampling: SamplingParams,
-        *,
-        max_seconds: float | None = None,
-    ) -> Request:
-        """Return the request that answers `prompt`."""
-        ids = self.prompt_ids(prompt, rules.max_tokens)
-        return self.request_of(ids, rules, self.sampler(ids, sampling), max_seconds=max_seconds)
-
-    def sampler(self, prompt: Sequence[int], sampling: SamplingParams, choice: int = 0) -> Sampler:
-        """Return what chooses the tokens of one answer; `choice` tells those of a request apart.
-
-        Raises PastaError for a bias of ids that the model does not have.
-        """
-        known = len(self.vocabulary.texts)
-        if unknown := [token for token in sampling.logit_bias if not 0 <= token < known]:
-            raise PastaError(
-                f"logit_bias names the id {unknown[0]}, and the model has those below {known}",
-                field="logit_bias",
-            )
-        if not sampling.penalises:
-            return Sampler(sampling, choice)
-        control = self.vocabulary.control
-        exempt = control.ids | self.vocabulary.eos_ids
-        return Sampler(sampling, choice, History(prompt, control, exempt))
-
-    def request_of(
-        self,
-        ids: tuple[int, ...],
-        rules: Rules,
-        sampler: TokenSource,
+        choice: int = 0,
         *,
         max_seconds: float | None = None,
         stops: tuple[str, ...] = (),
         priority: Priority = Priority.normal,
     ) -> Request:
-        """Return the request that answers an encoded prompt, as the checkpoint was trained to."""
+        """Return the request that answers a question, or token ids, as the checkpoint can.
+
+        choice: tells answers apart that have one seed.
+        """
+        if isinstance(prompt, str):
+            prompt = self.prompt_ids(prompt, rules.max_tokens)
+        ids = tuple(prompt)
         if self.max_model_len is not None and len(ids) + rules.max_tokens > self.max_model_len:
             raise PastaError(
                 f"{len(ids)} tokens of prompt and {rules.max_tokens} of answer are more than the "
@@ -159,19 +141,44 @@ class Decoder:
             parallel=rules.parallel and self.parallel,
             eagerness=self.eagerness if rules.eagerness is None else rules.eagerness,
         )
+        sampler = self.sampler(ids, sampling, choice)
         return Request(ids, sampler, own, max_seconds, priority, stops)
 
+    def sampler(self, prompt: Sequence[int], sampling: SamplingParams, choice: int = 0) -> Sampler:
+        """Return what chooses an answer's tokens. Raises PastaError for a bias of unknown ids."""
+        known = len(self.vocabulary.texts)
+        if unknown := [token for token in sampling.logit_bias if not 0 <= token < known]:
+            raise PastaError(
+                f"logit_bias names the id {unknown[0]}, and the model has those below {known}",
+                field="logit_bias",
+            )
+        if not sampling.penalises:
+            return Sampler(sampling, choice)
+        control = self.vocabulary.control
+        exempt = control.ids | self.vocabulary.eos_ids
+        return Sampler(sampling, choice, History(prompt, control, exempt))
+
     def plain_tokens(self, text: str) -> int:
-        """Tokens of a tag-free text, tokenised alone."""
         return len(self.encoder.encode_text(text)) if text else 0
 
 
-def decoder_fields(loaded: Loaded, vocabulary_size: int, joining: Joining) -> dict[str, Any]:
-    """Return the fields of a `Decoder` for a loaded checkpoint.
+def decoder_fields(
+    loaded: Loaded, vocabulary_size: int, wanted: Joining | None, able: Sequence[Joining]
+) -> dict[str, Any]:
+    """Return the fields of a `Decoder`: with the join `wanted`, else the first that both sides can.
 
-    Raises PastaError if no token ends its answers.
+    Raises PastaError if there is none (behind a sync, main would see what it was not trained on),
+    or if no token ends the checkpoint's answers.
     """
     checkpoint, tokenizer = loaded.checkpoint, loaded.tokenizer
+    known = [joining for joining in able if joining in checkpoint.joins]
+    if wanted is None and checkpoint.joins and not known:
+        raise PastaError(
+            f"the checkpoint was trained for the joins {', '.join(checkpoint.joins)}, not "
+            + " or ".join(repr(joining.value) for joining in able),
+            hint=f"Use another adapter, or --join {able[-1]} to decode with this one all the same.",
+        )
+    joining = wanted or (known or able)[0]
     ends = (loaded.eos_ids, loaded.end)
     return {
         "encoder": PromptEncoder(tokenizer, forbidden_ids=checkpoint.control.ids),
@@ -179,23 +186,79 @@ def decoder_fields(loaded: Loaded, vocabulary_size: int, joining: Joining) -> di
         "topic": checkpoint.topic == "required",
         "eagerness": checkpoint.eagerness,
         "parallel": bool(checkpoint.joins),
+        "joining": joining,
         "trained": not checkpoint.joins or joining in checkpoint.joins,
         "warning": loaded.warning,
     }
 
 
-def joining_for(checkpoint: Checkpoint, wanted: Joining | None, able: Sequence[Joining]) -> Joining:
-    """Return `wanted` if it is named, else the first join that both sides know.
+LOCAL_JOINS = (Joining.kv, Joining.text)
+"""Joins of engines in this process; the first one that a checkpoint was trained for is taken."""
 
-    Raises PastaError if there is none: behind a sync, main would see what it was not trained on.
+
+@dataclass(frozen=True, slots=True)
+class LocalDecoder(Decoder):
+    """A checkpoint on an engine in this process."""
+
+    engine: Engine
+    scheme: Scheme
+
+    @property
+    def capacity(self) -> int:
+        cells, positions = self.engine.max_slots, self.engine.max_positions
+        return positions if cells is None else min(cells, positions)
+
+    @property
+    def name(self) -> str:
+        return self.engine.name
+
+    def scheduler(
+        self,
+        *,
+        max_requests: int | None = None,
+        policy: SchedulingPolicy | None = None,
+        prefix_caching: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> Scheduler:
+        """Return a new scheduler over the engine; `close` frees the prompts that it keeps."""
+        return Scheduler(
+            self.engine,
+            self.vocabulary,
+            self.scheme,
+            joining=self.joining,
+            max_requests=max_requests,
+            policy=policy,
+            prefix_caching=prefix_caching,
+            clock=clock,
+        )
+
+    def answer(self, request: Request) -> Answer:
+        return answer_of(self.scheduler(prefix_caching=False), request)
+
+
+def answer_of(scheduler: RequestScheduler, request: Request) -> Answer:
+    """Decode one request and wait for its answer; an exception on the way cancels it."""
+    number = scheduler.add(request)
+    try:
+        while (answer := scheduler.result(number)) is None:
+            scheduler.step()
+    finally:
+        scheduler.forget(number)
+    return answer
+
+
+def decoder_over(engine: Engine, loaded: Loaded, joining: Joining | None = None) -> LocalDecoder:
+    """Return a decoder for a loaded checkpoint on an engine.
+
+    Raises PastaError if the engine cannot decode as the checkpoint was trained.
     """
-    if wanted is not None:
-        return wanted
-    known = [joining for joining in able if joining in checkpoint.joins]
-    if known or not checkpoint.joins:
-        return (known or able)[0]
-    raise PastaError(
-        f"the checkpoint was trained for the joins {', '.join(checkpoint.joins)}, not "
-        + " or ".join(repr(joining.value) for joining in able),
-        hint=f"Use another adapter, or --join {able[-1]} to decode with this one all the same.",
-    )
+    fields = decoder_fields(loaded, engine.vocabulary_size, joining, LOCAL_JOINS)
+    # Under the `text` join a row is a plain sequence, whatever the scheme.
+    text = fields["joining"] is Joining.text
+    scheme = SHARED_MAX if text else scheme_named(loaded.checkpoint.scheme)
+    if not (scheme.consecutive or engine.free_positions):
+        raise PastaError(
+            f"the engine {engine.name!r} cannot take the positions of the scheme {scheme.name!r}",
+            hint="Use --engine torch, or another adapter.",
+        )
+    return LocalDecoder(**fields, engine=engine, scheme=scheme)

@@ -18,6 +18,9 @@ from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.sampler import Choice, RowParams, Sampler
 from pasta_decoding.runtime.trace import Trace
 
+LEAST_SHARED = 16
+"""Fewer tokens of a prefix are computed sooner than they are copied."""
+
 
 class Row(NamedTuple):
     """One feed of a forward pass, and the thread that chooses its next token if logits come."""
@@ -79,7 +82,6 @@ class Generation:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is an answer, or an error in its place."""
         return self.answer is not None or self.error is not None
 
     @property
@@ -117,28 +119,29 @@ class Generation:
         if self.rewrite_s is None:
             self.trace.prefilled_tokens += tokens
         else:
-            self.trace.rewrite(MAIN, ids, positions)
+            self.trace.rewritten_tokens += tokens
+            for token, position in zip(ids, positions, strict=True):
+                self.trace.feed(MAIN, token, position)
         feed = Feed((self.live[MAIN],), ids, positions, wants_logits=not self.unfed)
         return Row(self, MAIN, feed)
 
-    def end_prompt(self, cells: int, seconds: float) -> None:
-        """Note what the pass took that fed some of `unfed`, with `cells` in use before it."""
+    def end_prompt(self, seconds: float) -> None:
+        """Note what the pass took that fed some of `unfed`."""
         if self.rewrite_s is None:
             self.trace.prefill_s += seconds
             return
         self.rewrite_s += seconds
         if not self.unfed:
-            self.trace.end_step(cells, self.rewrite_s)
+            self.trace.step_s.append(self.rewrite_s)
             self.rewrite_s = None
 
     def runnable(self) -> Runnable:
-        """Return which threads could be fed in the coming step."""
         order = sorted(self.pending, key=lambda thread: (thread == MAIN, thread))
         if (opening := self._opening) is not None:  # main's feed comes before what it opens
             order.remove(MAIN)
             order.insert(order.index(opening), MAIN)
-        priority = self.request.priority
-        return runnable_threads(self.interpreter, order, self.quota, len(self.live), priority)
+        threads = runnable_threads(self.interpreter, order, self.quota, len(self.live))
+        return Runnable(threads, self.request.priority)
 
     def take(self, threads: Sequence[int]) -> list[Row]:
         """Return what the coming step feeds for `threads`, and put it on record.
@@ -160,7 +163,6 @@ class Generation:
         return None if row is None or len(row.feed.branches) < 2 else max(self.pending)
 
     def choose(self, thread: int, logits_V: FloatArray) -> None:
-        """Choose the next token of `thread`, and do what follows from it."""
         index = self.recorder.chosen.get(thread, 0)
         if self.interpreter.writes(thread):  # or another row of the pass has ended it
             allowed = self.interpreter.constraint(thread)
@@ -189,12 +191,10 @@ class Generation:
             self.stop()
 
     def stop(self) -> None:
-        """Let the answer be what there is of it."""
         if not self.interpreter.finished:
             self._apply(self.interpreter.stop())
 
     def conclude(self, now_s: float) -> None:
-        """Free everything and keep the finished answer."""
         self._close()
         self.recorder.stamp(now_s)
         self.answer = conclude(
@@ -206,7 +206,6 @@ class Generation:
         )
 
     def fail(self, error: BaseException) -> None:
-        """Free everything; there will be no answer."""
         self.error = error
         self._close()
 
@@ -218,10 +217,14 @@ class Generation:
         self.pending.clear()
         self.finished = None
 
-    def part_with_main(self) -> None:
-        """Free everything but main's branch, which the prefix cache takes over."""
+    def part_with_beginning(self) -> PrefixEntry | None:
+        """Free everything but a long beginning, which the prefix cache takes over."""
+        beginning = self.beginning
+        if beginning is None or len(beginning.ids) < LEAST_SHARED:
+            return None
         del self.live[MAIN]
         self._close()
+        return beginning
 
     # What the interpreter decided
 

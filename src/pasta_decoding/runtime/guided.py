@@ -79,7 +79,6 @@ class GuidedParams:
 
     @property
     def ids(self) -> frozenset[int]:
-        """All token ids in it."""
         named = (self.ends, self.beginnings, self.topic_ids or (), self.verdicts)
         return self.control.ids.union(*named)
 
@@ -140,7 +139,6 @@ class ThreadGrammar:
         return self._allowed
 
     def on_token(self, token: int) -> None:
-        """Follow a token that the thread wrote."""
         if self._params.kind is Kind.chunk:
             if not self._begun:
                 self._begun, self._allowed = True, None
@@ -149,13 +147,17 @@ class ThreadGrammar:
             self._on_promise_token(token)
 
     def _find(self) -> Constraint:
-        if self._params.kind is Kind.chunk:
+        params = self._params
+        if params.kind is Kind.chunk:
             return open_chunk_constraint(self._vocabulary, begun=self._begun)
         if self._in_topic:
             return self._topics.constraint()
-        promise, sync = self._promises > 0, self._may_sync
-        eagerness = self._params.eagerness
-        return main_constraint(self._vocabulary, promise=promise, sync=sync, eagerness=eagerness)
+        return main_constraint(
+            self._vocabulary,
+            promise=self._promises > 0,
+            sync=self._may_sync,
+            eagerness=params.eagerness,
+        )
 
     def _on_promise_token(self, token: int) -> None:
         if not self._in_topic:

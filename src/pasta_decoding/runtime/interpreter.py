@@ -220,7 +220,8 @@ class Interpreter:
         thread, place = len(self.budget.chunks) + 1, len(self.segments)
         opening = [control.async_open]
         chunk = WrittenChunk(thread, first, promised, self._main_tokens, place, opening)
-        self.budget.begin(chunk)
+        self.budget.chunks.append(chunk)
+        self.budget.written_tokens += 1
         self._unjoined.append(chunk)
         self.segments.append(ChunkRun(tuple(opening), closed=False))
         self._state = _Main.WRITING

@@ -7,21 +7,19 @@ waits for a step to hand something in, and a cancelled request is gone within on
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import Protocol
 
 from pasta_decoding.engines.support import release_openmp_threads
 from pasta_decoding.errors import PastaError
 from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.events import Progress
-from pasta_decoding.runtime.local import LocalDecoder
 from pasta_decoding.runtime.policy import SchedulingPolicy
 from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.trace import Sent
 
 
 class ClosedError(PastaError):
@@ -48,42 +46,6 @@ Cancel = Callable[[], object]
 """Frees what a request holds, within one step; its listener hears no more. Any thread may call."""
 
 
-@dataclass(frozen=True, slots=True)
-class Activity:
-    """What a worker does at a moment.
-
-    running:      answers being written.
-    live_threads: their threads that write or wait for their turn.
-    cells:        of the cache, used by answers; 0 where servers have the cache, as the next two.
-    kept_cells:   of the cache, with prefixes of ended answers until the room is needed.
-    max_slots:    of the whole cache.
-    """
-
-    running: int = 0
-    live_threads: int = 0
-    cells: int = 0
-    kept_cells: int = 0
-    max_slots: int = 0
-
-
-class Watcher(Protocol):
-    """Counts what workers do. Called in their threads."""
-
-    def stepped(self, width: int, delays: Mapping[str, int]) -> None:
-        """Count a step in which `width` threads wrote and others waited, by reason."""
-        ...
-
-    def sent(self, sent: Sent) -> None:
-        """Count what an answer asked of servers, whatever ended it."""
-        ...
-
-
-@dataclass(eq=False, slots=True)
-class _Job:
-    number: int
-    listener: Listener
-
-
 class EngineLoop:
     """Writes answers, any number at once, with the decoder's engine, until it is closed.
 
@@ -91,6 +53,7 @@ class EngineLoop:
 
     max_requests: how many answers are written at a time, and
     policy: who writes in which step; see `Scheduler`.
+    on_step: called with the number of threads that wrote in a step, in the engine's thread.
     activity: as of the last step.
     """
 
@@ -100,27 +63,23 @@ class EngineLoop:
         *,
         max_requests: int | None = None,
         policy: SchedulingPolicy | None = None,
-        watcher: Watcher | None = None,
+        on_step: Callable[[int], object] | None = None,
     ) -> None:
         self._scheduler = decoder.scheduler(max_requests=max_requests, policy=policy)
-        self._engine = decoder.engine
-        self._watcher = watcher
+        self._on_step = on_step
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._jobs: dict[object, _Job] = {}
+        self._jobs: dict[object, tuple[int, Listener]] = {}
         self._handing_in = threading.Lock()
         self._closed = False
-        self._halting = False
-        self._look_around()
+        self.activity = self._scheduler.activity
         self._thread = threading.Thread(target=self._run, name="pasta-engine", daemon=True)
         self._thread.start()
 
     @property
     def alive(self) -> bool:
-        """Can it answer?"""
         return not self._closed
 
     def check(self, request: Request) -> None:
-        """Raise PastaError if a request could never be answered."""
         self._scheduler.check(request)
 
     def submit(self, request: Request, listener: Listener) -> Cancel:
@@ -141,7 +100,7 @@ class EngineLoop:
         """Cancel everything and end the thread. Listeners that wait hear of a ClosedError."""
         with self._handing_in:
             self._closed = True
-            self._inbox.put(self._halt)
+            self._inbox.put(lambda: None)  # wakes the thread
         self._thread.join()
 
     # The engine's thread
@@ -149,7 +108,7 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             with closing(self._scheduler):
-                while not self._halting:
+                while not self._closed:
                     self._take_calls()
                     if self._jobs:
                         self._step()
@@ -159,67 +118,50 @@ class EngineLoop:
             self._end()
 
     def _take_calls(self) -> None:
-        """Make the calls that have come; with nothing to write, wait for one."""
         if not self._jobs:
-            self._look_around()
+            self.activity = self._scheduler.activity
             release_openmp_threads()  # another engine of this process may be at work
             self._inbox.get()()
         while not self._inbox.empty():
             self._inbox.get()()
 
     def _begin(self, key: object, request: Request, listener: Listener) -> None:
-        self._jobs[key] = _Job(self._scheduler.add(request), listener)
+        self._jobs[key] = self._scheduler.add(request), listener
 
     def _step(self) -> None:
-        before = self._scheduler.delays.copy()
+        width = 0
         try:
-            self._scheduler.step()
+            width = self._scheduler.step()
         except Exception as error:  # noqa: BLE001  `_report` tells the requests that it ended
-            if not any(self._failure(job) for job in self._jobs.values()):
+            if not any(isinstance(self._outcome(key), Failure) for key in self._jobs):
                 # It belongs to none of them, and would come again for ever.
                 for key in list(self._jobs):
                     self._end_with(key, Failure(error))
-        self._look_around()
-        if self._watcher is not None:
-            delays = {why: count - before[why] for why, count in self._scheduler.delays.items()}
-            self._watcher.stepped(self._scheduler.last_width, delays)
+        self.activity = self._scheduler.activity
+        if self._on_step is not None:
+            self._on_step(width)
 
     def _report(self, key: object) -> None:
-        job = self._jobs[key]
-        if progress := self._scheduler.drain(job.number):
-            job.listener(progress)
-        if failure := self._failure(job):
-            self._end_with(key, failure)
-        elif answer := self._scheduler.result(job.number):
-            self._end_with(key, answer)
+        number, listener = self._jobs[key]
+        if progress := self._scheduler.drain(number):
+            listener(progress)
+        if last := self._outcome(key):
+            self._end_with(key, last)
 
-    def _failure(self, job: _Job) -> Failure | None:
+    def _outcome(self, key: object) -> Answer | Failure | None:
         try:
-            self._scheduler.result(job.number)
+            return self._scheduler.result(self._jobs[key][0])
         except BaseException as error:  # noqa: BLE001  whatever the engine raised ends this answer
             return Failure(error)
-        return None
 
     def _end_with(self, key: object, last: Answer | Failure) -> None:
-        listener = self._jobs[key].listener
+        _, listener = self._jobs[key]
         self._forget(key)
         listener(last)
 
     def _forget(self, key: object) -> None:
         if job := self._jobs.pop(key, None):
-            self._scheduler.forget(job.number)
-
-    def _look_around(self) -> None:
-        self.activity = Activity(
-            running=self._scheduler.running,
-            live_threads=self._scheduler.live_threads,
-            cells=self._engine.slots_in_use - self._scheduler.kept_cells,
-            kept_cells=self._scheduler.kept_cells,
-            max_slots=self._engine.max_slots or 0,
-        )
-
-    def _halt(self) -> None:
-        self._halting = True
+            self._scheduler.forget(job[0])
 
     def _end(self) -> None:
         """End every request with a ClosedError, those just handed in included."""
@@ -227,7 +169,7 @@ class EngineLoop:
             self._closed = True
         while not self._inbox.empty():
             self._inbox.get()()
-        for job in self._jobs.values():
-            job.listener(Failure(ClosedError()))
+        for _, listener in self._jobs.values():
+            listener(Failure(ClosedError()))
         self._jobs.clear()
-        self._look_around()
+        self.activity = self._scheduler.activity

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,6 @@ class Adjustment:
     added: npt.NDArray[np.float32]
 
     def apply(self, logits_V: Logits) -> Logits:
-        """Return the logits with it done."""
         adjusted_V = logits_V.copy()
         found = adjusted_V[self.ids]
         scaled = np.where(found > 0, found / self.factors, found * self.factors)
@@ -42,7 +41,7 @@ class Adjustment:
         return adjusted_V
 
 
-@dataclass(slots=True)
+@dataclass
 class History:
     """Told of every token of an answer that was chosen, it knows what each thread sees of them.
 
@@ -52,26 +51,18 @@ class History:
     prompt: Sequence[int]
     control: ControlTokens
     exempt: frozenset[int]
-    _said: frozenset[int] = field(init=False)
-    _seen: dict[int, Counter[int]] = field(default_factory=dict)
-    _own: dict[int, Counter[int]] = field(default_factory=dict)
-    _promises: int = 0
-    _joined: int = 0
-    _in_topic: bool = False
-    _waiting: bool = False
 
     def __post_init__(self) -> None:
         self._said = frozenset(self.prompt) - self.exempt
+        self.begin()
 
     def begin(self) -> None:
-        """Forget everything: an answer begins."""
-        self._seen = {MAIN: Counter()}
-        self._own = {}
+        self._seen: dict[int, Counter[int]] = {MAIN: Counter()}
+        self._own: dict[int, Counter[int]] = {}
         self._promises = self._joined = 0
         self._in_topic = self._waiting = False
 
     def note(self, thread: int, token: int) -> None:
-        """Take in the next token of `thread`."""
         if thread == MAIN:
             self._note_main(token)
         elif token not in self.exempt:
@@ -122,6 +113,5 @@ class History:
 
 
 def biased(bias: Mapping[int, float]) -> Adjustment:
-    """Return what a bias alone does."""
     added = np.array(list(bias.values()), dtype=np.float32)
     return Adjustment(np.array(list(bias), dtype=np.int64), np.ones_like(added), added)

@@ -12,12 +12,10 @@ text is always runnable, so in the end everything has its turn.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Protocol
 
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.runtime.interpreter import Interpreter
@@ -31,90 +29,59 @@ BACKGROUND_STEPS = 4
 
 @dataclass(frozen=True, slots=True)
 class Runnable:
-    """Which threads of one answer can write in a step, and how many cannot.
-
-    threads:  those that can, in reading order.
-    for_room, for_thread: how many wait because there is no room to write so far ahead, or because
-        no more threads may begin.
-    """
+    """Which threads of one answer can write in a step, in reading order."""
 
     threads: Sequence[int]
     priority: Priority = Priority.normal
-    for_room: int = 0
-    for_thread: int = 0
 
 
-class SchedulingPolicy(Protocol):
-    """Decides before each step, and learns from it."""
-
-    def choose(self, answers: Sequence[Runnable]) -> list[Sequence[int]]:
-        """Return which threads advance: of each answer some of its runnable ones.
-
-        Every answer must have its turn in the end, the first that is ready of it among them.
-        """
-        ...
-
-    def learn(self, width: int, seconds: float) -> None:
-        """Hear what a step of `width` threads took."""
-        ...
-
-
-@dataclass(slots=True)
-class _Seen:
-    """Steps of one width: seconds a thread of the last few, their median, and the last one."""
-
-    seconds: deque[float]
-    median_s: float = 0.0
-    step: int = 0
+SAMPLES = 9
+"""This many steps of a width are kept."""
+ENOUGH = 3
+"""This many make its figure worth something: the first may pay for what later ones find ready."""
 
 
 @dataclass(slots=True)
 class StepCost:
-    """What a thread of a step has been seen to take, by width: the median of the last few.
+    """What a step takes, by width: the median of the last few, for each thread.
 
-    samples: how many of a width are kept,
-    enough:  and how many make its figure worth something. The first step of a width may pay for
-             what later ones find ready.
-    stale_steps: after how many steps of other widths it is to be seen again.
+    stale_steps: after how many steps of other widths one is to be seen again.
     """
 
-    samples: int = 9
-    enough: int = 3
     stale_steps: int = 512
-    _seen: dict[int, _Seen] = field(default_factory=dict)
+    _thread_s: dict[int, deque[float]] = field(default_factory=dict)
+    _seen: dict[int, int] = field(default_factory=dict)
     _steps: int = 0
 
     def add(self, width: int, seconds: float) -> None:
-        """Note a step."""
         self._steps += 1
-        seen = self._seen.setdefault(on_grid(width), _Seen(deque(maxlen=self.samples)))
-        seen.seconds.append(seconds / width)
-        seen.median_s, seen.step = median(seen.seconds), self._steps
+        self._seen[on_grid(width)] = self._steps
+        samples = self._thread_s.setdefault(on_grid(width), deque(maxlen=SAMPLES))
+        samples.append(seconds / width)
 
     def seconds(self, width: int) -> float | None:
         """Return what a step of `width` takes; None if too few were seen."""
-        seen = self._seen.get(on_grid(width))
-        return None if seen is None or len(seen.seconds) < self.enough else seen.median_s * width
+        samples = self._thread_s.get(on_grid(width), ())
+        return median(samples) * width if len(samples) >= ENOUGH else None
 
     def unsure(self, widths: Sequence[int]) -> int | None:
         """Return one of `widths` of which too little is known, or nothing recent; else None."""
         for width in widths:
             if self.seconds(width) is None:
                 return width
-            if self._steps - self._seen[on_grid(width)].step > self.stale_steps:
+            if self._steps - self._seen[on_grid(width)] > self.stale_steps:
                 return width
         return None
 
 
 def on_grid(width: int) -> int:
     """Return the width as which `width` counts."""
-    place = bisect_left(GRID, width)
-    return GRID[place] if place < len(GRID) else width
+    return next((one for one in GRID if one >= width), width)
 
 
 @dataclass(slots=True)
-class CheapestStep:
-    """The policy: as wide as makes a token cheapest, as narrow as a latency goal asks.
+class SchedulingPolicy:
+    """Decides before each step, and learns from it: the width at which a token is cheapest.
 
     target_s: a step takes no longer where fewer threads make it so; None sets no goal.
     worth:    how much cheaper a token has to be for a wider step to be taken.
@@ -126,6 +93,7 @@ class CheapestStep:
     _steps: int = 0
 
     def choose(self, answers: Sequence[Runnable]) -> list[Sequence[int]]:
+        """Return which threads advance: of each answer the first of its runnable ones."""
         self._steps += 1
         hurried = any(one.threads and one.priority > Priority.low for one in answers)
         low_waits = hurried and self._steps % BACKGROUND_STEPS != 0
@@ -141,6 +109,7 @@ class CheapestStep:
         return [one.threads[:share] for one, share in zip(answers, shares, strict=True)]
 
     def learn(self, width: int, seconds: float) -> None:
+        """Note what a step of `width` threads took."""
         self.costs.add(width, seconds)
 
     def width(self, narrow: int, wide: int, *, alone: bool) -> int:
@@ -199,40 +168,22 @@ LEAST_QUOTA = Quota(ahead_tokens=0, threads=2)
 
 
 def runnable_threads(
-    interpreter: Interpreter,
-    order: Sequence[int],
-    quota: Quota,
-    begun: int,
-    priority: Priority,
-) -> Runnable:
+    interpreter: Interpreter, order: Sequence[int], quota: Quota, begun: int
+) -> Sequence[int]:
     """Return which threads can write next.
 
     order: threads that have a token to be fed, in reading order.
     begun: threads that have begun and not ended.
     """
     if len(order) < 2:
-        return Runnable(order, priority)
-    served = _with_a_thread(order, interpreter, begun < quota.threads)
-    safe = _with_room(served, interpreter, quota.ahead_tokens)
-    threads = safe[: interpreter.rules.max_threads]
-    for_room = len(served) - len(safe)
-    return Runnable(threads, priority, for_room, len(order) - len(threads) - for_room)
-
-
-def _with_a_thread(order: Sequence[int], interpreter: Interpreter, another: bool) -> Sequence[int]:
-    """Leave main out where its next token may begin a thread too many."""
-    if another or not interpreter.in_topic(MAIN):
         return order
-    return [thread for thread in order if thread != MAIN]
-
-
-def _with_room(order: Sequence[int], interpreter: Interpreter, ahead_tokens: int) -> Sequence[int]:
-    """Return the first, and of the others as many as have room to write ahead of it."""
-    first, rest = order[0], order[1:]
-    if not rest or _is_safe(interpreter, ahead_tokens, main=MAIN in rest):
-        return order
-    spare = ahead_tokens - (interpreter.budget.written_tokens - interpreter.budget.place(first))
-    return order[: 1 + max(0, spare // MOST_A_CHOICE)]
+    if begun >= quota.threads and interpreter.in_topic(MAIN):  # main may begin a thread too many
+        order = [thread for thread in order if thread != MAIN]
+    if len(order) > 1 and not _is_safe(interpreter, quota.ahead_tokens, main=MAIN in order[1:]):
+        budget = interpreter.budget
+        ahead = budget.written_tokens - budget.place(order[0])
+        order = order[: 1 + max(0, (quota.ahead_tokens - ahead) // MOST_A_CHOICE)]
+    return order[: interpreter.rules.max_threads]
 
 
 def _is_safe(interpreter: Interpreter, ahead_tokens: int, *, main: bool) -> bool:

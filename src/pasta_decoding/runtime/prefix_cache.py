@@ -12,26 +12,22 @@ slows a stream next to it by a known factor. What a text join reads again is fed
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 from pasta_decoding.engines.base import Engine
-from pasta_decoding.errors import PastaError
 from pasta_decoding.runtime.admission import ResourceRequest
-from pasta_decoding.runtime.generation import Generation, PrefixEntry
+from pasta_decoding.runtime.generation import LEAST_SHARED, Generation, PrefixEntry
 from pasta_decoding.runtime.policy import StepCost
 
 MOST_KEPT = 32
 """Beginnings at a time: each takes a branch of the engine."""
 KEPT_SHARE = 2
 """Prefixes take at most 1 / KEPT_SHARE of the engine's slots."""
-LEAST_SHARED = 16
-"""Fewer tokens are computed sooner than they are copied."""
 
 
 def common_prefix_len(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """Return the number of first tokens that are equal."""
     longest = min(len(one), len(other))
     if one[:longest] == other[:longest]:
         return longest
@@ -45,13 +41,8 @@ class PrefixCache:
         self._engine = engine
         self._kept: list[PrefixEntry] = []
 
-    def __iter__(self) -> Iterator[PrefixEntry]:
-        """Go through what is kept."""
-        return iter(list(self._kept))
-
     @property
     def cells(self) -> int:
-        """Tokens that are kept."""
         return sum(len(one.ids) for one in self._kept)
 
     def begin(self, coming: Generation, running: Sequence[Generation]) -> bool:
@@ -59,7 +50,7 @@ class PrefixCache:
         if coming.prefilled_tokens:
             return True
         ids = coming.request.prompt[:-1]  # the last one is fed, for logits
-        entries = [*self, *(entry for one in running if (entry := one.beginning) is not None)]
+        entries = [*self._kept, *(entry for one in running if (entry := one.beginning) is not None)]
         found = [(common_prefix_len(one.ids, ids), one) for one in entries]
         shared, best = max(found, key=lambda pair: pair[0], default=(0, None))
         older = [one for one in running[: running.index(coming)] if one.unfed]
@@ -71,20 +62,13 @@ class PrefixCache:
             coming.begin_like(best.branch, shared)
         return True
 
-    def keep_beginning(self, ending: Generation) -> None:
-        """Keep what an answer that ends was fed first."""
-        beginning = ending.beginning
-        if beginning is not None and len(beginning.ids) >= LEAST_SHARED:
-            ending.part_with_main()
-            self.keep(beginning)
-
     def keep(self, beginning: PrefixEntry) -> None:
         """Take over the last branch of a request, to be kept or closed.
 
         What begins it is not kept twice.
         """
         tokens = len(beginning.ids)
-        for one in self:
+        for one in list(self._kept):
             shared = common_prefix_len(one.ids, beginning.ids)
             if shared == tokens:
                 self._use(one)
@@ -115,7 +99,6 @@ class PrefixCache:
         return False
 
     def close(self) -> None:
-        """Give everything back."""
         while self.drop_oldest():
             pass
 
@@ -130,7 +113,8 @@ class PrefixCache:
         self._engine.close(beginning.branch)
 
 
-DEFAULT_MAX_SHARE = 0.6
+MAX_SHARE = 0.6
+"""Of the time of steps in which threads write, on average, this much is for prompt tokens."""
 PIECE_TOKENS = 256
 LEAST_TOKENS = 4
 """Fewer are not fed in a step of threads, while there are more: a pass for them would not pay."""
@@ -145,11 +129,9 @@ class PrefillBudget:
     """How many prompt tokens go into each step; it learns from what steps take.
 
     most_tokens: of a pass.
-    max_share:   of the time of steps in which threads write, on average, for prompt tokens.
     """
 
     most_tokens: int = PIECE_TOKENS
-    max_share: float = DEFAULT_MAX_SHARE
     _costs: StepCost = field(default_factory=StepCost)
     _token_s: deque[float] = field(default_factory=lambda: deque(maxlen=5))
     _budget_s: float = 0.0
@@ -158,8 +140,6 @@ class PrefillBudget:
 
     def __post_init__(self) -> None:
         assert self.most_tokens > 0, "a prompt is fed by at least a token a step"
-        if not 0 < self.max_share < 1:
-            raise PastaError(f"max_prefill_share {self.max_share:g} is not between 0 and 1")
 
     def tokens(self, width: int) -> int:
         """Return how many prompt tokens go into a step of `width` threads. Call it once a step."""
@@ -167,7 +147,7 @@ class PrefillBudget:
             return self.most_tokens
         if self._costs.unsure([width]) is not None:
             return 0  # this very step tells what threads take alone
-        share_s = self.max_share / (1 - self.max_share) * (self._costs.seconds(width) or 0.0)
+        share_s = MAX_SHARE / (1 - MAX_SHARE) * (self._costs.seconds(width) or 0.0)
         token_s = median(self._token_s) if self._token_s else 0.0
         most_s = share_s + LEAST_TOKENS * token_s
         self._budget_s = max(-DEBT_STEPS * share_s, min(self._budget_s + share_s, most_s))

@@ -35,7 +35,7 @@ from pasta_decoding.runtime.text import ThreadText
 
 @dataclass(slots=True)
 class OutputRecorder:
-    """The events of one answer, when they came, and how often a constraint overruled the model.
+    """The events of one answer, and which choices a constraint overruled.
 
     began_s: the time of the request, by the clock of `stamp`.
     chosen:  how many tokens each thread has chosen.
@@ -51,7 +51,6 @@ class OutputRecorder:
     chosen: dict[int, int] = field(default_factory=dict)
     overruled: list[tuple[int, int]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
-    event_s: list[float] = field(default_factory=list)
     first_token_s: float | None = None
     _texts: dict[int, ThreadText] = field(default_factory=dict)
     _told: dict[int, TokenLogprobs | None] = field(default_factory=dict)
@@ -82,10 +81,9 @@ class OutputRecorder:
         return self._filter.stopped
 
     def tell(self, action: Action) -> None:
-        """Turn an action of the interpreter into events."""
         match action:
             case Append(thread, token):
-                self._say(thread, token)
+                self.events += self._say(thread, token)
             case Fork(thread, _, _, topic, promised):
                 decode = self.interpreter.vocabulary.decode
                 self._texts[thread] = ThreadText(decode, keep_edge=True)
@@ -102,11 +100,9 @@ class OutputRecorder:
                 self.events += [*self._rest(MAIN), Finished(truncated)]
 
     def stamp(self, now_s: float) -> None:
-        """Note when the events came that are new."""
-        elapsed_s = now_s - self.began_s
+        """Note the time, if a first token has been chosen since the last call."""
         if self.first_token_s is None and self.chosen:
-            self.first_token_s = elapsed_s
-        self.event_s += [elapsed_s] * (len(self.events) - len(self.event_s))
+            self.first_token_s = now_s - self.began_s
 
     def drain(self, step: int) -> Progress | None:
         """Return the progress since the last call, if any; `step` steps have been made."""
@@ -128,18 +124,16 @@ class OutputRecorder:
             if isinstance(event, Finished):
                 self._shown += self._filter.finish()
 
-    def _say(self, thread: int, token: int) -> None:
+    def _say(self, thread: int, token: int) -> list[Delta]:
         control = self.interpreter.vocabulary.control.ids
         if token in control or self.interpreter.in_topic(thread):
-            return
+            return []
         if told := self._told.get(thread):
             self._untold.setdefault(thread, []).append(told)
-        if text := self._texts[thread].add(token):
-            self.events.append(self._delta(thread, text))
+        return self._deltas(thread, self._texts[thread].add(token))
 
-    def _rest(self, thread: int) -> list[Event]:
-        text = self._texts[thread].end()
-        return [self._delta(thread, text)] if text else []
+    def _rest(self, thread: int) -> list[Delta]:
+        return self._deltas(thread, self._texts[thread].end())
 
-    def _delta(self, thread: int, text: str) -> Delta:
-        return Delta(thread, text, tuple(self._untold.pop(thread, ())))
+    def _deltas(self, thread: int, text: str) -> list[Delta]:
+        return [Delta(thread, text, tuple(self._untold.pop(thread, ())))] if text else []

@@ -92,12 +92,10 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Is there nothing to sample?"""
         return self.temperature < GREEDY_BELOW
 
     @property
     def penalises(self) -> bool:
-        """Do earlier tokens change the logits?"""
         penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
         return penalties != (1, 0, 0)
 

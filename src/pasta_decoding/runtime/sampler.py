@@ -1,4 +1,4 @@
-"""The next token: greedy, sampled, or as a given answer has it.
+"""The next token: greedy, or sampled.
 
 Sampling is a race. A token of weight w arrives after E/w, where E is exponential, and the first one
 is taken: so each wins with probability w over the sum of all (the Gumbel-max trick). E is a hash of
@@ -12,7 +12,7 @@ Shapes: V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pasta_decoding.lang.layout import MAIN, ChunkRun, PromiseRun, Run, Segment
+from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.runtime.constraints import Constraint
 from pasta_decoding.runtime.events import TokenLogprobs
 from pasta_decoding.runtime.penalties import Adjustment, History, biased
@@ -65,7 +65,6 @@ class RowParams:
 
     @property
     def key_halves(self) -> tuple[int, int]:
-        """The key as two numbers of 32 bits."""
         digest = blake2b(repr(self.key).encode(), digest_size=8).digest()
         return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
@@ -122,26 +121,6 @@ class Sampler:
         top = self.params.logprobs
         reported = None if top is None else logprobs_of(logits(), token, top)
         return Choice(token, not admitted and not allowed.forced, reported)
-
-
-class Replay:
-    """Writes a given answer again, whatever the model thinks: for timing and for the law."""
-
-    def __init__(self, segments: Sequence[Segment], *, async_close: int, end: int) -> None:
-        self._threads: dict[int, list[int]] = {MAIN: []}
-        for segment in segments:
-            match segment:
-                case Run(ids) | PromiseRun(ids):
-                    self._threads[MAIN].extend(ids)
-                case ChunkRun(ids):
-                    self._threads[len(self._threads)] = [*ids[1:], async_close]
-                case _:
-                    self._threads[MAIN].append(segment.id)
-        self._threads[MAIN].append(end)
-
-    def sample(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:  # noqa: ARG002
-        """See `TokenSource`."""
-        return Choice(self._threads[thread][index], intervened=False)
 
 
 def sampled(logits_V: Logits, row: RowParams, allowed: Constraint | None = None) -> int:

@@ -11,8 +11,8 @@ Shapes: F rows, V vocabulary.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
@@ -21,12 +21,12 @@ from pasta_decoding.engines.base import Engine, FloatArray, KeepsLogits
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import Scheme
-from pasta_decoding.runtime.admission import Admission
+from pasta_decoding.runtime.admission import check_request, has_room, quota_of
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Progress
 from pasta_decoding.runtime.generation import Generation, Row
 from pasta_decoding.runtime.interpreter import Interpreter
-from pasta_decoding.runtime.policy import LEAST_QUOTA, CheapestStep, SchedulingPolicy
+from pasta_decoding.runtime.policy import LEAST_QUOTA, SchedulingPolicy
 from pasta_decoding.runtime.prefix_cache import PrefillBudget, PrefixCache, share_out
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.sampler import Sampler
@@ -36,12 +36,30 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a scheduler or a worker does at a moment.
+
+    running:      answers being written.
+    live_threads: their threads that write or wait for their turn.
+    cells:        of the cache, used by answers; 0 where servers have the cache, as the next two.
+    kept_cells:   of the cache, with prefixes of ended answers until the room is needed.
+    max_slots:    of the whole cache.
+    """
+
+    running: int = 0
+    live_threads: int = 0
+    cells: int = 0
+    kept_cells: int = 0
+    max_slots: int = 0
+
+
 class Scheduler:
     """Answers any number of requests at once over one engine. Not for several threads.
 
     joining:  how answers join their chunks; see `Interpreter`.
     max_requests: how many requests are let in at a time; None: as many as there is room for.
-    policy: which threads write in a step; `CheapestStep` by default.
+    policy: which threads write in a step; the cheapest width by default.
     prefill_budget: how many tokens of prompts, and of text joins' rewrites, a step takes.
     prefix_caching: whether requests reuse common prefixes, also those of ended answers.
     """
@@ -64,39 +82,31 @@ class Scheduler:
         self._prefix_cache = PrefixCache(engine)
         self._prefix_caching = prefix_caching
         self._joining = joining
-        self._admission = Admission(engine, joining)
         self._max_requests = max_requests
-        self._policy = CheapestStep() if policy is None else policy
-        self.last_width = 0
-        self.delays: Counter[str] = Counter()
+        self._policy = SchedulingPolicy() if policy is None else policy
         self._clock = clock
         self._numbers = count()
         self._generations: dict[int, Generation] = {}
 
     @property
     def busy(self) -> bool:
-        """Is any answer being written, or waiting to be?"""
         return any(not generation.is_over for generation in self._generations.values())
 
     @property
-    def running(self) -> int:
-        """How many requests are let in and not over."""
-        return len(self._running())
-
-    @property
-    def live_threads(self) -> int:
-        """How many threads are being written, those of all requests together, delayed ones too."""
-        decoding = [one for one in self._running() if not one.unfed]
-        return sum(len(generation.interpreter.writing) for generation in decoding)
-
-    @property
-    def kept_cells(self) -> int:
-        """Slots with prefixes of ended answers; a request that needs the room gets it."""
-        return self._prefix_cache.cells
+    def activity(self) -> Activity:
+        running, kept_cells = self._running(), self._prefix_cache.cells
+        decoding = [one.interpreter for one in running if not one.unfed]
+        return Activity(
+            running=len(running),
+            live_threads=sum(len(interpreter.writing) for interpreter in decoding),
+            cells=self._engine.slots_in_use - kept_cells,
+            kept_cells=kept_cells,
+            max_slots=self._engine.max_slots or 0,
+        )
 
     def check(self, request: Request) -> None:
         """Raise PastaError if `request` could not be answered even alone. Any thread may call."""
-        self._admission.check(request)
+        check_request(request, self._engine, self._joining)
 
     def add(self, request: Request) -> int:
         """Queue a request; return its number, under which it is known until `forget`.
@@ -117,8 +127,8 @@ class Scheduler:
         self._generations[number] = Generation(request, self._engine, interpreter, self._clock())
         return number
 
-    def step(self) -> None:
-        """Advance every live thread by one token, and prompts by what their budget allows.
+    def step(self) -> int:
+        """Advance threads by one token, and prompts by what their budget allows; return how many.
 
         Whatever is raised in a forward pass, by the engine or in choosing, ends all requests in
         that pass, since their cells cannot be trusted: everything of theirs is freed, `result`
@@ -132,11 +142,12 @@ class Scheduler:
         rows = self._take_threads()
         self._forward(rows, self._take_prompts(prompts, len(rows)))
         self._settle()
+        return len(rows)
 
     def drain(self, number: int) -> Progress | None:
         """Return what happened in an answer since the last call, if anything did."""
         generation = self._generations[number]
-        return generation.recorder.drain(len(generation.trace.steps))
+        return generation.recorder.drain(len(generation.trace.step_s))
 
     def result(self, number: int) -> Answer | None:
         """Return the finished answer; None while it waits or is being written.
@@ -161,7 +172,6 @@ class Scheduler:
         del self._generations[number]
 
     def close(self) -> None:
-        """Cancel everything and free all that is held."""
         for number in self._generations:
             self.cancel(number)
         self._prefix_cache.close()
@@ -175,62 +185,53 @@ class Scheduler:
             if self._max_requests is not None and len(running) >= self._max_requests:
                 return
             beside = [other.demand for other in running]
-            if not self._admission.admits(one.demand, beside):
+            if running and not has_room(self._engine, sum(beside, one.demand)):
                 return
-            one.allot(self._admission.allot(one.request, sum(beside, one.demand)))
+            one.allot(quota_of(one.request, self._engine, sum(beside, one.demand)))
             self._prefix_cache.make_room(sum(beside, one.demand))
             if not self._open(one, alone=not running):
                 return
             running.append(one)
 
     def _open(self, generation: Generation, *, alone: bool) -> bool:
-        """Open a request; return whether the engine had the memory for it now."""
-        try:
-            self._open_somehow(generation)
-        except BaseException as error:
-            if isinstance(error, PastaError) and not alone:
-                return False  # the others will give theirs back
-            generation.fail(error)
-            raise
-        return True
+        """Open a request; return whether the engine had the memory for it now.
 
-    def _open_somehow(self, generation: Generation) -> None:
-        """Open a request with what it was allotted, or with what it needs."""
+        An engine may need its room in one piece: kept prefixes go first, then what is beyond the
+        least quota.
+        """
         while True:
             try:
                 generation.open(self._clock())
-                return
-            except PastaError:  # an engine may need a request's room in one piece
-                if not self._prefix_cache.drop_oldest():
-                    break
-        generation.allot(LEAST_QUOTA)
-        generation.open(self._clock())
+            except BaseException as error:
+                if isinstance(error, PastaError):
+                    if self._prefix_cache.drop_oldest():
+                        continue
+                    if generation.quota != LEAST_QUOTA:
+                        generation.allot(LEAST_QUOTA)
+                        continue
+                    if not alone:
+                        return False  # the others will give theirs back
+                generation.fail(error)
+                raise
+            return True
 
     def _take_threads(self) -> list[Row]:
         """Return what is fed of the threads whose turn it is: the last token of each."""
         live = [one for one in self._running() if not one.unfed and one.pending]
-        runnable = [one.runnable() for one in live]
-        chosen = self._policy.choose(runnable)
-        rows = [row for one, threads in zip(live, chosen, strict=True) for row in one.take(threads)]
-        self.last_width = len(rows)
-        self.delays["width"] += sum(len(one.threads) for one in runnable) - len(rows)
-        self.delays["room"] += sum(one.for_room for one in runnable)
-        self.delays["threads"] += sum(one.for_thread for one in runnable)
-        return rows
+        chosen = self._policy.choose([one.runnable() for one in live])
+        return [row for one, threads in zip(live, chosen, strict=True) for row in one.take(threads)]
 
     def _take_prompts(self, prompts: Sequence[Generation], width: int) -> list[Row]:
         """Return what is fed of `prompts` in a step of `width` threads."""
-        if not prompts:
-            return []
-        wanted = [len(one.unfed) for one in prompts]
-        shares = share_out(wanted, self._prefill_budget.tokens(width))
+        tokens = self._prefill_budget.tokens(width) if prompts else 0
+        shares = share_out([len(one.unfed) for one in prompts], tokens)
         return [one.take_prompt(n) for one, n in zip(prompts, shares, strict=True) if n]
 
     def _forward(self, rows: Sequence[Row], prompts: Sequence[Row]) -> None:
         """Make one forward pass, choose where logits come, and note what it took."""
         if not (rows or prompts):
             return
-        cells, began_s = self._engine.slots_in_use, self._clock()
+        began_s = self._clock()
         generations = dict.fromkeys(row.generation for row in (*rows, *prompts))
         try:
             self._compute([*rows, *prompts])
@@ -247,9 +248,9 @@ class Scheduler:
         if not prompts:
             self._policy.learn(len(rows), seconds)
         for generation in dict.fromkeys(row.generation for row in rows):
-            generation.trace.end_step(cells, seconds)
+            generation.trace.step_s.append(seconds)
         for row in prompts:
-            row.generation.end_prompt(cells, seconds)
+            row.generation.end_prompt(seconds)
 
     def _compute(self, rows: Sequence[Row]) -> None:
         """Feed `rows`; the thread of each that wants logits chooses its next token."""
@@ -286,8 +287,8 @@ class Scheduler:
             if limit is not None and now_s - generation.added_s >= limit:
                 generation.stop()
             if generation.interpreter.finished:
-                if self._prefix_caching:
-                    self._prefix_cache.keep_beginning(generation)
+                if self._prefix_caching and (beginning := generation.part_with_beginning()):
+                    self._prefix_cache.keep(beginning)
                 generation.conclude(now_s)
 
     def _running(self) -> list[Generation]:

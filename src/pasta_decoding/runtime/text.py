@@ -103,9 +103,15 @@ def first_tokens(segments: Sequence[Segment], tokens: int) -> list[Segment]:
     kept: list[Segment] = []
     left = tokens
     for segment in segments:
-        if left < _least_tokens(segment):
+        if left < (len(segment.ids) + 2 if isinstance(segment, PromiseRun) else 1):
             break
-        kept.append(_beginning(segment, left))
+        match segment:
+            case Run(ids, forced):
+                kept.append(Run(ids[:left], forced))
+            case ChunkRun(ids, closed):
+                kept.append(ChunkRun(ids[:left], closed=closed and left > len(ids)))
+            case _:
+                kept.append(segment)
         left -= tokens_of(kept[-1:])
     return kept
 
@@ -124,34 +130,15 @@ def within_limits(
     return kept, False
 
 
-def _least_tokens(segment: Segment) -> int:
-    return len(segment.ids) + 2 if isinstance(segment, PromiseRun) else 1
-
-
-def _beginning(segment: Segment, tokens: int) -> Segment:
-    match segment:
-        case Run(ids, forced):
-            return Run(ids[:tokens], forced)
-        case ChunkRun(ids, closed):
-            return ChunkRun(ids[:tokens], closed=closed and tokens > len(ids))
-        case _:
-            return segment
-
-
 def _pieces(segments: Sequence[Segment], vocabulary: Vocabulary) -> Iterator[tuple[int, str]]:
     """Yield the text in reading order as it becomes certain, and of how many more tokens."""
     for segment in segments:
-        match segment:
-            case Run(ids):
-                yield from _stretch(ids, ThreadText(vocabulary.decode))
-            case ChunkRun(ids):
-                yield 1, ""
-                yield from _stretch(ids[1:], ThreadText(vocabulary.decode, keep_edge=True))
-            case _:
-                yield tokens_of([segment]), ""
-
-
-def _stretch(ids: Sequence[int], thread: ThreadText) -> Iterator[tuple[int, str]]:
-    for token in ids:
-        yield 1, thread.add(token)
-    yield 0, thread.end()
+        if not isinstance(segment, Run | ChunkRun):
+            yield tokens_of([segment]), ""
+            continue
+        opening = isinstance(segment, ChunkRun)
+        yield int(opening), ""
+        thread = ThreadText(vocabulary.decode, keep_edge=opening)
+        for token in segment.ids[opening:]:
+            yield 1, thread.add(token)
+        yield 0, thread.end()

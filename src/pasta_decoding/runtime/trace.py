@@ -6,7 +6,6 @@ token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -35,7 +34,6 @@ class Sent:
     cached_tokens: int | None = None
 
     def add(self, prompt_tokens: int, cached_tokens: int | None) -> None:
-        """Count a completion that has ended."""
         self.prompt_tokens += prompt_tokens
         if cached_tokens is not None:
             self.cached_tokens = (self.cached_tokens or 0) + cached_tokens
@@ -51,20 +49,6 @@ class Fed:
     position: int
 
 
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """One forward pass of one answer.
-
-    fed:     tokens fed.
-    cells:   cells in use before it.
-    seconds: of the whole step, choosing and bookkeeping included.
-    """
-
-    fed: int
-    cells: int
-    seconds: float
-
-
 @dataclass(slots=True)
 class Trace:
     """The record of one answer.
@@ -76,6 +60,7 @@ class Trace:
     rewritten_tokens: tokens that text joins fed, most of them for the second time. Each join is one
         step, in however many passes.
     sent: requests to servers; None for an engine in this process.
+    step_s: seconds of each forward pass, choosing and bookkeeping included.
     """
 
     prompt_tokens: int
@@ -85,27 +70,10 @@ class Trace:
     rewritten_tokens: int = 0
     sent: Sent | None = None
     fed: list[Fed] = field(default_factory=list)
-    steps: list[StepTime] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)
 
     def feed(self, thread: int, token: int, position: int) -> None:
-        """Record a token of the step that is about to be made."""
-        self.fed.append(Fed(len(self.steps) + 1, thread, token, position))
-
-    def rewrite(self, thread: int, ids: Sequence[int], positions: Sequence[int]) -> None:
-        """Record tokens that a text join is about to feed."""
-        self.rewritten_tokens += len(ids)
-        for token, position in zip(ids, positions, strict=True):
-            self.feed(thread, token, position)
-
-    def end_step(self, cells: int, seconds: float) -> None:
-        """Record the step that was made."""
-        coming = len(self.steps) + 1
-        width = 0
-        for token in reversed(self.fed):
-            if token.step != coming:
-                break
-            width += 1
-        self.steps.append(StepTime(width, cells, seconds))
+        self.fed.append(Fed(len(self.step_s) + 1, thread, token, position))
 
 
 def chrome_trace(answer: Answer, vocabulary: Vocabulary) -> dict[str, Any]:
@@ -127,11 +95,11 @@ def chrome_trace(answer: Answer, vocabulary: Vocabulary) -> dict[str, Any]:
         events.append({"ph": "X", "name": name} | about)
 
     box("prefill", MAIN, 0.0, trace.prefill_s, {"tokens": trace.prompt_tokens})
-    starts_s = list(accumulate((step.seconds for step in trace.steps), initial=trace.prefill_s))
+    starts_s = list(accumulate(trace.step_s, initial=trace.prefill_s))
     for fed in trace.fed:
-        if fed.step <= len(trace.steps):  # others were decided, but never fed
-            step = trace.steps[fed.step - 1]
-            where = {"step": fed.step, "position": fed.position, "cells": step.cells}
+        if fed.step <= len(trace.step_s):  # others were decided, but never fed
+            step_s = trace.step_s[fed.step - 1]
+            where = {"step": fed.step, "position": fed.position}
             name = tags.get(fed.token) or vocabulary.texts[fed.token] or f"<{fed.token}>"
-            box(name, fed.thread, starts_s[fed.step - 1], step.seconds, where)
+            box(name, fed.thread, starts_s[fed.step - 1], step_s, where)
     return {"traceEvents": events}

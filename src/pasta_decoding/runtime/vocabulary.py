@@ -62,7 +62,6 @@ class Vocabulary:
         return ids
 
     def control_but(self, free: tuple[int, ...]) -> Ids:
-        """Return all control tokens but those that are `free`."""
         if free not in self._control_but:
             banned = sorted(self.control.ids - set(free))
             self._control_but[free] = np.array(banned, dtype=np.int64)
@@ -74,7 +73,6 @@ class Vocabulary:
 
     @cached_property
     def promise_close_ids(self) -> Ids:
-        """The ids of PROMISE_CLOSE, one a length bucket."""
         return np.array(sorted(self.control.promise_close.values()), dtype=np.int64)
 
     @cached_property
@@ -87,7 +85,6 @@ class Vocabulary:
 
     @cached_property
     def topic_beginnings(self) -> int:
-        """How many tokens a topic can begin with."""
         return len(self.texts) - len(self.not_in_topic) - len(self.promise_close_ids)
 
     @cached_property
@@ -99,7 +96,6 @@ class Vocabulary:
 
     @cached_property
     def starts_word(self) -> Ids:
-        """Tokens that begin with white space."""
         return self.ids_where(lambda text: text[:1].isspace())
 
     @cached_property

@@ -17,9 +17,10 @@ from pasta_decoding.api.model import AnyDecoder, Worker, open_worker
 from pasta_decoding.errors import PastaError
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Progress
-from pasta_decoding.runtime.loop import Activity, Cancel, ClosedError, Failure, News
-from pasta_decoding.runtime.policy import CheapestStep
+from pasta_decoding.runtime.loop import Cancel, ClosedError, Failure, News
+from pasta_decoding.runtime.policy import SchedulingPolicy
 from pasta_decoding.runtime.request import Request
+from pasta_decoding.runtime.scheduler import Activity
 from pasta_decoding.server import errors
 from pasta_decoding.server.errors import ApiError
 from pasta_decoding.server.metrics import Metrics
@@ -124,8 +125,9 @@ class Backend:
         self._worker = open_worker(
             decoder,
             max_requests=self.load.max_requests,
-            policy=CheapestStep(target_s or None),
-            watcher=self.metrics,
+            policy=SchedulingPolicy(target_s or None),
+            on_step=self.metrics.stepped,
+            on_sent=self.metrics.sent,
         )
         return decoder
 

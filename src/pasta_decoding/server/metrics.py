@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.loop import Activity
+from pasta_decoding.runtime.scheduler import Activity
 from pasta_decoding.runtime.trace import Sent
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
@@ -23,11 +23,6 @@ COUNTERS: Mapping[str, tuple[str, ...]] = {
     "chunks": ("Chunks that other threads wrote.",),
     "truncations": ("Chunks and answers that a limit cut off.",),
     "trimmed_tokens": ("Tokens written beyond a limit or a stop string.",),
-    "delayed_threads": (
-        "Threads that waited in a step: for width (others were worth more), room (too far ahead) "
-        "or threads (too many have begun).",
-        "reason",
-    ),
     "interventions": ("Tokens that the language forbade the model.",),
     "steps": ("Decode steps.",),
     "remote_requests": ("Completions asked of servers.",),
@@ -51,7 +46,7 @@ GAUGES: Mapping[str, str] = {
 
 
 class Metrics:
-    """The metrics of one server, and the `Watcher` of its workers. Any thread may write to them."""
+    """The metrics of one server. Any thread may write to them."""
 
     def __init__(self) -> None:
         self._registry = own = CollectorRegistry()
@@ -84,14 +79,14 @@ class Metrics:
         if end != "stop_string":  # which cuts chunks off as well
             self.count("truncations", answer.truncated_chunks + answer.hit_limit)
 
-    def stepped(self, width: int, delays: Mapping[str, int]) -> None:
+    def stepped(self, width: int) -> None:
+        """Count a step in which this many threads wrote."""
         if width:
             self.count("steps")
             self.observe("step_width", width)
-        for reason, threads in delays.items():
-            self.count("delayed_threads", threads, reason)
 
     def sent(self, sent: Sent) -> None:
+        """Count what an answer asked of servers."""
         self.count("remote_requests", sent.requests)
         self.count("remote_corrections", sent.corrections)
         self.count("remote_prompt_tokens", sent.prompt_tokens)

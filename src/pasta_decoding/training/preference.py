@@ -24,8 +24,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pasta_decoding.api.checkpoints import find
 from pasta_decoding.api.config import EngineConfig
-from pasta_decoding.api.opening import ENGINES, choose_engine, find, open_local
+from pasta_decoding.api.opening import ENGINES, choose_engine, open_local
 from pasta_decoding.data.lines import append_line, differing, read_lines, write_lines
 from pasta_decoding.data.rows import Question
 from pasta_decoding.errors import PastaError

@@ -26,7 +26,7 @@ from pasta_decoding.lang.layout import (
 )
 from pasta_decoding.lang.positions import Scheme
 from pasta_decoding.models.control_tokens import ControlTokens
-from pasta_decoding.runtime.local import LocalDecoder
+from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.training.run import tracked
 

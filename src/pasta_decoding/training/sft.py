@@ -21,7 +21,7 @@ from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.checkpoint import FILE_NAME, Checkpoint
 from pasta_decoding.models.control_tokens import choose_tokens, grow_vocabulary
 from pasta_decoding.models.load import Loaded, answer_end, eos_ids_of, load_base
-from pasta_decoding.runtime.local import decoder_over
+from pasta_decoding.runtime.decoder import decoder_over
 from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.loop import RunTrainer, processes, training_arguments
