@@ -27,7 +27,10 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a row must be to stay. Lengths are in tokens of the model that will be trained."""
+    """What a row must be to stay. Lengths are in tokens of the model that will be trained.
+
+    seed: of the shuffle, which decides the rows that `limit` keeps.
+    """
 
     min_tokens: Annotated[
         int, Option(min=0, help="Leave out shorter responses, counted without tags.")
@@ -39,9 +42,7 @@ class Wanted:
         int | None, Option(min=1, help="Keep this many responses of one prompt.")
     ] = None
     limit: Annotated[int | None, Option(min=1, help="Keep this many rows in all.")] = None
-    seed: Annotated[
-        int, Option(min=0, help="Seed of the shuffle, which decides the rows that --limit keeps.")
-    ] = 0
+    seed: int = 0
 
 
 def choose(
