@@ -269,24 +269,20 @@ class Interpreter:
         return self._finished_with([self._close(one, closed=False, kept=True) for one in chunks])
 
     def _finished_with(self, actions: list[Action]) -> list[Action]:
-        """Return `actions`, and what ends the answer once nobody writes any more."""
+        """Return `actions`; once nobody writes, also what ends the answer and trims it."""
         if not self.finished:
             return actions
-        trim = self._trim()
-        closed = all(one.closed for one in self.segments if isinstance(one, ChunkRun))
-        self.truncated = self.end is None or not closed
-        return [*trim, *actions, Finish(self.truncated)]
-
-    def _trim(self) -> list[Action]:
-        """Keep what is within the budget, and before a stop string's end."""
+        trim: list[Action] = []
         kept, self.stopped = within_limits(
             self.segments, self.rules.max_tokens, self.stops, self.vocabulary
         )
         self.hit_limit = self.budget.is_used_up and not self.stopped
-        if not (self.stopped or self.hit_limit):
-            return []
-        self.segments[:], self.end = kept, None
-        return [Trim(len(strip(tree_of(kept, self.vocabulary, cut_off=True))))]
+        if self.stopped or self.hit_limit:
+            self.segments[:], self.end = kept, None
+            trim = [Trim(len(strip(tree_of(kept, self.vocabulary, cut_off=True))))]
+        closed = all(one.closed for one in self.segments if isinstance(one, ChunkRun))
+        self.truncated = self.end is None or not closed
+        return [*trim, *actions, Finish(self.truncated)]
 
     def _feed_main(self, token: int) -> Append:
         append = Append(MAIN, token, self._position)
