@@ -130,7 +130,7 @@ def test_a_join_that_the_checkpoint_was_not_trained_for_is_taken_with_a_warning(
         ([PROMPT, "--dtype", "F17"], "no dtype 'F17'"),
         ([PROMPT, "--engine", "torch", "--dtype", "Q4_0"], "the torch engine has no number format"),
         ([PROMPT, "--base-url", "http://x/v1", "--engine", "torch"], "base_url names servers"),
-        ([PROMPT, "--model", "x.gguf"], "x.gguf is not a GGUF file that can be read: "),
+        ([PROMPT, "--model", "x.gguf"], "x.gguf cannot be read: No such file or directory"),
         ([PROMPT, "--adapter", "nope"], "no adapter 'nope'"),
         ([PROMPT, "--adapter", "tests"], "tests holds no pasta.json: not a Pasta adapter"),
         ([PROMPT, "--model", "tests"], "tests holds no model"),
