@@ -17,12 +17,15 @@ rest: `share_samples`.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from pasta_decoding.api.checkpoints import find
 from pasta_decoding.api.config import EngineConfig
@@ -166,6 +169,7 @@ class PreferenceRun:
             if any((prompt.id, sample.number) not in known for sample in groups[prompt.id])
         ]
         if missing:
+            free_memory()
             device = self.config.device or default_device()
             baseline, dtype = Path(self.config.baseline), native_dtype(device)
             rate = likelihood_rate(self.base, baseline, dtype=dtype, device=device)
@@ -179,6 +183,7 @@ class PreferenceRun:
         self, folder: Path, policy: Path, samples: Sequence[Sample], pairs: Sequence[PreferencePair]
     ) -> None:
         """Train on the pairs, going on from the policy's own weights, and save the adapter."""
+        free_memory()
         model, checkpoint = load_policy(self.base, policy, self.config)
         examples = lay_out_pairs(checkpoint, samples, pairs)
         if self.config.objective == "rejection":
@@ -191,6 +196,12 @@ class PreferenceRun:
         train_pairs(model, examples, self.config, folder / "train", f"training {folder.name}")
         # What a policy knew of other joins, this round has not kept up.
         save_adapter(model, replace(checkpoint, joins=(Joining.kv.value,)), folder / "adapter")
+
+
+def free_memory() -> None:
+    """Give back what models that are no longer used hold, cycles and a GPU's cache included."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def refuse_misfits(config: PreferenceConfig) -> None:

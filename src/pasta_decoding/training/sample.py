@@ -30,7 +30,8 @@ from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.training.run import tracked
 
-CONCURRENT = 16
+QUEUED = 16
+"""Answers that wait for room in the engine's cache, so that it is always full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +123,14 @@ def sample_answers(
 def _sampled(
     decoder: LocalDecoder, jobs: Sequence[tuple[Question, int]], wanted: SampleSet
 ) -> Iterator[Sample]:
-    """Decode all jobs, some of them together, and yield each answer as it ends."""
+    """Decode all jobs, as many together as there is room for; yield each answer as it ends."""
     scheduler = decoder.scheduler()
     waiting = iter(jobs)
     running: dict[int, tuple[Question, int, int]] = {}
     try:
         while True:
-            for prompt, number in islice(waiting, CONCURRENT - len(running)):
+            queued = len(running) - scheduler.activity.running
+            for prompt, number in islice(waiting, QUEUED - queued):
                 seed = wanted.seed_of(prompt, number)
                 sampling = SamplingParams(wanted.temperature, seed=seed)
                 request = decoder.request(prompt.instruction, wanted.rules, sampling)
