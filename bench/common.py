@@ -24,6 +24,7 @@ from pasta_decoding.evaluation.metrics import interval
 from pasta_decoding.runtime.decoder import LocalDecoder
 
 Name = TypeVar("Name")
+Found = TypeVar("Found")
 
 RESULTS = Path(__file__).parent / "results"
 SAMPLE = Path(__file__).parents[1] / "examples" / "annotated.jsonl"
@@ -44,10 +45,10 @@ def ratio(slow: Sequence[float], fast: Sequence[float]) -> dict[str, float | Non
 
 
 def interleaved(
-    calls: dict[Name, Callable[[], float]], repeats: int, *, warm: bool = True
-) -> dict[Name, list[float]]:
+    calls: dict[Name, Callable[[], Found]], repeats: int, *, warm: bool = True
+) -> dict[Name, list[Found]]:
     """Call each in turn, `repeats` times round; `warm`: after one round that does not count."""
-    values: dict[Name, list[float]] = {name: [] for name in calls}
+    values: dict[Name, list[Found]] = {name: [] for name in calls}
     gc.disable()
     for call in calls.values() if warm else ():
         call()

@@ -4,13 +4,15 @@
 
 Greedy, control tokens banned except in Pasta's parallel mode. All engines are loaded at once and
 take turns prompt by prompt, so that ratios are of one run; of `--rivals` only the library's loop
-runs. Each writes up to the limit or its own end. Seconds are for a plain token, prompt included.
+runs. Each writes up to the limit or its own end. Seconds are for a plain token and for a whole
+answer, prompt included. The rivals of a GGUF file decode it without an adapter.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -29,6 +31,8 @@ from pasta_decoding.runtime.request import Rules, SamplingParams
 RIVAL = "llama.cpp loop"
 Peer = tuple[str, str]
 """An engine's name and who drives it."""
+Call = Callable[[], tuple[float, float]]
+"""Returns the seconds of an answer, and of each of its tokens."""
 
 
 def main() -> None:
@@ -41,22 +45,26 @@ def main() -> None:
     options = parser.parse_args()
     prompts = [one.instruction for one in read_questions(options.questions)][: options.prompts]
     decoders = [decoder_named(name, options) for name in options.engines]
-    rivals = [decoder_named(name, options) for name in options.rivals]
-    found: dict[Peer, list[float]] = {}
+    alone = options.model is not None and options.model.suffix == ".gguf"
+    without = Namespace(**{**vars(options), "adapter": "none"}) if alone else options
+    rivals = [decoder_named(name, without) for name in options.rivals]
+    found: dict[Peer, list[tuple[float, float]]] = {}
     for number, prompt in enumerate(prompts):
-        calls: dict[Peer, Callable[[], float]] = {}
+        calls: dict[Peer, Call] = {}
         for decoder in [*decoders, *rivals]:
             calls |= library_of(decoder, prompt, options.max_tokens)
         for decoder in decoders:
             calls |= pasta_of(decoder, prompt, options.max_tokens)
         for peer, values in interleaved(calls, options.repeats, warm=not number).items():
-            found.setdefault(peer, []).append(float(np.median(values)))
+            found.setdefault(peer, []).append(tuple(np.median(values, axis=0).tolist()))
         print(f"{number + 1} of {len(prompts)} prompts", file=sys.stderr)
     report(found, options.max_tokens, options.adapter)
 
 
-def report(found: dict[Peer, list[float]], max_tokens: int, adapter: str | None) -> None:
-    """Print a line for each peer: seconds a token, and how many times as fast as each rival."""
+def report(
+    found: dict[Peer, list[tuple[float, float]]], max_tokens: int, adapter: str | None
+) -> None:
+    """Print a line for each peer: its seconds, and how many times as fast it is as each rival."""
     rivals = {engine: values for (engine, peer), values in found.items() if peer == RIVAL}
     for (engine, peer), values in found.items():
         emit(
@@ -66,16 +74,19 @@ def report(found: dict[Peer, list[float]], max_tokens: int, adapter: str | None)
             adapter=adapter,
             prompts=len(values),
             max_tokens=max_tokens,
-            seconds_per_token=spread(values),
+            seconds_per_token=spread([per_token for _, per_token in values]),
+            seconds_per_answer=spread([whole for whole, _ in values]),
             times_as_fast_as={
-                f"{RIVAL}, {rival}": ratio(theirs, values) for rival, theirs in rivals.items()
+                f"{RIVAL}, {rival}, {what}": ratio(
+                    *([v[n] for v in both] for both in (theirs, values))
+                )
+                for rival, theirs in rivals.items()
+                for n, what in enumerate(("answer", "token"))
             },
         )
 
 
-def library_of(
-    decoder: LocalDecoder, prompt: str, max_tokens: int
-) -> dict[Peer, Callable[[], float]]:
+def library_of(decoder: LocalDecoder, prompt: str, max_tokens: int) -> dict[Peer, Call]:
     """Return the loop of the library below an engine; the fast engine has none."""
     name = library_name(decoder)
     if not name:
@@ -84,9 +95,7 @@ def library_of(
     return {(decoder.engine.name, name): partial(library_loop, decoder, ids, max_tokens)}
 
 
-def pasta_of(
-    decoder: LocalDecoder, prompt: str, max_tokens: int
-) -> dict[Peer, Callable[[], float]]:
+def pasta_of(decoder: LocalDecoder, prompt: str, max_tokens: int) -> dict[Peer, Call]:
     """Return Pasta's two ways to write the answer."""
     return {
         (decoder.engine.name, f"pasta {mode}"): partial(
@@ -103,17 +112,22 @@ def library_name(decoder: LocalDecoder) -> str:
     return "" if decoder.engine.name.startswith("fast") else "transformers generate"
 
 
-def library_loop(decoder: LocalDecoder, ids: tuple[int, ...], max_tokens: int) -> float:
-    """Return seconds a token of the library's own greedy loop."""
+def library_loop(
+    decoder: LocalDecoder, ids: tuple[int, ...], max_tokens: int
+) -> tuple[float, float]:
+    """Time the library's own greedy loop."""
     banned = sorted(decoder.vocabulary.control.ids)
     if isinstance(decoder.engine, LlamaEngine):
         choose, written = greedy(banned, decoder.vocabulary.eos_ids, max_tokens)
-        return llama_loop(decoder.engine, ids, choose) / len(written)
+        taken_s = llama_loop(decoder.engine, ids, choose)
+        return taken_s, taken_s / len(written)
     assert isinstance(decoder.engine, TorchEngine), "the engines with a library below"
     return generate(decoder.engine.model, ids, max_tokens, banned)
 
 
-def generate(model: Any, ids: tuple[int, ...], max_tokens: int, banned: list[int]) -> float:
+def generate(
+    model: Any, ids: tuple[int, ...], max_tokens: int, banned: list[int]
+) -> tuple[float, float]:
     """Time `generate` with transformers' own attention and cache."""
     import torch
 
@@ -130,18 +144,20 @@ def generate(model: Any, ids: tuple[int, ...], max_tokens: int, banned: list[int
     )
     taken_s = time.perf_counter() - began_s
     model.set_attn_implementation(ours_)
-    return taken_s / (output.shape[1] - len(ids))
+    return taken_s, taken_s / (output.shape[1] - len(ids))
 
 
-def ours(decoder: LocalDecoder, prompt: str, max_tokens: int, parallel: bool) -> float:
-    """Return seconds for each plain token (parallel) or token (sequential) of Pasta."""
+def ours(
+    decoder: LocalDecoder, prompt: str, max_tokens: int, parallel: bool
+) -> tuple[float, float]:
+    """Time Pasta, for each plain token (parallel) or token (sequential)."""
     rules = Rules(max_tokens=max_tokens, parallel=parallel)
     request = decoder.request(prompt, rules, SamplingParams())
     answers = []
     taken_s = seconds_of(lambda: answers.append(decoder.answer(request)))
     (answer,) = answers
     tokens = decoder.plain_tokens(answer.text) if parallel else answer.fed_tokens + 1
-    return taken_s / max(1, tokens)
+    return taken_s, taken_s / max(1, tokens)
 
 
 if __name__ == "__main__":
