@@ -220,13 +220,18 @@ def keys(kind: type[Any]) -> list[str]:
 
 
 def read_config(path: Path, kind: type[Any]) -> dict[str, Any]:
-    """Return the settings in a YAML or JSON file. Raises PastaError, naming what is wrong."""
+    """Return the settings in a YAML or JSON file. Raises PastaError, naming what is wrong.
+
+    A file for both stages holds those of each under its command's name, `sft` or `preference`.
+    """
     import yaml
 
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise PastaError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    if isinstance(found, dict):
+        found = found.get("sft" if kind is SftConfig else "preference", found)
     if not isinstance(found, dict):
         raise PastaError(f"{path} holds no settings, such as `epochs: 2`")
     try:
