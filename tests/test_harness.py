@@ -173,14 +173,3 @@ def test_the_harness_runs_a_task_in_parallel_and_sequentially(
             asked = [QUESTION, "Name some colours."]
             own = model.batch(asked, max_tokens=24, parallel=parallel, stop="zzz")
             assert answers == [one.text for one in own]
-
-
-@pytest.mark.slow
-def test_the_harness_says_why_a_text_is_not_scored(
-    tmp_path: Path, tiny_checkpoint: TinyCheckpoint
-) -> None:
-    pytest.importorskip("lm_eval")
-    status, _, errors = evaluate(tmp_path, tiny_checkpoint, output="multiple_choice", metric="acc")
-    assert status == 1
-    assert "pasta-lm-eval: the model pasta writes answers, and scores no given text" in errors
-    assert "Traceback" not in errors

@@ -11,7 +11,6 @@ import sys
 import sysconfig
 import tomllib
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -57,11 +56,6 @@ def test_every_imported_package_is_declared() -> None:
         & declared().keys()
     }
     assert missing == set()
-
-
-@pytest.mark.parametrize("name", ["torch", "transformers", "llama-cpp-python", "peft", "gguf"])
-def test_interfaces_that_move_have_an_upper_bound(name: str) -> None:
-    assert any(one.operator == "<" for one in declared()[name].specifier)
 
 
 def test_decoding_does_not_ask_for_what_only_training_needs() -> None:
@@ -129,19 +123,3 @@ def test_an_installed_wheel_answers_from_another_folder(installed: Path, tmp_pat
     found = run(installed, "run", "Name two good habits.", *options, cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     assert json.loads(found.stdout)["text"]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_training_without_its_extra_says_how_to_install_it(installed: Path, tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"instruction": "a", "response": "b"}) + "\n")
-    commands: Iterator[tuple[str, list[str]]] = iter(
-        [
-            ("train", ["train", "sft", "--data", "rows.jsonl", "--out", "out"]),
-            ("plot", ["eval", "report", "."]),
-        ]
-    )
-    for extra, arguments in commands:
-        found = run(installed, *arguments, cwd=tmp_path)
-        assert found.returncode == 2, found.stderr
-        assert f'pip install "pasta-decoding[{extra}]"' in found.stderr

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pasta_decoding.data.annotate import job
 from pasta_decoding.lang.tree import Chunk, read, strip
-from tests.chatserver import Act, Body, ChatServer, Raw, chat_server, completion, failure, in_turn
+from tests.chatserver import Act, Body, ChatServer, chat_server, failure, in_turn
 from tests.cli.conftest import Outcome, Pasta, interrupted
 from tests.shapes import make_llama3
 
@@ -163,31 +161,6 @@ def test_a_stopped_run_asks_only_for_what_is_missing(ask: Ask, five: Path) -> No
     assert report["cost"]["requests"] == 5
     assert responses(five.with_name("out.jsonl")) == [GOOD] * 5
     assert not partial.exists()
-
-
-@pytest.fixture
-def control_c() -> Iterator[None]:
-    """Let Ctrl-C mean what it does at a terminal: a background job is started deaf to it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("control_c")
-def test_control_c_while_an_endpoint_thinks_loses_nothing(ask: Ask) -> None:
-    def script(number: int, _body: Body) -> Act:
-        if number < 2:
-            return GOOD
-        os.kill(os.getpid(), signal.SIGINT)
-        return Raw(completion(GOOD), wait_s=30)
-
-    with chat_server(script) as server:
-        found = ask(server)
-        assert found.status == 130
-        assert "finished rows are in " in found.err
-        server.script = in_turn([GOOD])
-        assert ask(server).status == 0
-        assert questions(server, since=3) == ["Q2", "Q3", "Q4"]
 
 
 def test_what_cannot_be_annotated_is_told_and_what_was_there_stays(

@@ -8,18 +8,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
-import typer
 from typer.main import get_command
-from typer.testing import CliRunner
 
 from pasta_decoding import __version__
 from pasta_decoding.cli.app import COMMANDS, GROUPS, make_app
-from pasta_decoding.cli.options import Without, command
 from tests.cli.conftest import Pasta, interrupted
 
 READABLE = ("run", "chat", "compare", "serve", "models", "pull", "export", "lint")
@@ -128,51 +124,3 @@ def test_one_of_several_processes_leaves_without_taking_the_interpreter_down(
 
 
 # Options from configs
-
-
-@dataclass(frozen=True, slots=True)
-class Oven:
-    """How an oven is used; `brand` is not an option."""
-
-    brand: str = "old"
-    heat: Annotated[int, typer.Option("--degrees", min=0, help="How hot it is.")] = 180
-    turn: Annotated[bool, typer.Option("--turn", help="Let the plate turn.")] = False
-    foods: Annotated[tuple[str, ...], "What is in it."] = ()
-
-
-NEW = Oven(brand="new", heat=200, foods=("bread",))
-
-
-@command()
-def bake(oven: Oven) -> None:
-    typer.echo(oven)
-
-
-@command()
-def bake_new(
-    minutes: Annotated[int, typer.Argument()],
-    *,
-    oven: Annotated[Oven, Without({"turn"})] = NEW,
-) -> None:
-    typer.echo(f"{minutes} {oven}")
-
-
-@pytest.mark.parametrize(
-    ("function", "arguments", "expected"),
-    [
-        (bake, (), f"{Oven()}\n"),
-        (bake, ("--degrees", "90", "--turn"), f"{Oven(heat=90, turn=True)}\n"),
-        (bake, ("--foods", "bread", "--foods", "pie"), f"{Oven(foods=('bread', 'pie'))}\n"),
-        (bake_new, ("5",), f"5 {NEW}\n"),
-        (bake, ("--brand", "x"), None),
-        (bake_new, ("5", "--turn"), None),
-        (bake, ("--degrees", "-1"), None),
-    ],
-)
-def test_a_command_gets_its_config_with_what_was_given(
-    function: Any, arguments: tuple[str, ...], expected: str | None
-) -> None:
-    app = typer.Typer()
-    app.command()(function)
-    found = CliRunner().invoke(app, arguments)
-    assert found.output == expected if expected else found.exit_code == 2

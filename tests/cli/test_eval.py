@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pasta_decoding.evaluation.records import Record, Run, read_records
+from pasta_decoding.evaluation.records import Record, read_records
 from tests.checkpoint import TinyCheckpoint
-from tests.cli.conftest import Outcome, Pasta, interrupted
+from tests.cli.conftest import Outcome, Pasta
 
 PROMPTS = ["Hello", "Two cities?", "x" * 20_000]
 
@@ -74,30 +74,6 @@ def test_every_method_gets_a_folder_and_failures_are_records(
     assert len(settings(out / "pasta-adapter")["adapter"]["sha256"]) == 16
     assert sum(one.chunks for one in records(out / "pasta-adapter")) >= 2
     assert sum(one.chunks for one in records(out / "sequential-adapter")) == 0
-
-
-def test_an_interrupted_run_goes_on_where_it_was(
-    generate: Callable[..., Outcome], out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flags = ("--max-concurrency", "1")
-    path = out / "pasta-adapter" / "records.jsonl"
-    append = Run.append
-    with monkeypatch.context() as context:
-
-        def once(run: Run, record: Record) -> None:
-            append(run, record)
-            context.setattr(Run, "append", interrupted)
-
-        context.setattr(Run, "append", once)
-        assert generate(*flags).status == 130
-    before = path.read_text()
-    assert len(before.splitlines()) == 1
-    assert generate(*flags).status == 0
-    assert path.read_text().startswith(before)
-    assert len(path.read_text().splitlines()) == 3
-    changed = generate(*flags, "--max-seconds", "9")
-    assert changed.status == 2
-    assert "was begun with other settings: max_seconds (600.0 -> 9.0)" in changed.err
 
 
 @pytest.mark.parametrize(

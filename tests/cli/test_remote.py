@@ -67,20 +67,6 @@ def test_a_parallel_answer_is_well_formed_and_says_what_it_asked_for(ask: Ask) -
     assert found["sent"]["prompt_tokens"] > 0
 
 
-def test_an_adapter_that_was_not_trained_for_text_is_refused_unless_one_insists(
-    ask: Ask, tiny_checkpoint: TinyCheckpoint
-) -> None:
-    where = ["--model", tiny_checkpoint.base]
-    assert ask(*where, adapter=tiny_checkpoint.adapter).complaint == (
-        2,
-        "pasta: the checkpoint was trained for the joins kv, not 'text'",
-        "Use another adapter, or --join text to decode with this one all the same.",
-    )
-    insisting = ask(*where, "--join", "text", "--json", adapter=tiny_checkpoint.adapter)
-    assert insisting.status == 0
-    assert "was not trained for the join text" in insisting.err
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

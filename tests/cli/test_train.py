@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import resource
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,16 +84,6 @@ def test_a_runs_own_settings_begin_another_and_the_command_line_stands_above_the
     assert found.status == 2
     complaint = f"pasta: {config}: no setting 'lerning_rate': did you mean learning_rate?\n"
     assert found.err == complaint
-
-
-def test_an_adapter_with_joins_of_another_version_is_no_start(
-    train: Callable[..., Outcome], tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
-    start = Path(shutil.copytree(tiny_checkpoint.adapter, tmp_path / "start"))
-    record = json.loads((start / "pasta.json").read_text()) | {"joins": ["prose"]}
-    (start / "pasta.json").write_text(json.dumps(record))
-    found = train("--start", str(start))
-    assert (found.status, "unknown join: 'prose'" in found.err) == (2, True)
 
 
 def test_a_run_tells_how_far_it_is_and_what_it_came_to(

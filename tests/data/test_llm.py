@@ -12,12 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from pasta_decoding.data.annotate.base import Annotated, by_rule
+from pasta_decoding.data.annotate.base import Annotated
 from pasta_decoding.data.annotate.llm import AnswerError, accept, by_endpoint, introduction
-from pasta_decoding.data.annotate.structure import find_parts
 from pasta_decoding.data.endpoint import Endpoint, EndpointError, Reply, chat, open_client
 from pasta_decoding.data.rows import Row
 from pasta_decoding.errors import PastaError, install_command
@@ -54,25 +51,6 @@ def test_a_conversation_begins_with_the_guide_and_seven_answers_that_obey_it() -
 
 
 # What of an answer is taken
-
-# Whatever the layout rule makes of these is an answer that a perfect model could give.
-PIECES = st.sampled_from(
-    [
-        "- Fresh fruit keeps the body supplied with vitamins through most of a long winter.\n",
-        "- A short walk after each meal steadies the blood sugar of most healthy adults.\n",
-        *("\n", " ", "\r\n", "\\", "```", "<sync/>", "</async>", "Well"),
-        '<promise topic="a" tokens="10"/>',
-    ]
-)
-
-
-@given(st.lists(PIECES, max_size=12).map("".join).filter(str.strip))
-def test_a_correct_answer_is_taken_whatever_stands_around_it(response: str) -> None:
-    [done] = by_rule(find_parts, words)([Row("1", "", "", response)])
-    annotated = done.row.response
-    for around in ("{}", "Here it is:\n\n{}\n", "```\n{}\n```", "Sure!\n```text\n{}\n```\nDone."):
-        answer = around.replace("{}", annotated.strip())
-        assert accept(answer, response, words) == annotated
 
 
 @pytest.mark.parametrize(
@@ -114,18 +92,6 @@ def test_a_broken_answer_is_refused_by_the_rule_that_it_breaks(kind: str) -> Non
     with pytest.raises(AnswerError) as found:
         accept(BROKEN[kind], PLAIN, words)
     assert found.value.kind == kind
-
-
-def test_the_place_where_another_text_begins_is_named() -> None:
-    with pytest.raises(AnswerError) as found:
-        accept(GOOD.replace("oats", "rice"), PLAIN, words)
-    assert str(found.value) == (
-        "Without its tags your answer is not the response: behind 'Eat ' the response goes on "
-        "with 'oats for breakfast. Sleep well at night.', "
-        "your answer with 'rice for breakfast. Sleep well at night.'."
-    )
-    with pytest.raises(AnswerError, match=r"goes on with 't.', your answer with the end"):
-        accept(PLAIN[:-2], PLAIN, words)
 
 
 # Rows

@@ -133,18 +133,6 @@ def test_other_settings_are_refused_before_anything_is_loaded(runs: Runs) -> Non
     assert caught.value.hint == "Give the settings it was begun with, or another --out."
 
 
-def test_a_run_that_goes_on_with_other_code_says_so(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs()
-    monkeypatch.setattr("pasta_decoding.evaluation.records.commit", lambda: "abc")
-    for _ in range(2):
-        runs()
-    run = runs.json("run.json")
-    assert [place["commit"] for place in run["resumed"]] == ["abc"]
-    assert run["commit"] != "abc"
-
-
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "records.jsonl").write_text("{}\n")
     with pytest.raises(PastaError, match=r"holds records without a run\.json"):
@@ -249,19 +237,6 @@ def test_timing_asks_prompt_by_prompt_in_turns_after_a_warm_up(runs: Runs) -> No
     assert runs.asked == asked
 
 
-def test_timing_goes_on_with_all_methods_where_one_has_no_record(runs: Runs) -> None:
-    before = runs(("a", "b"), repeats=1)
-    path = runs.out / "b" / "records.jsonl"
-    path.write_text("\n".join(runs.lines("b")[:2]) + "\n")
-    records = runs(("a", "b"), repeats=1)
-    assert runs.asked[:2] == [("a", "Three?"), ("b", "Three?")]  # to warm up
-    assert sorted(runs.asked[2:]) == [("a", "Three?"), ("b", "Three?")]
-    assert sorted(runs.ticks) == ["a"] * 3 + ["b"] * 3
-    assert records["a"][:2] == before["a"][:2]
-    assert records["a"][2].turns == records["b"][2].turns != before["a"][2].turns
-    assert runs(("a", "b"), repeats=1, load=interrupted) == records
-
-
 def test_a_method_that_comes_later_is_timed_together_with_the_others(runs: Runs) -> None:
     runs(("a", "b"), repeats=1)
     runs(("a", "c"), repeats=1)
@@ -310,18 +285,3 @@ def test_a_record_reads_back_as_it_was(tmp_path: Path) -> None:
     path.write_text(WHOLE + '{"id": "cut')
     assert "".join(encode_line(asdict(one)) for one in read_records(path)) == WHOLE
     assert read_records(path)[0].promises == ((20, 3),)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "{",
-        '{"instruction": "Why?"}',
-        *(json.dumps(json.loads(WHOLE) | {k: v}) for k, v in {"pace": 1, "promises": [3]}.items()),
-    ],
-)
-def test_a_line_of_something_else_is_named(line: str, tmp_path: Path) -> None:
-    path = tmp_path / "records.jsonl"
-    path.write_text(f"{WHOLE}{line}\n")
-    with pytest.raises(PastaError, match=r"records\.jsonl:2: not a (record|JSON object)"):
-        read_records(path)

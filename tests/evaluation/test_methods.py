@@ -53,13 +53,6 @@ def test_the_answers_are_those_of_sequential_decoding(
         assert sum(one.critical_path for one in theirs) < sum(one.critical_path for one in own)
 
 
-def test_the_model_shares_its_weights_and_keeps_its_attention(decoder: LocalDecoder) -> None:
-    twin, engines = unpatched(decoder), decoder.engine.model  # type: ignore[attr-defined]
-    assert twin.config._attn_implementation == "sdpa" != engines.config._attn_implementation
-    for own, theirs in zip(engines.parameters(), twin.parameters(), strict=True):
-        assert own is theirs
-
-
 def test_an_answer_that_takes_too_long_or_that_torch_cannot_compute_has_failed(
     decoder: LocalDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

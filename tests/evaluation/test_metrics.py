@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation import metrics
 from pasta_decoding.evaluation.metrics import (
     Figures,
     figures,
     geometric,
     interval,
     mean,
-    resamples,
 )
 from pasta_decoding.evaluation.records import Record, Run
 from tests.evaluation.runfolders import failed, parallel, record
@@ -30,18 +28,6 @@ def run_of(method: str, records: list[Record]) -> Run:
 def figures_of(ours: list[Record], theirs: list[Record] | None = None) -> Figures:
     baseline = theirs or [record(number) for number in range(len(ours))]
     return figures(run_of("pasta", ours), run_of("sequential", baseline))
-
-
-@pytest.mark.parametrize(("prompts", "drawn_times"), [(1, 100), (20, 100), (40, 50), (250, 10)])
-def test_many_prompts_are_resampled_less_often_and_each_resample_is_as_large_as_they(
-    prompts: int, drawn_times: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limits = {"RESAMPLES": 100, "_MAX_COUNTS": 2_000, "_MIN_RESAMPLES": 10}
-    for name, smaller in limits.items():
-        monkeypatch.setattr(metrics, name, smaller)
-    counts_RP = resamples.__wrapped__(prompts)  # not cached: these are for no other test
-    assert counts_RP.shape == (drawn_times, prompts)
-    assert (counts_RP.sum(axis=1) == prompts).all()
 
 
 def test_an_interval_is_that_of_the_normal_distribution_where_there_are_many_prompts() -> None:

@@ -108,12 +108,6 @@ def test_runs_are_found_alone_and_inside_a_folder_and_the_baseline_comes_first(r
     assert labels == ["sequential", "sot", "apar", "pasta-fast"]
 
 
-def test_servers_hold_a_model_for_each_method(runs: Path) -> None:
-    for label in ("sequential", "pasta-fast"):
-        write_run(runs / label, label.split("-")[0], [record(0)], engine="remote", model=label)
-    assert len(report_of(runs / "sequential", runs / "pasta-fast").lines) == 2
-
-
 def test_a_run_that_was_stopped_does_not_drop_out_silently(runs: Path) -> None:
     prompts = {"number": 20}
     write_run(runs / "sot", "sot", [parallel(n) for n in range(7)], prompts=prompts)

@@ -107,29 +107,6 @@ def test_skeleton_and_points_stay_within_the_budget_together() -> None:
     assert (record.truncated_chunks, record.hit_limit) == (1, True)
 
 
-def test_a_skeleton_that_runs_into_its_limit_loses_its_last_line() -> None:
-    endless = "1. One\n2. Two\n" + "3. and so on" * 40
-
-    def silent(question: str) -> str:
-        number = question[-7]
-        return endless if question.endswith("Outline:") else f"{number}. {NAMES[number]}:"
-
-    record = answered(puppet(silent), max_tokens=60)
-    assert record.text == record.annotated == "1. One\n2. Two"
-    assert (record.chunks, record.fallback) == (0, False)
-
-
-NAMES = {"1": "One", "2": "Two"}
-
-
-def test_a_prompt_that_does_not_fit_is_an_error_and_nothing_is_held() -> None:
-    decoder = puppet(model, max_positions=400)
-    method = Skeleton(decoder, GenerationConfig(max_tokens=200))
-    [record] = ask_all(method, [question_of("How?" * 90)], Plan())
-    assert "the prompt is too long" in str(record.error)
-    assert decoder.engine.slots_in_use == 0
-
-
 # Reading a skeleton
 
 
@@ -154,45 +131,6 @@ def test_points_are_numbered_lines_with_rising_numbers_and_new_headings(
     assert [(one.number, one.heading) for one in points_of(outline)] == points
     whole = points_of(f"{outline}\n99. Cut", cut_off=True)
     assert whole == points_of(outline), "a last line that was cut off is none"
-
-
-TEN = "\n".join(f"{n}. Point {n}" for n in range(1, 11))
-
-
-@pytest.mark.parametrize(
-    ("said", "written"),
-    [
-        ("1. One\n2. Two\n\nQuestion: Why?", "1. One\n2. Two\n\nQuestion"),
-        ("1. The Question: why\n2. Two", "1. The Question: why\n2. Two"),
-        ("1. A\n2. B\n\n1. C", "1. A\n2. B\n\n1. "),
-        (f"{TEN}\n11. More", TEN),
-    ],
-)
-def test_a_skeleton_is_over_at_ten_points_and_where_another_list_begins(
-    said: str, written: str
-) -> None:
-    def speaker(question: str) -> str:
-        if question.endswith("Outline:"):
-            return said
-        number = int(question.removesuffix(" only.").rpartition(" ")[2])
-        return f"{points_of(written)[number - 1]}:"
-
-    record = answered(puppet(speaker), max_tokens=600)
-    assert not record.hit_limit
-    assert record.fed_tokens == len(written) - len("1.")
-
-
-def test_a_point_stops_where_another_one_begins() -> None:
-    def endless(question: str) -> str:
-        if question.endswith("Outline:"):
-            return "1. One\n2. Two"
-        number = question.removesuffix(" only.")[-1]
-        return f"{number}. {NAMES[number]}: It is {number}.\n3. No\n2. Two: no\n1. One: no" * 9
-
-    record = answered(puppet(endless))
-    assert record.text == "1. One: It is 1.\n3. No\n2. Two: It is 2.\n3. No\n2. Two: no"
-    assert not record.hit_limit
-    assert record.critical_path == len(" One\n2. Two") + 1 + len(" It is 2.\n3. No\n2. Two: no\n1")
 
 
 @pytest.mark.parametrize(

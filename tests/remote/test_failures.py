@@ -14,7 +14,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.remote import replicas
 from pasta_decoding.remote.client import Service, checked_url, find_model
 from pasta_decoding.remote.replicas import ReplicaPool
-from pasta_decoding.remote.stream import Completion, RemoteError
+from pasta_decoding.remote.stream import RemoteError
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.request import Rules
 from tests.law.world import ASYNC, END, OPEN, P20
@@ -203,30 +203,6 @@ def test_one_of_two_servers_fails(mischief: Mischief, failed: list[bool], asked_
     assert [isinstance(one, RemoteError) for one in came] == failed
     assert len(bad.bodies) == asked_there
     assert {one.text for one in came if isinstance(one, Answer)} == {"abaab"}
-
-
-def test_an_answer_moves_once_and_the_server_that_failed_is_the_one_that_is_named() -> None:
-    """Requests of one answer may fail together, or while it has moved to another server."""
-
-    async def move_meanwhile(service: Service) -> str:
-        async with ReplicaPool(service) as pool:
-            with pool.lease() as lease:
-                tokens = pool.stream(lease, Completion(PROMPT, 20, (END,), END))
-                await anext(tokens)
-                asked_at = lease.replica
-                pool.move(lease, asked_at)
-                pool.move(lease, asked_at)
-                assert (asked_at.answers, lease.replica.answers) == (0, 1)
-                asked_at.cooldown_until_s = 0
-                with pytest.raises(RemoteError) as caught:
-                    await anext(tokens)
-                assert asked_at.cooldown_until_s > 0 == lease.replica.cooldown_until_s
-                return str(caught.value)
-
-    with serving(abaab()) as one, serving(abaab()) as other:
-        one.mischief = EARLY
-        message = asyncio.run(move_meanwhile(service_of(one, other)))
-    assert message == f"the server at {one.url} failed: it ended its reply early"
 
 
 # What is served

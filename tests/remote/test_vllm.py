@@ -36,7 +36,6 @@ from tests.remote.fake import until
 
 pytestmark = [pytest.mark.remote, pytest.mark.timeout(7200)]
 
-BENCH = Path(__file__).parents[2] / "bench"
 START_S = 900
 NEAR_TIE = 1e-3
 NAME = "default"

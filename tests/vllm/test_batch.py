@@ -71,14 +71,6 @@ def test_tokens_that_are_taken_back_or_replaced_were_never_written(instead: list
     assert open_ids(places, 1) == [TEXT | {OPEN}]
 
 
-def test_where_a_token_has_not_come_back_nobody_is_held() -> None:
-    places, outputs = filled(MAIN)
-    outputs[0] += [UNKNOWN]
-    assert open_ids(places, 1) == [ANYTHING]
-    outputs[0][0] = OPEN
-    assert open_ids(places, 1)[0] < TEXT
-
-
 def test_a_check_tells_that_all_is_well_and_that_its_first_token_is_seen() -> None:
     places, outputs = filled(CHECK)
     assert open_ids(places, 1) == [{10}]
@@ -219,26 +211,6 @@ def test_a_slot_that_is_filled_again_knows_what_was_written_before() -> None:
     runner.begin(1, [A], [B, OPEN, B, P20])
     slots.add(1, params(MAIN))
     assert open_in_step(slots, runner.step(1)) == [TEXT | {OPEN, SYNC}]
-
-
-def test_a_prompt_of_which_a_part_was_read_has_written_nothing() -> None:
-    runner = Runner(1)
-    slots = Slots(SERVED, runner)
-    runner.begin(0, [A, B, A, B], [])
-    slots.add(0, params(CHUNK))
-    runner.total[0] = 2
-    assert open_in_step(slots, runner.step(0)) == [CHUNK_START]
-    runner.total[0] = 4
-    assert open_in_step(slots, runner.step(0)) == [CHUNK_START]
-
-
-def test_a_slot_has_the_rules_of_whoever_came_last() -> None:
-    runner = Runner(1)
-    slots = Slots(SERVED, runner)
-    runner.begin(0, [A], [])
-    slots.add(0, params(MAIN))
-    slots.add(0, params(None))
-    assert open_in_step(slots, runner.step(0)) == [ANYTHING]
 
 
 def test_drafts_that_were_refused_were_never_written() -> None:

@@ -56,20 +56,6 @@ def test_chances_are_those_of_drawing_again_where_the_first_may_not_stand(
     torch.testing.assert_close(found_V, expected_V)
 
 
-def test_rows_with_and_without_bans_are_restricted_together() -> None:
-    logits_RV = torch.zeros(3, SIZE)
-    Mask().restrict(logits_RV, [(0, CONSTRAINTS[1], 0.0), (2, CONSTRAINTS[0], 0.0)])
-    found = [torch.isfinite(row).nonzero()[:, 0].tolist() for row in logits_RV]
-    assert found == [[2, 7], list(range(SIZE)), [1, 2, 4, 6, 7, 8, 9, 10, 11]]
-
-
-def test_twice_is_once() -> None:
-    """VLLM may have been told of the processor twice."""
-    for allowed in CONSTRAINTS:
-        once = restricted(logits(3), allowed, 1.0)
-        torch.testing.assert_close(restricted(once, allowed, 1.0), once)
-
-
 def test_steps_that_forbid_the_same_and_others_are_told_apart() -> None:
     mask, (first, _, third) = Mask(), CONSTRAINTS
     again = Constraint(first.banned.copy())
