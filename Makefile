@@ -4,7 +4,6 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 VLLM_VENV := .venv-vllm
-CLIENTS_VENV := .venv-clients
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
@@ -57,9 +56,7 @@ test: $(VENV)/.installed-dev
 test-all: $(VENV)/.installed-dev
 	@$(BIN)/pasta pull || echo "Tests that need the default model will be skipped."
 	@$(PIP) install --quiet -c constraints.txt -e ".[harness,llm]" || echo "Tests inside llm and lm-evaluation-harness will be skipped."
-	@$(MAKE) $(CLIENTS_VENV)/.installed || echo "Tests of other programs' clients will be skipped."
-	CLIENTS="$$(ls $(CLIENTS_VENV)/.installed >/dev/null 2>&1 && echo $(CLIENTS_VENV)/bin/python)" \
-		$(PYTEST) --hypothesis-profile=thorough
+	$(PYTEST) --hypothesis-profile=thorough
 
 test-vllm: $(VENV)/.installed-dev
 	$(BIN)/pasta pull
@@ -84,7 +81,7 @@ fix: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(CLIENTS_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
+	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
 
 # Its own environment: it wants its own torch. PyPI's builds of three packages want CUDA's, and
 # whoever imports them fails; text needs none of them. This package brings the logits processor.
@@ -93,12 +90,6 @@ $(VLLM_VENV)/.installed: pyproject.toml
 	$(VLLM_PIP) install --quiet "$(VLLM_PACKAGE)"
 	$(VLLM_PIP) uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM_PIP) install --quiet --no-deps --editable .
-	@touch $@
-
-# LangChain's and LlamaIndex's clients want an older package `openai` than the evaluation.
-$(CLIENTS_VENV)/.installed: tests/docs/clients.txt
-	$(PYTHON) -m venv $(CLIENTS_VENV)
-	$(CLIENTS_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --requirement $<
 	@touch $@
 
 # Stamps: what is installed is as new as the files that say what to install.

@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 FOR_TYPES = {"_typeshed"}
-HOSTS = {"vllm"}  # it loads what imports it
+HOSTS = {"vllm", "triton"}  # they load what imports them, or torch brings them
 # Whoever only decodes, lints or serves does without these; pip brings them with `train`.
 NOT_NEEDED = ("peft", "accelerate", "matplotlib")
 

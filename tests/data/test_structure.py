@@ -165,20 +165,3 @@ Step 2: Knead the dough for ten minutes until it is smooth and no longer sticks 
 @pytest.mark.parametrize("kind", SEQUENTIAL)
 def test_what_hangs_together_stays_plain(kind: str) -> None:
     assert annotate(SEQUENTIAL[kind]) == SEQUENTIAL[kind]
-
-
-ODD = {
-    "deep": "".join("  " * depth + "- " + "word " * 20 + "\n" for depth in range(300)),
-    "quotes": "\u201c" * 20_000,
-    "leaning": "This is it. " * 5_000,
-    "spaces": " " * 20_000 + "x" + " " * 20_000 + "y",
-    "blank lines": "\n" * 20_000 + "x\n= " + "\n" * 20_000,
-    "numbers": "7. seven\n- bullet\n" * 3_000,
-    "verse": "short line\n" * 20_000,
-    "one word": ("x" * 5_000 + " ") * 40,
-}
-
-
-@pytest.mark.parametrize("kind", ODD)
-def test_odd_long_texts_are_annotated_in_seconds(kind: str) -> None:
-    assert strip(read(annotate(ODD[kind]))) == ODD[kind]

@@ -1,10 +1,9 @@
-"""The pages for users, taken apart: their blocks, and the commands that a shell makes of them."""
+"""The pages for users, taken apart: their blocks, and the commands in them."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +16,8 @@ from pasta_decoding.cli.app import make_app
 
 app = make_app()
 ROOT = Path(__file__).parents[2]
-PROGRAMS = ("pasta", "pip", "make", "vllm", "accelerate", "python", "pytest", "open-webui")
-END = "\x01"
-STUB = f"""#!/bin/bash
-printf '%s\\0' "$(basename "$0")" "$@" {END} >> "$CALLS"
-"""
 _FENCE = re.compile(r"^```(\S*)\n(.*?)^```$", re.M | re.S)
-
-Call = list[str]
-"""A program's name and its arguments."""
+_PASTA = re.compile(r"^(?:accelerate launch .* -m pasta_decoding|pasta) (.*)$", re.M)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,35 +48,11 @@ def spans(page: str) -> list[str]:
     return re.findall(r"`([^`\n]+)`", _FENCE.sub("", text_of(page)))
 
 
-def calls(page: str, folder: Path) -> list[Call]:
-    """Return what the page's shell blocks call, in order; the programs themselves do not run.
-
-    bash takes the blocks as one script, with all variables and loops in them, in `folder`.
-    """
-    _install_stubs(folder)
-    script = "\n".join(["set -eu", *(block.text for block in blocks(page, "sh")), "wait"])
-    log = folder / "calls"
-    environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "CALLS": str(log)}
-    subprocess.run(["bash", "-c", script], cwd=folder, env=environment, check=True)
-    return [call.strip("\0").split("\0") for call in log.read_text().split(END) if call != "\0"]
-
-
-def _install_stubs(folder: Path) -> None:
-    """Put programs into `folder` that only write down how they were called."""
-    other = folder / ".venv-vllm" / "bin"
-    other.mkdir(parents=True)
-    for path in [*(folder / name for name in PROGRAMS), other / "python"]:
-        path.write_text(STUB)
-        path.chmod(0o755)
-
-
-def pasta_arguments(found: list[Call]) -> Iterator[list[str]]:
-    """Yield the arguments of each call of pasta, whoever starts it."""
-    for program, *arguments in found:
-        if program == "accelerate":
-            yield arguments[arguments.index("pasta_decoding") + 1 :]
-        if program == "pasta":
-            yield arguments
+def commands(page: str) -> Iterator[list[str]]:
+    """Yield the arguments of each line that calls pasta in the page's shell blocks."""
+    for block in blocks(page, "sh"):
+        for line in _PASTA.findall(block.text.replace("\\\n", " ")):
+            yield shlex.split(line, comments=True)
 
 
 def leaves(command: Any = None, words: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,25 +14,27 @@ import pasta_decoding as pasta
 from pasta_decoding.models.export import export_hf
 from pasta_decoding.models.load import find_adapter, load_model
 from pasta_decoding.runtime import events
-from tests.checkpoint import TinyCheckpoint
+from pasta_decoding.runtime.request import Rules, SamplingParams
+from tests.checkpoint import TinyCheckpoint, torch_decoder
 from tests.docs.pages import (
     ROOT,
+    Block,
     blocks,
-    calls,
+    commands,
     leaves,
     options,
     parse,
-    pasta_arguments,
     spans,
     text_of,
 )
+from tests.server.running import running
 
 PAGES = [
     "README.md",
     *(f"docs/{name}.md" for name in ("python", "serving", "training")),
     *(f"docs/{name}.md" for name in ("results", "language", "architecture")),
 ]
-WITH_COMMANDS = [page for page in PAGES if blocks(page, "sh")]
+WITH_COMMANDS = [page for page in PAGES if any(commands(page))]
 OF_OTHERS = {"--max-num-seqs", "--logits-processors", "--model_args", "--batch_size", "--help"}
 
 
@@ -42,19 +45,9 @@ def test_every_block_says_what_it_is(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS)
-def test_every_command_line_is_taken_by_the_parser(page: str, tmp_path: Path) -> None:
-    """A shell reads the page's blocks; what it calls pasta with is parsed."""
-    found = calls(page, tmp_path)
-    for arguments in pasta_arguments(found):
+def test_every_command_line_is_taken_by_the_parser(page: str) -> None:
+    for arguments in commands(page):
         parse(arguments)
-    wanted = sum(len(re.findall(r"^pasta ", one.text, re.M)) for one in blocks(page, "sh"))
-    assert sum(call[0] == "pasta" for call in found) >= wanted
-
-
-def test_a_command_line_that_pasta_does_not_take_is_found() -> None:
-    for wrong in (["run"], ["run", "Hi", "--fast"], ["fly"], ["serve", "--port", "x", "..."]):
-        with pytest.raises(Exception, match=r"(?i)missing|no such|a valid"):
-            parse(wrong)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -83,12 +76,11 @@ def tiny_front_door(
     monkeypatch.setattr(pasta, "load", load_tiny, raising=False)
 
 
-def execute(page: str) -> dict[str, Any]:
-    """Run a page's Python blocks one after the other; return the names that they leave."""
+def execute(*found: Block) -> dict[str, Any]:
+    """Run Python blocks one after the other; return the names that they leave."""
     names: dict[str, Any] = {}
-    for block in blocks(page, "python"):
-        source = "\n" * (block.line - 1) + block.text
-        exec(compile(source, page, "exec"), names)
+    for block in found:
+        exec(compile("\n" * (block.line - 1) + block.text, "page", "exec"), names)
     return names
 
 
@@ -97,7 +89,7 @@ def execute(page: str) -> dict[str, Any]:
 def test_the_front_door_works_as_the_page_has_it(
     page: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    names = execute(page)
+    names = execute(*blocks(page, "python"))
     assert f"{names['answer'].tokens_per_step:.2f} tokens per step\n" in capsys.readouterr().out
     names["model"].close()
 
@@ -109,10 +101,22 @@ def test_the_four_lines_of_the_readme_work_on_the_default_model(
 ) -> None:  # fmt: skip
     export_hf(load_model(default_model_dir, find_adapter("balanced")), tmp_path / "merged")
     monkeypatch.chdir(tmp_path)
-    answer = execute("README.md")["answer"]
+    answer = execute(*blocks("README.md", "python"))["answer"]
     assert capsys.readouterr().out.startswith(answer.text)
     assert answer.threads
     assert answer.tokens_per_step > 1
+
+
+def test_openai_s_client_works_as_the_page_has_it(
+    tiny_checkpoint: TinyCheckpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [block] = [one for one in blocks("docs/serving.md", "python") if "import OpenAI\n" in one.text]
+    decoder = torch_decoder(tiny_checkpoint.base, tiny_checkpoint.adapter)
+    with running(decoder, model="pasta-balanced", answer_tokens=24) as server:
+        execute(replace(block, text=block.text.replace("http://127.0.0.1:8000", server.url)))
+    [question] = re.findall(r'"(Give me .*?)"', block.text)
+    request = decoder.request(question, Rules(max_tokens=24), SamplingParams())
+    assert capsys.readouterr().out == decoder.answer(request).text
 
 
 def test_the_events_of_the_page_are_those_of_the_server() -> None:

@@ -19,7 +19,7 @@ from pasta_decoding.lang.tree import read, strip
 from pasta_decoding.models.load import load_base, load_model
 from pasta_decoding.models.pull import pull
 from tests.chatserver import chat_server, in_turn
-from tests.docs.pages import ROOT, blocks, text_of
+from tests.docs.pages import ROOT, blocks, commands, text_of
 from tests.shapes import HUB_SHAPES
 from tests.training.tiny_runs import ROWS
 
@@ -36,12 +36,6 @@ SMALLER = {
     "eval generate": f"--max-tokens 24 --dtype float32 {ENGINE}",
 }
 SMALL = "bf16: false\nbaseline_samples: 1\npairs_per_step: 1\ndtype: float32\n"
-
-
-def commands() -> list[str]:
-    """Return the page's commands, without the launcher and the program's name."""
-    lines = [line for block in blocks(PAGE, "sh") for line in block.text.splitlines()]
-    return [re.sub(r"^(pasta|accelerate launch .* -m pasta_decoding) ", "", one) for one in lines]
 
 
 def test_the_page_names_configurations_that_ship() -> None:
@@ -74,10 +68,10 @@ def test_every_command_works_on_a_tiny_model_of_that_shape(
     monkeypatch.setenv("PASTA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PASTA_ENDPOINT_KEY", "none")
     with chat_server(in_turn([ANNOTATED])) as endpoint:
-        for command in commands():
-            smaller = next((SMALLER[step] for step in SMALLER if command.startswith(step)), "")
-            here = command.replace("http://localhost:8000/v1", endpoint.base_url)
-            assert main(shlex.split(f"{here} {smaller}")) == 0, command
+        for command in commands(PAGE):
+            smaller = next((SMALLER[step] for step in SMALLER if step == " ".join(command[:2])), "")
+            here = [one.replace("http://localhost:8000/v1", endpoint.base_url) for one in command]
+            assert main([*here, *shlex.split(smaller)]) == 0, command
     check_rows(base, Path("runs/sft/adapter"))
     assert AutoConfig.from_pretrained("served").model_type in (shape, "llama")
 

@@ -15,10 +15,9 @@ from pasta_decoding.data.lines import encode_line
 from pasta_decoding.data.rows import Question, question_of
 from pasta_decoding.engines.scripted import follow
 from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation.generate import Job, Plan, ask_all, generate, median_turn
+from pasta_decoding.evaluation.generate import Job, Plan, ask_all, generate
 from pasta_decoding.evaluation.methods import Asking, Method, Pasta
-from pasta_decoding.evaluation.metrics import figures
-from pasta_decoding.evaluation.records import Record, begin_run, read_records, read_run, record_of
+from pasta_decoding.evaluation.records import Record, begin_run, read_records, record_of
 from pasta_decoding.runtime.decoder import Decoder
 from tests.cli.conftest import interrupted
 from tests.evaluation.puppet import puppet
@@ -190,31 +189,6 @@ def test_leaving_early_frees_what_is_under_way() -> None:
     assert decoder.engine.slots_in_use == 0
 
 
-@pytest.mark.parametrize("repeats", [None, 1])
-def test_what_failed_is_asked_again_if_that_is_wanted_and_counts_as_it_ended(
-    runs: Runs, repeats: int | None
-) -> None:
-    def failures() -> int:
-        run = read_run(runs.out / "a")
-        return figures(run, run).failures
-
-    runs(repeats=repeats)
-    lines = [json.loads(line) for line in runs.lines()]
-    lines[1] |= {"error": "no room", "text": ""}
-    (runs.out / "a" / "records.jsonl").write_text("".join(map(encode_line, lines)))
-    assert runs(repeats=repeats, load=interrupted)["a"][1].error == "no room"
-    assert failures() == 1
-    narrow = puppet(echo, max_positions=60)
-    again = runs(repeats=repeats, retry_failed=True, load=lambda: Pasta(narrow, SEQUENTIAL))["a"]
-    assert "the prompt is too long" in str(again[1].error)
-    assert failures() == 1, "one prompt failed, twice"
-    records = runs(repeats=repeats, retry_failed=True)["a"]
-    assert {question for _, question in runs.asked} == {lines[1]["instruction"]}
-    assert [record.error for record in records] == [None] * 3
-    assert (failures(), runs.json("run.json")["retried"]) == (0, 2)
-    assert runs(repeats=repeats, load=interrupted)["a"] == records
-
-
 # Timing
 
 
@@ -247,17 +221,6 @@ def test_a_method_that_comes_later_is_timed_together_with_the_others(runs: Runs)
     records = runs(("a", "b", "c"), repeats=1)
     turns = [[one.turns for one in records[label]] for label in ("a", "b", "c")]
     assert turns[0] == turns[1] == turns[2]
-
-
-def test_the_median_turn_is_kept_and_a_failed_one_is_not_passed_over() -> None:
-    def turn(seconds: float, error: str | None = None) -> Record:
-        return Record("1", "One?", error=error, text=str(seconds), seconds=seconds)
-
-    kept = median_turn([turn(3), turn(1), turn(2)])
-    assert (kept.text, kept.seconds, kept.repeats) == ("2", 2, (3, 1, 2))
-    even = median_turn([turn(1), turn(2)])
-    assert (even.text, even.seconds) == ("2", 1.5)
-    assert median_turn([turn(1), turn(9, "broken"), turn(2)]).error == "broken"
 
 
 # Records

@@ -36,7 +36,7 @@ def all_of(client: socket.socket) -> bytes:
 def head(length: int) -> bytes:
     return (
         f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {length}\r\n\r\n"
+        f"Connection: close\r\nContent-Length: {length}\r\n\r\n"
     ).encode()
 
 
@@ -104,7 +104,7 @@ def test_a_full_queue_is_429_and_says_when_to_try_again(decoder: LocalDecoder) -
 
 
 LARGE = json.dumps(GOOD | {"user": "x" * 4000}).encode()
-TWO_LENGTHS = head(5).replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
+TWO_LENGTHS = head(5).replace(b"Connection: close", b"Transfer-Encoding: chunked") + b"0\r\n\r\n"
 # what is sent, the status of the only reply, and what it says
 BODIES: list[tuple[bytes, bytes, bytes]] = [
     (head(len(LARGE)) + LARGE, b"413", b"the body is too large for this server"),

@@ -49,7 +49,7 @@ def page_of(server: Running, **narrower: Any) -> Any:
 def hold(operation: Any, server: Running, mode: GenerationMode, checks: list[Any]) -> None:
     """Call one operation in many ways and check each reply."""
 
-    @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
     @given(case=operation.as_strategy(generation_mode=mode))
     def every_reply_is_as_the_page_says(case: Any) -> None:
         case.call_and_validate(base_url=server.url, checks=checks)

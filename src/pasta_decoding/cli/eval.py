@@ -51,9 +51,6 @@ def generate(
     timing: Annotated[
         bool, typer.Option("--timing", help="One prompt at a time, in 3 turns.")
     ] = False,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Ask again where a request failed.")
-    ] = False,
     *,
     generation: GenerationConfig,
     engine: Annotated[EngineConfig, Without({"adapter", "join", "max_model_len"})],
@@ -79,7 +76,6 @@ def generate(
         repeats=TURNS if timing else None,
         max_seconds=max_seconds,
         seed=generation.seed,
-        retry_failed=retry_failed,
     )
     chosen = choose(method, remote=engine.is_remote)
     questions = read_questions(prompts)[:limit]
@@ -186,9 +182,6 @@ def report(
         typer.Argument(help="Run folders of `eval generate`, or the folder that holds them."),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")] = Path("report"),
-    common: Annotated[
-        bool, typer.Option("--common", help="Only the prompts that all runs have.")
-    ] = False,
 ) -> None:
     """Compare runs with the first sequential run; write index.html and report.json.
 
@@ -199,7 +192,7 @@ def report(
     from pasta_decoding.evaluation.records import find_runs
     from pasta_decoding.evaluation.report import build, numbers, render
 
-    found = build(find_runs(runs), common=common)
+    found = build(find_runs(runs))
     write_text(out / "index.html", render(found))
     write_json(out / "report.json", numbers(found))
     for note in found.notes:

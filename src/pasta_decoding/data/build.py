@@ -27,10 +27,7 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a row must be to stay. Lengths are in tokens of the model that will be trained.
-
-    seed: of the shuffle, which decides the rows that `limit` keeps.
-    """
+    """What a row must be to stay. Lengths are in tokens of the model that will be trained."""
 
     min_tokens: Annotated[
         int, Option(min=0, help="Leave out shorter responses, counted without tags.")
@@ -42,7 +39,6 @@ class Wanted:
         int | None, Option(min=1, help="Keep this many responses of one prompt.")
     ] = None
     limit: Annotated[int | None, Option(min=1, help="Keep this many rows in all.")] = None
-    seed: int = 0
 
 
 def choose(
@@ -51,12 +47,12 @@ def choose(
     count_tokens: Callable[[str], int],
     evaluated: Iterable[str] = (),
 ) -> tuple[list[Row], Counter[str]]:
-    """Return the rows that stay, in an order that depends on the seed alone, and why others went.
+    """Return the rows that stay, always in the same order, and why others went.
 
     evaluated: prompts of evaluation sets.
     """
     shuffled = list(rows)
-    random.Random(wanted.seed).shuffle(shuffled)
+    random.Random(0).shuffle(shuffled)
     contaminated = Contamination(evaluated)
     kept: dict[tuple[str, str], Row] = {}
     of_prompt: Counter[str] = Counter()

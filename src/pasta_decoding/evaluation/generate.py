@@ -46,7 +46,6 @@ class Plan:
     repeats: int | None = None
     max_seconds: float = 600.0
     seed: int = 0
-    retry_failed: bool = False
     clock: Callable[[], float] = time.perf_counter
 
 
@@ -66,10 +65,7 @@ def generate(
 
     Raises PastaError, before anything is loaded, if a folder was begun with other settings.
     """
-    runs = {
-        job.label: begin_run(out / job.label, job.settings, retry_failed=plan.retry_failed)
-        for job in jobs
-    }
+    runs = {job.label: begin_run(out / job.label, job.settings) for job in jobs}
     if plan.repeats is None:
         missing = {
             label: [question for question in questions if question.id not in run.records]

@@ -1,7 +1,7 @@
 """Records, one line of JSON an answer, and the run folders that hold them.
 
 A request that failed has a record with its `error` and zeros, so that it counts in every figure. A
-prompt's newest record counts: one that failed first and was answered later has not failed.
+prompt's newest record counts.
 
 A run folder holds one method's answers to one set of prompts:
 
@@ -162,11 +162,10 @@ class Run:
         return records
 
 
-def begin_run(folder: Path, settings: Mapping[str, Any], *, retry_failed: bool = False) -> Run:
+def begin_run(folder: Path, settings: Mapping[str, Any]) -> Run:
     """Begin a run, or go on with the one that the folder holds.
 
     settings: what the answers depend on. Raises PastaError if the run was begun with others.
-    retry_failed: forget the requests that failed, and count them in run.json.
     """
     here = {"machine": machine(), "commit": commit(), "versions": versions()}
     if (folder / SETTINGS).exists():
@@ -181,10 +180,6 @@ def begin_run(folder: Path, settings: Mapping[str, Any], *, retry_failed: bool =
         raise PastaError(f"{folder} holds records without a {SETTINGS}")
     else:
         run = Run(folder, {**settings, **here, "resumed": []}, {})
-    answered = {key: one for key, one in run.records.items() if one.error is None}
-    if retry_failed and (failed := len(run.records) - len(answered)):
-        run.settings["retried"] = run.settings.get("retried", 0) + failed
-        run.records = answered
     write_json(folder / SETTINGS, run.settings)
     return run
 

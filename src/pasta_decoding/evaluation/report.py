@@ -65,36 +65,30 @@ class Report:
     notes: Sequence[str]
 
 
-def build(found: Sequence[Run], *, common: bool = False) -> Report:
+def build(found: Sequence[Run]) -> Report:
     """Compute a report. Raises PastaError for runs that cannot be compared."""
-    runs = same_prompts(found, common=common)
+    runs = same_prompts(found)
     baseline = baseline_of(runs)
     for run in runs:
         check_alike(run, baseline)
     ordered = [baseline, *(run for run in runs if run is not baseline)]
     lines = [Line(run, figures(run, baseline), verdicts_of(run, baseline)) for run in ordered]
-    return Report(baseline, lines, list(_notes(found, lines)))
+    return Report(baseline, lines, list(_notes(lines)))
 
 
-def same_prompts(runs: Sequence[Run], *, common: bool = False) -> list[Run]:
-    """Return the runs, in one order of prompts. Raises PastaError if the prompts are not the same.
-
-    common: keep the prompts that all of them have instead.
-    """
+def same_prompts(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs in one order of prompts. Raises PastaError if their prompts differ."""
     first, *others = runs
-    shared = set(first.records).intersection(*(run.records for run in others))
-    for run in () if common and shared else others:
+    for run in others:
         both = first.records | run.records
         if lacking := [key for key in both if key not in first.records.keys() & run.records.keys()]:
             such = " ".join(both[lacking[0]].instruction.split())[:60]
             raise PastaError(
                 f"{len(lacking)} prompts are in one of {first.folder} and {run.folder} only, such "
                 f"as {such!r}",
-                hint="`pasta eval generate` resumes a run; `pasta eval report --common` takes the "
-                "prompts that all runs have.",
+                hint="The same command of `pasta eval generate` goes on with a run.",
             )
-    ids = [one for one in first.records if one in shared]
-    return [replace(run, records={one: run.records[one] for one in ids}) for run in runs]
+    return [replace(run, records={key: run.records[key] for key in first.records}) for run in runs]
 
 
 def baseline_of(runs: Sequence[Run]) -> Run:
@@ -122,15 +116,12 @@ def check_alike(run: Run, baseline: Run) -> None:
             )
 
 
-def _notes(found: Sequence[Run], lines: Sequence[Line]) -> Iterator[str]:
-    kept = lines[0].figures.prompts
-    for run in found:
+def _notes(lines: Sequence[Line]) -> Iterator[str]:
+    for run in (line.run for line in lines):
         number = (run.settings.get("prompts") or {}).get("number", 0)
         if number > len(run.records):
             left = number - len(run.records)
             yield f"{run.label}: {left} prompts of its file are not answered yet"
-        if len(run.records) > kept:
-            yield f"{run.label}: {len(run.records) - kept} prompts left out, not in all runs"
     if lost := lines[0].figures.no_baseline:
         yield f"{lost} prompts have no speedup against the baseline: it failed there"
     yield from _notes_on_judges(lines)
