@@ -25,6 +25,7 @@ from pasta_decoding.training import pairs as pairs_module
 from pasta_decoding.training import preference
 from pasta_decoding.training import sample as sample_module
 from pasta_decoding.training.config import PreferenceConfig
+from pasta_decoding.training.lora import save
 from pasta_decoding.training.preference import PreferenceRun, share_samples
 from pasta_decoding.training.run import begin_run
 from pasta_decoding.training.score import likelihood_rate
@@ -162,7 +163,7 @@ PLACES = {
     "before pairs are written": (preference, "summarise", 1),
     "in the reference": (pairs_module, "label_logprobs", 2),
     "in training": (torch.optim.AdamW, "step", 2),
-    "before the adapter is written": (preference, "save_adapter", 1),
+    "before the adapter is written": (preference, "save", 1),
     "before the last copy": (preference, "copy_whole", 1),
 }
 QUICK = ["in sampling", "in training"]
@@ -271,6 +272,21 @@ def test_as_many_answers_are_sampled_together_as_the_cache_has_room_for(
     assert 16 < max(running) < 60
 
 
+def test_a_policy_that_is_a_whole_model_is_trained_in_all_its_weights(
+    tiny: World, tmp_path: Path
+) -> None:
+    loaded = load_model(tiny.checkpoint.base, tiny.checkpoint.adapter)
+    policy = tmp_path / "policy"
+    save(loaded.model, loaded.tokenizer, loaded.checkpoint, policy)
+    config = replace(tiny.config, policy=str(policy), baseline=str(policy), samples=8)
+    config = replace(config, learning_rate=0.1)  # what is saved is rounded to bfloat16
+    trained = tiny.train(tmp_path / "out", config)
+    before, after = (load_model(tiny.checkpoint.base, one) for one in (policy, trained))
+    assert after.checkpoint.joins == ("kv",)
+    pairs = zip(before.model.parameters(), after.model.parameters(), strict=True)
+    assert all(not torch.equal(*pair) for pair in pairs)
+
+
 def test_nothing_to_learn_from_is_an_error(tiny: World, tmp_path: Path) -> None:
     with pytest.raises(PastaError, match="no pair of a better and a worse answer") as caught:
         tiny.train(tmp_path / "out", replace(tiny.config, max_tokens=1))
@@ -284,8 +300,6 @@ def test_adapters_that_do_not_fit_are_refused_before_the_work(tiny: World, tmp_p
     stranger = make_adapter(base, tmp_path / "stranger")
     with pytest.raises(PastaError, match="trained on different base models"):
         tiny.train(tmp_path / "out", replace(tiny.config, baseline=str(stranger)))
-    with pytest.raises(PastaError, match="holds a whole model"):
-        tiny.train(tmp_path / "out", replace(tiny.config, policy=str(base)))
     assert not (tmp_path / "out").exists()
 
 

@@ -1,4 +1,4 @@
-"""The recipes: the script for one model on a tiny one."""
+"""The recipes: the script for one model on a tiny one, and the paper's settings."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pasta_decoding.data.lines import read_lines
+from pasta_decoding.training.config import PreferenceConfig, SftConfig, read_config
 from tests.checkpoint import make_base
 from tests.golden.golden import talkative
 
@@ -32,3 +33,10 @@ def test_the_recipe_goes_from_a_base_to_a_report(tmp_path: Path) -> None:
     for name in ("fast", "balanced", "quality"):
         settings = json.loads((out / name / "config.json").read_text(encoding="utf-8"))
         assert (settings["rounds"], settings["samples"]) == (2, 4)
+
+
+def test_the_papers_setting_is_one_file_for_both_stages() -> None:
+    paper = ROOT / "recipes" / "paper.yaml"
+    first = SftConfig(**read_config(paper, SftConfig))
+    second = PreferenceConfig(**read_config(paper, PreferenceConfig))
+    assert (first.scheme, first.lora_rank, second.samples, second.rounds) == ("reserve", 0, 10, 2)

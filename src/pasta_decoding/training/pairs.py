@@ -17,7 +17,7 @@ from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.checkpoint import Checkpoint
 from pasta_decoding.models.control_tokens import add_missing_tokens, grow_vocabulary
-from pasta_decoding.models.load import default_device, load_base
+from pasta_decoding.models.load import default_device, holds_weights, load_base
 from pasta_decoding.training.bonbon import bonbon_loss, target_gap
 from pasta_decoding.training.config import PreferenceConfig
 from pasta_decoding.training.loop import RunTrainer, training_arguments
@@ -52,16 +52,17 @@ class PreferenceLoss:
         return found.total
 
 
-def load_policy(base: Path, policy: Path, config: PreferenceConfig) -> tuple[Any, Checkpoint]:
-    """Return the policy with its LoRA trainable, and its checkpoint's record."""
-    checkpoint = checkpoints.load(policy)
-    model, tokenizer = load_base(base, dtype="bfloat16" if config.bf16 else "float32")
+def load_policy(base: Path, policy: Path, config: PreferenceConfig) -> tuple[Any, Any, Checkpoint]:
+    """Return the policy with its LoRA, or all its weights, trainable; its tokenizer; its record."""
+    checkpoint, whole = checkpoints.load(policy), holds_weights(policy)
+    dtype = "bfloat16" if config.bf16 and not whole else "float32"
+    model, tokenizer = load_base(policy if whole else base, dtype=dtype)
     add_missing_tokens(tokenizer, checkpoint.token_texts)
     checkpoints.check_match(checkpoint, model, tokenizer)
     grow_vocabulary(model, checkpoint.control)
-    # The rank is the policy's own.
-    model = add_lora(model, checkpoint.control, rank=0, seed=config.seed, start=str(policy))
-    return model.to(config.device or default_device()), checkpoint
+    if not whole:  # the rank is the policy's own
+        model = add_lora(model, checkpoint.control, rank=0, seed=config.seed, start=str(policy))
+    return model.to(config.device or default_device()), tokenizer, checkpoint
 
 
 def lay_out_pairs(

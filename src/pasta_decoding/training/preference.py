@@ -38,7 +38,7 @@ from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.load import default_device, holds_weights, native_dtype
 from pasta_decoding.training.config import SAMPLING, PreferenceConfig, identity
-from pasta_decoding.training.lora import save_adapter
+from pasta_decoding.training.lora import save
 from pasta_decoding.training.packs import tokens_of
 from pasta_decoding.training.pairs import lay_out_pairs, load_policy, train_pairs, with_references
 from pasta_decoding.training.run import begin_run, owned, refuse_other_run, tracked
@@ -60,14 +60,13 @@ log = logging.getLogger(__name__)
 def engine_of(config: PreferenceConfig, base: Path, adapter: str) -> EngineConfig:
     """Return what decodes the samples of an adapter."""
     return EngineConfig(
-        adapter=adapter,
         model=base,
         engine=config.engine,
         join=Joining.kv,
         dtype=config.dtype,
         cache_tokens=config.cache_tokens,
         device=config.device,
-    )
+    ).of(adapter)
 
 
 def settled(config: PreferenceConfig, base: Path) -> PreferenceConfig:
@@ -184,7 +183,7 @@ class PreferenceRun:
     ) -> None:
         """Train on the pairs, going on from the policy's own weights, and save the adapter."""
         free_memory()
-        model, checkpoint = load_policy(self.base, policy, self.config)
+        model, tokenizer, checkpoint = load_policy(self.base, policy, self.config)
         examples = lay_out_pairs(checkpoint, samples, pairs)
         if self.config.objective == "rejection":
             examples = [replace(one, layouts=one.layouts[:1]) for one in examples]
@@ -195,7 +194,8 @@ class PreferenceRun:
         log.info("%s: %d pairs, %d tokens", folder.name, len(pairs), tokens)
         train_pairs(model, examples, self.config, folder / "train", f"training {folder.name}")
         # What a policy knew of other joins, this round has not kept up.
-        save_adapter(model, replace(checkpoint, joins=(Joining.kv.value,)), folder / "adapter")
+        checkpoint = replace(checkpoint, joins=(Joining.kv.value,))
+        save(model, tokenizer, checkpoint, folder / "adapter")
 
 
 def free_memory() -> None:
@@ -207,18 +207,13 @@ def free_memory() -> None:
 def refuse_misfits(config: PreferenceConfig) -> None:
     """Refuse adapters that do not go together, before hours are spent."""
     policy, baseline = Path(config.policy), Path(config.baseline)
-    if holds_weights(policy):
-        raise PastaError(
-            f"{policy} holds a whole model, not an adapter to go on from: "
-            "give --policy what pasta train sft wrote"
-        )
     if Joining.kv not in checkpoints.load(policy).joins:
         raise PastaError(
             f"{policy} was not trained for the join kv, under which stage 2 samples and trains",
             hint="pasta train sft --join kv --join text",
         )
-    bases = [replace(checkpoints.load(adapter).base, name="") for adapter in (policy, baseline)]
-    if bases[0] != bases[1]:
+    adapters = [one for one in (policy, baseline) if not holds_weights(one)]
+    if len({replace(checkpoints.load(adapter).base, name="") for adapter in adapters}) > 1:
         raise PastaError(
             f"{policy} and {baseline} were trained on different base models",
             hint="pasta train sft --plain, on the policy's base",
