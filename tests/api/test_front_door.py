@@ -19,7 +19,7 @@ from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.api.model import open_worker
 from pasta_decoding.lang.tree import Chunk, strip
 from pasta_decoding.runtime.decoder import LocalDecoder
-from pasta_decoding.runtime.events import ordered
+from pasta_decoding.runtime.text import ordered
 from tests.checkpoint import TinyCheckpoint
 
 PROMPT = "Name three colours."

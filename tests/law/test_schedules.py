@@ -22,10 +22,10 @@ from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import Joining, Segment
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import answer_of
-from pasta_decoding.runtime.events import Ordered
 from pasta_decoding.runtime.policy import SchedulingPolicy
 from pasta_decoding.runtime.request import Request, Rules
 from pasta_decoding.runtime.scheduler import Scheduler
+from pasta_decoding.runtime.text import AnswerText
 from tests.examples import few
 from tests.law import world
 from tests.law.test_law import assert_same_logits, compiled, engine_named
@@ -74,7 +74,7 @@ def alone(kind: str, joining: Joining, request: Request) -> Answer:
 
 def shown(answer: Answer) -> str:
     """Read its events as a reader would, and never take any text back."""
-    fold, text = Ordered(), ""
+    fold, text = AnswerText(), ""
     for event in answer.events:
         text += fold.feed(event)
         assert answer.text.startswith(text)

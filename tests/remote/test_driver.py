@@ -15,9 +15,10 @@ from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import PromiseRun
 from pasta_decoding.remote import driver
 from pasta_decoding.remote.replicas import ReplicaPool
-from pasta_decoding.runtime.events import Event, Finished, ordered
+from pasta_decoding.runtime.events import Event, Finished
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
+from pasta_decoding.runtime.text import ordered
 from tests.law import world
 from tests.law.world import ASYNC, CLOSE, CONTROL, END, OPEN, P20, P50, SYNC
 from tests.remote.fake import Fake, by_model, serving, until

@@ -15,10 +15,10 @@ from pasta_decoding.remote.driver import AnswerWriter, OnNews
 from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import answer_of
-from pasta_decoding.runtime.events import ordered
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.runtime.scheduler import Scheduler
+from pasta_decoding.runtime.text import ordered
 from pasta_decoding.runtime.vocabulary import Vocabulary
 from tests.law.world import END
 from tests.remote.fake import Fake

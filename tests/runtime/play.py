@@ -14,7 +14,7 @@ import numpy as np
 from pasta_decoding.lang.layout import MAIN, ChunkRun, Joining, Layout, PromiseRun, lay_out
 from pasta_decoding.lang.positions import Scheme
 from pasta_decoding.lang.tree import Tree
-from pasta_decoding.runtime.actions import Action, Append, Finish, Fork, Rewrite, Trim
+from pasta_decoding.runtime.events import Action, Append, Finished, Fork, Rewrite, Trimmed
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.request import Rules
 from pasta_decoding.runtime.sampler import best_allowed
@@ -92,7 +92,7 @@ class Played:
     @property
     def characters(self) -> int | None:
         """How much of the text is kept; None for all of it."""
-        cuts = [action.characters for action in self.actions if isinstance(action, Trim)]
+        cuts = [action.characters for action in self.actions if isinstance(action, Trimmed)]
         return cuts[0] if cuts else None
 
     @property
@@ -144,7 +144,7 @@ def play(
     if not played.interpreter.finished:
         played.steps.append([])
         played.do(played.interpreter.stop())
-    assert isinstance(played.actions[-1], Finish)
+    assert isinstance(played.actions[-1], Finished)
     assert played.interpreter.finished
     return played
 

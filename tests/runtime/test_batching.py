@@ -17,11 +17,12 @@ from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.constraints import Constraint
 from pasta_decoding.runtime.decoder import answer_of
-from pasta_decoding.runtime.events import Synced, ordered
+from pasta_decoding.runtime.events import Synced
 from pasta_decoding.runtime.prefix_cache import PrefillBudget
 from pasta_decoding.runtime.request import Request, SamplingParams
 from pasta_decoding.runtime.sampler import Choice, Logits, Sampler
 from pasta_decoding.runtime.scheduler import Scheduler
+from pasta_decoding.runtime.text import ordered
 from tests.examples import few
 from tests.law.whim import EveryThread
 from tests.law.world import ASYNC, CLOSE, END, FIRST_WORD, OPEN, P20, SCHEME, SYNC

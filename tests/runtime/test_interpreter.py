@@ -23,7 +23,7 @@ from pasta_decoding.lang.layout import (
 )
 from pasta_decoding.lang.positions import RESERVE, SCHEMES, Scheme
 from pasta_decoding.lang.tree import Chunk, Span, read, show, strip
-from pasta_decoding.runtime.actions import Action, Append, CloseChunk, Finish, Fork, Join, Rewrite
+from pasta_decoding.runtime.events import Action, Append, CloseChunk, Finished, Fork, Join, Rewrite
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.request import Rules
 from pasta_decoding.runtime.text import first_tokens, tokens_of
@@ -182,7 +182,7 @@ def test_the_actions_of_a_worked_example() -> None:
     assert played.steps[4] == [Append(0, A, 7), Append(1, C, 8)]
     assert played.steps[5] == [Append(1, A, 9)]
     assert played.steps[6] == [CloseChunk(1, truncated=False), Join((1,)), Append(0, SYNC, 10)]
-    assert played.steps[7:] == [[Append(0, C, 11)], [Finish(truncated=False)]]
+    assert played.steps[7:] == [[Append(0, C, 11)], [Finished(truncated=False)]]
     assert played.interpreter.segments == [
         Run((A,)),
         PromiseRun((OPEN, B, P50), 50),
@@ -206,7 +206,7 @@ def test_a_text_join_goes_on_from_the_first_chunk_with_the_rest_in_reading_order
     rest = (CLOSE, A, OPEN, C, P20, ASYNC, A, CLOSE, A, SYNC)
     # Behind the prompt stand three tokens of a promise, and the chunk with its opening.
     assert Rewrite((1, 2), 1, rest, position=3 + 3 + 7) in played.actions
-    assert played.actions[-2:] == [Append(0, C, 13 + len(rest)), Finish(truncated=False)]
+    assert played.actions[-2:] == [Append(0, C, 13 + len(rest)), Finished(truncated=False)]
 
 
 @few(100)
@@ -336,7 +336,7 @@ def test_a_chunk_at_its_limit_is_closed_and_marked(factor: float, least: int, le
     rules = replace(SMALL, chunk_factor=factor, min_chunk_tokens=least)
     played = play(rules, script({0: [OPEN, A, P20], 1: [B] * 99}))
     assert played.chunks == [ChunkRun((ASYNC, *[B] * length), closed=False)]
-    assert played.actions[-2:] == [CloseChunk(1, truncated=True), Finish(truncated=True)]
+    assert played.actions[-2:] == [CloseChunk(1, truncated=True), Finished(truncated=True)]
     assert played.interpreter.end == END
     assert not played.interpreter.hit_limit
 

@@ -11,12 +11,12 @@ import pytest
 from pasta_decoding.engines.scripted import ScriptedEngine, shuffled
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.runtime.decoder import answer_of
-from pasta_decoding.runtime.events import Ordered
 from pasta_decoding.runtime.penalties import History
 from pasta_decoding.runtime.policy import SchedulingPolicy
 from pasta_decoding.runtime.request import Request, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler, logprobs_of
 from pasta_decoding.runtime.scheduler import Scheduler
+from pasta_decoding.runtime.text import AnswerText
 from tests.law.whim import EveryThread, ReadingOrder
 from tests.law.world import CLOSE, CONTROL, END, OPEN, P20, SCHEME, SYNC
 from tests.runtime.machine import RULES, A, B, C, leaning, machine
@@ -106,11 +106,10 @@ def test_penalties_and_logprobs_do_not_depend_on_who_writes_when(seed: int) -> N
 
     def told(policy: SchedulingPolicy) -> tuple[object, ...]:
         _, scheduler = machine(leaning(seed), policy=policy)
-        found, fold = answer_of(scheduler, request), Ordered()
-        deltas = [delta for event in found.events for delta in fold.deltas(event)]
-        assert "".join(delta.text for delta in deltas) == found.text
+        found, fold = answer_of(scheduler, request), AnswerText()
+        assert "".join(map(fold.feed, found.events)) == found.text
         # How a text is cut into pieces depends on when a chunk's end was known, its tokens do not.
-        return found.layout.tokens, [token for delta in deltas for token in delta.logprobs]
+        return found.layout.tokens, [one.logprobs for one in fold.take_tokens()]
 
     wide, narrow = told(EveryThread()), told(ReadingOrder())
     assert wide == narrow

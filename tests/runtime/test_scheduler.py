@@ -14,7 +14,7 @@ from pasta_decoding.engines.base import FloatArray
 from pasta_decoding.engines.scripted import ScriptedEngine, follow
 from pasta_decoding.lang.layout import MAIN, ChunkRun
 from pasta_decoding.lang.tree import read
-from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.answer import Answer, chrome_trace
 from pasta_decoding.runtime.decoder import answer_of
 from pasta_decoding.runtime.events import (
     Closed,
@@ -22,13 +22,11 @@ from pasta_decoding.runtime.events import (
     Event,
     Finished,
     Opened,
-    Ordered,
     Synced,
     Trimmed,
-    ordered,
 )
 from pasta_decoding.runtime.scheduler import Scheduler
-from pasta_decoding.runtime.trace import chrome_trace
+from pasta_decoding.runtime.text import AnswerText, ordered
 from tests.examples import few
 from tests.law.world import ASYNC, END, OPEN, P20, SCHEME
 from tests.runtime.machine import (
@@ -75,7 +73,7 @@ def test_every_token_is_fed_once_at_its_place(seed: int) -> None:
 @given(st.integers(0, 10_000))
 def test_events_fold_to_the_text_and_never_take_any_back(seed: int) -> None:
     got = answer(seed)
-    shown, fold = "", Ordered()
+    shown, fold = "", AnswerText()
     for event in got.events:
         shown += fold.feed(event)
         assert got.text.startswith(shown)

@@ -14,12 +14,19 @@ from pasta_decoding.engines.scripted import Script, ScriptedEngine, follow, shuf
 from pasta_decoding.lang.layout import MAIN, ChunkRun, PromiseRun, Run, Segment, SyncRun
 from pasta_decoding.lang.tree import Chunk, Span, Sync
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.events import StopFilter, ordered
+from pasta_decoding.runtime.events import Delta, Finished
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.runtime.scheduler import Scheduler
-from pasta_decoding.runtime.text import MAX_HELD_TOKENS, ThreadText, stretch_text, tree_of
+from pasta_decoding.runtime.text import (
+    MAX_HELD_TOKENS,
+    AnswerText,
+    ThreadText,
+    ordered,
+    stretch_text,
+    tree_of,
+)
 from tests.examples import few
 from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SCHEME, SYNC
 from tests.runtime import play
@@ -143,17 +150,18 @@ STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3)
 def test_however_the_text_is_cut_it_ends_before_the_first_stop(
     pieces: list[str], stops: list[str]
 ) -> None:
-    text, visible = "".join(pieces), StopFilter(stops)
+    text, visible = "".join(pieces), AnswerText(stops)
     found = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
-    shown = "".join(map(visible.add, pieces)) + visible.finish()
+    events = [*(Delta(MAIN, piece) for piece in pieces), Finished(truncated=False)]
+    shown = "".join(map(visible.feed, events))
     assert shown == text[: min(found, default=(0, len(text)))[1]]
     assert visible.stopped is bool(found)
 
 
 def test_text_that_cannot_become_a_stop_is_shown_at_once() -> None:
-    visible = StopFilter(["END"])
-    assert visible.add("one E") == "one "
-    assert visible.add("two") == "Etwo"
+    visible = AnswerText(["END"])
+    assert visible.feed(Delta(MAIN, "one E")) == "one "
+    assert visible.feed(Delta(MAIN, "two")) == "Etwo"
     assert not visible.stopped
 
 

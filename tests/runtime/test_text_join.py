@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pasta_decoding.engines.scripted import ScriptedEngine, follow
 from pasta_decoding.lang.layout import Joining, SyncRun
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.events import Closed, Synced, ordered
+from pasta_decoding.runtime.events import Closed, Synced
 from pasta_decoding.runtime.prefix_cache import PrefillBudget
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.scheduler import Scheduler
+from pasta_decoding.runtime.text import ordered
 from tests.law.world import SCHEME
 from tests.runtime.machine import LINES, finish, greedy, leaning, request
 from tests.runtime.play import SIZE, VOCABULARY

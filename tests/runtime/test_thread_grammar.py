@@ -7,8 +7,8 @@ import random
 import pytest
 
 from pasta_decoding.lang.layout import MAIN, Joining, SyncRun
-from pasta_decoding.runtime.actions import Fork, Rewrite
 from pasta_decoding.runtime.constraints import Constraint
+from pasta_decoding.runtime.events import Fork, Rewrite
 from pasta_decoding.runtime.guided import ThreadGrammar, guided_params, read_params, write_params
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.request import Rules

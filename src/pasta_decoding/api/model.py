@@ -15,12 +15,12 @@ from pasta_decoding.api.result import Result
 from pasta_decoding.api.streams import Start, Stream, events_of, text_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.prompt import Message
+from pasta_decoding.runtime.answer import Sent
 from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.loop import ClosedError, EngineLoop
 from pasta_decoding.runtime.policy import SchedulingPolicy
 from pasta_decoding.runtime.request import Priority, Request
-from pasta_decoding.runtime.trace import Sent
 
 if TYPE_CHECKING:
     from pasta_decoding.remote.decoder import RemoteDecoder

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from pasta_decoding.lang.measures import tokens_per_step
 from pasta_decoding.lang.tree import Chunk, Tree
-from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.trace import Sent
+from pasta_decoding.runtime.answer import Answer, Sent
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ def run(
 ) -> None:
     """Answer a question; independent parts of the answer are written side by side."""
     from pasta_decoding.files import written_whole
-    from pasta_decoding.runtime.trace import chrome_trace
+    from pasta_decoding.runtime.answer import chrome_trace
 
     generation = replace(generation, parallel=not sequential)
     question = [*opening(system), {"role": "user", "content": read_prompt(prompt)}]

@@ -23,16 +23,14 @@ from pasta_decoding.lang.layout import MAIN, Joining
 from pasta_decoding.lang.positions import SHARED_MAX
 from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.remote.stream import BAN, MAX_BIASES, Completion, RemoteError
-from pasta_decoding.runtime.actions import Action, Append, CloseChunk, Fork, Rewrite
-from pasta_decoding.runtime.answer import Answer, conclude
+from pasta_decoding.runtime.answer import Answer, Fed, Trace, conclude
 from pasta_decoding.runtime.constraints import Constraint
-from pasta_decoding.runtime.events import Progress
+from pasta_decoding.runtime.events import Action, Append, CloseChunk, Fork, Progress, Rewrite
 from pasta_decoding.runtime.guided import guided_params
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.recorder import OutputRecorder
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.sampler import Choice, Sampler
-from pasta_decoding.runtime.trace import Fed, Trace
 from pasta_decoding.runtime.vocabulary import Vocabulary
 
 OnNews = Callable[[Progress], None]

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Self
 
 from pasta_decoding.remote.client import Service, check_status, headers, http_library, in_time
 from pasta_decoding.remote.stream import BAN, Completion, CompletionReader, RemoteError, excerpt
+from pasta_decoding.runtime.answer import Sent
 from pasta_decoding.runtime.guided import GuidedParams, Kind
-from pasta_decoding.runtime.trace import Sent
 
 if TYPE_CHECKING:
     from httpx2 import AsyncClient

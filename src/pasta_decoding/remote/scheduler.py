@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pasta_decoding.remote.driver import AnswerWriter
 from pasta_decoding.remote.replicas import ReplicaPool
-from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.answer import Answer, Sent
 from pasta_decoding.runtime.events import Progress
 from pasta_decoding.runtime.loop import (
     Cancel,
@@ -26,7 +26,6 @@ from pasta_decoding.runtime.loop import (
 )
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.scheduler import Activity
-from pasta_decoding.runtime.trace import Sent
 
 if TYPE_CHECKING:
     from pasta_decoding.remote.decoder import RemoteDecoder

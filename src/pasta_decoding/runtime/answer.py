@@ -1,9 +1,11 @@
-"""A finished answer: what it says, how it was written, and what that cost."""
+"""A finished answer: what it says, how it was written step by step, and what that cost."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
 
 from pasta_decoding.lang.layout import (
     MAIN,
@@ -14,12 +16,70 @@ from pasta_decoding.lang.layout import (
     lay_out,
     lay_out_rows,
 )
-from pasta_decoding.lang.tree import Tree, show, strip
+from pasta_decoding.lang.tree import Chunk, Tree, show, strip
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.recorder import OutputRecorder
 from pasta_decoding.runtime.text import tokens_of, tree_of
-from pasta_decoding.runtime.trace import Trace
+from pasta_decoding.runtime.vocabulary import Vocabulary
+
+
+@dataclass(slots=True)
+class Sent:
+    """What one answer has asked servers for: the numbers that a planner needs.
+
+    requests:      completions asked for, retries among them,
+    corrections:   and those of one token, in place of one that may not stand there.
+    prompt_tokens: of all prompts that were answered to the end,
+    cached_tokens: and how many of them the server had computed before; None if it does not say.
+    """
+
+    requests: int = 0
+    corrections: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int | None = None
+
+    def add(self, prompt_tokens: int, cached_tokens: int | None) -> None:
+        self.prompt_tokens += prompt_tokens
+        if cached_tokens is not None:
+            self.cached_tokens = (self.cached_tokens or 0) + cached_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """One token that the engine computed. Steps count from 1; the prefill is not traced."""
+
+    step: int
+    thread: int
+    token: int
+    position: int
+
+
+@dataclass(slots=True)
+class Trace:
+    """The record of one answer.
+
+    prefilled_tokens: tokens of its prompt that were fed for it; a beginning that it shares with
+        others counts for the first of them only.
+    reused_tokens: of its prompt, that were copied from what the engine still held.
+    prefill_s: seconds of the passes that fed its prompt.
+    rewritten_tokens: tokens that text joins fed, most of them for the second time. Each join is one
+        step, in however many passes.
+    sent: requests to servers; None for an engine in this process.
+    step_s: seconds of each forward pass, choosing and bookkeeping included.
+    """
+
+    prompt_tokens: int
+    prefilled_tokens: int = 0
+    reused_tokens: int = 0
+    prefill_s: float = 0.0
+    rewritten_tokens: int = 0
+    sent: Sent | None = None
+    fed: list[Fed] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)
+
+    def feed(self, thread: int, token: int, position: int) -> None:
+        self.fed.append(Fed(len(self.step_s) + 1, thread, token, position))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,3 +199,35 @@ def _layouts(
     if interpreter.joining is Joining.text:
         return lay_out_rows(prompt, segments, async_close=close, end=end)
     return (lay_out(prompt, segments, interpreter.scheme, async_close=close, end=end),)
+
+
+def chrome_trace(answer: Answer, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return Chrome trace events: in Perfetto, one lane a thread, one box a token.
+
+    This is the JSON object form of the Trace Event Format; times are microseconds.
+    """
+    trace, control = answer.trace, vocabulary.control
+    chunks = [node for node in answer.tree if isinstance(node, Chunk)]
+    topics = {MAIN: "main"} | {k: chunk.topic or "" for k, chunk in enumerate(chunks, start=1)}
+    events = [
+        {"ph": "M", "name": "thread_name", "pid": 0, "tid": k, "args": {"name": f"{k} {topic}"}}
+        for k, topic in topics.items()
+    ]
+    tags = {token: f"promise {tokens}" for tokens, token in control.promise_close.items()}
+    tags |= {control.promise_open: "promise", control.async_open: "async"}
+    tags |= {control.async_close: "/async", control.sync: "sync"}
+
+    def box(name: str, thread: int, start_s: float, seconds: float, about: dict[str, Any]) -> None:
+        ts, dur = round(start_s * 1e6, 1), round(seconds * 1e6, 1)
+        about = {"pid": 0, "tid": thread, "ts": ts, "dur": dur, "args": about}
+        events.append({"ph": "X", "name": name} | about)
+
+    box("prefill", MAIN, 0.0, trace.prefill_s, {"tokens": trace.prompt_tokens})
+    starts_s = list(accumulate(trace.step_s, initial=trace.prefill_s))
+    for fed in trace.fed:
+        if fed.step <= len(trace.step_s):  # others were decided, but never fed
+            step_s = trace.step_s[fed.step - 1]
+            where = {"step": fed.step, "position": fed.position}
+            name = tags.get(fed.token) or vocabulary.texts[fed.token] or f"<{fed.token}>"
+            box(name, fed.thread, starts_s[fed.step - 1], step_s, where)
+    return {"traceEvents": events}

@@ -1,15 +1,11 @@
-"""The events of an answer while it is being written, and its text in reading order.
+"""What happens in an answer: events for a reader, and what the interpreter wants of an engine.
 
-The text of an answer is a fold of its events: `Ordered` gives the pieces as a person reads them,
-a chunk behind an unfinished one waiting its turn, and `StopFilter` ends it before a stop string.
+One class each. The text of an answer is a fold of its events; see `text.AnswerText`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-
-from pasta_decoding.lang.layout import MAIN
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,117 +96,57 @@ class Progress:
     step: int
 
 
-class Ordered:
-    """Turns live events into text in reading order, as early as that order allows."""
-
-    def __init__(self) -> None:
-        self._waiting: list[tuple[int, list[Delta]]] = [(MAIN, [])]
-        self._closed: set[int] = set()
-        self._shown = 0
-        self._ends_after: int | None = None
-
-    def feed(self, event: Event) -> str:
-        """Return the text that can be shown after `event`."""
-        return "".join(delta.text for delta in self.deltas(event))
-
-    def deltas(self, event: Event) -> list[Delta]:
-        """Return what can be shown after `event`."""
-        match event:
-            case Opened(thread):
-                self._waiting += [(thread, []), (MAIN, [])]
-            case Delta(thread):
-                self._place(thread).append(event)
-            case Closed(thread):
-                self._closed.add(thread)
-            case Finished():
-                self._closed |= {thread for thread, _ in self._waiting}
-            case Trimmed(characters):
-                self._ends_after = characters
-            case Synced():
-                pass
-        return self._within(self._release())
-
-    def _place(self, thread: int) -> list[Delta]:
-        return next(held for owner, held in reversed(self._waiting) if owner == thread)
-
-    def _within(self, released: list[Delta]) -> list[Delta]:
-        if self._ends_after is None:
-            self._shown += sum(len(delta.text) for delta in released)
-            return released
-        kept = []
-        for delta in released:
-            text = delta.text[: max(0, self._ends_after - self._shown)]
-            self._shown += len(text)
-            kept += [replace(delta, text=text)] if text else []
-        return kept
-
-    def _release(self) -> list[Delta]:
-        shown: list[Delta] = []
-        while self._waiting:
-            thread, held = self._waiting[0]
-            shown += held
-            held.clear()
-            # Main's last stretch may still grow; its earlier ones and closed chunks cannot.
-            if len(self._waiting) == 1 or (thread != MAIN and thread not in self._closed):
-                break
-            self._waiting.pop(0)
-        return shown
+# Actions
 
 
-def ordered(events: Iterable[Event]) -> Iterator[str]:
-    """Yield the text of an answer in reading order, in pieces as they become certain."""
-    fold = Ordered()
-    for event in events:
-        if text := fold.feed(event):
-            yield text
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Feed `token` to the branch of `thread` at `position`."""
+
+    thread: int
+    token: int
+    position: int
 
 
-class StopFilter:
-    """Gives the text that can be shown, up to the first stop string.
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Start `thread`: fork it off main, feed `close` to both and `opening` to the new branch."""
 
-    The first is the one that is complete first, and the longest of those that end together, however
-    the text comes in pieces. Text that could still grow into a stop string is held back. `stopped`
-    says that one was found: nothing more will be shown, and the answer need not be written on.
+    thread: int
+    close: Append
+    opening: Append
+    topic: str
+    promised: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseChunk:
+    """`thread` has written its chunk. `kept`: its branch stays until main joins it, or ends."""
+
+    thread: int
+    truncated: bool
+    kept: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Main sees the chunks of `threads` from now on; their branches end."""
+
+    threads: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """The `text` join: main sees the chunks of `threads` from now on, as text in reading order.
+
+    It goes on with what `first`, the first of them, sees at its end: up to there, that is the
+    reading order. `ids`, SYNC the last of them, follow from `position`. Main's own branch ends.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        self.stopped = False
-        self._stops = stops
-        self._held = ""
-        self._shown_chars = 0
-        self._tokens: list[Placed] = []
+    threads: tuple[int, ...]
+    first: int
+    ids: tuple[int, ...]
+    position: int
 
-    def add(self, text: str, logprobs: Sequence[TokenLogprobs] = ()) -> str:
-        """Return the text that can be shown after more of it, in reading order."""
-        if self.stopped:
-            return ""
-        start = self._shown_chars + len(self._held)
-        self._tokens += [Placed(start, token) for token in logprobs]
-        self._held += text
-        places = [(self._held.find(stop), len(stop)) for stop in self._stops]
-        found = [(place + chars, place) for place, chars in places if place >= 0]
-        self.stopped = bool(found)
-        _, shown = min(found, default=(0, len(self._held) - self._growing_chars()))
-        return self._release(shown)
 
-    def finish(self) -> str:
-        """Return what was held back, at the end of the answer."""
-        return "" if self.stopped else self._release(len(self._held))
-
-    def take_tokens(self) -> tuple[Placed, ...]:
-        """Return the tokens of which something has been shown since the last call."""
-        shown = [one for one in self._tokens if one.start < self._shown_chars]
-        del self._tokens[: len(shown)]
-        return tuple(shown)
-
-    def _growing_chars(self) -> int:
-        """Count the last characters that may be the beginning of a stop string."""
-        longest = min(len(self._held), max(map(len, self._stops), default=1) - 1)
-        ends = ((size, self._held[-size:]) for size in range(longest, 0, -1))
-        growing = (size for size, end in ends if any(one.startswith(end) for one in self._stops))
-        return next(growing, 0)
-
-    def _release(self, chars: int) -> str:
-        shown, self._held = self._held[:chars], self._held[chars:]
-        self._shown_chars += chars
-        return shown
+Action = Append | Fork | CloseChunk | Join | Rewrite | Trimmed | Finished

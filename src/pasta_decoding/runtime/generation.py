@@ -8,15 +8,14 @@ from typing import NamedTuple
 
 from pasta_decoding.engines.base import Branch, Engine, Feed, FloatArray
 from pasta_decoding.lang.layout import MAIN
-from pasta_decoding.runtime.actions import Action, Append, CloseChunk, Fork, Join, Rewrite
 from pasta_decoding.runtime.admission import ResourceRequest, resources_of
-from pasta_decoding.runtime.answer import Answer, conclude
+from pasta_decoding.runtime.answer import Answer, Trace, conclude
+from pasta_decoding.runtime.events import Action, Append, CloseChunk, Fork, Join, Rewrite
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.policy import LEAST_QUOTA, Quota, Runnable, runnable_threads
 from pasta_decoding.runtime.recorder import OutputRecorder
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.sampler import Choice, RowParams, Sampler
-from pasta_decoding.runtime.trace import Trace
 
 LEAST_SHARED = 16
 """Fewer tokens of a prefix are computed sooner than they are copied."""

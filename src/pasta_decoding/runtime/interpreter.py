@@ -22,16 +22,6 @@ from pasta_decoding.lang.layout import (
 )
 from pasta_decoding.lang.positions import Scheme
 from pasta_decoding.lang.tree import strip
-from pasta_decoding.runtime.actions import (
-    Action,
-    Append,
-    CloseChunk,
-    Finish,
-    Fork,
-    Join,
-    Rewrite,
-    Trim,
-)
 from pasta_decoding.runtime.constraints import (
     Budget,
     Constraint,
@@ -39,6 +29,16 @@ from pasta_decoding.runtime.constraints import (
     WrittenChunk,
     main_constraint,
     open_chunk_constraint,
+)
+from pasta_decoding.runtime.events import (
+    Action,
+    Append,
+    CloseChunk,
+    Finished,
+    Fork,
+    Join,
+    Rewrite,
+    Trimmed,
 )
 from pasta_decoding.runtime.request import Rules
 from pasta_decoding.runtime.text import tree_of, within_limits
@@ -279,10 +279,10 @@ class Interpreter:
         self.hit_limit = self.budget.is_used_up and not self.stopped
         if self.stopped or self.hit_limit:
             self.segments[:], self.end = kept, None
-            trim = [Trim(len(strip(tree_of(kept, self.vocabulary, cut_off=True))))]
+            trim = [Trimmed(len(strip(tree_of(kept, self.vocabulary, cut_off=True))))]
         closed = all(one.closed for one in self.segments if isinstance(one, ChunkRun))
         self.truncated = self.end is None or not closed
-        return [*trim, *actions, Finish(self.truncated)]
+        return [*trim, *actions, Finished(self.truncated)]
 
     def _feed_main(self, token: int) -> Append:
         append = Append(MAIN, token, self._position)

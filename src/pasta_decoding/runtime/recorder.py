@@ -5,32 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pasta_decoding.lang.layout import MAIN
-from pasta_decoding.runtime.actions import (
+from pasta_decoding.runtime.events import (
     Action,
     Append,
     CloseChunk,
-    Finish,
-    Fork,
-    Join,
-    Rewrite,
-    Trim,
-)
-from pasta_decoding.runtime.events import (
     Closed,
     Delta,
     Event,
     Finished,
+    Fork,
+    Join,
     Opened,
-    Ordered,
     Progress,
-    StopFilter,
+    Rewrite,
     Synced,
     TokenLogprobs,
     Trimmed,
 )
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.sampler import Choice
-from pasta_decoding.runtime.text import ThreadText
+from pasta_decoding.runtime.text import AnswerText, ThreadText
 
 
 @dataclass(slots=True)
@@ -40,8 +34,8 @@ class OutputRecorder:
     began_s: the time of the request, by the clock of `stamp`.
     chosen:  how many tokens each thread has chosen.
     overruled: which of them were not what the model wanted: thread, and place among its tokens.
-    _told:   log probabilities of each thread's last token.
-    _untold: those of tokens whose text waits for more.
+    _noted:  log probabilities of the last token.
+    _untold: those of a thread's tokens whose text waits for more.
     _shown:  text in reading order that `drain` has not returned yet.
     _read_events, _drained_events: how many events `_shown` has had, and `drain` has returned.
     """
@@ -53,23 +47,22 @@ class OutputRecorder:
     events: list[Event] = field(default_factory=list)
     first_token_s: float | None = None
     _texts: dict[int, ThreadText] = field(default_factory=dict)
-    _told: dict[int, TokenLogprobs | None] = field(default_factory=dict)
+    _noted: TokenLogprobs | None = None
     _untold: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    _ordered: Ordered = field(default_factory=Ordered)
-    _filter: StopFilter = field(init=False)
+    _order: AnswerText = field(init=False)
     _shown: str = ""
     _read_events: int = 0
     _drained_events: int = 0
 
     def __post_init__(self) -> None:
         self._texts[MAIN] = ThreadText(self.interpreter.vocabulary.decode)
-        self._filter = StopFilter(self.interpreter.stops)
+        self._order = AnswerText(self.interpreter.stops)
 
     def note(self, thread: int, choice: Choice) -> None:
         """Count a token that was chosen. A chunk that ends the whole answer means its own end."""
         place = self.chosen.get(thread, 0)
         self.chosen[thread] = place + 1
-        self._told[thread] = choice.logprobs
+        self._noted = choice.logprobs
         ends_answer = thread != MAIN and choice.token in self.interpreter.vocabulary.eos_ids
         if choice.intervened or ends_answer:
             self.overruled.append((thread, place))
@@ -78,7 +71,7 @@ class OutputRecorder:
         """Is a stop string complete in what was told, in reading order?"""
         if self.interpreter.stops:
             self._read()
-        return self._filter.stopped
+        return self._order.stopped
 
     def tell(self, action: Action) -> None:
         match action:
@@ -92,12 +85,12 @@ class OutputRecorder:
                 self.events += [*self._rest(thread), Closed(thread, truncated)]
             case Join(threads) | Rewrite(threads):
                 self.events += [*self._rest(MAIN), Synced(threads)]
-            case Trim(characters):
+            case Trimmed():
                 # Before what completed a stop string, so that no reader goes further than that.
-                place = self._read_events - 1 if self._filter.stopped else len(self.events)
-                self.events.insert(place, Trimmed(characters))
-            case Finish(truncated):
-                self.events += [*self._rest(MAIN), Finished(truncated)]
+                place = self._read_events - 1 if self._order.stopped else len(self.events)
+                self.events.insert(place, action)
+            case Finished():
+                self.events += [*self._rest(MAIN), action]
 
     def stamp(self, now_s: float) -> None:
         """Note the time, if a first token has been chosen since the last call."""
@@ -112,24 +105,20 @@ class OutputRecorder:
         coming = tuple(self.events[self._drained_events :])
         self._drained_events = len(self.events)
         text, self._shown = self._shown, ""
-        return Progress(coming, text, self._filter.take_tokens(), step)
+        return Progress(coming, text, self._order.take_tokens(), step)
 
     def _read(self) -> None:
         """Put new events in reading order, up to the one that completes a stop string."""
-        while self._read_events < len(self.events) and not self._filter.stopped:
-            event = self.events[self._read_events]
+        while self._read_events < len(self.events) and not self._order.stopped:
+            self._shown += self._order.feed(self.events[self._read_events])
             self._read_events += 1
-            for delta in self._ordered.deltas(event):
-                self._shown += self._filter.add(delta.text, delta.logprobs)
-            if isinstance(event, Finished):
-                self._shown += self._filter.finish()
 
     def _say(self, thread: int, token: int) -> list[Delta]:
         control = self.interpreter.vocabulary.control.ids
         if token in control or self.interpreter.in_topic(thread):
             return []
-        if told := self._told.get(thread):
-            self._untold.setdefault(thread, []).append(told)
+        if self._noted is not None:
+            self._untold.setdefault(thread, []).append(self._noted)
         return self._deltas(thread, self._texts[thread].add(token))
 
     def _rest(self, thread: int) -> list[Delta]:

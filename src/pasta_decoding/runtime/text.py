@@ -6,11 +6,19 @@ that completes it. So what is kept does not depend on which thread was faster.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Run, Segment, SyncRun
+from pasta_decoding.lang.layout import MAIN, ChunkRun, PromiseRun, Run, Segment, SyncRun
 from pasta_decoding.lang.tree import Chunk, Node, Span, Sync, Tree, valid_tokens, valid_topic
-from pasta_decoding.runtime.events import StopFilter
+from pasta_decoding.runtime.events import (
+    Closed,
+    Delta,
+    Event,
+    Finished,
+    Opened,
+    Placed,
+    Trimmed,
+)
 from pasta_decoding.runtime.vocabulary import FRAGMENT, Decode, Vocabulary
 
 # A character has at most four bytes, hence tokens; what is longer undecodable stays so.
@@ -52,6 +60,92 @@ class ThreadText:
         visible = text.rstrip()
         self._edge = text[len(visible) :]
         return visible
+
+
+class AnswerText:
+    """Turns live events into text in reading order, as early as that order and the stops allow.
+
+    A chunk behind an unfinished one waits its turn. The text ends before the first stop string: the
+    one that is complete first, and the longest of those that end together, however the text comes
+    in pieces. Text that could still grow into one is held back.
+
+    stopped: a stop string was found: nothing more is shown, and the answer need not be written on.
+    """
+
+    def __init__(self, stops: Sequence[str] = ()) -> None:
+        self.stopped = False
+        self._stops = stops
+        self._waiting: list[tuple[int, list[Delta]]] = [(MAIN, [])]
+        self._closed: set[int] = set()
+        self._ends_after: int | None = None
+        self._held = ""
+        self._shown_chars = 0
+        self._tokens: list[Placed] = []
+
+    def feed(self, event: Event) -> str:
+        """Return the text that can be shown after `event`."""
+        match event:
+            case Opened(thread):
+                self._waiting += [(thread, []), (MAIN, [])]
+            case Delta(thread):
+                next(held for who, held in reversed(self._waiting) if who == thread).append(event)
+            case Closed(thread):
+                self._closed.add(thread)
+            case Finished():
+                self._closed |= {thread for thread, _ in self._waiting}
+            case Trimmed(characters):
+                self._ends_after = characters
+        for delta in self._in_turn():
+            self._add(delta)
+        return self._show(isinstance(event, Finished))
+
+    def take_tokens(self) -> tuple[Placed, ...]:
+        """Return the tokens of which something has been shown since the last call."""
+        shown = [one for one in self._tokens if one.start < self._shown_chars]
+        del self._tokens[: len(shown)]
+        return tuple(shown)
+
+    def _in_turn(self) -> Iterator[Delta]:
+        while self._waiting:
+            thread, held = self._waiting[0]
+            yield from held
+            held.clear()
+            # Main's last stretch may still grow; its earlier ones and closed chunks cannot.
+            if len(self._waiting) == 1 or (thread != MAIN and thread not in self._closed):
+                break
+            self._waiting.pop(0)
+
+    def _add(self, delta: Delta) -> None:
+        start = self._shown_chars + len(self._held)
+        left = None if self._ends_after is None else max(0, self._ends_after - start)
+        if not self.stopped and left != 0:
+            self._tokens += [Placed(start, token) for token in delta.logprobs]
+            self._held += delta.text[:left]
+            places = [(self._held.find(stop), len(stop)) for stop in self._stops]
+            if found := [(place + chars, place) for place, chars in places if place >= 0]:
+                self.stopped, self._held = True, self._held[: min(found)[1]]
+
+    def _show(self, ended: bool) -> str:
+        growing = 0 if ended or self.stopped else self._growing_chars()
+        shown = self._held[: len(self._held) - growing]
+        self._held = self._held[len(shown) :]
+        self._shown_chars += len(shown)
+        return shown
+
+    def _growing_chars(self) -> int:
+        """Count the last characters that may be the beginning of a stop string."""
+        longest = min(len(self._held), max(map(len, self._stops), default=1) - 1)
+        ends = ((size, self._held[-size:]) for size in range(longest, 0, -1))
+        growing = (size for size, end in ends if any(one.startswith(end) for one in self._stops))
+        return next(growing, 0)
+
+
+def ordered(events: Iterable[Event]) -> Iterator[str]:
+    """Yield the text of an answer in reading order, in pieces as they become certain."""
+    fold = AnswerText()
+    for event in events:
+        if text := fold.feed(event):
+            yield text
 
 
 def tree_of(segments: Sequence[Segment], vocabulary: Vocabulary, *, cut_off: bool = False) -> Tree:
@@ -121,10 +215,10 @@ def within_limits(
 ) -> tuple[list[Segment], bool]:
     """Return what a budget of `tokens` and the stop strings keep, and whether one of these did."""
     kept = first_tokens(segments, tokens)
-    found, read_tokens = StopFilter(stops), 0
+    found, read_tokens = AnswerText(stops), 0
     for added, text in _pieces(kept, vocabulary) if stops else ():
         read_tokens += added
-        found.add(text)
+        found.feed(Delta(MAIN, text))
         if found.stopped:
             return first_tokens(kept, read_tokens), True
     return kept, False
