@@ -9,7 +9,7 @@ transformers reads and checks the arguments; those that Pasta cannot honour are 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,6 @@ from pasta_decoding.lang.layout import ChunkRun, Run
 from pasta_decoding.runtime.request import Rules
 
 if TYPE_CHECKING:
-    from pasta_decoding.api.result import Result
     from pasta_decoding.models.load import Loaded
     from pasta_decoding.runtime.answer import Answer
     from pasta_decoding.runtime.decoder import LocalDecoder
@@ -73,97 +72,74 @@ def _decode(
     **given: Any,
 ) -> Any:  # fmt: skip
     """Answer each row, with the arguments as transformers prepared them."""
-    _refuse(generation_config, [*logits_processor, *stopping_criteria], given)
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+    from transformers.utils.generic import ModelOutput
+
+    config = generation_config
+    _refuse(config, [*logits_processor, *stopping_criteria], given)
     if streamer is not None and len(inputs) > 1:
         raise PastaError("a streamer shows one answer: give one prompt")
+    limit = config.max_length - inputs.shape[1]
     try:
-        with _decoder(model, tokenizer, generation_config, inputs) as decoder:
-            answers, results = _answered(decoder, generation_config, inputs, stop_strings, streamer)
+        with _decoder(model, tokenizer, config, inputs) as decoder, Model(decoder) as front:
+            streams = [
+                front.stream(row, _converted(config, limit, stop_strings))
+                for row in inputs.tolist()
+            ]
+            for stream in streams:
+                for text in stream:
+                    if streamer is not None:
+                        streamer.put(torch.tensor(decoder.encoder.encode_text(text)))
     finally:
         if streamer is not None:
             streamer.end()
-    return _output([_plain_ids(decoder, one) for one in answers], results, inputs, decoder,
-                   generation_config)  # fmt: skip
-
-
-def _answered(
-    decoder: LocalDecoder, config: Any, inputs: Any, stops: Any, streamer: Any
-) -> tuple[list[Answer], list[Result]]:
-    import torch
-
-    limit = config.max_length - inputs.shape[1]
-    with Model(decoder) as front, ExitStack() as stack:
-        asked = [(row, _converted(config, limit, stops)) for row in inputs.tolist()]
-        streams = [stack.enter_context(front.stream(row, own)) for row, own in asked]
-        for stream in streams:
-            for text in stream:
-                if streamer is not None:
-                    streamer.put(torch.tensor(decoder.encoder.encode_text(text)))
-        return [one.answer for one in streams], [one.result for one in streams]
-
-
-def _output(
-    rows: list[list[int]], results: list[Result], inputs: Any, decoder: LocalDecoder, config: Any
-) -> Any:
-    import torch
-    from transformers.utils.generic import ModelOutput
-
     padding = config.pad_token_id if config.pad_token_id is not None else decoder.vocabulary.end
-    longest = max(map(len, rows))
-    padded = [row + [padding] * (longest - len(row)) for row in rows]
-    behind = torch.tensor(padded, dtype=inputs.dtype, device=inputs.device)
-    sequences = torch.cat([inputs, behind.view(len(rows), longest)], dim=1)
+    rows = [inputs.new_tensor(_plain_ids(decoder, one.answer)) for one in streams]
+    behind = pad_sequence(rows, batch_first=True, padding_value=padding)
+    sequences = torch.cat([inputs, behind], dim=1)
     if not config.return_dict_in_generate:
         return sequences
     output: Any = ModelOutput(sequences=sequences)
-    output["results"] = results
+    output["results"] = [one.result for one in streams]
     return output
 
 
 def _refuse(config: Any, steps: Sequence[Any], given: dict[str, Any]) -> None:
     """Raise PastaError for what would be ignored, or mean something else."""
     mode = config.get_generation_mode().value
-    names = [type(step).__name__ for step in steps]
-    foreign = [name for name in names if name not in _UNDERSTOOD]
+    foreign = [type(step).__name__ for step in steps if type(step).__name__ not in _UNDERSTOOD]
     asked = [name for name in _ASKED_FOR if getattr(config, name, None)]
     cache = given.get("past_key_values")
-    for refused, why in (
-        (
-            mode not in ("greedy_search", "sample"),
-            f"{mode.replace('_', ' ')} cannot be done in parallel: use num_beams=1 and no lookup",
-        ),
-        (foreign, f"{', '.join(foreign)} is not applied in parallel decoding"),
-        (asked, f"{', '.join(asked)} is not returned by parallel decoding"),
-        (
-            given.get("attention_mask") is not None,  # one of ones alone is dropped before
-            "rows of different lengths cannot be answered together: "
-            "use `pasta.load(...).batch(...)`",
-        ),
-        (
-            cache is not None and cache.get_seq_length(),
-            "it cannot go on from past_key_values: give the whole prompt",
-        ),
-    ):
-        if refused:
-            raise PastaError(why)
+    if mode not in ("greedy_search", "sample"):
+        mode = mode.replace("_", " ")
+        raise PastaError(f"{mode} cannot be done in parallel: use num_beams=1 and no lookup")
+    if foreign:
+        raise PastaError(f"{', '.join(foreign)} is not applied in parallel decoding")
+    if asked:
+        raise PastaError(f"{', '.join(asked)} is not returned by parallel decoding")
+    if given.get("attention_mask") is not None:  # one of ones alone is dropped before
+        message = "rows of different lengths cannot be answered together"
+        raise PastaError(f"{message}: use `pasta.load(...).batch(...)`")
+    if cache is not None and cache.get_seq_length():
+        raise PastaError("it cannot go on from past_key_values: give the whole prompt")
 
 
 def _converted(config: Any, max_tokens: int, stops: Any) -> GenerationConfig:
     """Return transformers' settings as ours. Samples take their seed from torch's generator."""
     import torch
 
-    drawn: dict[str, Any] = {
-        "temperature": 1.0 if config.temperature is None else config.temperature,
-        "top_p": 1.0 if config.top_p is None else config.top_p,
-        "top_k": config.top_k or None,
-        "min_p": config.min_p or 0.0,
-    }
+    sampling: dict[str, Any] = {}
+    if config.do_sample:
+        sampling = {name: getattr(config, name) for name in ("temperature", "top_p", "min_p")}
+        sampling = {"temperature": 1.0} | {k: v for k, v in sampling.items() if v is not None}
+        sampling |= {"top_k": config.top_k or None, "seed": int(torch.randint(_SEEDS, ()))}
     return GenerationConfig(
         max_tokens=max_tokens,
         max_seconds=config.max_time,
         stop=stops,
         repetition_penalty=config.repetition_penalty or 1.0,
-        **(drawn | {"seed": int(torch.randint(_SEEDS, ()))} if config.do_sample else {}),
+        **sampling,
     )
 
 
@@ -180,11 +156,9 @@ def _decoder(model: Any, tokenizer: Any, config: Any, inputs: Any) -> Iterator[L
         )
     attention = model.config._attn_implementation
     trained = [(module, module.training) for module in model.modules()]
-    cache_tokens = (
-        2 * len(inputs) * config.max_length + Rules().max_chunks
-    )  # enough for a text join
+    tokens = 2 * len(inputs) * config.max_length + Rules().max_chunks  # enough for a text join
     try:
-        yield decoder_over(TorchEngine(model, cache_tokens=cache_tokens), loaded)
+        yield decoder_over(TorchEngine(model, cache_tokens=tokens), loaded)
     finally:
         model.set_attn_implementation(attention)
         for module, training in trained:
