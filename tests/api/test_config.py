@@ -63,7 +63,7 @@ def test_a_whole_model_is_named_once_as_either() -> None:
         (GenerationConfig, "seed", [-1, None, 0.5]),
         (GenerationConfig, "stop", ["", ["a", ""], [1], 3]),
         (GenerationConfig, "parallel", ["yes", 1, None]),
-        (GenerationConfig, "eagerness", [1000, "much"]),
+        (GenerationConfig, "eagerness", [1000, "much", float("nan")]),
         (EngineConfig, "dtype", ["F17", None]),
         (EngineConfig, "join", ["kw"]),
         (EngineConfig, "max_model_len", [0, "8k"]),

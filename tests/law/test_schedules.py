@@ -31,9 +31,11 @@ from tests.law import world
 from tests.law.test_law import assert_same_logits, compiled, engine_named
 from tests.law.watched import Replay, Watched
 from tests.law.whim import EveryThread, ReadingOrder, Whim
+from tests.runtime.machine import asked, assert_same
 from tests.runtime.play import SIZE, VOCABULARY
-from tests.runtime.test_batching import LLAMA, asked, assert_same
+from tests.tiny import tiny_llama
 
+LLAMA = tiny_llama(vocabulary=SIZE)
 SPACIOUS = 10_000
 POLICIES: dict[str, Callable[[], SchedulingPolicy]] = {
     "eager": EveryThread,

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from random import Random
 
 import numpy as np
 
 from pasta_decoding.engines.base import FloatArray
 from pasta_decoding.engines.scripted import Script, ScriptedEngine, shuffled
 from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.constraints import Constraint
 from pasta_decoding.runtime.policy import SchedulingPolicy
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
-from pasta_decoding.runtime.sampler import Sampler
+from pasta_decoding.runtime.sampler import Choice, Logits, Sampler
 from pasta_decoding.runtime.scheduler import Scheduler
-from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SCHEME, SYNC
+from pasta_decoding.runtime.text import ordered
+from tests.law.world import ASYNC, CLOSE, END, FIRST_WORD, OPEN, P20, SCHEME, SYNC
 from tests.runtime.play import ID, SIZE, VOCABULARY
 
 A, B, C, SPACE_A = (ID[text] for text in ("a", "b", "c", " a"))
@@ -25,6 +29,7 @@ LEANING_V[END] = -1
 RULES = Rules(max_tokens=40, max_threads=4, max_topic_tokens=3, min_chunk_tokens=6)
 LINES = [(A, OPEN, B, P20), (B, ASYNC), (P20, ASYNC, C, A, CLOSE), (P20, SPACE_A, SYNC, C, END)]
 """Main: a, a promise on b, ' a', sync, c. The chunk writes c a."""
+PROMPT_TOKENS = (1, 2, 3, 5, 9, 14)
 
 
 def leaning(seed: int) -> Script:
@@ -78,3 +83,40 @@ def finish(scheduler: Scheduler, numbers: Iterable[int]) -> list[Answer]:
         answers.append(answer)
         scheduler.forget(number)
     return answers
+
+
+@dataclass(frozen=True)
+class Leaning:
+    """A sampler for a random model, which would seldom promise by itself."""
+
+    sampler: Sampler
+
+    def sample(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
+        return self.sampler.sample(thread, index, logits_V + 2 * LEANING_V, allowed)
+
+
+def prompt_of(number: int, tokens: int) -> tuple[int, ...]:
+    return tuple(Random(number).choices(range(FIRST_WORD, SIZE), k=tokens))
+
+
+def asked(number: int, *, max_tokens: int = RULES.max_tokens) -> Request:
+    """One of many requests: prompts of all lengths, every second one greedy."""
+    prompt = prompt_of(number, PROMPT_TOKENS[number % len(PROMPT_TOKENS)])
+    sampler = Sampler(SamplingParams(temperature=number % 2), request=number)
+    return Request(prompt, Leaning(sampler), replace(RULES, max_tokens=max_tokens))
+
+
+def assert_same(ours: Answer, theirs: Answer) -> None:
+    """Equal in all that does not say when a thread wrote, or what it wrote in vain."""
+    assert ours.segments == theirs.segments
+    assert ours.layouts == theirs.layouts
+    assert ours.text == theirs.text == "".join(ordered(ours.events))
+    for what in ("interventions", "truncated", "hit_limit", "stopped", "fed_tokens"):
+        assert getattr(ours, what) == getattr(theirs, what)
+    # A stop string may end an answer before or after a thread's last token was fed, for nobody.
+    if not (ours.stopped or ours.trimmed_tokens or theirs.trimmed_tokens):
+        assert fed_by(ours) == fed_by(theirs)
+
+
+def fed_by(answer: Answer) -> list[tuple[int, int, int]]:
+    return sorted((fed.thread, fed.position, fed.token) for fed in answer.trace.fed)

@@ -18,9 +18,8 @@ from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.runtime.scheduler import Scheduler
 from tests.law.whim import EveryThread, Whim
 from tests.law.world import ASYNC, OPEN, P20, SCHEME
-from tests.runtime.machine import A, B, C, FakeClock, greedy
+from tests.runtime.machine import A, B, C, FakeClock, asked, greedy
 from tests.runtime.play import SIZE, VOCABULARY
-from tests.runtime.test_batching import asked
 
 # Promises without end, of which no two may begin alike, and chunks that never close.
 GREEDY_ONE = follow(

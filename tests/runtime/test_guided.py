@@ -1,8 +1,9 @@
-"""Guided params on the wire: whatever comes, it is read exactly or refused in one sentence."""
+"""Guided params: read exactly or refused in one sentence, and enough to obey every constraint."""
 
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +12,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.runtime.guided import PROTOCOL, GuidedParams, Kind, read_params, write_params
+from pasta_decoding.lang.layout import MAIN, Joining, SyncRun
+from pasta_decoding.runtime.constraints import Constraint
+from pasta_decoding.runtime.events import Fork, Rewrite
+from pasta_decoding.runtime.guided import (
+    PROTOCOL,
+    GuidedParams,
+    Kind,
+    ThreadGrammar,
+    guided_params,
+    read_params,
+    write_params,
+)
+from pasta_decoding.runtime.interpreter import Interpreter
+from pasta_decoding.runtime.request import Rules
+from pasta_decoding.runtime.vocabulary import Ids
 from tests.examples import few
-from tests.law.world import CONTROL, END, ENDS
+from tests.law.world import CONTROL, END, ENDS, OPEN, SCHEME, SYNC
+from tests.runtime.play import PROMPT, SIZE, VOCABULARY
 
 PARAMS = GuidedParams(
     Kind.main,
@@ -58,7 +74,7 @@ def test_what_is_written_is_read(params: GuidedParams) -> None:
     assert read_params(write_params(params)) == params
 
 
-@few(25)
+@few(10)
 @given(st.text() | JSON | JSON.map(json.dumps))
 def test_garbage_is_refused(found: object) -> None:
     refusal(found)
@@ -78,6 +94,8 @@ def test_garbage_in_one_field_is_refused_or_read(name: str, value: object) -> No
         assert json.loads(write_params(params).removeprefix(HEAD))[name] == value
 
 
+WRONG = "the request's argument `pasta` is not what Pasta writes: it"
+OTHER = "this server's logits processor speaks protocol 3 of Pasta and the request another: "
 CLOSINGS = {**GOOD["control"], "promise_close": {}}
 TWICE = {**GOOD["control"], "sync": GOOD["control"]["async_open"]}
 
@@ -108,14 +126,92 @@ def test_a_refusal_says_what_is_wrong(changes: dict[str, Any], said: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "found", [f"{HEAD}{'[' * 100_000}", f"{HEAD}{'1' * 10_000}", "x" * 300_000, 3, None]
+    ("found", "said"),
+    [
+        *((one, WRONG) for one in (f"{HEAD}{'[' * 100_000}", f"{HEAD}{'1' * 10_000}")),
+        *((one, WRONG) for one in ("x" * 300_000, 3, None)),
+        *((one, OTHER) for one in ("", "4 {}", json.dumps({"protocol": 2}))),
+    ],
 )
-def test_what_is_no_object_is_refused(found: object) -> None:
-    assert refusal(found).startswith("the request's argument `pasta` is not what Pasta writes: it")
+def test_what_is_no_object_of_this_protocol_is_refused(found: object, said: str) -> None:
+    assert refusal(found).startswith(said)
 
 
-def test_another_protocol_is_named() -> None:
-    assert {refusal(found) for found in ("", "4 {}", json.dumps({"protocol": 2}))} == {
-        "this server's logits processor speaks protocol 3 of Pasta and the request another: "
-        "install the same version of Pasta on both sides"
-    }
+# The constraints of a thread
+
+
+WANTED = {OPEN: 3, SYNC: 2, END: 0}
+
+
+def sent(interpreter: Interpreter, thread: int) -> ThreadGrammar:
+    params = guided_params(interpreter, thread)
+    assert params is not None
+    return ThreadGrammar(VOCABULARY, read_params(write_params(params)))
+
+
+def assert_same(found: Constraint, expected: Constraint) -> None:
+    def ids(one: Ids | None) -> list[int] | None:
+        return None if one is None else sorted(set(one.tolist()))
+
+    assert ids(found.banned) == ids(expected.banned)
+    assert ids(found.only) == ids(expected.only)
+    assert ids(found.instead) == ids(expected.instead)
+    assert found.bias == expected.bias
+
+
+def written(rules: Rules, seed: int, *, max_positions: int | None = None) -> Interpreter:
+    """Write an answer of random tokens, and compare at each of them.
+
+    Now and then a thread's request ends, and another one goes on.
+    """
+    dice = random.Random(seed)
+    interpreter = Interpreter(
+        VOCABULARY, SCHEME, rules, len(PROMPT), max_positions, Joining.text, ()
+    )
+    threads = {MAIN: sent(interpreter, MAIN)}
+    while not interpreter.finished:
+        thread = dice.choice(interpreter.writing)
+        if dice.random() < 0.2:
+            threads[thread] = sent(interpreter, thread)
+        expected = interpreter.constraint(thread)
+        if not expected.forced:
+            assert_same(threads[thread].constraint(), expected)
+        token = chosen(expected, dice)
+        threads[thread].on_token(token)
+        for action in interpreter.on_token(thread, token):
+            match action:
+                case Fork(chunk):
+                    threads[chunk] = sent(interpreter, chunk)
+                case Rewrite():
+                    threads[MAIN] = sent(interpreter, MAIN)
+    return interpreter
+
+
+def chosen(allowed: Constraint, dice: random.Random) -> int:
+    ids = [token for token in range(SIZE) if allowed.admits(token)]
+    return dice.choices(ids, [WANTED.get(token, 1) + 0.01 for token in ids])[0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    "rules",
+    [
+        Rules(max_tokens=200, max_topic_tokens=3, min_chunk_tokens=4, eagerness=1.5),
+        Rules(max_tokens=200, max_chunks=3, topics_begin_apart=False),
+        Rules(max_tokens=120, topic=False),
+    ],
+)
+def test_its_constraints_are_those_of_the_interpreter(rules: Rules, seed: int) -> None:
+    written(rules, seed)
+
+
+def test_they_are_where_positions_run_out() -> None:
+    rules = Rules(max_tokens=200, max_topic_tokens=3, min_chunk_tokens=4)
+    answers = [written(rules, seed, max_positions=len(PROMPT) + 202) for seed in range(4)]
+    assert max(len(answer.budget.chunks) for answer in answers) == 2
+    assert any(isinstance(segment, SyncRun) for one in answers for segment in one.segments)
+
+
+def test_sequential_decoding_needs_no_params() -> None:
+    interpreter = Interpreter(VOCABULARY, SCHEME, Rules(parallel=False), len(PROMPT))
+    assert guided_params(interpreter, MAIN) is None

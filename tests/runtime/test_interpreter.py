@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.layout import (
     ChunkRun,
@@ -226,9 +225,9 @@ def test_a_text_join_puts_every_token_where_the_reading_order_has_it(
     assert all(append.position < positions for append in fed_by(played.actions))
 
 
-def test_a_sync_without_a_chunk_to_wait_for_is_banned() -> None:
-    interpreter = Interpreter(VOCABULARY, SCHEME, SMALL, 3)
-    assert allowed(interpreter) & CONTROL.ids == {OPEN}
+def test_an_idle_sync_is_banned_and_every_tag_in_sequential_decoding() -> None:
+    for rules, tags in ((SMALL, {OPEN}), (replace(SMALL, parallel=False), set())):
+        assert allowed(Interpreter(VOCABULARY, SCHEME, rules, 3)) & CONTROL.ids == tags
     main = [OPEN, A, P20, A, SYNC, B, SYNC, A]
     played = play(SMALL, script({0: main, 1: [B]}))
     assert sum(isinstance(segment, SyncRun) for segment in played.interpreter.segments) == 1
@@ -317,18 +316,7 @@ def test_eagerness_biases_the_promise_where_main_may_write_it_and_nowhere_else(
             assert constraint.bias == ({OPEN: 2.0} if promises else {})
 
 
-@pytest.mark.parametrize("eagerness", [101.0, -101.0, float("nan")])
-def test_an_eagerness_without_a_meaning_is_refused(eagerness: float) -> None:
-    with pytest.raises(PastaError, match=r"eagerness .* is not between -100 and 100"):
-        Rules(eagerness=eagerness)
-
-
 # Limits
-
-
-def test_sequential_decoding_bans_promises_and_syncs() -> None:
-    interpreter = Interpreter(VOCABULARY, SCHEME, replace(SMALL, parallel=False), 3)
-    assert allowed(interpreter).isdisjoint(CONTROL.ids)
 
 
 @pytest.mark.parametrize(("factor", "least", "length"), [(0.5, 4, 10), (0.1, 4, 4), (0, 0, 1)])

@@ -26,11 +26,12 @@ from pasta_decoding.runtime.request import Request, Rules
 from pasta_decoding.runtime.scheduler import Scheduler
 from tests.examples import few
 from tests.law.world import SCHEME
-from tests.runtime.machine import LINES, A, B, C, finish, greedy
+from tests.runtime.machine import LINES, A, B, C, asked, assert_same, finish, greedy, prompt_of
 from tests.runtime.play import SIZE, VOCABULARY
-from tests.runtime.test_batching import LLAMA, asked, assert_same, prompt_of
+from tests.tiny import tiny_llama
 
 LONG = prompt_of(1, 40)
+LLAMA = tiny_llama(vocabulary=SIZE)
 ENDLESS = follow((A, B), (B, A), vocabulary_size=SIZE)
 
 

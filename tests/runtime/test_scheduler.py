@@ -1,9 +1,10 @@
-"""The scheduler and one answer: what is recorded and told, how it ends, what is refused."""
+"""The scheduler and one answer: what is recorded and told, how it ends, who shares a pass."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -28,7 +29,8 @@ from pasta_decoding.runtime.events import (
 from pasta_decoding.runtime.scheduler import Scheduler
 from pasta_decoding.runtime.text import AnswerText, ordered
 from tests.examples import few
-from tests.law.world import ASYNC, END, OPEN, P20, SCHEME
+from tests.law.whim import EveryThread
+from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SCHEME, SYNC
 from tests.runtime.machine import (
     LINES,
     RULES,
@@ -191,6 +193,28 @@ def test_an_answer_ends_when_its_time_is_up() -> None:
     assert answer_of(scheduler, greedy()).hit_limit
 
 
+# Forward passes
+
+
+def test_requests_share_the_forward_pass() -> None:
+    engine, scheduler = machine(follow(*LINES, vocabulary_size=SIZE), policy=EveryThread())
+    answers = finish(scheduler, [scheduler.add(greedy()) for _ in range(3)])
+    prefill = 1
+    assert len(engine.steps) == prefill + answers[0].critical_path
+
+
+def test_finished_chunks_share_a_branch_until_they_are_joined() -> None:
+    """Three chunks one after the other, then a sync, with branches for two threads and one more."""
+    promises = [(OPEN, B, P20, A, A, A), (OPEN, C, P20, B, B, B), (OPEN, A, P20, C, C, C)]
+    main = (A, *promises[0], *promises[1], *promises[2], SYNC, END)
+    script = follow(main, (ASYNC, C, CLOSE), vocabulary_size=SIZE)
+    engine = ScriptedEngine(script, SIZE, max_branches=3)
+    one = replace(greedy(), rules=replace(RULES, max_threads=2))
+    answer = answer_of(Scheduler(engine, VOCABULARY, SCHEME), one)
+    assert answer.text == "caaacbbbcccc"
+    assert [event for event in answer.events if isinstance(event, Synced)] == [Synced((1, 2, 3))]
+
+
 # Errors that are nobody's fault
 
 
@@ -202,29 +226,18 @@ def breaking(seen: tuple[int, ...]) -> FloatArray:
 
 
 def test_an_error_of_the_engine_ends_who_was_in_the_pass_and_nobody_else() -> None:
-    engine, scheduler = machine(breaking)
-    broken = scheduler.add(request((B, A)))
-    beside = scheduler.add(greedy())
-    with pytest.raises(RuntimeError, match="the device is gone"):
-        scheduler.step()
-    assert engine.slots_in_use == 0
-    assert not scheduler.busy
-    for number in (broken, beside):
-        with pytest.raises(RuntimeError, match="the device is gone"):
-            scheduler.result(number)
-        scheduler.forget(number)
-    assert answer_of(scheduler, greedy()).text == "ca ac"
-
-
-def test_an_error_of_the_engine_leaves_those_who_wait_alone() -> None:
     engine = ScriptedEngine(breaking, SIZE, max_slots=100)
     scheduler = Scheduler(engine, VOCABULARY, SCHEME)
-    broken, number = scheduler.add(request((B, A))), scheduler.add(greedy())
+    ended = [scheduler.add(request((B, A))), scheduler.add(greedy())]
     waiting = scheduler.add(greedy())
     with pytest.raises(RuntimeError, match="the device is gone"):
         scheduler.step()
-    scheduler.forget(broken)
-    scheduler.forget(number)
+    assert engine.slots_in_use == 0
+    for number in ended:
+        with pytest.raises(RuntimeError, match="the device is gone"):
+            scheduler.result(number)
+        scheduler.forget(number)
     (got,) = finish(scheduler, [waiting])
     assert got.events == answer_of(scheduler, greedy()).events
+    assert got.text == "ca ac"
     assert engine.slots_in_use == 0

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from pasta_decoding.engines.scripted import ScriptedEngine, follow
 from pasta_decoding.lang.layout import Joining, SyncRun
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Closed, Synced
 from pasta_decoding.runtime.prefix_cache import PrefillBudget
-from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.scheduler import Scheduler
 from pasta_decoding.runtime.text import ordered
 from tests.law.world import SCHEME
-from tests.runtime.machine import LINES, finish, greedy, leaning, request
+from tests.runtime.machine import LINES, fed_by, finish, greedy, leaning, request
 from tests.runtime.play import SIZE, VOCABULARY
-from tests.runtime.test_batching import fed_by
-
-SEEDS = range(6)
 
 
 def scheduler_over(engine: ScriptedEngine, prefill_tokens: int = 256) -> Scheduler:
@@ -30,37 +24,24 @@ def scheduler_over(engine: ScriptedEngine, prefill_tokens: int = 256) -> Schedul
     )
 
 
-def answers_to(
-    requests: Sequence[Request], *, prefill_tokens: int = 256, max_concurrency: bool = True
-) -> list[Answer]:
+def answers(prefill_tokens: int, *, together: bool) -> list[Answer]:
     engine = ScriptedEngine(leaning(7), SIZE)
     scheduler = scheduler_over(engine, prefill_tokens)
-    batches = [requests] if max_concurrency else [[one] for one in requests]
-    answers = [
-        answer
-        for batch in batches
-        for answer in finish(scheduler, [scheduler.add(one) for one in batch])
-    ]
+    requests = [request(seed=seed) for seed in range(6)]
+    batches = [requests] if together else [[one] for one in requests]
+    found = [finish(scheduler, [scheduler.add(one) for one in batch]) for batch in batches]
     assert engine.slots_in_use == 0
-    return answers
+    return [answer for batch in found for answer in batch]
 
 
-def test_what_is_written_depends_neither_on_the_others_nor_on_how_a_rewrite_is_cut() -> None:
-    requests = [request(seed=seed) for seed in SEEDS]
-    together, alone = answers_to(requests), answers_to(requests, max_concurrency=False)
-    in_pieces = answers_to(requests, prefill_tokens=2)
-    assert any(len(answer.layouts) > 1 for answer in together)
-    for answer, *others in zip(together, alone, in_pieces, strict=True):
-        for other in others:
-            assert answer.segments == other.segments
-            assert answer.layouts == other.layouts
-            if not answer.trimmed_tokens and not other.trimmed_tokens:
-                assert fed_by(answer) == fed_by(other)
-
-
-def test_a_rewrite_is_one_step_however_it_is_cut() -> None:
-    requests = [request(seed=seed) for seed in SEEDS]
-    for answer in answers_to(requests, max_concurrency=False, prefill_tokens=2):
+def test_a_rewrite_is_one_step_and_changes_nothing_however_it_is_cut() -> None:
+    whole, in_pieces = answers(256, together=True), answers(2, together=False)
+    assert any(len(answer.layouts) > 1 for answer in whole)
+    for other, answer in zip(whole, in_pieces, strict=True):
+        assert answer.segments == other.segments
+        assert answer.layouts == other.layouts
+        if not answer.trimmed_tokens and not other.trimmed_tokens:
+            assert fed_by(answer) == fed_by(other)
         if not answer.truncated:
             assert len(answer.trace.step_s) == answer.critical_path
         syncs = sum(isinstance(segment, SyncRun) for segment in answer.segments)
