@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -190,8 +189,8 @@ def _checkpoint(record: dict[str, Any]) -> Checkpoint:
     for text in (*texts.values(), *joins, record["scheme"]):
         _require(isinstance(text, str), f"{text!r} is not a text")
     eagerness = record.get("eagerness", 0.0)
-    known = isinstance(eagerness, int | float) and math.isfinite(eagerness)
-    _require(known, f"eagerness is {eagerness!r}, not a number")
+    known = isinstance(eagerness, int | float) and -100 <= eagerness <= 100
+    _require(known, f"eagerness is {eagerness!r}, not a number from -100 to 100")
     base = Base(**record["base"])
     return Checkpoint(base, control, texts, record["scheme"], tuple(joins), topic, eagerness)
 

@@ -16,7 +16,6 @@ from pasta_decoding.models.load import Loaded
 from pasta_decoding.models.prompt import Message, PromptEncoder
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.penalties import History
-from pasta_decoding.runtime.policy import SchedulingPolicy
 from pasta_decoding.runtime.request import Priority, Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.runtime.scheduler import Scheduler
@@ -212,25 +211,11 @@ class LocalDecoder(Decoder):
     def name(self) -> str:
         return self.engine.name
 
-    def scheduler(
-        self,
-        *,
-        max_requests: int | None = None,
-        policy: SchedulingPolicy | None = None,
-        prefix_caching: bool = True,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> Scheduler:
+    def scheduler(self, *, prefix_caching: bool = True, **options: Any) -> Scheduler:
         """Return a new scheduler over the engine; `close` frees the prompts that it keeps."""
-        return Scheduler(
-            self.engine,
-            self.vocabulary,
-            self.scheme,
-            joining=self.joining,
-            max_requests=max_requests,
-            policy=policy,
-            prefix_caching=prefix_caching,
-            clock=clock,
-        )
+        parts = (self.engine, self.vocabulary, self.scheme)
+        options |= {"joining": self.joining, "prefix_caching": prefix_caching}
+        return Scheduler(*parts, **options)
 
     def answer(self, request: Request) -> Answer:
         return answer_of(self.scheduler(prefix_caching=False), request)

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from pasta_decoding.errors import PastaError
-
 if TYPE_CHECKING:
     from pasta_decoding.runtime.sampler import TokenSource
 
@@ -55,10 +53,6 @@ class Rules:
     parallel: bool = True
     topic: bool = True
     eagerness: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.eagerness is not None and not -100 <= self.eagerness <= 100:
-            raise PastaError(f"eagerness {self.eagerness} is not between -100 and 100")
 
 
 @dataclass(frozen=True, slots=True)
