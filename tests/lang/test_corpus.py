@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from pasta_decoding.lang import RULES, Chunk, Node, Span, check, parse, read, show, strip, tags
-from pasta_decoding.lang.parser import Parser, merged
+from pasta_decoding.lang import tags
+from pasta_decoding.lang.check import RULES, check
+from pasta_decoding.lang.parser import Parser, merged, parse
+from pasta_decoding.lang.tree import Chunk, Node, Span, read, show, strip
 
 CORPUS = Path(__file__).parents[1] / "corpus"
 CASES = sorted(CORPUS.glob("*/*.txt"))

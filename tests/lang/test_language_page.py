@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pasta_decoding.lang import RULES, parse
+from pasta_decoding.lang.check import RULES
 from pasta_decoding.lang.layout import (
     ChunkRun,
     Layout,
@@ -17,6 +17,7 @@ from pasta_decoding.lang.layout import (
     lay_out,
     sees,
 )
+from pasta_decoding.lang.parser import parse
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.lang.tags import Sync, Text
 

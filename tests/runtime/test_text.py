@@ -14,7 +14,7 @@ from pasta_decoding.engines.scripted import Script, ScriptedEngine, follow, shuf
 from pasta_decoding.lang.layout import MAIN, ChunkRun, PromiseRun, Run, Segment, SyncRun
 from pasta_decoding.lang.tree import Chunk, Span, Sync
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.events import Delta, Finished
+from pasta_decoding.runtime.events import Delta, Event, Finished
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
@@ -152,7 +152,7 @@ def test_however_the_text_is_cut_it_ends_before_the_first_stop(
 ) -> None:
     text, visible = "".join(pieces), AnswerText(stops)
     found = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
-    events = [*(Delta(MAIN, piece) for piece in pieces), Finished(truncated=False)]
+    events: list[Event] = [*(Delta(MAIN, piece) for piece in pieces), Finished(truncated=False)]
     shown = "".join(map(visible.feed, events))
     assert shown == text[: min(found, default=(0, len(text)))[1]]
     assert visible.stopped is bool(found)
