@@ -93,17 +93,6 @@ def test_a_prompt_may_be_a_conversation_or_token_ids(model: pasta.Model) -> None
     assert model.answer(ids, max_tokens=TOKENS).text == model.answer(PROMPT, max_tokens=TOKENS).text
 
 
-def test_the_same_seed_gives_the_same_answer_whoever_else_is_there(model: pasta.Model) -> None:
-    alone = model.answer(PROMPT, max_tokens=TOKENS, temperature=1.0, seed=7)
-    others = [model.stream("Why?", max_tokens=TOKENS, temperature=1.0, seed=n) for n in range(3)]
-    beside = model.answer(PROMPT, max_tokens=TOKENS, temperature=1.0, seed=7)
-    assert beside.annotated == alone.annotated
-    for other in others:
-        other.close()
-    different = model.answer(PROMPT, max_tokens=TOKENS, temperature=1.0, seed=8)
-    assert different.annotated != alone.annotated
-
-
 def test_a_stop_string_ends_the_text_before_it(model: pasta.Model) -> None:
     whole = model.answer(PROMPT, max_tokens=TOKENS).text
     stop = whole[len(whole) // 2]
