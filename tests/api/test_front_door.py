@@ -19,8 +19,8 @@ from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.api.model import open_worker
 from pasta_decoding.lang.tree import Chunk, strip
 from pasta_decoding.runtime.decoder import LocalDecoder
-from pasta_decoding.runtime.text import ordered
 from tests.checkpoint import TinyCheckpoint
+from tests.runtime.machine import ordered
 
 PROMPT = "Name three colours."
 TOKENS = 48
@@ -62,7 +62,7 @@ def test_text_events_batches_and_their_async_twins_bring_the_same_answer(
     whole = model.answer(PROMPT, max_tokens=TOKENS)
     assert whole.threads, "or this shows little"
     assert "".join(model.stream(PROMPT, max_tokens=TOKENS)) == whole.text
-    assert "".join(ordered(model.events(PROMPT, max_tokens=TOKENS))) == whole.text
+    assert ordered(model.events(PROMPT, max_tokens=TOKENS)) == whole.text
     told: dict[int, pasta.Result] = {}
     prompts = [PROMPT, "Why?", PROMPT]
     options: dict[str, Any] = {"max_tokens": TOKENS, "max_concurrency": 2}
@@ -76,7 +76,7 @@ def test_text_events_batches_and_their_async_twins_bring_the_same_answer(
         answer = await model.aanswer(PROMPT, max_tokens=TOKENS)
         batch = await model.abatch(prompts, on_result=told.__setitem__, **options)
         assert [told[number] for number in range(3)] == batch
-        return [text, "".join(ordered(events)), answer.text, *(one.text for one in batch[::2])]
+        return [text, ordered(events), answer.text, *(one.text for one in batch[::2])]
 
     assert asyncio.run(twins()) == [whole.text] * 5
 

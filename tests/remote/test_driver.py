@@ -18,7 +18,6 @@ from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.runtime.events import Event, Finished
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
-from pasta_decoding.runtime.text import ordered
 from tests.law import world
 from tests.law.world import ASYNC, CLOSE, CONTROL, END, OPEN, P20, P50, SYNC
 from tests.remote.fake import Fake, by_model, serving, until
@@ -33,6 +32,7 @@ from tests.remote.writing import (
     write,
     writer,
 )
+from tests.runtime.machine import ordered
 from tests.runtime.play import ID, SIZE
 from tests.tiny import tiny_llama
 
@@ -148,7 +148,7 @@ def test_a_reader_is_told_what_happens_with_the_step_that_it_needs_at_least(
     assert steps == sorted(steps)
     assert answer.stopped is bool(stops)
     assert answer.text.endswith(stops or "ca")
-    assert "".join(ordered(answer.events)) == answer.text
+    assert ordered(answer.events) == answer.text
     assert answer.text == locally(asked(LONG_PROMPT, stops=stops), TWO_CHUNKS).text
     assert bool(stops) or steps[-1] == answer.critical_path
 

@@ -18,11 +18,10 @@ from pasta_decoding.runtime.decoder import answer_of
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.runtime.scheduler import Scheduler
-from pasta_decoding.runtime.text import ordered
 from pasta_decoding.runtime.vocabulary import Vocabulary
 from tests.law.world import END
 from tests.remote.fake import Fake
-from tests.runtime.machine import leaning
+from tests.runtime.machine import leaning, ordered
 from tests.runtime.play import SIZE, VOCABULARY
 
 RULES = Rules(max_tokens=400, max_topic_tokens=3, min_chunk_tokens=6)
@@ -98,4 +97,4 @@ def assert_same(ours: Answer, theirs: Answer) -> None:
     assert ours.critical_path == theirs.critical_path
     assert sorted(ours.trace.fed, key=repr) == sorted(theirs.trace.fed, key=repr)
     assert ours.trace.rewritten_tokens == theirs.trace.rewritten_tokens
-    assert "".join(ordered(ours.events)) == ours.text
+    assert ordered(ours.events) == ours.text

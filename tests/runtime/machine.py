@@ -13,11 +13,12 @@ from pasta_decoding.engines.base import FloatArray
 from pasta_decoding.engines.scripted import Script, ScriptedEngine, shuffled
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.constraints import Constraint
+from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.policy import SchedulingPolicy
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Choice, Logits, Sampler
 from pasta_decoding.runtime.scheduler import Scheduler
-from pasta_decoding.runtime.text import ordered
+from pasta_decoding.runtime.text import AnswerText
 from tests.law.world import ASYNC, CLOSE, END, FIRST_WORD, OPEN, P20, SCHEME, SYNC
 from tests.runtime.play import ID, SIZE, VOCABULARY
 
@@ -110,7 +111,7 @@ def assert_same(ours: Answer, theirs: Answer) -> None:
     """Equal in all that does not say when a thread wrote, or what it wrote in vain."""
     assert ours.segments == theirs.segments
     assert ours.layouts == theirs.layouts
-    assert ours.text == theirs.text == "".join(ordered(ours.events))
+    assert ours.text == theirs.text == ordered(ours.events)
     for what in ("interventions", "truncated", "hit_limit", "stopped", "fed_tokens"):
         assert getattr(ours, what) == getattr(theirs, what)
     # A stop string may end an answer before or after a thread's last token was fed, for nobody.
@@ -120,3 +121,8 @@ def assert_same(ours: Answer, theirs: Answer) -> None:
 
 def fed_by(answer: Answer) -> list[tuple[int, int, int]]:
     return sorted((fed.thread, fed.position, fed.token) for fed in answer.trace.fed)
+
+
+def ordered(events: Iterable[Event]) -> str:
+    """The text of an answer, a fold of its events."""
+    return "".join(map(AnswerText().feed, events))

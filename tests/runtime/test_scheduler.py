@@ -27,7 +27,7 @@ from pasta_decoding.runtime.events import (
     Trimmed,
 )
 from pasta_decoding.runtime.scheduler import Scheduler
-from pasta_decoding.runtime.text import AnswerText, ordered
+from pasta_decoding.runtime.text import AnswerText
 from tests.examples import few
 from tests.law.whim import EveryThread
 from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SCHEME, SYNC
@@ -42,6 +42,7 @@ from tests.runtime.machine import (
     greedy,
     leaning,
     machine,
+    ordered,
     request,
 )
 from tests.runtime.play import SIZE, VOCABULARY
@@ -173,7 +174,7 @@ def test_cancelling_at_any_step_frees_everything_and_keeps_what_there_was(steps:
     got = scheduler.result(number)
     assert got is not None
     assert got.truncated
-    assert "".join(ordered(got.events)) == got.text
+    assert ordered(got.events) == got.text
     scheduler.cancel(other)
     assert engine.slots_in_use == 0
     assert not scheduler.busy

@@ -8,9 +8,8 @@ from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Closed, Synced
 from pasta_decoding.runtime.prefix_cache import PrefillBudget
 from pasta_decoding.runtime.scheduler import Scheduler
-from pasta_decoding.runtime.text import ordered
 from tests.law.world import SCHEME
-from tests.runtime.machine import LINES, fed_by, finish, greedy, leaning, request
+from tests.runtime.machine import LINES, fed_by, finish, greedy, leaning, ordered, request
 from tests.runtime.play import SIZE, VOCABULARY
 
 
@@ -47,7 +46,7 @@ def test_a_rewrite_is_one_step_and_changes_nothing_however_it_is_cut() -> None:
         syncs = sum(isinstance(segment, SyncRun) for segment in answer.segments)
         assert (answer.trace.rewritten_tokens > 0) is (syncs > 0)
         assert sum(isinstance(event, Synced) for event in answer.events) == syncs
-        assert "".join(ordered(answer.events)) == answer.text
+        assert ordered(answer.events) == answer.text
 
 
 def test_an_engine_with_two_branches_is_enough_for_a_chunk_at_a_time() -> None:

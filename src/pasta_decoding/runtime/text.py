@@ -6,7 +6,7 @@ that completes it. So what is kept does not depend on which thread was faster.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from pasta_decoding.lang.layout import MAIN, ChunkRun, PromiseRun, Run, Segment, SyncRun
 from pasta_decoding.lang.tree import Chunk, Node, Span, Sync, Tree, valid_tokens, valid_topic
@@ -138,14 +138,6 @@ class AnswerText:
         ends = ((size, self._held[-size:]) for size in range(longest, 0, -1))
         growing = (size for size, end in ends if any(one.startswith(end) for one in self._stops))
         return next(growing, 0)
-
-
-def ordered(events: Iterable[Event]) -> Iterator[str]:
-    """Yield the text of an answer in reading order, in pieces as they become certain."""
-    fold = AnswerText()
-    for event in events:
-        if text := fold.feed(event):
-            yield text
 
 
 def tree_of(segments: Sequence[Segment], vocabulary: Vocabulary, *, cut_off: bool = False) -> Tree:
