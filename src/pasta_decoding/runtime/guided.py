@@ -134,41 +134,39 @@ class ThreadGrammar:
 
     def constraint(self) -> Constraint:
         """Return what the thread may write next; the same object until that changes."""
-        if self._allowed is None:
-            self._allowed = self._find()
+        if self._allowed is not None:
+            return self._allowed
+        if self._params.kind is Kind.chunk:
+            self._allowed = open_chunk_constraint(self._vocabulary, begun=self._begun)
+        elif self._in_topic:
+            self._allowed = self._topics.constraint()
+        else:
+            self._allowed = main_constraint(
+                self._vocabulary,
+                promise=self._promises > 0,
+                sync=self._may_sync,
+                eagerness=self._params.eagerness,
+            )
         return self._allowed
 
     def on_token(self, token: int) -> None:
+        vocabulary = self._vocabulary
         if self._params.kind is Kind.chunk:
-            if not self._begun:
-                self._begun, self._allowed = True, None
-        elif self._in_topic or token == self._vocabulary.control.promise_open:
-            self._allowed = None
-            self._on_promise_token(token)
-
-    def _find(self) -> Constraint:
-        params = self._params
-        if params.kind is Kind.chunk:
-            return open_chunk_constraint(self._vocabulary, begun=self._begun)
-        if self._in_topic:
-            return self._topics.constraint()
-        return main_constraint(
-            self._vocabulary,
-            promise=self._promises > 0,
-            sync=self._may_sync,
-            eagerness=params.eagerness,
-        )
-
-    def _on_promise_token(self, token: int) -> None:
-        if not self._in_topic:
+            if self._begun:
+                return
+            self._begun = True
+        elif not self._in_topic:
+            if token != vocabulary.control.promise_open:
+                return
             self._in_topic = True
-        elif token in self._vocabulary.promise_close_ids:
+        elif token in vocabulary.promise_close_ids:
             self._topics.finish()
             self._in_topic = False
             self._promises -= 1
             self._may_sync = True
-        elif token not in self._vocabulary.eos_ids:
+        elif token not in vocabulary.eos_ids:
             self._topics.ids.append(token)
+        self._allowed = None
 
 
 def write_params(params: GuidedParams) -> str:
