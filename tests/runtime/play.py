@@ -128,19 +128,9 @@ class Played:
                     held.append(token)
 
 
-def play(
-    rules: Rules,
-    wants: Wants,
-    *,
-    stop_after: int | None = None,
-    scheme: Scheme = SCHEME,
-    max_positions: int | None = None,
-    joining: Joining = Joining.kv,
-    stops: Sequence[str] = (),
-) -> Played:
-    """Play one answer to its end, or stop it after some steps."""
-    about: Any = {"scheme": scheme, "max_positions": max_positions}
-    played = play_steps(rules, wants, stop_after, joining=joining, stops=stops, **about)
+def play(rules: Rules, wants: Wants, *, stop_after: int | None = None, **about: Any) -> Played:
+    """Play one answer to its end, or stop it after some steps; see `play_steps`."""
+    played = play_steps(rules, wants, stop_after, **about)
     if not played.interpreter.finished:
         played.steps.append([])
         played.do(played.interpreter.stop())
