@@ -59,7 +59,7 @@ def run(decoder: LocalDecoder, prompts: list[str], rules: Rules) -> dict[str, ob
         scheduler.step()
         together = max(together, scheduler.activity.running)
     taken_s = time.perf_counter() - began_s
-    answers = [answer for n in numbers if (answer := scheduler.result(n)) is not None]
+    answers = [answer for n in numbers if (answer := n.result()) is not None]
     plain_tokens = [decoder.plain_tokens(answer.text) for answer in answers]
     return {
         "engine": decoder.engine.name,

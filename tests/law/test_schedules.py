@@ -6,7 +6,7 @@ where a budget or a stop string ends it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from random import Random
@@ -31,7 +31,7 @@ from tests.law import world
 from tests.law.test_law import assert_same_logits, compiled, engine_named
 from tests.law.watched import Replay, Watched
 from tests.law.whim import EveryThread, ReadingOrder, Whim
-from tests.runtime.machine import asked, assert_same
+from tests.runtime.machine import asked, assert_same, finish
 from tests.runtime.play import SIZE, VOCABULARY
 from tests.tiny import tiny_llama
 
@@ -103,7 +103,7 @@ def test_any_schedule_gives_the_same_answer(
     requests = [limited(number, limits) for number in numbers]
     engine = engine_of(kind, 240 + spare_cells)
     scheduler = scheduler_of(engine, joining, Whim(seed))
-    answers = finished(scheduler, requests)
+    answers = finish(scheduler, [scheduler.add(one) for one in requests])
     assert engine.slots_in_use == 0
     for request, answer in zip(requests, answers, strict=True):
         assert_same(answer, alone(kind, joining, request))
@@ -111,20 +111,12 @@ def test_any_schedule_gives_the_same_answer(
             assert shown(answer) == answer.text
 
 
-def finished(scheduler: Scheduler, requests: Sequence[Request]) -> list[Answer]:
-    numbers = [scheduler.add(request) for request in requests]
-    while scheduler.busy:
-        scheduler.step()
-    answers = [scheduler.result(number) for number in numbers]
-    return [answer for answer in answers if answer is not None]
-
-
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("clients", [1, 6])
 def test_the_policies_give_the_answers_that_the_requests_get_alone(name: str, clients: int) -> None:
     requests = [asked(number, max_tokens=25) for number in range(clients)]
     scheduler = scheduler_of(engine_of("torch"), Joining.kv, POLICIES[name]())
-    for number, answer in enumerate(finished(scheduler, requests)):
+    for number, answer in enumerate(finish(scheduler, [scheduler.add(one) for one in requests])):
         assert_same(answer, alone_of(number))
 
 
@@ -160,7 +152,7 @@ def test_the_laws_above_are_about_cuts_of_every_kind() -> None:
             limits["stops"] = ("ab", "ca")
         request = limited(number, limits)
         engine = engine_of("scripted", SPACIOUS)
-        [answer] = finished(scheduler_of(engine, Joining.kv, Whim(number)), [request])
+        answer = answer_of(scheduler_of(engine, Joining.kv, Whim(number)), request)
         found |= {"hit"} if answer.hit_limit else {"stopped"} if answer.stopped else {"ended"}
         found |= {"trimmed"} if answer.trimmed_tokens else set()
         found |= {"in a chunk"} if answer.truncated_chunks else set()

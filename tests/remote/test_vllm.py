@@ -103,14 +103,11 @@ def answers(remote: RemoteDecoder, local: LocalDecoder) -> list[tuple[Answer, An
 
 
 def together(decoder: RemoteDecoder | LocalDecoder, requests: list[Request]) -> list[Answer]:
-    found: dict[int, Answer] = {}
     with closing(decoder.scheduler()) as scheduler:
-        numbers = [scheduler.add(request) for request in requests]
-        while len(found) < len(numbers):
+        asked = [scheduler.add(request) for request in requests]
+        while None in (found := [one.result() for one in asked]):
             scheduler.step()
-            ended = ((number, scheduler.result(number)) for number in numbers)
-            found |= {number: answer for number, answer in ended if answer is not None}
-    return [found[number] for number in numbers]
+    return [answer for answer in found if answer is not None]
 
 
 def test_what_is_served_is_found_out(remote: RemoteDecoder) -> None:

@@ -14,6 +14,7 @@ from pasta_decoding.engines.scripted import Script, ScriptedEngine, shuffled
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.constraints import Constraint
 from pasta_decoding.runtime.events import Event
+from pasta_decoding.runtime.generation import Generation
 from pasta_decoding.runtime.policy import SchedulingPolicy
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Choice, Logits, Sampler
@@ -73,17 +74,13 @@ def greedy(*, max_seconds: float | None = None) -> Request:
     return Request((C, C, A), Sampler(SamplingParams()), RULES, max_seconds)
 
 
-def finish(scheduler: Scheduler, numbers: Iterable[int]) -> list[Answer]:
-    """Step until everything is answered; return the answers to `numbers`, and forget them."""
+def finish(scheduler: Scheduler, added: Iterable[Generation]) -> list[Answer]:
+    """Step until everything is answered; return the answers to `added`."""
     while scheduler.busy:
         scheduler.step()
-    answers = []
-    for number in numbers:
-        answer = scheduler.result(number)
-        assert answer is not None
-        answers.append(answer)
-        scheduler.forget(number)
-    return answers
+    answers = [generation.result() for generation in added]
+    assert None not in answers
+    return [answer for answer in answers if answer is not None]
 
 
 @dataclass(frozen=True)

@@ -81,12 +81,12 @@ def first_fed(engine: ScriptedEngine) -> list[int]:
 
 def test_nobody_overtakes_the_one_who_waits_for_room() -> None:
     engine, scheduler = narrow(100)
-    numbers = [scheduler.add(one) for one in (sized(1, 59), sized(2, 78), sized(3, 7))]
+    added = [scheduler.add(one) for one in (sized(1, 59), sized(2, 78), sized(3, 7))]
     scheduler.step()
     scheduler.step()
-    numbers.append(scheduler.add(sized(4, 6)))
+    added.append(scheduler.add(sized(4, 6)))
     assert first_fed(engine) == [1]
-    finish(scheduler, numbers)
+    finish(scheduler, added)
     assert first_fed(engine) == [1, 2, 3, 4]
     assert engine.slots_in_use == 0
 
@@ -103,13 +103,13 @@ def test_everyone_gets_in_and_in_order_however_narrow_it_is(
     engine = ScriptedEngine(leaning(1), SIZE, max_slots=60, max_branches=7)
     clock = FakeClock()
     scheduler = Scheduler(engine, VOCABULARY, SCHEME, clock=clock)
-    numbers, added_s = [], []
+    added, added_s = [], []
     for prompt_tokens, max_tokens, max_threads, steps in sizes:
-        numbers.append(scheduler.add(sized(prompt_tokens, max_tokens, max_threads=max_threads)))
+        added.append(scheduler.add(sized(prompt_tokens, max_tokens, max_threads=max_threads)))
         added_s.append(clock.now_s)
         for _ in range(steps):
             scheduler.step()
-    answers = finish(scheduler, numbers)
+    answers = finish(scheduler, added)
     let_in_s = [at + one.queue_s for at, one in zip(added_s, answers, strict=True)]
     assert let_in_s == sorted(let_in_s)
     assert engine.slots_in_use == 0
@@ -151,7 +151,7 @@ def test_memory_that_others_hold_is_waited_for_and_refused_where_there_are_none(
     with pytest.raises(PastaError, match="no room for 60 tokens"):
         scheduler.step()
     with pytest.raises(PastaError, match="no room for 60 tokens"):
-        scheduler.result(large)
+        large.result()
     assert not scheduler.busy
     engine.close(foreign)
 
@@ -162,9 +162,9 @@ def test_memory_that_others_hold_is_waited_for_and_refused_where_there_are_none(
 def test_time_runs_out_in_the_queue_and_waiting_is_told_apart() -> None:
     engine, scheduler = narrow(100, clock=FakeClock())
     first, second = scheduler.add(cells(90)), scheduler.add(replace(cells(80), max_seconds=20))
-    while scheduler.result(second) is None:
+    while second.result() is None:
         scheduler.step()
-    assert scheduler.result(first) is None
+    assert first.result() is None
     other, answer = finish(scheduler, [first, second])
     assert (answer.text, answer.truncated, answer.hit_limit) == ("", True, False)
     assert 20 <= answer.queue_s == answer.seconds <= 25

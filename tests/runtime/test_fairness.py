@@ -12,6 +12,7 @@ from pasta_decoding.engines.base import FloatArray
 from pasta_decoding.engines.scripted import ScriptedEngine, follow, shuffled
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.runtime.events import Delta
+from pasta_decoding.runtime.generation import Generation
 from pasta_decoding.runtime.policy import ENOUGH, SchedulingPolicy
 from pasta_decoding.runtime.request import Priority, Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
@@ -50,8 +51,8 @@ def steps_of_a_victim(request: Request, adversaries: int, **about: Priority) -> 
         scheduler.add(adversary(**about))
     for _ in range(25):
         scheduler.step()
-    number, steps = scheduler.add(request), 0
-    while scheduler.result(number) is None:
+    one, steps = scheduler.add(request), 0
+    while one.result() is None:
         scheduler.step()
         steps += 1
     assert scheduler.activity.live_threads >= 10 * adversaries
@@ -78,11 +79,11 @@ def test_every_thread_of_the_adversary_has_its_turn_in_the_end() -> None:
     engine = ScriptedEngine(both, SIZE, max_positions=8192)
     scheduler = Scheduler(engine, VOCABULARY, SCHEME, policy=SchedulingPolicy())
     rules = replace(PROMISES, max_tokens=300, max_chunks=6)
-    numbers = [scheduler.add(replace(adversary(), rules=rules)) for _ in range(2)]
+    added = [scheduler.add(replace(adversary(), rules=rules)) for _ in range(2)]
     while scheduler.busy:
         scheduler.step()
-    for number in numbers:
-        answer = scheduler.result(number)
+    for one in added:
+        answer = one.result()
         assert answer is not None
         told = {event.thread for event in answer.events if isinstance(event, Delta)}
         assert {1, 2, 3, 4} <= told
@@ -95,7 +96,7 @@ def deeds(seed: int, policy: SchedulingPolicy) -> None:
     engine = ScriptedEngine(shuffled(SIZE, seed), SIZE, max_slots=300, max_branches=30)
     clock = FakeClock()
     scheduler = Scheduler(engine, VOCABULARY, SCHEME, policy=policy, clock=clock)
-    known: list[int] = []
+    known: list[Generation] = []
     for _ in range(chance.randrange(4, 12)):
         limit = chance.choice([None, None, float(chance.randrange(5, 60))])
         stops = chance.choice([(), ("b",)])
@@ -106,10 +107,10 @@ def deeds(seed: int, policy: SchedulingPolicy) -> None:
         if chance.random() < 0.4:
             scheduler.cancel(chance.choice(known))
         if chance.random() < 0.2:
-            scheduler.forget(known.pop(chance.randrange(len(known))))
+            scheduler.cancel(known.pop(chance.randrange(len(known))))
     while scheduler.busy:
         scheduler.step()
-    assert all(scheduler.result(number) is not None for number in known)
+    assert all(one.result() is not None for one in known)
     assert engine.slots_in_use == 0
 
 

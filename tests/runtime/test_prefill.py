@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pasta_decoding.engines.base import Feed, FloatArray
 from pasta_decoding.engines.scripted import ScriptedEngine, follow
 from pasta_decoding.lang.layout import Joining
+from pasta_decoding.runtime.generation import Generation
 from pasta_decoding.runtime.prefix_cache import PrefillBudget, share_out
 from pasta_decoding.runtime.request import Request, Rules
 from pasta_decoding.runtime.scheduler import Scheduler
@@ -74,12 +75,12 @@ def writing(tokens: int, prompt_tokens: int = 3) -> Request:
     return replace(greedy(), prompt=(A,) * prompt_tokens, rules=rules)
 
 
-def passes(engine: TimedEngine, scheduler: Scheduler, number: int) -> list[float]:
-    """Step until `number` has its answer; return when each of its tokens came."""
+def passes(engine: TimedEngine, scheduler: Scheduler, generation: Generation) -> list[float]:
+    """Step until `generation` has its answer; return when each of its tokens came."""
     came: list[float] = []
-    while scheduler.result(number) is None:
+    while generation.result() is None:
         scheduler.step()
-        if scheduler.drain(number):
+        if generation.drain():
             came.append(engine.now_s)
     return came
 
@@ -92,9 +93,9 @@ def prompt_s(machine: Machine, beside: int = 0) -> float:
         scheduler.add(writing(3000))
     for _ in range(20):
         scheduler.step()
-    number = scheduler.add(writing(1, LONG))
-    passes(engine, scheduler, number)
-    answer = scheduler.result(number)
+    generation = scheduler.add(writing(1, LONG))
+    passes(engine, scheduler, generation)
+    answer = generation.result()
     assert answer is not None
     assert answer.first_token_s is not None
     return answer.first_token_s
@@ -104,12 +105,12 @@ def stream(machine: Machine, long: int, prefill_budget: PrefillBudget | None = N
     """When the tokens of a short answer came, beside some long prompts."""
     engine = TimedEngine(machine)
     scheduler = scheduler_over(engine, prefill_budget)
-    number = scheduler.add(writing(TOKENS))
+    generation = scheduler.add(writing(TOKENS))
     for _ in range(10):
         scheduler.step()
     for _ in range(long):
         scheduler.add(writing(10, LONG))
-    return passes(engine, scheduler, number)
+    return passes(engine, scheduler, generation)
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -159,8 +160,8 @@ def test_what_a_text_join_reads_again_is_paced_like_a_prompt() -> None:
         clock=engine.clock,
         prefill_budget=PrefillBudget(5),
     )
-    numbers = [scheduler.add(request(seed=seed)) for seed in range(6)]
-    answers = finish(scheduler, numbers)
+    added = [scheduler.add(request(seed=seed)) for seed in range(6)]
+    answers = finish(scheduler, added)
     assert any(answer.trace.rewritten_tokens > 5 for answer in answers)
     wide = [feeds for feeds in engine.steps if any(len(feed.ids) > 1 for feed in feeds)]
     assert all(sum(len(feed.ids) for feed in feeds if len(feed.ids) > 1) <= 5 for feeds in wide)

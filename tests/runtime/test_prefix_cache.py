@@ -16,7 +16,7 @@ from pasta_decoding.lang.layout import Joining
 from pasta_decoding.runtime.admission import ResourceRequest
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import answer_of
-from pasta_decoding.runtime.generation import PrefixEntry
+from pasta_decoding.runtime.generation import Generation, PrefixEntry
 from pasta_decoding.runtime.prefix_cache import (
     MOST_KEPT,
     PrefillBudget,
@@ -123,11 +123,11 @@ def test_what_is_kept_goes_as_soon_as_a_request_needs_the_room() -> None:
     scheduler = keeping(engine)
     finish(scheduler, [scheduler.add(asking(*LONG, A, max_tokens=5, parallel=False))])
     assert scheduler.activity.kept_cells == engine.slots_in_use == 46
-    number = scheduler.add(asking(*LONG, *LONG[1:], A, max_tokens=20, parallel=False))
+    one = scheduler.add(asking(*LONG, *LONG[1:], A, max_tokens=20, parallel=False))
     scheduler.step()
     assert scheduler.activity.running == 1
     assert scheduler.activity.kept_cells == 0
-    (answer,) = finish(scheduler, [number])
+    (answer,) = finish(scheduler, [one])
     assert answer.hit_limit
     assert prompt_tokens_fed(answer) == 80
 
@@ -204,7 +204,7 @@ def test_answers_are_the_same_and_in_the_end_everything_is_free(
     """In little room, so that what is kept is given up again and again."""
     engine = engine_of(name)
     scheduler = keeping(engine, 16, joining)
-    added: dict[int, int] = {}
+    added: dict[Generation, int] = {}
     for deed, number in deeds:
         if deed == "add":
             added[scheduler.add(of_a_family(number))] = number
@@ -213,7 +213,7 @@ def test_answers_are_the_same_and_in_the_end_everything_is_free(
                 scheduler.step()
         elif added:
             gone = list(added)[number % len(added)]
-            scheduler.forget(gone)
+            scheduler.cancel(gone)
             del added[gone]
     answers = finish(scheduler, added)
     for number, answer in zip(added.values(), answers, strict=True):

@@ -119,17 +119,17 @@ def test_the_events_of_a_worked_example() -> None:
 
 def test_events_are_handed_out_once_as_they_come() -> None:
     _, scheduler = machine(follow(*LINES, vocabulary_size=SIZE))
-    number = scheduler.add(greedy())
+    generation = scheduler.add(greedy())
     events: list[Event] = []
     text, steps = "", list[int]()
-    while scheduler.result(number) is None:
+    while generation.result() is None:
         scheduler.step()
-        if progress := scheduler.drain(number):
+        if progress := generation.drain():
             events += progress.events
             text += progress.text
             steps.append(progress.step)
-    assert scheduler.drain(number) is None
-    answer = scheduler.result(number)
+    assert generation.drain() is None
+    answer = generation.result()
     assert answer is not None
     assert answer.events == tuple(events)
     assert text == answer.text
@@ -166,12 +166,12 @@ def test_a_trace_has_every_fed_token_as_a_box_in_its_threads_lane() -> None:
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 8, 12, 16, 20, 25])
 def test_cancelling_at_any_step_frees_everything_and_keeps_what_there_was(steps: int) -> None:
     engine, scheduler = machine(leaning(4))
-    number = scheduler.add(request(seed=4))
+    generation = scheduler.add(request(seed=4))
     other = scheduler.add(request((C, C), number=1))
     for _ in range(steps):
         scheduler.step()
-    scheduler.cancel(number)
-    got = scheduler.result(number)
+    scheduler.cancel(generation)
+    got = generation.result()
     assert got is not None
     assert got.truncated
     assert ordered(got.events) == got.text
@@ -234,10 +234,10 @@ def test_an_error_of_the_engine_ends_who_was_in_the_pass_and_nobody_else() -> No
     with pytest.raises(RuntimeError, match="the device is gone"):
         scheduler.step()
     assert engine.slots_in_use == 0
-    for number in ended:
+    for generation in ended:
         with pytest.raises(RuntimeError, match="the device is gone"):
-            scheduler.result(number)
-        scheduler.forget(number)
+            generation.result()
+        scheduler.cancel(generation)
     (got,) = finish(scheduler, [waiting])
     assert got.events == answer_of(scheduler, greedy()).events
     assert got.text == "ca ac"

@@ -102,11 +102,11 @@ def decoded(script: Script, sampling: SamplingParams, *, steps: int = 40) -> Ans
     """Answer for some steps, then cancel."""
     scheduler = Scheduler(ScriptedEngine(script, SIZE), VOCABULARY, SCHEME)
     rules = Rules(max_tokens=60, max_topic_tokens=3)
-    number = scheduler.add(Request((*ids("?"),), Sampler(sampling), rules))
+    generation = scheduler.add(Request((*ids("?"),), Sampler(sampling), rules))
     for _ in range(steps):
         scheduler.step()
     scheduler.close()
-    answer = scheduler.result(number)
+    answer = generation.result()
     assert answer is not None
     return answer
 
@@ -167,10 +167,10 @@ def test_a_stop_ends_the_text_of_an_answer_wherever_it_stands(
 ) -> None:
     """The answer is `ca ac`, of which the first two letters are a chunk."""
     _, scheduler = machine(follow(*LINES, vocabulary_size=play.SIZE))
-    number, shown = scheduler.add(replace(greedy(), stops=(stop,))), ""
-    while (answer := scheduler.result(number)) is None:
+    generation, shown = scheduler.add(replace(greedy(), stops=(stop,))), ""
+    while (answer := generation.result()) is None:
         scheduler.step()
-        if progress := scheduler.drain(number):
+        if progress := generation.drain():
             shown += progress.text
             assert text.startswith(shown)
     assert (shown, answer.stopped) == (text, stopped)

@@ -53,8 +53,8 @@ def test_an_engine_with_two_branches_is_enough_for_a_chunk_at_a_time() -> None:
     """Main's own branch ends at a join, and the chunk's becomes main's."""
     engine = ScriptedEngine(follow(*LINES, vocabulary_size=SIZE), SIZE)
     scheduler = scheduler_over(engine)
-    number = scheduler.add(greedy())
-    [answer] = finish(scheduler, [number])
+    generation = scheduler.add(greedy())
+    [answer] = finish(scheduler, [generation])
     assert [type(event) for event in answer.events if isinstance(event, Closed | Synced)] == [
         Closed,
         Synced,

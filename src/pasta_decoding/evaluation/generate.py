@@ -24,7 +24,7 @@ from pasta_decoding.data.rows import Question
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.methods import Method, Stage
 from pasta_decoding.evaluation.records import Record, Run, begin_run
-from pasta_decoding.runtime.decoder import RequestScheduler
+from pasta_decoding.runtime.decoder import Asked, RequestScheduler
 
 Tick = Callable[[str], None]
 """Hears the label of a method whenever a record of it is kept, those of an earlier run included."""
@@ -172,17 +172,16 @@ def _answer(
     began_s = plan.clock()
     asking = method.ask(question)
     resume: Callable[[], Stage] = partial(next, asking)
-    numbers: list[int] = []
+    asked: list[Asked] = []
     try:
         while True:
             left_s = plan.max_seconds - (plan.clock() - began_s)
             if left_s <= 0:
                 raise PastaError(f"no answer within {plan.max_seconds:g} s")
-            numbers.extend(scheduler.add(replace(one, max_seconds=left_s)) for one in resume())
-            while None in (found := [scheduler.result(number) for number in numbers]):
+            asked.extend(scheduler.add(replace(one, max_seconds=left_s)) for one in resume())
+            while None in (found := [one.result() for one in asked]):
                 yield
-            while numbers:
-                scheduler.forget(numbers.pop())
+            asked.clear()
             resume = partial(asking.send, [answer for answer in found if answer is not None])
     except StopIteration as over:
         record: Record = over.value
@@ -192,5 +191,5 @@ def _answer(
         empty = Record(question.id, question.instruction, question.dataset, error=reason)
         return replace(empty, seconds=plan.max_seconds)
     finally:
-        for number in numbers:
-            scheduler.forget(number)
+        for one in asked:
+            scheduler.cancel(one)

@@ -9,7 +9,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
-from itertools import count
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -129,42 +129,45 @@ class RemoteWorker:
         await self._pool.__aexit__()
 
 
+@dataclass(eq=False)
+class Asked:
+    """One request of a `RemoteScheduler`; `last` is what ended it."""
+
+    last: News | None = None
+
+    def result(self) -> Answer | None:
+        if isinstance(self.last, Failure):
+            raise self.last.error
+        return self.last if isinstance(self.last, Answer) else None
+
+
 class RemoteScheduler:
     """Implements `RequestScheduler` by a worker, which it closes. Not for several threads."""
 
     def __init__(self, worker: RemoteWorker) -> None:
         self._worker = worker
-        self._numbers = count()
-        self._news: SimpleQueue[tuple[int, News]] = SimpleQueue()
-        self._cancels: dict[int, Cancel] = {}
-        self._over: dict[int, Answer | Failure] = {}
+        self._news: SimpleQueue[tuple[Asked, News]] = SimpleQueue()
+        self._cancels: dict[Asked, Cancel] = {}
 
-    def add(self, request: Request) -> int:
-        number = next(self._numbers)
-        self._cancels[number] = self._worker.submit(
-            request, lambda news: self._news.put((number, news))
+    def add(self, request: Request) -> Asked:
+        asked = Asked()
+        self._cancels[asked] = self._worker.submit(
+            request, lambda news: self._news.put((asked, news))
         )
-        return number
+        return asked
 
     def step(self) -> None:
         """Wait until an answer is over that was not; at once if none is under way."""
         while self._cancels:
-            number, news = self._news.get()
-            if number in self._cancels and not isinstance(news, Progress):
-                del self._cancels[number]
-                self._over[number] = news
+            asked, news = self._news.get()
+            if asked in self._cancels and not isinstance(news, Progress):
+                del self._cancels[asked]
+                asked.last = news
                 return
 
-    def result(self, number: int) -> Answer | None:
-        found = self._over.get(number)
-        if isinstance(found, Failure):
-            raise found.error
-        return found
-
-    def forget(self, number: int) -> None:
-        if cancel := self._cancels.pop(number, None):
+    def cancel(self, asked: Asked) -> None:
+        if cancel := self._cancels.pop(asked, None):
             cancel()
-        self._over.pop(number, None)
 
     def close(self) -> None:
         """Cancel everything and end all connections; it is of no use afterwards."""

@@ -22,16 +22,18 @@ from pasta_decoding.runtime.scheduler import Scheduler
 from pasta_decoding.runtime.vocabulary import Vocabulary, vocabulary_of
 
 
+class Asked(Protocol):
+    """One request of a scheduler; see `Generation.result`."""
+
+    def result(self) -> Answer | None: ...
+
+
 class RequestScheduler(Protocol):
-    """Answers requests together: a `Scheduler` over an engine, or its like over servers.
+    """Answers requests together: a `Scheduler` over an engine, or its like over servers."""
 
-    Every added request must be forgotten. `Scheduler` documents the methods.
-    """
-
-    def add(self, request: Request) -> int: ...
+    def add(self, request: Request) -> Asked: ...
     def step(self) -> object: ...
-    def result(self, number: int) -> Answer | None: ...
-    def forget(self, number: int) -> None: ...
+    def cancel(self, asked: Any, /) -> None: ...
     def close(self) -> None: ...
 
 
@@ -223,12 +225,12 @@ class LocalDecoder(Decoder):
 
 def answer_of(scheduler: RequestScheduler, request: Request) -> Answer:
     """Decode one request and wait for its answer; an exception on the way cancels it."""
-    number = scheduler.add(request)
+    asked = scheduler.add(request)
     try:
-        while (answer := scheduler.result(number)) is None:
+        while (answer := asked.result()) is None:
             scheduler.step()
     finally:
-        scheduler.forget(number)
+        scheduler.cancel(asked)
     return answer
 
 

@@ -10,7 +10,7 @@ from pasta_decoding.engines.base import Branch, Engine, Feed, FloatArray
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.runtime.admission import ResourceRequest, resources_of
 from pasta_decoding.runtime.answer import Answer, Trace, conclude
-from pasta_decoding.runtime.events import Action, Append, CloseChunk, Fork, Join, Rewrite
+from pasta_decoding.runtime.events import Action, Append, CloseChunk, Fork, Join, Progress, Rewrite
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.policy import LEAST_QUOTA, Quota, Runnable, runnable_threads
 from pasta_decoding.runtime.recorder import OutputRecorder
@@ -82,6 +82,16 @@ class Generation:
     @property
     def is_over(self) -> bool:
         return self.answer is not None or self.error is not None
+
+    def result(self) -> Answer | None:
+        """Return the finished answer, None before. Raises the error that ended it, if one did."""
+        if self.error is not None:
+            raise self.error
+        return self.answer
+
+    def drain(self) -> Progress | None:
+        """Return what happened since the last call, if anything did."""
+        return self.recorder.drain(len(self.trace.step_s))
 
     @property
     def beginning(self) -> PrefixEntry | None:

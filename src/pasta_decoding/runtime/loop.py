@@ -18,6 +18,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.events import Progress
+from pasta_decoding.runtime.generation import Generation
 from pasta_decoding.runtime.policy import SchedulingPolicy
 from pasta_decoding.runtime.request import Request
 
@@ -68,7 +69,7 @@ class EngineLoop:
         self._scheduler = decoder.scheduler(max_requests=max_requests, policy=policy)
         self._on_step = on_step
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._jobs: dict[object, tuple[int, Listener]] = {}
+        self._jobs: dict[object, tuple[Generation, Listener]] = {}
         self._handing_in = threading.Lock()
         self._closed = False
         self.activity = self._scheduler.activity
@@ -142,17 +143,15 @@ class EngineLoop:
             self._on_step(width)
 
     def _report(self, key: object) -> None:
-        number, listener = self._jobs[key]
-        if progress := self._scheduler.drain(number):
+        generation, listener = self._jobs[key]
+        if progress := generation.drain():
             listener(progress)
         if last := self._outcome(key):
             self._end_with(key, last)
 
     def _outcome(self, key: object) -> Answer | Failure | None:
-        try:
-            return self._scheduler.result(self._jobs[key][0])
-        except BaseException as error:  # noqa: BLE001  whatever the engine raised ends this answer
-            return Failure(error)
+        generation, _ = self._jobs[key]
+        return generation.answer if generation.error is None else Failure(generation.error)
 
     def _end_with(self, key: object, last: Answer | Failure) -> None:
         _, listener = self._jobs[key]
@@ -161,7 +160,7 @@ class EngineLoop:
 
     def _forget(self, key: object) -> None:
         if job := self._jobs.pop(key, None):
-            self._scheduler.forget(job[0])
+            self._scheduler.cancel(job[0])
 
     def _end(self) -> None:
         """End every request with a ClosedError, those just handed in included."""

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING
 
 from pasta_decoding.engines.base import Engine, FloatArray, KeepsLogits
@@ -22,8 +21,6 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import Scheme
 from pasta_decoding.runtime.admission import check_request, has_room, quota_of
-from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.events import Progress
 from pasta_decoding.runtime.generation import Generation, Row
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.policy import LEAST_QUOTA, SchedulingPolicy
@@ -85,12 +82,11 @@ class Scheduler:
         self._max_requests = max_requests
         self._policy = SchedulingPolicy() if policy is None else policy
         self._clock = clock
-        self._numbers = count()
-        self._generations: dict[int, Generation] = {}
+        self._generations: list[Generation] = []
 
     @property
     def busy(self) -> bool:
-        return any(not generation.is_over for generation in self._generations.values())
+        return any(not generation.is_over for generation in self._generations)
 
     @property
     def activity(self) -> Activity:
@@ -108,8 +104,8 @@ class Scheduler:
         """Raise PastaError if `request` could not be answered even alone. Any thread may call."""
         check_request(request, self._engine, self._joining)
 
-    def add(self, request: Request) -> int:
-        """Queue a request; return its number, under which it is known until `forget`.
+    def add(self, request: Request) -> Generation:
+        """Queue a request; return what will have its answer.
 
         Raises PastaError if it could not be answered even alone; nothing is held then.
         """
@@ -123,16 +119,16 @@ class Scheduler:
             self._joining,
             request.stops,
         )
-        number = next(self._numbers)
-        self._generations[number] = Generation(request, self._engine, interpreter, self._clock())
-        return number
+        generation = Generation(request, self._engine, interpreter, self._clock())
+        self._generations.append(generation)
+        return generation
 
     def step(self) -> int:
         """Advance threads by one token, and prompts by what their budget allows; return how many.
 
         Whatever is raised in a forward pass, by the engine or in choosing, ends all requests in
-        that pass, since their cells cannot be trusted: everything of theirs is freed, `result`
-        raises the error for each of them, and so does this call. The others can be stepped on.
+        that pass, since their cells cannot be trusted: everything of theirs is freed, their
+        `result` raises the error, and so does this call. The others can be stepped on.
         """
         self._admit()
         prompts = [one for one in self._running() if one.unfed]
@@ -144,42 +140,21 @@ class Scheduler:
         self._settle()
         return len(rows)
 
-    def drain(self, number: int) -> Progress | None:
-        """Return what happened in an answer since the last call, if anything did."""
-        generation = self._generations[number]
-        return generation.recorder.drain(len(generation.trace.step_s))
-
-    def result(self, number: int) -> Answer | None:
-        """Return the finished answer; None while it waits or is being written.
-
-        Raises the error that ended the request, if one did.
-        """
-        generation = self._generations[number]
-        if generation.error is not None:
-            raise generation.error
-        return generation.answer
-
-    def cancel(self, number: int) -> None:
-        """End a request at once and free all that it holds; its result is what there was."""
-        generation = self._generations[number]
+    def cancel(self, generation: Generation) -> None:
+        """End a request at once and free all that it holds; its answer is what there was."""
         if not generation.is_over:
             generation.stop()
             generation.conclude(self._clock())
 
-    def forget(self, number: int) -> None:
-        """Cancel a request and drop its result. Every added request must be forgotten."""
-        self.cancel(number)
-        del self._generations[number]
-
     def close(self) -> None:
-        for number in self._generations:
-            self.cancel(number)
+        for generation in self._generations:
+            self.cancel(generation)
         self._prefix_cache.close()
 
     def _admit(self) -> None:
         """Open requests in the order in which they came, as long as there is room."""
         running = self._running()
-        for one in self._generations.values():
+        for one in self._generations:
             if one.opened_s is not None or one.is_over:
                 continue
             if self._max_requests is not None and len(running) >= self._max_requests:
@@ -280,7 +255,7 @@ class Scheduler:
     def _settle(self) -> None:
         """End answers that are finished or out of time, queued ones included."""
         now_s = self._clock()
-        for generation in self._generations.values():
+        for generation in self._generations:
             if generation.is_over:
                 continue
             limit = generation.request.max_seconds
@@ -290,11 +265,8 @@ class Scheduler:
                 if self._prefix_caching and (beginning := generation.part_with_beginning()):
                     self._prefix_cache.keep(beginning)
                 generation.conclude(now_s)
+        self._generations = [one for one in self._generations if not one.is_over]
 
     def _running(self) -> list[Generation]:
         """Return the requests that are let in and not over, oldest first."""
-        return [
-            one
-            for one in self._generations.values()
-            if one.opened_s is not None and not one.is_over
-        ]
+        return [one for one in self._generations if one.opened_s is not None and not one.is_over]

@@ -27,6 +27,7 @@ from pasta_decoding.lang.layout import (
 from pasta_decoding.lang.positions import Scheme
 from pasta_decoding.models.control_tokens import ControlTokens
 from pasta_decoding.runtime.decoder import LocalDecoder
+from pasta_decoding.runtime.generation import Generation
 from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.training.run import tracked
 
@@ -126,7 +127,7 @@ def _sampled(
     """Decode all jobs, as many together as there is room for; yield each answer as it ends."""
     scheduler = decoder.scheduler()
     waiting = iter(jobs)
-    running: dict[int, tuple[Question, int, int]] = {}
+    running: dict[Generation, tuple[Question, int, int]] = {}
     try:
         while True:
             queued = len(running) - scheduler.activity.running
@@ -138,10 +139,9 @@ def _sampled(
             if not running:
                 return
             scheduler.step()
-            for ticket in list(running):
-                if (answer := scheduler.result(ticket)) is not None:
-                    scheduler.forget(ticket)
-                    prompt, number, seed = running.pop(ticket)
+            for one in list(running):
+                if (answer := one.result()) is not None:
+                    prompt, number, seed = running.pop(one)
                     yield Sample(
                         prompt=prompt.id,
                         number=number,
