@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.models.bases import default_cache, model_dir
+from pasta_decoding.models.bases import default_cache, model_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -57,7 +57,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def default_model_dir() -> Path:
     """Return the folder of the default model; the test is skipped where there is none."""
     try:
-        return model_dir(default_cache(os.environ))
+        return model_path(default_cache(os.environ))
     except PastaError as error:
         pytest.skip(f"{error}: {error.hint}")
 

@@ -17,6 +17,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from pasta_decoding.models.bases import BASES
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 FOR_TYPES = {"_typeshed"}
@@ -99,7 +101,9 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_the_default_adapters_and_their_licence(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     adapters = {name.split("/")[2] for name in names if name.startswith("pasta_decoding/adapters/")}
-    assert adapters == {"LICENSE.md", "balanced", "sequential"}
+    bases = [one for base in BASES.values() for one in (base.adapter, base.baseline)]
+    assert adapters == {"LICENSE.md", *bases}
+    assert wheel.stat().st_size < 60e6
     [metadata] = [name for name in names if name.endswith(".dist-info/METADATA")]
     text = zipfile.ZipFile(wheel).read(metadata).decode()
     assert "License-Expression: Apache-2.0\n" in text

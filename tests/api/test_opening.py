@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +15,12 @@ from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import choose_engine, open_decoder
 from pasta_decoding.engines.llama import library
 from pasta_decoding.errors import PastaError
+from pasta_decoding.models.gguf import write_gguf
+from pasta_decoding.models.load import find_adapter
+from pasta_decoding.models.pull import pull
 from tests.checkpoint import TinyCheckpoint
+from tests.engines.subjects import speaking
+from tests.tiny import TINY_MODELS
 
 
 def config_of(tiny: TinyCheckpoint, **settings: object) -> EngineConfig:
@@ -72,8 +78,33 @@ def test_what_an_engine_cannot_do_is_refused(
         open_decoder(config_of(tiny_checkpoint, engine="torch", **settings), Path())
 
 
+def test_a_pulled_gguf_is_taken_as_it_is_unless_another_engine_or_format_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, file, name = tmp_path / "cache", tmp_path / "tiny.gguf", "qwen2.5-coder-1.5b"
+    write_gguf(speaking(TINY_MODELS["qwen2"]()), file, float_type="F32")
+    path, by_model = pull(cache, name, fetch=lambda *_: file), {"model": name, "device": "cpu"}
+    for settings in (by_model, {"adapter": f"{name}-sequential", "device": "cpu"}):
+        found = find(EngineConfig.named(**settings), cache)
+        assert (found.base, choose_engine(found)) == (path, "fast")
+        assert found.adapter == find_adapter(str(settings.get("adapter", name)))
+    for more in ({"engine": "torch"}, {"dtype": "float32"}, {"device": "cuda"}):
+        assert find(EngineConfig.named(**by_model | more), cache).base == cache / "hf" / name
+    monkeypatch.setattr("pasta_decoding.engines.native.find_compiler", lambda: None)
+    assert find(EngineConfig.named(**by_model), cache).base == cache / "hf" / name
+
+
+def test_too_little_memory_is_told_before_loading(
+    tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1000))
+    with pytest.raises(PastaError, match=r"^the weights in .+ take 0\.0 GB, and 0\.0 GB of memory"):
+        open_decoder(config_of(tiny_checkpoint), Path())
+
+
 # The baseline
 
+LARGE, LARGE_PLAIN = "qwen2.5-coder-1.5b", "qwen2.5-coder-1.5b-sequential"
 MINE = EngineConfig("runs/mine", Path("org/model"), threads=1)
 WHOLE = EngineConfig(model=Path("mine.gguf"))
 TRAINED = "trained on most of the same responses with the tags taken out"
@@ -86,6 +117,11 @@ BANNED = "the same weights with promises banned"
     [
         (EngineConfig(), None, EngineConfig("sequential"), "sequential", TRAINED),
         (EngineConfig("balanced"), None, EngineConfig("sequential"), "sequential", TRAINED),
+        (EngineConfig(LARGE), None, EngineConfig(LARGE_PLAIN), LARGE_PLAIN, TRAINED),
+        (
+            *(EngineConfig(model=Path(LARGE)), "sequential"),
+            *(EngineConfig(LARGE_PLAIN, Path(LARGE)), LARGE_PLAIN, TRAINED),
+        ),
         (EngineConfig("runs/mine"), None, EngineConfig("none"), "smollm2-135m", BASE),
         (MINE, None, EngineConfig("none", Path("org/model"), threads=1), "model", BASE),
         (

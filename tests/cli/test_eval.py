@@ -89,7 +89,7 @@ def test_every_method_gets_a_folder_and_failures_are_records(
         ("", "pasta=none", "pasta needs an adapter"),
         ("", "pasta pasta", "--method is given twice for the folder 'pasta-adapter'"),
         ("", "pasta=nowhere", "no adapter 'nowhere'"),
-        ("--model a.gguf", "pasta", "--model names a GGUF file"),
+        ("--model a.gguf", "hf", "transformers' generate reads no GGUF file"),
     ],
 )
 def test_flags_that_mean_nothing_are_refused(

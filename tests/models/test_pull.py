@@ -26,7 +26,8 @@ from pasta_decoding.models.bases import (
     MANIFEST,
     Wheel,
     default_cache,
-    model_dir,
+    kept,
+    model_path,
 )
 from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.models.gguf import write_gguf
@@ -72,7 +73,7 @@ def test_a_pulled_model_loads_from_its_folder(
 ) -> None:
     caplog.set_level("INFO")
     folder = pull(cache, source="hub", fetch=lambda *_: original)
-    assert folder == cache / DEFAULT_MODEL == model_dir(cache) == model_folder(None, cache)
+    assert folder == cache / DEFAULT_MODEL == model_path(cache) == model_folder(None, cache)
     model, reference = map(AutoModelForCausalLM.from_pretrained, (folder, original))
     assert torch.equal(model.lm_head.weight, reference.lm_head.weight)
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
@@ -98,6 +99,27 @@ def test_a_gguf_becomes_a_folder_in_shards_that_gives_the_same_logits(
     pulled = AutoModelForCausalLM.from_pretrained(folder)
     ids = torch.arange(5)[None]
     torch.testing.assert_close(pulled(ids).logits, model(ids).logits, atol=1e-5, rtol=0)
+
+
+def test_a_kept_gguf_is_converted_once_where_another_form_is_needed(
+    cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, name = TINY_MODELS["qwen2"](), "qwen2.5-coder-1.5b"
+    write_gguf(speaking(model), tmp_path / "tiny.gguf", float_type="F32")
+    path = pull(cache, name, fetch=lambda *_: tmp_path / "tiny.gguf")
+    assert path == cache / name / f"{name}.gguf" == model_folder(Path(name), cache, gguf=True)
+    assert pull(cache, name, fetch=NEVER) == path
+    caplog.set_level("INFO")
+    folder, again = (model_folder(Path(name), cache) for _ in range(2))
+    assert folder == again == cache / "hf" / name
+    assert caplog.messages == [f"converting {name} to Hugging Face's form (once)"]
+    converted = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+    ids = torch.arange(5)[None]
+    torch.testing.assert_close(converted(ids).logits, model(ids).logits, atol=0.05, rtol=0.05)
+    assert [one[:2] for one in kept(cache)] == [("model", cache / name), ("export", folder)]
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(PastaError, match=rf"is broken: {name}\.gguf has \d+ bytes, not \d+$"):
+        model_folder(Path(name), cache)
 
 
 def test_an_adapter_of_one_copy_of_a_model_fits_the_others(cache: Path, tmp_path: Path) -> None:
@@ -157,13 +179,13 @@ def test_a_damaged_cache_is_reported_and_pulling_mends_it(
     with pytest.raises(
         PastaError, match=f"^the model smollm2-135m in .+ is broken: {defect}$"
     ) as found:
-        model_dir(cache)
+        model_path(cache)
     assert found.value.hint == "run `pasta pull smollm2-135m`"
-    assert pull(cache, fetch=lambda *_: original) == model_dir(cache)
+    assert pull(cache, fetch=lambda *_: original) == model_path(cache)
     assert caplog.messages[0].endswith("making it anew")
     assert names(cache) == [DEFAULT_MODEL]
     rewrite("model.safetensors", lambda old: old[:-1] + b"\x7f")(folder)
-    assert model_dir(cache) == folder, "loading looks at the sizes of weights alone"
+    assert model_path(cache) == folder, "loading looks at the sizes of weights alone"
     pull(cache, fetch=lambda *_: original)
     assert "model.safetensors has other contents than when it was written" in caplog.text
 

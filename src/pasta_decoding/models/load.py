@@ -24,9 +24,9 @@ from pasta_decoding.models.control_tokens import (
 if TYPE_CHECKING:
     from pasta_decoding.gguf_file import GgufFile
 
-DEFAULT_ADAPTER = "balanced"
+DEFAULT_ADAPTER = BASES[DEFAULT_MODEL].adapter
 SEQUENTIAL = "sequential"
-"""The baseline of the shipped adapters: trained on most of the same responses, tags taken out."""
+"""The baseline of a shipped adapter: trained on most of the same responses, tags taken out."""
 NO_ADAPTER = "none"
 """The base model as it is, in place of an adapter's name."""
 _PACKAGE = Path(__file__).parents[1]
@@ -262,9 +262,14 @@ def load_base(base: Path, *, dtype: str, **settings: Any) -> tuple[Any, Any]:
 
 
 def load_tokenizer(base: Path) -> Any:
-    """Load the tokenizer of a model's folder alone, without its weights."""
+    """Load the tokenizer of a model's folder or GGUF file alone, without its weights."""
     from transformers import AutoTokenizer
 
+    if base.suffix == ".gguf":
+        from pasta_decoding.gguf_file import GgufFile
+        from pasta_decoding.models.gguf_reader import read_tokenizer
+
+        return read_tokenizer(GgufFile(base))
     with _load_errors("tokenizer", base):
         return AutoTokenizer.from_pretrained(base)
 

