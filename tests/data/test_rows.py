@@ -59,12 +59,6 @@ def test_what_is_written_is_read_back(
         assert path.read_bytes() == written, "the same rows give the same bytes"
 
 
-def test_half_a_surrogate_pair_in_an_extra_key_survives(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    write_rows(path, [Row("a", "", "", "", {"odd": "\ud800"})])
-    assert next(read_rows(path)).extra == {"odd": "\ud800"}
-
-
 # Forms
 
 SYSTEM = {"role": "system", "content": "Be brief."}

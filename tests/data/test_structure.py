@@ -75,19 +75,6 @@ def test_list_items_are_chunks_and_their_markers_main_text() -> None:
     assert topics(LIST) == ["balanced diet", "regular exercise", "enough sleep"]
 
 
-def test_an_item_takes_its_continuation_lines_and_its_sub_items() -> None:
-    response = """Two plans:
-
-1. Spend the morning at the market by the river
-   and buy bread and cheese.
-   - Go early, since the stalls close at noon.
-2. Spend the afternoon in the old town, where every house has a story to tell."""
-    assert [chunk.text.split("\n")[-1].strip() for chunk in chunks(response)] == [
-        "- Go early, since the stalls close at noon.",
-        "Spend the afternoon in the old town, where every house has a story to tell.",
-    ]
-
-
 def test_sections_are_chunks_and_their_headings_main_text() -> None:
     response = """Rome has grown in layers over the centuries.
 
@@ -127,11 +114,6 @@ def test_a_sentence_that_leans_on_the_one_before_stays_with_it() -> None:
 def test_siblings_of_the_same_title_get_different_topics() -> None:
     item = "- **Diet**: Eat more greens and less meat, and drink water instead of sugary drinks.\n"
     assert len(set(topics("Tips for you:\n\n" + item * 4))) == 4
-
-
-def test_parts_without_a_telling_word_are_numbered() -> None:
-    item = "- it is what it was and it will be what it has been for us\n"
-    assert topics("Well:\n\n" + item * 3) == ["part 1", "part 2", "part 3"]
 
 
 SEQUENTIAL = {

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import typer
 from typer.main import get_command
 
 from pasta_decoding.cli.app import make_app
@@ -71,17 +70,9 @@ def options() -> set[str]:
 
 
 def parse(arguments: list[str]) -> None:
-    """Parse a command line as `pasta` does, and do nothing. Raises what it raises.
-
-    One that ends in `...` need not be whole.
-    """
+    """Parse a command line as `pasta` does, and do nothing. Raises what it raises."""
     command = get_command(app)
     for leaf in leaves(command).values():
         leaf.callback = lambda **_values: None
-    told = [one for one in arguments if one != "..."]
-    try:
-        with command.make_context("pasta", told) as context:
-            command.invoke(context)
-    except typer.BadParameter as error:
-        if told == arguments or type(error).__name__ != "MissingParameter":
-            raise
+    with command.make_context("pasta", list(arguments)) as context:
+        command.invoke(context)

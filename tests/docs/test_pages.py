@@ -38,12 +38,6 @@ WITH_COMMANDS = [page for page in PAGES if any(commands(page))]
 OF_OTHERS = {"--max-num-seqs", "--logits-processors", "--model_args", "--batch_size", "--help"}
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_block_says_what_it_is(page: str) -> None:
-    assert {block.language for block in blocks(page)} <= {"sh", "python", "json", "yaml", "text"}
-    assert text_of(page).count("```") == 2 * len(blocks(page))
-
-
 @pytest.mark.parametrize("page", WITH_COMMANDS)
 def test_every_command_line_is_taken_by_the_parser(page: str) -> None:
     for arguments in commands(page):

@@ -146,10 +146,3 @@ def test_points_are_numbered_lines_with_rising_numbers_and_new_headings(
 def test_a_text_ends_where_another_point_begins(text: str, kept: str) -> None:
     points = points_of("1. A\n2. B\n3. C")
     assert strip(concatenated(points, [text, "b", "c"], len)) == f"1. A: {kept}\n2. B: b\n3. C: c"
-
-
-def test_literal_tags_and_empty_texts_read_back_from_the_text_form() -> None:
-    points = points_of('1. <async>\n2. "B" c d e\n3. F\n4. G')
-    tree = concatenated(points, ["</async>x", " ", "\n", "g"], len)
-    assert strip(tree) == '1. <async>: </async>x\n2. "B" c d e\n3. F\n4. G: g'
-    assert [getattr(node, "topic", None) for node in tree] == [None, "async", None, "G"]

@@ -246,7 +246,7 @@ def serving(fake: Fake) -> Iterator[Fake]:
 
 
 @contextmanager
-def hanging_up(words: bytes, *, drips: bool = False) -> Iterator[int]:
+def hanging_up(words: bytes) -> Iterator[int]:
     """Say `words` to whoever comes, on a port of this machine."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -259,9 +259,6 @@ def hanging_up(words: bytes, *, drips: bool = False) -> Iterator[int]:
                 with client, suppress(OSError):  # until nobody listens
                     client.recv(65536)
                     client.sendall(words)
-                    while drips:
-                        client.sendall(b" ")
-                        time.sleep(0.05)
                     if not words:  # reset it: what is closed without lingering is not ended
                         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, pack("ii", 1, 0))
 

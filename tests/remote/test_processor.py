@@ -13,7 +13,6 @@ import pytest
 
 from pasta_decoding.engines.base import FloatArray
 from pasta_decoding.lang.layout import SyncRun
-from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.remote.stream import RemoteError
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.guided import PROTOCOL, XARG, read_params, write_params
@@ -21,7 +20,7 @@ from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.vllm.batch import UNKNOWN, Places, Served
 from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SYNC
-from tests.remote.fake import Fake, refusal, serving
+from tests.remote.fake import Fake, serving
 from tests.remote.test_driver import LONG_PROMPT, PROMPTS, TWO_CHUNKS
 from tests.remote.writing import (
     asked,
@@ -31,7 +30,6 @@ from tests.remote.writing import (
     scripted,
     service_of,
     write,
-    writer,
 )
 from tests.runtime.play import ID, SIZE
 from tests.vllm.tokens import Tokenizer
@@ -76,26 +74,6 @@ def test_each_replica_is_asked_for_itself_and_one_without_it_is_sent_no_params()
     for prompt, answer in zip(PROMPTS, answers, strict=True):
         assert answer.segments == locally(asked(prompt), ending(7)).segments
     assert sum(sent(answer)[1] for answer in answers) > 5, "the other one's are corrected"
-
-
-def test_one_that_comes_back_is_asked_again() -> None:
-    fake = scripted()
-    rules = Rules(max_tokens=60, max_topic_tokens=3, min_chunk_tokens=6)
-
-    async def written() -> None:
-        async with ReplicaPool(service_of(fake)) as pool:
-            await writer(asked(PROMPTS[0], rules=rules), pool).run()
-            fake.mischief = lambda _body, _pieces: refusal(500, "gone")
-            with pytest.raises(RemoteError, match="gone"):
-                await writer(asked(PROMPTS[0], rules=rules), pool).run()
-            fake.mischief = None
-            holding(fake).bodies.clear()
-            await writer(asked(PROMPTS[0], rules=rules), pool).run()
-
-    with serving(fake):
-        asyncio.run(written())
-        assert len(fake.checks) > 1
-        assert all("vllm_xargs" in body for body in fake.bodies)
 
 
 class Blind(Places):

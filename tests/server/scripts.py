@@ -60,15 +60,6 @@ class Deadly(ScriptedEngine):
         return super().step(feeds)
 
 
-class Forgetful(ScriptedEngine):
-    """Keeps no list of its steps, which would grow for ever."""
-
-    def step(self, feeds: Sequence[Feed]) -> FloatArray:
-        logits_FV = super().step(feeds)
-        self.steps.clear()
-        return logits_FV
-
-
 def with_engine(
     decoder: LocalDecoder, script: Script, kind: type[ScriptedEngine] = ScriptedEngine
 ) -> LocalDecoder:
