@@ -28,7 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Models make examples slow, and a red run of `make` must be repeatable. By hand, examples are new
 # each time. tests/examples.py is for laws whose examples cost more.
 settings.register_profile("local", deadline=None)
-settings.register_profile("quick", derandomize=True, deadline=None, max_examples=100)
+settings.register_profile("quick", derandomize=True, deadline=None, max_examples=60)
 settings.register_profile("thorough", derandomize=True, deadline=None, max_examples=400)
 settings.load_profile("local")
 

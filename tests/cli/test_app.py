@@ -89,9 +89,8 @@ def test_an_interruption_and_a_full_disk_are_one_line(
     assert (found.status, found.err) == (2, "pasta: any.txt: No space left on device\n")
 
 
-@pytest.mark.parametrize(("processes", "torn_down"), [("1", True), ("2", False)])
 def test_one_of_several_processes_leaves_without_taking_the_interpreter_down(
-    processes: str, torn_down: bool, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     """Threads of the others' connections could abort it. What it printed is not lost."""
     (tmp_path / "a.txt").write_text("<async>b</async>", encoding="utf-8")
@@ -99,14 +98,14 @@ def test_one_of_several_processes_leaves_without_taking_the_interpreter_down(
     found = subprocess.run(
         [sys.executable, "-c", f"{at_exit} runpy.run_module('pasta_decoding')", "lint", "a.txt"],
         cwd=tmp_path,
-        env=os.environ | {"WORLD_SIZE": processes},
+        env=os.environ | {"WORLD_SIZE": "2"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert found.returncode == 1
     assert found.stdout.startswith("a.txt:1:")
-    assert found.stdout.endswith("torn down\n") is torn_down
+    assert "torn down" not in found.stdout
 
 
 # Options from configs

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from pasta_decoding.cli.chat import HELP, talk
+from pasta_decoding.cli.chat import HELP
 from pasta_decoding.cli.run import answer_shown
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Outcome, Pasta
@@ -87,18 +86,3 @@ def test_a_line_that_is_not_utf8_is_told_and_skipped(
     found = pasta("chat", *where, "--max-tokens", "8")
     assert found.status == 0
     assert "not UTF-8" in found.err or "not valid UTF-8" in found.err
-
-
-def test_ctrl_c_at_the_prompt_clears_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = iter([KeyboardInterrupt(), "/quit"])
-
-    def type_one(_prompt: str) -> str:
-        found = next(lines)
-        if isinstance(found, KeyboardInterrupt):
-            raise found
-        return str(found)
-
-    monkeypatch.setattr("builtins.input", type_one)
-    monkeypatch.setattr("sys.stdin", io.StringIO())
-    talk(None, {}, None)  # type: ignore[arg-type]
-    assert next(lines, None) is None

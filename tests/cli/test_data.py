@@ -42,17 +42,6 @@ def test_rows_are_chosen_written_and_described(pasta: Pasta, source: Path, tmp_p
     assert "left out:      1 empty" in said
 
 
-def test_a_row_without_an_id_in_two_files_is_a_duplicate(pasta: Pasta, tmp_path: Path) -> None:
-    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
-    for path in (first, second):
-        path.write_text('{"prompt": "How?", "completion": "So."}\n' * 2)
-    out = tmp_path / "train.jsonl"
-    build = ("data", "build", first, second, "-o", out, "--json")
-    assert pasta(*build).object["dropped"] == {"duplicate": 3}
-    again = ("data", "build", first, out, "-o", tmp_path / "again.jsonl", "--json")
-    assert pasta(*again).object["dropped"] == {"duplicate": 2}, "its id says only what it says"
-
-
 def test_what_cannot_be_built_is_told_in_a_line_and_not_written(
     pasta: Pasta, source: Path, tmp_path: Path
 ) -> None:

@@ -31,11 +31,10 @@ def test_it_names_file_line_column_and_rule(tmp_path: Path, pasta: Pasta) -> Non
     )
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
 def test_it_reads_rows_and_names_the_line_and_the_column_in_the_response(
-    name: str, tmp_path: Path, pasta: Pasta
+    tmp_path: Path, pasta: Pasta
 ) -> None:
-    path = tmp_path / name
+    path = tmp_path / "rows.jsonl.gz"
     turns = [{"role": "user", "content": "i"}, {"role": "assistant", "content": BAD}]
     lines = [
         json.dumps({"id": "1", "instruction": "i", "response": GOOD}),
@@ -43,8 +42,7 @@ def test_it_reads_rows_and_names_the_line_and_the_column_in_the_response(
         json.dumps({"messages": turns}),
         '{"id": "4"}',
     ]
-    contents = "\n".join(lines).encode()
-    path.write_bytes(gzip.compress(contents) if path.suffix == ".gz" else contents)
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
     found = pasta("lint", path)
     assert (found.status, found.err) == (1, "")
     assert found.out == (

@@ -11,8 +11,6 @@ import pytest
 from pasta_decoding.errors import install_command
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import read, strip
-from pasta_decoding.models.gguf import write_gguf
-from pasta_decoding.models.load import load_model
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Pasta, interrupted
 
@@ -78,26 +76,6 @@ def test_pull_keeps_a_sound_model_and_can_be_interrupted(
     assert pasta("pull", "--source", "hub").status == 130
 
 
-def test_a_merged_export_is_a_model_and_an_adapter_alike_and_takes_no_other(
-    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
-    exact = (*PROMPT, "--engine", "torch", "--dtype", "float32")
-    where = ["--model", tiny_checkpoint.base, "--adapter", tiny_checkpoint.adapter]
-    merged = tmp_path / "merged"
-    export = ["export", tiny_checkpoint.adapter, "--model", tiny_checkpoint.base, "--to", "hf"]
-    assert pasta(*export, "-o", merged).out == f"{merged}\n"
-    expected = pasta(*exact, *where).object["annotated"]
-    for name in ("--model", "--adapter"):
-        assert pasta(*exact, name, merged).object["annotated"] == expected
-    for arguments, said in (
-        ((*export, "-o", merged), f"{merged} exists"),
-        ((*PROMPT, "--model", merged, "--adapter", "none"), f"{merged} is a whole model"),
-        ((*PROMPT, *where, "--adapter", merged), f"{merged} is a whole model"),
-    ):
-        found = pasta(*arguments)
-        assert (found.status, said in found.err) == (2, True)
-
-
 def test_without_llama_a_quantized_export_says_what_to_install_and_leaves_nothing(
     pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
@@ -119,19 +97,3 @@ def test_an_exported_file_answers(
     found = pasta(*PROMPT, "--model", out, "--engine", engine).object
     assert check(found["annotated"]) == []
     assert strip(read(found["annotated"])) == found["text"] != ""
-
-
-def test_a_file_of_others_is_a_base_model(
-    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
-    path, key = tmp_path / "base.gguf", b"pasta.checkpoint"
-    write_gguf(load_model(tiny_checkpoint.base, None), path, float_type="F32")
-    path.write_bytes(path.read_bytes().replace(key, b"x" * len(key)))
-    alone = pasta(*PROMPT, "--model", path)
-    assert (alone.status, alone.object["annotated"]) == (0, alone.object["text"])
-    assert f"{path} without an adapter answers sequentially" in alone.err
-    both = [
-        pasta(*PROMPT, "--engine", "fast", "--model", base, "--adapter", tiny_checkpoint.adapter)
-        for base in (path, tiny_checkpoint.base)
-    ]
-    assert both[0].object["annotated"] == both[1].object["annotated"] != both[0].object["text"]

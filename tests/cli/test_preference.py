@@ -12,7 +12,7 @@ import pytest
 from pasta_decoding.training.config import PreferenceConfig
 from pasta_decoding.training.preference import settled
 from tests.checkpoint import TinyCheckpoint
-from tests.cli.conftest import Outcome, Pasta, interrupted
+from tests.cli.conftest import Outcome, Pasta
 
 FLAGS = ["--samples", "4", "--max-tokens", "40", "--engine", "torch"]
 SETTINGS = {
@@ -84,18 +84,6 @@ def test_a_round_prints_the_folder_of_the_adapter_and_another_lambda_takes_its_s
     other = train(settings={"seed": 5})
     assert other.status == 2
     assert f"{tmp_path / 'run'} was begun with other settings: seed (0 -> 5)" in other.err
-
-
-def test_an_interrupted_round_can_be_gone_on_with(
-    train: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as context:
-        context.setattr("torch.optim.AdamW.step", interrupted)
-        found = train()
-    assert found.status == 130
-    assert found.err.endswith("\npasta: interrupted: the same command goes on\n")
-    assert not (tmp_path / "run" / "adapter").exists()
-    assert train().status == 0
 
 
 @pytest.mark.parametrize(

@@ -106,13 +106,6 @@ def test_an_option_changes_the_answer_and_nothing_else_does(ask: Ask) -> None:
     assert ask(PROMPT, "--json", "--sequential").object["threads"] == 1
 
 
-def test_a_join_that_the_checkpoint_was_not_trained_for_is_taken_with_a_warning(ask: Ask) -> None:
-    outcome = ask(PROMPT, "--json", "--join", "text", "--engine", "torch")
-    warning = "the checkpoint was not trained for the join text: expect worse text"
-    assert warning in outcome.err.splitlines()
-    assert check(outcome.object["annotated"]) == []
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

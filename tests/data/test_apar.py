@@ -69,12 +69,6 @@ def test_of_a_list_item_the_title_stays_or_else_the_first_sentence() -> None:
     assert '1. **Tea**: <promise tokens="10"/><async>Leaves' in annotate(LIST)
 
 
-@pytest.mark.parametrize("title", ["Tea:", "**Tea:**", "__Hot tea__:", '"Tea" (green):'])
-def test_markup_belongs_to_the_title(title: str) -> None:
-    response = f"- {title} leaves in hot water\n" * 3
-    assert chunks(response) == ["leaves in hot water"] * 3
-
-
 PARAGRAPHS = """Tea came from China to Europe. Ships brought it in chests. They took a year.
 
 Coffee came from Arabia instead. Dr. Li says that it came by land.
@@ -94,17 +88,11 @@ def test_of_a_paragraph_the_first_sentence_stays() -> None:
 
 SEQUENTIAL = {
     "code": PARAGRAPHS + "\n\n```\ntea()\n```",
-    "an equation": LIST.replace("no taste", "taste = 0"),
-    "a table": LIST + "\n\n| tea | milk |",
     "a rule": PARAGRAPHS.replace("\n\n", "\n\n---\n\n"),
     "a link": LIST.replace("no taste", "http://taste.example"),
-    "markup": LIST.replace("no taste", "no <b>taste</b>"),
-    "Chinese": LIST.replace("Tea", "\u8336"),
     "two items": "- Tea: leaves in hot water\n- Milk: comes from cows and goats",
     "short items": "- Tea: hot\n- Milk: white\n- Water: wet",
-    "a heading": "# Drinks\n\n" + PARAGRAPHS,
     "one paragraph": PARAGRAPHS.replace("\n\n", " "),
-    "nothing": "",
 }
 
 

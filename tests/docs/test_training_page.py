@@ -31,7 +31,7 @@ ANNOTATED = "\n".join(
 )
 ENGINE = "--engine torch"
 SMALLER = {
-    "train preference": f"--samples 12 --rounds 1 --max-tokens 100 --config small.yaml {ENGINE}",
+    "train preference": f"--samples 8 --rounds 1 --max-tokens 80 --config small.yaml {ENGINE}",
     "train sft": "--max-steps 2 --max-length 256 --pack-tokens 256 --packs-per-step 2",
     "eval generate": f"--max-tokens 24 --dtype float32 {ENGINE}",
 }

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from pasta_decoding.cli import main
-from pasta_decoding.data.rows import question_of
 from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation.records import begin_run, find_runs
+from pasta_decoding.evaluation.records import find_runs
 from pasta_decoding.evaluation.report import Report, build, numbers, plot, render
 from tests.evaluation.runfolders import PLAIN, failed, parallel, record, write_run
 
@@ -134,41 +133,6 @@ def test_win_rates_are_those_of_alpaca_eval_and_a_missing_verdict_is_no_tie(runs
     assert line.win_rates["win_rate"].value == pytest.approx(75)
     assert "sot: 4 prompts without a verdict" in found.notes
     assert numbers(found)["runs"]["sot"]["judge"] == "somebody"
-
-
-class FirstIsWorse:
-    """An annotator of alpaca_eval that asks nobody: the model's answer always wins."""
-
-    def __init__(self, **_: object) -> None: ...
-
-    def annotate_head2head(self, outputs_1: Any, outputs_2: Any) -> list[dict[str, Any]]:
-        pairs = outputs_1.merge(outputs_2, on="instruction", suffixes=("_1", "_2"))
-        rows: list[dict[str, Any]] = pairs.to_dict("records")
-        return [row | {"annotator": "judge", "preference": 2.0} for row in rows]
-
-
-@pytest.mark.slow  # the package alone takes 4 s to load
-def test_what_the_package_alpaca_eval_writes_is_read(runs: Path) -> None:
-    package = pytest.importorskip("alpaca_eval", reason="pip install pasta-decoding[eval]")
-    outputs = {}
-    for label in ("sequential", "sot"):
-        begin_run(runs / label, {}).finish([question_of(record(n).instruction) for n in range(12)])
-        outputs[label] = str(runs / label / "model_outputs.json")
-    package.evaluate(
-        model_outputs=outputs["sot"],
-        reference_outputs=outputs["sequential"],
-        annotators_config="judge",
-        Annotator=FirstIsWorse,
-        precomputed_leaderboard=None,
-        fn_metric="get_winrate",
-        sort_by="win_rate",
-    )
-    assert (runs / "sot" / "judge" / "leaderboard.csv").is_file()
-    line = next(one for one in report_of(runs).lines if one.run.label == "sot")
-    assert line.verdicts is not None
-    assert line.verdicts.annotator == "judge"
-    assert line.win_rates["win_rate"].value == 100
-    assert "lc_win_rate" not in line.win_rates, "it needs AlpacaEval's own prompts"
 
 
 def test_the_page_opens_alone_and_no_answer_is_markup(

@@ -8,8 +8,6 @@ import pytest
 
 from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.data.rows import question_of
-from pasta_decoding.engines.base import Feed
-from pasta_decoding.engines.scripted import ScriptedEngine
 from pasta_decoding.evaluation.generate import Plan, ask_all
 from pasta_decoding.evaluation.records import Record
 from pasta_decoding.evaluation.skeleton import Skeleton, concatenated, points_of
@@ -42,11 +40,6 @@ def answered(decoder: LocalDecoder, *, max_tokens: int = 200) -> Record:
     return record
 
 
-def fed(decoder: LocalDecoder) -> list[list[Feed]]:
-    assert isinstance(decoder.engine, ScriptedEngine)
-    return [list(step) for step in decoder.engine.steps]
-
-
 def test_an_answer_is_its_points_in_order_each_with_its_text() -> None:
     record = answered(puppet(model))
     assert record.text == "1. Sleep: Enough.\n2. Walk daily: A mile.\n3. Eat: Greens, and fruit."
@@ -68,19 +61,6 @@ def test_the_critical_path_is_the_skeleton_a_prefill_and_the_longest_point() -> 
     assert record.critical_path == skeleton + 1 + max(points)
     assert record.fed_tokens == skeleton + sum(points)
     assert record.plain_tokens == len(record.text)
-
-
-def test_the_points_prefill_what_they_share_once() -> None:
-    decoder = puppet(model)
-    record = answered(decoder)
-    prompts = [feed for step in fed(decoder) for feed in step if len(feed.ids) > 1]
-    ends = [feed.positions[-1] + 1 for feed in prompts if feed.wants_logits]
-    tails = [f"{n} only.<|im_end|>\n<|im_start|>assistant\n" for n in POINTS]
-    # Chat markers are one token each, everything else is one a character.
-    own = [len(tail) - len("<|im_end|><|im_start|>") + 2 for tail in tails]
-    begun = [len("1. Sleep:"), len("2. Walk daily:"), len("3. Eat:")]
-    others = [a + b for a, b in zip(own[1:], begun[1:], strict=True)]
-    assert record.prompt_tokens == ends[0] + ends[1] + sum(others)
 
 
 @pytest.mark.parametrize("outline", ["1. Just one thing", "1.", "1. Twice\n2. twice"])

@@ -18,7 +18,7 @@ from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.guided import PROTOCOL, XARG, read_params, write_params
 from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
-from pasta_decoding.vllm.batch import UNKNOWN, Places, Served
+from pasta_decoding.vllm.batch import Places, Served
 from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SYNC
 from tests.remote.fake import Fake, serving
 from tests.remote.test_driver import LONG_PROMPT, PROMPTS, TWO_CHUNKS
@@ -76,29 +76,6 @@ def test_each_replica_is_asked_for_itself_and_one_without_it_is_sent_no_params()
     assert sum(sent(answer)[1] for answer in answers) > 5, "the other one's are corrected"
 
 
-class Blind(Places):
-    """The processor as a runner leaves it that does not hand over what was written."""
-
-    def update(self, change: Any) -> None:
-        [(row, params, prompt, output)] = change.added
-        change.added = [(row, params, prompt, Unseen(output))]
-        super().update(change)
-
-
-class Unseen(list[int]):
-    """An output of which no token has come back."""
-
-    def __init__(self, output: list[int]) -> None:
-        super().__init__()
-        self._output = output
-
-    def __bool__(self) -> bool:
-        return bool(self._output)
-
-    def __getitem__(self, _place: Any) -> Any:
-        return UNKNOWN
-
-
 @pytest.mark.parametrize(
     ("processor", "protocol", "message"),
     [
@@ -112,7 +89,6 @@ class Unseen(list[int]):
             PROTOCOL,
             "the model that it serves has not the reserved tokens",
         ),
-        (partial(Blind, SERVED), PROTOCOL, "its logits processor is not shown the tokens"),
     ],
 )
 def test_a_processor_that_is_of_no_use_is_named_before_anything_is_asked(

@@ -76,18 +76,16 @@ def endless(decoder: LocalDecoder) -> Script:
     return follow(vocabulary_size=decoder.engine.vocabulary_size, otherwise=ids(decoder, "a")[0])
 
 
-def saying(
-    decoder: LocalDecoder, before: str, topic: str, chunk: str, after: str, *, waits: bool = True
-) -> Script:
-    """Write `before`, promise a chunk, wait for it or not, write `after`."""
+def saying(decoder: LocalDecoder, before: str, topic: str, chunk: str, after: str) -> Script:
+    """Write `before`, promise a chunk, wait for it, write `after`."""
     control = decoder.vocabulary.control
     bucket = min(control.promise_close.values())
     end = min(decoder.vocabulary.eos_ids)
     promise = (control.promise_open, *ids(decoder, topic), bucket)
-    main = (*ids(decoder, f"assistant\n{before}"), *promise)
+    main = (*ids(decoder, f"assistant\n{before}"), *promise, control.sync)
     rest = (*ids(decoder, after), end)
     return follow(
-        (*main, control.sync) if waits else (*main, *rest),
+        main,
         (bucket, control.async_open, *ids(decoder, chunk), control.async_close),
         (control.sync, *rest),
         vocabulary_size=decoder.engine.vocabulary_size,
