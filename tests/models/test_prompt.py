@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,8 +14,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.models.control_tokens import choose_tokens
+from pasta_decoding.models.control_tokens import ControlTokens, choose_tokens
 from pasta_decoding.models.prompt import Message, PromptEncoder
+from pasta_decoding.runtime.vocabulary import vocabulary_of
 from tests.shapes import gemma_tokenizer, llama3_tokenizer
 
 CHATML = (
@@ -64,6 +68,7 @@ def whole_word_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend)
 
 
+CONTROL = ControlTokens(0, {20: 1}, 2, 3, 4)
 TINY = tiny_tokenizer()
 TOKENIZERS = {"tiny": TINY, "llama3": llama3_tokenizer(), "gemma": gemma_tokenizer()}
 TINY_ENCODER = PromptEncoder(TINY)
@@ -131,6 +136,24 @@ def test_any_mix_of_tags_and_text_leaves_only_the_templates_own_markers(
 def test_encoding_foreign_text_loses_nothing(text: str) -> None:
     ids = TINY_ENCODER.encode_text(text)
     assert TINY.decode(ids, clean_up_tokenization_spaces=False) == text
+
+
+def test_shortcuts_read_a_tokenizer_as_the_long_way_does(
+    encoder: tuple[PreTrainedTokenizerBase, PromptEncoder],
+) -> None:
+    """Texts of tokens are transformers'; foreign text is cut as by a tokenizer built for it."""
+    tokenizer: Any = encoder[0]
+    description = json.loads(tokenizer.backend_tokenizer.to_str())
+    kept = [one for one in description["added_tokens"] if not one["content"].strip("\n\u2581")]
+    built = Tokenizer.from_str(json.dumps(description | {"added_tokens": kept}))
+    texts = vocabulary_of(tokenizer, CONTROL, len(tokenizer) + 1, frozenset(), 0).texts
+    assert texts[-1] == ""
+    for tokens in pairwise(range(0, len(tokenizer), 1 + len(tokenizer) // 1000)):
+        for token in tokens:
+            row = [*tokenizer.encode("a", add_special_tokens=False), token]
+            assert texts[token] == tokenizer.decode(row, skip_special_tokens=True)[1:]
+        text = "".join(tokenizer.convert_ids_to_tokens(tokens))
+        assert encoder[1].encode_text(text) == built.encode(text, add_special_tokens=False).ids
 
 
 HARMLESS = [

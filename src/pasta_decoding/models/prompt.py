@@ -12,7 +12,6 @@ tokenizers that put a space in front of every text do so for every content.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from pasta_decoding.errors import TOO_LONG, PastaError, errors_as
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers import AddedToken, Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 ROLES = ("system", "user", "assistant")
@@ -42,8 +41,8 @@ class Message:
 class PromptEncoder:
     """Turns conversations and foreign text into ids for one tokenizer.
 
-    It copies what it needs from the tokenizer when it is made (a fraction of a second), so
-    tokens that are added later are unknown to it.
+    It copies what it needs from the tokenizer when it is made, so tokens that are added later are
+    unknown to it.
     """
 
     def __init__(
@@ -53,7 +52,6 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         self._foreign, dropped_ids = _without_added_tokens(tokenizer)
         self._forbidden = dropped_ids | frozenset(forbidden_ids)
-        self._longest_token_chars = max(map(len, self._foreign.get_vocab()), default=1)
 
     def encode(self, messages: Sequence[Message], *, max_tokens: int | None = None) -> list[int]:
         """Return the ids of the conversation, ready for the assistant's answer."""
@@ -148,8 +146,10 @@ class PromptEncoder:
         characters = sum(map(len, texts))
         if max_tokens is not None and len(texts) > max_tokens:
             raise _too_long(f"{len(texts)} messages", max_tokens)
-        if max_tokens is not None and characters > max_tokens * self._longest_token_chars:
-            raise _too_long(f"{characters} characters", max_tokens)
+        if max_tokens is not None and characters > max_tokens:
+            longest = max(map(len, self._foreign.get_vocab()), default=1)
+            if characters > max_tokens * longest:
+                raise _too_long(f"{characters} characters", max_tokens)
 
     def _name(self) -> str:
         return self._tokenizer.name_or_path or "this tokenizer"
@@ -168,18 +168,19 @@ def _without_added_tokens(
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise PastaError(f"the tokenizer of {tokenizer.name_or_path} has no tokenizer.json")
-    description: dict[str, Any] = json.loads(backend.to_str())
-    vocabulary_size = backend.get_vocab_size(with_added_tokens=False)
-    added: list[dict[str, Any]] = description["added_tokens"]
-    kept = [token for token in added if _is_white_space(token) and token["id"] < vocabulary_size]
-    description |= {"added_tokens": kept, "truncation": None, "padding": None}
-    dropped = {token["id"] for token in added} - {token["id"] for token in kept}
-    return Tokenizer.from_str(json.dumps(description)), frozenset(dropped)
+    copy = Tokenizer(backend.model)  # which is shared: to build one takes seconds
+    copy.normalizer, copy.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
+    copy.post_processor = backend.post_processor
+    added: dict[int, AddedToken] = backend.get_added_tokens_decoder()
+    of_model = backend.get_vocab_size(with_added_tokens=False)
+    kept = {id_: one for id_, one in added.items() if _is_white_space(one) and id_ < of_model}
+    copy.add_tokens(list(kept.values()))
+    return copy, frozenset(added.keys() - kept.keys())
 
 
-def _is_white_space(token: dict[str, Any]) -> bool:
+def _is_white_space(token: AddedToken) -> bool:
     # U+2581 is how sentencepiece vocabularies write a space.
-    return not token["special"] and token["content"].replace("\u2581", " ").isspace()
+    return not token.special and token.content.replace("\u2581", " ").isspace()
 
 
 def _check_conversation(messages: Sequence[Message]) -> None:

@@ -109,22 +109,25 @@ def vocabulary_of(
     tokenizer: Any, control: ControlTokens, size: int, eos_ids: frozenset[int], end: int
 ) -> Vocabulary:
     """Read a Hugging Face tokenizer; `size` is the number of logits, which may exceed it."""
-    known = min(len(tokenizer), size)
+    # Decoding through transformers takes five times as long.
+    plain = getattr(tokenizer, "backend_tokenizer", tokenizer).decode
     anchor = tokenizer.encode("a", add_special_tokens=False)
-    lead = len(tokenizer.decode(anchor))
+    lead = len(plain(anchor))
 
     # Some tokenizers drop a leading space from what they decode: decode behind an anchor.
     def decode(ids: Sequence[int]) -> str:
-        text: str = tokenizer.decode([*anchor, *ids], skip_special_tokens=True)
+        text: str = plain([*anchor, *ids], skip_special_tokens=True)
         return text[lead:]
 
-    rows = [[*anchor, token] for token in range(known)]
-    texts = [text[lead:] for text in tokenizer.batch_decode(rows, skip_special_tokens=True)]
-    return Vocabulary((*texts, *[""] * (size - known)), decode, control, eos_ids, end)
+    known = min(len(tokenizer), size)
+    texts = (*(decode((token,)) for token in range(known)), *[""] * (size - known))
+    return Vocabulary(texts, decode, control, eos_ids, end)
 
 
 def fold_topic(topic: str) -> str:
     """Return the form in which two topics are compared: words, without case and punctuation."""
+    if (word := topic.strip()).isalnum():
+        return word.casefold()
     return " ".join(_BETWEEN_WORDS.sub(" ", topic).split()).casefold()
 
 
