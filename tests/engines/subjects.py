@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,16 +44,19 @@ def scripted_subject() -> Subject:
     return Subject(engine, by_script(script))
 
 
+@cache
+def plain(name: str) -> PreTrainedModel:
+    return TINY_MODELS[name]()
+
+
 def torch_subject(name: str, device: str = "cpu", *, paged: bool | None = None) -> Subject:
-    # Two models of one seed: the oracle's must not share the engine's attention function.
+    # The oracle's model is another one: it must not have the engine's attention function.
     model = nn.Module.to(TINY_MODELS[name](), device)
-    return Subject(TorchEngine(model, paged=paged), dense(TINY_MODELS[name]()))
+    return Subject(TorchEngine(model, paged=paged), dense(plain(name)))
 
 
 def fast_subject(name: str, ops: Operators | None = None) -> Subject:
-    return Subject(
-        FastEngine(ModelWeights(TINY_MODELS[name]()), ops=ops), dense(TINY_MODELS[name]())
-    )
+    return Subject(FastEngine(ModelWeights(plain(name)), ops=ops), dense(plain(name)))
 
 
 def llama_subject(name: str) -> Subject:
@@ -60,9 +64,9 @@ def llama_subject(name: str) -> Subject:
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tiny.gguf"
-        write_gguf(speaking(TINY_MODELS[name]()), path, float_type="F32")
+        write_gguf(speaking(plain(name)), path, float_type="F32")
         engine = LlamaEngine(path, cache_tokens=4096, threads=1, cache_type="F32")
-    return Subject(engine, dense(TINY_MODELS[name]()))
+    return Subject(engine, dense(plain(name)))
 
 
 def speaking(model: PreTrainedModel) -> Loaded:

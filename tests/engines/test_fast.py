@@ -21,8 +21,7 @@ from pasta_decoding.engines.packed import FORMS, LowRank, Weights
 from pasta_decoding.engines.weights import GgufWeights, ModelWeights
 from pasta_decoding.errors import PastaError
 from pasta_decoding.gguf_file import GgufFile
-from pasta_decoding.models.gguf import write_gguf
-from pasta_decoding.models.gguf_reader import read_config
+from pasta_decoding.models.gguf import read_config, write_gguf
 from tests.engines.oracle import Recorder, assert_equals_recompute, dense
 from tests.engines.subjects import speaking
 from tests.engines.test_torch import fork_join_go_on

@@ -89,7 +89,7 @@ def test_the_exported_file_decodes_as_the_torch_engine_does(
     ours = decoder_over(TorchEngine(loaded.model), loaded)
     path = tmp_path / "f32.gguf"
     exact = LlamaEngine(path, cache_tokens=1024, threads=1, cache_type="F32")
-    llama = decoder_over(exact, load_gguf(GgufFile(path), path)[0])
+    llama = decoder_over(exact, load_gguf(GgufFile(path), path))
     rules = Rules(max_tokens=3 * TOKENS)
     compared = 0
     for text in PROMPTS:

@@ -160,36 +160,33 @@ def test_a_broken_or_foreign_file_is_refused(content: bytes, said: str, tmp_path
 
 
 Change = Callable[[dict[str, Any]], object]
-BREAKS: dict[str, tuple[Change, str]] = {
-    "no binding": (lambda r: r.pop("binding"), "KeyError('binding')"),
-    "no base": (lambda r: r.pop("base"), "KeyError('base')"),
-    "no scheme": (lambda r: r.pop("scheme"), "KeyError('scheme')"),
-    "no closings": (lambda r: r["binding"].pop("promise_close"), "KeyError('promise_close')"),
-    "no buckets": (lambda r: r["binding"].update(promise_close={}), "the length buckets are []"),
-    "bad bucket": (lambda r: r["binding"].update(promise_close={"-5": 5}), "buckets are [-5]"),
-    "word as bucket": (lambda r: r["binding"].update(promise_close={"x": 5}), "ValueError"),
-    "closings as list": (lambda r: r["binding"].update(promise_close=[5, 6]), "AttributeError"),
-    "binding as list": (lambda r: r.update(binding=[1, 2]), "TypeError"),
-    "token twice": (lambda r: r["binding"].update(sync=1), "two parts of a tag share one control"),
-    "token as text": (lambda r: r["binding"].update(sync="4"), "'4' is not a token id"),
-    "token as fraction": (lambda r: r["binding"].update(sync=4.5), "4.5 is not a token id"),
-    "endless token": (lambda r: r["binding"].update(sync=float("inf")), "inf is not a token id"),
-    "negative token": (lambda r: r["binding"].update(sync=-4), "-4 is not a token id"),
-    "part unknown": (lambda r: r["binding"].update(join=9), "TypeError"),
-    "part missing": (lambda r: r["binding"].pop("sync"), "TypeError"),
-    "base incomplete": (lambda r: r["base"].pop("layers"), "TypeError"),
-    "topic unknown": (lambda r: r.update(topic="maybe"), "topic is 'maybe', not 'required' or"),
-    "scheme no text": (lambda r: r.update(scheme=[]), "[] is not a text"),
-    "joins no list": (lambda r: r.update(joins="kv"), "'kv' is not a list"),
-    "text missing": (lambda r: r["token_texts"].pop("1"), "token_texts does not tell the texts"),
-    "text no text": (lambda r: r["token_texts"].update({"1": None}), "None is not a text"),
-    "key unknown": (lambda r: r.update(colour="red"), "unknown keys ['colour']"),
-}
+BREAKS: list[tuple[Change, str]] = [
+    (lambda r: r.pop("binding"), "KeyError('binding')"),
+    (lambda r: r.pop("scheme"), "KeyError('scheme')"),
+    (lambda r: r["base"].pop("layers"), "TypeError"),
+    (lambda r: r["binding"].pop("sync"), "TypeError"),
+    (lambda r: r["binding"].update(promise_close={}), "the length buckets are []"),
+    (lambda r: r["binding"].update(promise_close={"-5": 5}), "buckets are [-5]"),
+    (lambda r: r["binding"].update(promise_close={"x": 5}), "ValueError"),
+    (lambda r: r["binding"].update(promise_close=[5, 6]), "AttributeError"),
+    (lambda r: r["binding"].update(sync=1), "two parts of a tag share one control"),
+    (lambda r: r["binding"].update(sync="4"), "'4' is not a token id"),
+    (lambda r: r["binding"].update(sync=float("inf")), "inf is not a token id"),
+    (lambda r: r["binding"].update(sync=-4), "-4 is not a token id"),
+    (lambda r: r.update(topic="maybe"), "topic is 'maybe', not 'required' or"),
+    (lambda r: r.update(scheme=[]), "[] is not a text"),
+    (lambda r: r.update(joins="kv"), "'kv' is not a list"),
+    (lambda r: r.update(eagerness="much"), "eagerness is 'much', not a number"),
+    (lambda r: r["token_texts"].pop("1"), "token_texts does not tell the texts"),
+    (lambda r: r["token_texts"].update({"1": None}), "None is not a text"),
+    (lambda r: r.update(colour="red"), "unknown keys ['colour']"),
+]
 
 
-@pytest.mark.parametrize("name", BREAKS)
-def test_a_malformed_record_is_refused_and_says_why(name: str, tmp_path: Path) -> None:
-    change, reason = BREAKS[name]
+@pytest.mark.parametrize(("change", "reason"), BREAKS)
+def test_a_malformed_record_is_refused_and_says_why(
+    change: Change, reason: str, tmp_path: Path
+) -> None:
     save(CHECKPOINT, tmp_path)
     path = tmp_path / FILE_NAME
     record = json.loads(path.read_text(encoding="utf-8"))
@@ -203,53 +200,16 @@ def test_a_malformed_record_is_refused_and_says_why(name: str, tmp_path: Path) -
 # Another model than the one it was trained on
 
 
-def mismatch(model: Any, tokenizer: Any) -> PastaError:
-    """What is said about `model` where the adapter was trained on the plain tiny Llama."""
-    ours = tiny_tokenizer(*GEMMA)
-    checkpoint = describe(tiny_llama(vocabulary=400), ours, choose_tokens(ours), name="some/base")
-    check_match(checkpoint, tiny_llama(vocabulary=400), ours)
-    with pytest.raises(PastaError) as caught:
-        check_match(checkpoint, model, tokenizer)
-    return caught.value
-
-
-@pytest.mark.parametrize(
-    ("other", "difference"),
-    [
-        (tiny_qwen3(vocabulary=400), ("model_type llama", "model_type qwen3")),
-        (tiny_llama(vocabulary=400, hidden_size=64), ("hidden_size 32", "hidden_size 64")),
-        (tiny_llama(vocabulary=400, num_hidden_layers=1), ("layers 2", "layers 1")),
-        (tiny_llama(vocabulary=401), ("vocabulary_size 400", "vocabulary_size 401")),
-    ],
-    ids=lambda value: value[0].split()[0] if isinstance(value, tuple) else "",
-)
-def test_another_base_model_is_refused_by_what_differs(
-    other: Any, difference: tuple[str, str]
-) -> None:
-    error = mismatch(other, tiny_tokenizer(*GEMMA))
-    assert str(error) == (
-        f"the adapter was trained on some/base ({difference[0]}), "
-        f"but this model has {difference[1]}"
-    )
-
-
-def test_a_sibling_of_the_same_shape_is_told_by_its_norms() -> None:
-    sibling = tiny_llama(vocabulary=400)
+def sibling() -> Any:
+    model = tiny_llama(vocabulary=400)
     with torch.no_grad(), seeded(1):
-        sibling.model.norm.weight.mul_(1.1)
-    error = mismatch(sibling, tiny_tokenizer(*GEMMA))
-    assert str(error).startswith("the adapter was trained on some/base (norms_sha256 ")
+        model.model.norm.weight.mul_(1.1)
+    return model
 
 
-def test_a_copy_in_lower_precision_is_the_same_base() -> None:
-    tokenizer = tiny_tokenizer(*GEMMA)
-    model: Any = tiny_llama(vocabulary=400)
-    checkpoint = describe(model, tokenizer, choose_tokens(tokenizer), name="some/base")
-    check_match(checkpoint, model.to(torch.bfloat16), tokenizer)
-
-
-def rounded(model: Any) -> Any:
+def rounded() -> Any:
     """Round all matrices to a sixteenth, as a quantiser would; vectors stay as they are."""
+    model = tiny_llama(vocabulary=400)
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim > 1:
@@ -257,19 +217,43 @@ def rounded(model: Any) -> Any:
     return model
 
 
-def test_an_adapter_on_a_copy_that_is_rounded_otherwise_is_a_warning() -> None:
-    tokenizer = tiny_tokenizer(*GEMMA)
-    checkpoint = describe(
-        tiny_llama(vocabulary=400), tokenizer, choose_tokens(tokenizer), name="some/base"
-    )
-    assert check_match(checkpoint, tiny_llama(vocabulary=400), tokenizer) is None
-    warning = check_match(checkpoint, rounded(tiny_llama(vocabulary=400)), tokenizer)
-    assert warning is not None
-    assert warning.startswith("the adapter was trained on a copy of some/base that is rounded oth")
+def matched(model: Any, *special: str) -> str | None:
+    """Check `model` where the adapter was trained on the plain tiny Llama."""
+    ours = tiny_tokenizer(*GEMMA)
+    checkpoint = describe(tiny_llama(vocabulary=400), ours, choose_tokens(ours), name="some/base")
+    return check_match(checkpoint, model, tiny_tokenizer(*special, *GEMMA))
 
 
-def test_a_foreign_vocabulary_is_refused_by_the_first_token_that_differs() -> None:
-    error = mismatch(tiny_llama(vocabulary=400), tiny_tokenizer("<other>", *GEMMA))
-    assert str(error) == (
-        "control token 258 is '<unused0>' in the adapter, '<other>' in the tokenizer"
+TRAINED = "the adapter was trained on some/base "
+
+
+@pytest.mark.parametrize(
+    ("model", "special", "said"),
+    [
+        (lambda: tiny_qwen3(vocabulary=400), [],
+         TRAINED + "(model_type llama), but this model has model_type qwen3"),
+        (lambda: tiny_llama(vocabulary=400, hidden_size=64), [],
+         TRAINED + "(hidden_size 32), but this model has hidden_size 64"),
+        (lambda: tiny_llama(vocabulary=400, num_hidden_layers=1), [],
+         TRAINED + "(layers 2), but this model has layers 1"),
+        (lambda: tiny_llama(vocabulary=401), [],
+         TRAINED + "(vocabulary_size 400), but this model has vocabulary_size 401"),
+        (sibling, [], TRAINED + "(norms_sha256 "),
+        (lambda: tiny_llama(vocabulary=400), ["<other>"],
+         "control token 258 is '<unused0>' in the adapter, '<other>' in the tokenizer"),
+    ],
+)  # fmt: skip
+def test_another_base_or_vocabulary_is_refused_by_what_differs(
+    model: Callable[[], Any], special: list[str], said: str
+) -> None:
+    with pytest.raises(PastaError) as caught:
+        matched(model(), *special)
+    assert str(caught.value).startswith(said)
+
+
+def test_a_copy_that_is_rounded_otherwise_is_a_warning() -> None:
+    model: Any = tiny_llama(vocabulary=400)
+    assert matched(model.to(torch.bfloat16)) is None, "the digest's own precision"
+    assert str(matched(rounded())).startswith(
+        "the adapter was trained on a copy of some/base that is rounded otherwise"
     )

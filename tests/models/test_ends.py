@@ -102,7 +102,7 @@ def test_a_gguf_names_every_end_first_the_one_that_training_shows(
     fields = GGUFReader(path).fields
     assert fields["tokenizer.ggml.eos_token_id"].contents() == END_ID
     assert fields["tokenizer.ggml.eot_token_id"].contents() == OTHER_END
-    back, _, _ = load_gguf(GgufFile(path), path)
+    back = load_gguf(GgufFile(path), path)
     assert (back.eos_ids, back.end) == (frozenset({OTHER_END, END_ID}), END_ID)
 
 

@@ -30,8 +30,7 @@ from pasta_decoding.gguf_file import GgufFile, GgufTensor
 from pasta_decoding.models.checkpoint import GGUF_KEY, describe
 from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.models.export import cached_name, export_gguf, export_hf
-from pasta_decoding.models.gguf import has_translation, write_gguf
-from pasta_decoding.models.gguf_reader import read_config, read_tokenizer
+from pasta_decoding.models.gguf import has_translation, read_config, read_tokenizer, write_gguf
 from pasta_decoding.models.load import Loaded, load_gguf, load_model
 from pasta_decoding.models.prompt import Message, PromptEncoder
 from tests.checkpoint import END_ID, TinyCheckpoint, byte_tokenizer, make_adapter, make_base
@@ -120,9 +119,9 @@ def test_a_tokenizer_comes_back_with_its_template_and_ends(name: str, tmp_path: 
     path, tokenizer = tmp_path / "x.gguf", TOKENIZERS[name]()
     loaded = written(tiny_llama(vocabulary=300), path, tokenizer, [3])
     assert GGUFReader(path).fields["tokenizer.ggml.pre"].contents() == name
-    back, _, added = load_gguf(GgufFile(path), path)
+    back = load_gguf(GgufFile(path), path)
     assert (back.checkpoint, back.eos_ids) == (loaded.checkpoint, loaded.eos_ids)
-    assert (added, back.end) == ({}, tokenizer.eos_token_id)
+    assert (back.added, back.end) == ({}, tokenizer.eos_token_id)
     assert back.tokenizer.get_vocab() == tokenizer.get_vocab()
     assert back.tokenizer.all_special_ids == tokenizer.all_special_ids
     for text in TEXTS:
@@ -131,13 +130,22 @@ def test_a_tokenizer_comes_back_with_its_template_and_ends(name: str, tmp_path: 
     assert ours == theirs
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    ("name", "tied", "rope"),
+    [
+        ("llama", True, {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0}),
+        ("qwen2", False, {"rope_type": "default", "rope_theta": 5000.0}),
+        ("qwen3", True, {"rope_type": "default", "rope_theta": 5000.0}),
+    ],
+)
 def test_config_tokenizer_and_weights_are_those_that_transformers_reads(
-    name: str, tied: bool, tmp_path: Path
+    name: str, tied: bool, rope: dict[str, Any], tmp_path: Path
 ) -> None:
     make: Any = TINY_MODELS[name]
-    model = make(vocabulary=300, tie_word_embeddings=tied, num_attention_heads=8, head_dim=4)
+    model = make(
+        vocabulary=300, tie_word_embeddings=tied, num_attention_heads=8, head_dim=4,
+        rope_parameters=rope,
+    )  # fmt: skip
     written(model, tmp_path / "x.gguf", plain_tokenizer())
     file = GgufFile(tmp_path / "x.gguf")
     ours, theirs = read_config(file), AutoConfig.from_pretrained(tmp_path, gguf_file="x.gguf")
@@ -145,7 +153,7 @@ def test_config_tokenizer_and_weights_are_those_that_transformers_reads(
                 "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "eos_token_id",
                 "max_position_embeddings", "tie_word_embeddings"):  # fmt: skip
         assert getattr(ours, key) == getattr(theirs, key), key
-    assert (ours.head_dim, ours.rope_parameters) == (4, model.config.rope_parameters)
+    assert (ours.head_dim, ours.rope_parameters) == (4, rope)
     parameters = dict(model.named_parameters())
     assert file.weights.keys() == parameters.keys()
     for key, weight in parameters.items():
@@ -153,12 +161,6 @@ def test_config_tokenizer_and_weights_are_those_that_transformers_reads(
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, gguf_file="x.gguf")
     for text in TEXTS:
         assert read_tokenizer(file).encode(text) == tokenizer.encode(text)
-
-
-def test_a_stretched_model_keeps_its_rotary_positions(tmp_path: Path) -> None:
-    rope = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0}
-    write_gguf(speaking(tiny_llama(rope_parameters=rope)), tmp_path / "x.gguf")
-    assert read_config(GgufFile(tmp_path / "x.gguf")).rope_parameters == rope
 
 
 @pytest.fixture
@@ -173,13 +175,13 @@ def foreign(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Path:
 def test_a_foreign_file_is_a_base_model_for_an_adapter(
     foreign: Path, tiny_checkpoint: TinyCheckpoint
 ) -> None:
-    alone, _, nothing = load_gguf(GgufFile(foreign), foreign)
-    assert (alone.checkpoint.joins, nothing, alone.eos_ids) == ((), {}, frozenset({END_ID}))
-    loaded, _, added = load_gguf(GgufFile(foreign), tiny_checkpoint.adapter)
+    alone = load_gguf(GgufFile(foreign), foreign)
+    assert (alone.checkpoint.joins, alone.added, alone.eos_ids) == ((), {}, frozenset({END_ID}))
+    loaded = load_gguf(GgufFile(foreign), tiny_checkpoint.adapter)
     merged = load_model(tiny_checkpoint.base, tiny_checkpoint.adapter)
     assert (loaded.checkpoint, loaded.warning) == (merged.checkpoint, None)
     weights = GgufFile(foreign).weights
-    for layer, (down_RI, up_OR) in added.items():
+    for layer, (down_RI, up_OR) in loaded.added.items():
         table = weights.get(f"{layer}.weight", weights["model.embed_tokens.weight"])
         expected = merged.model.get_submodule(layer).weight
         torch.testing.assert_close(table[:] + up_OR.float() @ down_RI.float(), expected)
@@ -202,7 +204,7 @@ def test_the_templates_end_counts_beside_the_one_that_the_file_names(
     base = load_model(tiny_checkpoint.base, None)
     path = tmp_path / "x.gguf"
     write_gguf(Loaded(base.model, base.tokenizer, base.checkpoint, frozenset({256})), path)
-    assert load_gguf(GgufFile(path), path)[0].eos_ids == {256, END_ID}
+    assert load_gguf(GgufFile(path), path).eos_ids == {256, END_ID}
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_an_adapter_of_one_copy_of_a_model_fits_the_others(cache: Path, tmp_path
         copies = [load_model(base, adapter) for base in (tmp_path / "hub", folder)]
         logits, others = (one.model(prompt).logits for one in copies)
         torch.testing.assert_close(logits, others, atol=0.1, rtol=0.01)
-        copies.append(load_gguf(GgufFile(gguf), adapter)[0])
+        copies.append(load_gguf(GgufFile(gguf), adapter))
         for one in copies:
             assert one.eos_ids == {END_ID}
             assert one.checkpoint.control.ids == {*control}

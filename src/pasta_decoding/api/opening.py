@@ -24,7 +24,6 @@ from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.bases import default_cache
 from pasta_decoding.models.load import (
-    load_apart,
     load_gguf,
     load_model,
     native_dtype,
@@ -197,25 +196,20 @@ def _open_fast(checkpoint: Checkpoint) -> LocalDecoder:
 
     from pasta_decoding.engines.fast import FastEngine
     from pasta_decoding.engines.weights import GgufWeights, ModelWeights
-    from pasta_decoding.models.adapter import merge_adapter
 
-    config, dtype = checkpoint.config, _known_dtype(checkpoint, "fast")
-    base, adapter, size = checkpoint.base, checkpoint.adapter, config.cache_tokens
-    _use_threads(config)
+    dtype, base, adapter = _known_dtype(checkpoint, "fast"), checkpoint.base, checkpoint.adapter
+    _use_threads(checkpoint.config)
     if checkpoint.is_gguf:
         file = GgufFile(base)
-        loaded, settings, added = load_gguf(file, adapter)
-        engine = FastEngine(GgufWeights(file, settings, added), cache_tokens=size)
-    elif dtype != "auto":
-        loaded = load_model(base, adapter, dtype=dtype)
-        engine = FastEngine(ModelWeights(loaded.model), cache_tokens=size)
+        loaded = load_gguf(file, adapter)
+        weights: ModelWeights = GgufWeights(file, loaded.model.config, loaded.added)
     else:
-        loaded, added = load_apart(base, adapter)
-        weights = ModelWeights(loaded.model, added)
-        engine = FastEngine(weights, cache_tokens=size, cache_dtype=torch.bfloat16)
-        if added and adapter is not None:  # trained rows of the embedding, which is not packed
-            merge_adapter(loaded.model, adapter, rows_only=True)
-    return decoder_over(engine, loaded, config.join)
+        loaded = load_model(base, adapter, dtype=dtype, merge=dtype != "auto")
+        weights = ModelWeights(loaded.model, loaded.added)
+    cache_dtype = torch.bfloat16 if dtype == "auto" else None
+    tokens = checkpoint.config.cache_tokens
+    engine = FastEngine(weights, cache_tokens=tokens, cache_dtype=cache_dtype)
+    return decoder_over(engine, loaded, checkpoint.config.join)
 
 
 def gguf_type(dtype: str) -> str:
@@ -257,7 +251,7 @@ def _open_llama(checkpoint: Checkpoint) -> LocalDecoder:
             log.info("writing %s (once)", path)
             write_export(checkpoint.base, adapter, path, file_type)
     engine = LlamaEngine(path, cache_tokens=config.cache_tokens, threads=config.threads)
-    return decoder_over(engine, load_gguf(GgufFile(path), path)[0], config.join)
+    return decoder_over(engine, load_gguf(GgufFile(path), path), config.join)
 
 
 def write_export(base: Path, adapter: Path | None, path: Path, file_type: str) -> None:

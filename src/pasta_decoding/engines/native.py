@@ -105,20 +105,6 @@ class Operators:
         return out_QHD
 
 
-class _Pass(ctypes.Structure):
-    """See slots.cpp."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("query", "key", "value", "keys", "values")),
-        *((name, ctypes.c_void_p) for name in ("segments", "masks", "out")),
-        *((name, ctypes.c_int64) for name in ("count", "heads", "kv_heads", "slots", "width")),
-        *((f"{name}_stride", ctypes.c_int64) for name in ("query", "key", "value")),
-        ("scaling", ctypes.c_float),
-        ("threads", ctypes.c_int),
-        ("bfloat16", ctypes.c_bool),
-    )
-
-
 class NativeOperators(Operators):
     """The operators of a library that `build` has made, by their memory."""
 
@@ -131,7 +117,7 @@ class NativeOperators(Operators):
             "pasta_rms_norm": (*3 * (pointer,), number, number, ctypes.c_float, count),
             "pasta_gated": (pointer, pointer, number, number, ctypes.c_bool, count),
             "pasta_rotate": (*3 * (pointer,), *4 * (number,), count),
-            "pasta_attend": (pointer,),
+            "pasta_attend": (*8 * (pointer,), *8 * (number,), ctypes.c_float, count, ctypes.c_bool),
         }.items():
             function = getattr(self._library, name)
             function.argtypes, function.restype = types, None
@@ -196,12 +182,11 @@ class NativeOperators(Operators):
         out_QHD = torch.empty(query_QHD.shape)
         news = (query_QHD, key_QGD, value_QGD)
         all_of = (*news, keys_GSD, values_GSD, table_N6, masks, out_QHD)
-        one = _Pass(
+        self._library.pasta_attend(
             *(tensor.data_ptr() for tensor in all_of), len(table_N6), query_QHD.shape[1],
             *keys_GSD.shape, *(new.stride(0) for new in news), scaling, torch.get_num_threads(),
             keys_GSD.dtype == torch.bfloat16,
         )  # fmt: skip
-        self._library.pasta_attend(ctypes.byref(one))
         return out_QHD
 
 

@@ -31,7 +31,7 @@ struct Segment {
   int64_t mask;     // where its mask [queries, slots] begins, -1: they see all up to their own slot
 };
 
-// One layer of a pass, as engines/native.py has it.
+// One layer of a pass.
 struct Pass {
   const float *query, *key, *value;  // [Q, H, D] and [Q, G, D], tokens `strides` apart
   void *keys, *values;               // [G, S, D]
@@ -258,7 +258,14 @@ void run(const Pass& pass) {
 
 }  // namespace
 
-// Write the pass's keys and values into a layer's slots, and attend.
-extern "C" void pasta_attend(const Pass* pass) {
-  pass->bfloat16 ? run<uint16_t>(*pass) : run<float>(*pass);
+// Write the pass's keys and values into a layer's slots, and attend. See `Pass`.
+extern "C" void pasta_attend(
+    const float* query, const float* key, const float* value, void* keys, void* values,
+    const Segment* segments, const uint8_t* masks, float* out, int64_t count, int64_t heads,
+    int64_t kv_heads, int64_t slots, int64_t width, int64_t query_stride, int64_t key_stride,
+    int64_t value_stride, float scaling, int threads, bool bfloat16) {
+  const Pass pass{
+      query, key, value, keys, values, segments, masks, out, count, heads, kv_heads, slots, width,
+      query_stride, key_stride, value_stride, scaling, threads, bfloat16};
+  bfloat16 ? run<uint16_t>(pass) : run<float>(pass);
 }

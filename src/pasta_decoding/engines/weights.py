@@ -28,10 +28,11 @@ class ModelWeights:
     """
 
     frequency_factors: Tensor | None = None
+    _tensors: Mapping[str, Any]
 
     def __init__(self, model: PreTrainedModel, added: Mapping[str, LowRank] | None = None) -> None:
         self.config: Any = model.config.get_text_config()
-        self.added, self._state = added or {}, model.state_dict()
+        self.added, self._tensors = added or {}, model.state_dict()
         self.dtype, self.form = model.dtype, str(model.dtype).removeprefix("torch.")
 
     @property
@@ -40,8 +41,8 @@ class ModelWeights:
 
     def vector(self, name: str) -> Tensor | None:
         """Return a bias or a norm in float32, by its whole name; None if there is none."""
-        found = self._state.get(name)
-        return None if found is None else found.float()
+        found = self._tensors.get(name)
+        return None if found is None else found[:].float()
 
     def norm(self, name: str) -> Tensor | None:
         """Return what a norm multiplies by: Gemma's weights need 1 added."""
@@ -49,12 +50,16 @@ class ModelWeights:
         return None if found is None else found + float(self.is_gemma)
 
     def embed(self, ids: Sequence[int]) -> Tensor:
-        """Return the embeddings of tokens in float32."""
-        return self._state[f"{EMBEDDINGS}.weight"][torch.tensor(ids)].float()
+        """Return the embeddings of tokens in float32, the adapter's rows among them."""
+        row_QI: Tensor = self._tensors[f"{EMBEDDINGS}.weight"][list(ids)].float()
+        if added := self.added.get(EMBEDDINGS):
+            down_RI, up_OR = added
+            row_QI += up_OR[list(ids)] @ down_RI
+        return row_QI
 
     def matrix(self, name: str) -> Weights:
         """Return a linear layer's weights."""
-        found = Weights.of(self._state[f"{name}.weight"]).in_blocks()
+        found = Weights.of(self._tensors[f"{name}.weight"]).in_blocks()
         if FORMS[found.kind].bits < 16:
             self.form = "packed"
         return found
@@ -70,28 +75,14 @@ class GgufWeights(ModelWeights):
         self, file: GgufFile, config: Any, added: Mapping[str, LowRank] | None = None
     ) -> None:
         self.config, self.added, self.dtype = config, added or {}, torch.bfloat16
-        self._file, self.frequency_factors = file, file.frequency_factors
+        self._file, self._tensors = file, file.weights
+        self.frequency_factors = file.frequency_factors
         kinds = [one.kind.name for one in file.weights.values() if len(one.shape) > 1]
         self.form = max(set(kinds), key=kinds.count)
 
-    def vector(self, name: str) -> Tensor | None:
-        found = self._file.weights.get(name)
-        return None if found is None else found[:]
-
-    def norm(self, name: str) -> Tensor | None:
-        """See `ModelWeights`. The file has Gemma's with their 1 added."""
-        return self.vector(f"{name}.weight")
-
-    def embed(self, ids: Sequence[int]) -> Tensor:
-        row_QI = self._file.weights[f"{EMBEDDINGS}.weight"][ids]
-        if added := self.added.get(EMBEDDINGS):
-            down_RI, up_OR = added
-            row_QI += up_OR[ids] @ down_RI
-        return row_QI
-
     def matrix(self, name: str) -> Weights:
-        tied = self._file.weights.get(f"{EMBEDDINGS}.weight") if name == "lm_head" else None
-        found = self._file.weights.get(f"{name}.weight", tied)
+        tied = self._tensors.get(f"{EMBEDDINGS}.weight") if name == "lm_head" else None
+        found = self._tensors.get(f"{name}.weight", tied)
         if found is None:
             raise PastaError(f"the GGUF file has no {name}.weight")
         self._file.release()

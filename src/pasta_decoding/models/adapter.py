@@ -32,10 +32,8 @@ Rows = dict[str, tuple[list[int], "Tensor"]]
 """Tokens, and the rows [T, I] that replace theirs in a table, by the table's name."""
 
 
-def merge_adapter(model: Any, folder: Path, *, rows_only: bool = False) -> Any:
+def merge_adapter(model: Any, folder: Path) -> Any:
     """Add the adapter in `folder` to the weights of `model`, in place; return it.
-
-    rows_only: replace trained rows of the embeddings, and leave linear layers as they are.
 
     LoRA's product (arXiv 2106.09685, equation 3) is computed in float32. Raises PastaError for an
     adapter that is broken, or does what Pasta's never do.
@@ -44,10 +42,7 @@ def merge_adapter(model: Any, folder: Path, *, rows_only: bool = False) -> Any:
 
     low_rank, rows = _read_adapter(folder)
     with _adapter_errors(folder), torch.no_grad():
-        if rows_only:
-            low_rank = {}
-            rows.pop(HEAD, None)
-        elif HEAD in rows and rows[HEAD] is not rows[EMBEDDINGS]:
+        if HEAD in rows and rows[HEAD] is not rows[EMBEDDINGS]:
             _untie(model)
         for layer, (down_RI, up_OR) in low_rank.items():
             weight = model.get_submodule(layer).weight.data

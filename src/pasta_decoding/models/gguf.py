@@ -1,6 +1,8 @@
-"""GGUF, llama.cpp's file format, written: a merged checkpoint in one file, complete.
+"""GGUF, llama.cpp's file format: a merged checkpoint written as one file, and models read from it.
 
-`gguf_reader` reads it back, and llama.cpp's own tools do.
+Config and tokenizer that are read equal those that transformers loads from the same model's folder.
+Its own reader of GGUF takes a minute, takes the token that begins a turn for its end, and does not
+split SmolLM2's digits.
 """
 
 from __future__ import annotations
@@ -11,24 +13,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pasta_decoding.errors import PastaError
+from pasta_decoding.gguf_file import file_name
 from pasta_decoding.models import checkpoint as checkpoints
-from pasta_decoding.models.gguf_reader import (
-    CONTROL,
-    FAMILIES,
-    NORMAL,
-    PRE_TOKENIZERS,
-    UNUSED,
-    USER_DEFINED,
-)
 from pasta_decoding.models.load import Loaded
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
+    from tokenizers import Tokenizer
     from torch import Tensor
+    from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
-SUPPRESS_TOKENS = "tokenizer.ggml.suppress_tokens"
-"""What llama.cpp's own commands never sample, since its PR 26276 of July 2026."""
-ROPE_TYPES = ("default", "linear", "llama3")
+    from pasta_decoding.gguf_file import GgufFile
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+FLOAT_TYPES = {"F32": 0, "F16": 1, "BF16": 32}  # and their numbers as a GGUF file type
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # kinds of tokens in a file
 _DESCRIPTION = (
     "Trained for parallel decoding with Pasta (pasta-decoding): `pasta run --model FILE` writes "
     "the independent parts of an answer at the same time. Other programs must never sample the "
@@ -36,7 +35,29 @@ _DESCRIPTION = (
     "tokenizer.ggml.suppress_tokens since its PR 26276 (July 2026); elsewhere give each of these "
     "ids a logit bias of minus infinity. The model then writes sequentially."
 )
-FLOAT_TYPES = {"F32": 0, "F16": 1, "BF16": 32}  # and their numbers as a GGUF file type
+_ROPES = ("default", "linear", "llama3")
+_SHAPE = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}
+"""Names of a model's numbers: the file's, and the config's."""
+# llama.cpp names pre-tokenizers; by what their definition in a tokenizer.json contains.
+PRE_TOKENIZERS = {
+    "llama-bpe": r"\\p{N}{1,3}",
+    "qwen2": r"|\\p{N}|",
+    "smollm": '"Digits"',
+    "gpt-2": '"use_regex": true',
+}
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
 def write_gguf(
@@ -55,7 +76,7 @@ def write_gguf(
     writer = GGUFWriter(path, arch=config.model_type)
     writer.add_name(checkpoint.base.name)
     writer.add_description(_DESCRIPTION.format(ids=",".join(map(str, banned))))
-    writer.add_array(SUPPRESS_TOKENS, banned)
+    writer.add_array("tokenizer.ggml.suppress_tokens", banned)
     writer.add_file_type(FLOAT_TYPES[float_type])
     _add_shape(writer, config)
     _add_vocabulary(writer, loaded)
@@ -70,16 +91,15 @@ def write_gguf(
 
 
 def has_translation(folder: Path) -> bool:
-    """Could `write_gguf` take the model in this folder? Reads its settings alone.
+    """Could `write_gguf` take the model in this folder? Reads its settings and `tokenizer.json`.
 
-    transformers is not imported: it takes longer than a short answer. A folder without a
-    `tokenizer.json` counts as one without a translation.
+    transformers is not imported: it takes longer than a short answer.
     """
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         _check_model(config["model_type"], {"rope_type": rope.get("type")} | rope)
-        _pre_tokenizer(json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")))
+        _pre_tokenizer_name(json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")))
     except (PastaError, OSError, ValueError, KeyError, TypeError, AttributeError):
         return False  # loading a broken model says what is wrong
     return True
@@ -88,11 +108,11 @@ def has_translation(folder: Path) -> bool:
 def _check_model(model_type: str, rope: Mapping[str, Any]) -> None:
     if model_type not in FAMILIES:
         raise _untranslated(f"{model_type} models", f"only {', '.join(FAMILIES)}")
-    if (kind := rope.get("rope_type") or "default") not in ROPE_TYPES:
-        raise _untranslated(f"rotary positions of type {kind!r}", f"only {', '.join(ROPE_TYPES)}")
+    if (kind := rope.get("rope_type") or "default") not in _ROPES:
+        raise _untranslated(f"rotary positions of type {kind!r}", f"only {', '.join(_ROPES)}")
 
 
-def _pre_tokenizer(description: Mapping[str, Any]) -> str:
+def _pre_tokenizer_name(description: Mapping[str, Any]) -> str:
     """Return llama.cpp's name of a tokenizer's way to cut text, given its tokenizer.json."""
     text, model = json.dumps(description["pre_tokenizer"]), description["model"]
     name = next((name for name, part in PRE_TOKENIZERS.items() if part in text), None)
@@ -108,23 +128,18 @@ def _untranslated(what: str, known: str) -> PastaError:
 def _add_shape(writer: GGUFWriter, config: Any) -> None:
     from gguf import RopeScalingType
 
-    heads = config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(width)
-    writer.add_value_length(width)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_dimension_count(width)
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    widths = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+    numbers = {key: getattr(config, name) for key, name in _SHAPE.items()}
+    numbers |= dict.fromkeys(widths, width)
     rope = config.rope_parameters
-    writer.add_rope_freq_base(rope["rope_theta"])
+    numbers["rope.freq_base"] = float(rope["rope_theta"])
     if rope.get("rope_type") == "linear":
         writer.add_rope_scaling_type(RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(rope["factor"])
+        numbers["rope.scaling.factor"] = float(rope["factor"])
+    for key, number in numbers.items():
+        add = writer.add_float32 if isinstance(number, float) else writer.add_uint32
+        add(f"{config.model_type}.{key}", number)
 
 
 def _add_vocabulary(writer: GGUFWriter, loaded: Loaded) -> None:
@@ -138,7 +153,7 @@ def _add_vocabulary(writer: GGUFWriter, loaded: Loaded) -> None:
         kind = CONTROL if added["special"] else USER_DEFINED
         texts[added["id"]], kinds[added["id"]] = added["content"], kind
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(_pre_tokenizer(description))
+    writer.add_tokenizer_pre(_pre_tokenizer_name(description))
     writer.add_token_list(texts)
     writer.add_token_types(kinds)
     merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
@@ -161,25 +176,116 @@ def _tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield GGUF name and weight of every tensor; tied heads are left out."""
     import torch
 
-    from pasta_decoding.gguf_file import file_name
-
     config = model.config
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    for name, weight in model.state_dict().items():
+    for name, found in model.state_dict().items():
+        weight = found
         if config.tie_word_embeddings and name == "lm_head.weight":
             continue
         target = file_name(name, config.model_type)
         if target is None:
             raise _untranslated(f"{config.model_type} models", f"which has no place for {name}")
-        turned = heads.get(name.split(".")[-2]) if config.model_type == "llama" else None
-        yield target, weight if turned is None else _interleave(weight, turned)
+        if config.model_type == "llama" and (count := heads.get(name.split(".")[-2])):
+            # Hugging Face rotates (i, i + width / 2) of a head, llama.cpp (2i, 2i + 1).
+            halves = weight.reshape(count, 2, -1, *weight.shape[1:])
+            weight = halves.transpose(1, 2).reshape(weight.shape)
+        yield target, weight
     if config.rope_parameters.get("rope_type") == "llama3":  # what divides each frequency
         scaled = model.model.rotary_emb.inv_freq
         exponents = torch.arange(len(scaled)) / len(scaled)
         yield "rope_freqs.weight", config.rope_parameters["rope_theta"] ** -exponents / scaled
 
 
-def _interleave(weight: Tensor, heads: int) -> Tensor:
-    """Reorder rows: Hugging Face rotates (i, i + width / 2) of a head, llama.cpp (2i, 2i + 1)."""
-    halves = weight.reshape(heads, 2, -1, *weight.shape[1:])
-    return halves.transpose(1, 2).reshape(weight.shape)
+def read_config(file: GgufFile) -> PreTrainedConfig:
+    """Return the model's config. Raises PastaError for a family that is unknown here."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    family, field = file.architecture, file.field
+    if family not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        raise PastaError(f"{file.path} holds a model of the family {family}, not {known}")
+    heads, scaling = field("attention.head_count"), field("rope.scaling.type", "none")
+    rope = {"rope_type": "default", "rope_theta": field("rope.freq_base", 10_000.0)}
+    if scaling == "linear":
+        rope |= {"rope_type": "linear", "factor": field("rope.scaling.factor")}
+    elif scaling != "none":
+        raise PastaError(f"{file.path} has rotary positions of the type {scaling}, unknown here")
+    shape = {name: field(key, heads if "kv" in key else None) for key, name in _SHAPE.items()}
+    return AutoConfig.for_model(
+        family,
+        architectures=[MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family]],
+        vocab_size=file.weights["model.embed_tokens.weight"].shape[0],
+        head_dim=field("attention.key_length", field("embedding_length") // heads),
+        **shape,
+        rope_parameters=rope,
+        tie_word_embeddings="lm_head.weight" not in file.weights,
+        **{f"{role}_token_id": special(file, name) for role, name in _ROLES.items()},
+    )
+
+
+def special(file: GgufFile, name: str) -> int | None:
+    return file.fields.get(f"tokenizer.ggml.{name}_token_id")
+
+
+def read_tokenizer(file: GgufFile) -> PreTrainedTokenizerFast:
+    """Return the tokenizer. Raises PastaError unless it is a byte-level BPE of a known kind."""
+    from transformers import PreTrainedTokenizerFast
+
+    kind, name = (file.fields.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
+    if kind != "gpt2" or name not in PRE_TOKENIZERS:
+        raise PastaError(
+            f"the tokenizer in {file.path} is of the kind {kind}, {name}; only byte-level BPE "
+            f"(gpt2) of {', '.join(PRE_TOKENIZERS)} is known"
+        )
+    try:
+        texts: list[str] = file.fields["tokenizer.ggml.tokens"]
+        numbers = {role: special(file, key) for role, key in _ROLES.items()}
+        named = {f"{role}_token": texts[one] for role, one in numbers.items() if one is not None}
+        backend = _backend(file, name, texts)
+    except Exception as error:  # `tokenizers` raises this very class
+        raise PastaError(f"the tokenizer in {file.path} cannot be read: {error!r}") from error
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **named)
+    tokenizer.chat_template = file.fields.get("tokenizer.chat_template")
+    tokenizer.name_or_path = str(file.path)
+    return tokenizer
+
+
+def _backend(file: GgufFile, name: str, texts: list[str]) -> Tokenizer:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+
+    # Leave out texts that only pad the vocabulary to the rows of the weights: the hub's tokenizers
+    # do not have them, and control tokens must be bound to the same rows in both.
+    vocabulary = {text: n for n, text in enumerate(texts) if text != f"[PAD{n}]"}
+    pairs = [tuple(pair.split(" ", 1)) for pair in file.fields["tokenizer.ggml.merges"]]
+    merges: list[Any] = [pair for pair in pairs if "".join(pair) in vocabulary]
+    whole_words = name == "llama-bpe"
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=whole_words))
+    backend.pre_tokenizer = _pre_tokenizer(name)
+    backend.decoder = decoders.ByteLevel()
+    if name == "qwen2":
+        backend.normalizer = normalizers.NFC()
+    kinds = file.fields["tokenizer.ggml.token_type"]
+    added = [(text, kinds[n] == CONTROL) for text, n in vocabulary.items()
+             if kinds[n] in (CONTROL, USER_DEFINED)]  # fmt: skip
+    backend.add_tokens([AddedToken(text, special=one, normalized=False) for text, one in added])
+    first = special(file, "bos")
+    if first is not None and file.fields.get("tokenizer.ggml.add_bos_token", whole_words):
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{texts[first]} $A", special_tokens=[(texts[first], first)]
+        )
+    return backend
+
+
+def _pre_tokenizer(name: str) -> Any:
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
+
+    plain = ByteLevel(add_prefix_space=False)
+    if name == "gpt-2":
+        return plain
+    if name == "smollm":
+        return Sequence([Digits(individual_digits=True), plain])
+    words = Regex(_WORDS % (r"\p{N}" if name == "qwen2" else r"\p{N}{1,3}"))
+    plain.use_regex = False
+    return Sequence([Split(words, "isolated"), plain])

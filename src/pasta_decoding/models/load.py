@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,8 @@ from pasta_decoding.models.control_tokens import (
 )
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
     from pasta_decoding.gguf_file import GgufFile
 
 DEFAULT_ADAPTER = BASES[DEFAULT_MODEL].adapter
@@ -37,9 +39,10 @@ _SHIPPED = (_PACKAGE / "adapters", _PACKAGE.parents[1] / "adapters")
 class Loaded:
     """A model with its adapter merged in, float32 by default, and its tokenizer.
 
-    model: None where an engine loads the weights itself.
+    model: an `Unloaded` where an engine loads the weights itself.
     eos_ids: ids that end an answer.
     warning: what a user should know of this pair of model and adapter; None if there is nothing.
+    added: what an adapter adds to layers, where it is not merged.
     """
 
     model: Any
@@ -47,6 +50,7 @@ class Loaded:
     checkpoint: Checkpoint
     eos_ids: frozenset[int]
     warning: str | None = None
+    added: Added = field(default_factory=dict)
 
     @property
     def end(self) -> int:
@@ -140,50 +144,38 @@ def native_dtype(device: str) -> str:
 # Loading
 
 
-def load_model(base: Path, adapter: Path | None, *, dtype: str = "float32") -> Loaded:
-    """Load and merge. Raises PastaError for a broken, foreign or mismatched checkpoint.
+def load_model(
+    base: Path, adapter: Path | None, *, dtype: str = "float32", merge: bool = True
+) -> Loaded:
+    """Load a model; merge its adapter, or return what that adds to the layers.
 
-    Without an adapter it is the base model, which can only be decoded sequentially.
+    Without an adapter it is the base model, which can only be decoded sequentially. Raises
+    PastaError for a broken, foreign or mismatched checkpoint.
     """
-    loaded, apart = _unmerged(base, adapter, dtype)
-    if apart is not None:
-        merge_adapter(loaded.model, apart)
-    return loaded
-
-
-def load_apart(base: Path, adapter: Path | None) -> tuple[Loaded, Added]:
-    """Load a model in the number format of its files, and what its adapter adds to its layers.
-
-    Nothing is added where there is nothing to merge. Raises PastaError as `load_model` does.
-    """
-    loaded, apart = _unmerged(base, adapter, "auto")
-    if apart is None:
-        return loaded, {}
-    return loaded, read_added(dict(loaded.model.named_parameters()), apart)
-
-
-def _unmerged(base: Path, adapter: Path | None, dtype: str) -> tuple[Loaded, Path | None]:
-    """Load a model that knows its adapter's tokens, and return the adapter if it is to merge."""
     record = None if adapter is None else checkpoints.load(adapter)  # refused before weights load
     if adapter is not None and holds_weights(adapter):
         base, adapter = adapter, None
     model, tokenizer = load_base(base, dtype=dtype)
     checkpoint, warning = _described(model, tokenizer, record, base.name)
     grow_vocabulary(model, checkpoint.control)
-    eos_ids = eos_ids_of(model.generation_config, tokenizer)
-    return Loaded(model, tokenizer, checkpoint, eos_ids, warning), adapter
+    eos_ids, added = eos_ids_of(model.generation_config, tokenizer), {}
+    if adapter is not None and merge:
+        merge_adapter(model, adapter)
+    elif adapter is not None:
+        added = read_added(dict(model.named_parameters()), adapter)
+    return Loaded(model, tokenizer, checkpoint, eos_ids, warning, added)
 
 
-def load_gguf(file: GgufFile, adapter: Path | None) -> tuple[Loaded, Any, Added]:
-    """Read all of a GGUF but its weights; return also its config, and what an adapter adds to it.
+def load_gguf(file: GgufFile, adapter: Path | None) -> Loaded:
+    """Read all of a GGUF but its weights, which stay in the file, and what an adapter adds to them.
 
     adapter: the file's own path if `pasta export` wrote it, with its adapter in it. Raises
     PastaError as `load_model` does.
     """
-    from pasta_decoding.models.gguf_reader import read_config, read_ends, read_tokenizer
+    from pasta_decoding.models.gguf import read_config, read_tokenizer
 
     path, own = file.path, file.fields.get(checkpoints.GGUF_KEY)
-    config, tokenizer = read_config(file), read_tokenizer(file)
+    model, tokenizer = Unloaded(read_config(file), file.weights), read_tokenizer(file)
     if own is not None and adapter != path:
         raise PastaError(f"{path} holds an adapter already: name no other one beside it")
     apart = None if adapter == path else adapter
@@ -191,17 +183,15 @@ def load_gguf(file: GgufFile, adapter: Path | None) -> tuple[Loaded, Any, Added]
         checkpoint, warning = checkpoints.from_json(own, str(path)), None
     else:
         record = None if apart is None else checkpoints.load(apart)
-        model = Unloaded(config, file.weights)
         checkpoint, warning = _described(model, tokenizer, record, path.stem)
-    if max(checkpoint.control.ids) >= config.vocab_size:
+    if max(checkpoint.control.ids) >= model.config.vocab_size:
         raise PastaError(f"{path} has no spare tokens, which the language's tags need")
     added = {} if apart is None else read_added(file.weights, apart)
-    eos_ids = read_ends(file, tokenizer)
-    return Loaded(None, tokenizer, checkpoint, eos_ids, warning), config, added
+    return Loaded(model, tokenizer, checkpoint, read_ends(file, tokenizer), warning, added)
 
 
-def load_metadata(base: Path, adapter: Path | None) -> tuple[Loaded, int, int]:
-    """Load all but the weights; return also how many logits and positions the model has.
+def load_metadata(base: Path, adapter: Path | None) -> Loaded:
+    """Load all but the weights; the config is the text model's, with the adapter's added tokens.
 
     Raises PastaError for a broken checkpoint or a foreign tokenizer. It cannot check which model a
     server has.
@@ -217,11 +207,9 @@ def load_metadata(base: Path, adapter: Path | None) -> tuple[Loaded, int, int]:
         settings = GenerationConfig.from_pretrained(source) if has_own else config
     checkpoint, _ = _described(Unloaded(config, {}), tokenizer, record, base.name)
     text = config.get_text_config()
-    vocabulary_size = text.vocab_size
     if adapter is not None:  # a base model that is served as it is has no tokens added
-        vocabulary_size = max(vocabulary_size, max(checkpoint.control.ids) + 1)
-    loaded = Loaded(None, tokenizer, checkpoint, eos_ids_of(settings, tokenizer))
-    return loaded, vocabulary_size, text.max_position_embeddings
+        text.vocab_size = max(text.vocab_size, max(checkpoint.control.ids) + 1)
+    return Loaded(Unloaded(text, {}), tokenizer, checkpoint, eos_ids_of(settings, tokenizer))
 
 
 def _described(
@@ -244,6 +232,27 @@ def eos_ids_of(settings: Any, tokenizer: Any) -> frozenset[int]:
     eos = settings.eos_token_id
     listed = eos if isinstance(eos, list) else [eos]
     return frozenset({tokenizer.eos_token_id, *listed} - {None})
+
+
+def read_ends(file: GgufFile, tokenizer: PreTrainedTokenizerFast) -> frozenset[int]:
+    """Return the ids that end an answer: those that the file names, and the chat template's.
+
+    Files of the field name the end of a text where their model ends a turn with another token.
+    """
+    from jinja2 import TemplateError
+
+    from pasta_decoding.models.gguf import special
+
+    ids = {special(file, role) for role in ("eos", "eot", "eom")}
+    try:
+        talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "PastaAnswer"}]
+        rendered = tokenizer.chat_template and tokenizer.apply_chat_template(talk, tokenize=False)
+    except (TemplateError, ValueError):
+        rendered = None  # encoding a prompt reports why
+    behind = str(rendered or "").partition("PastaAnswer")[2].lstrip()
+    first = tokenizer.encode(behind, add_special_tokens=False)[:1]
+    ids |= {*first} & {*tokenizer.get_added_vocab().values()}
+    return frozenset(id_ for id_ in ids if id_ is not None)
 
 
 def load_base(base: Path, *, dtype: str, **settings: Any) -> tuple[Any, Any]:

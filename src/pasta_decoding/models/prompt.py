@@ -16,7 +16,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pasta_decoding.errors import TOO_LONG, PastaError, errors_as
 

@@ -197,7 +197,7 @@ def _convert(origin: Path, target: Path, base: BaseModel) -> None:
     from transformers import GenerationConfig
 
     from pasta_decoding.gguf_file import GgufFile
-    from pasta_decoding.models.gguf_reader import read_config, read_tokenizer
+    from pasta_decoding.models.gguf import read_config, read_tokenizer
 
     file = GgufFile(origin)
     config, dtype = read_config(file), getattr(torch, base.dtype)

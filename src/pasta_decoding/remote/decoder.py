@@ -71,14 +71,16 @@ def remote_decoder(
     if joining is Joining.kv:
         raise PastaError("servers of completions cannot join keys, only text")
     urls = tuple(dict.fromkeys(map(checked_url, base_urls)))
-    loaded, vocabulary_size, max_positions = load_metadata(base, adapter)
-    fields = decoder_fields(loaded, vocabulary_size, joining, REMOTE_JOINS)
+    loaded = load_metadata(base, adapter)
+    config = loaded.model.config
+    most: int = config.max_position_embeddings
+    fields = decoder_fields(loaded, config.vocab_size, joining, REMOTE_JOINS)
     model, served_positions = find_model(urls, names, api_key=api_key)
     service = Service(
         base_urls=urls,
         model=model,
-        vocabulary_size=vocabulary_size,
-        max_positions=min(max_positions, served_positions or max_positions),
+        vocabulary_size=config.vocab_size,
+        max_positions=min(most, served_positions or most),
         api_key=api_key,
     )
     return RemoteDecoder(**fields, service=service)
