@@ -24,18 +24,21 @@ from tests.shapes import HUB_SHAPES
 from tests.training.tiny_runs import ROWS
 
 PAGE = "docs/training.md"
-MODEL = "meta-llama/Meta-Llama-3-8B-Instruct"
+MODEL = "Qwen/Qwen2.5-Coder-1.5B-Instruct"
 ANNOTATED = "\n".join(
     f'{n}. <promise topic="{city}" tokens="10"/><async>{city}.</async>'
     for n, city in enumerate(("Paris", "Rome"), start=1)
 )
 ENGINE = "--engine torch"
 SMALLER = {
-    "train preference": f"--samples 8 --rounds 1 --max-tokens 80 --config small.yaml {ENGINE}",
+    "train preference": f"--samples 8 --rounds 1 --max-tokens 80 {ENGINE}",
     "train sft": "--max-steps 2 --max-length 256 --pack-tokens 256 --packs-per-step 2",
     "eval generate": f"--max-tokens 24 --dtype float32 {ENGINE}",
 }
-SMALL = "bf16: false\nbaseline_samples: 1\npairs_per_step: 1\ndtype: float32\n"
+SMALL = {
+    "sft": "  bf16: false\n  try_prompts: 0\n",
+    "preference": "  bf16: false\n  pairs_per_step: 1\n  dtype: float32\n",
+}
 
 
 def test_the_page_names_configurations_that_ship() -> None:
@@ -61,10 +64,13 @@ def test_every_command_works_on_a_tiny_model_of_that_shape(
     for name in ("prompts.jsonl", "responses.jsonl"):
         Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     [settings] = blocks(PAGE, "yaml")
-    Path("llama.yaml").write_text(f"{settings.text}\nbf16: false\ntry_prompts: 0\n")
-    Path("small.yaml").write_text(SMALL)
+    text = settings.text
+    for stage, smaller in SMALL.items():
+        text = text.replace(f"{stage}:\n", f"{stage}:\n{smaller}")
+    Path("settings.yaml").write_text(text)
     Path("evaluation.jsonl").write_text('{"instruction": "Three good habits?"}\n')
-    pull(tmp_path / "cache", fetch=lambda *_: base)
+    for name in ("smollm2-135m", "qwen2.5-coder-1.5b"):
+        pull(tmp_path / "cache", name, fetch=lambda *_: base)
     monkeypatch.setenv("PASTA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PASTA_ENDPOINT_KEY", "none")
     with chat_server(in_turn([ANNOTATED])) as endpoint:
