@@ -276,7 +276,7 @@ def load_tokenizer(base: Path) -> Any:
 
     if base.suffix == ".gguf":
         from pasta_decoding.gguf_file import GgufFile
-        from pasta_decoding.models.gguf_reader import read_tokenizer
+        from pasta_decoding.models.gguf import read_tokenizer
 
         return read_tokenizer(GgufFile(base))
     with _load_errors("tokenizer", base):
