@@ -55,9 +55,10 @@ class Limits:
 
     def check(self, ids: Sequence[int], positions: Sequence[int]) -> None:
         """Refuse ids and positions that the model does not have."""
-        if bad := [id_ for id_ in ids if not 0 <= id_ < self.vocabulary_size]:
+        if min(ids) < 0 or max(ids) >= self.vocabulary_size:
+            bad = next(id_ for id_ in ids if not 0 <= id_ < self.vocabulary_size)
             raise PastaError(
-                f"token id {bad[0]} is outside the model's vocabulary of {self.vocabulary_size}"
+                f"token id {bad} is outside the model's vocabulary of {self.vocabulary_size}"
             )
         if max(positions) >= self.max_positions:
             raise PastaError(

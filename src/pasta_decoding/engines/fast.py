@@ -20,8 +20,7 @@ from torch import Tensor
 
 from pasta_decoding.engines import DEFAULT_CACHE_TOKENS
 from pasta_decoding.engines.base import Branch, Feed, FloatArray, Limits
-from pasta_decoding.engines.cached import CachedEngine
-from pasta_decoding.engines.kv_cache import Batch, BoolArray, is_causal
+from pasta_decoding.engines.kv_cache import Batch, BoolArray, CachedEngine, is_causal
 from pasta_decoding.engines.native import Linear, NativeOperators, Operators, Part, operators
 from pasta_decoding.engines.support import attention_windows, refuse_large_cache, rope_types
 from pasta_decoding.engines.weights import ModelWeights
@@ -129,12 +128,12 @@ def slot_table(batch: Batch, window: int | None) -> SlotTable:
     masks: list[BoolArray] = []
     first = end_of_masks = 0
     for item in batch.items:
-        mask_QK, queries, mask = item.visible(window), len(item.ids), -1
+        mask_QK, queries, mask = item.visible(window), len(item.written), -1
         if not is_causal(mask_QK):
             mask = end_of_masks
             masks.append(mask_QK.ravel())
             end_of_masks += mask_QK.size
-        table.append([first, queries, item.written.start, item.start, item.end, mask])
+        table.append([first, queries, item.written.start, item.start, item.written.stop, mask])
         first += queries
     flat = np.concatenate(masks) if masks else np.zeros(0, dtype=np.bool_)
     return torch.tensor(table), torch.from_numpy(flat.view(np.uint8))
@@ -209,12 +208,12 @@ class FastEngine(CachedEngine):
         self.name = f"fast {weights.form if isinstance(self._ops, NativeOperators) else 'float32'}"
 
     def copy(self, source: Branch, target: Branch, tokens: int) -> None:
-        given, taken = self._cache.copy(source, target, tokens)
+        given, taken = self.copied(source, target, tokens)
         self._slots[..., taken, :] = self._slots[..., given, :]
 
     @torch.inference_mode()
     def step(self, feeds: Sequence[Feed]) -> FloatArray:
-        batch = self._cache.plan(feeds)
+        batch = self.plan(feeds)
         if not batch.items:
             return np.empty((0, self.vocabulary_size), dtype=np.float32)
         tables = {one: slot_table(batch, one) for one in {layer.window for layer in self._layers}}

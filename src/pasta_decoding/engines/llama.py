@@ -23,7 +23,7 @@ import numpy as np
 
 from pasta_decoding.engines import DEFAULT_CACHE_TOKENS
 from pasta_decoding.engines.base import Branch, Feed, FloatArray, Limits
-from pasta_decoding.engines.cached import CachedEngine
+from pasta_decoding.engines.kv_cache import CachedEngine
 from pasta_decoding.engines.support import refuse_large_cache, usable_cores
 from pasta_decoding.errors import PastaError, install_command
 
@@ -183,7 +183,7 @@ class LlamaEngine(CachedEngine):
 
     def copy(self, source: Branch, target: Branch, tokens: int) -> None:
         """See `Engine`. No key is copied: both sequences mark the same cells."""
-        self._cache.copy(source, target, tokens)
+        self.copied(source, target, tokens)
         self._mark(source, target, tokens)
 
     def shrink(self, branch: Branch, tokens: int) -> None:
@@ -193,7 +193,7 @@ class LlamaEngine(CachedEngine):
     def step(self, feeds: Sequence[Feed]) -> FloatArray:
         """See `Engine`. More tokens than a batch takes are decoded in several."""
         self._check_positions(feeds)
-        wanted = len(self._cache.plan(feeds).wanted)
+        wanted = len(self.plan(feeds).wanted)
         logits_FV: FloatArray = np.empty((wanted, self.vocabulary_size), dtype=np.float32)
         rows, batch = iter(logits_FV), self._batch
         batch.n_tokens = 0
@@ -217,8 +217,8 @@ class LlamaEngine(CachedEngine):
         following: dict[Branch, int] = {}
         for feed in feeds:
             writer = feed.branches[0]
-            self._cache.limits.check(feed.ids, feed.positions)
-            start = following.get(writer) or self._cache.next_position(writer)
+            self._limits.check(feed.ids, feed.positions)
+            start = following.get(writer) or self.next_position(writer)
             end = start + len(feed.ids)
             assert feed.positions == tuple(range(start, end)), (
                 "llama.cpp takes no gaps between positions"

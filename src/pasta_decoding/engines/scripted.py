@@ -1,18 +1,16 @@
 """An engine without a model: the next token follows a script. For tests of everything above.
 
-It shares `KVCache` with the torch engine, so forks, joins, limits and leaks behave alike.
+It shares `CachedEngine` with the torch engine, so forks, joins, limits and leaks behave alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain, repeat
 
 import numpy as np
 
 from pasta_decoding.engines.base import Branch, Feed, FloatArray, Limits
-from pasta_decoding.engines.cached import CachedEngine
-from pasta_decoding.engines.kv_cache import BatchItem
+from pasta_decoding.engines.kv_cache import CachedEngine
 
 Script = Callable[[tuple[int, ...]], FloatArray]
 """From the ids that a branch sees to logits_V. The ids are those of the branches that were joined
@@ -79,28 +77,29 @@ class ScriptedEngine(CachedEngine):
         return child
 
     def copy(self, source: Branch, target: Branch, tokens: int) -> None:
-        given, taken = self._cache.copy(source, target, tokens)
+        given, taken = self.copied(source, target, tokens)
         for place in range(tokens):
             self._tokens[taken.start + place] = (self._tokens[given.start + place][0], target)
 
     def step(self, feeds: Sequence[Feed]) -> FloatArray:
-        batch = self._cache.plan(feeds)
+        batch = self.plan(feeds)
         self.steps.append(tuple(feeds))
-        logits_FV = np.empty((len(batch.wanted), self.vocabulary_size), dtype=np.float32)
+        rows = []
         for item in batch.items:
-            writers = chain(*(repeat(feed.branches[0], len(feed.ids)) for feed in item.feeds))
-            self._tokens.update(zip(item.written, zip(item.ids, writers, strict=True), strict=True))
-            askers = (feed.branches[0] for feed in item.feeds if feed.wants_logits)
-            for row, query, branch in zip(item.rows, item.wanted, askers, strict=True):
-                logits_FV[row] = self._script(self._seen(item, query, branch))
-        return logits_FV
+            for feed, seen in zip(item.feeds, item.seen, strict=True):
+                branch, written = feed.branches[0], seen[-len(feed.ids) :].tolist()
+                self._tokens |= {k: (id_, branch) for k, id_ in zip(written, feed.ids, strict=True)}
+                if feed.wants_logits:
+                    rows.append(self._script(self._seen(seen.tolist(), branch)))
+        logits_FV = np.array(rows, dtype=np.float32).reshape(-1, self.vocabulary_size)
+        return logits_FV if batch.order is None else logits_FV[batch.order]
 
-    def _seen(self, item: BatchItem, query: int, branch: Branch) -> tuple[int, ...]:
-        """Return the ids that a query of `branch` sees, in the order of `Script`."""
+    def _seen(self, slots: list[int], branch: Branch) -> tuple[int, ...]:
+        """Return the ids in `slots`, which `branch` sees, in the order of `Script`."""
         line = {branch}
         while branch in self._parents:
             line.add(branch := self._parents[branch])
-        tokens = [self._tokens[item.start + int(k)] for k in np.flatnonzero(item.mask_QK[query])]
+        tokens = [self._tokens[slot] for slot in slots]
         joined = [token for token in tokens if token[1] not in line]
         path = [id_ for id_, writer in tokens if writer in line]
         return (*(id_ for id_, _ in sorted(joined, key=lambda token: token[1])), *path)

@@ -26,9 +26,8 @@ from pasta_decoding.engines.attention import (
     slot_cache,
 )
 from pasta_decoding.engines.base import Branch, Feed, FloatArray, Limits
-from pasta_decoding.engines.cached import CachedEngine
 from pasta_decoding.engines.cuda_graphs import PagedPasses
-from pasta_decoding.engines.kv_cache import Batch, BoolArray, is_causal
+from pasta_decoding.engines.kv_cache import Batch, BoolArray, CachedEngine, is_causal
 from pasta_decoding.engines.paged_attention import SlotRows
 from pasta_decoding.engines.support import attention_windows, refuse_unsupported
 
@@ -83,7 +82,7 @@ class TorchEngine(CachedEngine):
 
     @torch.inference_mode()
     def copy(self, source: Branch, target: Branch, tokens: int) -> None:
-        given, taken = self._cache.copy(source, target, tokens)
+        given, taken = self.copied(source, target, tokens)
         for layer in self._layers:
             layer.copy(given, taken)
         if self._passes is not None:
@@ -97,7 +96,7 @@ class TorchEngine(CachedEngine):
     @torch.inference_mode()
     def step_kept(self, feeds: Sequence[Feed]) -> Tensor:
         """See `KeepsLogits`."""
-        batch, device = self._cache.plan(feeds), self.model.device
+        batch, device = self.plan(feeds), self.model.device
         if not batch.items:
             return torch.empty(0, self.vocabulary_size, device=device)
         passes = self._passes
@@ -139,9 +138,9 @@ class TorchEngine(CachedEngine):
         first = 0
         for item in batch.items:
             masks = {window: self._additive(item.visible(window)) for window in self._windows}
-            queries = slice(first, first + len(item.ids))
-            written = slice(item.written.start, item.end)
-            yield QuerySegment(queries, written, slice(item.start, item.end), masks)
+            queries = slice(first, first + len(item.written))
+            written = slice(item.written.start, item.written.stop)
+            yield QuerySegment(queries, written, slice(item.start, item.written.stop), masks)
             first = queries.stop
 
     def _additive(self, mask_QK: BoolArray) -> Tensor | None:
