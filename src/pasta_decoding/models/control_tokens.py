@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 BUCKETS = (20, 30, 40, 50, 60, 80, 100, 150, 200, 300)
@@ -21,7 +22,7 @@ _SPARE = re.compile(
 _ADDED_PREFIX = "<|pasta_"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ControlTokens:
     """Which token id plays which part of a tag; every id once.
 
@@ -34,9 +35,9 @@ class ControlTokens:
     async_close: int
     sync: int
 
-    @property
+    @cached_property
     def ids(self) -> frozenset[int]:
-        """All control-token ids."""
+        """All control-token ids. Asked for at every token."""
         single = (self.promise_open, self.async_open, self.async_close, self.sync)
         return frozenset((*single, *self.promise_close.values()))
 

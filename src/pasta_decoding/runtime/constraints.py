@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,10 @@ from pasta_decoding.runtime.vocabulary import FRAGMENT, Ids, Vocabulary, fold_to
 NOTHING: Ids = np.array([], dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True)
+FEW = 64
+
+
+@dataclass(frozen=True)
 class Constraint:
     """Which ids a thread may write next: those not in `banned`, or only those in `only`.
 
@@ -40,7 +44,13 @@ class Constraint:
     def admits(self, token: int) -> bool:
         if self.only is not None:
             return bool((self.only == token).any())
-        return not (self.banned == token).any()
+        if len(self.banned) > FEW:
+            return not (self.banned == token).any()
+        return token not in self._few_banned
+
+    @cached_property
+    def _few_banned(self) -> frozenset[int]:
+        return frozenset(self.banned.tolist())
 
     @property
     def alternatives(self) -> Ids | None:
@@ -64,16 +74,25 @@ def main_constraint(
     vocabulary: Vocabulary, *, promise: bool, sync: bool, eagerness: float = 0.0
 ) -> Constraint:
     """Return what main may write outside topics, given whether it may promise and may sync."""
-    control = vocabulary.control
-    free = (*[control.promise_open] * promise, *[control.sync] * sync)
-    bias = {control.promise_open: eagerness} if promise and eagerness else {}
-    return Constraint(vocabulary.control_but(free), bias=bias)
+    made, key = vocabulary.constraints, (promise, sync, eagerness)
+    if key not in made:
+        control = vocabulary.control
+        free = (*[control.promise_open] * promise, *[control.sync] * sync)
+        bias = {control.promise_open: eagerness} if promise and eagerness else {}
+        made[key] = Constraint(vocabulary.control_but(free), bias=bias)
+    constraint: Constraint = made[key]
+    return constraint
 
 
 def open_chunk_constraint(vocabulary: Vocabulary, *, begun: bool) -> Constraint:
     """Return what a chunk may write that no limit ends, given whether it has a token of its own."""
-    close = (vocabulary.control.async_close,)
-    return Constraint(vocabulary.control_but(close) if begun else vocabulary.not_chunk_start)
+    made = vocabulary.constraints
+    if begun not in made:
+        close = (vocabulary.control.async_close,)
+        banned = vocabulary.control_but(close) if begun else vocabulary.not_chunk_start
+        made[begun] = Constraint(banned)
+    constraint: Constraint = made[begun]
+    return constraint
 
 
 @dataclass(slots=True)

@@ -102,6 +102,11 @@ class Generation:
         prompt = self.request.prompt[: self.prefilled_tokens]
         return PrefixEntry((*prompt, *fed), self.live[MAIN])
 
+    @property
+    def prompt_fed(self) -> PrefixEntry:
+        """What main was fed of the prompt."""
+        return PrefixEntry(self.request.prompt[: self.prefilled_tokens], self.live[MAIN])
+
     # From the queue to the end
 
     def allot(self, quota: Quota) -> None:
@@ -145,6 +150,8 @@ class Generation:
             self.rewrite_s = None
 
     def runnable(self) -> Runnable:
+        if len(self.pending) == 1:
+            return Runnable(tuple(self.pending), self.request.priority)
         order = sorted(self.pending, key=lambda thread: (thread == MAIN, thread))
         if (opening := self._opening) is not None:  # main's feed comes before what it opens
             order.remove(MAIN)

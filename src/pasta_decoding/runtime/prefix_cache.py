@@ -11,6 +11,7 @@ slows a stream next to it by a known factor. What a text join reads again is fed
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,17 +22,33 @@ from pasta_decoding.runtime.admission import ResourceRequest
 from pasta_decoding.runtime.generation import LEAST_SHARED, Generation, PrefixEntry
 from pasta_decoding.runtime.policy import StepCost
 
+Ids = tuple[int, ...]
+
 MOST_KEPT = 32
 """Beginnings at a time: each takes a branch of the engine."""
 KEPT_SHARE = 2
 """Prefixes take at most 1 / KEPT_SHARE of the engine's slots."""
 
 
-def common_prefix_len(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    longest = min(len(one), len(other))
-    if one[:longest] == other[:longest]:
-        return longest
-    return next(n for n in range(longest) if one[n] != other[n])
+def common_prefix_len(one: Sequence[int], other: Sequence[int]) -> int:
+    least, most = 0, min(len(one), len(other))
+    while least < most:
+        middle = (least + most + 1) // 2
+        if one[least:middle] == other[least:middle]:
+            least = middle
+        else:
+            most = middle - 1
+    return least
+
+
+def longest_prefix(ids: Ids, ordered: Sequence[Ids]) -> tuple[int, int]:
+    """Return how much of `ids` some of `ordered`, which are sorted, begin with, and which one.
+
+    Sorted, those that have most in common stand next to each other.
+    """
+    place = bisect_left(ordered, ids)
+    beside = range(max(0, place - 1), min(len(ordered), place + 1))
+    return max(((common_prefix_len(ordered[n], ids), n) for n in beside), default=(0, 0))
 
 
 class PrefixCache:
@@ -45,22 +62,30 @@ class PrefixCache:
     def cells(self) -> int:
         return sum(len(one.ids) for one in self._kept)
 
-    def begin(self, coming: Generation, running: Sequence[Generation]) -> bool:
-        """Start a prompt from a held prefix; False if a running prefill soon holds a longer one."""
-        if coming.prefilled_tokens:
-            return True
-        ids = coming.request.prompt[:-1]  # the last one is fed, for logits
-        entries = [*self._kept, *(entry for one in running if (entry := one.beginning) is not None)]
-        found = [(common_prefix_len(one.ids, ids), one) for one in entries]
-        shared, best = max(found, key=lambda pair: pair[0], default=(0, None))
-        older = [one for one in running[: running.index(coming)] if one.unfed]
-        to_come = (common_prefix_len(one.request.prompt, ids) for one in older)
-        if max(to_come, default=0) >= max(LEAST_SHARED, shared + 1):
-            return False
-        if best is not None and shared >= LEAST_SHARED:
-            self._use(best)
-            coming.begin_like(best.branch, shared)
-        return True
+    def begin(
+        self, prompts: Sequence[Generation], running: Sequence[Generation]
+    ) -> list[Generation]:
+        """Start prompts from held prefixes; return those that may be fed now.
+
+        Of the others, a running prompt before them soon holds more than anything does now.
+        """
+        if all(one.prefilled_tokens for one in prompts):
+            return list(prompts)
+        entries = [*self._kept, *(one.prompt_fed for one in running if one.prefilled_tokens)]
+        entries.sort(key=lambda one: one.ids)
+        held, to_come, begun = [one.ids for one in entries], list[Ids](), list[Generation]()
+        for one in prompts:
+            ids = one.request.prompt[:-1]  # the last one is fed, for logits
+            if not one.prefilled_tokens:
+                shared, place = longest_prefix(ids, held)
+                if longest_prefix(ids, to_come)[0] >= max(LEAST_SHARED, shared + 1):
+                    continue
+                if shared >= LEAST_SHARED:
+                    self._use(entries[place])
+                    one.begin_like(entries[place].branch, shared)
+            insort(to_come, one.request.prompt)
+            begun.append(one)
+        return begun
 
     def keep(self, beginning: PrefixEntry) -> None:
         """Take over the last branch of a request, to be kept or closed.

@@ -130,13 +130,9 @@ class Scheduler:
         that pass, since their cells cannot be trusted: everything of theirs is freed, their
         `result` raises the error, and so does this call. The others can be stepped on.
         """
-        self._admit()
-        prompts = [one for one in self._running() if one.unfed]
-        if self._prefix_caching:
-            running = self._running()
-            prompts = [one for one in prompts if self._prefix_cache.begin(one, running)]
-        rows = self._take_threads()
-        self._forward(rows, self._take_prompts(prompts, len(rows)))
+        running = self._admit()
+        rows = self._take_threads(running)
+        self._forward(rows, self._take_prompts(running, len(rows)))
         self._settle()
         return len(rows)
 
@@ -151,22 +147,26 @@ class Scheduler:
             self.cancel(generation)
         self._prefix_cache.close()
 
-    def _admit(self) -> None:
-        """Open requests in the order in which they came, as long as there is room."""
+    def _admit(self) -> list[Generation]:
+        """Open requests in the order in which they came, as long as there is room.
+
+        Return those that run.
+        """
         running = self._running()
         for one in self._generations:
             if one.opened_s is not None or one.is_over:
                 continue
             if self._max_requests is not None and len(running) >= self._max_requests:
-                return
+                break
             beside = [other.demand for other in running]
             if running and not has_room(self._engine, sum(beside, one.demand)):
-                return
+                break
             one.allot(quota_of(one.request, self._engine, sum(beside, one.demand)))
             self._prefix_cache.make_room(sum(beside, one.demand))
             if not self._open(one, alone=not running):
-                return
+                break
             running.append(one)
+        return running
 
     def _open(self, generation: Generation, *, alone: bool) -> bool:
         """Open a request; return whether the engine had the memory for it now.
@@ -190,15 +190,18 @@ class Scheduler:
                 raise
             return True
 
-    def _take_threads(self) -> list[Row]:
+    def _take_threads(self, running: Sequence[Generation]) -> list[Row]:
         """Return what is fed of the threads whose turn it is: the last token of each."""
-        live = [one for one in self._running() if not one.unfed and one.pending]
+        live = [one for one in running if not one.unfed and one.pending]
         chosen = self._policy.choose([one.runnable() for one in live])
         return [row for one, threads in zip(live, chosen, strict=True) for row in one.take(threads)]
 
-    def _take_prompts(self, prompts: Sequence[Generation], width: int) -> list[Row]:
-        """Return what is fed of `prompts` in a step of `width` threads."""
+    def _take_prompts(self, running: Sequence[Generation], width: int) -> list[Row]:
+        """Return what is fed of prompts in a step of `width` threads."""
+        prompts = [one for one in running if one.unfed]
         tokens = self._prefill_budget.tokens(width) if prompts else 0
+        if tokens and self._prefix_caching:
+            prompts = self._prefix_cache.begin(prompts, running)
         shares = share_out([len(one.unfed) for one in prompts], tokens)
         return [one.take_prompt(n) for one, n in zip(prompts, shares, strict=True) if n]
 
@@ -207,7 +210,8 @@ class Scheduler:
         if not (rows or prompts):
             return
         began_s = self._clock()
-        generations = dict.fromkeys(row.generation for row in (*rows, *prompts))
+        writers = dict.fromkeys([row.generation for row in rows])
+        generations = writers | dict.fromkeys([row.generation for row in prompts])
         try:
             self._compute([*rows, *prompts])
         except BaseException as error:
@@ -222,7 +226,7 @@ class Scheduler:
         self._prefill_budget.learn(len(rows), fed, seconds)
         if not prompts:
             self._policy.learn(len(rows), seconds)
-        for generation in dict.fromkeys(row.generation for row in rows):
+        for generation in writers:
             generation.trace.step_s.append(seconds)
         for row in prompts:
             row.generation.end_prompt(seconds)
@@ -232,8 +236,10 @@ class Scheduler:
         feeds = [row.feed for row in rows]
         wanting = [row for row in rows if row.feed.wants_logits]
         engine = self._engine
-        drawing = all(isinstance(row.generation.request.sampler, Sampler) for row in wanting)
-        if drawing and isinstance(engine, KeepsLogits) and engine.keeps_logits:
+        on_device = isinstance(engine, KeepsLogits) and engine.keeps_logits
+        if on_device and all(
+            isinstance(row.generation.request.sampler, Sampler) for row in wanting
+        ):
             self._choose_on_device(engine.step_kept(feeds), wanting)
             return
         for row, logits_V in zip(wanting, engine.step(feeds), strict=True):

@@ -61,14 +61,12 @@ class Vocabulary:
                 ids.setdefault(words, []).append(token)
         return ids
 
-    def control_but(self, free: tuple[int, ...]) -> Ids:
-        if free not in self._control_but:
-            banned = sorted(self.control.ids - set(free))
-            self._control_but[free] = np.array(banned, dtype=np.int64)
-        return self._control_but[free]
+    def control_but(self, free: Collection[int]) -> Ids:
+        return np.array(sorted(self.control.ids - set(free)), dtype=np.int64)
 
     @cached_property
-    def _control_but(self) -> dict[tuple[int, ...], Ids]:
+    def constraints(self) -> dict[object, Any]:
+        """What `constraints` has made for this vocabulary, to be made once."""
         return {}
 
     @cached_property
@@ -115,12 +113,16 @@ def vocabulary_of(
     lead = len(plain(anchor))
 
     # Some tokenizers drop a leading space from what they decode: decode behind an anchor.
-    def decode(ids: Sequence[int]) -> str:
+    def behind(ids: Sequence[int]) -> str:
         text: str = plain([*anchor, *ids], skip_special_tokens=True)
         return text[lead:]
 
     known = min(len(tokenizer), size)
-    texts = (*(decode((token,)) for token in range(known)), *[""] * (size - known))
+    texts = (*(behind((token,)) for token in range(known)), *[""] * (size - known))
+
+    def decode(ids: Sequence[int]) -> str:
+        return texts[ids[0]] if len(ids) == 1 else behind(ids)
+
     return Vocabulary(texts, decode, control, eos_ids, end)
 
 
