@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from pasta_decoding.engines import cuda_graphs
-from pasta_decoding.engines.attention import KeyShape, Plan, QuerySegment, SlotLayer
+from pasta_decoding.engines.attention import Plan, QuerySegment, SlotLayer
 from pasta_decoding.engines.base import Feed
 from pasta_decoding.engines.paged_attention import SlotRows
 from pasta_decoding.engines.torch import TorchEngine
@@ -74,7 +74,7 @@ def test_the_head_computes_only_the_rows_that_are_wanted() -> None:
 def test_the_pool_is_taken_once_and_written_in_place() -> None:
     keys, values = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 6)
     plan = Plan([QuerySegment(slice(0, 3), slice(2, 5), slice(2, 5), {})])
-    layer = SlotLayer(plan, KeyShape(keys[0, :, :1], values[0, :, :1]), slots=8)
+    layer = SlotLayer(plan, keys[:, :, :1], values[:, :, :1], slots=8)
     seen, _ = layer.update(keys, values)
     assert seen.shape == (1, 2, 8, 4)
     none = torch.zeros(0, dtype=torch.int32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -82,6 +83,18 @@ def test_widths_of_which_nothing_is_known_are_tried_and_then_left_alone() -> Non
         seen.append(width)
     assert set(seen) == {2, 3, 4, 6, 8}
     assert seen[-40:] == [2] * 40
+
+
+def test_with_hundreds_of_threads_nearly_all_steps_are_as_wide_as_they_can_be() -> None:
+    """On a GPU: however their numbers change, and although steps with prompts tell nothing."""
+    random, policy, whole = Random(0), SchedulingPolicy(), 0
+    for step in range(600):
+        answers = standing(*(random.randint(1, 6) for _ in range(160)))
+        width, wide = sum(widths(policy, answers)), sum(len(one.threads) for one in answers)
+        whole += width == wide
+        if step % 3:
+            policy.learn(width, 0.015 + 0.00002 * width)
+    assert whole > 550
 
 
 def test_a_figure_that_is_old_is_taken_again() -> None:

@@ -148,6 +148,17 @@ def test_one_pass_that_took_for_ever_does_not_stop_prompts_for_ever() -> None:
     assert fed > 400
 
 
+@pytest.mark.parametrize(("width", "least"), [(250, 1000), (2000, 64)])
+def test_prompts_are_fed_beside_hundreds_of_threads_where_wide_steps_are_cheap(
+    width: int, least: int
+) -> None:
+    pace, tokens = PrefillBudget(1536), 0
+    for _ in range(30):
+        tokens = pace.tokens(width)
+        pace.learn(width, tokens, 0.02 + 0.00001 * (width + tokens))
+    assert tokens >= least
+
+
 def test_what_a_text_join_reads_again_is_paced_like_a_prompt() -> None:
     """Beside others, so that nobody's step is longer than the pace allows."""
     engine = TimedEngine(MACHINES["slow attention"])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,19 +20,19 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 from transformers.masking_utils import sdpa_mask
 
-from pasta_decoding.engines.paged_attention import SlotRows, attend_rows
 from pasta_decoding.engines.support import refuse_large_cache
 from pasta_decoding.errors import PastaError
+
+if TYPE_CHECKING:
+    from pasta_decoding.engines.paged_attention import SlotRows
 
 SLOTS = "pasta_slots"
 
 
-@dataclass(frozen=True, slots=True)
-class QuerySegment:
+class QuerySegment(NamedTuple):
     """Queries of a forward pass that look at the same slots.
 
-    queries: which of the Q tokens.
-    written: their own slots, in their order.
+    queries: which of the Q tokens; they write to the slots `written`, in their order.
     seen:    the slots that they look at, their own included;
     masks:   which of them each query sees, by the layer's window (None: full attention): added to
              the scores, [1, 1, heads that share a kv head x queries, slots]. None where queries
@@ -56,24 +56,18 @@ class Plan:
     rows: SlotRows | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class KeyShape:
-    """One token's key and value in one layer, an example of what its slots hold."""
-
-    key_G1D: Tensor
-    value_G1D: Tensor
-
-
 class SlotLayer(CacheLayerMixin):
-    """One layer's keys and values of all requests, in memory taken once."""
+    """One layer's keys and values of all requests, in memory taken once.
+
+    held: keys_1GSD and values_1GSD of all slots.
+    """
 
     is_sliding = False
 
-    def __init__(self, plan: Plan, shape: KeyShape, slots: int) -> None:
+    def __init__(self, plan: Plan, key_1G1D: Tensor, value_1G1D: Tensor, slots: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._plan, self._slots = plan, slots
-        self.keys = _room(shape.key_G1D, slots)
-        self.values = _room(shape.value_G1D, slots)
+        self.held = self.keys, self.values = _room(key_1G1D, slots), _room(value_1G1D, slots)
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -83,7 +77,7 @@ class SlotLayer(CacheLayerMixin):
         self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Write the step's keys and values where its plan says; return all slots."""
-        keys, values = self.held()
+        keys, values = self.held
         if (rows := self._plan.rows) is not None:
             keys.index_copy_(2, rows.written_Q, key_states)
             values.index_copy_(2, rows.written_Q, value_states)
@@ -95,52 +89,43 @@ class SlotLayer(CacheLayerMixin):
 
     def copy(self, source: slice, target: slice) -> None:
         """Copy slots to others."""
-        for held in self.held():
+        for held in self.held:
             held[:, :, target] = held[:, :, source]
-
-    def held(self) -> tuple[Tensor, Tensor]:
-        """Return keys_1GSD and values_1GSD of all slots."""
-        assert self.keys is not None, "taken at the beginning"
-        assert self.values is not None, "taken at the beginning"
-        return self.keys, self.values
 
     def get_seq_length(self) -> int:
         """No one length holds for all requests; position ids are always given."""
         return 0
 
     def get_mask_sizes(self, *_: Any) -> tuple[int, int]:
-        """How many keys `update` returns, and the first one's index."""
         return self._slots, 0
 
     def get_max_length(self) -> int:
-        """Slots altogether."""
         return self._slots
 
 
-def learn_shapes(model: PreTrainedModel) -> list[KeyShape]:
-    """Return an example of each layer's keys and values, from a pass over one token."""
-    cache = DynamicCache()
+def slot_cache(model: PreTrainedModel, slots: int) -> tuple[Cache, Plan]:
+    """Return a cache of this many slots in each layer, one to spare, and what steers it.
+
+    A pass over one token tells what the slots hold.
+    """
+    learnt = DynamicCache()
     one = torch.zeros(1, 1, dtype=torch.long, device=model.device)
     with torch.inference_mode():
-        model(input_ids=one, past_key_values=cache)
-    return [KeyShape(keys_1G1D[0], values_1G1D[0]) for keys_1G1D, values_1G1D, *_ in cache]
-
-
-def slot_cache(shapes: Sequence[KeyShape], slots: int) -> tuple[Cache, Plan]:
-    """Return a cache of this many slots in each layer, one to spare, and what steers it."""
-    held = [one for shape in shapes for one in (shape.key_G1D, shape.value_G1D)]
-    if all(one.device.type == "cpu" for one in held):  # others say themselves what does not fit
-        refuse_large_cache(slots - 1, sum(one.numel() * one.element_size() for one in held))
+        model(input_ids=one, past_key_values=learnt)
+    examples = [(key_1G1D, value_1G1D) for key_1G1D, value_1G1D, *_ in learnt]
+    if model.device.type == "cpu":  # others say themselves what does not fit
+        token_bytes = sum(one.numel() * one.element_size() for pair in examples for one in pair)
+        refuse_large_cache(slots - 1, token_bytes)
     plan = Plan()
-    return Cache(layers=[SlotLayer(plan, shape, slots) for shape in shapes]), plan
+    return Cache(layers=[SlotLayer(plan, *pair, slots) for pair in examples]), plan
 
 
-def _room(one_G1D: Tensor, slots: int) -> Tensor:
-    kv_heads, _, width = one_G1D.shape
+def _room(one_1G1D: Tensor, slots: int) -> Tensor:
+    _, kv_heads, _, width = one_1G1D.shape
     try:
-        return one_G1D.new_empty(1, kv_heads, slots, width)
+        return one_1G1D.new_empty(1, kv_heads, slots, width)
     except RuntimeError as error:
-        raise PastaError(f"no memory on {one_G1D.device} for a cache of {slots} tokens") from error
+        raise PastaError(f"no memory on {one_1G1D.device} for a cache of {slots} tokens") from error
 
 
 def slot_attention(
@@ -170,6 +155,8 @@ def slot_attention(
         out = _attend(query_BHQD, key_BGKD, value_BGKD, attention_mask, scaling, dropout)
         return out.transpose(1, 2).contiguous(), None
     if plan.rows is not None:
+        from pasta_decoding.engines.paged_attention import attend_rows
+
         query_QHD, scaling = query_BHQD[0].transpose(0, 1), scaling or query_BHQD.shape[-1] ** -0.5
         out_QHD = attend_rows(
             query_QHD, key_BGKD[0], value_BGKD[0], plan.rows, scaling, sliding_window

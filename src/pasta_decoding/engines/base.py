@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 FloatArray = npt.NDArray[np.float32]
 
+BATCH_TOKENS = 256
+"""What `batch_tokens` is on a CPU."""
+
 Branch = NewType("Branch", int)
 """The name of a path through the cache. Opaque, hashable, never given out twice by an engine."""
 
@@ -97,6 +100,10 @@ class Engine(Protocol):
     @property
     def free_positions(self) -> bool:
         """Whether position ids may be any; else each is 1 + the largest that its branch sees."""
+
+    @property
+    def batch_tokens(self) -> int:
+        """How many tokens a step should have at most: more at once are no cheaper."""
 
     @property
     def slots_in_use(self) -> int:

@@ -17,7 +17,7 @@ from itertools import accumulate, count
 import numpy as np
 import numpy.typing as npt
 
-from pasta_decoding.engines.base import Branch, Feed, Limits
+from pasta_decoding.engines.base import BATCH_TOKENS, Branch, Feed, Limits
 from pasta_decoding.errors import PastaError
 
 BoolArray = npt.NDArray[np.bool_]
@@ -149,6 +149,7 @@ class CachedEngine:
     """
 
     free_positions = True
+    batch_tokens = BATCH_TOKENS
 
     def __init__(self, limits: Limits, *, in_one_piece: bool = True) -> None:
         self.vocabulary_size, self.max_positions = limits.vocabulary_size, limits.max_positions

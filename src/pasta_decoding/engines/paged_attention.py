@@ -9,13 +9,9 @@ Shapes: Q rows, H heads, G kv heads, S slots, D head width.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +42,12 @@ def attend_rows(
     window: int | None,
 ) -> Tensor:
     """Return what each row attends to, [Q, H, D]: by the kernel on a GPU, else by the formula."""
-    if query_QHD.is_cuda:
-        out_QHD: Tensor = _kernels().attend(query_QHD, keys_GSD, values_GSD, rows, scaling, window)
+    if query_QHD.is_cuda:  # torch brings Triton on some platforms only
+        from pasta_decoding.engines.triton_kernels import attend
+
+        out_QHD: Tensor = attend(query_QHD, keys_GSD, values_GSD, rows, scaling, window)
         return out_QHD
     return attend_plainly(query_QHD, keys_GSD, values_GSD, rows, scaling, window)
-
-
-@cache
-def _kernels() -> ModuleType:
-    """Import the kernel where it is called: torch brings Triton on some platforms only."""
-    from pasta_decoding.engines import triton_kernels
-
-    return triton_kernels
 
 
 def attend_plainly(

@@ -12,25 +12,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from pasta_decoding.engines import DEFAULT_CACHE_TOKENS
-from pasta_decoding.engines.attention import (
-    SLOTS,
-    QuerySegment,
-    SlotLayer,
-    learn_shapes,
-    slot_cache,
-)
+from pasta_decoding.engines.attention import SLOTS, QuerySegment, SlotLayer, slot_cache
 from pasta_decoding.engines.base import Branch, Feed, FloatArray, Limits
-from pasta_decoding.engines.cuda_graphs import PagedPasses
 from pasta_decoding.engines.kv_cache import Batch, BoolArray, CachedEngine, is_causal
-from pasta_decoding.engines.paged_attention import SlotRows
 from pasta_decoding.engines.support import attention_windows, refuse_unsupported
 
+if TYPE_CHECKING:
+    from pasta_decoding.engines.cuda_graphs import PagedPasses
+    from pasta_decoding.engines.paged_attention import SlotRows
+
+PAGED_BATCH_TOKENS = 1536
 _log = logging.getLogger(__name__)
 
 
@@ -68,16 +66,18 @@ class TorchEngine(CachedEngine):
         self.model = model
         self.name = f"torch {str(model.dtype).removeprefix('torch.')}"
         self.keeps_logits = on_gpu if keeps_logits is None else keeps_logits
-        shapes = learn_shapes(model)
         # One more slot takes what padding writes.
-        self._keys, self._plan = slot_cache(shapes, cache_tokens + 1)
+        self._keys, self._plan = slot_cache(model, cache_tokens + 1)
         self._layers = [one for one in self._keys.layers if isinstance(one, SlotLayer)]
         self._no_mask = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=model.device)
         self._windows = tuple(attention_windows(config).values())
-        self._shared_heads = config.num_attention_heads // len(shapes[0].key_G1D)
+        self._shared_heads = config.num_attention_heads // self._layers[0].held[0].shape[1]
         if paged is None and on_gpu and find_spec("triton") is None:
             _log.warning("steps of many requests take several times as long: there is no Triton")
         elif paged or (paged is None and on_gpu):
+            from pasta_decoding.engines.cuda_graphs import PagedPasses
+
+            self.batch_tokens = PAGED_BATCH_TOKENS
             self._passes = PagedPasses(self._call_paged, model.device, cache_tokens + 1)
 
     @torch.inference_mode()
@@ -100,19 +100,15 @@ class TorchEngine(CachedEngine):
         if not batch.items:
             return torch.empty(0, self.vocabulary_size, device=device)
         passes = self._passes
-        logits_FV = self._forward(batch).float() if passes is None else passes.run(batch)
+        if passes is None:
+            self._plan.segments = tuple(self._segments(batch))
+            ids_1Q, positions_1Q = torch.tensor([[batch.ids], [batch.positions]], device=device)
+            wanted_F = torch.tensor(batch.wanted, device=device, dtype=torch.long)
+            logits_FV = self._call(ids_1Q, positions_1Q, wanted_F).float()
+        else:
+            logits_FV = passes.run(batch)
         order = batch.order
         return logits_FV if order is None else logits_FV[torch.tensor(order, device=device)]
-
-    def _forward(self, batch: Batch) -> Tensor:
-        """Run one pass in the shapes that it has; return logits_FV in the order of the batch."""
-        self._plan.segments = tuple(self._segments(batch))
-        device = self.model.device
-        return self._call(
-            torch.tensor([batch.ids], device=device),
-            torch.tensor([batch.positions], device=device),
-            torch.tensor(batch.wanted, device=device, dtype=torch.long),
-        )
 
     def _call_paged(
         self, ids_1Q: Tensor, positions_1Q: Tensor, wanted_F: Tensor, rows: SlotRows

@@ -1,15 +1,17 @@
 """`sampler.sampled`, for all rows of a step at once, on the device that holds the logits.
 
 The noise is the same, so the tokens are, but for near-ties; chosen ids alone leave the device.
+Nothing is waited for but them.
 
 Shapes: F rows, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -22,8 +24,7 @@ from pasta_decoding.runtime.sampler import (
 )
 
 TURNS = 4
-"""Cuts by top-p between two looks at whether all rows have their token: a look waits."""
-_MASK = 2**32 - 1
+"""Cuts by top-p before tokens are fetched; with them comes whether some row needs more."""
 
 
 @torch.inference_mode()
@@ -32,13 +33,18 @@ def sampled_rows(logits_FV: Tensor, rows: Sequence[RowParams]) -> list[int]:
     logits_FV = _adjusted(logits_FV, rows)
     tokens_F = logits_FV.argmax(1)
     racing = [place for place, row in enumerate(rows) if not row.params.greedy]
-    if racing:
-        places = torch.tensor(racing, device=logits_FV.device)
-        chosen = [rows[place] for place in racing]
-        found_F = _winners(_weights(logits_FV[places], chosen), chosen)
+    if not racing:
+        return [int(token) for token in tokens_F.tolist()]
+    places_F = _sent(np.array(racing), logits_FV.device)
+    racing_FV = logits_FV if len(racing) == len(rows) else logits_FV[places_F]
+    for found_F, unsettled in _winners(racing_FV, [rows[place] for place in racing]):
         # A row without a number in it has no winner: it keeps what argmax makes of it.
-        tokens_F[places] = torch.where(found_F < 0, tokens_F[places], found_F)
-    return [int(token) for token in tokens_F.tolist()]
+        won_F = torch.where(found_F < 0, tokens_F[places_F], found_F)
+        fetched = torch.cat([tokens_F.index_copy(0, places_F, won_F), unsettled.long()[None]])
+        *tokens, more = fetched.tolist()
+        if not more:
+            break
+    return tokens
 
 
 def _adjusted(logits_FV: Tensor, rows: Sequence[RowParams]) -> Tensor:
@@ -46,65 +52,75 @@ def _adjusted(logits_FV: Tensor, rows: Sequence[RowParams]) -> Tensor:
     changed = [(place, row.adjustment) for place, row in enumerate(rows) if row.adjustment]
     if not changed:
         return logits_FV
-    device = logits_FV.device
     places = np.concatenate([np.full(len(one.ids), place) for place, one in changed])
     ids = np.concatenate([one.ids for _, one in changed])
-    where = (torch.from_numpy(places).to(device), torch.from_numpy(ids).to(device))
-    factors = torch.from_numpy(np.concatenate([one.factors for _, one in changed])).to(device)
-    added = torch.from_numpy(np.concatenate([one.added for _, one in changed])).to(device)
+    numbers = np.concatenate([(one.factors, one.added) for _, one in changed], axis=1)
+    where = tuple(_sent(np.stack([places, ids]), logits_FV.device))
+    factors, added = _sent(numbers, logits_FV.device)
     found = logits_FV[where]
     scaled = torch.where(found > 0, found / factors, found * factors)
     return logits_FV.index_put(where, scaled + added)
 
 
-def _weights(logits_FV: Tensor, rows: Sequence[RowParams]) -> Tensor:
-    """As `sampler.weights`."""
-    scale_F = _column([1 / row.params.temperature for row in rows], logits_FV)
-    weight_FV = ((logits_FV - logits_FV.amax(1, keepdim=True)) * scale_F).exp()
-    least_F = _column([row.params.min_p for row in rows], logits_FV)
-    size = weight_FV.shape[1]
-    kept = [min(row.params.top_k or size, size) for row in rows]
-    if min(kept) < size:
-        largest = max(k for k in kept if k < size)
+def _winners(logits_FV: Tensor, rows: Sequence[RowParams]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield as `sampler.winner`, -1 where there is none, and whether a later yield may differ."""
+    size, params = logits_FV.shape[1], [row.params for row in rows]
+    halves_F2 = np.array([row.key_halves for row in rows], dtype=np.uint32).view(np.int32)
+    kept = [min(one.top_k or size, size) for one in params]
+    columns = [[1 / one.temperature, one.min_p, one.top_p] for one in params]
+    table_F6 = np.column_stack([halves_F2, kept, columns])
+    before_F, between_F, kept_F, scale_F, least_F, top_p_F = (
+        _sent(table_F6, logits_FV.device).mT[..., None].unbind()
+    )
+    weight_FV = (logits_FV - logits_FV.amax(1, keepdim=True)).mul_(scale_F.float()).exp_()
+    least_F = least_F.float()
+    if (largest := max([k for k in kept if k < size], default=0)) > 0:
         sorted_FK = weight_FV.topk(largest, dim=1).values
-        last = torch.tensor([[min(k, largest) - 1] for k in kept], device=weight_FV.device)
-        cut_F = torch.tensor([[k < size] for k in kept], device=weight_FV.device)
-        least_F = torch.where(cut_F, torch.maximum(least_F, sorted_FK.gather(1, last)), least_F)
-    return torch.where(weight_FV >= least_F, weight_FV, 0)
-
-
-def _winners(weight_FV: Tensor, rows: Sequence[RowParams]) -> Tensor:
-    """As `sampler.winner`; -1 where there is none."""
-    time_FV = _exponentials(rows, weight_FV) / weight_FV
+        last_F = sorted_FK.gather(1, kept_F.long().clamp(max=largest) - 1)
+        least_F = torch.where(kept_F < size, torch.maximum(least_F, last_F), least_F)
+    if largest or any(one.min_p > 0 for one in params):
+        weight_FV = torch.where(weight_FV >= least_F, weight_FV, 0)
+    time_FV = _exponentials(size, before_F.int(), between_F.int()).div_(weight_FV)
     token_F = time_FV.argmin(1, keepdim=True)
-    top_p = [[row.params.top_p] for row in rows]
-    enough_F = torch.tensor(top_p, dtype=torch.float64).to(weight_FV.device)
-    enough_F = torch.where(enough_F < 1, enough_F, torch.inf)
+    enough_F = torch.where(top_p_F < 1, top_p_F, torch.inf)
     enough_F = enough_F * weight_FV.sum(1, keepdim=True, dtype=torch.float64)
-    while min(top_p) < [1]:
-        for _ in range(TURNS):
+    turns = TURNS if min(one.top_p for one in params) < 1 else 0
+    while True:
+        out_F = torch.zeros_like(enough_F, dtype=torch.bool)
+        for _ in range(turns):
             heavier_FV = weight_FV > weight_FV.gather(1, token_F)
             heavier_F = (weight_FV * heavier_FV).sum(1, keepdim=True, dtype=torch.float64)
             out_F = heavier_F >= enough_F
-            time_FV = torch.where(out_F & ~heavier_FV, torch.inf, time_FV)
+            time_FV.masked_fill_(out_F & ~heavier_FV, torch.inf)
             token_F = time_FV.argmin(1, keepdim=True)
-        if not bool(out_F.any()):
-            break
-    return torch.where(time_FV.gather(1, token_F).isfinite(), token_F, -1)[:, 0]
+        finite_F = time_FV.gather(1, token_F).isfinite()
+        yield torch.where(finite_F, token_F, -1)[:, 0], out_F.any()
 
 
-def _exponentials(rows: Sequence[RowParams], beside: Tensor) -> Tensor:
-    """As `sampler.hashes`, and the times that follow from them."""
-    halves = torch.tensor([row.key_halves for row in rows], device=beside.device)
-    ids = torch.arange(beside.shape[1], device=beside.device)
-    hash_FV = (ids * ID_FACTOR + halves[:, :1]) & _MASK
-    hash_FV ^= hash_FV >> 16
-    hash_FV = (hash_FV * FIRST_FACTOR & _MASK) ^ halves[:, 1:]
-    hash_FV ^= hash_FV >> 15
-    hash_FV = hash_FV * SECOND_FACTOR & _MASK
-    hash_FV ^= hash_FV >> 16
-    return -torch.log1p((hash_FV.double() + 0.5) * -UNIT)
+def _exponentials(size: int, before_F: Tensor, between_F: Tensor) -> Tensor:
+    """As `sampler.hashes`, and the times that follow from them, float32.
+
+    Products of int32 wrap around; a shift keeps the sign, which a mask takes away.
+    """
+    ids_V = torch.arange(size, device=before_F.device, dtype=torch.int32)
+    hash_FV = ids_V * _signed(ID_FACTOR) + before_F
+    hash_FV ^= (hash_FV >> 16) & 0xFFFF
+    hash_FV *= _signed(FIRST_FACTOR)
+    hash_FV ^= between_F
+    hash_FV ^= (hash_FV >> 15) & 0x1FFFF
+    hash_FV *= _signed(SECOND_FACTOR)
+    hash_FV ^= (hash_FV >> 16) & 0xFFFF
+    # Of u and 1 - u the smaller one, which float32 has exactly enough.
+    small_FV = ((hash_FV ^ (hash_FV >> 31)).float() + 0.5) * UNIT
+    return torch.where(hash_FV < 0, -small_FV.log(), -torch.log1p(-small_FV))
 
 
-def _column(values: Sequence[float], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32, device=like.device)[:, None]
+def _signed(factor: int) -> int:
+    """Return a number of 32 bits as int32 has it."""
+    return factor - 2**32 if factor >= 2**31 else factor
+
+
+def _sent(numbers: npt.NDArray[np.generic], device: torch.device) -> Tensor:
+    """Copy to the device without waiting for what it does."""
+    held = torch.from_numpy(numbers)
+    return held.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else held

@@ -21,7 +21,7 @@ from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.request import Priority
 
-GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+GRID = (1, *(unit << power for power in range(11) for unit in (2, 3)))
 """Widths with a cost of their own; a width between two counts as the larger one."""
 BACKGROUND_STEPS = 4
 """A background answer advances at least once in this many steps."""
@@ -137,6 +137,8 @@ def share_width(
     The extra ones go round, one an answer and turn, those of high priority and the oldest first.
     """
     shares = list(least)
+    if not extra:
+        return shares
     order = sorted(range(len(answers)), key=lambda place: -answers[place].priority)
     while extra > 0:
         takers = [place for place in order if shares[place] < most[place]][:extra]

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from pasta_decoding.engines.base import Engine
+from pasta_decoding.engines.base import BATCH_TOKENS, Engine
 from pasta_decoding.runtime.admission import ResourceRequest
 from pasta_decoding.runtime.generation import LEAST_SHARED, Generation, PrefixEntry
 from pasta_decoding.runtime.policy import StepCost
@@ -140,9 +140,10 @@ class PrefixCache:
 
 MAX_SHARE = 0.6
 """Of the time of steps in which threads write, on average, this much is for prompt tokens."""
-PIECE_TOKENS = 256
 LEAST_TOKENS = 4
 """Fewer are not fed in a step of threads, while there are more: a pass for them would not pay."""
+LEAST_SHARE = 24
+"""However many threads write, 1 / LEAST_SHARE of a step's most tokens may be of prompts."""
 DEBT_STEPS = 8
 """At most this many steps pay for one slow pass, which may never come again."""
 MOST_STEPS = 16
@@ -153,10 +154,10 @@ MOST_STEPS = 16
 class PrefillBudget:
     """How many prompt tokens go into each step; it learns from what steps take.
 
-    most_tokens: of a pass.
+    most_tokens: of a step, those of threads included.
     """
 
-    most_tokens: int = PIECE_TOKENS
+    most_tokens: int = BATCH_TOKENS
     _costs: StepCost = field(default_factory=StepCost)
     _token_s: deque[float] = field(default_factory=lambda: deque(maxlen=5))
     _budget_s: float = 0.0
@@ -178,7 +179,8 @@ class PrefillBudget:
         self._budget_s = max(-DEBT_STEPS * share_s, min(self._budget_s + share_s, most_s))
         if self._budget_s < LEAST_TOKENS * token_s:
             return LEAST_TOKENS if self._steps_without >= MOST_STEPS else 0
-        wanted = min(max(LEAST_TOKENS, self.most_tokens - width), 2 * max(self._tokens))
+        least = max(LEAST_TOKENS, self.most_tokens // LEAST_SHARE)
+        wanted = min(max(least, self.most_tokens - width), 2 * max(self._tokens))
         return wanted if wanted * token_s <= self._budget_s else int(self._budget_s / token_s)
 
     def learn(self, width: int, prompt_tokens: int, seconds: float) -> None:

@@ -75,7 +75,7 @@ class Scheduler:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._engine, self._vocabulary, self._scheme = engine, vocabulary, scheme
-        self._prefill_budget = PrefillBudget() if prefill_budget is None else prefill_budget
+        self._prefill_budget = prefill_budget or PrefillBudget(engine.batch_tokens)
         self._prefix_cache = PrefixCache(engine)
         self._prefix_caching = prefix_caching
         self._joining = joining
