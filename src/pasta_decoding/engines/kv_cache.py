@@ -189,7 +189,7 @@ class CachedEngine:
         assert 0 < tokens <= request.shared, "those fed before the first fork"
         request.capacity = request.used = tokens
         request.positions, request.forked_at = request.positions[:tokens].copy(), None
-        slots = np.arange(request.start, request.start + tokens)
+        slots = np.arange(request.start, request.start + tokens, dtype=np.int32)
         self._branches[branch] = _Branch(request, slots)
 
     def close(self, branch: Branch) -> None:

@@ -236,9 +236,10 @@ class Scheduler:
         feeds = [row.feed for row in rows]
         wanting = [row for row in rows if row.feed.wants_logits]
         engine = self._engine
-        on_device = isinstance(engine, KeepsLogits) and engine.keeps_logits
-        if on_device and all(
-            isinstance(row.generation.request.sampler, Sampler) for row in wanting
+        if (
+            isinstance(engine, KeepsLogits)
+            and engine.keeps_logits
+            and all(isinstance(row.generation.request.sampler, Sampler) for row in wanting)
         ):
             self._choose_on_device(engine.step_kept(feeds), wanting)
             return
