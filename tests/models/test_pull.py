@@ -110,6 +110,7 @@ def test_a_kept_gguf_is_converted_once_where_another_form_is_needed(
     assert path == cache / name / f"{name}.gguf" == model_folder(Path(name), cache, gguf=True)
     assert pull(cache, name, fetch=NEVER) == path
     caplog.set_level("INFO")
+    caplog.clear()
     folder, again = (model_folder(Path(name), cache) for _ in range(2))
     assert folder == again == cache / "hf" / name
     assert caplog.messages == [f"converting {name} to Hugging Face's form (once)"]

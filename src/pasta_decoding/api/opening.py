@@ -240,7 +240,7 @@ def _open_llama(checkpoint: Checkpoint) -> LocalDecoder:
     from pasta_decoding.models.export import cached_name
 
     config, path, adapter = checkpoint.config, checkpoint.base, checkpoint.adapter
-    if checkpoint.is_gguf and adapter != path:
+    if checkpoint.is_gguf and adapter not in (None, path):
         raise PastaError("the llama engine puts no adapter on a GGUF file: take --engine fast")
     library()  # refuse a missing llama.cpp before the work
     if not checkpoint.is_gguf:
