@@ -155,10 +155,10 @@ def slot_attention(
         out = _attend(query_BHQD, key_BGKD, value_BGKD, attention_mask, scaling, dropout)
         return out.transpose(1, 2).contiguous(), None
     if plan.rows is not None:
-        from pasta_decoding.engines.paged_attention import attend_rows
+        from pasta_decoding.engines.paged_attention import attention_on
 
         query_QHD, scaling = query_BHQD[0].transpose(0, 1), scaling or query_BHQD.shape[-1] ** -0.5
-        out_QHD = attend_rows(
+        out_QHD = attention_on(query_QHD.device)(
             query_QHD, key_BGKD[0], value_BGKD[0], plan.rows, scaling, sliding_window
         )
         return out_QHD[None], None

@@ -8,9 +8,11 @@ Shapes: Q rows, H heads, G kv heads, S slots, D head width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -33,21 +35,14 @@ class SlotRows:
     lists: Tensor
 
 
-def attend_rows(
-    query_QHD: Tensor,
-    keys_GSD: Tensor,
-    values_GSD: Tensor,
-    rows: SlotRows,
-    scaling: float,
-    window: int | None,
-) -> Tensor:
-    """Return what each row attends to, [Q, H, D]: by the kernel on a GPU, else by the formula."""
-    if query_QHD.is_cuda:  # torch brings Triton on some platforms only
-        from pasta_decoding.engines.triton_kernels import attend
+def attention_on(device: torch.device) -> Callable[..., Tensor]:
+    """Return the kernel on a GPU, else `attend_plainly`, which has the same arguments."""
+    if device.type != "cuda":
+        return attend_plainly
+    # torch brings Triton on some platforms only.
+    from pasta_decoding.engines.triton_kernels import attend
 
-        out_QHD: Tensor = attend(query_QHD, keys_GSD, values_GSD, rows, scaling, window)
-        return out_QHD
-    return attend_plainly(query_QHD, keys_GSD, values_GSD, rows, scaling, window)
+    return attend
 
 
 def attend_plainly(
@@ -58,7 +53,7 @@ def attend_plainly(
     scaling: float,
     window: int | None,
 ) -> Tensor:
-    """Compute the same row by row, in float32."""
+    """Return what each row attends to, [Q, H, D], computed row by row in float32."""
     queries, heads, _ = query_QHD.shape
     kv_heads, _, width = values_GSD.shape
     out_QHD = query_QHD.new_zeros(queries, heads, width)
