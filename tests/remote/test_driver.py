@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from pasta_decoding.engines.scripted import follow
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import PromiseRun
 from pasta_decoding.remote import driver
-from pasta_decoding.remote.replicas import ReplicaPool
+from pasta_decoding.remote.client import ReplicaPool
 from pasta_decoding.runtime.events import Event, Finished
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
@@ -179,7 +180,7 @@ def test_time_that_is_up_leaves_what_there_is() -> None:
 
 def test_an_answer_that_is_cancelled_ends_all_its_requests() -> None:
     async def cancel(fake: Fake) -> None:
-        async with ReplicaPool(service_of(fake)) as pool:
+        async with aclosing(ReplicaPool(service_of(fake))) as pool:
             task = asyncio.create_task(writer(asked((A, LAST)), pool).run())
             await asyncio.to_thread(until, lambda: fake.live > 1)
             task.cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ from starlette.responses import PlainTextResponse, Response
 
 from pasta_decoding.engines.scripted import follow
 from pasta_decoding.errors import PastaError
-from pasta_decoding.remote import replicas
-from pasta_decoding.remote.client import Service, checked_url, find_model
-from pasta_decoding.remote.replicas import ReplicaPool
+from pasta_decoding.remote import client
+from pasta_decoding.remote.client import ReplicaPool, Service
+from pasta_decoding.remote.decoder import checked_url, find_model
 from pasta_decoding.remote.stream import RemoteError
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.request import Rules
@@ -154,7 +155,7 @@ def test_a_chunk_that_fails_for_good_takes_its_siblings_along() -> None:
 def test_more_requests_than_there_may_be_wait_for_their_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(replicas, "MAX_REQUESTS", 2)
+    monkeypatch.setattr(client, "MAX_REQUESTS", 2)
     with serving(abaab()) as fake:
         answers = write(service_of(fake), [asked(prompt) for prompt in PROMPTS])
         assert fake.most_live <= 2
@@ -175,7 +176,7 @@ def test_answers_take_turns_and_each_stays_where_it_began() -> None:
 async def one_by_one(service: Service, count: int) -> list[Answer | RemoteError]:
     """Write answers one after the other; one that fails does not keep the next from coming."""
     came: list[Answer | RemoteError] = []
-    async with ReplicaPool(service) as pool:
+    async with aclosing(ReplicaPool(service)) as pool:
         for prompt in PROMPTS[:count]:
             try:
                 came.append(await writer(asked(prompt), pool).run())

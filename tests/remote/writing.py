@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import aclosing
 from typing import Any
 
 from pasta_decoding.engines.base import Engine, FloatArray
 from pasta_decoding.engines.scripted import Script, ScriptedEngine
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import SHARED_MAX
-from pasta_decoding.remote.client import Service
+from pasta_decoding.remote.client import ReplicaPool, Service
 from pasta_decoding.remote.driver import AnswerWriter, OnNews
-from pasta_decoding.remote.replicas import ReplicaPool
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import answer_of
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
@@ -65,7 +65,7 @@ def writer(
 
 async def written(service: Service, requests: Sequence[Request], **about: Any) -> list[Answer]:
     """Write all answers at the same time."""
-    async with ReplicaPool(service) as pool:
+    async with aclosing(ReplicaPool(service)) as pool:
         writers = [writer(request, pool, **about) for request in requests]
         tasks = [asyncio.create_task(one.run()) for one in writers]
         try:

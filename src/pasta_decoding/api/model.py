@@ -23,8 +23,7 @@ from pasta_decoding.runtime.policy import SchedulingPolicy
 from pasta_decoding.runtime.request import Priority, Request
 
 if TYPE_CHECKING:
-    from pasta_decoding.remote.decoder import RemoteDecoder
-    from pasta_decoding.remote.scheduler import RemoteWorker
+    from pasta_decoding.remote.decoder import RemoteDecoder, RemoteWorker
 
 DEFAULT_CONCURRENCY = 16
 _DEFAULT = GenerationConfig()
@@ -55,7 +54,7 @@ def open_worker(
     """
     if isinstance(decoder, LocalDecoder):
         return EngineLoop(decoder, max_requests=max_requests, policy=policy, on_step=on_step)
-    from pasta_decoding.remote.scheduler import RemoteWorker
+    from pasta_decoding.remote.decoder import RemoteWorker
 
     return RemoteWorker(decoder, max_requests=max_requests, on_sent=on_sent)
 

@@ -18,7 +18,7 @@ from pasta_decoding.api.checkpoints import Checkpoint, fetched, find
 from pasta_decoding.api.config import EngineConfig, check_name
 from pasta_decoding.api.model import Model
 from pasta_decoding.engines.support import release_openmp_threads
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import PastaError, require
 from pasta_decoding.gguf_file import GgufFile
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.models import checkpoint as checkpoints
@@ -269,6 +269,7 @@ def write_export(base: Path, adapter: Path | None, path: Path, file_type: str) -
 
 
 def _open_remote(checkpoint: Checkpoint) -> RemoteDecoder:
+    require("httpx2", extra="remote", doing="the remote engine")
     from pasta_decoding.remote.decoder import remote_decoder
 
     if checkpoint.is_gguf:

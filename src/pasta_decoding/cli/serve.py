@@ -50,7 +50,7 @@ def serve(
         hint = f"Install the extra: {install_command('serve')}"
         raise PastaError(f"the server needs {', '.join(missing)}", hint=hint)
 
-    from pasta_decoding.remote.client import checked_key
+    from pasta_decoding.remote.stream import checked_key
     from pasta_decoding.server.app import create_app
     from pasta_decoding.server.backend import Backend
     from pasta_decoding.server.listen import address, http_server, is_loopback, open_socket

@@ -1,1 +1,1 @@
-"""Answers from servers of completions: client, replicas, driver, decoder."""
+"""Answers from servers of completions: client, driver, decoder."""

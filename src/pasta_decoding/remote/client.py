@@ -1,26 +1,41 @@
-"""A service of completions: where it is, what it serves, how long it may take, when it refuses."""
+"""Servers of completions over HTTP: any number of replicas of one model, and who asks which.
+
+All requests of one answer go to the same replica, whose prefix cache then knows what they share;
+a new answer goes to the one that has the fewest. Nothing else is kept of anybody.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count, islice
+from typing import Any
 
-from pasta_decoding.errors import PastaError, require
-from pasta_decoding.remote.stream import RemoteError, excerpt
+import httpx2 as httpx
 
-if TYPE_CHECKING:
-    from httpx2 import Client, Response
+from pasta_decoding.remote.stream import (
+    BAN,
+    Completion,
+    CompletionReader,
+    RemoteError,
+    checked_key,
+    excerpt,
+)
+from pasta_decoding.runtime.answer import Sent
+from pasta_decoding.runtime.guided import GuidedParams, Kind
+
+MAX_REQUESTS = 256
+"""Under way at a time, all replicas together; more wait."""
+MAX_RETRY_AFTER_S = 30.0
+"""The longest that a server's Retry-After is obeyed."""
 
 _HEALTHY = frozenset({400, 413, 422, 429})
 """These say nothing against a server: the request does not fit, or there are too many."""
 _MAX_ERROR_BYTES = 2**16
-_MAX_MODELS_BYTES = 2**20
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,33 +67,188 @@ class Service:
     cooldown_s: float = 10.0
 
 
-def http_library() -> Any:
-    """Return httpx2. Raises PastaError if it is not installed."""
-    require("httpx2", extra="remote", doing="the remote engine")
-    import httpx2
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One server. `guided`: whether it has the logits processor; None as long as nobody asked."""
 
-    return httpx2
-
-
-def checked_url(url: str) -> str:
-    """Return a base URL without a slash at its end; a server alone gets its `/v1`."""
-    httpx = http_library()
-    bad = PastaError(f"{url!r} is no base URL such as http://localhost:8000/v1")
-    try:
-        parsed = httpx.URL(url)
-        parsed.host.encode("idna")  # what a connection would look up
-    except (httpx.InvalidURL, TypeError, UnicodeError) as error:
-        raise bad from error
-    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query:
-        raise bad
-    return f"{url.rstrip('/')}/v1" if parsed.path in ("", "/") else url.rstrip("/")
+    base_url: str
+    answers: int = 0
+    cooldown_until_s: float = 0.0
+    guided: bool | None = None
+    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-def checked_key(key: str | None) -> str | None:
-    """Return an API key; PastaError, which does not show it, if no client could send it."""
-    if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):
-        raise PastaError("the API key is empty or has characters that no header can hold")
-    return key
+@dataclass(slots=True)
+class Lease:
+    """The place of one answer at one replica, and what it has asked for."""
+
+    replica: Replica
+    sent: Sent = field(default_factory=Sent)
+    session: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
+class ReplicaPool:
+    """Connections to a service, all in one event loop, until it is closed."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self._replicas = [Replica(base_url) for base_url in service.base_urls]
+        self._turns = asyncio.Semaphore(MAX_REQUESTS)
+        self._client = httpx.AsyncClient(
+            headers=headers(service.api_key),
+            # The turns are its limit: waiting for one is not the server's time.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=MAX_REQUESTS),
+            # Only connecting is limited here: each piece of a stream has its own time below.
+            timeout=httpx.Timeout(None, connect=service.connect_s),
+        )
+        self.aclose = self._client.aclose
+
+    @contextmanager
+    def lease(self) -> Iterator[Lease]:
+        """Hold a place for one answer where there are fewest."""
+        lease = Lease(self._least_busy())
+        try:
+            yield lease
+        finally:
+            lease.replica.answers -= 1
+
+    async def stream(self, lease: Lease, asked: Completion) -> AsyncGenerator[int]:
+        """Yield the ids of a completion as they come. Close it, and the server stops.
+
+        Until the first one, what may pass by itself is tried again, at another replica unless this
+        one is only busy. Raises RemoteError.
+        """
+        for tried in count():
+            begun = False
+            try:
+                async with self._turns:
+                    replica = lease.replica  # another request may move the lease meanwhile
+                    guided = await self._is_guided(replica, asked)
+                    lease.sent.requests += 1
+                    reply = self._reply(replica, asked, lease, guided=guided)
+                    async with aclosing(reply) as tokens:
+                        async for token in tokens:
+                            begun = True
+                            yield token
+                return
+            except RemoteError as error:
+                if not error.healthy:
+                    self._leave(lease, replica)
+                if begun or not error.retryable or tried >= self.service.retries:
+                    tries = f" (tries: {tried + 1})" if tried else ""
+                    about = f"the server at {replica.base_url} failed: {error}{tries}"
+                    raise RemoteError(about, hint=error.hint, reason=error.reason) from error
+                pause_s, after_s = self.service.pause_s * 2**tried, error.retry_after_s
+                await asyncio.sleep(pause_s if after_s is None else min(after_s, MAX_RETRY_AFTER_S))
+
+    def _least_busy(self) -> Replica:
+        """Take a place at the replica with the fewest answers; if all cool down, at one of them."""
+        now_s = asyncio.get_running_loop().time()
+        ready = [one for one in self._replicas if one.cooldown_until_s <= now_s]
+        chosen = min(ready or self._replicas, key=lambda one: (one.answers, one.cooldown_until_s))
+        # The last one asked goes to the end, so that equals take turns.
+        self._replicas.remove(chosen)
+        self._replicas.append(chosen)
+        chosen.answers += 1
+        return chosen
+
+    def _leave(self, lease: Lease, failed: Replica) -> None:
+        """Let a replica cool down, and ask another one, if there is one.
+
+        Requests of one answer may fail together: the first of them moves for all.
+        """
+        failed.guided = None  # who knows what will be there then?
+        failed.cooldown_until_s = asyncio.get_running_loop().time() + self.service.cooldown_s
+        if lease.replica is failed:
+            failed.answers -= 1
+            lease.replica = self._least_busy()
+
+    async def _is_guided(self, replica: Replica, asked: Completion) -> bool:
+        """Find out, once for a server, whether it obeys the params of requests."""
+        if asked.params is None:
+            return False
+        async with replica.asking:
+            if replica.guided is None:
+                replica.guided = await self._has_processor(replica, asked, asked.params)
+            return replica.guided
+
+    async def _has_processor(
+        self, replica: Replica, asked: Completion, params: GuidedParams
+    ) -> bool:
+        """Send a request whose reply only the processor can bring: all that it brings is banned.
+
+        Raises RemoteError if the server has a processor that is of no use, or does not answer.
+        """
+        ids = range(self.service.vocabulary_size)
+        verdicts = tuple(islice((token for token in ids if token not in params.ids), 4))
+        check = replace(
+            asked,
+            prompt=asked.prompt[:1],
+            max_tokens=2,
+            stops=(),
+            bias=dict.fromkeys(verdicts, BAN),
+            params=replace(params, kind=Kind.check, verdicts=verdicts),
+        )
+        try:
+            async with aclosing(self._reply(replica, check, Lease(replica), guided=True)) as tokens:
+                found = [token async for token in tokens]
+        except RemoteError as error:
+            _, is_ours, said = error.reason.partition("pasta-decoding:")
+            if is_ours:
+                raise RemoteError(said.strip(), healthy=True) from error
+            if error.retryable or not error.healthy:
+                raise
+            return False  # it refuses fields that it does not know
+        well, seen, unseen, foreign = verdicts
+        if found[:1] == [foreign]:
+            raise RemoteError(
+                "the model that it serves has not the reserved tokens that the answers need: "
+                "serve what `pasta export --to hf` wrote",
+                healthy=True,
+            )
+        if found == [well, unseen]:
+            raise RemoteError(
+                "its logits processor is not shown the tokens that were written",
+                hint="--logits-processors pasta_decoding.vllm.processor:PastaLogitsProcessor",
+                healthy=True,
+            )
+        return found == [well, seen]
+
+    async def _reply(
+        self, replica: Replica, asked: Completion, lease: Lease, *, guided: bool
+    ) -> AsyncGenerator[int]:
+        """Send a request, and yield what comes."""
+        reader = CompletionReader(asked, self.service.vocabulary_size)
+        now_s = asyncio.get_running_loop().time
+        began_s, limit_s = now_s(), self.service.first_token_s
+        request = self._client.build_request(
+            "POST",
+            f"{replica.base_url}/completions",
+            json=asked.body(self.service.model, guided=guided),
+            headers={"X-Session-ID": lease.session},  # a router keeps an answer at one server
+        )
+        try:
+            response = await _in_time(self._client.send(request, stream=True), began_s, limit_s)
+            async with aclosing(response):
+                if response.status_code != 200:
+                    raise await _refusal(response, self.service)
+                pieces = response.aiter_bytes()
+                while (piece := await _in_time(anext(pieces, None), began_s, limit_s)) is not None:
+                    received = reader.received
+                    for token in reader.feed(piece):
+                        yield token
+                    if reader.received > received:
+                        began_s, limit_s = now_s(), self.service.token_s
+                last = reader.end()
+                # Counted before somebody has what they wanted, and closes this.
+                lease.sent.add(len(asked.prompt), reader.cached_tokens)
+                for token in last:
+                    yield token
+        except (httpx.TransportError, httpx.DecodingError) as error:
+            absent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+            what = "it cannot be reached" if absent else "it broke the connection"
+            reason = excerpt(str(error) or type(error).__name__)
+            raise RemoteError(f"{what}: {reason}", retryable=True) from error
 
 
 def headers(api_key: str | None) -> dict[str, str]:
@@ -86,69 +256,11 @@ def headers(api_key: str | None) -> dict[str, str]:
     return {} if api_key is None else {"Authorization": f"Bearer {checked_key(api_key)}"}
 
 
-def find_model(
-    base_urls: Sequence[str], names: Sequence[str], *, api_key: str | None, connect_s: float = 10.0
-) -> tuple[str, int | None]:
-    """Ask what is served; return the model's name and how many tokens it holds, if that is said.
-
-    Of several models it is the one that is called as one of `names`. A replica that cannot be
-    reached now, or fails with what may pass, may come later, as long as one answers. Raises
-    PastaError if none does, or if they do not serve the same.
-    """
-    httpx = http_library()
-    found: dict[str, tuple[str, int | None]] = {}
-    absent: list[str] = []
-    with httpx.Client(headers=headers(api_key), timeout=connect_s) as client:
-        for base_url in base_urls:
-            try:
-                found[base_url] = _model_of(client, base_url, names, connect_s)
-            except (httpx.TransportError, httpx.DecodingError, RemoteError) as error:
-                absent.append(f"{base_url}: {excerpt(str(error) or type(error).__name__)}")
-    if not found:
-        raise PastaError(f"no server is ready: {'; '.join(absent)}")
-    if len({model for model, _ in found.values()}) > 1:
-        served = ", ".join(f"{model!r} at {base_url}" for base_url, (model, _) in found.items())
-        raise PastaError(f"the servers serve different models: {served}")
-    model = next(model for model, _ in found.values())
-    return model, min((size for _, size in found.values() if size is not None), default=None)
+def is_retryable(status: int) -> bool:
+    return status in (408, 409, 425, 429) or status >= 500
 
 
-def _model_of(
-    client: Client, base_url: str, names: Sequence[str], limit_s: float
-) -> tuple[str, int | None]:
-    status, body = _fetched(client, f"{base_url}/models", limit_s)
-    said = excerpt(body.decode("utf-8", "replace"))
-    if _is_retryable(status):
-        raise RemoteError(f"it failed with status {status}: {said}")
-    if status in (401, 403):
-        raise PastaError(f"{base_url} refuses the key ({status}); set PASTA_REMOTE_KEY")
-    try:
-        models = {str(one["id"]): one.get("max_model_len") for one in json.loads(body)["data"]}
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise PastaError(f"{base_url}/models does not list models: {said}") from error
-    known = [name for name in names if name in models]
-    if not known and len(models) != 1:
-        raise PastaError(
-            f"{base_url} serves {', '.join(map(repr, models)) or 'no model'}, none of them called "
-            f"{' or '.join(map(repr, names))} (vLLM: --served-model-name)"
-        )
-    name = known[0] if known else next(iter(models))
-    size = models[name]
-    return name, size if type(size) is int and size > 0 else None
-
-
-def _fetched(client: Client, url: str, limit_s: float) -> tuple[int, bytes]:
-    """Return status and body, bounded in bytes and in seconds however slowly it drips."""
-    end_s, body = time.monotonic() + limit_s, b""
-    with client.stream("GET", url) as response:
-        for piece in response.iter_bytes():
-            body += piece
-            if len(body) > _MAX_MODELS_BYTES or time.monotonic() > end_s:
-                raise RemoteError(f"its list of models has no end ({len(body)} bytes came)")
-        return response.status_code, body
-
-
-async def in_time(coming: Awaitable[_T], began_s: float, limit_s: float) -> _T:
+async def _in_time(coming: Awaitable[Any], began_s: float, limit_s: float) -> Any:
     """Wait until `limit_s` behind `began_s`, whatever else keeps a stream alive, or RemoteError."""
     try:
         async with asyncio.timeout_at(began_s + limit_s):
@@ -157,44 +269,30 @@ async def in_time(coming: Awaitable[_T], began_s: float, limit_s: float) -> _T:
         raise RemoteError(f"it sent no token for {limit_s:g} s", retryable=True) from late
 
 
-async def check_status(response: Response, service: Service) -> None:
-    """Raise RemoteError unless a completion follows."""
-    status = response.status_code
-    if status == 200:
-        return
+async def _refusal(response: httpx.Response, service: Service) -> RemoteError:
+    """Return the error of a reply that is no stream; its reason is read as far as one cares to."""
+    body, status, said = b"", response.status_code, "no reason came"
     try:
         async with asyncio.timeout(service.token_s):
-            said = await _reason_in(response)
-    except TimeoutError:
-        said = "no reason came"
+            async for piece in response.aiter_bytes():
+                body += piece
+                if len(body) > _MAX_ERROR_BYTES:
+                    break
+        said = body[:_MAX_ERROR_BYTES].decode("utf-8", "replace")
+        found = json.loads(said)
+        said = found.get("error", found) if isinstance(found, dict) else found
+    except (TimeoutError, ValueError, RecursionError):
+        pass  # it is as it was read
     if status in (401, 403):
-        raise RemoteError(f"it refuses the key ({status}); set PASTA_REMOTE_KEY")
+        return RemoteError(f"it refuses the key ({status}); set PASTA_REMOTE_KEY")
     if status == 404:
-        raise RemoteError(f"it knows no model {service.model!r}, or no completions (404: {said})")
+        about = f"it knows no model {service.model!r}, or no completions (404: {excerpt(said)})"
+        return RemoteError(about)
     after = response.headers.get("Retry-After") or ""
-    raise RemoteError(
-        f"it failed with status {status}: {said}",
-        retryable=_is_retryable(status),
+    return RemoteError(
+        f"it failed with status {status}: {excerpt(said)}",
+        retryable=is_retryable(status),
         healthy=status in _HEALTHY,
         # The header's other form, a date, is not worth a parser.
         retry_after_s=float(after) if after.isdecimal() else None,
     )
-
-
-def _is_retryable(status: int) -> bool:
-    return status in (408, 409, 425, 429) or status >= 500
-
-
-async def _reason_in(response: Response) -> str:
-    """Return what a reply that is no stream has to say, as far as one cares to read."""
-    body = b""
-    async for piece in response.aiter_bytes():
-        body += piece
-        if len(body) > _MAX_ERROR_BYTES:
-            break
-    text = body[:_MAX_ERROR_BYTES].decode("utf-8", "replace")
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return excerpt(text)
-    return excerpt(found.get("error", found) if isinstance(found, dict) else found)

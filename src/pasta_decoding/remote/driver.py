@@ -21,7 +21,7 @@ import numpy as np
 
 from pasta_decoding.lang.layout import MAIN, Joining
 from pasta_decoding.lang.positions import SHARED_MAX
-from pasta_decoding.remote.replicas import ReplicaPool
+from pasta_decoding.remote.client import ReplicaPool
 from pasta_decoding.remote.stream import BAN, MAX_BIASES, Completion, RemoteError
 from pasta_decoding.runtime.answer import Answer, Fed, Trace, conclude
 from pasta_decoding.runtime.constraints import Constraint

@@ -217,6 +217,13 @@ class CompletionReader:
         self.cached_tokens = cached if type(cached) is int else None
 
 
+def checked_key(key: str | None) -> str | None:
+    """Return an API key; PastaError, which does not show it, if no client could send it."""
+    if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):
+        raise PastaError("the API key is empty or has characters that no header can hold")
+    return key
+
+
 def excerpt(found: object) -> str:
     """Return the beginning of what a server said, on one line."""
     if isinstance(found, dict) and isinstance(found.get("message"), str):

@@ -25,7 +25,7 @@ NOTHING: Ids = np.array([], dtype=np.int64)
 FEW = 64
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Constraint:
     """Which ids a thread may write next: those not in `banned`, or only those in `only`.
 

@@ -7,8 +7,8 @@ Shapes: R rows, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,7 +23,6 @@ from pasta_decoding.runtime.vocabulary import Vocabulary, vocabulary_of
 
 UNKNOWN = -1
 """Stands in a request's output for a token that has not come back from the accelerator."""
-_KEPT = 4
 GREEDY_BELOW = 1e-5
 """Under this temperature vLLM takes the likeliest."""
 Row = tuple[int, Constraint | None, float]
@@ -32,14 +31,14 @@ Row = tuple[int, Constraint | None, float]
 
 @dataclass
 class Served:
-    """The tokenizer of the model that is served, with the control tokens of whoever asks.
+    """The tokenizer of the model that is served, with the control tokens of whoever asked last.
 
     size: the number of logits.
     """
 
     tokenizer: Any
     size: int
-    _bound: dict[Hashable, Vocabulary] = field(default_factory=dict)
+    _vocabulary: Vocabulary | None = None
 
     def has(self, guide: GuidedParams) -> bool:
         """Is there all that `guide` names, and are its control tokens reserved for such use?"""
@@ -50,30 +49,20 @@ class Served:
 
     def vocabulary(self, guide: GuidedParams) -> Vocabulary:
         """Return the vocabulary as `guide`, of which all is there, binds it."""
-        control = guide.control
-        single = (control.promise_open, control.async_open, control.async_close, control.sync)
-        key = (single, tuple(control.promise_close.items()), guide.ends)
-        if key not in self._bound:
-            while len(self._bound) >= _KEPT:
-                del self._bound[next(iter(self._bound))]
-            ends = frozenset(guide.ends)
-            self._bound[key] = replace(
-                self._read(guide), control=control, eos_ids=ends, end=guide.ends[0]
-            )
-        return self._bound[key]
+        control, ends, end = guide.control, frozenset(guide.ends), guide.ends[0]
+        known = self._vocabulary
+        if known is None:  # reading the tokenizer takes a second, and depends on nobody who asks
+            known = vocabulary_of(self.tokenizer, control, self.size, ends, end)
+        elif (known.control, known.eos_ids, known.end) != (control, ends, end):
+            known = replace(known, control=control, eos_ids=ends, end=end)
+        self._vocabulary = known
+        return known
 
     @cached_property
     def end(self) -> int:
         """The token that ends what the served model writes; the first one if it has none."""
         end = getattr(self.tokenizer, "eos_token_id", None)
         return end if isinstance(end, int) and end < self.size else 0
-
-    def _read(self, guide: GuidedParams) -> Vocabulary:
-        """Read the tokenizer once: that takes a second, and depends on nobody who asks."""
-        if not hasattr(self, "_plain"):
-            ends = (frozenset(guide.ends), guide.ends[0])
-            self._plain = vocabulary_of(self.tokenizer, guide.control, self.size, *ends)
-        return self._plain
 
 
 class Writing:
@@ -82,9 +71,8 @@ class Writing:
     temperature: of its sampling.
     """
 
-    _seen: int
-    _last: int
     _thread: ThreadGrammar
+    _last: int
 
     def __init__(
         self, guide: GuidedParams, served: Served, output: Sequence[int], temperature: float
@@ -105,8 +93,9 @@ class Writing:
             return Constraint.force([self._verdict()])
         if not self._known:
             return Constraint.force([self._served.end])
-        if self._was_taken_back():
-            self._begin()
+        seen = self._seen
+        if seen and (len(self.output) < seen or self.output[seen - 1] != self._last):
+            self._begin()  # its end was left out or replaced; nothing before that ever is
         new = self.output[self._seen :]
         if UNKNOWN in new:
             return None
@@ -116,13 +105,8 @@ class Writing:
         self._seen += len(new)
         return self._thread.constraint()
 
-    def _was_taken_back(self) -> bool:
-        """Has the end of what was heard been left out or replaced? Nothing before it ever is."""
-        seen = self._seen
-        return len(self.output) < seen or (seen > 0 and self.output[seen - 1] != self._last)
-
     def _begin(self) -> None:
-        self._seen, self._last = 0, UNKNOWN
+        self._seen = 0
         if self._known and self._params.kind is not Kind.check:
             self._thread = ThreadGrammar(self._served.vocabulary(self._params), self._params)
 
@@ -248,17 +232,11 @@ class Mask:
 
     def _found(self, banned: list[tuple[int, Constraint]], beside: Tensor) -> tuple[Tensor, Tensor]:
         """Return rows and ids of all that is banned; those of the step before if they are these."""
-        if self._places is None or not _alike(banned, self._banned):
+        if self._places is None or banned != self._banned:
             which = np.repeat([row for row, _ in banned], [len(one.banned) for _, one in banned])
             ids = np.concatenate([one.banned for _, one in banned])
             self._banned, self._places = banned, (_tensor(which, beside), _tensor(ids, beside))
         return self._places
-
-
-def _alike(these: list[tuple[int, Constraint]], those: list[tuple[int, Constraint]]) -> bool:
-    return len(these) == len(those) and all(
-        row == other and one is two for (row, one), (other, two) in zip(these, those, strict=True)
-    )
 
 
 def _keep(logits_V: Tensor, only: Any) -> None:
