@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from pasta_decoding.api.hf_generate import generate
     from pasta_decoding.api.model import Model
     from pasta_decoding.api.opening import load
-    from pasta_decoding.api.result import Result, Thread, Usage
-    from pasta_decoding.api.streams import Stream
+    from pasta_decoding.api.streams import Result, Stream, Thread, Usage
     from pasta_decoding.errors import PastaError
     from pasta_decoding.lang.tree import Chunk, Span, Sync
     from pasta_decoding.runtime.events import (
@@ -61,8 +60,7 @@ _HOMES = {
     "pasta_decoding.api.hf_generate": ("generate",),
     "pasta_decoding.api.opening": ("load",),
     "pasta_decoding.api.model": ("Model",),
-    "pasta_decoding.api.result": ("Result", "Thread", "Usage"),
-    "pasta_decoding.api.streams": ("Stream",),
+    "pasta_decoding.api.streams": ("Result", "Stream", "Thread", "Usage"),
     "pasta_decoding.errors": ("PastaError",),
     "pasta_decoding.lang.tree": ("Chunk", "Span", "Sync"),
     "pasta_decoding.runtime.events": (

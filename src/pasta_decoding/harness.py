@@ -20,7 +20,7 @@ from pasta_decoding.errors import PastaError, require
 
 if TYPE_CHECKING:
     from pasta_decoding.api.config import GenerationConfig
-    from pasta_decoding.api.result import Result
+    from pasta_decoding.api.streams import Result
 
 NAME = "pasta"
 

@@ -19,7 +19,7 @@ from pasta_decoding.models.load import shipped_adapters
 
 if TYPE_CHECKING:
     from pasta_decoding.api.model import Model
-    from pasta_decoding.api.result import Result
+    from pasta_decoding.api.streams import Result
 
 
 def _options() -> Any:

@@ -7,7 +7,6 @@ where a budget or a stop string ends it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from random import Random
 from typing import Any
@@ -46,7 +45,7 @@ LIMITS = st.fixed_dictionaries(
     {
         "max_tokens": st.integers(0, 70),
         "max_threads": st.integers(1, 5),
-        "stops": st.sampled_from([(), (), ("b",), ("ab", "ca"), ("c a", "-")]),
+        "stop": st.sampled_from([(), (), ("b",), ("ab", "ca"), ("c a", "-")]),
     }
 )
 
@@ -55,14 +54,6 @@ def engine_of(kind: str, max_slots: int | None = None) -> Engine:
     if kind == "scripted":
         return ScriptedEngine(shuffled(SIZE), SIZE, max_slots=max_slots, max_branches=max_slots)
     return TorchEngine(LLAMA)
-
-
-def limited(number: int, limits: dict[str, Any]) -> Request:
-    request = asked(number)
-    rules = replace(
-        request.rules, max_tokens=limits["max_tokens"], max_threads=limits["max_threads"]
-    )
-    return replace(request, rules=rules, stops=limits["stops"])
 
 
 def scheduler_of(engine: Engine, joining: Joining, policy: SchedulingPolicy) -> Scheduler:
@@ -100,14 +91,14 @@ def test_any_schedule_gives_the_same_answer(
     seed: int,
     spare_cells: int,
 ) -> None:
-    requests = [limited(number, limits) for number in numbers]
+    requests = [asked(number, **limits) for number in numbers]
     engine = engine_of(kind, 240 + spare_cells)
     scheduler = scheduler_of(engine, joining, Whim(seed))
     answers = finish(scheduler, [scheduler.add(one) for one in requests])
     assert engine.slots_in_use == 0
     for request, answer in zip(requests, answers, strict=True):
         assert_same(answer, alone(kind, joining, request))
-        if not request.stops:
+        if not request.rules.stop:
             assert shown(answer) == answer.text
 
 
@@ -147,10 +138,10 @@ def test_the_laws_above_are_about_cuts_of_every_kind() -> None:
     chance = Random(0)
     found: set[str] = set()
     for number in range(40):
-        limits = {"max_tokens": chance.randrange(8, 200), "max_threads": 3, "stops": ()}
+        limits = {"max_tokens": chance.randrange(8, 200), "max_threads": 3, "stop": ()}
         if number % 2:
-            limits["stops"] = ("ab", "ca")
-        request = limited(number, limits)
+            limits["stop"] = ("ab", "ca")
+        request = asked(number, **limits)
         engine = engine_of("scripted", SPACIOUS)
         answer = answer_of(scheduler_of(engine, Joining.kv, Whim(number)), request)
         found |= {"hit"} if answer.hit_limit else {"stopped"} if answer.stopped else {"ended"}

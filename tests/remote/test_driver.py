@@ -140,7 +140,7 @@ def test_a_reader_is_told_what_happens_with_the_step_that_it_needs_at_least(
     with serving(Fake(TWO_CHUNKS, SIZE, END)) as fake:
         [answer] = write(
             service_of(fake),
-            [asked(LONG_PROMPT, stops=stops)],
+            [asked(LONG_PROMPT, stop=stops)],
             on_news=lambda news: told.extend((event, news.step) for event in news.events),
         )
     steps = [step for _, step in told]
@@ -150,7 +150,7 @@ def test_a_reader_is_told_what_happens_with_the_step_that_it_needs_at_least(
     assert answer.stopped is bool(stops)
     assert answer.text.endswith(stops or "ca")
     assert ordered(answer.events) == answer.text
-    assert answer.text == locally(asked(LONG_PROMPT, stops=stops), TWO_CHUNKS).text
+    assert answer.text == locally(asked(LONG_PROMPT, stop=stops), TWO_CHUNKS).text
     assert bool(stops) or steps[-1] == answer.critical_path
 
 

@@ -82,7 +82,7 @@ def test_each_replica_is_asked_for_itself_and_one_without_it_is_sent_no_params()
         (
             partial(Places, SERVED),
             "0",
-            "speaks protocol 3 of Pasta and the request another: install",
+            "speaks protocol 4 of Pasta and the request another: install",
         ),
         (
             partial(Places, Served(Tokenizer(spare=frozenset({OPEN, SYNC})), SIZE)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from pasta_decoding.engines.base import Engine, FloatArray
@@ -50,8 +51,8 @@ def service_of(*fakes: Fake, **limits: float) -> Service:
     return Service(urls, fakes[0].model, fakes[0].vocabulary_size, 4096, **known)
 
 
-def asked(prompt: Sequence[int], *, rules: Rules = RULES, **changes: Any) -> Request:
-    return Request(tuple(prompt), Sampler(SamplingParams()), rules, **changes)
+def asked(prompt: Sequence[int], *, rules: Rules = RULES, **limits: Any) -> Request:
+    return Request(tuple(prompt), Sampler(SamplingParams()), replace(rules, **limits))
 
 
 def writer(

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 import numpy as np
 
@@ -70,8 +71,8 @@ def request(prompt: Sequence[int] = (A, B), *, number: int = 0, seed: int = 0) -
     return Request(tuple(prompt), sampler, RULES)
 
 
-def greedy(*, max_seconds: float | None = None) -> Request:
-    return Request((C, C, A), Sampler(SamplingParams()), RULES, max_seconds)
+def greedy(**limits: Any) -> Request:
+    return Request((C, C, A), Sampler(SamplingParams()), replace(RULES, **limits))
 
 
 def finish(scheduler: Scheduler, added: Iterable[Generation]) -> list[Answer]:
@@ -97,11 +98,11 @@ def prompt_of(number: int, tokens: int) -> tuple[int, ...]:
     return tuple(Random(number).choices(range(FIRST_WORD, SIZE), k=tokens))
 
 
-def asked(number: int, *, max_tokens: int = RULES.max_tokens) -> Request:
+def asked(number: int, **limits: Any) -> Request:
     """One of many requests: prompts of all lengths, every second one greedy."""
     prompt = prompt_of(number, PROMPT_TOKENS[number % len(PROMPT_TOKENS)])
     sampler = Sampler(SamplingParams(temperature=number % 2), request=number)
-    return Request(prompt, Leaning(sampler), replace(RULES, max_tokens=max_tokens))
+    return Request(prompt, Leaning(sampler), replace(RULES, **limits))
 
 
 def assert_same(ours: Answer, theirs: Answer) -> None:

@@ -147,13 +147,9 @@ def play_steps(
     scheme: Scheme = SCHEME,
     max_positions: int | None = None,
     joining: Joining = Joining.kv,
-    stops: Sequence[str] = (),
 ) -> Played:
     """Play the first steps of an answer, or all of it."""
-    prompt_tokens = len(PROMPT)
-    interpreter = Interpreter(
-        VOCABULARY, scheme, rules, prompt_tokens, max_positions, joining, stops
-    )
+    interpreter = Interpreter(VOCABULARY, scheme, rules, len(PROMPT), max_positions, joining)
     played = Played(interpreter)
     threads = [MAIN]
     while threads and (steps is None or len(played.steps) < steps):

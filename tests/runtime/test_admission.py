@@ -161,7 +161,9 @@ def test_memory_that_others_hold_is_waited_for_and_refused_where_there_are_none(
 
 def test_time_runs_out_in_the_queue_and_waiting_is_told_apart() -> None:
     engine, scheduler = narrow(100, clock=FakeClock())
-    first, second = scheduler.add(cells(90)), scheduler.add(replace(cells(80), max_seconds=20))
+    late = cells(80)
+    late = replace(late, rules=replace(late.rules, max_seconds=20))
+    first, second = scheduler.add(cells(90)), scheduler.add(late)
     while second.result() is None:
         scheduler.step()
     assert first.result() is None

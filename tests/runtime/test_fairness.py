@@ -36,7 +36,7 @@ def both(seen: tuple[int, ...]) -> FloatArray:
 
 def adversary(priority: Priority = Priority.normal) -> Request:
     """Thousands of promises and a huge budget."""
-    return Request((C, A), Sampler(SamplingParams()), PROMISES, priority=priority)
+    return Request((C, A), Sampler(SamplingParams()), PROMISES, priority)
 
 
 def victim(tokens: int, priority: Priority = Priority.normal) -> Request:
@@ -100,7 +100,7 @@ def deeds(seed: int, policy: SchedulingPolicy) -> None:
     for _ in range(chance.randrange(4, 12)):
         limit = chance.choice([None, None, float(chance.randrange(5, 60))])
         stops = chance.choice([(), ("b",)])
-        request = replace(asked(chance.randrange(30)), max_seconds=limit, stops=stops)
+        request = asked(chance.randrange(30), max_seconds=limit, stop=stops)
         known.append(scheduler.add(request))
         for _ in range(chance.randrange(8)):
             scheduler.step()

@@ -65,7 +65,7 @@ def refusal(found: object) -> str:
     "params",
     [
         PARAMS,
-        replace(PARAMS, topic=False, topics_begin_apart=False, topic_ids=None),
+        replace(PARAMS, topic=False, topic_ids=None),
         GuidedParams(Kind.chunk, CONTROL, (END,), begun=True),
         GuidedParams(Kind.check, CONTROL, ENDS, verdicts=(20, 21, 22, 23)),
     ],
@@ -95,7 +95,7 @@ def test_garbage_in_one_field_is_refused_or_read(name: str, value: object) -> No
 
 
 WRONG = "the request's argument `pasta` is not what Pasta writes: it"
-OTHER = "this server's logits processor speaks protocol 3 of Pasta and the request another: "
+OTHER = "this server's logits processor speaks protocol 4 of Pasta and the request another: "
 CLOSINGS = {**GOOD["control"], "promise_close": {}}
 TWICE = {**GOOD["control"], "sync": GOOD["control"]["async_open"]}
 
@@ -130,7 +130,7 @@ def test_a_refusal_says_what_is_wrong(changes: dict[str, Any], said: str) -> Non
     [
         *((one, WRONG) for one in (f"{HEAD}{'[' * 100_000}", f"{HEAD}{'1' * 10_000}")),
         *((one, WRONG) for one in ("x" * 300_000, 3, None)),
-        *((one, OTHER) for one in ("", "4 {}", json.dumps({"protocol": 2}))),
+        *((one, OTHER) for one in ("", "0 {}", json.dumps({"protocol": 2}))),
     ],
 )
 def test_what_is_no_object_of_this_protocol_is_refused(found: object, said: str) -> None:
@@ -165,9 +165,7 @@ def written(rules: Rules, seed: int, *, max_positions: int | None = None) -> Int
     Now and then a thread's request ends, and another one goes on.
     """
     dice = random.Random(seed)
-    interpreter = Interpreter(
-        VOCABULARY, SCHEME, rules, len(PROMPT), max_positions, Joining.text, ()
-    )
+    interpreter = Interpreter(VOCABULARY, SCHEME, rules, len(PROMPT), max_positions, Joining.text)
     threads = {MAIN: sent(interpreter, MAIN)}
     while not interpreter.finished:
         thread = dice.choice(interpreter.writing)
@@ -197,7 +195,7 @@ def chosen(allowed: Constraint, dice: random.Random) -> int:
     "rules",
     [
         Rules(max_tokens=200, max_topic_tokens=3, min_chunk_tokens=4, eagerness=1.5),
-        Rules(max_tokens=200, max_chunks=3, topics_begin_apart=False),
+        Rules(max_tokens=200, max_chunks=3),
         Rules(max_tokens=120, topic=False),
     ],
 )

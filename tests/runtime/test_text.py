@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -167,7 +166,7 @@ def test_a_stop_ends_the_text_of_an_answer_wherever_it_stands(
 ) -> None:
     """The answer is `ca ac`, of which the first two letters are a chunk."""
     _, scheduler = machine(follow(*LINES, vocabulary_size=play.SIZE))
-    generation, shown = scheduler.add(replace(greedy(), stops=(stop,))), ""
+    generation, shown = scheduler.add(greedy(stop=(stop,))), ""
     while (answer := generation.result()) is None:
         scheduler.step()
         if progress := generation.drain():

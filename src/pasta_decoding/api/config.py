@@ -11,17 +11,14 @@ from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pasta_decoding.engines import DEFAULT_CACHE_TOKENS
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models.bases import DEFAULT_MODEL, named_base
 from pasta_decoding.models.load import NO_ADAPTER, is_whole
-from pasta_decoding.runtime.request import Rules
-
-if TYPE_CHECKING:
-    from pasta_decoding.runtime.request import SamplingParams
+from pasta_decoding.runtime.request import Rules, SamplingParams
 
 DTYPES = (
     "auto", "float32", "bfloat16", "float16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0",
@@ -29,29 +26,26 @@ DTYPES = (
 """Number formats of weights; those with a Q are llama.cpp's."""
 
 _Check = tuple[type, Callable[[Any], bool], str]
-_COUNT: _Check = (Integral, lambda value: value >= 1, "a whole number of at least 1")
-_SECONDS: _Check = (Real, lambda value: value >= 0, "a number of at least 0")
-_PENALTY: _Check = (Real, lambda value: -2 <= value <= 2, "a number from -2 to 2")
-_SHARE: _Check = (Real, lambda value: 0 <= value <= 1, "a number from 0 to 1")
 _BIAS: _Check = (Real, lambda value: -100 <= value <= 100, "a number from -100 to 100")
 _CHECKS: Mapping[str, _Check] = {
-    "max_tokens": _COUNT,
-    "max_threads": _COUNT,
-    "top_k": _COUNT,
+    **dict.fromkeys(
+        ("max_tokens", "max_threads", "top_k", "max_model_len", "cache_tokens", "threads"),
+        (Integral, lambda value: value >= 1, "a whole number of at least 1"),
+    ),
+    **dict.fromkeys(
+        ("presence_penalty", "frequency_penalty"),
+        (Real, lambda value: -2 <= value <= 2, "a number from -2 to 2"),
+    ),
     "seed": (Integral, lambda value: value >= 0, "a whole number of at least 0"),
     "temperature": (Real, lambda value: 0 <= value <= 100, "a number from 0 to 100"),
     "top_p": (Real, lambda value: 0 < value <= 1, "a number above 0 and at most 1"),
-    "min_p": _SHARE,
+    "min_p": (Real, lambda value: 0 <= value <= 1, "a number from 0 to 1"),
     "repetition_penalty": (Real, lambda value: 0 < value <= 2, "a number above 0 and at most 2"),
-    "presence_penalty": _PENALTY,
-    "frequency_penalty": _PENALTY,
-    "max_seconds": _SECONDS,
+    "max_seconds": (Real, lambda value: value >= 0, "a number of at least 0"),
     "eagerness": _BIAS,
     "parallel": (bool, lambda _value: True, "true or false"),
-    "max_model_len": _COUNT,
-    "cache_tokens": _COUNT,
-    "threads": _COUNT,
 }
+_Part = TypeVar("_Part", Rules, SamplingParams)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,53 +81,35 @@ class GenerationConfig:
 
     def updated(self, **options: Any) -> GenerationConfig:
         """Return a copy with some fields replaced. Raises PastaError for an unknown name."""
-        if options:
-            _check_names(GenerationConfig, options)
-            return replace(self, **options)
-        return self
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop strings."""
-        return tuple(self.stop)
+        _check_names(GenerationConfig, options)
+        return replace(self, **options)
 
     @property
     def rules(self) -> Rules:
         """How far the answer may go."""
-        return Rules(
-            max_tokens=self.max_tokens,
-            max_threads=self.max_threads,
-            parallel=self.parallel,
-            eagerness=self.eagerness,
-        )
+        return self._part(Rules)
 
     def sampling(self, *, logprobs: int | None = None) -> SamplingParams:
         """Return how tokens are chosen; `logprobs` is how many alternatives are reported."""
-        from pasta_decoding.runtime.request import SamplingParams
+        return replace(self._part(SamplingParams), logprobs=logprobs)
 
-        shared = {one.name for one in fields(SamplingParams)} & set(
-            GenerationConfig.__annotations__
-        )
-        return SamplingParams(**{name: getattr(self, name) for name in shared}, logprobs=logprobs)
+    def _part(self, kind: type[_Part]) -> _Part:
+        shared = {one.name for one in fields(kind)} & {one.name for one in fields(self)}
+        return kind(**{name: getattr(self, name) for name in shared})
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Which checkpoint, on which engine. Raises PastaError for invalid values.
 
-    adapter:       None takes that of a known base model (`pasta models`), and none for another one.
-    model:         None takes the adapter's, or the default one. It or `adapter` may name a whole
-                   model (a GGUF file or a merged folder that `pasta export` wrote); the other is
-                   None then.
-    engine:        "auto" asks the servers of `base_url` if there are any, takes torch on a GPU, and
-                   on a CPU llama, fast or torch, the first that can run the checkpoint.
-    join:          kv reuses the keys and values of finished chunks, text reads them again. None:
-                   as the checkpoint was trained.
-    dtype:         "auto" is float16 for llama; bfloat16 for torch where it is native.
-    max_model_len: None takes what the model and the cache hold.
-    device:        None takes the first GPU if there is one.
-    base_url:      servers that hold the merged checkpoint; several are replicas.
-    api_key:       the servers' API key.
+    adapter:  None takes that of a known base model (`pasta models`), and none for another one.
+    model:    None takes the adapter's, or the default one. It or `adapter` may name a whole model
+              (a GGUF file or a merged folder that `pasta export` wrote); the other is None then.
+    engine:   "auto" asks the servers of `base_url` if there are any, takes torch on a GPU, and on a
+              CPU the first of llama, fast and torch that can run the checkpoint.
+    join:     kv reuses the keys and values of finished chunks, text reads them again.
+    dtype:    "auto" is float16 for llama; bfloat16 for torch where it is native.
+    base_url: servers that hold the merged checkpoint; several are replicas.
     """
 
     adapter: Annotated[str | None, "Adapter: a name or a folder; `none` for the model alone."] = (
@@ -228,7 +204,6 @@ def beside_whole(whole: Path) -> PastaError:
 
 
 def _check(config: GenerationConfig | EngineConfig) -> None:
-    """Raise PastaError for the first value that is out of range, or of another type."""
     for one in fields(config):
         value = getattr(config, one.name)
         if one.name in _CHECKS and not (value is None and one.default is None):

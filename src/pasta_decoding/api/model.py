@@ -11,8 +11,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from pasta_decoding.api.config import GenerationConfig
-from pasta_decoding.api.result import Result
-from pasta_decoding.api.streams import Start, Stream, events_of, text_of
+from pasta_decoding.api.streams import Result, Start, Stream, events_of, text_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.prompt import Message
 from pasta_decoding.runtime.answer import Sent
@@ -20,7 +19,6 @@ from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.events import Event
 from pasta_decoding.runtime.loop import ClosedError, EngineLoop
 from pasta_decoding.runtime.policy import SchedulingPolicy
-from pasta_decoding.runtime.request import Priority, Request
 
 if TYPE_CHECKING:
     from pasta_decoding.remote.decoder import RemoteDecoder, RemoteWorker
@@ -57,31 +55,6 @@ def open_worker(
     from pasta_decoding.remote.decoder import RemoteWorker
 
     return RemoteWorker(decoder, max_requests=max_requests, on_sent=on_sent)
-
-
-def request_of(
-    decoder: AnyDecoder,
-    ids: tuple[int, ...],
-    config: GenerationConfig,
-    choice: int = 0,
-    *,
-    logprobs: int | None = None,
-    priority: Priority = Priority.normal,
-) -> Request:
-    """Return the request that answers an encoded prompt.
-
-    choice:   tells answers apart that have one seed.
-    logprobs: alternatives that are reported for each token; None: nothing is.
-    """
-    return decoder.request(
-        ids,
-        config.rules,
-        config.sampling(logprobs=logprobs),
-        choice,
-        max_seconds=config.max_seconds,
-        stops=config.stops,
-        priority=priority,
-    )
 
 
 class Model:
@@ -220,8 +193,10 @@ class Model:
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], int):
             ids: tuple[Any, ...] = tuple(prompt)
         else:
-            ids = self.decoder.chat_ids(_messages(prompt), config.max_tokens)
-        return partial(self._working().submit, request_of(self.decoder, ids, config, number))
+            asked = prompt if isinstance(prompt, str) else [_message(one) for one in prompt]
+            ids = self.decoder.prompt_ids(asked, config.max_tokens)
+        request = self.decoder.request(ids, config.rules, config.sampling(), number)
+        return partial(self._working().submit, request)
 
     def _starts(
         self, prompts: Sequence[Prompt], config: GenerationConfig, max_concurrency: int
@@ -239,13 +214,8 @@ class Model:
             return self._worker
 
 
-def _messages(prompt: Any) -> list[Message]:
-    """Return a prompt as a conversation. Its encoder checks roles and order."""
-    turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    return [_message(one) for one in turns]
-
-
 def _message(one: object) -> Message:
+    """Return one message of a conversation. The encoder checks roles and order."""
     match one:
         case {"role": str(role), "content": str(content)}:
             return Message(role, content)

@@ -1,4 +1,4 @@
-"""An answer while it is written, for plain code and for coroutines: pieces, then a result."""
+"""An answer while it is written, for plain code and for coroutines: pieces, then a `Result`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Self, TypeVar
 
-from pasta_decoding.api.result import Result, result_of
 from pasta_decoding.errors import PastaError
-from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.lang.measures import tokens_per_step
+from pasta_decoding.lang.tree import Chunk, Tree
+from pasta_decoding.runtime.answer import Answer, Sent
 from pasta_decoding.runtime.events import Event, Progress
 from pasta_decoding.runtime.loop import Cancel, Failure, Listener, News
 
@@ -33,6 +35,93 @@ def text_of(progress: Progress) -> Iterable[str]:
 def events_of(progress: Progress) -> Iterable[Event]:
     """Pick the events as they happen."""
     return progress.events
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What an answer took, in tokens.
+
+    prompt_tokens: of the prompt, chat template included.
+    plain_tokens:  of the text that a reader sees, tokenised alone.
+    fed_tokens:    computed behind the prompt, tags and text that was cut off included.
+    """
+
+    prompt_tokens: int
+    plain_tokens: int
+    fed_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """One decode thread that wrote a chunk; numbers count from 1 in reading order.
+
+    promised_tokens: the length that its promise named.
+    """
+
+    number: int
+    topic: str | None
+    promised_tokens: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One finished answer.
+
+    text:          without tags; it ends before a stop string.
+    annotated:     the text form, tags and escapes included, a stop string and all.
+    tree:          the same as nodes: spans, chunks, syncs.
+    threads:       those that wrote chunks, without the main one.
+    critical_path: forward steps behind the prefill that the answer needs at unlimited width.
+    finish_reason: "stop" (the model ended it, or a stop string) or "length" (a limit did).
+    interventions: how often a constraint overruled the model.
+    seconds:       from the request to the end.
+    queue_s:       from the request to its admission.
+    first_token_s: from the request to the first token; None if there was none.
+    sent:          requests to servers; None for an engine in this process.
+    """
+
+    text: str
+    annotated: str
+    tree: Tree
+    threads: tuple[Thread, ...]
+    critical_path: int
+    usage: Usage
+    finish_reason: str
+    truncated: bool
+    interventions: int
+    seconds: float
+    queue_s: float
+    first_token_s: float | None
+    sent: Sent | None = None
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Plain tokens / critical path: how many tokens a step wrote."""
+        return tokens_per_step(self.usage.plain_tokens, self.critical_path)
+
+
+def result_of(answer: Answer, text: str, plain_tokens: int) -> Result:
+    """Return the result of an answer whose visible text is `text`."""
+    chunks = [node for node in answer.tree if isinstance(node, Chunk)]
+    return Result(
+        text=text,
+        annotated=answer.annotated,
+        tree=answer.tree,
+        threads=tuple(
+            Thread(number, chunk.topic, chunk.tokens, chunk.text)
+            for number, chunk in enumerate(chunks, start=1)
+        ),
+        critical_path=answer.critical_path,
+        usage=Usage(answer.trace.prompt_tokens, plain_tokens, answer.fed_tokens),
+        finish_reason="length" if answer.end is None and not answer.stopped else "stop",
+        truncated=answer.truncated and not answer.stopped,
+        interventions=answer.interventions,
+        seconds=answer.seconds,
+        queue_s=answer.queue_s,
+        first_token_s=answer.first_token_s,
+        sent=answer.trace.sent,
+    )
 
 
 class Stream(Iterator[Item], AsyncIterator[Item]):

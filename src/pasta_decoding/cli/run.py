@@ -18,8 +18,7 @@ from pasta_decoding.errors import PastaError
 if TYPE_CHECKING:
     from pasta_decoding.api.model import Model
     from pasta_decoding.api.model import Prompt as Conversation
-    from pasta_decoding.api.result import Result
-    from pasta_decoding.api.streams import Stream
+    from pasta_decoding.api.streams import Result, Stream
 
 Prompt = Annotated[str, typer.Argument(help="The question; `-` reads it from standard input.")]
 

@@ -178,7 +178,9 @@ def _answer(
             left_s = plan.max_seconds - (plan.clock() - began_s)
             if left_s <= 0:
                 raise PastaError(f"no answer within {plan.max_seconds:g} s")
-            asked.extend(scheduler.add(replace(one, max_seconds=left_s)) for one in resume())
+            for request in resume():
+                rules = replace(request.rules, max_seconds=left_s)
+                asked.append(scheduler.add(replace(request, rules=rules)))
             while None in (found := [one.result() for one in asked]):
                 yield
             asked.clear()

@@ -50,7 +50,7 @@ class AnswerWriter:
         prompt_tokens, most = len(request.prompt), pool.service.max_positions
         self.request, self.pool, self._on_news = request, pool, on_news
         self.interpreter = Interpreter(
-            vocabulary, SHARED_MAX, request.rules, prompt_tokens, most, Joining.text, request.stops
+            vocabulary, SHARED_MAX, request.rules, prompt_tokens, most, Joining.text
         )
         self.contexts, self.steps = {MAIN: list(request.prompt)}, {MAIN: 0}
         self.trace = Trace(prompt_tokens)
@@ -62,7 +62,7 @@ class AnswerWriter:
 
         Raises RemoteError then. Cancelling it ends every request.
         """
-        limit_s, timer = self.request.max_seconds, None
+        limit_s, timer = self.request.rules.max_seconds, None
         if limit_s is not None:
             timer = asyncio.get_running_loop().call_later(limit_s, self.stop)
         try:

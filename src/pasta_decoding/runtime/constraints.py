@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,6 @@ from pasta_decoding.runtime.request import Rules
 from pasta_decoding.runtime.vocabulary import FRAGMENT, Ids, Vocabulary, fold_topic
 
 NOTHING: Ids = np.array([], dtype=np.int64)
-
-
 FEW = 64
 
 
@@ -70,29 +68,23 @@ class Constraint:
         return cls(NOTHING, only=np.array(ids), forced=True)
 
 
+@lru_cache(maxsize=64)
 def main_constraint(
     vocabulary: Vocabulary, *, promise: bool, sync: bool, eagerness: float = 0.0
 ) -> Constraint:
     """Return what main may write outside topics, given whether it may promise and may sync."""
-    made, key = vocabulary.constraints, (promise, sync, eagerness)
-    if key not in made:
-        control = vocabulary.control
-        free = (*[control.promise_open] * promise, *[control.sync] * sync)
-        bias = {control.promise_open: eagerness} if promise and eagerness else {}
-        made[key] = Constraint(vocabulary.control_but(free), bias=bias)
-    constraint: Constraint = made[key]
-    return constraint
+    control = vocabulary.control
+    free = (*[control.promise_open] * promise, *[control.sync] * sync)
+    bias = {control.promise_open: eagerness} if promise and eagerness else {}
+    return Constraint(vocabulary.control_but(free), bias=bias)
 
 
+@lru_cache(maxsize=64)
 def open_chunk_constraint(vocabulary: Vocabulary, *, begun: bool) -> Constraint:
     """Return what a chunk may write that no limit ends, given whether it has a token of its own."""
-    made = vocabulary.constraints
-    if begun not in made:
-        close = (vocabulary.control.async_close,)
-        banned = vocabulary.control_but(close) if begun else vocabulary.not_chunk_start
-        made[begun] = Constraint(banned)
-    constraint: Constraint = made[begun]
-    return constraint
+    if not begun:
+        return Constraint(vocabulary.not_chunk_start)
+    return Constraint(vocabulary.control_but({vocabulary.control.async_close}))
 
 
 @dataclass(slots=True)
@@ -142,7 +134,7 @@ class Topics:
         if len(topic.split()) >= MAX_TOPIC_WORDS:
             banned.append(self.vocabulary.starts_word)
             instead = closes if fresh else None  # a fourth word ends the topic
-        if not self.ids and self.rules.topics_begin_apart:
+        if not self.ids:
             banned.append(self._used_beginnings())
         # A tiny vocabulary may have no fresh ending left: then the topic grows past its limit.
         stale = self._stale_endings(topic)

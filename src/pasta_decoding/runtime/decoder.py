@@ -85,31 +85,24 @@ class Decoder:
     def scheduler(self, *, clock: Callable[[], float] = time.perf_counter) -> RequestScheduler:
         """Return what answers requests together. `clock` is for engines in this process."""
 
-    def prompt_ids(self, prompt: str, answer_tokens: int) -> tuple[int, ...]:
-        """Encode a user's question; PastaError if it leaves no room for `answer_tokens` more."""
-        return self.chat_ids([Message("user", prompt)], answer_tokens)
+    def prompt_ids(
+        self, prompt: str | Sequence[Message], answer_tokens: int, *, plain: bool = False
+    ) -> tuple[int, ...]:
+        """Encode a question or a conversation. `plain`: a text to go on from, without a template.
 
-    def chat_ids(self, messages: Sequence[Message], answer_tokens: int) -> tuple[int, ...]:
-        """Encode a conversation; errors as above."""
-        room = self._room_beside(answer_tokens)
-        return tuple(self.encoder.encode(messages, max_tokens=room))
-
-    def text_ids(self, text: str, answer_tokens: int) -> tuple[int, ...]:
-        """Encode a text to go on from, without the chat template; errors as above."""
-        room = self._room_beside(answer_tokens)
-        return tuple(self.encoder.encode_plain(text, max_tokens=room))
-
-    def _room_beside(self, answer_tokens: int) -> int:
-        room = self.max_tokens - answer_tokens
-        if room < 1:
+        Raises PastaError if it leaves no room for an answer of `answer_tokens`.
+        """
+        if (room := self.max_tokens - answer_tokens) < 1:
             raise PastaError(
                 f"an answer of up to {answer_tokens} tokens leaves no room for a prompt: the model "
                 f"holds {self.max_tokens} of both",
-                hint="Ask for fewer tokens.",
                 code=TOO_LONG,
                 field="max_tokens",
             )
-        return room
+        if isinstance(prompt, str) and plain:
+            return tuple(self.encoder.encode_plain(prompt, max_tokens=room))
+        messages = [Message("user", prompt)] if isinstance(prompt, str) else prompt
+        return tuple(self.encoder.encode(messages, max_tokens=room))
 
     def request(
         self,
@@ -117,9 +110,6 @@ class Decoder:
         rules: Rules,
         sampling: SamplingParams,
         choice: int = 0,
-        *,
-        max_seconds: float | None = None,
-        stops: tuple[str, ...] = (),
         priority: Priority = Priority.normal,
     ) -> Request:
         """Return the request that answers a question, or token ids, as the checkpoint can.
@@ -142,8 +132,7 @@ class Decoder:
             parallel=rules.parallel and self.parallel,
             eagerness=self.eagerness if rules.eagerness is None else rules.eagerness,
         )
-        sampler = self.sampler(ids, sampling, choice)
-        return Request(ids, sampler, own, max_seconds, priority, stops)
+        return Request(ids, self.sampler(ids, sampling, choice), own, priority)
 
     def sampler(self, prompt: Sequence[int], sampling: SamplingParams, choice: int = 0) -> Sampler:
         """Return what chooses an answer's tokens. Raises PastaError for a bias of unknown ids."""

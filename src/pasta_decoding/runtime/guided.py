@@ -25,7 +25,7 @@ from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.request import Rules
 from pasta_decoding.runtime.vocabulary import Vocabulary
 
-PROTOCOL = "3"
+PROTOCOL = "4"
 """Of what is written here. Both sides must have the same."""
 XARG = "pasta"
 """The name under which a request carries its params."""
@@ -53,8 +53,8 @@ class GuidedParams:
     promises:    how many main may make until its request ends.
     eagerness:   added to the logit of a promise.
     sync:        has main something to wait for?
-    topic:       do promises have one? Of at most `max_topic_tokens`, and, where
-                 `topics_begin_apart`, not beginning with one of `beginnings`.
+    topic:       do promises have one? Of at most `max_topic_tokens`, not beginning with one of
+                 `beginnings`.
     topics:      the earlier ones, as `fold_topic` has them.
     topic_ids:   the tokens of the one that main is writing; None outside topics.
     verdicts:    of a check: what to write if all is well, then if the first one is seen, or is
@@ -70,7 +70,6 @@ class GuidedParams:
     sync: bool = False
     topic: bool = True
     max_topic_tokens: int = 12
-    topics_begin_apart: bool = True
     topics: tuple[str, ...] = ()
     beginnings: tuple[int, ...] = ()
     topic_ids: tuple[int, ...] | None = None
@@ -102,7 +101,6 @@ def guided_params(interpreter: Interpreter, thread: int) -> GuidedParams | None:
         sync=any(isinstance(one, ChunkRun) for one in since),
         topic=rules.topic,
         max_topic_tokens=rules.max_topic_tokens,
-        topics_begin_apart=rules.topics_begin_apart,
         topics=tuple(topics.earlier),
         beginnings=tuple(sorted(topics.beginnings)),
         topic_ids=tuple(topics.ids) if interpreter.in_topic(MAIN) else None,
@@ -124,11 +122,7 @@ class ThreadGrammar:
         self._may_sync = params.sync
         self._in_topic = params.topic_ids is not None
         self._allowed: Constraint | None = None
-        rules = Rules(
-            max_topic_tokens=params.max_topic_tokens,
-            topics_begin_apart=params.topics_begin_apart,
-            topic=params.topic,
-        )
+        rules = Rules(max_topic_tokens=params.max_topic_tokens, topic=params.topic)
         ids, earlier = list(params.topic_ids or ()), list(params.topics)
         self._topics = Topics(vocabulary, rules, ids, earlier, set(params.beginnings))
 

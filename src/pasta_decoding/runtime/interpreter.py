@@ -6,7 +6,6 @@ output, budgets and limits are constraints on the next token: see `constraints`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -63,7 +62,6 @@ class Interpreter:
                    of chunks: no promise is made that could use them up.
     joining:       how main comes to see chunks. `text` goes with the scheme `shared-max`.
     end:           the token with which main ended the answer; None before, and if a limit did.
-    stops:         strings of which the first one to be complete ends the answer.
     """
 
     vocabulary: Vocabulary
@@ -72,7 +70,6 @@ class Interpreter:
     prompt_tokens: int
     max_positions: int | None = None
     joining: Joining = Joining.kv
-    stops: Sequence[str] = ()
     segments: list[Segment] = field(default_factory=list)
     budget: Budget = field(init=False)
     topics: Topics = field(init=False)
@@ -273,9 +270,7 @@ class Interpreter:
         if not self.finished:
             return actions
         trim: list[Action] = []
-        kept, self.stopped = within_limits(
-            self.segments, self.rules.max_tokens, self.stops, self.vocabulary
-        )
+        kept, self.stopped = within_limits(self.segments, self.rules, self.vocabulary)
         self.hit_limit = self.budget.is_used_up and not self.stopped
         if self.stopped or self.hit_limit:
             self.segments[:], self.end = kept, None

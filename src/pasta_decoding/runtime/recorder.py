@@ -56,7 +56,7 @@ class OutputRecorder:
 
     def __post_init__(self) -> None:
         self._texts[MAIN] = ThreadText(self.interpreter.vocabulary.decode)
-        self._order = AnswerText(self.interpreter.stops)
+        self._order = AnswerText(self.interpreter.rules.stop)
 
     def note(self, thread: int, choice: Choice) -> None:
         """Count a token that was chosen. A chunk that ends the whole answer means its own end."""
@@ -69,7 +69,7 @@ class OutputRecorder:
 
     def has_met_a_stop(self) -> bool:
         """Is a stop string complete in what was told, in reading order?"""
-        if self.interpreter.stops:
+        if self.interpreter.rules.stop:
             self._read()
         return self._order.stopped
 

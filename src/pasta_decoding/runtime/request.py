@@ -36,11 +36,11 @@ class Rules:
     chunk_factor:     a chunk may be this many times as long as promised,
     min_chunk_tokens: but may always have this many tokens.
     max_topic_tokens: tokens of one topic; then its closing is forced.
-    topics_begin_apart: no topic begins with the first token of an earlier one. Small models drift
-                      from one topic to its variations; large ones may do without.
     parallel:         False bans promises and syncs: sequential decoding with the same weights.
     topic:            False for checkpoints whose promises carry none.
     eagerness:        added to the promise's logit where main may promise; None: the checkpoint's.
+    stop:             the first of these strings to be complete, in reading order, ends the answer.
+    max_seconds:      wall clock, time in the queue included.
     """
 
     max_tokens: int = 512
@@ -49,10 +49,11 @@ class Rules:
     chunk_factor: float = 3.0
     min_chunk_tokens: int = 40
     max_topic_tokens: int = 12
-    topics_begin_apart: bool = True
     parallel: bool = True
     topic: bool = True
     eagerness: float | None = None
+    stop: tuple[str, ...] = ()
+    max_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +97,9 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One answer to be written.
-
-    sampler:     where its tokens come from.
-    priority:    how it stands to others that are written at the same time.
-    stops:       strings of which the first one to be complete, in reading order, ends the answer.
-    max_seconds: limit on the wall clock, time in the queue included; None means no limit.
-    """
+    """One answer to be written. `sampler`: where its tokens come from."""
 
     prompt: tuple[int, ...]
     sampler: TokenSource
     rules: Rules = field(default_factory=Rules)
-    max_seconds: float | None = None
     priority: Priority = Priority.normal
-    stops: tuple[str, ...] = ()

@@ -117,7 +117,6 @@ class Scheduler:
             len(request.prompt),
             self._engine.max_positions,
             self._joining,
-            request.stops,
         )
         generation = Generation(request, self._engine, interpreter, self._clock())
         self._generations.append(generation)
@@ -265,7 +264,7 @@ class Scheduler:
         for generation in self._generations:
             if generation.is_over:
                 continue
-            limit = generation.request.max_seconds
+            limit = generation.request.rules.max_seconds
             if limit is not None and now_s - generation.added_s >= limit:
                 generation.stop()
             if generation.interpreter.finished:

@@ -19,6 +19,7 @@ from pasta_decoding.runtime.events import (
     Placed,
     Trimmed,
 )
+from pasta_decoding.runtime.request import Rules
 from pasta_decoding.runtime.vocabulary import FRAGMENT, Decode, Vocabulary
 
 # A character has at most four bytes, hence tokens; what is longer undecodable stays so.
@@ -203,12 +204,12 @@ def first_tokens(segments: Sequence[Segment], tokens: int) -> list[Segment]:
 
 
 def within_limits(
-    segments: Sequence[Segment], tokens: int, stops: Sequence[str], vocabulary: Vocabulary
+    segments: Sequence[Segment], rules: Rules, vocabulary: Vocabulary
 ) -> tuple[list[Segment], bool]:
-    """Return what a budget of `tokens` and the stop strings keep, and whether one of these did."""
-    kept = first_tokens(segments, tokens)
-    found, read_tokens = AnswerText(stops), 0
-    for added, text in _pieces(kept, vocabulary) if stops else ():
+    """Return what the budget and the stop strings keep, and whether one of these did."""
+    kept = first_tokens(segments, rules.max_tokens)
+    found, read_tokens = AnswerText(rules.stop), 0
+    for added, text in _pieces(kept, vocabulary) if rules.stop else ():
         read_tokens += added
         found.feed(Delta(MAIN, text))
         if found.stopped:

@@ -27,7 +27,7 @@ _BETWEEN_WORDS = re.compile(rf"[^\w{FRAGMENT}]|_")
 _JOINS_WORDS = frozenset("-'\N{RIGHT SINGLE QUOTATION MARK}&/,+.#")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Vocabulary:
     """One tokenizer as the interpreter and the sampler see it.
 
@@ -63,11 +63,6 @@ class Vocabulary:
 
     def control_but(self, free: Collection[int]) -> Ids:
         return np.array(sorted(self.control.ids - set(free)), dtype=np.int64)
-
-    @cached_property
-    def constraints(self) -> dict[object, Any]:
-        """What `constraints` has made for this vocabulary, to be made once."""
-        return {}
 
     @cached_property
     def promise_close_ids(self) -> Ids:

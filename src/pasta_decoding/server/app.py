@@ -18,7 +18,7 @@ from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.responses import HTMLResponse
 
 from pasta_decoding import __version__
-from pasta_decoding.api.model import AnyDecoder, request_of
+from pasta_decoding.api.model import AnyDecoder
 from pasta_decoding.errors import PastaError
 from pasta_decoding.runtime.request import Priority, Request
 from pasta_decoding.server import schema
@@ -99,7 +99,7 @@ def _openai_routes(backends: Mapping[str, Backend], answer_tokens: int) -> APIRo
         """Answer a conversation."""
         decoder = await _decoder(backends, body.model, answers=body.n or 1)
         messages = [one.message for one in body.messages]
-        return reply(body, decoder, [decoder.chat_ids(messages, body.limit or answer_tokens)])
+        return reply(body, decoder, [decoder.prompt_ids(messages, body.limit or answer_tokens)])
 
     @router.post("/completions", responses=_replies(schema.TextCompletion, schema.TextCompletion))
     async def complete(body: CompletionRequest) -> Response:
@@ -108,8 +108,8 @@ def _openai_routes(backends: Mapping[str, Backend], answer_tokens: int) -> APIRo
         decoder = await _decoder(backends, body.model, answers)
         limit = body.limit or answer_tokens
         prompts = [
-            decoder.text_ids(prompt, limit) if isinstance(prompt, str) else tuple(prompt)
-            for prompt in body.prompts
+            decoder.prompt_ids(one, limit, plain=True) if isinstance(one, str) else tuple(one)
+            for one in body.prompts
         ]
         return reply(body, decoder, prompts)
 
@@ -169,10 +169,11 @@ def _requests(
     """Return a request for each choice of the first prompt, of the second, and so on."""
     config = body.config(answer_tokens)
     logprobs = None if body.alternatives is None else body.alternatives + TAGS_AMONG
+    sampling = config.sampling(logprobs=logprobs)
     priority = Priority[body.pasta_priority or "normal"]
     choices = [prompt for prompt in prompts for _ in range(body.n or 1)]
     return [
-        request_of(decoder, prompt, config, n, logprobs=logprobs, priority=priority)
+        decoder.request(prompt, config.rules, sampling, n, priority)
         for n, prompt in enumerate(choices)
     ]
 
