@@ -19,8 +19,8 @@ import numpy as np
 from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import open_local
 from pasta_decoding.cli.console import cache_folder
-from pasta_decoding.evaluation.machine import commit, machine
 from pasta_decoding.evaluation.metrics import interval
+from pasta_decoding.evaluation.records import commit, machine
 from pasta_decoding.runtime.decoder import LocalDecoder
 
 Name = TypeVar("Name")

@@ -47,7 +47,7 @@ def options() -> dict[str, int]:
     """Count all commands, and the options of all of them together (arguments and --help aside)."""
     from typer.main import get_command
 
-    from pasta_decoding.cli.app import make_app
+    from pasta_decoding.cli import make_app
 
     found = list(commands(get_command(make_app())))
     parameters = [one for command in found for one in command.params]

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from pasta_decoding import load
-from pasta_decoding.cli.lanes import Lanes
+from pasta_decoding.cli.console import Lanes
 
 PROMPT = "How do I start a small vegetable garden?"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pasta_decoding.data.annotate import job
+from pasta_decoding.data.annotate import base
 from pasta_decoding.lang.tree import Chunk, read, strip
 from tests.chatserver import Act, Body, ChatServer, chat_server, failure, in_turn
 from tests.cli.conftest import Outcome, Pasta, interrupted
@@ -39,7 +39,7 @@ def responses(path: Path) -> list[str]:
 def test_rules_annotate_what_they_are_for_and_once(
     tmp_path: Path, pasta: Pasta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job, "MAX_TOKENS", 1000)
+    monkeypatch.setattr(base, "MAX_TOKENS", 1000)
     source, out = write(tmp_path / "in.jsonl", *PLAIN), tmp_path / "out.jsonl"
     report = pasta("annotate", source, out, "--json").object
     assert report["rejected"] == {"empty response": 2, "more than 1000 tokens": 1}

@@ -15,7 +15,7 @@ import pytest
 from typer.main import get_command
 
 from pasta_decoding import __version__
-from pasta_decoding.cli.app import COMMANDS, GROUPS, make_app
+from pasta_decoding.cli import COMMANDS, GROUPS, make_app
 from tests.cli.conftest import Pasta, interrupted
 
 READABLE = ("run", "chat", "compare", "serve", "models", "pull", "export", "lint")
@@ -106,6 +106,3 @@ def test_one_of_several_processes_leaves_without_taking_the_interpreter_down(
     assert found.returncode == 1
     assert found.stdout.startswith("a.txt:1:")
     assert "torn down" not in found.stdout
-
-
-# Options from configs

@@ -80,9 +80,9 @@ def test_every_method_gets_a_folder_and_failures_are_records(
     ("flags", "methods", "message"),
     [
         ("--timing --max-concurrency 4", "pasta", "--timing answers one prompt at a time"),
-        ("--limit 0", "pasta", "--limit is 0, not at least 1"),
-        ("--max-concurrency 0", "pasta", "--max-concurrency is 0, not at least 1"),
-        ("--max-seconds 0", "pasta", "--max-seconds is 0, not at least 1"),
+        ("--limit 0", "pasta", "Invalid value for '--limit': "),
+        ("--max-concurrency 0", "pasta", "Invalid value for '--max-concurrency': "),
+        ("--max-seconds 0", "pasta", "Invalid value for '--max-seconds': "),
         ("--temperature 1 --top-p 2", "pasta", "top_p is 2.0, not a number above 0 and at most 1"),
         ("", "fast=a", "--method 'fast=a' is none of sequential, pasta, sot, apar, "),
         ("", "pasta=", "--method 'pasta=' is none of sequential, pasta, sot, apar, "),

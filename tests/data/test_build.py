@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from pasta_decoding.data.build import Contamination, Wanted, choose
-from pasta_decoding.data.report import measure_rows
+from pasta_decoding.data.build import Wanted, choose, contamination, measure_rows
 from pasta_decoding.data.rows import Row
 
 
@@ -87,7 +86,7 @@ def test_an_evaluation_prompt_is_known_in_other_clothes(prompt: str) -> None:
 
 @pytest.mark.parametrize("prompt", ["Who?", "What are the names of some famous singers, then?"])
 def test_another_prompt_is_not_taken_for_it(prompt: str) -> None:
-    assert prompt not in Contamination([ASKED, "Why is that so?"])
+    assert not contamination([ASKED, "Why is that so?"])(prompt)
 
 
 def test_a_set_is_described_as_a_whole_and_by_the_first_word_of_its_sources() -> None:

@@ -168,9 +168,8 @@ def test_a_broken_line_is_named_by_file_and_number(tmp_path: Path, case: str) ->
     with pytest.raises(PastaError) as caught:
         list(read_rows(path))
     assert str(caught.value) == f"{path}:3: {what}"
-    problems: list[PastaError] = []
-    assert [row.id for _, row in numbered_rows(path, problems.append)] == ["a", "z"]
-    assert list(map(str, problems)) == [f"{path}:3: {what}"]
+    found = [getattr(row, "id", str(row)) for _, row in numbered_rows(path)]
+    assert found == ["a", f"{path}:3: {what}", "z"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 
 from typer.main import get_command
 
-from pasta_decoding.cli.app import make_app
+from pasta_decoding.cli import make_app
 
 app = make_app()
 ROOT = Path(__file__).parents[2]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,16 +17,16 @@ from pasta_decoding.data.rows import Question, question_of
 from pasta_decoding.engines.scripted import follow
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.generate import Job, Plan, ask_all, generate
-from pasta_decoding.evaluation.methods import Asking, Method, Pasta
+from pasta_decoding.evaluation.methods import Asking, Method, make_method
 from pasta_decoding.evaluation.records import Record, begin_run, read_records, record_of
-from pasta_decoding.runtime.decoder import Decoder
+from pasta_decoding.runtime.decoder import LocalDecoder
 from tests.cli.conftest import interrupted
 from tests.evaluation.puppet import puppet
 from tests.runtime.machine import LINES, FakeClock, finish, greedy, machine
 from tests.runtime.play import SIZE
 
 QUESTIONS = [question_of("One?", "koala"), question_of("Two?"), question_of("Three?")]
-SEQUENTIAL = GenerationConfig(max_tokens=50, parallel=False)
+CONFIG = GenerationConfig(max_tokens=50)
 SETTINGS = {"max_tokens": 50, "adapter": {"name": "a", "sha256": "0"}}
 
 
@@ -33,21 +34,8 @@ def echo(question: str) -> str:
     return f"On {question}"
 
 
-@dataclass
-class Watched:
-    """A method that notes who asked what."""
-
-    inner: Method
-    asked: list[tuple[str, str]]
-    label: str
-
-    @property
-    def decoder(self) -> Decoder:
-        return self.inner.decoder
-
-    def ask(self, question: Question) -> Asking:
-        self.asked.append((self.label, question.instruction))
-        return self.inner.ask(question)
+def sequential(decoder: LocalDecoder) -> Method:
+    return make_method("sequential", decoder, CONFIG)
 
 
 class Runs:
@@ -56,7 +44,7 @@ class Runs:
     def __init__(self, out: Path) -> None:
         self.out = out
         self.asked: list[tuple[str, str]] = []
-        self.ticks: list[str] = []
+        self.ticks: list[int] = []
 
     def __call__(
         self,
@@ -77,7 +65,13 @@ class Runs:
         )
 
     def loader(self, label: str) -> Callable[[], Method]:
-        return lambda: Watched(Pasta(puppet(echo), SEQUENTIAL), self.asked, label)
+        inner = sequential(puppet(echo))
+
+        def ask(question: Question) -> Asking:
+            self.asked.append((label, question.instruction))
+            return inner.ask(question)
+
+        return lambda: Method(inner.decoder, ask)
 
     def lines(self, label: str = "a") -> list[str]:
         return (self.out / label / "records.jsonl").read_text().splitlines()
@@ -105,9 +99,9 @@ def test_every_prompt_has_a_record_and_the_answers_are_in_alpaca_evals_shape(run
     assert run | SETTINGS == run
     assert (run["method"], run["resumed"]) == ("a", [])
     assert {"machine", "commit", "versions"} <= run.keys()
-    assert runs.ticks == ["a"] * 3
+    assert sum(runs.ticks) == 3
     assert runs(load=interrupted)["a"] == records, "the same run again loads nothing"
-    assert runs.ticks == ["a"] * 3
+    assert runs.ticks == [3]
 
 
 def test_an_interrupted_run_goes_on_and_ends_as_one_that_was_not(runs: Runs) -> None:
@@ -146,17 +140,32 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_a_request_that_cannot_be_asked_is_a_record_and_an_empty_output(runs: Runs) -> None:
     narrow = puppet(echo, max_positions=74)  # 19 tokens are the chat's own
-    records = runs(load=lambda: Pasta(narrow, SEQUENTIAL), max_seconds=70)["a"]
+    records = runs(load=lambda: sequential(narrow), max_seconds=70)["a"]
     assert [record.error is None for record in records] == [True, True, False]
     assert records[2].error == "the prompt is too long: 25 tokens, at most 24 tokens fit"
     assert (records[2].seconds, records[2].tokens_per_step) == (70, 1.0)
     assert [one["output"] for one in runs.json("model_outputs.json")] == ["On One?", "On Two?", ""]
 
 
-def test_an_answer_that_takes_too_long_has_failed_and_counts_at_its_time_out(runs: Runs) -> None:
-    records = runs(max_concurrency=1, max_seconds=12)["a"]
-    assert {record.error for record in records} == {"no answer within 12 s"}
-    assert {record.seconds for record in records} == {12}
+def test_an_answer_that_stands_still_has_failed_and_one_that_is_slow_or_waits_has_not(
+    runs: Runs,
+) -> None:
+    narrow = puppet(echo, max_slots=90)  # room for one answer, and each takes far longer than 12 s
+    records = runs(load=lambda: sequential(narrow), max_seconds=12)["a"]
+    assert [record.error for record in records] == [None] * 3
+    still: Any = SimpleNamespace(computed=1, result=lambda: None)
+    stuck: Any = SimpleNamespace(
+        add=lambda _: still, step=lambda: None, cancel=lambda _: None, close=lambda: None
+    )
+
+    def ask(_: Question) -> Asking:
+        yield [stuck]
+        raise AssertionError("there is no answer")
+
+    decoder: Any = SimpleNamespace(scheduler=lambda **_: stuck)
+    plan = Plan(clock=FakeClock(), max_seconds=12)
+    [failed] = ask_all(Method(decoder, ask), QUESTIONS[:1], plan)
+    assert (failed.error, failed.seconds) == ("nothing was computed for 12 s", 12)
 
 
 @pytest.mark.parametrize("error", [PastaError("out of memory"), RuntimeError("out of memory")])
@@ -175,14 +184,14 @@ def test_an_engine_that_breaks_in_a_step_fails_those_in_it_and_the_others_go_on(
         return step(feeds)  # type: ignore[arg-type]
 
     decoder.engine.step = breaking  # type: ignore[method-assign, assignment]
-    records = runs(load=lambda: Pasta(decoder, SEQUENTIAL), max_concurrency=2)["a"]
+    records = runs(load=lambda: sequential(decoder), max_concurrency=2)["a"]
     assert [record.error for record in records] == ["out of memory", "out of memory", None]
     assert decoder.engine.slots_in_use == 0
 
 
 def test_leaving_early_frees_what_is_under_way() -> None:
     decoder = puppet(echo)
-    asking = ask_all(Pasta(decoder, SEQUENTIAL), QUESTIONS, Plan())
+    asking = ask_all(sequential(decoder), QUESTIONS, Plan())
     next(asking)
     assert decoder.engine.slots_in_use > 0
     asking.close()  # type: ignore[attr-defined]
@@ -232,8 +241,7 @@ def test_promises_of_a_worked_example_and_a_sync_that_is_only_talked_about() -> 
     [answer] = finish(scheduler, [scheduler.add(greedy())])
     talker = puppet(lambda _question: "Write <sync/> to wait.")
     assert record_of(talker, QUESTIONS[0], answer).promises == ((20, 2),)
-    method = Pasta(talker, GenerationConfig(max_tokens=100))
-    [record] = ask_all(method, QUESTIONS[:1], Plan())
+    [record] = ask_all(sequential(talker), QUESTIONS[:1], Plan())
     assert (record.annotated, record.syncs) == ("Write \\<sync/> to wait.", 0)
 
 

@@ -9,8 +9,9 @@ import pytest
 from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.data.rows import question_of
 from pasta_decoding.evaluation.generate import Plan, ask_all
+from pasta_decoding.evaluation.methods import make_method
 from pasta_decoding.evaluation.records import Record
-from pasta_decoding.evaluation.skeleton import Skeleton, concatenated, points_of
+from pasta_decoding.evaluation.skeleton import concatenated, points_of
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import read, strip
 from pasta_decoding.runtime.decoder import LocalDecoder
@@ -34,7 +35,7 @@ def model(question: str, outline: str = OUTLINE) -> str:
 
 
 def answered(decoder: LocalDecoder, *, max_tokens: int = 200) -> Record:
-    method = Skeleton(decoder, GenerationConfig(max_tokens=max_tokens))
+    method = make_method("sot", decoder, GenerationConfig(max_tokens=max_tokens))
     [record] = ask_all(method, [question_of("How to live?", "blog")], Plan())
     assert decoder.engine.slots_in_use == 0
     return record

@@ -1,6 +1,7 @@
 """The command `pasta`: read flags, call one function, print.
 
-Exit status: 0 fine, 1 problems found, 2 could not run, 130 interrupted.
+Exit status: 0 fine, 1 problems found, 2 could not run, 130 interrupted. Only the command that is
+asked for is imported, so `pasta --help` costs nothing.
 """
 
 from __future__ import annotations
@@ -9,16 +10,48 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.main import get_command
+
+from pasta_decoding import __version__
+from pasta_decoding.errors import PastaError
+
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "run": ("run:run", "Answer a question; independent parts are written side by side."),
+    "chat": ("chat:chat", "Talk with the model; each answer sees what was said before it."),
+    "compare": ("run:compare", "Answer in parallel and sequentially, side by side."),
+    "serve": ("serve:serve", "Serve OpenAI's clients, and a page that shows the threads."),
+    "models": ("models:models", "List known models, adapters and what the cache holds."),
+    "pull": ("models:pull", "Fetch a known base model into the cache, once."),
+    "export": ("models:export", "Write base model and adapter as one."),
+    "lint": ("data:lint", "Report every broken annotation, as a compiler does."),
+    "annotate": ("annotate:annotate", "Annotate responses with promises, chunks and syncs."),
+    "data build": ("data:build", "Make a training set."),
+    "data report": ("data:report", "Describe a training set."),
+    "train sft": ("train:sft", "Stage 1: supervised fine-tuning on annotated responses."),
+    "train preference": ("train:preference", "Stage 2: prefer fast and good answers."),
+    "eval generate": ("eval:generate", "Answer prompts by several methods; keep records."),
+    "eval report": ("eval:report", "Compare the methods on one page."),
+}
+"""`module:function` in this package, and the line of `pasta --help`."""
+
+GROUPS: Mapping[str, str] = {
+    "data": "Build a training set, or describe one.",
+    "train": "Teach a model the language.",
+    "eval": "Compare methods by speed and quality.",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; no user's mistake ends in a traceback."""
-    from pasta_decoding.errors import PastaError
-
     _quiet_libraries()
-    _log_to_stderr()
+    log = logging.getLogger("pasta_decoding")
+    log.handlers[:] = [_Stderr()]
+    log.setLevel(logging.INFO)
     try:
         return _invoke(sys.argv[1:] if arguments is None else arguments)
     except PastaError as error:
@@ -40,12 +73,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _invoke(arguments: Sequence[str]) -> int:
     """Parse the command line and run its command. Raises PastaError for a wrong command line."""
-    import typer
-    from typer.main import get_command
-
-    from pasta_decoding.cli.app import GROUPS, make_app
-    from pasta_decoding.errors import PastaError
-
     # By its version, typer uses click or a copy of it inside; this is the right one's class.
     usage_error: Any = typer.BadParameter.__base__
     command = get_command(make_app(arguments))
@@ -62,18 +89,57 @@ def _invoke(arguments: Sequence[str]) -> int:
     return 0
 
 
+def make_app(arguments: Sequence[str] | None = None) -> typer.Typer:
+    """Return the program, with the command that `arguments` name; with all commands for None."""
+    words = [word for word in arguments or () if not word.startswith("-")]
+    asked = " ".join(words[: 2 if words[:1] and words[0] in GROUPS else 1])
+    settings: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False}
+    about = "Learned asynchronous decoding: one answer, written by several threads at once."
+    app = typer.Typer(help=about, **settings)
+    app.callback()(_common)
+    groups = {"": app}
+    for name, about in GROUPS.items():
+        groups[name] = typer.Typer(help=about, **settings)
+        app.add_typer(groups[name], name=name)
+    for name, (place, about) in COMMANDS.items():
+        group, _, own = name.rpartition(" ")
+        if arguments is None or name == asked:
+            module, _, function = place.partition(":")
+            found = getattr(import_module(f"pasta_decoding.cli.{module}"), function)
+            settings = {"short_help": about, "epilog": getattr(found, "epilog", None)}
+            groups[group].command(own, **settings)(found)
+        else:
+            groups[group].command(own, help=about)(_not_imported)
+    return app
+
+
+def _not_imported() -> None:
+    """Stand in for a command that was not asked for."""
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"pasta {__version__}")
+        raise typer.Exit
+
+
+def _common(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and end."
+        ),
+    ] = False,
+) -> None:
+    """Options of `pasta` itself."""
+
+
 class _Stderr(logging.Handler):
     """Writes a line for each record, of the one process that speaks (`accelerate launch`)."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if os.environ.get("RANK", "0") == "0":
             print(self.format(record), file=sys.stderr)
-
-
-def _log_to_stderr() -> None:
-    log = logging.getLogger("pasta_decoding")
-    log.handlers[:] = [_Stderr()]
-    log.setLevel(logging.INFO)
 
 
 def _quiet_libraries() -> None:

@@ -11,14 +11,13 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pasta_decoding.cli.console import progress, say, token_counter
+from pasta_decoding.cli.console import bar, say, token_counter
 from pasta_decoding.cli.options import AsJson, command
 from pasta_decoding.errors import PastaError
 from pasta_decoding.files import sha256
@@ -71,8 +70,8 @@ def annotate(
     Finished rows are kept in OUT.partial, and the same command resumes there. The endpoint's key is
     PASTA_ENDPOINT_KEY, else OPENAI_API_KEY.
     """
-    from pasta_decoding.data.annotate.job import journal_path, run_job
-    from pasta_decoding.data.report import measure_rows
+    from pasta_decoding.data.annotate.base import journal_path, run_job
+    from pasta_decoding.data.build import measure_rows
 
     counted_by = None if with_ == "llm" or model is None else Path(model)
     count_tokens = token_counter(counted_by)
@@ -89,10 +88,8 @@ def annotate(
         "strip": strip,
     }
     try:
-        with progress(["annotating"], len(rows)) as tick:
-            done = run_job(
-                rows, annotator, count_tokens, out, settings, tick=partial(tick, "annotating")
-            )
+        with bar("annotating", total=len(rows)) as shown:
+            done = run_job(rows, annotator, count_tokens, out, settings, shown.update)
     except KeyboardInterrupt:
         say(f"finished rows are in {journal_path(out)}; the same command goes on behind them")
         raise

@@ -1,20 +1,25 @@
-"""What commands share: the user's environment, and lines for the user on standard error."""
+"""What commands share: the user's environment, lines and bars on standard error, and lanes."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
+
+from pasta_decoding.lang.layout import MAIN
+from pasta_decoding.runtime.events import Closed, Delta, Event, Finished, Opened, Synced
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
     from pasta_decoding.api.config import EngineConfig
     from pasta_decoding.api.model import AnyDecoder
 
-Item = TypeVar("Item")
+COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 
 say = logging.getLogger("pasta_decoding.cli").info
 """Reports to the user, on standard error."""
@@ -56,20 +61,49 @@ def token_counter(model: Path | None = None) -> Callable[[str], int]:
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False))
 
 
-@contextmanager
-def progress(labels: Sequence[str], total: int) -> Iterator[Callable[[str], None]]:
-    """Draw a bar a label on standard error; hand out what moves one bar by one."""
-    from rich.console import Console
-    from rich.progress import Progress
+def bar(doing: str, items: Iterable[Any] | None = None, total: int | None = None) -> Any:
+    """Return a bar on standard error that goes on with the items, or by `update`."""
+    from tqdm import tqdm
 
-    with Progress(console=Console(stderr=True), transient=True) as bars:
-        tasks = {label: bars.add_task(label, total=total) for label in labels}
-        yield lambda label: bars.advance(tasks[label])
+    return tqdm(items, doing, total, leave=False, disable=None)  # None: without a terminal
 
 
-def drawn(items: Sequence[Item], doing: str) -> Iterable[Item]:
-    """Yield the items, and draw on standard error how far they are."""
-    with progress([doing], len(items)) as tick:
-        for item in items:
-            yield item
-            tick(doing)
+class Lanes:
+    """The threads of one answer as rich draws them: topic, state, and the end of the text."""
+
+    def __init__(self) -> None:
+        self._titles = {MAIN: "main"}
+        self._states: dict[int, str] = {}
+        self._texts: defaultdict[int, str] = defaultdict(str)
+
+    def feed(self, event: Event) -> None:
+        """Take one live event."""
+        match event:
+            case Opened(thread, topic, tokens):
+                self._titles[thread] = f"{topic or 'chunk'} ~{tokens}"
+            case Delta(thread, text):
+                self._texts[thread] += text
+            case Closed(thread, truncated):
+                self._states[thread] = "cut off" if truncated else "done"
+            case Synced(threads):
+                self._states |= dict.fromkeys(threads, "joined")
+            case Finished(truncated):
+                self._states[MAIN] = "cut off" if truncated else "done"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw what fits: the newest chunks when there are more lanes than lines."""
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table.grid(padding=(0, 1))
+        table.add_column(no_wrap=True, max_width=28)
+        table.add_column(no_wrap=True, width=8)
+        table.add_column(no_wrap=True)
+        room = max(20, options.max_width - 42)
+        chunks = [thread for thread in self._titles if thread != MAIN]
+        for thread in [MAIN, *chunks[-max(1, console.height - 3) :]]:
+            style = "bold" if thread == MAIN else COLOURS[thread % len(COLOURS)]
+            state = Text(self._states.get(thread, "writing"), "dim")
+            tail = self._texts[thread].replace("\n", " ")[-room:]
+            table.add_row(Text(self._titles[thread], style), state, Text(tail))
+        yield table

@@ -1,17 +1,66 @@
-"""Commands on training sets: `data build` and `data report`."""
+"""Commands on rows: `lint`, `data build` and `data report`."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from pasta_decoding.cli.console import drawn, say, token_counter
+from pasta_decoding.cli.console import bar, say, token_counter
 from pasta_decoding.cli.options import AsJson, Base, command
 from pasta_decoding.data.build import Wanted
 from pasta_decoding.errors import PastaError
+
+
+@command("pasta lint answer.txt", "pasta lint --no-topic rows.jsonl.gz")
+def lint(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="JSONL (.gz) with annotated rows, or text files with one response each."
+        ),
+    ],
+    no_topic: Annotated[bool, typer.Option("--no-topic", help="Promises need no topic.")] = False,
+) -> None:
+    """Report every broken annotation as `file:line:column: rule: message`, as a compiler does.
+
+    In JSONL files the line is the row's, and the column counts characters of its response.
+    """
+    status = 0
+    for path in files:
+        of_rows = ".jsonl" in path.suffixes[-2:]
+        for line in (_in_rows if of_rows else _in_text)(path, topic=not no_topic):
+            typer.echo(line)
+            status = 1
+    raise typer.Exit(status)
+
+
+def _in_text(path: Path, *, topic: bool) -> Iterator[str]:
+    from pasta_decoding.lang.check import check
+
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise PastaError(f"{path}: byte {error.start} is not UTF-8") from error
+    for one in check(text, topic_required=topic):
+        yield f"{path}:{one.line}:{one.column}: {one.rule}: {one.message}"
+
+
+def _in_rows(path: Path, *, topic: bool) -> Iterator[str]:
+    from pasta_decoding.data.rows import numbered_rows
+    from pasta_decoding.lang.check import check
+
+    for number, row in numbered_rows(path):
+        if isinstance(row, PastaError):
+            yield str(row)
+            continue
+        lines = row.response.split("\n")
+        for one in check(row.response, topic_required=topic):
+            column = sum(len(line) + 1 for line in lines[: one.line - 1]) + one.column
+            yield f"{path}:{number}:{column}: {one.rule}: {one.message}"
 
 
 @command()
@@ -27,21 +76,20 @@ def build(
     as_json: AsJson = False,
 ) -> None:
     """Choose rows for training: filter, drop duplicates and evaluation prompts."""
-    from pasta_decoding.data.build import choose
-    from pasta_decoding.data.report import measure_rows
+    from pasta_decoding.data.build import choose, measure_rows
     from pasta_decoding.data.rows import read_prompts, read_rows, write_rows
 
     count_tokens = token_counter(model)
     prompts = [prompt for path in exclude or [] for prompt in read_prompts(path)]
     rows = list(read_rows(*sources))
-    kept, dropped = choose(drawn(rows, "reading"), wanted, count_tokens, prompts)
+    kept, dropped = choose(bar("reading", rows), wanted, count_tokens, prompts)
     if not kept:
         raise PastaError(
             f"no row of {len(rows)} is left: {dict(dropped)}",
             hint="Loosen the filter that dropped most; nothing was written.",
         )
     write_rows(out, kept)
-    figures = measure_rows(drawn(kept, "measuring"), count_tokens)
+    figures = measure_rows(bar("measuring", kept), count_tokens)
     show({"read": len(rows), "dropped": dict(dropped.most_common()), **figures}, as_json)
 
 
@@ -52,10 +100,10 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Report rows, lengths, chunks and ideal speedup of a training set."""
-    from pasta_decoding.data.report import measure_rows
+    from pasta_decoding.data.build import measure_rows
     from pasta_decoding.data.rows import read_rows
 
-    rows = drawn(list(read_rows(source)), "measuring")
+    rows = bar("measuring", list(read_rows(source)))
     show(measure_rows(rows, token_counter(model)), as_json)
 
 

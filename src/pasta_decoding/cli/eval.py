@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
-from pasta_decoding.cli.console import cache_folder, opened_decoder, progress, say
+from pasta_decoding.cli.console import bar, cache_folder, opened_decoder, say
 from pasta_decoding.cli.options import Without, command
 from pasta_decoding.errors import PastaError, require
 from pasta_decoding.files import sha256, write_json, write_text
 
 if TYPE_CHECKING:
     from pasta_decoding.evaluation.generate import Job, Plan
-    from pasta_decoding.evaluation.methods import Chosen, Method
+    from pasta_decoding.evaluation.methods import Chosen
     from pasta_decoding.evaluation.records import Record
-    from pasta_decoding.runtime.decoder import Decoder
 
 TURNS = 3
 """How often each method answers a prompt with --timing; the report takes the median turn."""
@@ -41,13 +40,18 @@ def generate(
             "the base model. Repeatable."
         ),
     ],
-    limit: Annotated[int | None, typer.Option(help="Only the first prompts.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first prompts.")] = None,
     max_concurrency: Annotated[
-        int | None, typer.Option(help="Prompts answered together (16).")
+        int | None, typer.Option(min=1, help="Prompts answered together (16).")
     ] = None,
     max_seconds: Annotated[
-        float, typer.Option(help="A longer answer has failed (600).", show_default=False)
-    ] = 600.0,
+        int,
+        typer.Option(
+            min=1,
+            help="An answer that stands still for so long has failed (600).",
+            show_default=False,
+        ),
+    ] = 600,
     timing: Annotated[
         bool, typer.Option("--timing", help="One prompt at a time, in 3 turns.")
     ] = False,
@@ -65,31 +69,21 @@ def generate(
         raise PastaError("--timing answers one prompt at a time: leave out --max-concurrency")
     if timing and engine.is_remote:
         raise PastaError("--timing is for an engine in this process")
-    concurrency = 16 if max_concurrency is None else max_concurrency
-    for option, value in (("limit", limit), ("max-concurrency", concurrency)):
-        if value is not None and value < 1:
-            raise PastaError(f"--{option} is {value}, not at least 1")
-    if not max_seconds >= 1:
-        raise PastaError(f"--max-seconds is {max_seconds:g}, not at least 1")
-    plan = Plan(
-        max_concurrency=1 if timing else concurrency,
-        repeats=TURNS if timing else None,
-        max_seconds=max_seconds,
-        seed=generation.seed,
-    )
+    together, turns = (1, TURNS) if timing else (max_concurrency or 16, None)
+    plan = Plan(together, turns, max_seconds, generation.seed)
     chosen = choose(method, engine.model, remote=engine.is_remote)
     questions = read_questions(prompts)[:limit]
     settings = settings_of(plan, generation, prompts, len(questions))
-    jobs = jobs_of(chosen, engine, generation, settings, plan)
-    with progress([one.label for one in chosen], len(questions)) as tick:
-        found = answer_all(jobs, questions, out, plan, tick)
+    jobs = jobs_of(chosen, engine, generation, settings)
+    with bar("answering", total=len(chosen) * len(questions)) as shown:
+        found = answer_all(jobs, questions, out, plan, shown.update)
     for label, records in found.items():
         show(label, records)
 
 
 def settings_of(plan: Plan, config: GenerationConfig, prompts: Path, number: int) -> dict[str, Any]:
     """Return what answers depend on whatever the method, as run.json has it."""
-    from pasta_decoding.evaluation.machine import machine
+    from pasta_decoding.evaluation.records import machine
 
     sampled = {"temperature": config.temperature, "top_p": config.top_p, "seed": config.seed}
     return {
@@ -112,7 +106,6 @@ def jobs_of(
     engine: EngineConfig,
     config: GenerationConfig,
     settings: dict[str, Any],
-    plan: Plan,
 ) -> list[Job]:
     """Return the methods, ready to be loaded; those with one adapter share a decoder."""
     from pasta_decoding.evaluation.generate import Job
@@ -121,22 +114,15 @@ def jobs_of(
     of_file = engine.model is not None and engine.model.suffix == ".gguf"
     if of_file and any(one.name in OF_HF for one in chosen):
         raise PastaError("transformers' generate reads no GGUF file: give --model a folder")
-
-    @lru_cache(maxsize=None if plan.repeats else 1)  # with turns, all stay in memory
-    def decoder(engine: EngineConfig) -> Decoder:
-        return opened_decoder(engine)
+    # With turns, all stay in memory.
+    decoder = lru_cache(maxsize=None if settings["timing"] else 1)(opened_decoder)
 
     def job(one: Chosen) -> Job:
         of_hf = one.name in OF_HF
         own = replace(engine.of(one.adapter), engine="torch" if of_hf else engine.engine)
         told = describe(own) | settings | {"method": one.name}
         told |= {"engine": "transformers"} if of_hf else {}
-
-        def load() -> Method:
-            found: Method = make_method(one.name, decoder(own), config, plan.max_seconds)
-            return found
-
-        return Job(one.label, told, load)
+        return Job(one.label, told, lambda: make_method(one.name, decoder(own), config))
 
     return [job(one) for one in chosen]
 

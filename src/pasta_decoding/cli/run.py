@@ -1,9 +1,10 @@
-"""The command `run`, and what its sisters `chat` and `compare` share with it."""
+"""The commands `run` and `compare`, and what `chat` shares with them."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
-from pasta_decoding.cli.console import opened_decoder, say
+from pasta_decoding.cli.console import Lanes, opened_decoder, say
 from pasta_decoding.cli.options import AsJson, System, Without, command
 from pasta_decoding.errors import PastaError
 
@@ -21,6 +22,17 @@ if TYPE_CHECKING:
     from pasta_decoding.api.streams import Result, Stream
 
 Prompt = Annotated[str, typer.Argument(help="The question; `-` reads it from standard input.")]
+FEW_OF_ANSWER = Without({"top_p", "eagerness", "seed"})
+FEW_OF_ENGINE = Without({"join", "max_model_len", "cache_tokens", "threads", "device"})
+
+_ROWS = {
+    "text": "text",
+    "tokens": "plain_tokens",
+    "steps": "critical_path",
+    "tokens a step": "tokens_per_step",
+    "threads": "threads",
+    "seconds": "wall_s",
+}
 
 
 @command(
@@ -46,11 +58,11 @@ def run(
     engine: Annotated[EngineConfig, Without({"max_model_len", "cache_tokens"})],
 ) -> None:
     """Answer a question; independent parts of the answer are written side by side."""
-    from pasta_decoding.files import written_whole
+    from pasta_decoding.files import to_json, write_text
     from pasta_decoding.runtime.answer import chrome_trace
 
     generation = replace(generation, parallel=not sequential)
-    question = [*opening(system), {"role": "user", "content": read_prompt(prompt)}]
+    question = asked(prompt, system)
     if show and as_json:
         raise PastaError("--show draws for a person, --json prints for a program: leave one out")
     if trace is not None and engine.is_remote:
@@ -59,16 +71,85 @@ def run(
         raise PastaError(f"there is no folder {trace.parent} to write the trace into")
     with opened(engine) as model:
         if as_json:
-            with model.stream(question, generation) as stream:
-                text = "".join(stream)
-            assert text == stream.result.text, "the stream is the text"
+            stream = model.stream(question, generation)
+            list(stream)
             typer.echo(json.dumps(figures(stream.result, model, engine), ensure_ascii=False))
         else:
             stream = answer_shown(model, question, generation, show=show)
         if trace is not None:
-            found = chrome_trace(stream.answer, model.decoder.vocabulary)
-            with written_whole(trace) as partial:
-                partial.write_text(json.dumps(found), encoding="utf-8")
+            write_text(trace, to_json(chrome_trace(stream.answer, model.decoder.vocabulary)))
+
+
+@command(
+    'pasta compare "What are three good ways to learn a new language?"',
+    'pasta compare --adapter runs/mine/adapter --baseline none "Why?"',
+)
+def compare(
+    prompt: Prompt,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            help="Adapter or merged model to compare with. Default: `sequential` for the shipped "
+            "adapters, the base model for others."
+        ),
+    ] = None,
+    system: System = None,
+    as_json: AsJson = False,
+    *,
+    generation: Annotated[GenerationConfig, FEW_OF_ANSWER, Without({"temperature"})],
+    engine: Annotated[EngineConfig, FEW_OF_ENGINE, Without({"base_url", "dtype"})],
+) -> None:
+    """Answer a question in parallel and by a sequential baseline, side by side.
+
+    The baseline of the shipped adapters was trained on most of the same responses, without tags.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from pasta_decoding.api.checkpoints import baseline_of
+
+    question = asked(prompt, system)
+    rival, about = baseline_of(engine, baseline)
+    results = {
+        "sequential": _answered(rival, question, replace(generation, parallel=False)),
+        "parallel": _answered(engine, question, generation),
+    }
+    if as_json:
+        typer.echo(json.dumps(results, ensure_ascii=False))
+        return
+    table = Table(expand=True, show_lines=True)
+    table.add_column("")
+    for name, result in results.items():
+        table.add_column(f"{name}: {result['checkpoint']}", ratio=1)
+    for label, key in _ROWS.items():
+        table.add_row(label, *(Text(str(result[key])) for result in results.values()))
+    console = Console()
+    console.print(table)
+    for line in (f"{rival.short_name} is {about}.", *_verdict(**results)):
+        console.print(line, markup=False, highlight=False)
+
+
+def _answered(
+    engine: EngineConfig, question: list[dict[str, str]], generation: GenerationConfig
+) -> dict[str, Any]:
+    """Load a model, answer with it once it is warm, and return the figures."""
+    with opened(engine) as model:
+        model.answer(question, max_tokens=8)
+        found = figures(model.answer(question, generation), model, engine)
+    return {"checkpoint": engine.short_name} | found
+
+
+def _verdict(sequential: dict[str, Any], parallel: dict[str, Any]) -> Iterator[str]:
+    """Yield what parallel decoding bought, and what spoils the comparison."""
+    pace = [result["wall_s"] / max(1, result["plain_tokens"]) for result in (sequential, parallel)]
+    yield (
+        f"parallel: {parallel['tokens_per_step']:.2f} tokens a step, "
+        f"{pace[0] / pace[1]:.2f}x the baseline's tokens a second"
+    )
+    for name, result in {"sequential": sequential, "parallel": parallel}.items():
+        if result["truncated"]:
+            yield f"The {name} answer was cut off at a limit: its tokens and seconds say little."
 
 
 def opened(engine: EngineConfig) -> Model:
@@ -83,7 +164,7 @@ def opening(system: str | None) -> list[dict[str, str]]:
     return [] if system is None else [{"role": "system", "content": system}]
 
 
-def read_prompt(prompt: str) -> str:
+def asked(prompt: str, system: str | None) -> list[dict[str, str]]:
     """Return the question, from standard input for `-`. Refuses what is empty or not UTF-8."""
     if prompt == "-":
         try:
@@ -92,7 +173,7 @@ def read_prompt(prompt: str) -> str:
             raise PastaError(f"the prompt is not UTF-8 (byte {error.start})") from error
     if not prompt.strip():
         raise PastaError("the prompt is empty")
-    return prompt
+    return [*opening(system), {"role": "user", "content": prompt}]
 
 
 def answer_shown(
@@ -119,14 +200,9 @@ def _draw(model: Model, prompt: Conversation, generation: GenerationConfig) -> S
     from rich.console import Console
     from rich.live import Live
 
-    from pasta_decoding.cli.lanes import Lanes
-
-    lanes = Lanes()
-    console = Console(stderr=True)
-    with (
-        model.events(prompt, generation) as stream,
-        Live(lanes, console=console, refresh_per_second=12, transient=False),
-    ):
+    lanes, console = Lanes(), Console(stderr=True)
+    live = Live(lanes, console=console, refresh_per_second=12)
+    with model.events(prompt, generation) as stream, live:
         for event in stream:
             lanes.feed(event)
     if not console.is_terminal:

@@ -1,4 +1,4 @@
-"""Building a training set: what is left out of the rows at hand, and why.
+"""Building a training set: what is left out of the rows at hand and why, and a set in figures.
 
 Responses may be plain or in the text form; lengths count the plain text.
 """
@@ -8,15 +8,18 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from statistics import fmean, quantiles
+from typing import Annotated, Any
 
 from typer import Option
 
 from pasta_decoding.data.rows import Row
 from pasta_decoding.lang.check import check
-from pasta_decoding.lang.tree import Tree, has_chunk, read, show, strip
+from pasta_decoding.lang.measures import geometric_mean, ideal_speedup
+from pasta_decoding.lang.tags import has_escape
+from pasta_decoding.lang.tree import Chunk, Sync, Tree, has_chunk, read, show, strip
 
 GRAM_WORDS = 8
 OF_THEIRS = 0.5
@@ -53,7 +56,7 @@ def choose(
     """
     shuffled = list(rows)
     random.Random(0).shuffle(shuffled)
-    contaminated = Contamination(evaluated)
+    is_contaminated = contamination(evaluated)
     kept: dict[tuple[str, str], Row] = {}
     of_prompt: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
@@ -70,7 +73,7 @@ def choose(
             "empty": lambda: not row.instruction.strip() or not plain.strip(),
             "malformed": lambda: any(check(row.response, topic_required=False)),
             "annotated twice": lambda: has_chunk(read(plain)),
-            "in an evaluation set": lambda: row.instruction in contaminated,
+            "in an evaluation set": lambda: is_contaminated(row.instruction),
             "length": lambda: not fits(*map(count_tokens, (row.asked, plain))),
             "duplicate": lambda: key in kept,
             "prompt often enough": lambda: of_prompt[key[0]] == wanted.per_prompt,
@@ -88,33 +91,31 @@ def choose(
     return list(kept.values()), dropped
 
 
-class Contamination:
-    """Knows the prompts of evaluation sets.
+def contamination(prompts: Iterable[str]) -> Callable[[str], bool]:
+    """Return a function that knows prompts of evaluation sets.
 
     A prompt is contaminated if its words are those of one of them, or if it shares half of one's
     runs of eight words, or if six tenths of its own are in one. Case and punctuation do not count.
     """
+    exact: set[str] = set()
+    sizes: list[int] = []
+    holders: defaultdict[str, set[int]] = defaultdict(set)
+    for number, prompt in enumerate(prompts):
+        exact.add(normalised(prompt))
+        runs = runs_of_words(prompt)
+        sizes.append(len(runs))
+        for run in runs:
+            holders[run].add(number)
 
-    def __init__(self, prompts: Iterable[str]) -> None:
-        self._exact: set[str] = set()
-        self._sizes: list[int] = []
-        self._holders: defaultdict[str, set[int]] = defaultdict(set)
-        for number, prompt in enumerate(prompts):
-            self._exact.add(normalised(prompt))
-            runs = runs_of_words(prompt)
-            self._sizes.append(len(runs))
-            for run in runs:
-                self._holders[run].add(number)
-
-    def __contains__(self, prompt: str) -> bool:
-        if normalised(prompt) in self._exact:
-            return True
+    def is_contaminated(prompt: str) -> bool:
         ours = runs_of_words(prompt)
-        shared = Counter(number for run in ours for number in self._holders.get(run, ()))
-        return any(
-            count >= OF_THEIRS * self._sizes[number] or count >= OF_OURS * len(ours)
+        shared = Counter(number for run in ours for number in holders.get(run, ()))
+        return normalised(prompt) in exact or any(
+            count >= OF_THEIRS * sizes[number] or count >= OF_OURS * len(ours)
             for number, count in shared.items()
         )
+
+    return is_contaminated
 
 
 def normalised(text: str) -> str:
@@ -127,3 +128,58 @@ def runs_of_words(text: str) -> set[str]:
     words = normalised(text).split()
     starts = range(len(words) - GRAM_WORDS + 1)
     return {" ".join(words[start : start + GRAM_WORDS]) for start in starts}
+
+
+# Figures
+
+
+def measure_rows(rows: Iterable[Row], count_tokens: Callable[[str], int]) -> dict[str, Any]:
+    """Return the figures of a set, and of each of its sources; lengths are in tokens."""
+    groups: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        groups[row.source.partition("/")[0]].append(_measured(row, count_tokens))
+    sources = {source: _figures(group) for source, group in sorted(groups.items())}
+    return _figures([one for group in groups.values() for one in group]) | {"sources": sources}
+
+
+def _measured(row: Row, count_tokens: Callable[[str], int]) -> dict[str, Any]:
+    """Return one row in figures; `literal_tags`: its text speaks of tags, which are escaped."""
+    tree = read(row.response)
+    return {
+        "prompt_tokens": count_tokens(row.asked),
+        "plain_tokens": count_tokens(strip(tree)),
+        "chunk_tokens": [count_tokens(node.text) for node in tree if isinstance(node, Chunk)],
+        "syncs": sum(isinstance(node, Sync) for node in tree),
+        "literal_tags": has_escape(row.response),
+        "ideal_speedup": ideal_speedup(tree, count_tokens),
+    }
+
+
+def _figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    promising = [row for row in rows if row["chunk_tokens"]]
+    chunk_tokens = [tokens for row in rows for tokens in row["chunk_tokens"]]
+    return {
+        "rows": len(rows),
+        "with_chunk": len(promising),
+        "chunks": len(chunk_tokens),
+        "syncs": sum(row["syncs"] for row in rows),
+        "literal_tags": sum(row["literal_tags"] for row in rows),
+        "prompt_tokens": _spread([row["prompt_tokens"] for row in rows]),
+        "plain_tokens": _spread([row["plain_tokens"] for row in rows]),
+        "chunk_tokens": _spread(chunk_tokens),
+        "ideal_speedup": _speedup(rows),
+        "ideal_speedup_with_chunk": _speedup(promising),
+    }
+
+
+def _spread(values: Sequence[int]) -> dict[str, float] | None:
+    if not values:
+        return None
+    cuts = quantiles(values, n=10, method="inclusive") if len(values) > 1 else [values[0]] * 9
+    mean = round(fmean(values), 1)
+    return {"sum": sum(values), "mean": mean, "p10": cuts[0], "p50": cuts[4], "p90": cuts[8]}
+
+
+def _speedup(rows: Sequence[dict[str, Any]]) -> float | None:
+    found = geometric_mean(row["ideal_speedup"] for row in rows)
+    return None if found is None else round(found, 3)

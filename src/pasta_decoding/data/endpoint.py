@@ -123,22 +123,21 @@ def _explained(endpoint: Endpoint, error: APIError) -> EndpointError:
     """Return what failed, where, and after how many tries."""
     import openai
 
-    where, tries = endpoint.base_url, f"(tries: {endpoint.max_retries + 1})"
-    if isinstance(error, openai.APITimeoutError):
-        message = f"{where} did not answer within {endpoint.timeout_s:g} s {tries}"
-        return EndpointError("timeout", message)
-    if isinstance(error, openai.APIConnectionError):
-        # A refused connection or an unknown host, in any HTTP library.
-        nobody = type(error.__cause__).__name__ == "ConnectError"
-        verb = "cannot be reached" if nobody else "broke the connection"
-        message = f"{where} {verb}: {error.__cause__} {tries}"
-        return EndpointError("connection", message, fatal=nobody)
-    status = getattr(error, "status_code", None)
-    message = f"{where} failed with status {status}: {_excerpt(error.message)}"
+    status, tries = getattr(error, "status_code", None), f"(tries: {endpoint.max_retries + 1})"
+    # A refused connection or an unknown host, in any HTTP library.
+    nobody = type(error.__cause__).__name__ == "ConnectError"
     if status in (401, 403):
-        keys = " or ".join(KEY_VARIABLES)
-        message = f"{where} refuses the key ({status}); it is read from {keys}"
-    return EndpointError(f"status {status}", message, fatal=status in (401, 403, 404))
+        said = f"refuses the key ({status}); it is read from {' or '.join(KEY_VARIABLES)}"
+    elif isinstance(error, openai.APITimeoutError):
+        status, said = "timeout", f"did not answer within {endpoint.timeout_s:g} s {tries}"
+    elif isinstance(error, openai.APIConnectionError):
+        verb = "cannot be reached" if nobody else "broke the connection"
+        status, said = "connection", f"{verb}: {error.__cause__} {tries}"
+    else:
+        said = f"failed with status {status}: {_excerpt(error.message)}"
+    kind = status if isinstance(status, str) else f"status {status}"
+    fatal = nobody or status in (401, 403, 404)
+    return EndpointError(kind, f"{endpoint.base_url} {said}", fatal=fatal)
 
 
 def _excerpt(text: str) -> str:

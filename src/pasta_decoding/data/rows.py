@@ -68,18 +68,22 @@ class Question:
 
 def question_of(instruction: str, dataset: str | None = None) -> Question:
     """Return a question under its id."""
-    return Question(hashlib.sha256(instruction.encode()).hexdigest()[:16], instruction, dataset)
+    return Question(_digest(instruction), instruction, dataset)
 
 
 def derived_id(row: Row) -> str:
     """Return the id of a row that was given none: a digest of what is asked and answered."""
     said = [*((turn.role, turn.content) for turn in row.conversation), row.response]
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+    return _digest(json.dumps(said))
 
 
 def digest(rows: Iterable[Row]) -> str:
     """Return a digest of what rows ask and answer, in their order."""
-    return hashlib.sha256("".join(map(derived_id, rows)).encode()).hexdigest()[:16]
+    return _digest("".join(map(derived_id, rows)))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 # Reading. A broken line raises a PastaError that names file and line.
@@ -89,26 +93,18 @@ def read_rows(*paths: Path) -> Iterator[Row]:
     """Yield the rows of files in order. An id may be there once."""
     seen: set[str] = set()
     for path in paths:
-        yield from (row for _number, row in numbered_rows(path, seen=seen))
+        yield from _sound(path, lambda found: _row(found, seen))
 
 
-def numbered_rows(
-    path: Path,
-    on_problem: Callable[[PastaError], None] | None = None,
-    *,
-    seen: set[str] | None = None,
-) -> Iterator[tuple[int, Row]]:
-    """Yield the rows of `path` in order with their lines' numbers.
-
-    With `on_problem` broken lines are reported there, and the rest is kept.
-    """
-    known = set() if seen is None else seen
-    return _parsed(path, lambda found: _row(found, known), on_problem)
+def numbered_rows(path: Path) -> Iterator[tuple[int, Row | PastaError]]:
+    """Yield each row, or what is wrong with its line, with the line's number."""
+    seen: set[str] = set()
+    return _parsed(path, lambda found: _row(found, seen))
 
 
 def read_prompts(path: Path) -> list[str]:
     """Return the prompts of a file. A conversation is refused: one question is asked."""
-    return [prompt for _number, prompt in _parsed(path, one_question)]
+    return list(_sound(path, one_question))
 
 
 def read_questions(path: Path) -> list[Question]:
@@ -124,31 +120,31 @@ def read_questions(path: Path) -> list[Question]:
         seen.add(question.id)
         return question
 
-    questions = [question for _number, question in _parsed(path, parse)]
+    questions = list(_sound(path, parse))
     if not questions:
         raise PastaError(f"{path} holds no prompt")
     return questions
 
 
+def _sound(path: Path, parse: Callable[[Found], Parsed]) -> Iterator[Parsed]:
+    for _number, found in _parsed(path, parse):
+        if isinstance(found, PastaError):
+            raise found
+        yield found
+
+
 def _parsed(
-    path: Path,
-    parse: Callable[[Found], Parsed],
-    on_problem: Callable[[PastaError], None] | None = None,
-) -> Iterator[tuple[int, Parsed]]:
-    """Yield what `parse` makes of each JSON object, with the number of its line or entry."""
+    path: Path, parse: Callable[[Found], Parsed]
+) -> Iterator[tuple[int, Parsed | PastaError]]:
+    """Yield what `parse` makes of each JSON object, or its error, and the line's number."""
     for number, entry in _entries(path):
         try:
             found = _json(entry) if isinstance(entry, bytes) else entry
             if not isinstance(found, dict):
                 raise PastaError("not a JSON object")
-            parsed = parse(found)
+            yield number, parse(found)
         except PastaError as problem:
-            located = PastaError(f"{path}:{number}: {problem}", hint=problem.hint)
-            if on_problem is None:
-                raise located from problem
-            on_problem(located)
-        else:
-            yield number, parsed
+            yield number, PastaError(f"{path}:{number}: {problem}")
 
 
 def _entries(path: Path) -> Iterator[tuple[int, object]]:
@@ -199,9 +195,6 @@ def _row(found: Found, seen: set[str]) -> Row:
         raise PastaError(f"id {row_id!r} was used before" if row_id else "the id is empty")
     seen.add(row_id)
     return replace(row, id=row_id)
-
-
-# Writing
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:

@@ -26,9 +26,6 @@ from pasta_decoding.evaluation.methods import Method, Stage
 from pasta_decoding.evaluation.records import Record, Run, begin_run
 from pasta_decoding.runtime.decoder import Asked, RequestScheduler
 
-Tick = Callable[[str], None]
-"""Hears the label of a method whenever a record of it is kept, those of an earlier run included."""
-
 FAILURES = (PastaError, RuntimeError)
 """What an engine raises if it cannot: torch and llama.cpp report a failed pass as the second."""
 
@@ -39,7 +36,8 @@ class Plan:
 
     max_concurrency: prompts that a method answers together, without timing.
     repeats:     turns of every prompt and method where they are timed; None: they are not.
-    max_seconds: an answer that takes longer has failed, and counts as this long.
+    max_seconds: an answer of which nothing was computed for so long has failed, and counts as this
+                 long. What it waits beside others, and what they take, does not count.
     """
 
     max_concurrency: int = 16
@@ -59,9 +57,15 @@ class Job:
 
 
 def generate(
-    jobs: Sequence[Job], questions: Sequence[Question], out: Path, plan: Plan, tick: Tick
+    jobs: Sequence[Job],
+    questions: Sequence[Question],
+    out: Path,
+    plan: Plan,
+    tick: Callable[[int], object],
 ) -> dict[str, list[Record]]:
     """Answer what has no record yet; return each label's records, in the order of the questions.
+
+    `tick` hears how many records there are now, those of an earlier run first.
 
     Raises PastaError, before anything is loaded, if a folder was begun with other settings.
     """
@@ -74,9 +78,7 @@ def generate(
     else:
         untimed = [one for one in questions if not _timed_together(runs.values(), one)]
         missing = dict.fromkeys(runs, untimed)
-    for label, left in missing.items():
-        for _ in range(len(questions) - len(left)):
-            tick(label)
+    tick(sum(len(questions) - len(left) for left in missing.values()))
     if plan.repeats is not None:
         _time(jobs, runs, untimed, plan, tick)
     else:
@@ -84,7 +86,7 @@ def generate(
             if left := missing[job.label]:
                 for record in ask_all(job.load(), left, plan):
                     runs[job.label].append(record)
-                    tick(job.label)
+                    tick(1)
     return {label: run.finish(questions) for label, run in runs.items()}
 
 
@@ -103,7 +105,7 @@ def _time(
     runs: Mapping[str, Run],
     missing: Sequence[Question],
     plan: Plan,
-    tick: Tick,
+    tick: Callable[[int], object],
 ) -> None:
     """Let all methods answer each prompt in turns, alone; keep the median turn."""
     methods = {job.label: job.load() for job in jobs} if missing else {}
@@ -118,7 +120,7 @@ def _time(
         together = uuid4().hex[:12]
         for label, run in runs.items():
             run.append(replace(median_turn(turns[label]), turns=together))
-            tick(label)
+            tick(1)
 
 
 def median_turn(turns: Sequence[Record]) -> Record:
@@ -175,14 +177,9 @@ def _answer(
     asked: list[Asked] = []
     try:
         while True:
-            left_s = plan.max_seconds - (plan.clock() - began_s)
-            if left_s <= 0:
-                raise PastaError(f"no answer within {plan.max_seconds:g} s")
-            for request in resume():
-                rules = replace(request.rules, max_seconds=left_s)
-                asked.append(scheduler.add(replace(request, rules=rules)))
-            while None in (found := [one.result() for one in asked]):
-                yield
+            asked.extend(scheduler.add(one) for one in resume())
+            yield from _waiting(asked, plan)
+            found = [one.result() for one in asked]
             asked.clear()
             resume = partial(asking.send, [answer for answer in found if answer is not None])
     except StopIteration as over:
@@ -195,3 +192,15 @@ def _answer(
     finally:
         for one in asked:
             scheduler.cancel(one)
+
+
+def _waiting(asked: Sequence[Asked], plan: Plan) -> Iterator[None]:
+    """Yield until all are answered. Raises PastaError if nothing is computed for too long."""
+    before, last_s = [0], plan.clock()
+    while missing := [one for one in asked if one.result() is None]:
+        computed = [one.computed for one in missing]
+        if computed != before or not any(computed):
+            before, last_s = computed, plan.clock()
+        elif plan.clock() - last_s > plan.max_seconds:
+            raise PastaError(f"nothing was computed for {plan.max_seconds:g} s")
+        yield

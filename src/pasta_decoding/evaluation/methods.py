@@ -1,19 +1,20 @@
 """The methods of `eval generate`: how they are named, and how each answers a question.
 
-A method is written as a generator. It yields stages and is sent their answers; in the end it
-returns the record of the question. It knows no clock and no scheduler, so that the same lines run
-alone, for timing, and beside other questions, for throughput.
+A method asks by a generator. It yields stages and is sent their answers; in the end it returns the
+record of the question. It knows no clock and no scheduler, so that the same lines run alone, for
+timing, and beside other questions, for throughput.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.data.rows import Question
@@ -37,17 +38,15 @@ Asking = Generator[Stage, list[Answer], Record]
 """One question under way: it yields stages, is sent their answers in order, and returns."""
 
 
-class Method(Protocol):
-    """A way of answering with a model. Its record has no `seconds`: it cannot know the time."""
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A way of answering with a model. `ask` raises PastaError if it cannot ask a question.
 
-    @property
-    def decoder(self) -> Decoder:
-        """The model that it asks."""
-        ...
+    Its records have no `seconds`: it cannot know the time.
+    """
 
-    def ask(self, question: Question) -> Asking:
-        """Answer one question. Raises PastaError if it cannot be asked."""
-        ...
+    decoder: Decoder
+    ask: Callable[[Question], Asking]
 
 
 NAMES = ("sequential", "pasta", "sot", "apar", "hf", "lookup")
@@ -98,45 +97,44 @@ def _chosen(text: str, base: BaseModel) -> Chosen:
     return Chosen(name, adapter, f"{name}-{Path(adapter).name}")
 
 
-def make_method(name: str, decoder: Decoder, config: GenerationConfig, max_seconds: float) -> Any:
+def make_method(name: str, decoder: Decoder, config: GenerationConfig) -> Method:
     """Return a method over a loaded model."""
-    from pasta_decoding.evaluation.skeleton import Skeleton
+    from pasta_decoding.evaluation.skeleton import ask_skeleton
 
     if name in TRAINED or name == "sequential":
-        return Pasta(decoder, replace(config, parallel=name in TRAINED))
+        own = replace(config, parallel=name in TRAINED)
+        return Method(decoder, partial(ask_pasta, decoder, own))
     assert isinstance(decoder, LocalDecoder), "refused before"
     if name == "sot":
-        return Skeleton(decoder, config)
-    lookup_tokens = LOOKUP_TOKENS if name == "lookup" else None
-    return HfGenerate(decoder, unpatched(decoder), config, max_seconds, lookup_tokens)
+        return Method(decoder, partial(ask_skeleton, decoder, config))
+    model, lookup_tokens = unpatched(decoder), LOOKUP_TOKENS if name == "lookup" else None
+    return Method(decoder, partial(ask_hf, decoder, model, lookup_tokens, config))
 
 
-def of_question(sampling: SamplingParams, question: Question, part: int = 0) -> SamplingParams:
+def of_question(config: GenerationConfig, question: Question, part: int = 0) -> SamplingParams:
     """Return the sampling of one of a question's requests: its seed follows from their names.
 
     So an answer is the same whatever else is asked, and in whichever order.
     """
-    named = f"{sampling.seed} {question.id} {part}".encode()
-    return replace(sampling, seed=int.from_bytes(sha256(named).digest()[:4], "big"))
+    named = f"{config.seed} {question.id} {part}".encode()
+    return replace(config.sampling(), seed=int.from_bytes(sha256(named).digest()[:4], "big"))
 
 
-@dataclass(frozen=True, slots=True)
-class Pasta:
-    """Decoding by the interpreter: in parallel, or as the sequential baseline (`parallel`)."""
-
-    decoder: Decoder
-    config: GenerationConfig
-
-    def ask(self, question: Question) -> Asking:
-        """Answer by one request."""
-        sampling = of_question(self.config.sampling(), question)
-        [answer] = yield [self.decoder.request(question.instruction, self.config.rules, sampling)]
-        return record_of(self.decoder, question, answer)
+def ask_pasta(decoder: Decoder, config: GenerationConfig, question: Question) -> Asking:
+    """Answer by one request: in parallel, or as the sequential baseline (`config.parallel`)."""
+    sampling = of_question(config, question)
+    [answer] = yield [decoder.request(question.instruction, config.rules, sampling)]
+    return record_of(decoder, question, answer)
 
 
-@dataclass(frozen=True, slots=True)
-class HfGenerate:
-    """`generate` of the package transformers, one answer at a time: it blocks.
+def ask_hf(
+    decoder: Decoder,
+    model: Any,
+    lookup_tokens: int | None,
+    config: GenerationConfig,
+    question: Question,
+) -> Asking:
+    """Answer by `generate` of the package transformers, one answer at a time: it blocks.
 
     Alone it is a sequential baseline. With prompt lookup (Saxena 2023) it drafts what followed the
     last two tokens when they stood in the text before, and one pass verifies it.
@@ -144,60 +142,47 @@ class HfGenerate:
     model:         unpatched, in the place where it computes.
     lookup_tokens: the most that are drafted at once; None: nothing is.
     """
+    import torch
+    from transformers import GenerationConfig as HfConfig
 
-    decoder: Decoder
-    model: Any
-    config: GenerationConfig
-    max_seconds: float
-    lookup_tokens: int | None = None
-
-    def ask(self, question: Question) -> Asking:
-        """Answer without the engine of this package."""
-        import torch
-        from transformers import GenerationConfig
-
-        yield from ()
-        decoder, sampling = self.decoder, of_question(self.config.sampling(), question)
-        prompt = decoder.prompt_ids(question.instruction, self.config.max_tokens)
-        chosen: dict[str, Any] = {"do_sample": not sampling.greedy}
-        if not sampling.greedy:  # transformers has 50 for `top_k` by default; 0 is none
-            chosen |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
-        settings = GenerationConfig(
-            **chosen,
-            max_new_tokens=self.config.max_tokens,
-            max_time=self.max_seconds,
-            eos_token_id=sorted(decoder.vocabulary.eos_ids),
-            pad_token_id=decoder.vocabulary.end,
-            prompt_lookup_num_tokens=self.lookup_tokens,
-        )
-        passes: list[None] = []
-        counting = self.model.register_forward_pre_hook(lambda *_: passes.append(None))
-        input_ids = torch.tensor([prompt], device=self.model.device)
-        try:
-            with torch.random.fork_rng():
-                torch.manual_seed(sampling.seed)
-                found = self.model.generate(
-                    input_ids, attention_mask=torch.ones_like(input_ids), generation_config=settings
-                )
-        finally:
-            counting.remove()
-        ids = found[0, len(prompt) :].tolist()
-        ended = bool(ids) and ids[-1] in decoder.vocabulary.eos_ids
-        if not ended and len(ids) < self.config.max_tokens:
-            raise PastaError(f"no answer within {self.max_seconds:g} s")
-        text = decoder.vocabulary.decode(ids)
-        return Record(
-            question.id,
-            question.instruction,
-            question.dataset,
-            text=text,
-            annotated=show((Span(text),)) if text else "",
-            plain_tokens=decoder.plain_tokens(text),
-            critical_path=len(passes) - 1,  # the first one is the prefill
-            fed_tokens=len(ids),
-            prompt_tokens=len(prompt),
-            hit_limit=not ended,
-        )
+    yield from ()
+    sampling = of_question(config, question)
+    prompt = decoder.prompt_ids(question.instruction, config.max_tokens)
+    chosen: dict[str, Any] = {"do_sample": not sampling.greedy}
+    if not sampling.greedy:  # transformers has 50 for `top_k` by default; 0 is none
+        chosen |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
+    settings = HfConfig(
+        **chosen,
+        max_new_tokens=config.max_tokens,
+        eos_token_id=sorted(decoder.vocabulary.eos_ids),
+        pad_token_id=decoder.vocabulary.end,
+        prompt_lookup_num_tokens=lookup_tokens,
+    )
+    passes: list[None] = []
+    counting = model.register_forward_pre_hook(lambda *_: passes.append(None))
+    input_ids = torch.tensor([prompt], device=model.device)
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(sampling.seed)
+            found = model.generate(
+                input_ids, attention_mask=torch.ones_like(input_ids), generation_config=settings
+            )
+    finally:
+        counting.remove()
+    ids = found[0, len(prompt) :].tolist()
+    text = decoder.vocabulary.decode(ids)
+    return Record(
+        question.id,
+        question.instruction,
+        question.dataset,
+        text=text,
+        annotated=show((Span(text),)) if text else "",
+        plain_tokens=decoder.plain_tokens(text),
+        critical_path=len(passes) - 1,  # the first one is the prefill
+        fed_tokens=len(ids),
+        prompt_tokens=len(prompt),
+        hit_limit=ids[-1] not in decoder.vocabulary.eos_ids,
+    )
 
 
 def unpatched(decoder: LocalDecoder) -> Any:

@@ -12,8 +12,13 @@ model_outputs.json: all answers in AlpacaEval's format, in the order of the prom
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,7 +26,6 @@ from typing import Any
 from pasta_decoding.data.lines import append_line, read_json, read_lines, refuse_other_settings
 from pasta_decoding.data.rows import Question
 from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation.machine import commit, machine, versions
 from pasta_decoding.files import write_json
 from pasta_decoding.lang.layout import ChunkRun, PromiseRun
 from pasta_decoding.lang.measures import repeated_chunks, tokens_per_step
@@ -215,3 +219,42 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
     if twice := [label for label in labels if labels.count(label) > 1]:
         raise PastaError(f"several run folders are called {twice[0]!r}: rename one")
     return runs
+
+
+# Where a figure was measured
+
+
+def machine() -> str:
+    """Name processor, core count, GPU and system, for the side of a figure."""
+    import torch
+
+    processor = platform.processor() or platform.machine()
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        model = next(line for line in lines if line.startswith("model name"))
+        processor = model.partition(":")[2].strip()
+    gpu = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
+    return ", ".join([processor, f"{os.cpu_count()} cores", *gpu, platform.system()])
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what computes an answer, of those that are installed."""
+    found = {"python": platform.python_version()}
+    for name in ("pasta-decoding", "torch", "transformers", "llama-cpp-python"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def commit() -> str | None:
+    """Return the commit of the code that runs, `+` if it was changed since; None outside git."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", __file__)  # not that of a project around site-packages
+        return git("describe", "--always", "--dirty=+")
+    except (OSError, subprocess.CalledProcessError):
+        return None

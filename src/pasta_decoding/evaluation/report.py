@@ -10,17 +10,19 @@ from importlib.resources import files
 from typing import Any
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation.machine import commit
 from pasta_decoding.evaluation.metrics import (
+    LC_WIN_RATE,
     SPEEDUP_IN_STEPS,
     TOKENS_PER_STEP,
     WALL_CLOCK,
+    WIN_RATE,
     Figures,
     Interval,
+    Verdicts,
     figures,
+    verdicts_of,
 )
-from pasta_decoding.evaluation.records import Record, Run
-from pasta_decoding.evaluation.verdicts import LC_WIN_RATE, WIN_RATE, Verdicts, verdicts_of
+from pasta_decoding.evaluation.records import Record, Run, commit
 from pasta_decoding.lang.tree import Chunk, Span, Sync, read
 
 BASELINES = ("sequential", "hf")

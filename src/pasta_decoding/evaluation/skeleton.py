@@ -23,9 +23,8 @@ count the steps of the skeleton, and set the record's `fallback`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.data.rows import Question
@@ -34,12 +33,10 @@ from pasta_decoding.evaluation.records import Record, record_of
 from pasta_decoding.lang.measures import repeated_chunks
 from pasta_decoding.lang.tree import Chunk, Node, Span, Tree, show, strip, valid_tokens, valid_topic
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.constraints import Constraint
 from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.prefix_cache import common_prefix_len
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
-from pasta_decoding.runtime.sampler import Choice, Logits, Sampler
-from pasta_decoding.runtime.vocabulary import Decode
+from pasta_decoding.runtime.sampler import Sampler
 
 BEGUN = "1."
 SKELETON = """\
@@ -74,7 +71,7 @@ MOST_POINTS = 10
 SKELETON_SHARE = 1 / 3  # of the answer's tokens; ten points of five words need about a hundred
 
 _POINT = re.compile(r"^[ \t*#-]*(\d{1,2})[.)][ \t*]*(\S.*)$", re.MULTILINE)
-_NEXT_POINT = re.compile(r"\n[ \t*#-]*(\d{1,2})[.)](?=[ \t*]|\Z)")
+_NEXT_POINT = re.compile(r"\n[ \t*#-]*(\d{1,2})(?:[.)](?=[ \t*]|\Z)|\Z)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,121 +85,90 @@ class Point:
         return f"{self.number}. {self.heading}"
 
 
-@dataclass(frozen=True, slots=True)
-class Skeleton:
-    """The method. Needs no trained model.
+def ask_skeleton(decoder: LocalDecoder, config: GenerationConfig, question: Question) -> Asking:
+    """Ask for the skeleton, then for all points; plainly if there are no two points.
 
-    config: its max_tokens are of skeleton and points together; each point gets an equal share of
-            what the skeleton leaves. A plain answer in their place may have all of them.
+    `config.max_tokens` are of skeleton and points together; each point gets an equal share of what
+    the skeleton leaves. A plain answer in their place may have all of them.
     """
-
-    decoder: LocalDecoder
-    config: GenerationConfig
-
-    def ask(self, question: Question) -> Asking:
-        """Ask for the skeleton, then for all points; plainly if there are no two points."""
-        asked, max_tokens = question.instruction, self.config.max_tokens
-        sampling = of_question(self.config.sampling(), question)
-        prompt, most = SKELETON.format(question=asked), max(1, int(max_tokens * SKELETON_SHARE))
-        [skeleton] = yield [self._request(prompt, BEGUN, most, sampling, _skeleton_ended)]
-        points = points_of(f"{BEGUN}{skeleton.text}", cut_off=skeleton.hit_limit)
-        if len(points) >= 2:
-            most = max(1, (max_tokens - skeleton.fed_tokens) // len(points))
-            answers = yield [self._expand(question, points, point, most) for point in points]
-            record = self._record(question, points, answers)
-        else:
-            rules = replace(self.config.rules, parallel=False)
-            [plain] = yield [self.decoder.request(asked, rules, sampling)]
-            record = replace(record_of(self.decoder, question, plain), fallback=True)
-        return replace(  # all of it waited for the skeleton, and its prefill is one step more
-            record,
-            critical_path=skeleton.critical_path + 1 + record.critical_path,
-            fed_tokens=skeleton.fed_tokens + record.fed_tokens,
-            prompt_tokens=skeleton.trace.prompt_tokens + record.prompt_tokens,
-            interventions=skeleton.interventions + record.interventions,
-            first_token_s=skeleton.first_token_s,
-        )
-
-    def _expand(
-        self, question: Question, points: Sequence[Point], point: Point, max_tokens: int
-    ) -> Request:
-        listed = "\n".join(map(str, points))
-        prompt = POINT.format(question=question.instruction, skeleton=listed, number=point.number)
-        others = {one.number for one in points} - {point.number}
-        sampling = of_question(self.config.sampling(), question, point.number)
-        return self._request(
-            prompt,
-            f"{point}:",
-            max_tokens,
-            sampling,
-            lambda text: _next_point(text, others) is not None,
-        )
-
-    def _request(
-        self,
-        text: str,
-        begun: str,
-        max_tokens: int,
-        sampling: SamplingParams,
-        is_over: Callable[[str], bool],
-    ) -> Request:
-        """Return the request that answers `text` with an answer that has been begun."""
-        started = tuple(self.decoder.encoder.encode_text(begun))
-        prompt = self.decoder.prompt_ids(text, max_tokens + len(started))
-        vocabulary = self.decoder.vocabulary
-        source = Stopping(Sampler(sampling), is_over, vocabulary.decode, vocabulary.end)
-        return Request(prompt + started, source, Rules(max_tokens=max_tokens, parallel=False))
-
-    def _record(
-        self, question: Question, points: Sequence[Point], answers: Sequence[Answer]
-    ) -> Record:
-        """Return the record of the second stage, as if it were all."""
-        tree = concatenated(points, [one.text for one in answers], self.decoder.plain_tokens)
-        text = strip(tree)
-        prompts = [answer.layout.tokens[: answer.trace.prompt_tokens] for answer in answers]
-        shared = min(common_prefix_len(prompts[0], prompt) for prompt in prompts)
-        return Record(
-            question.id,
-            question.instruction,
-            question.dataset,
-            text=text,
-            annotated=show(tree),
-            plain_tokens=self.decoder.plain_tokens(text),
-            critical_path=max(answer.critical_path for answer in answers),
-            fed_tokens=sum(answer.fed_tokens for answer in answers),
-            prompt_tokens=sum(map(len, prompts)) - (len(prompts) - 1) * shared,
-            chunks=sum(isinstance(node, Chunk) for node in tree),
-            interventions=sum(answer.interventions for answer in answers),
-            repeated_chunks=repeated_chunks(tree),
-            truncated_chunks=sum(answer.truncated for answer in answers),
-            hit_limit=any(answer.hit_limit for answer in answers),
-        )
+    asked, sampling = question.instruction, of_question(config, question)
+    prompt, most = SKELETON.format(question=asked), max(1, int(config.max_tokens * SKELETON_SHARE))
+    ends = ("\nQuestion:", *_beginnings([1, MOST_POINTS + 1]))  # another list, or too long a one
+    [skeleton] = yield [_begun(decoder, prompt, BEGUN, most, sampling, ends)]
+    points = points_of(f"{BEGUN}{skeleton.text}", cut_off=skeleton.hit_limit)
+    if len(points) >= 2:
+        most = max(1, (config.max_tokens - skeleton.fed_tokens) // len(points))
+        outline, numbers = "\n".join(map(str, points)), {point.number for point in points}
+        answers = yield [
+            _begun(
+                decoder,
+                POINT.format(question=asked, skeleton=outline, number=point.number),
+                f"{point}:",
+                most,
+                of_question(config, question, point.number),
+                _beginnings(numbers - {point.number}),
+            )
+            for point in points
+        ]
+        record = _record_of_points(decoder, question, points, answers)
+    else:
+        rules = replace(config.rules, parallel=False)
+        [plain] = yield [decoder.request(asked, rules, sampling)]
+        record = replace(record_of(decoder, question, plain), fallback=True)
+    return replace(  # all of it waited for the skeleton, and its prefill is one step more
+        record,
+        critical_path=skeleton.critical_path + 1 + record.critical_path,
+        fed_tokens=skeleton.fed_tokens + record.fed_tokens,
+        prompt_tokens=skeleton.trace.prompt_tokens + record.prompt_tokens,
+        interventions=skeleton.interventions + record.interventions,
+        first_token_s=skeleton.first_token_s,
+    )
 
 
-@dataclass(slots=True)
-class Stopping:
-    """Ends the answer where its text `is_over`, as stop strings do; till then `sampler` chooses."""
-
-    sampler: Sampler
-    is_over: Callable[[str], bool]
-    decode: Decode
-    end: int
-    ids: list[int] = field(default_factory=list)
-
-    def sample(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
-        """See `TokenSource`."""
-        choice = self.sampler.sample(thread, index, logits_V, allowed)
-        self.ids.append(choice.token)
-        return Choice(self.end, intervened=False) if self.is_over(self.decode(self.ids)) else choice
+def _beginnings(numbers: Iterable[int]) -> tuple[str, ...]:
+    """Return how lines begin that are one of these points."""
+    return tuple(f"\n{mark}{n}{end}" for n in numbers for mark in ("", "**", "- ") for end in ".)")
 
 
-def _skeleton_ended(text: str) -> bool:
-    """Has a skeleton all the points it may have, or has the model begun another list?"""
-    outline = BEGUN + text
-    numbers = [int(digits) for digits, _ in _POINT.findall(outline)]
-    restarted = any(later <= earlier for earlier, later in pairwise(numbers))
-    is_full = len(numbers) >= MOST_POINTS and outline.endswith("\n")
-    return restarted or is_full or "\nQuestion:" in outline
+def _begun(
+    decoder: LocalDecoder,
+    text: str,
+    begun: str,
+    max_tokens: int,
+    sampling: SamplingParams,
+    stops: tuple[str, ...],
+) -> Request:
+    """Return the request that answers `text` with an answer that has been begun."""
+    started = tuple(decoder.encoder.encode_text(begun))
+    prompt = decoder.prompt_ids(text, max_tokens + len(started))
+    rules = Rules(max_tokens=max_tokens, parallel=False, stop=stops)
+    return Request(prompt + started, Sampler(sampling), rules)
+
+
+def _record_of_points(
+    decoder: LocalDecoder, question: Question, points: Sequence[Point], answers: Sequence[Answer]
+) -> Record:
+    """Return the record of the second stage, as if it were all."""
+    tree = concatenated(points, [one.text for one in answers], decoder.plain_tokens)
+    text = strip(tree)
+    prompts = [answer.layout.tokens[: answer.trace.prompt_tokens] for answer in answers]
+    shared = min(common_prefix_len(prompts[0], prompt) for prompt in prompts)
+    return Record(
+        question.id,
+        question.instruction,
+        question.dataset,
+        text=text,
+        annotated=show(tree),
+        plain_tokens=decoder.plain_tokens(text),
+        critical_path=max(answer.critical_path for answer in answers),
+        fed_tokens=sum(answer.fed_tokens for answer in answers),
+        prompt_tokens=sum(map(len, prompts)) - (len(prompts) - 1) * shared,
+        chunks=sum(isinstance(node, Chunk) for node in tree),
+        interventions=sum(answer.interventions for answer in answers),
+        repeated_chunks=repeated_chunks(tree),
+        truncated_chunks=sum(answer.hit_limit for answer in answers),
+        hit_limit=any(answer.hit_limit for answer in answers),
+    )
 
 
 def points_of(outline: str, *, cut_off: bool = False) -> list[Point]:
@@ -228,15 +194,14 @@ def concatenated(
 ) -> Tree:
     """Return the answer: every point and its text on lines of their own, the texts as chunks.
 
-    A text ends where it goes on with another point. One that was stopped there ends with the bare
-    number: its full stop was not written.
+    A text ends where it goes on with another point.
     """
     numbers = {point.number for point in points}
     nodes: list[Node] = []
     main = ""
     for point, text in zip(points, texts, strict=True):
         main += "\n" * bool(nodes or main) + str(point)
-        if body := text[: _next_point(f"{text}.", numbers - {point.number})].strip():
+        if body := text[: _next_point(text, numbers - {point.number})].strip():
             tokens = valid_tokens(count_tokens(body))
             nodes += [Span(f"{main}: "), Chunk(valid_topic(point.heading), tokens, body)]
             main = ""

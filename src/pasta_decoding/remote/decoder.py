@@ -7,10 +7,10 @@ import json
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import httpx2 as httpx
@@ -162,6 +162,7 @@ class Asked:
     """One request of a `RemoteScheduler`; `last` is what ended it."""
 
     last: News | None = None
+    computed: int = 1
 
     def result(self) -> Answer | None:
         if isinstance(self.last, Failure):
@@ -185,13 +186,14 @@ class RemoteScheduler:
         return asked
 
     def step(self) -> None:
-        """Wait until an answer is over that was not; at once if none is under way."""
-        while self._cancels:
-            asked, news = self._news.get()
-            if asked in self._cancels and not isinstance(news, Progress):
-                del self._cancels[asked]
-                asked.last = news
-                return
+        """Wait for news of an answer, a second at most; not at all if none is under way."""
+        if self._cancels:
+            with suppress(Empty):
+                asked, news = self._news.get(timeout=1)
+                asked.computed += 1
+                if asked in self._cancels and not isinstance(news, Progress):
+                    del self._cancels[asked]
+                    asked.last = news
 
     def cancel(self, asked: Asked) -> None:
         if cancel := self._cancels.pop(asked, None):

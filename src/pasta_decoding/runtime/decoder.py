@@ -25,6 +25,8 @@ from pasta_decoding.runtime.vocabulary import Vocabulary, vocabulary_of
 class Asked(Protocol):
     """One request of a scheduler; see `Generation.result`."""
 
+    @property
+    def computed(self) -> int: ...
     def result(self) -> Answer | None: ...
 
 

@@ -89,6 +89,11 @@ class Generation:
             raise self.error
         return self.answer
 
+    @property
+    def computed(self) -> int:
+        """Grows with all that is computed for it; 0 while it waits to be opened."""
+        return 0 if self.opened_s is None else 1 + self.prefilled_tokens + len(self.trace.fed)
+
     def drain(self) -> Progress | None:
         """Return what happened since the last call, if anything did."""
         return self.recorder.drain(len(self.trace.step_s))

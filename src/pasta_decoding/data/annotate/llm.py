@@ -50,41 +50,34 @@ def accept(answer: str, response: str, count_tokens: Callable[[str], int]) -> st
     core = response.strip()
     before, _, after = response.partition(core)
     tree = _cut_out(read(answer), core)
-    for problem in check(answer):
-        if problem.rule not in _MENDED:
-            where = f"line {problem.line}, column {problem.column}"
-            raise AnswerError(problem.rule, f"At {where}: {problem.message}.")
-    counted = tuple(
-        replace(node, tokens=valid_tokens(max(1, count_tokens(node.text))))
-        if isinstance(node, Chunk)
-        else node
-        for node in tree
-    )
-    topics = Counter(node.topic for node in counted if isinstance(node, Chunk))
-    for topic, count in topics.items():
-        if count > 1:
-            raise AnswerError("same topic", f"{count} parts have the topic {topic!r}.")
-    return before + show(counted) + after
+    if broken := [one for one in check(answer) if one.rule not in _MENDED]:
+        first = broken[0]
+        where = f"line {first.line}, column {first.column}"
+        raise AnswerError(first.rule, f"At {where}: {first.message}.")
+    topics = [node.topic for node in tree if isinstance(node, Chunk)]
+    if twice := [topic for topic in topics if topics.count(topic) > 1]:
+        raise AnswerError("same topic", f"{len(twice)} parts have the topic {twice[0]!r}.")
+    return before + show(tuple(_counted(node, count_tokens) for node in tree)) + after
+
+
+def _counted(node: Node, count_tokens: Callable[[str], int]) -> Node:
+    if isinstance(node, Chunk):
+        return replace(node, tokens=valid_tokens(max(1, count_tokens(node.text))))
+    return node
 
 
 def _cut_out(tree: Tree, core: str) -> Tree:
     """Return the part of `tree` whose text is `core`, if all that is around it is main text."""
     text = strip(tree)
-    start = text.find(core)
-    end = start + len(core)
+    start, at = text.find(core), 0
     nodes: list[Node] = []
-    at = 0
     for node in tree:
-        match node:
-            case Span(said):
-                kept = said[max(0, start - at) : max(0, end - at)]
-                nodes += [Span(kept)] if kept else []
-                at += len(said)
-            case Chunk():
-                nodes.append(node)
-                at += len(node.text)
-            case _:
-                nodes.append(node)
+        if isinstance(node, Span):
+            kept = node.text[max(0, start - at) : max(0, start + len(core) - at)]
+            nodes += [Span(kept)] if kept else []
+        else:
+            nodes.append(node)
+        at += len(getattr(node, "text", ""))
     if start < 0 or strip(tuple(nodes)) != core:
         raise AnswerError("text differs", _difference(text, core))
     return tuple(nodes)

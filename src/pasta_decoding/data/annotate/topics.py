@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from importlib.resources import files
 from itertools import chain, count
 
 from pasta_decoding.data.annotate.base import Part
@@ -30,53 +31,7 @@ _MARKUP = re.compile(r"\([^)]*\)|[*_`#]+")
 _LEADING = re.compile(r"^(?:the|a|an|your|my|our|its|their)\s+", re.I)
 
 # English words that are never part of a topic; a phrase ends at them.
-STOP_WORDS = frozenset(
-    """
-    a able about above according across actually add addition additional additionally affects
-    after again against ago aimed all allow allowed allowing allows almost along already also
-    alternatively although always am amid among an and another any anyone anything appear
-    appears are aren't around as aside ask at available away back based be became because become
-    becomes becoming been before began begin begins behind being believe below best better
-    between beyond boosts both bring brings but by call called calls came can can't cannot case
-    cases cause caused causes causing certain certainly choose clear come comes coming common
-    commonly compared consider considered consists contain contains could couldn't course
-    currently defines depend depending depends despite did didn't different difficult do does
-    doesn't doing don't done down due during e.g each eager easier easily easy effective
-    effectively either else enable enables end enough ensure ensures ensuring enters especially
-    essential etc even eventually ever every everyone everything exactly example examples exist
-    extremely fact far few finally find finding first firstly five focus focused follow followed
-    following follows for found four from full fully further furthermore gave general generally
-    get gets getting give given gives giving go goes going gone good got great greatly had
-    happen happens has have haven't having he he's held hello help helped helpful helping helps
-    hence her here here's hers herself high highly him himself his hold holds hosts hour hours
-    how however huge i i'd i'm i've i.e if ignores imagine important in include included
-    includes including incredibly indeed instance instead into introduction involve involved
-    involves is isn't it it's its itself join just keep keeping keeps kept key kind know known
-    large last lastly later launched lay least leave left less let let's lets lies like likely
-    little ll long longer look looking looks lot lots made main mainly major make makes making
-    many matter matters may maybe me mean means meanwhile merely might minutes month months more
-    moreover most mostly much multiple must my myself near nearly necessary need needed needs
-    neither never new next no nobody none nor not note nothing noting now number numerous obtain
-    occur occurs of off offer offered offering offers often okay old on once one ones only onto
-    or order other others otherwise our out over overall own particular particularly people per
-    perhaps person play plays please popular possible potentially prevent primarily primary
-    probably produce produces provide provided provides providing put quite range rarely rather
-    re reach reality really refer referred refers regarding regardless related remember require
-    required requires result resulting results right run s said same saw say says second
-    secondly see seem seems seen set sets several she should show shows significant
-    significantly similar similarly simple simply since small so some somebody someone something
-    sometimes soon sorry specific specifically stars start started starting starts still strong
-    such suggest suggests sure t take taken takes taking tell ten than that that's the their
-    theirs them themselves then there there's therefore these they they're thing things think
-    third thirdly this those though three through throughout thus til till to together too took
-    toward towards tried true try trying turn two type types typically ultimately under
-    understand understanding unique unless until unto up upon us use used useful uses using
-    usually various vary ve versus very via want was wasn't way ways we we're week weeks well
-    went were weren't what what's whatever when whenever where whereas wherever whether which
-    while who who's whole whom whose why wide widely will wish with within without won't worth
-    would wouldn't yes yet you you'd you'll you're you've your yours yourself
-    """.split()  # noqa: SIM905
-)
+STOP_WORDS = frozenset(files(__package__).joinpath("stop_words.txt").read_text("utf-8").split())
 
 
 def name_parts(text: str, parts: Iterable[Part]) -> list[Part]:
