@@ -60,6 +60,10 @@ def test_json_has_the_answer_its_figures_and_what_wrote_it(
     # The processor's rounding decides which tokens a tiny model writes, so the limit may take a
     # chunk away that has begun.
     assert {event["tid"] for event in events} >= set(range(found["threads"]))
+    prefill, *boxes = (event for event in events if event["ph"] == "X")
+    assert prefill["name"] == "prefill"
+    assert len(boxes) >= found["completion_tokens"] - 1
+    assert "async" in {box["name"] for box in boxes if box["tid"] == 1}
 
 
 @pytest.mark.parametrize("show", [[], ["--show"]])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -15,7 +13,7 @@ from pasta_decoding.engines.base import FloatArray
 from pasta_decoding.engines.scripted import ScriptedEngine, follow
 from pasta_decoding.lang.layout import MAIN, ChunkRun
 from pasta_decoding.lang.tree import read
-from pasta_decoding.runtime.answer import Answer, chrome_trace
+from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import answer_of
 from pasta_decoding.runtime.events import (
     Closed,
@@ -143,21 +141,6 @@ def test_an_end_of_sequence_in_a_chunk_is_an_intervention() -> None:
     _, scheduler = machine(follow(*lines, vocabulary_size=SIZE))
     got = answer_of(scheduler, greedy())
     assert (got.interventions, got.truncated) == (1, False)
-
-
-def test_a_trace_has_every_fed_token_as_a_box_in_its_threads_lane() -> None:
-    _, scheduler = machine(follow(*LINES, vocabulary_size=SIZE))
-    answer = answer_of(scheduler, greedy())
-    events = json.loads(json.dumps(chrome_trace(answer, VOCABULARY)))["traceEvents"]
-    names = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
-    assert names == {0: "0 main", 1: "1 b"}
-    prefill, *boxes = (event for event in events if event["ph"] == "X")
-    assert (prefill["name"], prefill["args"]) == ("prefill", {"tokens": 3})
-    assert len(boxes) == answer.fed_tokens
-    assert [box["name"] for box in boxes if box["tid"] == 1] == ["async", "c", "a"]
-    for lane in (0, 1):
-        own = [(box["ts"], box["ts"] + box["dur"]) for box in boxes if box["tid"] == lane]
-        assert all(end <= start + 0.2 for (_, end), (start, _) in pairwise(own))
 
 
 # Ends

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from pasta_decoding.api.model import Model
     from pasta_decoding.api.model import Prompt as Conversation
     from pasta_decoding.api.streams import Result, Stream
+    from pasta_decoding.runtime.answer import Answer
+    from pasta_decoding.runtime.vocabulary import Vocabulary
 
 Prompt = Annotated[str, typer.Argument(help="The question; `-` reads it from standard input.")]
 FEW_OF_ANSWER = Without({"top_p", "eagerness", "seed"})
@@ -59,7 +62,6 @@ def run(
 ) -> None:
     """Answer a question; independent parts of the answer are written side by side."""
     from pasta_decoding.files import to_json, write_text
-    from pasta_decoding.runtime.answer import chrome_trace
 
     generation = replace(generation, parallel=not sequential)
     question = asked(prompt, system)
@@ -209,6 +211,41 @@ def _draw(model: Model, prompt: Conversation, generation: GenerationConfig) -> S
         console.line()  # on a terminal, rich ends the last line itself
     typer.echo(stream.result.text)
     return stream
+
+
+def chrome_trace(answer: Answer, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return Chrome trace events: in Perfetto, one lane a thread, one box a token.
+
+    This is the JSON object form of the Trace Event Format; times are microseconds.
+    """
+    from pasta_decoding.lang.layout import MAIN
+    from pasta_decoding.lang.tree import Chunk
+
+    trace, control = answer.trace, vocabulary.control
+    chunks = [node for node in answer.tree if isinstance(node, Chunk)]
+    topics = {MAIN: "main"} | {k: chunk.topic or "" for k, chunk in enumerate(chunks, start=1)}
+    events = [
+        {"ph": "M", "name": "thread_name", "pid": 0, "tid": k, "args": {"name": f"{k} {topic}"}}
+        for k, topic in topics.items()
+    ]
+    tags = {token: f"promise {tokens}" for tokens, token in control.promise_close.items()}
+    tags |= {control.promise_open: "promise", control.async_open: "async"}
+    tags |= {control.async_close: "/async", control.sync: "sync"}
+
+    def box(name: str, thread: int, start_s: float, seconds: float, about: dict[str, Any]) -> None:
+        ts, dur = round(start_s * 1e6, 1), round(seconds * 1e6, 1)
+        about = {"pid": 0, "tid": thread, "ts": ts, "dur": dur, "args": about}
+        events.append({"ph": "X", "name": name} | about)
+
+    box("prefill", MAIN, 0.0, trace.prefill_s, {"tokens": trace.prompt_tokens})
+    starts_s = list(accumulate(trace.step_s, initial=trace.prefill_s))
+    for fed in trace.fed:
+        if fed.step <= len(trace.step_s):  # others were decided, but never fed
+            step_s = trace.step_s[fed.step - 1]
+            where = {"step": fed.step, "position": fed.position}
+            name = tags.get(fed.token) or vocabulary.texts[fed.token] or f"<{fed.token}>"
+            box(name, fed.thread, starts_s[fed.step - 1], step_s, where)
+    return {"traceEvents": events}
 
 
 def figures(result: Result, model: Model, engine: EngineConfig) -> dict[str, Any]:

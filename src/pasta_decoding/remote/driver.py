@@ -23,12 +23,11 @@ from pasta_decoding.lang.layout import MAIN, Joining
 from pasta_decoding.lang.positions import SHARED_MAX
 from pasta_decoding.remote.client import ReplicaPool
 from pasta_decoding.remote.stream import BAN, MAX_BIASES, Completion, RemoteError
-from pasta_decoding.runtime.answer import Answer, Fed, Trace, conclude
+from pasta_decoding.runtime.answer import Answer, Fed, OutputRecorder
 from pasta_decoding.runtime.constraints import Constraint
 from pasta_decoding.runtime.events import Action, Append, CloseChunk, Fork, Progress, Rewrite
 from pasta_decoding.runtime.guided import guided_params
 from pasta_decoding.runtime.interpreter import Interpreter
-from pasta_decoding.runtime.recorder import OutputRecorder
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.sampler import Choice, Sampler
 from pasta_decoding.runtime.vocabulary import Vocabulary
@@ -53,8 +52,8 @@ class AnswerWriter:
             vocabulary, SHARED_MAX, request.rules, prompt_tokens, most, Joining.text
         )
         self.contexts, self.steps = {MAIN: list(request.prompt)}, {MAIN: 0}
-        self.trace = Trace(prompt_tokens)
-        self.recorder = OutputRecorder(self.interpreter, time.perf_counter())
+        self.recorder = OutputRecorder(self.interpreter, request.prompt, time.perf_counter())
+        self.trace = self.recorder.trace
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def run(self) -> Answer:
@@ -75,24 +74,18 @@ class AnswerWriter:
         finally:
             if timer is not None:
                 timer.cancel()
-        return self._conclude()
+        self.trace.sent = self.lease.sent
+        return self.recorder.conclude(time.perf_counter())
 
     def stop(self) -> None:
         """Let the answer be what there is of it."""
-        if self.interpreter.finished:
-            return
-        self._apply(self.interpreter.stop())
+        self._follow(self.recorder.stop())
+
+    def _follow(self, actions: Sequence[Action]) -> None:
+        """Do what was decided, and report it."""
+        self._apply(actions)
         self._end_tasks()
         self._report()
-
-    def _conclude(self) -> Answer:
-        now_s = time.perf_counter()
-        self.recorder.stamp(now_s)
-        self.trace.sent = self.lease.sent
-        seconds = now_s - self.recorder.began_s
-        return conclude(
-            self.request.prompt, self.recorder, self.trace, seconds=seconds, queue_s=0.0
-        )
 
     def _start(self, thread: int) -> None:
         self._tasks[thread] = self._group.create_task(self._write(thread))
@@ -110,12 +103,7 @@ class AnswerWriter:
         try:
             while self.interpreter.writes(thread):
                 choice = await stream.choose()
-                self.recorder.note(thread, choice)
-                self._apply(self.interpreter.on_token(thread, choice.token))
-                if self.recorder.has_met_a_stop():
-                    self.stop()  # before it is told: what is trimmed stands in front of it
-                self._end_tasks()
-                self._report()
+                self._follow(self.recorder.take(thread, choice))
                 if thread == MAIN and choice.token == self.interpreter.vocabulary.control.sync:
                     return  # it goes on behind the join, in a task of its own
         finally:
@@ -149,7 +137,6 @@ class AnswerWriter:
                     self.contexts[MAIN] = self.contexts.pop(first)
                     self._feed_again(ids, position)
                     self._start(MAIN)
-            self.recorder.tell(action)
 
     def _feed(self, thread: int, token: int, position: int) -> None:
         self.contexts[thread].append(token)

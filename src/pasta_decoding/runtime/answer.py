@@ -1,11 +1,8 @@
-"""A finished answer: what it says, how it was written step by step, and what that cost."""
+"""The record of one answer: its events while it is written, and what it came to in the end."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import Any
 
 from pasta_decoding.lang.layout import (
     MAIN,
@@ -16,17 +13,32 @@ from pasta_decoding.lang.layout import (
     lay_out,
     lay_out_rows,
 )
-from pasta_decoding.lang.tree import Chunk, Tree, show, strip
-from pasta_decoding.runtime.events import Event
+from pasta_decoding.lang.tree import Tree, show, strip
+from pasta_decoding.runtime.events import (
+    Action,
+    Append,
+    CloseChunk,
+    Closed,
+    Delta,
+    Event,
+    Finished,
+    Fork,
+    Join,
+    Opened,
+    Progress,
+    Rewrite,
+    Synced,
+    TokenLogprobs,
+    Trimmed,
+)
 from pasta_decoding.runtime.interpreter import Interpreter
-from pasta_decoding.runtime.recorder import OutputRecorder
-from pasta_decoding.runtime.text import tokens_of, tree_of
-from pasta_decoding.runtime.vocabulary import Vocabulary
+from pasta_decoding.runtime.sampler import Choice
+from pasta_decoding.runtime.text import AnswerText, ThreadText, tokens_of, tree_of
 
 
 @dataclass(slots=True)
 class Sent:
-    """What one answer has asked servers for: the numbers that a planner needs.
+    """What one answer has asked servers for.
 
     requests:      completions asked for, retries among them,
     corrections:   and those of one token, in place of one that may not stand there.
@@ -57,16 +69,14 @@ class Fed:
 
 @dataclass(slots=True)
 class Trace:
-    """The record of one answer.
+    """How one answer was computed.
 
-    prefilled_tokens: tokens of its prompt that were fed for it; a beginning that it shares with
-        others counts for the first of them only.
-    reused_tokens: of its prompt, that were copied from what the engine still held.
-    prefill_s: seconds of the passes that fed its prompt.
-    rewritten_tokens: tokens that text joins fed, most of them for the second time. Each join is one
-        step, in however many passes.
-    sent: requests to servers; None for an engine in this process.
-    step_s: seconds of each forward pass, choosing and bookkeeping included.
+    prefilled_tokens: tokens of its prompt that were fed for it, beside `reused_tokens`, which were
+                      copied from what the engine still held.
+    prefill_s:        seconds of the passes that fed its prompt.
+    rewritten_tokens: fed by text joins, each of which is one step, in however many passes.
+    sent:             requests to servers; None for an engine in this process.
+    step_s:           seconds of each forward pass, choosing and bookkeeping included.
     """
 
     prompt_tokens: int
@@ -86,18 +96,17 @@ class Trace:
 class Answer:
     """One answer as decoding left it.
 
-    segments:         its token ids, in reading order, as training would see them.
-    layouts:          thread, position and visibility of every token, prompt included; several
-                      rows under the `text` join, else one.
-    end:              the token that ended it, of those that may; None if a limit did.
-    interventions:    how often a constraint overruled the model, in what was kept.
-    truncated:        whether any limit ended a chunk or the answer.
-    hit_limit:        whether the answer's own token budget ended it.
-    stopped:          whether a stop string ended it; its text still holds that.
-    trimmed_tokens:   tokens that were written beyond its end, in reading order.
-    first_token_s:    seconds from the request to the first token; None if there was none.
-    seconds:          from the request to the end.
-    queue_s:          from the request to its admission.
+    segments:       its token ids, in reading order, as training would see them.
+    layouts:        thread, position and visibility of every token, prompt included; several rows
+                    under the `text` join, else one.
+    end:            the token that ended it, of those that may; None if a limit did.
+    first_token_s:  from the request to the first token; None if there was none.
+    interventions:  how often a constraint overruled the model, in what was kept.
+    truncated:      whether any limit ended a chunk or the answer.
+    hit_limit:      whether the answer's own token budget ended it.
+    stopped:        whether a stop string ended it; its text still holds that.
+    trimmed_tokens: tokens that were written beyond its end, in reading order.
+    seconds:        from the request to the end; `queue_s`: to its admission.
     """
 
     segments: tuple[Segment, ...]
@@ -127,7 +136,6 @@ class Answer:
 
     @property
     def annotated(self) -> str:
-        """The text form, tags and escapes included."""
         return show(self.tree)
 
     @property
@@ -136,98 +144,156 @@ class Answer:
 
     @property
     def truncated_chunks(self) -> int:
-        """How many chunks a limit closed."""
         return sum(isinstance(one, ChunkRun) and not one.closed for one in self.segments)
 
     @property
     def fed_tokens(self) -> int:
-        """How many tokens it has, tags included."""
         return tokens_of(self.segments)
 
     @property
     def critical_path(self) -> int:
-        """Forward steps after the prefill that the answer needs at unlimited width."""
         return self.layouts[-1].critical_path
 
 
-def conclude(
-    prompt: tuple[int, ...],
-    recorder: OutputRecorder,
-    trace: Trace,
-    *,
-    seconds: float,
-    queue_s: float,
-) -> Answer:
-    """Make the answer of a finished interpreter."""
-    interpreter = recorder.interpreter
-    vocabulary, segments = interpreter.vocabulary, tuple(interpreter.segments)
-    return Answer(
-        segments=segments,
-        layouts=_layouts(prompt, segments, interpreter),
-        end=interpreter.end,
-        tree=tree_of(segments, vocabulary, cut_off=interpreter.stopped or interpreter.hit_limit),
-        trace=trace,
-        events=tuple(recorder.events),
-        first_token_s=recorder.first_token_s,
-        interventions=_interventions(segments, recorder),
-        truncated=interpreter.truncated,
-        hit_limit=interpreter.hit_limit,
-        stopped=interpreter.stopped,
-        trimmed_tokens=interpreter.budget.written_tokens - tokens_of(segments),
-        seconds=seconds,
-        queue_s=queue_s,
-    )
+@dataclass(slots=True)
+class OutputRecorder:
+    """Tells an interpreter what was chosen, and keeps what follows: events, in the end the answer.
 
-
-def _interventions(segments: Sequence[Segment], recorder: OutputRecorder) -> int:
-    """Count interventions in kept tokens, closings and the end included unless trimmed."""
-    kept, chunks = {MAIN: 0}, 0
-    for segment in segments:
-        if isinstance(segment, ChunkRun):
-            chunks += 1
-            kept[chunks] = len(segment.ids) - 1 + segment.closed
-        else:
-            kept[MAIN] += tokens_of([segment])
-    kept[MAIN] += recorder.interpreter.end is not None
-    return sum(place < kept.get(thread, 0) for thread, place in recorder.overruled)
-
-
-def _layouts(
-    prompt: tuple[int, ...], segments: tuple[Segment, ...], interpreter: Interpreter
-) -> tuple[Layout, ...]:
-    close, end = interpreter.vocabulary.control.async_close, interpreter.end
-    if interpreter.joining is Joining.text:
-        return lay_out_rows(prompt, segments, async_close=close, end=end)
-    return (lay_out(prompt, segments, interpreter.scheme, async_close=close, end=end),)
-
-
-def chrome_trace(answer: Answer, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return Chrome trace events: in Perfetto, one lane a thread, one box a token.
-
-    This is the JSON object form of the Trace Event Format; times are microseconds.
+    began_s:   the time of the request, by the clock of `stamp`.
+    chosen:    how many tokens each thread has chosen.
+    overruled: which of them were not what the model wanted: thread, and place among its tokens.
+    _untold:   log probabilities of a thread's tokens whose text waits for more.
+    _shown:    text in reading order that `drain` has not returned yet.
+    _read_events, _drained_events: how many events `_shown` has had, and `drain` has returned.
     """
-    trace, control = answer.trace, vocabulary.control
-    chunks = [node for node in answer.tree if isinstance(node, Chunk)]
-    topics = {MAIN: "main"} | {k: chunk.topic or "" for k, chunk in enumerate(chunks, start=1)}
-    events = [
-        {"ph": "M", "name": "thread_name", "pid": 0, "tid": k, "args": {"name": f"{k} {topic}"}}
-        for k, topic in topics.items()
-    ]
-    tags = {token: f"promise {tokens}" for tokens, token in control.promise_close.items()}
-    tags |= {control.promise_open: "promise", control.async_open: "async"}
-    tags |= {control.async_close: "/async", control.sync: "sync"}
 
-    def box(name: str, thread: int, start_s: float, seconds: float, about: dict[str, Any]) -> None:
-        ts, dur = round(start_s * 1e6, 1), round(seconds * 1e6, 1)
-        about = {"pid": 0, "tid": thread, "ts": ts, "dur": dur, "args": about}
-        events.append({"ph": "X", "name": name} | about)
+    interpreter: Interpreter
+    prompt: tuple[int, ...]
+    began_s: float
+    trace: Trace = field(init=False)
+    chosen: dict[int, int] = field(default_factory=dict)
+    overruled: list[tuple[int, int]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    first_token_s: float | None = None
+    _texts: dict[int, ThreadText] = field(default_factory=dict)
+    _untold: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    _order: AnswerText = field(init=False)
+    _shown: str = ""
+    _read_events: int = 0
+    _drained_events: int = 0
 
-    box("prefill", MAIN, 0.0, trace.prefill_s, {"tokens": trace.prompt_tokens})
-    starts_s = list(accumulate(trace.step_s, initial=trace.prefill_s))
-    for fed in trace.fed:
-        if fed.step <= len(trace.step_s):  # others were decided, but never fed
-            step_s = trace.step_s[fed.step - 1]
-            where = {"step": fed.step, "position": fed.position}
-            name = tags.get(fed.token) or vocabulary.texts[fed.token] or f"<{fed.token}>"
-            box(name, fed.thread, starts_s[fed.step - 1], step_s, where)
-    return {"traceEvents": events}
+    def __post_init__(self) -> None:
+        self.trace = Trace(len(self.prompt))
+        self._texts[MAIN] = ThreadText(self.interpreter.vocabulary.decode)
+        self._order = AnswerText(self.interpreter.rules.stop)
+
+    def take(self, thread: int, choice: Choice) -> list[Action]:
+        """Take a token of `thread`; return what an engine has to do, to its end at a stop string.
+
+        A chunk that ends the whole answer means its own end.
+        """
+        place = self.chosen.get(thread, 0)
+        self.chosen[thread] = place + 1
+        ends_answer = thread != MAIN and choice.token in self.interpreter.vocabulary.eos_ids
+        if choice.intervened or ends_answer:
+            self.overruled.append((thread, place))
+        actions = self._told(self.interpreter.on_token(thread, choice.token), choice.logprobs)
+        if self.interpreter.rules.stop:
+            self._read()
+        return actions + self.stop() if self._order.stopped else actions
+
+    def stop(self) -> list[Action]:
+        """End the answer where it stands; return what an engine has to do."""
+        return [] if self.interpreter.finished else self._told(self.interpreter.stop())
+
+    def stamp(self, now_s: float) -> None:
+        if self.first_token_s is None and self.chosen:
+            self.first_token_s = now_s - self.began_s
+
+    def drain(self, step: int) -> Progress | None:
+        """Return the progress since the last call, if any; `step` steps have been made."""
+        if self._drained_events == len(self.events):
+            return None
+        self._read()
+        coming = tuple(self.events[self._drained_events :])
+        self._drained_events = len(self.events)
+        text, self._shown = self._shown, ""
+        return Progress(coming, text, self._order.take_tokens(), step)
+
+    def conclude(self, now_s: float, queue_s: float = 0.0) -> Answer:
+        """Return the answer of a finished interpreter."""
+        self.stamp(now_s)
+        interpreter, segments = self.interpreter, tuple(self.interpreter.segments)
+        vocabulary, end = interpreter.vocabulary, interpreter.end
+        close = vocabulary.control.async_close
+        if interpreter.joining is Joining.text:
+            layouts = lay_out_rows(self.prompt, segments, async_close=close, end=end)
+        else:
+            scheme = interpreter.scheme
+            layouts = (lay_out(self.prompt, segments, scheme, async_close=close, end=end),)
+        cut_off = interpreter.stopped or interpreter.hit_limit
+        return Answer(
+            segments=segments,
+            layouts=layouts,
+            end=end,
+            tree=tree_of(segments, vocabulary, cut_off=cut_off),
+            trace=self.trace,
+            events=tuple(self.events),
+            first_token_s=self.first_token_s,
+            interventions=self._interventions(segments),
+            truncated=interpreter.truncated,
+            hit_limit=interpreter.hit_limit,
+            stopped=interpreter.stopped,
+            trimmed_tokens=interpreter.budget.written_tokens - tokens_of(segments),
+            seconds=now_s - self.began_s,
+            queue_s=queue_s,
+        )
+
+    def _interventions(self, segments: tuple[Segment, ...]) -> int:
+        """Count those in kept tokens, closings and the end included unless trimmed."""
+        chunks = [one for one in segments if isinstance(one, ChunkRun)]
+        kept = {thread: len(one.ids) - 1 + one.closed for thread, one in enumerate(chunks, start=1)}
+        kept[MAIN] = tokens_of(segments) - tokens_of(chunks) + (self.interpreter.end is not None)
+        return sum(place < kept.get(thread, 0) for thread, place in self.overruled)
+
+    def _told(self, actions: list[Action], logprobs: TokenLogprobs | None = None) -> list[Action]:
+        """Turn actions into events; return them."""
+        for action in actions:
+            match action:
+                case Append(thread, token):
+                    self._add(thread, token, logprobs)
+                case Fork(thread, _, _, topic, promised):
+                    decode = self.interpreter.vocabulary.decode
+                    self._texts[thread] = ThreadText(decode, keep_edge=True)
+                    self._end_stretch(MAIN, Opened(thread, topic, promised))
+                case CloseChunk(thread, truncated):
+                    self._end_stretch(thread, Closed(thread, truncated))
+                case Join(threads) | Rewrite(threads):
+                    self._end_stretch(MAIN, Synced(threads))
+                case Finished():
+                    self._end_stretch(MAIN, action)
+                case Trimmed():
+                    # Before what completed a stop string: no reader goes further than that.
+                    place = self._read_events - 1 if self._order.stopped else len(self.events)
+                    self.events.insert(place, action)
+        return actions
+
+    def _add(self, thread: int, token: int, logprobs: TokenLogprobs | None) -> None:
+        control = self.interpreter.vocabulary.control.ids
+        if token not in control and not self.interpreter.in_topic(thread):
+            self._untold.setdefault(thread, []).extend([logprobs] if logprobs else [])
+            self._say(thread, self._texts[thread].add(token))
+
+    def _end_stretch(self, thread: int, event: Event) -> None:
+        self._say(thread, self._texts[thread].end())
+        self.events.append(event)
+
+    def _say(self, thread: int, text: str) -> None:
+        if text:
+            self.events.append(Delta(thread, text, tuple(self._untold.pop(thread, ()))))
+
+    def _read(self) -> None:
+        """Put new events in reading order, up to the one that completes a stop string."""
+        while self._read_events < len(self.events) and not self._order.stopped:
+            self._shown += self._order.feed(self.events[self._read_events])
+            self._read_events += 1

@@ -9,13 +9,12 @@ from typing import NamedTuple
 from pasta_decoding.engines.base import Branch, Engine, Feed, FloatArray
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.runtime.admission import ResourceRequest, resources_of
-from pasta_decoding.runtime.answer import Answer, Trace, conclude
+from pasta_decoding.runtime.answer import Answer, OutputRecorder, Trace
 from pasta_decoding.runtime.events import Action, Append, CloseChunk, Fork, Join, Progress, Rewrite
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.policy import LEAST_QUOTA, Quota, Runnable, runnable_threads
-from pasta_decoding.runtime.recorder import OutputRecorder
 from pasta_decoding.runtime.request import Request
-from pasta_decoding.runtime.sampler import Choice, RowParams, Sampler
+from pasta_decoding.runtime.sampler import RowParams, Sampler
 
 LEAST_SHARED = 16
 """Fewer tokens of a prefix are computed sooner than they are copied."""
@@ -70,14 +69,16 @@ class Generation:
     answer: Answer | None = None
     error: BaseException | None = None
     demand: ResourceRequest = field(init=False)
-    trace: Trace = field(init=False)
     recorder: OutputRecorder = field(init=False)
 
     def __post_init__(self) -> None:
         self.unfed = self.request.prompt
-        self.trace = Trace(len(self.unfed))
-        self.recorder = OutputRecorder(self.interpreter, self.added_s)
+        self.recorder = OutputRecorder(self.interpreter, self.unfed, self.added_s)
         self.allot(LEAST_QUOTA)
+
+    @property
+    def trace(self) -> Trace:
+        return self.recorder.trace
 
     @property
     def is_over(self) -> bool:
@@ -187,7 +188,8 @@ class Generation:
         index = self.recorder.chosen.get(thread, 0)
         if self.interpreter.writes(thread):  # or another row of the pass has ended it
             allowed = self.interpreter.constraint(thread)
-            self._take(thread, self.request.sampler.sample(thread, index, logits_V, allowed))
+            choice = self.request.sampler.sample(thread, index, logits_V, allowed)
+            self._apply(self.recorder.take(thread, choice))
 
     def row_params(self, thread: int) -> RowParams:
         """Return how the next token of `thread` is sampled, for a sampler's request."""
@@ -203,28 +205,16 @@ class Generation:
         assert isinstance(self.request.sampler, Sampler), "others want the logits"
         if self.interpreter.writes(thread):
             allowed = self.interpreter.constraint(thread)
-            self._take(thread, self.request.sampler.accept(thread, row, wanted, logits, allowed))
-
-    def _take(self, thread: int, choice: Choice) -> None:
-        self.recorder.note(thread, choice)
-        self._apply(self.interpreter.on_token(thread, choice.token))
-        if self.recorder.has_met_a_stop():
-            self.stop()
+            choice = self.request.sampler.accept(thread, row, wanted, logits, allowed)
+            self._apply(self.recorder.take(thread, choice))
 
     def stop(self) -> None:
-        if not self.interpreter.finished:
-            self._apply(self.interpreter.stop())
+        self._apply(self.recorder.stop())
 
     def conclude(self, now_s: float) -> None:
         self._close()
-        self.recorder.stamp(now_s)
-        self.answer = conclude(
-            self.request.prompt,
-            self.recorder,
-            self.trace,
-            seconds=now_s - self.added_s,
-            queue_s=(now_s if self.opened_s is None else self.opened_s) - self.added_s,
-        )
+        let_in_s = now_s if self.opened_s is None else self.opened_s
+        self.answer = self.recorder.conclude(now_s, queue_s=let_in_s - self.added_s)
 
     def fail(self, error: BaseException) -> None:
         self.error = error
@@ -267,7 +257,6 @@ class Generation:
                     self.engine.close(self.live[MAIN])
                     self.live[MAIN], self.finished = self.finished, None
                     self.unfed, self.prefilled_tokens, self.rewrite_s = ids, position, 0.0
-            self.recorder.tell(action)
         if not self.interpreter.writes(MAIN):
             self.pending.pop(MAIN, None)  # beyond the budget, or in front of a stop string
 
