@@ -30,7 +30,7 @@ own() { echo "$OUT/own/$1/sequential-none/model_outputs.json"; }
 step() { made=$1; shift; [ -e "$made" ] || "$@"; } # what a command makes appears whole or not at all
 mkdir -p "$OUT"
 cat > "$OUT/settings.yaml" <<END
-sft: {epochs: 2, $steps learning_rate: $RATE, lora_rank: $RANK, warmup_steps: 15, attention: dense,
+sft: {epochs: 2, $steps learning_rate: $RATE, lora_rank: $RANK, warmup_steps: 15,
   max_tokens: 1024, pack_tokens: $PACK, packs_per_step: $PACKS}
 preference: {rounds: 2, limit: $asked, samples: $samples, baseline_samples: 1, max_tokens: $tokens,
   cache_tokens: $CACHE}

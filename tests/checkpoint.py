@@ -6,7 +6,7 @@ control tokens, so that everything a command does with the default model works o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,10 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import open_local
-from pasta_decoding.models import checkpoint as checkpoints
-from pasta_decoding.models.control_tokens import BUCKETS, choose_tokens
+from pasta_decoding.models.checkpoint import BUCKETS
 from pasta_decoding.models.load import load_base
 from pasta_decoding.runtime.decoder import LocalDecoder
-from pasta_decoding.training.lora import add_lora, save_adapter
+from pasta_decoding.training.lora import add_lora, save
 from tests.tiny import seeded, tiny_llama
 
 BASE_NAME = "tests/tiny-llama"
@@ -88,15 +87,15 @@ def make_base(folder: Path, *, seed: int = 0) -> Path:
 
 def make_adapter(base: Path, folder: Path, *, name: str = BASE_NAME, seed: int = 0) -> Path:
     """Save an adapter with random weights for the model in `base`, and its `pasta.json`."""
-    model, tokenizer = load_base(base, dtype="float32")
-    control = choose_tokens(tokenizer)
-    checkpoint = checkpoints.describe(model, tokenizer, control, name=name)
+    loaded = load_base(base)
+    record = loaded.checkpoint
     with seeded(seed):
-        lora = add_lora(model, control, rank=2, seed=0)
+        lora = add_lora(loaded.model, record.control, rank=2, seed=0)
         for parameter in lora.parameters():
             if parameter.requires_grad:
                 parameter.data += 0.05 * torch.randn_like(parameter)
-    return save_adapter(lora, checkpoint, folder)
+    record = replace(record, base=replace(record.base, name=name), joins=("kv",))
+    return save(replace(loaded, model=lora, checkpoint=record), folder)
 
 
 def _make_lifelike(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:

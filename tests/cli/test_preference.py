@@ -93,7 +93,7 @@ def test_a_round_prints_the_folder_of_the_adapter_and_another_lambda_takes_its_s
         (["--engine", "llama"], "pasta: the llama engine needs llama-cpp-python"),
         (["--policy", "nobody"], "pasta: no adapter 'nobody'"),
         (["--model", "model.gguf"], "pasta: training does not start from a GGUF file"),
-        (["--samples-from", "nowhere"], "pasta: nowhere holds no run"),
+        (["--samples-from", "nowhere"], "pasta: cannot read nowhere/config.json"),
     ],
 )
 def test_what_cannot_work_is_told_in_a_line(

@@ -97,27 +97,11 @@ def test_a_run_tells_how_far_it_is_and_what_it_came_to(
     assert "this run is finished: 2 steps, " in again.err
 
 
-def test_rows_are_held_out_by_share_or_by_file(
-    train: Callable[..., Outcome], rows: Path, tmp_path: Path
-) -> None:
-    row = json.loads(rows.read_text())
-    rows.write_text("\n".join(json.dumps(row | {"id": str(n)}) for n in range(20)))
-    found = train(settings={"eval_share": 0.3})
-    (trained, held_out) = (int(n) for n in re.findall(r"^(\d+) answers, ", found.err, re.M))
-    assert trained + held_out == 20
-    assert 2 <= held_out <= 10
+def test_rows_of_a_file_are_held_out(train: Callable[..., Outcome], rows: Path) -> None:
+    found = train("--eval-data", str(rows))
+    assert re.search(r"^1 answers, \d+ tokens are held out$", found.err, re.M)
+    assert "1 of 1 held-out prompts are trained on as well" in found.err
     assert "held-out text" in found.err
-    given = train("--eval-data", str(rows), settings={}, out=tmp_path / "given")
-    assert "20 of 20 held-out prompts are trained on as well" in given.err
-    assert "held-out text" in given.err
-    both = train("--eval-data", str(rows), settings={"eval_share": 0.1}, out=tmp_path / "both")
-    assert both.status == 2
-    assert "pasta: eval_data and eval_share are two ways: give one of them\n" in both.err
-    none = train(settings={"eval_share": 0.0001}, out=tmp_path / "none")
-    assert none.complaint[1:] == (
-        "pasta: a share of 0.0001 leaves 20 rows and holds out 0",
-        "Give another eval_share, or --eval-data.",
-    )
 
 
 def test_a_tracker_that_is_not_installed_is_told_with_its_remedy(

@@ -84,7 +84,7 @@ def test_every_command_works_on_a_tiny_model_of_that_shape(
 
 def check_rows(base: Path, adapter: Path) -> None:
     """The rows of the tags were trained, in and out, and the name of the base is the hub's."""
-    loaded, (plain, _) = load_model(base, adapter), load_base(base, dtype="float32")
+    loaded, plain = load_model(base, adapter), load_base(base).model
     assert loaded.checkpoint.base.name == MODEL
     ids = sorted(loaded.checkpoint.control.ids)
     for ours, theirs in (

@@ -20,7 +20,7 @@ from pasta_decoding.engines.scripted import ScriptedEngine, shuffled
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.engines.weights import ModelWeights
 from pasta_decoding.models import checkpoint as checkpoints
-from pasta_decoding.models.control_tokens import choose_tokens
+from pasta_decoding.models.checkpoint import choose_tokens
 from pasta_decoding.models.gguf import write_gguf
 from pasta_decoding.models.load import Loaded
 from tests.engines.oracle import Oracle, Recorder, by_script, dense

@@ -10,8 +10,7 @@ import numpy as np
 
 from pasta_decoding.engines.base import FloatArray
 from pasta_decoding.engines.scripted import ScriptedEngine
-from pasta_decoding.models.checkpoint import Base, Checkpoint
-from pasta_decoding.models.control_tokens import choose_tokens
+from pasta_decoding.models.checkpoint import Base, Checkpoint, choose_tokens
 from pasta_decoding.models.load import Loaded
 from pasta_decoding.runtime.decoder import LocalDecoder, decoder_over
 from tests.checkpoint import END, byte_tokenizer

@@ -13,7 +13,6 @@ import torch
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import Run
 from pasta_decoding.lang.positions import SHARED_MAX
-from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.models.load import DEFAULT_ADAPTER, find_adapter, load_base, load_model
 from pasta_decoding.models.prompt import Message, PromptEncoder
 from pasta_decoding.runtime.decoder import answer_of, decoder_over
@@ -54,8 +53,8 @@ PROMPTS = [
     "prompts", [PROMPTS[:3], pytest.param(PROMPTS, marks=pytest.mark.slow)], ids=["three", "twenty"]
 )
 def test_sequential_decoding_equals_generate(prompts: list[str], default_model_dir: Path) -> None:
-    model, tokenizer = load_base(default_model_dir, dtype="float32")
-    control = choose_tokens(tokenizer)
+    loaded = load_base(default_model_dir)
+    model, tokenizer, control = loaded.model, loaded.tokenizer, loaded.checkpoint.control
     encoder = PromptEncoder(tokenizer, forbidden_ids=control.ids)
     asked = [encoder.encode([Message("user", text)]) for text in prompts]
     # The engine takes the model over, so `generate` goes first, with transformers' own attention.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Run, Segment, SyncRun
 from pasta_decoding.lang.positions import SHARED_MAX
-from pasta_decoding.models.control_tokens import ControlTokens
+from pasta_decoding.models.checkpoint import ControlTokens
 from pasta_decoding.runtime.vocabulary import Vocabulary
 
 SIZE = 100

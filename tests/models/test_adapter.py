@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.adapter import merge_adapter, read_added
-from pasta_decoding.models.control_tokens import choose_tokens
-from pasta_decoding.models.load import load_base
-from pasta_decoding.training.lora import add_lora, save_adapter
+from pasta_decoding.models.checkpoint import choose_tokens
+from pasta_decoding.models.load import Loaded, load_base
+from pasta_decoding.training.lora import add_lora, save
 from tests.checkpoint import TinyCheckpoint, byte_tokenizer
 from tests.tiny import TINY_MODELS, seeded
 
@@ -27,13 +27,13 @@ def saved(model: Any, folder: Path, *, rank: int = 3) -> Path:
     """Save a random adapter for a model, control-token rows and all."""
     tokenizer = byte_tokenizer()
     control = choose_tokens(tokenizer)
-    checkpoint = checkpoints.describe(model, tokenizer, control, name="tests/tiny")
+    record = checkpoints.describe(model, tokenizer, control, name="tests/tiny")
     with seeded(1):
         lora = add_lora(model, control, rank=rank, seed=0)
         for parameter in lora.parameters():
             if parameter.requires_grad:
                 parameter.data += 0.1 * torch.randn_like(parameter)
-    return save_adapter(lora, checkpoint, folder)
+    return save(Loaded(lora, tokenizer, record, frozenset()), folder)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_an_adapter_fits_a_copy_that_ties_its_head_and_one_that_does_not(
 def test_an_adapter_of_another_kind_or_another_shape_is_refused(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
-    model, _ = load_base(tiny_checkpoint.base, dtype="float32")
+    model = load_base(tiny_checkpoint.base).model
     adapter = Path(shutil.copytree(tiny_checkpoint.adapter, tmp_path / "dora"))
     settings = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(settings | {"use_dora": True}))

@@ -15,21 +15,19 @@ from transformers import PreTrainedTokenizerFast
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.checkpoint import (
+    BUCKETS,
     FILE_NAME,
     Base,
     Checkpoint,
+    ControlTokens,
+    add_missing_tokens,
     check_match,
+    choose_tokens,
     describe,
     load,
     save,
 )
-from pasta_decoding.models.control_tokens import (
-    BUCKETS,
-    ControlTokens,
-    add_missing_tokens,
-    choose_tokens,
-    grow_vocabulary,
-)
+from pasta_decoding.models.load import load_base
 from tests.tiny import seeded, tiny_llama, tiny_qwen3
 
 PARTS = len(BUCKETS) + 4
@@ -60,11 +58,6 @@ def tiny_tokenizer(*special: str) -> PreTrainedTokenizerFast:
 
 def texts_of(tokenizer: Any, control: ControlTokens) -> list[str]:
     return [tokenizer.convert_ids_to_tokens(token) for token in sorted(control.ids)]
-
-
-def rows(model: Any) -> int:
-    """How many tokens the embeddings have room for."""
-    return len(model.get_input_embeddings().weight)
 
 
 # Buckets
@@ -106,7 +99,7 @@ def test_with_too_few_to_spare_tokens_are_added_and_nothing_else_changes() -> No
     assert choose_tokens(tokenizer) == control
 
 
-def test_added_tokens_are_given_to_a_fresh_tokenizer_and_a_model_without_room() -> None:
+def test_added_tokens_are_given_to_a_fresh_tokenizer() -> None:
     trained = tiny_tokenizer()
     model = tiny_llama(vocabulary=len(trained))
     checkpoint = describe(model, trained, choose_tokens(trained), name="some/base")
@@ -115,9 +108,14 @@ def test_added_tokens_are_given_to_a_fresh_tokenizer_and_a_model_without_room() 
         check_match(checkpoint, model, fresh)
     add_missing_tokens(fresh, checkpoint.token_texts)
     check_match(checkpoint, model, fresh)
-    grow_vocabulary(model, checkpoint.control)
-    assert rows(model) == len(fresh)
-    assert model(torch.tensor([[max(checkpoint.control.ids)]])).logits.shape[-1] == len(fresh)
+
+
+def test_a_model_without_room_for_added_tokens_grows(tmp_path: Path) -> None:
+    for one in (tiny_llama(vocabulary=258), tiny_tokenizer()):
+        one.save_pretrained(tmp_path)
+    loaded = load_base(tmp_path)
+    last = max(loaded.checkpoint.control.ids)
+    assert loaded.model(torch.tensor([[last]])).logits.shape[-1] == last + 1 == 258 + PARTS
 
 
 # pasta.json

@@ -25,7 +25,6 @@ from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.request import Rules
 from pasta_decoding.training.loss import score_layouts
 from pasta_decoding.training.sample import (
-    SampleSet,
     decode_sample,
     encode_sample,
     sample_answers,
@@ -63,10 +62,10 @@ def label_of_end(layout: Layout) -> int | None:
 def test_answers_layouts_samples_and_replays_keep_the_end_that_was_chosen(
     decoder: LocalDecoder, tmp_path: Path
 ) -> None:
-    wanted = SampleSet("ends", 12, RULES, seed=0)
-    prompts = [question_of("Why?")]
-    path = tmp_path / "samples.jsonl"
-    samples = sample_answers(lambda: decoder, prompts, wanted, path)
+    prompts, path = [question_of("Why?")], tmp_path / "samples.jsonl"
+    samples = sample_answers(
+        lambda: decoder, prompts, path, name="ends", count=12, rules=RULES, seed=0
+    )
     by_end = {sample.end: sample for sample in samples}
     assert by_end.keys() >= {OTHER_END, END_ID}
     for end, sample in by_end.items():

@@ -27,8 +27,7 @@ from transformers import (
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.gguf_file import GgufFile, GgufTensor
-from pasta_decoding.models.checkpoint import GGUF_KEY, describe
-from pasta_decoding.models.control_tokens import choose_tokens
+from pasta_decoding.models.checkpoint import GGUF_KEY, choose_tokens, describe
 from pasta_decoding.models.export import cached_name, export_gguf, export_hf
 from pasta_decoding.models.gguf import has_translation, read_config, read_tokenizer, write_gguf
 from pasta_decoding.models.load import Loaded, load_gguf, load_model

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.models.control_tokens import ControlTokens, choose_tokens
+from pasta_decoding.models.checkpoint import ControlTokens, choose_tokens
 from pasta_decoding.models.prompt import Message, PromptEncoder
 from pasta_decoding.runtime.vocabulary import vocabulary_of
 from tests.shapes import gemma_tokenizer, llama3_tokenizer

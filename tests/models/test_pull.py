@@ -29,7 +29,7 @@ from pasta_decoding.models.bases import (
     kept,
     model_path,
 )
-from pasta_decoding.models.control_tokens import choose_tokens
+from pasta_decoding.models.checkpoint import choose_tokens
 from pasta_decoding.models.gguf import write_gguf
 from pasta_decoding.models.load import Loaded, load_gguf, load_model
 from pasta_decoding.models.prompt import Message, PromptEncoder

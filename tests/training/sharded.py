@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,26 +19,23 @@ from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch.distributed import barrier, get_rank, init_process_group
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from pasta_decoding.models import checkpoint as checkpoints
-from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.models.load import load_base
 from pasta_decoding.training.lora import (
     add_lora,
     recompute_activations,
-    save_adapter,
+    save,
     shard_tied_together,
 )
 
 
 def main(base: Path, out: Path) -> None:
     init_process_group("gloo")
-    model, tokenizer = load_base(base, dtype="float32")
-    control = choose_tokens(tokenizer)
-    checkpoint = checkpoints.describe(model, tokenizer, control, name="tiny")
+    loaded = load_base(base)
+    control = loaded.checkpoint.control
     ids = torch.tensor([[*sorted(control.ids), 1, 2, 3]])
-    alone = add_lora(model, control, rank=4, seed=0)
+    alone = add_lora(loaded.model, control, rank=4, seed=0)
     expected = steps(alone, ids)
-    model, _ = load_base(base, dtype="float32")
+    model = load_base(base).model
     recompute_activations(model)
     sharded = add_lora(model, control, rank=4, seed=0)
     shard_tied_together(sharded)
@@ -48,8 +46,8 @@ def main(base: Path, out: Path) -> None:
     whole = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, cpu_offload=True)
     weights: dict[str, Any] = get_model_state_dict(sharded, options=whole)
     if get_rank() == 0:
-        save_adapter(sharded, checkpoint, out / "sharded", weights=weights)
-        save_adapter(alone, checkpoint, out / "alone")
+        save(replace(loaded, model=sharded), out / "sharded", weights=weights)
+        save(replace(loaded, model=alone), out / "alone")
     barrier()  # the one that writes is not left alone
 
 

@@ -16,9 +16,8 @@ from pasta_decoding.lang.layout import ChunkRun, Layout, PromiseRun, Run, Segmen
 from pasta_decoding.runtime.decoder import answer_of
 from pasta_decoding.runtime.request import Request, Rules
 from pasta_decoding.runtime.scheduler import Scheduler
-from pasta_decoding.training.bonbon import beta, bonbon_loss, target_gap
+from pasta_decoding.training.bonbon import beta, bonbon_loss, target_gap, with_references
 from pasta_decoding.training.loss import Example
-from pasta_decoding.training.pairs import with_references
 from tests.examples import few
 from tests.law import world
 from tests.law.watched import Replay, Watched
@@ -45,11 +44,10 @@ def test_two_candidates_by_hand() -> None:
     """
     assert beta(2) == 0.5
     sums = torch.tensor([-3.0, -5.0, -4.0, -3.0])
-    found = bonbon_loss(*sums, target=target_gap(2), alpha=0.005)
-    assert (float(found.sft), float(found.gap), float(found.square)) == (3, 3, 4)
-    assert float(found.drift) == -0.5
-    assert float(found.total) == pytest.approx(0.005 * 3 + 0.995 * 4)
-    assert float(bonbon_loss(*sums, target=5.5, alpha=1.0).total) == 3, "plain finetuning"
+    total, parts = bonbon_loss(*sums, target=target_gap(2), alpha=0.005)
+    assert parts == {"sft": 3, "gap": 3, "square": 4, "drift": -0.5}
+    assert float(total) == pytest.approx(0.005 * 3 + 0.995 * 4)
+    assert float(bonbon_loss(*sums, target=5.5, alpha=1.0)[0]) == 3, "plain finetuning"
 
 
 @pytest.mark.parametrize(
@@ -66,9 +64,9 @@ def test_the_loss_is_the_squared_distance_to_the_target_and_its_slope_linear(gap
     """A sigmoid loss, which the published code has, would flatten out instead."""
     best = torch.tensor(gap, dtype=torch.float64, requires_grad=True)
     zero = torch.zeros((), dtype=torch.float64)
-    found = bonbon_loss(best, zero, zero, zero, target=5.5, alpha=0.0)
-    assert float(found.total.detach()) == pytest.approx((gap - 5.5) ** 2)
-    (slope,) = torch.autograd.grad(found.total, best)
+    total, _ = bonbon_loss(best, zero, zero, zero, target=5.5, alpha=0.0)
+    assert float(total.detach()) == pytest.approx((gap - 5.5) ** 2)
+    (slope,) = torch.autograd.grad(total, best)
     assert float(slope) == pytest.approx(2 * (gap - 5.5))
 
 

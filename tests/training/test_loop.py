@@ -17,11 +17,10 @@ from transformers.integrations import integration_utils
 
 from pasta_decoding.data.lines import read_lines
 from pasta_decoding.errors import PastaError
-from pasta_decoding.models.control_tokens import choose_tokens
 from pasta_decoding.models.load import find_adapter, load_base
 from pasta_decoding.training.loss import score_layouts
-from pasta_decoding.training.packs import compile_rows
-from tests.checkpoint import END_ID, TinyCheckpoint, byte_tokenizer
+from pasta_decoding.training.view import compile_rows
+from tests.checkpoint import TinyCheckpoint
 from tests.training.tiny_runs import CONFIG, ROWS, behind_step, files, losses, spoil, train
 
 HELD_OUT = ROWS[2:]
@@ -66,11 +65,9 @@ def test_the_held_out_loss_is_the_mean_over_the_labels_of_the_rows(
     """At a learning rate of 0 the model stays the base model."""
     still = replace(CONFIG, learning_rate=0.0, max_steps=1)
     train(tiny_checkpoint.base, tmp_path, still, held_out=HELD_OUT)
-    tokenizer = byte_tokenizer()
-    control = choose_tokens(tokenizer)
-    layouts = compile_rows(HELD_OUT, tokenizer, control, still, end=END_ID)
-    model, _ = load_base(tiny_checkpoint.base, dtype="float32")
-    expected = -torch.cat(list(score_layouts(model, layouts)))
+    loaded = load_base(tiny_checkpoint.base)
+    layouts = compile_rows(HELD_OUT, loaded, still)
+    expected = -torch.cat(list(score_layouts(loaded.model, layouts)))
     line = read_lines(tmp_path / "metrics.jsonl")[-1]
     assert line["eval_loss"] == pytest.approx(float(expected.mean()), rel=1e-4)
 

@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pasta_decoding.lang.layout import ChunkRun, Layout, PromiseRun, Run, Segment, lay_out
-from pasta_decoding.training.loss import Example, LabelLoss, label_logprobs, score_layouts
+from pasta_decoding.training.loss import (
+    Example,
+    Meter,
+    label_logprobs,
+    label_loss,
+    score_layouts,
+)
 from pasta_decoding.training.view import packed_batch, visibility
 from tests.examples import few
 from tests.law.world import (
@@ -44,22 +50,26 @@ def logprobs(*costs: float) -> list[Tensor]:
 
 
 def test_the_loss_is_the_summed_cross_entropy_times_what_makes_it_the_mean_of_a_step() -> None:
-    loss, costs = LabelLoss([CONTROL]), logprobs(HALF, QUARTER, HALF)
     for scale in (1 / 3, 1 / 8):
-        found = loss(costs, example(0, 0, CONTROL, scale=scale))
+        one = example(0, 0, CONTROL, scale=scale)
+        found, _ = label_loss(logprobs(HALF, QUARTER, HALF), one, control_ids=[CONTROL])
         assert float(found) == pytest.approx((HALF + QUARTER + HALF) * scale)
 
 
 def test_text_and_control_tokens_are_read_apart_and_then_start_anew() -> None:
-    loss = LabelLoss([CONTROL])
-    loss(logprobs(HALF, QUARTER, HALF), example(0, 0, CONTROL))
-    loss(logprobs(QUARTER), example(CONTROL))
+    meter = Meter()
+
+    def metered(costs: list[float], *labels: int) -> None:
+        meter.add(label_loss(logprobs(*costs), example(*labels), control_ids=[CONTROL])[1])
+
+    metered([HALF, QUARTER, HALF], 0, 0, CONTROL)
+    metered([QUARTER], CONTROL)
     text, control = (HALF + QUARTER) / 2, (HALF + QUARTER) / 2
     figures = {"text_loss": text, "control_loss": control, "loss": text}
-    assert loss.meter.read() == pytest.approx(figures)
-    assert loss.meter.read() == {}
-    loss(logprobs(HALF), example(0))
-    assert loss.meter.read() == pytest.approx({"text_loss": HALF, "loss": HALF})
+    assert meter.read() == pytest.approx(figures)
+    assert meter.read() == {}
+    metered([HALF], 0)
+    assert meter.read() == pytest.approx({"text_loss": HALF, "loss": HALF})
 
 
 def test_a_bfloat16_model_has_its_loss_computed_in_float32() -> None:

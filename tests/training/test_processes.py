@@ -81,7 +81,7 @@ def test_two_processes_give_the_curve_and_the_adapter_of_one(
     (last, *_) = sorted(together.glob("checkpoint-*"), reverse=True)
     assert {path.name for path in last.glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}
     assert found.stdout.splitlines().count("run/adapter") == 1
-    assert found.stderr.count("attention: ") == 1
+    assert found.stderr.count("finished: ") == 1
     steps = [line["step"] for line in read_lines(together / "metrics.jsonl")]
     assert steps == sorted(steps)
 

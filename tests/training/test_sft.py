@@ -18,8 +18,6 @@ from pasta_decoding.lang.measures import tokens_per_step
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.load import load_base, load_model
 from pasta_decoding.runtime.request import Rules, SamplingParams
-from pasta_decoding.training.lora import set_attention
-from pasta_decoding.training.view import takes_blocks
 from tests.checkpoint import BASE_NAME, TinyCheckpoint, make_adapter, make_base, torch_decoder
 from tests.training.tiny_runs import (
     CONFIG,
@@ -120,7 +118,7 @@ def test_all_weights_can_be_trained_and_what_is_saved_is_a_whole_model(
     whole = replace(CONFIG, lora_rank=0, learning_rate=3e-3, max_steps=2)
     train(tiny_checkpoint.base, tmp_path, whole)
     loaded = load_model(tiny_checkpoint.base, tmp_path / "adapter")
-    base, _ = load_base(tiny_checkpoint.base, dtype="float32")
+    base = load_base(tiny_checkpoint.base).model
     assert loaded.checkpoint.base.name == BASE_NAME
     assert loaded.checkpoint.base.norms_sha256 != checkpoints.describe_base(base, "").norms_sha256
     assert (tmp_path / "adapter" / "tokenizer.json").is_file()
@@ -158,16 +156,6 @@ def test_activations_computed_again_give_the_same_losses(
 ) -> None:
     train(tiny_checkpoint.base, tmp_path, replace(CONFIG, gradient_checkpointing=True))
     assert losses(tmp_path) == losses(finished)
-
-
-def test_what_attention_is_computed_with_is_said(tiny_checkpoint: TinyCheckpoint) -> None:
-    model, _ = load_base(tiny_checkpoint.base, dtype="float32")
-    assert set_attention(model, "dense", on_gpu=True) == "sdpa, with dense masks"
-    assert set_attention(model, "auto", on_gpu=False) == "sdpa, with dense masks"
-    with pytest.raises(PastaError, match=r"^flex attention has no backward pass on a CPU"):
-        set_attention(model, "flex", on_gpu=False)
-    assert set_attention(model, "auto", on_gpu=True) == "flex, with block masks"
-    assert takes_blocks(model)
 
 
 def test_four_rows_are_enough_for_an_answer_with_more_than_one_token_a_step(

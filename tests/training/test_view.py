@@ -1,12 +1,19 @@
-"""From a response to tensors: what is encoded, what is cut, what is packed, what is predicted."""
+"""From rows to tensors: what is left out, encoded, cut and packed, and what is predicted."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pasta_decoding.data.rows import Row
+from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import (
     ChunkRun,
     Joining,
@@ -17,16 +24,106 @@ from pasta_decoding.lang.layout import (
     SyncRun,
     lay_out,
 )
-from pasta_decoding.lang.tree import read
+from pasta_decoding.lang.tree import Span, read, show
+from pasta_decoding.models.checkpoint import Base, Checkpoint, choose_tokens
+from pasta_decoding.models.load import Loaded, load_base
+from pasta_decoding.models.prompt import Message
+from pasta_decoding.training.config import SftConfig
+from pasta_decoding.training.sft import plan_packs, shared_out
 from pasta_decoding.training.view import (
     compile_answer,
+    compile_rows,
     crop,
     pack,
     packed_batch,
     segments_of,
     visibility,
 )
+from tests.checkpoint import END_ID, byte_tokenizer, make_base
 from tests.law.world import ASYNC, CLOSE, CONTROL, END, OPEN, P20, P50, SCHEME, SYNC, answers
+from tests.shapes import make_llama3
+from tests.training.tiny_runs import CONFIG, ROWS, chunk
+
+TOKENIZER = byte_tokenizer()
+TOKENS = choose_tokens(TOKENIZER)
+RECORD = Checkpoint(Base("tiny", "llama", 1, 1, 1, ""), TOKENS, {})
+LOADED = Loaded(None, TOKENIZER, RECORD, frozenset({END_ID}))
+
+# Rows
+
+
+def compiled(rows: Sequence[Row], config: SftConfig = CONFIG) -> list[Layout]:
+    return compile_rows(rows, LOADED, config)
+
+
+def test_rows_that_cannot_be_used_are_left_out_counted_and_told_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    unusable = [
+        Row("5", "", "x" * 300, "Too late."),
+        Row("6", "", "Why?", "No <promise tokens='x'> and an <async>end"),
+        Row("8", "", "Why?", " \n"),
+        Row("11", "", "Why?", show((Span(ROWS[0].response),))),
+        Row("9", "", " ", "To what?"),
+        Row("10", "", "y" * 300, "Too late."),
+    ]
+    assert len(compiled([*ROWS, *unusable])) == 4
+    assert caplog.messages == [
+        "2 rows left out, the first is 5: longer than 256 tokens",
+        "1 rows left out, the first is 6: broken tags (promise-without-async)",
+        "1 rows left out, the first is 8: empty response",
+        "1 rows left out, the first is 11: annotated twice: its tags are text",
+        "1 rows left out, the first is 9: the prompt is empty",
+    ]
+    with pytest.raises(PastaError, match=r"^no row to train on$") as caught:
+        compiled(unusable)
+    assert caught.value.hint == "Raise --max-length or give other rows."
+
+
+def test_without_topics_the_same_rows_teach_promises_that_are_closed_at_once() -> None:
+    bare = [replace(row, response=re.sub(' topic="[^"]*"', "", row.response)) for row in ROWS]
+    config = replace(CONFIG, topic="none")
+    layouts = compiled(ROWS, config)
+    assert layouts == compiled(bare, config)
+    tokens = [token for layout in layouts for token in layout.tokens]
+    behind = [tokens[place + 1] for place, id_ in enumerate(tokens) if id_ == TOKENS.promise_open]
+    assert behind == [TOKENS.promise_close[20]] * 6
+    assert len(compiled(bare)) == 1
+
+
+def test_earlier_turns_are_part_of_the_prompt_and_carry_no_loss() -> None:
+    history = (Message("system", "Be brief."), Message("user", "Hi"), Message("assistant", "Ho."))
+    [alone], [behind] = compiled(ROWS[3:]), compiled([replace(ROWS[3], history=history)])
+    shown = TOKENIZER.decode(list(behind.tokens))
+    assert "<|im_start|>system\nBe brief.<|im_end|>" in shown
+    assert shown.index("Ho.<|im_end|>") < shown.index("Hello?")
+    labels = [[label for label in one.label if label is not None] for one in (alone, behind)]
+    assert labels[0] == labels[1]
+
+
+def test_the_same_rows_teach_each_tokenizer_its_own_lengths(tmp_path: Path) -> None:
+    """One takes these words whole, as large vocabularies do; the other writes them in bytes."""
+    text = "user1assistant2system3user4assistant5system6user"
+    rows = [replace(ROWS[0], response=chunk("Roles", text))]  # which says 20 tokens
+    bases = {13: make_llama3(tmp_path / "llama3"), 48: make_base(tmp_path / "bytes")}
+    for tokens, base in bases.items():
+        loaded = load_base(base)
+        control = loaded.checkpoint.control
+        [layout] = compile_rows(rows, loaded, CONFIG)
+        begin = layout.tokens.index(control.async_open)
+        assert sum(thread == 1 for thread in layout.thread) - 1 == tokens
+        assert layout.tokens[begin - 1] == control.promise_close[control.bucket(tokens)]
+
+
+def test_the_scheme_places_the_tokens_and_nothing_else() -> None:
+    shared, reserved = compiled(ROWS), compiled(ROWS, replace(CONFIG, scheme="reserve"))
+    assert [layout.position for layout in shared] != [layout.position for layout in reserved]
+    unplaced = [[replace(one, position=()) for one in some] for some in (shared, reserved)]
+    assert unplaced[0] == unplaced[1]
+
+
+# Segments
 
 
 def encode(text: str) -> list[int]:
@@ -36,11 +133,6 @@ def encode(text: str) -> list[int]:
 
 def size(segment: Segment) -> int:
     return 1 if isinstance(segment, SyncRun) else len(segment.ids)
-
-
-def layout_of(tokens: int) -> Layout:
-    """An answer of this many tokens, all of them prompt."""
-    return lay_out(range(tokens), [], SCHEME, async_close=CLOSE, end=None)
 
 
 RESPONSE = 'ab<promise topic="c d" tokens="20"/><async>ef</async><sync/>g'
@@ -58,19 +150,19 @@ def test_every_part_of_a_response_is_encoded_by_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "bucket", "close"), [(20, 20, P20), (21, 50, P50), (90, 50, P50)]
+    ("topic", "tokens", "expected"),
+    [
+        (' topic="a"', 20, PromiseRun((OPEN, 97, P20), 20)),
+        (' topic="a"', 21, PromiseRun((OPEN, 97, P50), 50)),
+        (' topic="a"', 90, PromiseRun((OPEN, 97, P50), 50)),
+        ("", 1, PromiseRun((OPEN, P20), 20)),
+    ],
 )
 def test_a_promise_says_the_next_larger_length_of_its_chunk_in_these_tokens(
-    tokens: int, bucket: int, close: int
+    topic: str, tokens: int, expected: PromiseRun
 ) -> None:
-    tree = read(f'<promise topic="a" tokens="20"/><async>{"b" * tokens}</async>')
-    promise = segments_of(tree, CONTROL, encode)[0]
-    assert promise == PromiseRun((OPEN, 97, close), bucket)
-
-
-def test_a_promise_without_a_topic_has_nothing_between_its_tokens() -> None:
-    tree = read('<promise tokens="20"/><async>b</async>')
-    assert segments_of(tree, CONTROL, encode)[0] == PromiseRun((OPEN, P20), 20)
+    tree = read(f'<promise{topic} tokens="20"/><async>{"b" * tokens}</async>')
+    assert segments_of(tree, CONTROL, encode)[0] == expected
 
 
 @given(answers(), st.integers(0, 40))
@@ -87,12 +179,7 @@ def test_crop_keeps_whole_segments_that_fit_and_never_a_promise_without_its_chun
     assert whole or sum(map(size, kept + unit)) > limit, "as much as fits"
 
 
-@pytest.mark.parametrize(("limit", "kept"), [(1, 0), (2, 1), (9, 1), (10, 3), (11, 4), (12, 5)])
-def test_crop_by_hand(limit: int, kept: int) -> None:
-    assert crop(SEGMENTS, limit) == (SEGMENTS[:kept], kept == 5)
-
-
-def compiled(max_tokens: int, *joinings: Joining) -> list[Layout]:
+def laid_out(max_tokens: int, *joinings: Joining) -> list[Layout]:
     return compile_answer(
         (80, 81),
         read(RESPONSE),
@@ -106,23 +193,29 @@ def compiled(max_tokens: int, *joinings: Joining) -> list[Layout]:
 
 
 def test_the_end_is_taught_only_where_the_answer_is_whole() -> None:
-    [whole], [cut] = compiled(14), compiled(13)
+    [whole], [cut] = laid_out(14), laid_out(13)
     assert whole.label[-1] == END
     assert cut.tokens == whole.tokens[:-1]
     assert cut.label[-1] is None
+    with pytest.raises(PastaError, match=r"^longer than 3 tokens$"):
+        laid_out(3)
 
 
 def test_rows_of_the_text_join_are_added_where_they_differ() -> None:
     """The answer has one sync. Up to there, its first row and the `kv` layout are the same."""
-    [kv], [first, second] = compiled(99), compiled(99, Joining.text)
-    assert compiled(99, Joining.text, Joining.kv) == [kv, second]
+    [kv], [first, second] = laid_out(99), laid_out(99, Joining.text)
+    assert laid_out(99, Joining.text, Joining.kv) == [kv, second]
     assert kv.tokens[: len(first.tokens)] == first.tokens
     both = [label for label in (*first.label, *second.label) if label is not None]
     assert both == [label for label in kv.label if label is not None]
+    # A row without anything behind its copy is left out.
+    [kv], [first] = laid_out(13), laid_out(13, Joining.text)
+    assert kv.tokens[-1] == SYNC != first.tokens[-1]
+    assert laid_out(13, Joining.text, Joining.kv) == [kv]
 
 
 def test_a_copy_is_one_causal_sequence_and_teaches_nothing() -> None:
-    _, second = compiled(99, Joining.text)
+    _, second = laid_out(99, Joining.text)
     copied = second.tokens.index(SYNC)
     assert second.tokens.count(CLOSE) == 1
     assert second.position == tuple(range(len(second.tokens)))
@@ -132,18 +225,12 @@ def test_a_copy_is_one_causal_sequence_and_teaches_nothing() -> None:
     assert visibility(packed_batch([second])).equal(torch.ones(size, size, dtype=torch.bool).tril())
 
 
-def test_a_row_without_anything_behind_its_copy_is_left_out() -> None:
-    [kv] = compiled(13)
-    assert kv.tokens[-1] == SYNC
-    [first] = compiled(13, Joining.text)
-    assert SYNC not in first.tokens
-    assert first.label[-1] is not None
-    assert compiled(13, Joining.text, Joining.kv) == [kv]
+# Packs
 
 
-@pytest.mark.parametrize("max_tokens", [0, 2, 3])
-def test_an_answer_of_which_nothing_fits_is_left_out(max_tokens: int) -> None:
-    assert compiled(max_tokens) == []
+def layout_of(tokens: int) -> Layout:
+    """An answer of this many tokens, all of them prompt."""
+    return lay_out(range(tokens), [], SCHEME, async_close=CLOSE, end=None)
 
 
 @given(st.lists(st.integers(1, 12), max_size=12), st.integers(1, 20))
@@ -158,13 +245,35 @@ def test_packs_keep_the_order_and_the_limit_and_waste_no_room(sizes: list[int], 
         assert tokens + len(following[0].tokens) > limit
 
 
+def test_packs_of_all_epochs_are_fixed_in_advance_and_each_epoch_shows_every_row() -> None:
+    layouts = compiled(ROWS)
+    all_epochs = replace(CONFIG, max_steps=None)
+    packs = plan_packs(layouts, all_epochs)
+    assert packs == plan_packs(layouts, all_epochs)
+    assert packs[:20] == plan_packs(layouts, CONFIG)
+    shown = [layout for layouts_of_pack in packs for layout in layouts_of_pack]
+    for epoch in range(20):
+        assert sorted(map(id, shown[4 * epoch : 4 * epoch + 4])) == sorted(map(id, layouts))
+
+
+def test_packs_are_shared_out_evenly_and_what_fills_the_last_turn_teaches_nothing() -> None:
+    packs = plan_packs(compiled(ROWS), CONFIG)[:19]
+    alone, shared = shared_out(packs, 4, 1), shared_out(packs, 4, 4)
+    assert [one.layouts for one in alone] == [one.layouts for one in shared[:19]] == packs
+    assert (len(shared), shared[-1].labels) == (20, [])
+    step = alone[:4]
+    assert step[0].scale == pytest.approx(4 / sum(len(one.labels) for one in step))
+
+
+# Tensors
+
 FIRST = lay_out(
     (90, 91), [Run((11,)), *SEGMENTS[1:4], Run((12,))], SCHEME, async_close=CLOSE, end=END
 )
 SECOND = lay_out((92,), [Run((13, 14))], SCHEME, async_close=CLOSE, end=None)
 
 
-def test_a_pack_by_hand() -> None:
+def test_a_pack_and_its_labels_by_hand() -> None:
     found = packed_batch([FIRST, SECOND])
     answer = [90, 91, 11, OPEN, 99, 32, 100, P20, ASYNC, 101, 102, SYNC, 12]
     assert found.tokens_T.tolist() == [*answer, 92, 13, 14]
@@ -174,15 +283,9 @@ def test_a_pack_by_hand() -> None:
     assert found.thread_T.tolist() == [0] * 8 + [1] * 3 + [0] * 5
     assert found.visible_until_T.tolist() == [*range(8), 7, 7, 7, 8, 9, 0, 1, 2]
     assert found.visible_from_T.tolist() == [*range(8), 8, 8, 8, 8, 9, 0, 1, 2]
-
-
-def test_labels_by_hand() -> None:
-    found = packed_batch([FIRST, SECOND])
     pairs = dict(zip(found.source_L.tolist(), found.label_L.tolist(), strict=True))
     main = {1: 11, 2: OPEN, 3: 99, 4: 32, 5: 100, 6: P20, 7: SYNC, 11: 12, 12: END}
-    chunk = {8: 101, 9: 102, 10: CLOSE}
-    cut_off = {13: 13, 14: 14}
-    assert pairs == main | chunk | cut_off
+    assert pairs == main | {8: 101, 9: 102, 10: CLOSE} | {13: 13, 14: 14}
 
 
 def test_answers_of_a_pack_do_not_see_each_other() -> None:

@@ -170,7 +170,7 @@ def _loaded(model: Any, tokenizer: Any, config: Any) -> Loaded:
     from transformers.utils.hub import cached_file
 
     from pasta_decoding.models import checkpoint as checkpoints
-    from pasta_decoding.models.control_tokens import add_missing_tokens
+    from pasta_decoding.models.checkpoint import add_missing_tokens
     from pasta_decoding.models.load import Loaded, load_tokenizer
 
     name = model.name_or_path

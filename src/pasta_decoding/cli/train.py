@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from importlib.util import find_spec
@@ -15,7 +15,7 @@ import typer
 
 from pasta_decoding.cli.console import base_folder, cache_folder, is_main, say
 from pasta_decoding.cli.options import Base, Without, command
-from pasta_decoding.errors import PastaError, require
+from pasta_decoding.errors import PastaError, errors_as, require
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.training.config import PreferenceConfig, SftConfig, keys, read_config
 
@@ -53,7 +53,10 @@ def sft(
     from pasta_decoding.training.sft import train_sft
 
     with goes_on():
-        rows, held_out = rows_of(config)
+        rows, held_out = rows_of(config.data), rows_of(config.eval_data)
+        known = {row.asked for row in rows}
+        if both := sum(row.asked in known for row in held_out):
+            say(f"{both} of {len(held_out)} held-out prompts are trained on as well")
         adapter = train_sft(config, rows, base=base_folder(model), out=out, held_out=held_out)
     if is_main():
         typer.echo(adapter)
@@ -77,7 +80,8 @@ def preference(
     config: Annotated[PreferenceConfig, _PREFERENCE_KEYS],
 ) -> None:
     """Stage 2: prefer fast and good among sampled answers (BoNBoN), in rounds."""
-    from pasta_decoding.models.load import find_adapter
+    from pasta_decoding.models.load import find_adapter, known_base
+    from pasta_decoding.models.pull import model_folder
 
     config = PreferenceConfig(**given(context, file, config))
     require_training(config)
@@ -91,7 +95,7 @@ def preference(
     policy, baseline = (str(find_adapter(name)) for name in (config.policy, config.baseline))
     from pasta_decoding.training.preference import PreferenceRun, settled, share_samples
 
-    base = base_folder(model)
+    base = model_folder(model, cache_folder(), known=known_base(policy))
     config = settled(replace(config, policy=policy, baseline=baseline), base)
     if samples_from is not None:
         share_samples(samples_from, out, config)
@@ -119,13 +123,9 @@ def settings_of_start(found: dict[str, Any]) -> dict[str, Any]:
     if found.get("start") is None:
         return {}
     folder = find_adapter(found["start"])
-    found["start"] = str(folder)
-    start = load(folder)
-    try:
+    found["start"], start = str(folder), load(folder)
+    with errors_as(f"{folder} was trained for a join that this version does not know", ValueError):
         joins = tuple(map(Joining, start.joins))
-    except ValueError as error:
-        known = ", ".join(Joining)
-        raise PastaError(f"unknown join: {error}; this version knows {known}") from error
     return {"scheme": start.scheme, "topic": start.topic, "joins": joins}
 
 
@@ -148,24 +148,10 @@ def hub_name(model: Path | None) -> str:
     return model.name if model.exists() else model.as_posix()
 
 
-def rows_of(config: SftConfig) -> tuple[list[Row], list[Row]]:
-    """Return the rows to learn, and those that are held out.
-
-    Says how many held-out prompts are trained on as well.
-    """
+def rows_of(paths: Sequence[str]) -> list[Row]:
     from pasta_decoding.data.rows import read_rows
-    from pasta_decoding.training.packs import hold_out
 
-    rows, held_out = (
-        [row for path in paths for row in read_rows(Path(path))]
-        for paths in (config.data, config.eval_data)
-    )
-    if config.eval_share:
-        rows, held_out = hold_out(rows, config.eval_share)
-    known = {row.asked for row in rows}
-    if both := sum(row.asked in known for row in held_out):
-        say(f"{both} of {len(held_out)} held-out prompts are trained on as well")
-    return rows, held_out
+    return [row for path in paths for row in read_rows(Path(path))]
 
 
 def prompts_of(config: PreferenceConfig) -> list[Question]:

@@ -220,12 +220,8 @@ def read_config(file: GgufFile) -> PreTrainedConfig:
         **shape,
         rope_parameters=rope,
         tie_word_embeddings="lm_head.weight" not in file.weights,
-        **{f"{role}_token_id": special(file, name) for role, name in _ROLES.items()},
+        **{f"{role}_token_id": _special(file, name) for role, name in _ROLES.items()},
     )
-
-
-def special(file: GgufFile, name: str) -> int | None:
-    return file.fields.get(f"tokenizer.ggml.{name}_token_id")
 
 
 def read_tokenizer(file: GgufFile) -> PreTrainedTokenizerFast:
@@ -240,7 +236,7 @@ def read_tokenizer(file: GgufFile) -> PreTrainedTokenizerFast:
         )
     try:
         texts: list[str] = file.fields["tokenizer.ggml.tokens"]
-        numbers = {role: special(file, key) for role, key in _ROLES.items()}
+        numbers = {role: _special(file, key) for role, key in _ROLES.items()}
         named = {f"{role}_token": texts[one] for role, one in numbers.items() if one is not None}
         backend = _backend(file, name, texts)
     except Exception as error:  # `tokenizers` raises this very class
@@ -249,6 +245,29 @@ def read_tokenizer(file: GgufFile) -> PreTrainedTokenizerFast:
     tokenizer.chat_template = file.fields.get("tokenizer.chat_template")
     tokenizer.name_or_path = str(file.path)
     return tokenizer
+
+
+def read_ends(file: GgufFile, tokenizer: PreTrainedTokenizerFast) -> frozenset[int]:
+    """Return the ids that end an answer: those that the file names, and the chat template's.
+
+    Files of the field name the end of a text where their model ends a turn with another token.
+    """
+    from jinja2 import TemplateError
+
+    talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "PastaAnswer"}]
+    try:
+        rendered = tokenizer.chat_template and tokenizer.apply_chat_template(talk, tokenize=False)
+    except (TemplateError, ValueError):
+        rendered = None  # encoding a prompt reports why
+    behind = str(rendered or "").partition("PastaAnswer")[2].lstrip()
+    first = tokenizer.encode(behind, add_special_tokens=False)[:1]
+    ids = {_special(file, role) for role in ("eos", "eot", "eom")}
+    ids |= {*first} & {*tokenizer.get_added_vocab().values()}
+    return frozenset(id_ for id_ in ids if id_ is not None)
+
+
+def _special(file: GgufFile, name: str) -> int | None:
+    return file.fields.get(f"tokenizer.ggml.{name}_token_id")
 
 
 def _backend(file: GgufFile, name: str, texts: list[str]) -> Tokenizer:
@@ -269,7 +288,7 @@ def _backend(file: GgufFile, name: str, texts: list[str]) -> Tokenizer:
     added = [(text, kinds[n] == CONTROL) for text, n in vocabulary.items()
              if kinds[n] in (CONTROL, USER_DEFINED)]  # fmt: skip
     backend.add_tokens([AddedToken(text, special=one, normalized=False) for text, one in added])
-    first = special(file, "bos")
+    first = _special(file, "bos")
     if first is not None and file.fields.get("tokenizer.ggml.add_bos_token", whole_words):
         backend.post_processor = processors.TemplateProcessing(
             single=f"{texts[first]} $A", special_tokens=[(texts[first], first)]

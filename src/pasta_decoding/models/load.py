@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,16 +13,15 @@ from pasta_decoding.files import sha256
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.adapter import Added, merge_adapter, read_added
 from pasta_decoding.models.bases import BASES, DEFAULT_MODEL
-from pasta_decoding.models.checkpoint import FILE_NAME, Checkpoint, Unloaded
-from pasta_decoding.models.control_tokens import (
+from pasta_decoding.models.checkpoint import (
+    FILE_NAME,
+    Checkpoint,
+    Unloaded,
     add_missing_tokens,
     choose_tokens,
-    grow_vocabulary,
 )
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
     from pasta_decoding.gguf_file import GgufFile
 
 DEFAULT_ADAPTER = BASES[DEFAULT_MODEL].adapter
@@ -54,19 +52,16 @@ class Loaded:
 
     @property
     def end(self) -> int:
-        """The id behind an answer whose end nobody chose. Raises PastaError if there is none."""
-        return answer_end(self.tokenizer, self.eos_ids)
+        """The id behind an answer whose end nobody chose: the tokenizer's own, if it ends answers.
 
-
-def answer_end(tokenizer: Any, eos_ids: Collection[int]) -> int:
-    """Return the id that ends answers in training: the tokenizer's own, if `eos_ids` has it.
-
-    Raises PastaError if there is none.
-    """
-    if not eos_ids:
-        raise PastaError("the model's generation_config.json names no token that ends an answer")
-    own: int | None = tokenizer.eos_token_id
-    return own if own in eos_ids and own is not None else min(eos_ids)
+        Raises PastaError if there is none.
+        """
+        if not self.eos_ids:
+            raise PastaError(
+                "the model's generation_config.json names no token that ends an answer"
+            )
+        own: Any = self.tokenizer.eos_token_id
+        return own if own in self.eos_ids else min(self.eos_ids)
 
 
 # Which files
@@ -141,133 +136,111 @@ def native_dtype(device: str) -> str:
     return "bfloat16" if native else "float32"
 
 
-# Loading
+# Loading. All raise PastaError for a broken, foreign or mismatched checkpoint.
 
 
-def load_model(
-    base: Path, adapter: Path | None, *, dtype: str = "float32", merge: bool = True
+def load_base(
+    base: Path, adapter: Path | None = None, *, dtype: str = "float32", **settings: Any
 ) -> Loaded:
-    """Load a model; merge its adapter, or return what that adds to the layers.
+    """Load a base model with room for the tokens of an adapter, which is not put on it yet.
 
-    Without an adapter it is the base model, which can only be decoded sequentially. Raises
-    PastaError for a broken, foreign or mismatched checkpoint.
-    """
-    record = None if adapter is None else checkpoints.load(adapter)  # refused before weights load
-    if adapter is not None and holds_weights(adapter):
-        base, adapter = adapter, None
-    model, tokenizer = load_base(base, dtype=dtype)
-    checkpoint, warning = _described(model, tokenizer, record, base.name)
-    grow_vocabulary(model, checkpoint.control)
-    eos_ids, added = eos_ids_of(model.generation_config, tokenizer), {}
-    if adapter is not None and merge:
-        merge_adapter(model, adapter)
-    elif adapter is not None:
-        added = read_added(dict(model.named_parameters()), adapter)
-    return Loaded(model, tokenizer, checkpoint, eos_ids, warning, added)
-
-
-def load_gguf(file: GgufFile, adapter: Path | None) -> Loaded:
-    """Read all of a GGUF but its weights, which stay in the file, and what an adapter adds to them.
-
-    adapter: the file's own path if `pasta export` wrote it, with its adapter in it. Raises
-    PastaError as `load_model` does.
-    """
-    from pasta_decoding.models.gguf import read_config, read_tokenizer
-
-    path, own = file.path, file.fields.get(checkpoints.GGUF_KEY)
-    model, tokenizer = Unloaded(read_config(file), file.weights), read_tokenizer(file)
-    if own is not None and adapter != path:
-        raise PastaError(f"{path} holds an adapter already: name no other one beside it")
-    apart = None if adapter == path else adapter
-    if own is not None:
-        checkpoint, warning = checkpoints.from_json(own, str(path)), None
-    else:
-        record = None if apart is None else checkpoints.load(apart)
-        checkpoint, warning = _described(model, tokenizer, record, path.stem)
-    if max(checkpoint.control.ids) >= model.config.vocab_size:
-        raise PastaError(f"{path} has no spare tokens, which the language's tags need")
-    added = {} if apart is None else read_added(file.weights, apart)
-    return Loaded(model, tokenizer, checkpoint, read_ends(file, tokenizer), warning, added)
-
-
-def load_metadata(base: Path, adapter: Path | None) -> Loaded:
-    """Load all but the weights; the config is the text model's, with the adapter's added tokens.
-
-    Raises PastaError for a broken checkpoint or a foreign tokenizer. It cannot check which model a
-    server has.
-    """
-    from transformers import AutoConfig, GenerationConfig
-
-    record = None if adapter is None else checkpoints.load(adapter)
-    source = adapter if adapter is not None and holds_weights(adapter) else base
-    tokenizer = load_tokenizer(source)
-    with _load_errors("settings", source):
-        config = AutoConfig.from_pretrained(source)
-        has_own = (source / "generation_config.json").is_file()
-        settings = GenerationConfig.from_pretrained(source) if has_own else config
-    checkpoint, _ = _described(Unloaded(config, {}), tokenizer, record, base.name)
-    text = config.get_text_config()
-    if adapter is not None:  # a base model that is served as it is has no tokens added
-        text.vocab_size = max(text.vocab_size, max(checkpoint.control.ids) + 1)
-    return Loaded(Unloaded(text, {}), tokenizer, checkpoint, eos_ids_of(settings, tokenizer))
-
-
-def _described(
-    model: Any, tokenizer: Any, record: Checkpoint | None, name: str
-) -> tuple[Checkpoint, str | None]:
-    """Return the checkpoint that a model is decoded as, and a warning; the tokenizer learns it.
-
-    Of a base model alone the control tokens are there to be banned.
-    """
-    if record is None:
-        control = choose_tokens(tokenizer)
-        described = checkpoints.describe(model, tokenizer, control, name=name)
-        return replace(described, joins=()), None
-    add_missing_tokens(tokenizer, record.token_texts)
-    return record, checkpoints.check_match(record, model, tokenizer)
-
-
-def eos_ids_of(settings: Any, tokenizer: Any) -> frozenset[int]:
-    """Return the ids that end an answer, by a model's generation config and its tokenizer."""
-    eos = settings.eos_token_id
-    listed = eos if isinstance(eos, list) else [eos]
-    return frozenset({tokenizer.eos_token_id, *listed} - {None})
-
-
-def read_ends(file: GgufFile, tokenizer: PreTrainedTokenizerFast) -> frozenset[int]:
-    """Return the ids that end an answer: those that the file names, and the chat template's.
-
-    Files of the field name the end of a text where their model ends a turn with another token.
-    """
-    from jinja2 import TemplateError
-
-    from pasta_decoding.models.gguf import special
-
-    ids = {special(file, role) for role in ("eos", "eot", "eom")}
-    try:
-        talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "PastaAnswer"}]
-        rendered = tokenizer.chat_template and tokenizer.apply_chat_template(talk, tokenize=False)
-    except (TemplateError, ValueError):
-        rendered = None  # encoding a prompt reports why
-    behind = str(rendered or "").partition("PastaAnswer")[2].lstrip()
-    first = tokenizer.encode(behind, add_special_tokens=False)[:1]
-    ids |= {*first} & {*tokenizer.get_added_vocab().values()}
-    return frozenset(id_ for id_ in ids if id_ is not None)
-
-
-def load_base(base: Path, *, dtype: str, **settings: Any) -> tuple[Any, Any]:
-    """Load a Hugging Face model and its tokenizer from a folder.
-
+    adapter:  a whole model takes the place of the base. Without one the control tokens are there
+              to be banned: the model can only be decoded sequentially.
     dtype:    a name of torch's, or "auto" for that of the files.
     settings: of `from_pretrained`.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
+    record = None if adapter is None else checkpoints.load(adapter)  # refused before weights load
+    folder = base if adapter is None or not holds_weights(adapter) else adapter
+    tokenizer = load_tokenizer(folder)
     numbers = dtype if dtype == "auto" else getattr(torch, dtype)
-    tokenizer = load_tokenizer(base)
-    with _load_errors("model", base):
-        return AutoModelForCausalLM.from_pretrained(base, dtype=numbers, **settings), tokenizer
+    with _load_errors("model", folder):
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=numbers, **settings)
+    ends = _eos_ids(model.generation_config, tokenizer)
+    loaded = _checked(model, tokenizer, ends, record, folder.name)
+    rows = max(loaded.checkpoint.control.ids) + 1
+    if rows > model.get_input_embeddings().weight.shape[0]:
+        model.resize_token_embeddings(rows)
+    return loaded
+
+
+def load_model(
+    base: Path, adapter: Path | None, *, dtype: str = "float32", merge: bool = True
+) -> Loaded:
+    """Load a model; merge its adapter, or return what that adds to the layers."""
+    loaded = load_base(base, adapter, dtype=dtype)
+    if adapter is None or holds_weights(adapter):
+        return loaded
+    if merge:
+        merge_adapter(loaded.model, adapter)
+        return loaded
+    return replace(loaded, added=read_added(dict(loaded.model.named_parameters()), adapter))
+
+
+def load_gguf(file: GgufFile, adapter: Path | None) -> Loaded:
+    """Read all of a GGUF but its weights, which stay in the file, and what an adapter adds to them.
+
+    adapter: the file's own path if `pasta export` wrote it, with its adapter in it.
+    """
+    from pasta_decoding.models.gguf import read_config, read_ends, read_tokenizer
+
+    path, own = file.path, file.fields.get(checkpoints.GGUF_KEY)
+    model, tokenizer = Unloaded(read_config(file), file.weights), read_tokenizer(file)
+    if own is not None and adapter != path:
+        raise PastaError(f"{path} holds an adapter already: name no other one beside it")
+    apart, ends = None if adapter == path else adapter, read_ends(file, tokenizer)
+    if own is not None:
+        loaded = Loaded(model, tokenizer, checkpoints.from_json(own, str(path)), ends)
+    else:
+        record = None if apart is None else checkpoints.load(apart)
+        loaded = _checked(model, tokenizer, ends, record, path.stem)
+    if max(loaded.checkpoint.control.ids) >= model.config.vocab_size:
+        raise PastaError(f"{path} has no spare tokens, which the language's tags need")
+    return loaded if apart is None else replace(loaded, added=read_added(file.weights, apart))
+
+
+def load_metadata(base: Path, adapter: Path | None) -> Loaded:
+    """Load all but the weights; the config is the text model's, with the adapter's added tokens.
+
+    It cannot check which model a server has.
+    """
+    from transformers import AutoConfig, GenerationConfig
+
+    record = None if adapter is None else checkpoints.load(adapter)
+    source = base if adapter is None or not holds_weights(adapter) else adapter
+    tokenizer = load_tokenizer(source)
+    with _load_errors("settings", source):
+        config = AutoConfig.from_pretrained(source)
+        has_own = (source / "generation_config.json").is_file()
+        settings = GenerationConfig.from_pretrained(source) if has_own else config
+    ends = _eos_ids(settings, tokenizer)
+    loaded = _checked(Unloaded(config, {}), tokenizer, ends, record, base.name)
+    text = config.get_text_config()
+    if adapter is not None:  # a base model that is served as it is has no tokens added
+        text.vocab_size = max(text.vocab_size, max(loaded.checkpoint.control.ids) + 1)
+    return replace(loaded, model=Unloaded(text, {}))
+
+
+def _checked(
+    model: Any, tokenizer: Any, ends: frozenset[int], record: Checkpoint | None, name: str
+) -> Loaded:
+    """Let the tokenizer learn the control tokens; refuse a record of another model."""
+    if record is None:
+        control = choose_tokens(tokenizer)
+        described = checkpoints.describe(model, tokenizer, control, name=name)
+        return Loaded(model, tokenizer, replace(described, joins=()), ends)
+    add_missing_tokens(tokenizer, record.token_texts)
+    warning = checkpoints.check_match(record, model, tokenizer)
+    return Loaded(model, tokenizer, record, ends, warning)
+
+
+def _eos_ids(settings: Any, tokenizer: Any) -> frozenset[int]:
+    """Return the ids that end an answer, by a model's generation config and its tokenizer."""
+    eos = settings.eos_token_id
+    listed = eos if isinstance(eos, list) else [eos]
+    return frozenset({tokenizer.eos_token_id, *listed} - {None})
 
 
 def load_tokenizer(base: Path) -> Any:

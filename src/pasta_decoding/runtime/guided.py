@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import MAIN, ChunkRun, SyncRun
-from pasta_decoding.models.control_tokens import ControlTokens
+from pasta_decoding.models.checkpoint import ControlTokens
 from pasta_decoding.runtime.constraints import (
     Constraint,
     Topics,

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pasta_decoding.lang.layout import MAIN
-from pasta_decoding.models.control_tokens import ControlTokens
+from pasta_decoding.models.checkpoint import ControlTokens
 from pasta_decoding.runtime.request import SamplingParams
 from pasta_decoding.runtime.vocabulary import Ids
 

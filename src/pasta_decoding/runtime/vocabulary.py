@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pasta_decoding.models.control_tokens import ControlTokens
+from pasta_decoding.models.checkpoint import ControlTokens
 
 Ids = npt.NDArray[np.int64]
 Decode = Callable[[Sequence[int]], str]

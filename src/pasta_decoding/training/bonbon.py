@@ -11,27 +11,18 @@ of DPO instead.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
+import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True, slots=True)
-class PairLoss:
-    """The loss of one pair and what it is made of, scalars in nats (`square` in nats squared).
-
-    total:  what is minimised.
-    sft:    -log p(best), the whole sequence.
-    square: the squared distance of `gap` from its target.
-    gap:    log-ratio of the best minus log-ratio of the worst.
-    drift:  mean of both log-ratios: how far p went from q where q sampled.
-    """
-
-    total: Tensor
-    sft: Tensor
-    square: Tensor
-    gap: Tensor
-    drift: Tensor
+from pasta_decoding.lang.positions import scheme_named
+from pasta_decoding.models.checkpoint import Checkpoint
+from pasta_decoding.training.loss import Example, Figures, label_logprobs
+from pasta_decoding.training.sample import Sample
+from pasta_decoding.training.score import PreferencePair
 
 
 def beta(candidates: int) -> float:
@@ -52,12 +43,59 @@ def bonbon_loss(
     reference_best: Tensor,
     reference_worst: Tensor,
     *,
-    target: Tensor | float,
+    target: float,
     alpha: float,
-) -> PairLoss:
-    """Return the loss of one pair from four log-probabilities (scalars, nats)."""
+) -> tuple[Tensor, Figures]:
+    """Return the loss of one pair from four log-probabilities (scalars, nats), and its parts.
+
+    sft:    -log p(best), the whole sequence.
+    square: the squared distance of `gap` from its target.
+    gap:    log-ratio of the best minus log-ratio of the worst.
+    drift:  mean of both log-ratios: how far p went from q where q sampled.
+    """
     ratio_best, ratio_worst = best - reference_best, worst - reference_worst
     gap = ratio_best - ratio_worst
     square = (gap - target) ** 2
+    drift = (ratio_best + ratio_worst) / 2
     total = alpha * -best + (1 - alpha) * square
-    return PairLoss(total, -best, square, gap, (ratio_best + ratio_worst) / 2)
+    return total, {"sft": -best, "square": square, "gap": gap, "drift": drift}
+
+
+def preference_loss(
+    logprobs: Sequence[Tensor], example: Example, *, alpha: float
+) -> tuple[Tensor, Figures]:
+    """Return BoNBoN's loss of a pair; of a best answer alone that of finetuning on it.
+
+    The figures have the target of the gap as well, and the share of pairs with a gap above 0.
+    """
+    best, *worst = (logprobs_L.sum() for logprobs_L in logprobs)
+    if not worst:
+        return -best, {"sft": -best}
+    target = target_gap(example.candidates)
+    reference = map(torch.tensor, example.reference)
+    total, figures = bonbon_loss(best, *worst, *reference, target=target, alpha=alpha)
+    accuracy = (figures["gap"] > 0).float()
+    return total, figures | {"target": torch.tensor(target), "accuracy": accuracy}
+
+
+def lay_out_pairs(
+    checkpoint: Checkpoint, samples: Sequence[Sample], pairs: Sequence[PreferencePair]
+) -> list[Example]:
+    """Lay the pairs out; the best promise the lengths that their chunks came to."""
+    scheme, control = scheme_named(checkpoint.scheme), checkpoint.control
+    sampled = {(sample.prompt, sample.number): sample for sample in samples}
+    examples = []
+    for pair in pairs:
+        best = sampled[pair.prompt, pair.best].with_true_lengths(control)
+        layouts = (best, sampled[pair.prompt, pair.worst])
+        laid = tuple(one.layout(scheme, control) for one in layouts)
+        examples.append(Example(laid, candidates=pair.candidates))
+    return examples
+
+
+def with_references(model: Any, examples: Iterable[Example], *, bf16: bool) -> list[Example]:
+    """Score every pair exactly as the training forward does, before there was a step."""
+    model.eval()
+    with torch.inference_mode(), torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
+        scored = ((one, label_logprobs(model, one.layouts)) for one in examples)
+        return [replace(one, reference=tuple(float(x.sum()) for x in each)) for one, each in scored]

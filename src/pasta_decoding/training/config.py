@@ -45,24 +45,13 @@ class SftConfig:
 
     data: Annotated[tuple[str, ...], Option(help="Annotated JSONL (.gz); may be repeated.")] = ()
     base_name: Annotated[str, Key(help="What the adapter calls its base.")] = ""
-    start: Annotated[
-        str | None, Option(help="Adapter to go on from, or the run folder that holds it.")
-    ] = None
-    plain: Annotated[
-        bool, Option("--plain", help="Take the tags out: trains the sequential baseline.")
-    ] = False
+    start: Annotated[str | None, Option(help="Adapter or run folder to go on from.")] = None
+    plain: Annotated[bool, Option("--plain", help="Take the tags out: the baseline.")] = False
     scheme: Annotated[str, Key(help=f"Positions: {', '.join(SCHEMES)}.")] = "shared-max"
-    topic: Annotated[
-        Literal["required", "none"],
-        Key(help="none: take topics out. required: leave out rows that lack one."),
-    ] = "required"
+    topic: Annotated[Literal["required", "none"], Key(help="none: take topics out.")] = "required"
     joins: Annotated[
         tuple[Joining, ...],
-        Option(
-            "--join",
-            help="How the main thread sees finished chunks: kv, or text for remote engines. May be "
-            "repeated.",
-        ),
+        Option("--join", help="How main sees chunks: kv; text for servers. May be repeated."),
     ] = (Joining.kv,)
     epochs: Annotated[int, Option(min=1, help="Passes over the rows.")] = 3
     max_steps: Annotated[int | None, Option(min=1, help="Optimiser steps at most.")] = None
@@ -71,46 +60,24 @@ class SftConfig:
     schedule: Schedule = "linear"
     lora_rank: Annotated[int, Option(min=0, help="0 trains all weights, not LoRA.")] = 16
     lora_alpha: Annotated[int | None, Key(min=1, help="Scale of LoRA; else twice the rank.")] = None
-    load_in_4bit: Annotated[
-        bool, Key(help="4-bit base under LoRA (QLoRA); needs bitsandbytes and a GPU.")
-    ] = False
-    lora_targets: Annotated[
-        tuple[str, ...], Key(help="Linear layers that get LoRA, such as q_proj; else all.")
-    ] = ()
+    load_in_4bit: Annotated[bool, Key(help="4-bit base under LoRA (QLoRA); needs a GPU.")] = False
+    lora_targets: Annotated[tuple[str, ...], Key(help="Layers with LoRA; else all.")] = ()
     max_tokens: Annotated[
-        int,
-        Option(
-            "--max-length",
-            min=8,
-            rich_help_panel="Options",
-            help="Longest prompt and answer in tokens.",
-        ),
+        int, Option("--max-length", min=8, help="Longest prompt and answer in tokens.")
     ] = 512
     pack_tokens: Annotated[int, Option(min=8, help="Tokens of one forward pass.")] = 320
-    packs_per_step: Annotated[
-        int, Option(min=1, help="Packs of one optimiser step, all processes together.")
-    ] = 6
+    packs_per_step: Annotated[int, Option(min=1, help="Packs of an optimiser step, in all.")] = 6
     save_every_steps: SaveEvery = 50
     eval_data: Annotated[
-        tuple[str, ...],
-        Option(help="Held-out JSONL (.gz), whose loss is measured at every checkpoint."),
+        tuple[str, ...], Option(help="Held-out JSONL (.gz): its loss, at every checkpoint.")
     ] = ()
-    eval_share: Annotated[
-        float, Key(min=0, max=0.5, help="Share of the rows to hold out, if there is no eval_data.")
-    ] = 0.0
     seed: Annotated[int, Option(min=0, help="Seed of order and of new weights.")] = 0
     bf16: Bf16 = True
     gradient_checkpointing: Annotated[bool, Key(help="Less memory, a third more time.")] = False
-    attention: Annotated[
-        Literal["auto", "flex", "dense"],
-        Key(help="auto: flex, with block masks, on a GPU; dense masks elsewhere."),
-    ] = "auto"
     try_prompts: Annotated[int, Key(min=0, help="Prompts to answer at the end.")] = 5
     report_to: ReportTo = ()
 
     def __post_init__(self) -> None:
-        if self.eval_data and self.eval_share:
-            raise PastaError("eval_data and eval_share are two ways: give one of them")
         if self.load_in_4bit and not self.lora_rank:
             raise PastaError("load_in_4bit is for LoRA: the weights of a 4-bit base cannot move")
         if self.start is not None and not self.lora_rank:
@@ -132,54 +99,29 @@ class PreferenceConfig:
                  decodes greedily.
     """
 
-    prompts: Annotated[
-        tuple[str, ...],
-        Option(help="JSONL (.gz) with an `instruction` a line; may be repeated."),
-    ] = ()
+    prompts: Annotated[tuple[str, ...], Option(help="JSONL (.gz) of prompts; repeatable.")] = ()
     policy: Annotated[str, Option(help="Adapter to sample from and to go on from.")] = ""
-    baseline: Annotated[
-        str, Option(help="Adapter of the sequential baseline (`train sft --plain`).")
-    ] = ""
+    baseline: Annotated[str, Option(help="Adapter of the baseline (`train sft --plain`).")] = ""
     engine: Annotated[
-        Literal["auto", "fast", "torch", "llama"],
-        Option(help="Engine that decodes the samples."),
+        Literal["auto", "fast", "torch", "llama"], Option(help="Engine that decodes the samples.")
     ] = "auto"
     dtype: Annotated[str, Key(help="Number format of the engine's weights.")] = "auto"
-    device: Annotated[
-        str | None, Option(help="cpu, cuda, cuda:1, ...; the first GPU if there is one.")
-    ] = None
-    cache_tokens: Annotated[int, Key(min=1, help="Size of the engine's KV cache in tokens.")] = (
-        16384
-    )
+    device: Annotated[str | None, Option(help="cpu, cuda, cuda:1, ...; else the first GPU.")] = None
+    cache_tokens: Annotated[int, Key(min=1, help="Tokens in the engine's KV cache.")] = 16384
     objective: Annotated[
-        Literal["bonbon", "rejection"],
-        Option(help="bonbon: best against worst. rejection: finetune on the best alone."),
+        Literal["bonbon", "rejection"], Option(help="rejection: finetune on the best alone.")
     ] = "bonbon"
     lambda_: Annotated[
         float | None,
-        Option(
-            "--lambda",
-            min=0,
-            callback=_finite,
-            help="Weight of quality; `inf` counts quality alone.",
-        ),
+        Option("--lambda", min=0, callback=_finite, help="Weight of quality; `inf`: nothing else."),
     ] = 1.0
-    rounds: Annotated[
-        int, Option(min=1, help="Rounds; each samples from the adapter of the one before.")
-    ] = 1
+    rounds: Annotated[int, Option(min=1, help="Each samples from the adapter before.")] = 1
     samples: Annotated[int, Option(min=2, help="Answers sampled for each prompt.")] = 8
     temperature: Annotated[float, Key(min=0.1, max=100, help="Of the samples.")] = 1.0
-    baseline_samples: Annotated[
-        int, Key(min=1, help="Sequential answers a prompt, of the baseline.")
-    ] = 4
-    limit: Annotated[
-        int | None, Key(min=1, help="Take this many of the prompts, chosen by the seed.")
-    ] = None
+    baseline_samples: Annotated[int, Key(min=1, help="The baseline's answers a prompt.")] = 4
+    limit: Annotated[int | None, Key(min=1, help="Prompts to take, chosen by the seed.")] = None
     max_prompt_chars: Annotated[int, Key(min=1, help="Longer prompts are left out.")] = 1000
-    max_tokens: Annotated[
-        int,
-        Option(min=1, rich_help_panel="Options", help="Longest answer in tokens, tags included."),
-    ] = 400
+    max_tokens: Annotated[int, Option(min=1, help="Longest answer in tokens, with tags.")] = 400
     max_threads: Annotated[int, Key(min=1, help="Live threads of an answer.")] = 12
     alpha: Annotated[float, Key(min=0, max=1, help="Weight of the SFT term.")] = 0.005
     epochs: Annotated[int, Key(min=1, help="Passes over the pairs of a round.")] = 1

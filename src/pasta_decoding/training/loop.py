@@ -1,11 +1,10 @@
-"""How both stages run: transformers' Trainer, and one callback that watches it.
+"""How both stages run: transformers' Trainer, which watches itself.
 
 The Trainer brings accumulation, schedule, checkpoints with all states, and accelerate's launch,
-FSDP and DeepSpeed. `RunCallback` keeps the metrics, shows the progress, refuses to save what is no
+FSDP and DeepSpeed. Here it keeps the metrics, shows the progress, refuses to save what is no
 number, and turns Ctrl-C into a checkpoint.
 """
 
-# ruff: noqa: ARG002 (callbacks have the Trainer's signatures)
 from __future__ import annotations
 
 import logging
@@ -14,12 +13,11 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from datetime import timedelta
 from itertools import accumulate
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,12 +27,10 @@ from pasta_decoding.data.lines import append_line, read_lines, write_lines
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.checkpoint import Checkpoint
+from pasta_decoding.training.config import PreferenceConfig, SftConfig
 from pasta_decoding.training.lora import shard_tied_together
-from pasta_decoding.training.loss import Example, Loss, label_logprobs
-from pasta_decoding.training.run import Show, last_checkpoint, showing
-
-if TYPE_CHECKING:
-    from pasta_decoding.training.config import PreferenceConfig, SftConfig
+from pasta_decoding.training.loss import Example, Figures, Loss, Meter, label_logprobs
+from pasta_decoding.training.run import last_checkpoint, showing
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +65,8 @@ def training_arguments(
         remove_unused_columns=False,
         dataloader_pin_memory=False,  # an example is no tensor
         ddp_find_unused_parameters=False,
-        logging_nan_inf_filter=False,  # `RunCallback` stops instead
-        disable_tqdm=True,  # `RunCallback` shows more
+        logging_nan_inf_filter=False,  # `RunTrainer` stops instead
+        disable_tqdm=True,  # `RunTrainer` shows more
         bf16=config.bf16,
         seed=config.seed,
         learning_rate=config.learning_rate,
@@ -99,11 +95,11 @@ def processes() -> Any:
     return PartialState(cpu=not torch.cuda.is_available())
 
 
-class RunTrainer(Trainer):
-    """The Trainer over the examples of a whole run, in their order.
+class RunTrainer(Trainer, TrainerCallback):
+    """The Trainer over the examples of a whole run, in their order; it is its own callback.
 
-    It keeps what the loss's meter collected, in `metrics.jsonl` and at trackers. The loss on
-    `held_out` is the mean over its labels.
+    `metrics.jsonl` and trackers get the loss and the means of its figures. The loss on `held_out`
+    is the mean over its labels.
 
     doing:      names the run where its progress is shown.
     checkpoint: is kept beside the weights of each checkpoint, so that it can be decoded with.
@@ -128,74 +124,37 @@ class RunTrainer(Trainer):
             data_collator=lambda items: {"example": items[0]},
         )
         self.model_accepts_loss_kwargs = False  # the Trainer makes the mean over a step's examples
-        self.loss, self.held_out_loss, self.doing = loss, deepcopy(loss), doing
-        self.watching = RunCallback(self, examples, checkpoint)
         self.remove_callback(PrinterCallback)  # it prints each line of logs to standard output
-        self.add_callback(self.watching)
+        self.add_callback(self)
         if self.is_fsdp_enabled:
             shard_tied_together(model)
+        self._loss, self._doing, self._checkpoint = loss, doing, checkpoint
+        self._out, self._meter = Path(str(arguments.output_dir)), Meter()
+        sizes = (sum(len(one.tokens) for one in example.layouts) for example in examples)
+        self._tokens = [0, *accumulate(sizes)]  # of the first 0, 1, 2, ... examples
+        self._losses: dict[str, float] = {}
+        self._interrupted = False
 
     def run(self) -> dict[str, Tensor] | None:
         """Train, going on from the last checkpoint if there is one.
 
         Return the state of the whole model where each process only holds a shard of it.
         """
-        resume = last_checkpoint(Path(str(self.args.output_dir)))
-        with showing(self.doing) as show, self.watching.stopping():
-            self.watching.show = show
+        resume = last_checkpoint(self._out)
+        self._first = int(resume.name.split("-")[1]) if resume else 0
+        self._began_s, self._earlier_s = time.monotonic(), 0.0
+        if self.is_world_process_zero():  # cut the metrics back to that step
+            metrics = self._out / "metrics.jsonl"
+            kept = [line for line in read_lines(metrics) if line["step"] <= self._first]
+            write_lines(metrics, kept)
+            self._earlier_s = kept[-1]["seconds"] if kept else 0.0
+        with showing(self._doing) as self._show, self._stopping():
             self.train(resume_from_checkpoint=str(resume) if resume else None)
         sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         return self.accelerator.get_state_dict(self.model_wrapped) if sharded else None
 
-    def compute_loss(self, model: Any, inputs: dict[str, Any], *_arguments: Any, **_: Any) -> Any:
-        """Return the loss of one example."""
-        example = inputs["example"]
-        return self.loss(label_logprobs(self.model, example.layouts, model), example)
-
-    def log(self, logs: dict[str, float], *arguments: Any) -> None:
-        """Add the meter's figures to a line of losses, and keep the line. Takes all processes."""
-        if "loss" in logs:
-            logs = {**logs, **self.loss.meter.read(self.args.device), "loss": logs["loss"]}
-        self.watching.keep(logs)
-        super().log(logs, *arguments)
-
-    def evaluate(self, *_arguments: Any, **_settings: Any) -> dict[str, float]:
-        """Log the losses over all labels of the held-out examples."""
-        model, loss = self.model_wrapped, self.held_out_loss
-        model.eval()
-        for batch in self.get_eval_dataloader():
-            layouts = batch["example"].layouts
-            with torch.no_grad(), self.compute_loss_context_manager():
-                loss(label_logprobs(self.model, layouts, model), batch["example"])
-        found = {f"eval_{name}": mean for name, mean in loss.meter.read(self.args.device).items()}
-        self.log(found)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
-        return found
-
-    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Return 0: the Trainer cannot count them in what is no tensor."""
-        return 0
-
-
-class RunCallback(TrainerCallback):
-    """Watches one run. `show` shows how far it is."""
-
-    show: Show
-
-    def __init__(
-        self, trainer: RunTrainer, examples: Sequence[Example], checkpoint: Checkpoint | None
-    ) -> None:
-        self._trainer, self._checkpoint = trainer, checkpoint
-        self._out = Path(str(trainer.args.output_dir))
-        sizes = (sum(len(one.tokens) for one in example.layouts) for example in examples)
-        self._tokens = [0, *accumulate(sizes)]  # of the first 0, 1, 2, ... examples
-        self._losses: dict[str, float] = {}
-        self._began_s = self._earlier_s = 0.0
-        self._first = 0
-        self._interrupted = False
-
     @contextmanager
-    def stopping(self) -> Iterator[None]:
+    def _stopping(self) -> Iterator[None]:
         """Let the first Ctrl-C become a checkpoint behind the step, and then KeyboardInterrupt.
 
         The second one stops at once. Several processes would not stop at the same step, so each of
@@ -209,7 +168,7 @@ class RunCallback(TrainerCallback):
             log.info("stopping behind this step; Ctrl-C again stops at once")
 
         here = threading.current_thread() is threading.main_thread()
-        waits = here and self._trainer.args.world_size == 1
+        waits = here and self.args.world_size == 1
         before = signal.signal(signal.SIGINT, interrupt) if waits else None
         try:
             yield
@@ -219,33 +178,60 @@ class RunCallback(TrainerCallback):
         if self._interrupted:
             raise KeyboardInterrupt
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_kwargs: Any) -> None:
-        """Cut the metrics back to the step from which training goes on; start the clock."""
-        self._began_s, self._first = time.monotonic(), state.global_step
-        if state.is_world_process_zero:
-            lines = read_lines(self._out / "metrics.jsonl")
-            kept = [line for line in lines if line["step"] <= state.global_step]
-            write_lines(self._out / "metrics.jsonl", kept)
-            self._earlier_s = kept[-1]["seconds"] if kept else 0.0
+    # What the Trainer calls
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_kwargs: Any) -> None:
-        """Look at the losses whose gradients are about to move the weights."""
-        if not self._trainer.loss.meter.finite:
-            self._refuse(f"the loss is not a number at step {state.global_step + 1}")
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *_arguments: Any, **_: Any) -> Any:
+        """Return the loss of one example. Raises PastaError if it is no number."""
+        loss, figures = self._computed(model, inputs["example"])
+        if not loss.isfinite():
+            self._refuse(f"the loss is not a number at step {self.state.global_step + 1}")
+        self._meter.add(figures)
+        return loss
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The weights moved. Stop if asked; log and evaluate the last step wherever it falls."""
+    def _computed(self, model: Any, example: Example) -> tuple[Tensor, Figures]:
+        return self._loss(label_logprobs(self.model, example.layouts, model), example)
+
+    def evaluate(self, *_arguments: Any, **_settings: Any) -> dict[str, float]:
+        """Log the losses over all labels of the held-out examples."""
+        model, meter = self.model_wrapped, Meter()
+        model.eval()
+        for batch in self.get_eval_dataloader():
+            with torch.no_grad(), self.compute_loss_context_manager():
+                meter.add(self._computed(model, batch["example"])[1])
+        found = {f"eval_{name}": mean for name, mean in meter.read(self.args.device).items()}
+        self.log(found)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
+        return found
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:  # noqa: ARG002
+        """Return 0: the Trainer cannot count them in what is no tensor."""
+        return 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Stop if asked; log and evaluate the last step wherever it falls."""
         if state.global_step >= state.max_steps:
             control.should_log = True
             control.should_evaluate = args.eval_strategy != "no"
         if self._interrupted:
             control.should_log = control.should_save = control.should_training_stop = True
-        trained = (one for one in kwargs["model"].parameters() if one.requires_grad)
-        if control.should_save and not all(bool(one.isfinite().all()) for one in trained):
-            # The loss may be finite where its gradients overflow.
-            self._refuse(f"weights are no longer numbers after step {state.global_step}")
         if not control.should_log:
             self._tell()
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save a checkpoint, with `pasta.json` if it holds an adapter.
+
+        Raises PastaError for weights that are no numbers: the loss may be finite where its
+        gradients overflow.
+        """
+        model: Any = self.model
+        trained = (one for one in model.parameters() if one.requires_grad)
+        if not all(bool(one.isfinite().all()) for one in trained):
+            self._refuse(f"weights are no longer numbers after step {self.state.global_step}")
+        super().save_model(output_dir, _internal_call)
+        folder = Path(str(output_dir))
+        holds_adapter = (folder / "adapter_config.json").is_file()
+        if self._checkpoint and self.is_world_process_zero() and holds_adapter:
+            checkpoints.save(self._checkpoint, folder)
 
     def _refuse(self, message: str) -> None:
         hint = "Begin again in another --out with a lower --learning-rate."
@@ -254,46 +240,38 @@ class RunCallback(TrainerCallback):
             hint += f" --start {good} goes on from the last good state."
         raise PastaError(message, hint=hint)
 
-    def on_save(self, args: Any, state: Any, control: Any, **_kwargs: Any) -> None:
-        """Put `pasta.json` beside the weights, where the checkpoint holds an adapter."""
-        folder = self._out / f"checkpoint-{state.global_step}"
-        holds_adapter = (folder / "adapter_config.json").is_file()
-        if self._checkpoint and state.is_world_process_zero and holds_adapter:
-            checkpoints.save(self._checkpoint, folder)
+    def log(self, logs: dict[str, float], *arguments: Any) -> None:
+        """Add the figures to a line of losses, and keep it. All processes call this together.
 
-    def keep(self, found: dict[str, float]) -> None:
-        """Append a line of losses: step, nats per labelled token, learning rate, tokens, seconds.
-
-        Tokens and seconds are those of all training that the file tells of, wherever it went on.
+        A kept line has step, nats per labelled token, learning rate, tokens and seconds: those of
+        all training that the file tells of, wherever it went on.
         """
-        state, control = self._trainer.state, self._trainer.control
-        if not {"loss", "eval_loss"} & set(found):
-            return
+        if "loss" in logs:
+            logs = {**logs, **self._meter.read(self.args.device), "loss": logs["loss"]}
         labels = {"loss": "loss", "eval_loss": "held out"}
-        self._losses |= {label: found[name] for name, label in labels.items() if name in found}
-        if "eval_loss" in found or not control.should_evaluate:
+        losses = {label: logs[name] for name, label in labels.items() if name in logs}
+        self._losses |= losses
+        if losses and ("eval_loss" in logs or not self.control.should_evaluate):
             self._tell()
-        if state.is_world_process_zero:
-            seconds = round(self._earlier_s + time.monotonic() - self._began_s, 1)
-            tokens = self._tokens_until(state.global_step)
-            line = {"step": state.global_step, **found, "tokens": tokens, "seconds": seconds}
+        if losses and self.is_world_process_zero():
+            step, spent_s = self.state.global_step, time.monotonic() - self._began_s
+            counted = {"tokens": self._tokens_until(step)}
+            line = {"step": step, **logs, **counted, "seconds": round(self._earlier_s + spent_s, 1)}
             append_line(self._out / "metrics.jsonl", line)
+        super().log(logs, *arguments)
 
     def _tokens_until(self, step: int) -> int:
-        args = self._trainer.args
-        done = step * args.gradient_accumulation_steps * args.world_size
+        done = step * self.args.gradient_accumulation_steps * self.args.world_size
         return self._tokens[min(done, len(self._tokens) - 1)]
 
     def _tell(self) -> None:
         """Show steps, losses, pace, and the time that is left."""
-        state = self._trainer.state
-        if not state.is_world_process_zero:
+        if not self.is_world_process_zero():
             return
-        done = self._tokens_until(state.global_step)
-        spent_s = max(time.monotonic() - self._began_s, 1e-9)
+        step, steps = self.state.global_step, self.state.max_steps
+        done, spent_s = self._tokens_until(step), max(time.monotonic() - self._began_s, 1e-9)
         pace = (done - self._tokens_until(self._first)) / spent_s
-        words = [f"step {state.global_step}/{state.max_steps}"]
-        words += [f"{label} {loss:.3f}" for label, loss in self._losses.items()]
         left = timedelta(seconds=round((self._tokens[-1] - done) / pace))
-        words += [f"{pace:.0f} tokens/s", f"{left} left"]
-        self.show(state.global_step, state.max_steps, ", ".join(words))
+        losses = [f"{label} {loss:.3f}" for label, loss in self._losses.items()]
+        words = [f"step {step}/{steps}", *losses, f"{pace:.0f} tokens/s", f"{left} left"]
+        self._show(step, steps, ", ".join(words))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -16,12 +14,9 @@ from torch import Tensor
 from pasta_decoding.errors import PastaError
 from pasta_decoding.files import written_whole
 from pasta_decoding.models import checkpoint as checkpoints
-from pasta_decoding.models.checkpoint import Checkpoint
-from pasta_decoding.models.control_tokens import ControlTokens
+from pasta_decoding.models.checkpoint import ControlTokens
 from pasta_decoding.models.export import write_beside_weights
-from pasta_decoding.models.load import eos_ids_of, holds_weights
-
-log = logging.getLogger(__name__)
+from pasta_decoding.models.load import Loaded
 
 
 def add_lora(
@@ -32,23 +27,15 @@ def add_lora(
     seed: int,
     alpha: int | None = None,
     targets: Sequence[str] = (),
-    start: str | None = None,
 ) -> Any:
     """Put LoRA on every linear layer, or on `targets`; make the control-token rows trainable.
 
     An output layer that is not tied to the embeddings has rows of its own, which are trained as
     well: spare tokens of a vocabulary were never trained, and their rows are often all the same.
-
-    start: an adapter to go on from; its weights and settings replace the others.
     """
-    from peft import LoraConfig, PeftModel, get_peft_model
+    from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(seed)
-    if start is not None:
-        taken_up = PeftModel.from_pretrained(model, start, is_trainable=True)
-        # Its own name for the base is one of a hub, where peft would look whenever it saves.
-        taken_up.peft_config["default"].base_model_name_or_path = model.name_or_path
-        return taken_up
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     layers = ("embed_tokens",) if tied else ("embed_tokens", "lm_head")
     settings = LoraConfig(
@@ -66,17 +53,21 @@ def add_lora(
         raise PastaError(f"lora_targets {', '.join(targets)}: {error}") from error
 
 
-def set_attention(model: Any, wanted: str, *, on_gpu: bool) -> str:
-    """Let `model` compute the attention that is `wanted`, and say which that is.
+def take_up(model: Any, adapter: Path, *, seed: int, rank: int | None = None) -> Any:
+    """Go on from an adapter: its weights are trainable. Raises PastaError for another rank."""
+    from peft import PeftModel
 
-    wanted: "flex" with block masks, "dense" masks, or "auto": flex on a GPU.
-    """
-    if wanted == "dense" or (wanted == "auto" and not on_gpu):
-        return f"{model.config.get_text_config()._attn_implementation}, with dense masks"
-    if not on_gpu:
-        raise PastaError("flex attention has no backward pass on a CPU: leave `attention` out")
-    model.set_attn_implementation("flex_attention")
-    return "flex, with block masks"
+    torch.manual_seed(seed)
+    found = PeftModel.from_pretrained(model, str(adapter), is_trainable=True)
+    settings: Any = found.peft_config["default"]
+    if rank not in (None, settings.r):
+        raise PastaError(
+            f"{adapter} has LoRA of rank {settings.r}, which stays",
+            hint=f"Give --lora-rank {settings.r}.",
+        )
+    # Its own name for the base is one of a hub, where peft would look whenever it saves.
+    settings.base_model_name_or_path = model.name_or_path
+    return found
 
 
 def in_4bit(dtype: str) -> Any:
@@ -99,31 +90,6 @@ def recompute_activations(model: Any) -> None:
     getattr(model, newer if hasattr(model, newer) else older)({"use_reentrant": False})
 
 
-def refuse_other_start(
-    start: Path, rank: int, model: Any, tokenizer: Any, control: ControlTokens
-) -> None:
-    """Refuse to go on from what is no adapter of this model, or one of another rank."""
-    if holds_weights(start):
-        raise PastaError(
-            f"{start} holds a whole model, not an adapter to go on from: give it as --model"
-        )
-    record = checkpoints.load(start)
-    if warning := checkpoints.check_match(record, model, tokenizer):
-        log.warning(warning)
-    if record.control != control:
-        raise PastaError(f"{start} writes its tags with other control tokens than this version")
-    path = start / "adapter_config.json"
-    try:
-        its_rank = int(json.loads(path.read_text(encoding="utf-8"))["r"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise PastaError(f"{path} cannot be read: {error}") from error
-    if its_rank != rank:
-        raise PastaError(
-            f"{start} has LoRA of rank {its_rank}, which stays",
-            hint=f"Give --lora-rank {its_rank}.",
-        )
-
-
 def shard_tied_together(model: Any) -> None:
     """Let FSDP keep tied embeddings and output layer in one piece. Call it before training.
 
@@ -134,48 +100,34 @@ def shard_tied_together(model: Any) -> None:
         model.get_input_embeddings = model.get_output_embeddings = lambda: None
 
 
-def save(
-    model: Any,
-    tokenizer: Any,
-    checkpoint: Checkpoint,
-    folder: Path,
-    *,
-    weights: dict[str, Tensor] | None = None,
-) -> None:
-    """Write what was trained: an adapter, or a whole model, as `pasta export --to hf` would.
+def save(loaded: Loaded, folder: Path, *, weights: dict[str, Tensor] | None = None) -> Path:
+    """Write what was trained, whole or not at all, in bfloat16; return the folder.
+
+    It is LoRA and control-token rows, or a whole model as `pasta export --to hf` would write it:
+    that has become a base of its own, and is described as one.
 
     weights: the state of the whole model, where `model` itself holds only a shard of it.
-
-    A whole model has become a base of its own, and is described as one.
     """
-    if hasattr(model, "peft_config"):
-        save_adapter(model, checkpoint, folder, weights=weights)
-        return
-    if weights is None:
-        model.to(torch.bfloat16)
-    else:
-        weights = {name: one.to(torch.bfloat16) for name, one in weights.items()}
-    described = checkpoints.Unloaded(model.config, weights) if weights else model
-    base = checkpoints.describe_base(described, checkpoint.base.name)
-    eos_ids = eos_ids_of(model.generation_config, tokenizer)
+    model, checkpoint = loaded.model, loaded.checkpoint
     with written_whole(folder) as partial:
-        model.save_pretrained(partial, state_dict=weights)
-        tokenizer.save_pretrained(partial)
-        write_beside_weights(partial, checkpoint, model.generation_config, eos_ids)
-        checkpoints.save(replace(checkpoint, base=base), partial)
-
-
-def save_adapter(
-    model: Any, checkpoint: Checkpoint, folder: Path, *, weights: dict[str, Tensor] | None = None
-) -> Path:
-    """Write LoRA and control-token rows in bfloat16, whole or not at all."""
-    known = weights or dict(model.named_parameters())
-    trained = [name for name, one in model.named_parameters() if one.requires_grad]
-    weights = {name: known[name].detach().to(torch.bfloat16) for name in trained}
-    model.peft_config["default"].base_model_name_or_path = checkpoint.base.name
-    # The trained rows are saved in any case; asked to find out, peft would look on the hub.
-    with written_whole(folder) as partial:
-        model.save_pretrained(partial, state_dict=weights, save_embedding_layers=False)
-        (partial / "README.md").unlink(missing_ok=True)
+        if hasattr(model, "peft_config"):
+            known = weights or dict(model.named_parameters())
+            trained = [name for name, one in model.named_parameters() if one.requires_grad]
+            state = {name: known[name].detach().to(torch.bfloat16) for name in trained}
+            model.peft_config["default"].base_model_name_or_path = checkpoint.base.name
+            # The trained rows are saved in any case; asked to find out, peft looks on the hub.
+            model.save_pretrained(partial, state_dict=state, save_embedding_layers=False)
+            (partial / "README.md").unlink(missing_ok=True)
+        else:
+            if weights is None:
+                described = model.to(torch.bfloat16)
+            else:
+                weights = {name: one.to(torch.bfloat16) for name, one in weights.items()}
+                described = checkpoints.Unloaded(model.config, weights)
+            base = checkpoints.describe_base(described, checkpoint.base.name)
+            checkpoint = replace(checkpoint, base=base)
+            model.save_pretrained(partial, state_dict=weights)
+            loaded.tokenizer.save_pretrained(partial)
+            write_beside_weights(partial, checkpoint, model.generation_config, loaded.eos_ids)
         checkpoints.save(checkpoint, partial)
     return folder

@@ -1,13 +1,13 @@
-"""Log-probabilities of laid-out answers, the loss of stage 1, and what collects figures.
+"""Log-probabilities of laid-out answers, the loss of stage 1, and the means of its figures.
 
 Shapes: L labelled tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from pasta_decoding.engines.support import attention_windows
 from pasta_decoding.lang.layout import Layout
-from pasta_decoding.training.view import attention_masks, pack, packed_batch, takes_blocks
+from pasta_decoding.training.view import attention_masks, pack, packed_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +40,12 @@ class Example:
         return [label for one in self.layouts for label in one.label if label is not None]
 
 
-class Loss(Protocol):
-    """Returns the loss of an example, from the log-probabilities of each of its layouts.
+Figures = dict[str, Tensor]
+Loss = Callable[[Sequence[Tensor], Example], tuple[Tensor, Figures]]
+"""Takes the log-probabilities of each layout of an example; returns its loss, and figures.
 
-    What is minimised is the mean over the examples of a step. The meter collects its figures.
-    """
-
-    meter: Meter
-
-    def __call__(self, logprobs: Sequence[Tensor], example: Example, /) -> Tensor: ...
+What is minimised is the mean over the examples of a step. The metrics have the figures' means.
+"""
 
 
 def label_logprobs(model: Any, layouts: Sequence[Layout], call: Any = None) -> list[Tensor]:
@@ -62,11 +59,10 @@ def label_logprobs(model: Any, layouts: Sequence[Layout], call: Any = None) -> l
     # a loss of NaN, and two runs without it did not; why is not known.
     torch.backends.cuda.enable_cudnn_sdp(False)
     batch = packed_batch(layouts).to(model.device)
-    windows = attention_windows(model.config.get_text_config())
     outputs = (call or model)(
         input_ids=batch.tokens_T[None],
         position_ids=batch.position_T[None],
-        attention_mask=attention_masks(batch, windows, blocks=takes_blocks(model)),
+        attention_mask=attention_masks(batch, attention_windows(model.config.get_text_config())),
         logits_to_keep=batch.source_L,
         use_cache=False,
     )
@@ -87,44 +83,35 @@ def score_layouts(
         yield from (logprobs_L.cpu() for logprobs_L in scored)
 
 
+def label_loss(
+    logprobs: Sequence[Tensor], example: Example, *, control_ids: Sequence[int]
+) -> tuple[Tensor, Figures]:
+    """Return the cross entropy of a pack times its scale; nats of text and control tokens apart."""
+    nats_L = -torch.cat(list(logprobs))
+    label_L = torch.tensor(example.labels, device=nats_L.device)
+    control_L = torch.isin(label_L, torch.tensor(control_ids, device=nats_L.device))
+    figures = {"text_loss": nats_L[~control_L], "control_loss": nats_L[control_L], "loss": nats_L}
+    return nats_L.sum() * example.scale, figures
+
+
 class Meter:
-    """Means of named figures since the last reading, over all processes."""
+    """Means of figures since the last reading, over all processes."""
 
-    def __init__(self, *names: str) -> None:
-        self._sums = {name: torch.zeros(2, dtype=torch.float64) for name in names}
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
 
-    def add(self, **values: Tensor) -> None:
+    def add(self, figures: Figures) -> None:
         """Count each element of these tensors."""
-        for name, value in values.items():
-            count = torch.tensor(value.numel())
-            self._sums[name] += torch.stack([value.detach().double().sum().cpu(), count])
-
-    @property
-    def finite(self) -> bool:
-        """Are all figures numbers?"""
-        return all(bool(sums.isfinite().all()) for sums in self._sums.values())
+        for name, value in figures.items():
+            values = value.detach().double().cpu()
+            found = torch.stack([values.sum(), torch.tensor(values.numel())])
+            self._sums[name] = self._sums.get(name, 0) + found
 
     def read(self, device: torch.device | str = "cpu") -> dict[str, float]:
         """Return the means, and start anew. All processes read together, through `device`."""
         from accelerate.utils import reduce
 
-        sums = reduce(torch.stack([*self._sums.values()]).to(device), "sum").tolist()
-        self._sums = {name: torch.zeros(2, dtype=torch.float64) for name in self._sums}
-        means = zip(self._sums, sums, strict=True)
-        return {name: total / count for name, (total, count) in means if count}
-
-
-class LabelLoss:
-    """Cross entropy in nats per labelled token; the control tokens' share is metered apart."""
-
-    def __init__(self, control_ids: Collection[int]) -> None:
-        self._control_C = torch.tensor(sorted(control_ids))
-        self.meter = Meter("text_loss", "control_loss", "loss")
-
-    def __call__(self, logprobs: Sequence[Tensor], pack: Example, /) -> Tensor:
-        """Return the summed loss of one pack, times its scale."""
-        nats_L = -torch.cat(list(logprobs))
-        label_L = torch.tensor(pack.labels, device=nats_L.device)
-        control_L = torch.isin(label_L, self._control_C.to(label_L.device))
-        self.meter.add(text_loss=nats_L[~control_L], control_loss=nats_L[control_L], loss=nats_L)
-        return nats_L.sum() * pack.scale
+        names, sums, self._sums = list(self._sums), list(self._sums.values()), {}
+        totals = reduce(torch.stack(sums).to(device), "sum").tolist() if sums else []
+        found = zip(names, totals, strict=True)
+        return {name: total / count for name, (total, count) in found if count}

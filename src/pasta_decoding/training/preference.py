@@ -22,6 +22,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +31,26 @@ import torch
 from pasta_decoding.api.checkpoints import find
 from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import ENGINES, choose_engine, open_local
-from pasta_decoding.data.lines import append_line, differing, read_lines, write_lines
+from pasta_decoding.data.lines import append_line, differing, read_json, read_lines, write_lines
 from pasta_decoding.data.rows import Question
 from pasta_decoding.errors import PastaError
 from pasta_decoding.files import copy_whole, write_json
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models import checkpoint as checkpoints
-from pasta_decoding.models.load import default_device, holds_weights, native_dtype
+from pasta_decoding.models.load import (
+    Loaded,
+    default_device,
+    holds_weights,
+    load_base,
+    native_dtype,
+)
+from pasta_decoding.runtime.request import Rules
+from pasta_decoding.training.bonbon import lay_out_pairs, preference_loss, with_references
 from pasta_decoding.training.config import SAMPLING, PreferenceConfig, identity
-from pasta_decoding.training.lora import save
-from pasta_decoding.training.packs import tokens_of
-from pasta_decoding.training.pairs import lay_out_pairs, load_policy, train_pairs, with_references
+from pasta_decoding.training.loop import RunTrainer, training_arguments
+from pasta_decoding.training.lora import save, take_up
 from pasta_decoding.training.run import begin_run, owned, refuse_other_run, tracked
-from pasta_decoding.training.sample import Sample, SampleSet, sample_answers
+from pasta_decoding.training.sample import Sample, sample_answers
 from pasta_decoding.training.score import (
     PreferencePair,
     ScoreParts,
@@ -53,6 +61,7 @@ from pasta_decoding.training.score import (
     score_parts,
     summarise,
 )
+from pasta_decoding.training.view import tokens_of
 
 log = logging.getLogger(__name__)
 
@@ -107,12 +116,9 @@ class PreferenceRun:
         with owned(out):
             begin_run(out, config)
             prompts = keep_prompts(out, prompts)
-            sequential = replace(config.rules, parallel=False)
-            wanted = SampleSet(
-                "baseline", config.baseline_samples, sequential, config.seed, config.temperature
-            )
-            answers = self._sample(Path(config.baseline), prompts, wanted, out / "baseline.jsonl")
-            baseline = baseline_tokens(answers)
+            count, rules = config.baseline_samples, replace(config.rules, parallel=False)
+            own = self._sample("baseline", config.baseline, prompts, count, rules)
+            baseline = baseline_tokens(own)
             policy = Path(config.policy)
             for number in range(1, config.rounds + 1):
                 policy = self._round(number, policy, prompts, baseline)
@@ -125,10 +131,7 @@ class PreferenceRun:
     ) -> Path:
         """Sample, score, pair and train; return the round's adapter."""
         config, folder = self.config, self.out / f"round-{number}"
-        wanted = SampleSet(
-            folder.name, config.samples, config.rules, config.seed, config.temperature
-        )
-        samples = self._sample(policy, prompts, wanted, folder / "samples.jsonl")
+        samples = self._sample(folder.name, str(policy), prompts, config.samples, config.rules)
         parts = self._measure(folder / "parts.jsonl", prompts, samples)
         scores = score_parts(parts, baseline, config.lambda_)
         pairs = choose_pairs(samples, parts, scores)
@@ -147,11 +150,21 @@ class PreferenceRun:
         return folder / "adapter"
 
     def _sample(
-        self, adapter: Path, prompts: Sequence[Question], wanted: SampleSet, path: Path
+        self, name: str, adapter: str, prompts: Sequence[Question], count: int, rules: Rules
     ) -> list[Sample]:
         """Return the answers of an adapter; those not yet in the file are sampled."""
-        engine = engine_of(self.config, self.base, str(adapter))
-        return sample_answers(lambda: open_local(engine, self.cache), prompts, wanted, path)
+        config, engine = self.config, engine_of(self.config, self.base, adapter)
+        place = "baseline.jsonl" if name == "baseline" else f"{name}/samples.jsonl"
+        return sample_answers(
+            lambda: open_local(engine, self.cache),
+            prompts,
+            self.out / place,
+            name=name,
+            count=count,
+            rules=rules,
+            seed=config.seed,
+            temperature=config.temperature,
+        )
 
     def _measure(
         self, path: Path, prompts: Sequence[Question], samples: Sequence[Sample]
@@ -183,19 +196,37 @@ class PreferenceRun:
     ) -> None:
         """Train on the pairs, going on from the policy's own weights, and save the adapter."""
         free_memory()
-        model, tokenizer, checkpoint = load_policy(self.base, policy, self.config)
-        examples = lay_out_pairs(checkpoint, samples, pairs)
-        if self.config.objective == "rejection":
+        loaded, config = load_policy(self.base, policy, self.config), self.config
+        examples = lay_out_pairs(loaded.checkpoint, samples, pairs)
+        if config.objective == "rejection":
             examples = [replace(one, layouts=one.layouts[:1]) for one in examples]
         else:
             shown = tracked(examples, "reference", len(examples))
-            examples = with_references(model, shown, bf16=self.config.bf16)
+            examples = with_references(loaded.model, shown, bf16=config.bf16)
         tokens = tokens_of(example.layouts for example in examples)
         log.info("%s: %d pairs, %d tokens", folder.name, len(pairs), tokens)
-        train_pairs(model, examples, self.config, folder / "train", f"training {folder.name}")
+        # The order of all epochs is fixed in advance, so that a resumed run sees the same one.
+        generator = torch.Generator().manual_seed(config.seed)
+        orders = [torch.randperm(len(examples), generator=generator) for _ in range(config.epochs)]
+        plan = [examples[int(place)] for order in orders for place in order]
+        device, out = loaded.model.device.type, folder / "train"
+        arguments = training_arguments(
+            out, config, len(plan), config.pairs_per_step, device, logging_steps=1
+        )
+        loss = partial(preference_loss, alpha=config.alpha)
+        RunTrainer(loaded.model, loss, plan, arguments, doing=f"training {folder.name}").run()
         # What a policy knew of other joins, this round has not kept up.
-        checkpoint = replace(checkpoint, joins=(Joining.kv.value,))
-        save(model, tokenizer, checkpoint, folder / "adapter")
+        checkpoint = replace(loaded.checkpoint, joins=(Joining.kv.value,))
+        save(replace(loaded, checkpoint=checkpoint), folder / "adapter")
+
+
+def load_policy(base: Path, policy: Path, config: PreferenceConfig) -> Loaded:
+    """Return the policy with its LoRA, or all its weights, trainable."""
+    whole = holds_weights(policy)
+    dtype = "bfloat16" if config.bf16 and not whole else "float32"
+    loaded = load_base(base, policy, dtype=dtype)
+    model = loaded.model if whole else take_up(loaded.model, policy, seed=config.seed)
+    return replace(loaded, model=model.to(config.device or default_device()))
 
 
 def free_memory() -> None:
@@ -244,11 +275,7 @@ def share_samples(source: Path, out: Path, config: PreferenceConfig) -> None:
     """
     refuse_other_run(out, config)
     refuse_misfits(config)
-    try:
-        theirs = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise PastaError(f"{source} holds no run: {error}", hint="Check --samples-from.") from error
-    ours = json.loads(json.dumps(identity(config)))
+    theirs, ours = read_json(source / "config.json", dict), json.loads(json.dumps(identity(config)))
     if others := sorted(SAMPLING.intersection(differing(theirs, ours))):
         raise PastaError(
             f"the samples of {source} were made with other {', '.join(others)}",

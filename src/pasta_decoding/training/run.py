@@ -73,9 +73,10 @@ def refuse_other_run(
     path = out / "config.json"
     if path.exists():
         try:
-            # A setting that the version which began it did not have is as by default.
-            there = identity(type(config)()) | json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, TypeError) as error:
+            # A setting that only one of two versions has is as by default, or of no interest.
+            preset, found = identity(type(config)()), json.loads(path.read_text(encoding="utf-8"))
+            there = {name: found.get(name, value) for name, value in preset.items()}
+        except (OSError, ValueError, AttributeError) as error:
             message = f"the settings of the run in {path} cannot be read: {error}"
             raise PastaError(message) from error
         refuse_other_settings(out, there, identity(config), hint=hint)
@@ -140,28 +141,23 @@ def plot_losses(out: Path) -> None:
 @contextmanager
 def showing(doing: str) -> Iterator[Show]:
     """Hand out what shows progress: a bar on a terminal, else a line a minute."""
-    if not sys.stderr.isatty():
-        yield _lines(doing)
-        return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
+    draws, told_s = sys.stderr.isatty(), time.monotonic()
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[words]}")
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not draws) as bars:
         task = bars.add_task(doing, total=None, words="")
-        yield lambda done, total, words: bars.update(task, completed=done, total=total, words=words)
 
+        def show(done: int, total: int, words: str) -> None:
+            nonlocal told_s
+            bars.update(task, completed=done, total=total, words=words)
+            if not draws and (done == total or time.monotonic() - told_s >= LINE_EVERY_S):
+                told_s = time.monotonic()
+                log.info("%s: %s", doing, words)
 
-def _lines(doing: str) -> Show:
-    told_s = time.monotonic()
-
-    def show(done: int, total: int, words: str) -> None:
-        nonlocal told_s
-        if done == total or time.monotonic() - told_s >= LINE_EVERY_S:
-            told_s = time.monotonic()
-            log.info("%s: %s", doing, words)
-
-    return show
+        yield show
 
 
 def tracked(items: Iterable[Item], doing: str, total: int) -> Iterator[Item]:

@@ -25,7 +25,7 @@ from pasta_decoding.lang.layout import (
     lay_out,
 )
 from pasta_decoding.lang.positions import Scheme
-from pasta_decoding.models.control_tokens import ControlTokens
+from pasta_decoding.models.checkpoint import ControlTokens
 from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.generation import Generation
 from pasta_decoding.runtime.request import Rules, SamplingParams
@@ -83,59 +83,56 @@ class Sample:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SampleSet:
-    """Answers to sample: this many a prompt.
-
-    name: seeds are a pure function of (seed, name, prompt, number).
-    """
-
-    name: str
-    count: int
-    rules: Rules
-    seed: int
-    temperature: float = 1.0
-
-    def seed_of(self, prompt: Question, number: int) -> int:
-        """Return the seed of one answer, below 2^48."""
-        name = f"{self.seed}/{self.name}/{prompt.id}/{number}"
-        return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6])
+Job = tuple[Question, int, int]
+"""A prompt, the number of an answer to it, and its seed."""
 
 
 def sample_answers(
-    load: Callable[[], LocalDecoder], prompts: Sequence[Question], wanted: SampleSet, path: Path
+    load: Callable[[], LocalDecoder],
+    prompts: Sequence[Question],
+    path: Path,
+    *,
+    name: str,
+    count: int,
+    rules: Rules,
+    seed: int,
+    temperature: float = 1.0,
 ) -> list[Sample]:
-    """Return `wanted.count` answers a prompt, in order; those not yet in `path` are sampled.
+    """Return `count` answers a prompt, in order; those not yet in `path` are sampled.
 
     Each is appended as soon as it ends, so a run that was stopped goes on. `load` is called only
     if there is something to sample.
+    name: the seed of an answer is a pure function of (seed, name, prompt, number), below 2^48.
     """
     known = {(s.prompt, s.number): s for s in map(decode_sample, read_lines(path, resume=True))}
-    jobs = [(prompt, number) for prompt in prompts for number in range(wanted.count)]
-    missing = [job for job in jobs if (job[0].id, job[1]) not in known]
+    asked = [(prompt, number) for prompt in prompts for number in range(count)]
+    missing: list[Job] = []
+    for prompt, number in asked:
+        if (prompt.id, number) not in known:
+            digest = hashlib.sha256(f"{seed}/{name}/{prompt.id}/{number}".encode()).digest()
+            missing.append((prompt, number, int.from_bytes(digest[:6])))
     if missing:
-        coming = _sampled(load(), missing, wanted)
-        for sample in tracked(coming, f"sampling {wanted.name}", len(missing)):
+        coming = _sampled(load(), missing, rules, temperature)
+        for sample in tracked(coming, f"sampling {name}", len(missing)):
             append_line(path, encode_sample(sample))
             known[sample.prompt, sample.number] = sample
-    return [known[prompt.id, number] for prompt, number in jobs]
+    return [known[prompt.id, number] for prompt, number in asked]
 
 
 def _sampled(
-    decoder: LocalDecoder, jobs: Sequence[tuple[Question, int]], wanted: SampleSet
+    decoder: LocalDecoder, jobs: Sequence[Job], rules: Rules, temperature: float
 ) -> Iterator[Sample]:
     """Decode all jobs, as many together as there is room for; yield each answer as it ends."""
     scheduler = decoder.scheduler()
     waiting = iter(jobs)
-    running: dict[Generation, tuple[Question, int, int]] = {}
+    running: dict[Generation, Job] = {}
     try:
         while True:
             queued = len(running) - scheduler.activity.running
-            for prompt, number in islice(waiting, QUEUED - queued):
-                seed = wanted.seed_of(prompt, number)
-                sampling = SamplingParams(wanted.temperature, seed=seed)
-                request = decoder.request(prompt.instruction, wanted.rules, sampling)
-                running[scheduler.add(request)] = prompt, number, seed
+            for job in islice(waiting, QUEUED - queued):
+                sampling = SamplingParams(temperature, seed=job[2])
+                request = decoder.request(job[0].instruction, rules, sampling)
+                running[scheduler.add(request)] = job
             if not running:
                 return
             scheduler.step()

@@ -6,35 +6,27 @@ LoRA plus the control-token rows, or all weights.
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pasta_decoding.data.rows import Row, digest
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.errors import PastaError
-from pasta_decoding.lang.layout import Joining
+from pasta_decoding.lang.layout import Joining, Layout
 from pasta_decoding.lang.measures import geometric_mean, tokens_per_step
 from pasta_decoding.lang.positions import scheme_named
-from pasta_decoding.models import checkpoint as checkpoints
-from pasta_decoding.models.checkpoint import FILE_NAME, Checkpoint
-from pasta_decoding.models.control_tokens import choose_tokens, grow_vocabulary
-from pasta_decoding.models.load import Loaded, answer_end, eos_ids_of, load_base
+from pasta_decoding.models.checkpoint import FILE_NAME
+from pasta_decoding.models.load import Loaded, holds_weights, load_base
 from pasta_decoding.runtime.decoder import decoder_over
 from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.loop import RunTrainer, processes, training_arguments
-from pasta_decoding.training.lora import (
-    add_lora,
-    in_4bit,
-    recompute_activations,
-    refuse_other_start,
-    save,
-    set_attention,
-)
-from pasta_decoding.training.loss import Example, LabelLoss
-from pasta_decoding.training.packs import compile_rows, plan_packs, shared_out, tokens_of
+from pasta_decoding.training.lora import add_lora, in_4bit, recompute_activations, save, take_up
+from pasta_decoding.training.loss import Example, label_loss
 from pasta_decoding.training.run import (
     begin_run,
     figures_of,
@@ -42,7 +34,7 @@ from pasta_decoding.training.run import (
     plot_losses,
     refuse_other_run,
 )
-from pasta_decoding.training.view import pack
+from pasta_decoding.training.view import compile_rows, pack, tokens_of
 
 log = logging.getLogger(__name__)
 
@@ -66,17 +58,17 @@ def train_sft(
     if (adapter / FILE_NAME).is_file():
         log.info("this run is finished: %s", figures_of(out))
         return adapter
-    device = processes().device.type
-    model, tokenizer, checkpoint = load_trainable(base, config, on_gpu=device == "cuda")
-    inputs["base"] = asdict(checkpoint.base)
+    shared = processes()
+    loaded = load_trainable(base, config)
+    inputs["base"] = asdict(loaded.checkpoint.base)
     refuse_other_run(out, config, inputs)
-    examples, evaluated = plan(rows, held_out, model, tokenizer, checkpoint, config)
+    examples, evaluated = plan(rows, held_out, loaded, config)
     arguments = training_arguments(
         out,
         config,
         len(examples),
         config.packs_per_step,
-        device,
+        shared.device.type,
         logging_steps=5,
         eval_strategy="steps" if evaluated else "no",
         eval_steps=config.save_every_steps,
@@ -84,68 +76,70 @@ def train_sft(
     with owned(out):
         if arguments.should_save:
             begin_run(out, config, inputs)
-        loss = LabelLoss(checkpoint.control.ids)
         trainer = RunTrainer(
-            model, loss, examples, arguments, checkpoint=checkpoint, held_out=evaluated
+            loaded.model,
+            partial(label_loss, control_ids=sorted(loaded.checkpoint.control.ids)),
+            examples,
+            arguments,
+            checkpoint=loaded.checkpoint,
+            held_out=evaluated,
         )
         weights = trainer.run()
         if arguments.should_save:
-            save(model, tokenizer, checkpoint, adapter, weights=weights)
+            save(loaded, adapter, weights=weights)
             plot_losses(out)
             log.info("finished: %s", figures_of(out))
             if config.try_prompts and weights is None and not config.plain:
                 asked = (held_out or rows)[: config.try_prompts]
-                log.info(tried(model, tokenizer, checkpoint, [row.instruction for row in asked]))
+                log.info(tried(loaded, [row.instruction for row in asked]))
     # Where one process ends badly the launcher ends all: not while the main one writes.
-    processes().wait_for_everyone()
+    shared.wait_for_everyone()
     return adapter
 
 
-def load_trainable(base: Path, config: SftConfig, *, on_gpu: bool) -> tuple[Any, Any, Checkpoint]:
-    """Return the model to train, its tokenizer, and what the trained checkpoint will be."""
-    frozen_in_bf16 = config.bf16 and config.lora_rank > 0
-    dtype = "bfloat16" if frozen_in_bf16 else "float32"
+def load_trainable(base: Path, config: SftConfig) -> Loaded:
+    """Return the model to train, with the record that the trained checkpoint will have."""
+    start = None if config.start is None else Path(config.start)
+    if start is not None and holds_weights(start):
+        raise PastaError(
+            f"{start} holds a whole model, not an adapter to go on from: give it as --model"
+        )
+    dtype = "bfloat16" if config.bf16 and config.lora_rank else "float32"
     settings = {"quantization_config": in_4bit(dtype)} if config.load_in_4bit else {}
-    model, tokenizer = load_base(base, dtype=dtype, **settings)
-    control = choose_tokens(tokenizer)
+    loaded = load_base(base, start, dtype=dtype, **settings)
+    if loaded.warning is not None:
+        log.warning(loaded.warning)
+    model, record = loaded.model, loaded.checkpoint
     checkpoint = replace(
-        checkpoints.describe(model, tokenizer, control, name=config.base_name),
+        record,
+        base=replace(record.base, name=config.base_name),
         scheme=scheme_named(config.scheme).name,
         topic=config.topic,
         joins=tuple(join.value for join in config.joins),
+        eagerness=0.0,
     )
-    if config.start is not None:
-        refuse_other_start(Path(config.start), config.lora_rank, model, tokenizer, control)
-    grow_vocabulary(model, control)
-    log.info("attention: %s", set_attention(model, config.attention, on_gpu=on_gpu))
     if config.gradient_checkpointing:
         recompute_activations(model)
-    if config.lora_rank:
+    if start is not None:
+        model = take_up(model, start, seed=config.seed, rank=config.lora_rank)
+    elif config.lora_rank:
         model = add_lora(
             model,
-            control,
+            record.control,
             rank=config.lora_rank,
             alpha=config.lora_alpha,
             targets=config.lora_targets,
             seed=config.seed,
-            start=config.start,
         )
-    return model, tokenizer, checkpoint
+    return replace(loaded, model=model, checkpoint=checkpoint)
 
 
 def plan(
-    rows: Sequence[Row],
-    held_out: Sequence[Row],
-    model: Any,
-    tokenizer: Any,
-    checkpoint: Checkpoint,
-    config: SftConfig,
+    rows: Sequence[Row], held_out: Sequence[Row], loaded: Loaded, config: SftConfig
 ) -> tuple[list[Example], list[Example]]:
     """Return the packs of the run, and those that are held out, and say how much that is."""
-    end = answer_end(tokenizer, eos_ids_of(model.generation_config, tokenizer))
     layouts, evaluated = (
-        compile_rows(some, tokenizer, checkpoint.control, config, end=end) if some else []
-        for some in (rows, held_out)
+        compile_rows(some, loaded, config) if some else [] for some in (rows, held_out)
     )
     packs = plan_packs(layouts, config)
     what = "rows" if Joining.text in config.joins else "answers"
@@ -158,12 +152,38 @@ def plan(
     return shared[0], shared[1]
 
 
-def tried(model: Any, tokenizer: Any, checkpoint: Checkpoint, prompts: Sequence[str]) -> str:
+def plan_packs(layouts: Sequence[Layout], config: SftConfig) -> list[list[Layout]]:
+    """Fix the packs of the whole run in advance, so that a resumed run sees the same ones."""
+    packs = []
+    shuffle = random.Random(config.seed)
+    for _ in range(config.epochs):
+        order = list(layouts)
+        shuffle.shuffle(order)
+        packs += pack(order, config.pack_tokens)
+    limit = None if config.max_steps is None else config.max_steps * config.packs_per_step
+    return packs[:limit]
+
+
+def shared_out(packs: Sequence[Sequence[Layout]], per_step: int, processes: int) -> list[Example]:
+    """Return the packs in an order that the processes take in turns, each the same number.
+
+    So a step has the same packs however many processes share them. Left to itself the sampler
+    would show the first packs again to fill the last turn; one without labels teaches nothing.
+    """
+    found = []
+    for first in range(0, len(packs), per_step):
+        step = list(packs[first : first + per_step])
+        unlabelled = [replace(one, label=(None,) * len(one.label)) for one in step[-1]]
+        step += [unlabelled] * (-len(step) % processes)
+        labels = sum(len(Example(layouts).labels) for layouts in step)
+        found += [Example(layouts, len(step) / labels) for layouts in step]
+    return found
+
+
+def tried(loaded: Loaded, prompts: Sequence[str]) -> str:
     """Answer the prompts greedily; return in a line how many have promises, and tokens a step."""
-    model.eval()
-    model.set_attn_implementation("sdpa")
-    loaded = Loaded(model, tokenizer, checkpoint, eos_ids_of(model.generation_config, tokenizer))
-    decoder = decoder_over(TorchEngine(model, cache_tokens=4096), loaded)
+    loaded.model.eval()
+    decoder = decoder_over(TorchEngine(loaded.model, cache_tokens=4096), loaded)
     rules, greedy = Rules(max_tokens=200), SamplingParams(temperature=0.0)
     answers = [decoder.answer(decoder.request(one, rules, greedy)) for one in prompts]
     promising = sum("<promise" in answer.annotated for answer in answers)

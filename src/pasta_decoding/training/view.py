@@ -1,18 +1,20 @@
-"""From an annotated response to the tensors of a training forward.
+"""From annotated rows to the tensors of a training forward.
 
 Shapes: T tokens of one pack (several answers in a row), L labelled tokens, Q queries, K keys.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
+from pasta_decoding.data.rows import Row
+from pasta_decoding.errors import PastaError
+from pasta_decoding.lang.check import check
 from pasta_decoding.lang.layout import (
     ChunkRun,
     Joining,
@@ -24,43 +26,106 @@ from pasta_decoding.lang.layout import (
     lay_out,
     lay_out_rows,
 )
-from pasta_decoding.lang.positions import Scheme
-from pasta_decoding.lang.tree import Chunk, Span, Sync, Tree
-from pasta_decoding.models.control_tokens import ControlTokens
+from pasta_decoding.lang.positions import Scheme, scheme_named
+from pasta_decoding.lang.tree import (
+    Chunk,
+    Span,
+    Sync,
+    Tree,
+    has_chunk,
+    read,
+    strip,
+    without_topics,
+)
+from pasta_decoding.models.checkpoint import ControlTokens
+from pasta_decoding.models.load import Loaded
+from pasta_decoding.models.prompt import PromptEncoder
+from pasta_decoding.training.config import SftConfig
 
-EncodeText = Callable[[str], Sequence[int]]
+log = logging.getLogger(__name__)
+
+# Rows to layouts
 
 
-@dataclass(frozen=True, slots=True)
-class PackedBatch:
-    """One pack, flattened in reading order, plus who may see whom.
+def compile_rows(rows: Sequence[Row], loaded: Loaded, config: SftConfig) -> list[Layout]:
+    """Lay every row out behind its prompt; rows that teach nothing, or wrong things, are left out.
 
-    tokens_T:   int64, token ids.
-    position_T: int64, the position ids that decoding uses; not monotone.
-    document_T: int64, which answer of the pack; answers do not see each other.
-    thread_T:   int64, 0 for the main thread, 1.. for chunks.
-    visible_until_T:  int64, ordinal of the last main token that this one may see.
-    visible_from_T:   int64, ordinal of the first main token that may see this one.
-    source_L:   int64, index in T of the tokens from which something is predicted.
-    label_L:    int64, the token id to predict there.
+    Raises PastaError if none is left.
     """
+    control = loaded.checkpoint.control
+    encoder = PromptEncoder(loaded.tokenizer, forbidden_ids=control.ids)
+    layouts: list[Layout] = []
+    left_out: dict[str, list[str]] = {}
+    for row in rows:
+        try:
+            tree = _taught(row.response, config)
+            layouts += compile_answer(
+                encoder.encode(row.conversation),
+                tree,
+                control=control,
+                encode=encoder.encode_text,
+                scheme=scheme_named(config.scheme),
+                end=loaded.end,
+                max_tokens=config.max_tokens,
+                joinings=config.joins,
+            )
+        except PastaError as reason:
+            left_out.setdefault(str(reason), []).append(row.id)
+    for why, ids in left_out.items():
+        log.info("%d rows left out, the first is %s: %s", len(ids), ids[0], why)
+    if not layouts:
+        raise PastaError("no row to train on", hint="Raise --max-length or give other rows.")
+    return layouts
 
-    tokens_T: Tensor
-    position_T: Tensor
-    document_T: Tensor
-    thread_T: Tensor
-    visible_until_T: Tensor
-    visible_from_T: Tensor
-    source_L: Tensor
-    label_L: Tensor
 
-    def to(self, device: torch.device | str) -> PackedBatch:
-        """Return the same on `device`."""
-        columns = (getattr(self, field.name).to(device) for field in fields(PackedBatch))
-        return PackedBatch(*columns)
+def _taught(response: str, config: SftConfig) -> Tree:
+    """Return what a response teaches. Raises PastaError if that is nothing, or wrong."""
+    has_topics = config.topic == "required"
+    tree = read(response) if has_topics else without_topics(read(response))
+    text = strip(tree)
+    if problems := check(response, topic_required=has_topics):
+        raise PastaError(f"broken tags ({problems[0].rule})")
+    if has_chunk(read(text)):
+        raise PastaError("annotated twice: its tags are text")
+    if not text.strip():
+        raise PastaError("empty response")
+    return (Span(text),) if config.plain else tree
 
 
-def segments_of(tree: Tree, control: ControlTokens, encode: EncodeText) -> list[Segment]:
+def compile_answer(
+    prompt: Sequence[int],
+    tree: Tree,
+    *,
+    control: ControlTokens,
+    encode: Callable[[str], Sequence[int]],
+    scheme: Scheme,
+    end: int,
+    max_tokens: int,
+    joinings: Collection[Joining] = (Joining.kv,),
+) -> list[Layout]:
+    """Lay an annotated answer out. Raises PastaError if not even a part of it fits.
+
+    For each of `joinings`: one layout for `kv`, a row for each stretch between syncs for `text`.
+    A row is left out that teaches nothing new: the first where it is how the `kv` layout begins,
+    the last where the answer was cut behind its sync.
+    """
+    segments, whole = crop(segments_of(tree, control, encode), max_tokens - len(prompt))
+    closing, close = end if whole else None, control.async_close
+    laid: list[Layout] = []
+    if segments and Joining.kv in joinings:
+        laid.append(lay_out(prompt, segments, scheme, async_close=close, end=closing))
+    if segments and Joining.text in joinings:
+        rows = lay_out_rows(prompt, segments, async_close=close, end=closing)
+        known = laid and laid[0].position[: len(rows[0].position)] == rows[0].position
+        laid += rows[1:] if known else rows
+    if found := [row for row in laid if any(label is not None for label in row.label)]:
+        return found
+    raise PastaError(f"longer than {max_tokens} tokens")
+
+
+def segments_of(
+    tree: Tree, control: ControlTokens, encode: Callable[[str], Sequence[int]]
+) -> list[Segment]:
     """Encode an annotated response piece by piece; no token ever spans a tag.
 
     Promises say the lengths that the chunks have in these tokens, whoever annotated it and with
@@ -100,35 +165,7 @@ def crop(segments: Sequence[Segment], max_tokens: int) -> tuple[list[Segment], b
     return kept, True
 
 
-def compile_answer(
-    prompt: Sequence[int],
-    tree: Tree,
-    *,
-    control: ControlTokens,
-    encode: EncodeText,
-    scheme: Scheme,
-    end: int,
-    max_tokens: int,
-    joinings: Collection[Joining] = (Joining.kv,),
-) -> list[Layout]:
-    """Lay an annotated answer out behind its prompt; nothing if not even a part of it fits.
-
-    For each of `joinings`: one layout for `kv`, a row for each stretch between syncs for `text`.
-    A row is left out that teaches nothing new: the first where it is how the `kv` layout begins,
-    the last where the answer was cut behind its sync.
-    """
-    segments, whole = crop(segments_of(tree, control, encode), max_tokens - len(prompt))
-    if not segments:
-        return []
-    closing, close = end if whole else None, control.async_close
-    laid: list[Layout] = []
-    if Joining.kv in joinings:
-        laid.append(lay_out(prompt, segments, scheme, async_close=close, end=closing))
-    if Joining.text in joinings:
-        rows = lay_out_rows(prompt, segments, async_close=close, end=closing)
-        known = laid and laid[0].position[: len(rows[0].position)] == rows[0].position
-        laid += rows[1:] if known else rows
-    return [row for row in laid if any(label is not None for label in row.label)]
+# Layouts to packs, and packs to tensors
 
 
 def pack(layouts: Iterable[Layout], max_tokens: int) -> list[list[Layout]]:
@@ -145,6 +182,39 @@ def pack(layouts: Iterable[Layout], max_tokens: int) -> list[list[Layout]]:
     return packs
 
 
+def tokens_of(packs: Iterable[Sequence[Layout]]) -> int:
+    return sum(len(layout.tokens) for layouts in packs for layout in layouts)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """One pack, flattened in reading order, plus who may see whom.
+
+    tokens_T:   int64, token ids.
+    position_T: int64, the position ids that decoding uses; not monotone.
+    document_T: int64, which answer of the pack; answers do not see each other.
+    thread_T:   int64, 0 for the main thread, 1.. for chunks.
+    visible_until_T:  int64, ordinal of the last main token that this one may see.
+    visible_from_T:   int64, ordinal of the first main token that may see this one.
+    source_L:   int64, index in T of the tokens from which something is predicted.
+    label_L:    int64, the token id to predict there.
+    """
+
+    tokens_T: Tensor
+    position_T: Tensor
+    document_T: Tensor
+    thread_T: Tensor
+    visible_until_T: Tensor
+    visible_from_T: Tensor
+    source_L: Tensor
+    label_L: Tensor
+
+    def to(self, device: torch.device | str) -> PackedBatch:
+        """Return the same on `device`."""
+        columns = (getattr(self, field.name).to(device) for field in fields(PackedBatch))
+        return PackedBatch(*columns)
+
+
 def packed_batch(layouts: Sequence[Layout]) -> PackedBatch:
     """Turn one pack into tensors."""
 
@@ -152,18 +222,16 @@ def packed_batch(layouts: Sequence[Layout]) -> PackedBatch:
         return torch.tensor([value for layout in layouts for value in getattr(layout, name)])
 
     labels = [label for layout in layouts for label in layout.label]
-    documents = [n for n, layout in enumerate(layouts) for _ in layout.tokens]
+    sources = [n for n, label in enumerate(labels) if label is not None]
     return PackedBatch(
         tokens_T=column("tokens"),
         position_T=column("position"),
-        document_T=torch.tensor(documents),
+        document_T=torch.tensor([n for n, layout in enumerate(layouts) for _ in layout.tokens]),
         thread_T=column("thread"),
         visible_until_T=column("visible_until"),
         visible_from_T=column("visible_from"),
-        source_L=torch.tensor(
-            [n for n, label in enumerate(labels) if label is not None], dtype=torch.long
-        ),
-        label_L=torch.tensor([label for label in labels if label is not None], dtype=torch.long),
+        source_L=torch.tensor(sources, dtype=torch.long),
+        label_L=torch.tensor([labels[source] for source in sources], dtype=torch.long),
     )
 
 
@@ -175,38 +243,8 @@ def visibility(batch: PackedBatch, window: int | None = None) -> Tensor:
     with a window it sees only those of them at positions above its own - window.
     """
     index_T = torch.arange(len(batch.tokens_T), device=batch.tokens_T.device)
-    return _sees(batch, window, index_T[:, None], index_T[None, :])
-
-
-def block_mask(batch: PackedBatch, window: int | None = None) -> BlockMask:
-    """Return the same for flex attention, which passes over blocks that nobody sees."""
-    size = len(batch.tokens_T)
-
-    def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return _sees(batch, window, query, key)
-
-    return create_block_mask(sees, None, None, size, size, device=batch.tokens_T.device)
-
-
-def attention_masks(
-    batch: PackedBatch, windows: Mapping[str, int | None], *, blocks: bool = False
-) -> Tensor | BlockMask | dict[str, Tensor | BlockMask]:
-    """Return what a Hugging Face forward takes as `attention_mask`: bool [1, 1, Q, K], or blocks.
-
-    `windows` names the kinds of layers, as `attention_windows` has them; where there are several,
-    each has a mask of its own. `blocks` is for models that compute flex attention.
-    """
-    masks = {
-        kind: block_mask(batch, window) if blocks else visibility(batch, window)[None, None]
-        for kind, window in windows.items()
-    }
-    return masks if len(masks) > 1 else next(iter(masks.values()))
-
-
-def _sees(batch: PackedBatch, window: int | None, query: Tensor, key: Tensor) -> Tensor:
-    """May these queries attend to these keys? Both are indices in T, of any shapes that fit."""
-    seen = query >= key
-    seen = seen & (batch.document_T[query] == batch.document_T[key])
+    query, key = index_T[:, None], index_T[None, :]
+    seen = (query >= key) & (batch.document_T[query] == batch.document_T[key])
     same = batch.thread_T[query] == batch.thread_T[key]
     seen = seen & (same | (batch.visible_from_T[key] <= batch.visible_until_T[query]))
     if window is not None:
@@ -214,6 +252,13 @@ def _sees(batch: PackedBatch, window: int | None, query: Tensor, key: Tensor) ->
     return seen
 
 
-def takes_blocks(model: Any) -> bool:
-    """Does this model compute flex attention, which takes block masks?"""
-    return bool(model.config.get_text_config()._attn_implementation == "flex_attention")
+def attention_masks(
+    batch: PackedBatch, windows: Mapping[str, int | None]
+) -> Tensor | dict[str, Tensor]:
+    """Return what a Hugging Face forward takes as `attention_mask`: bool [1, 1, Q, K].
+
+    `windows` names the kinds of layers, as `attention_windows` has them; where there are several,
+    each has a mask of its own.
+    """
+    masks = {kind: visibility(batch, window)[None, None] for kind, window in windows.items()}
+    return masks if len(masks) > 1 else next(iter(masks.values()))
