@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import logging
-import re
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -20,14 +19,14 @@ from fastapi.responses import HTMLResponse
 from pasta_decoding import __version__
 from pasta_decoding.api.model import AnyDecoder
 from pasta_decoding.errors import PastaError
-from pasta_decoding.runtime.request import Priority, Request
+from pasta_decoding.runtime.request import Priority
 from pasta_decoding.server import schema
 from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.errors import ApiError, excerpt, install
-from pasta_decoding.server.guard import Guard
+from pasta_decoding.server.listen import Guard
 from pasta_decoding.server.metrics import Metrics
-from pasta_decoding.server.replies import ChatForm, Reply, TextForm
-from pasta_decoding.server.requests import Body, ChatRequest, CompletionRequest, StreamOptions
+from pasta_decoding.server.replies import Reply
+from pasta_decoding.server.requests import Body, ChatRequest, CompletionRequest
 from pasta_decoding.server.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -50,13 +49,13 @@ def create_app(backends: Mapping[str, Backend], metrics: Metrics, settings: Sett
     backends: by the names that clients ask for. The first is the model, loaded when the application
         starts. A second one is its sequential baseline, loaded when it is first asked for.
     """
+    every = list(backends.values())
 
     @asynccontextmanager
     async def life(_app: FastAPI) -> AsyncIterator[None]:
-        model, *_ = backends.values()
-        await model.ready()
+        await every[0].ready()
         yield
-        for backend in backends.values():
+        for backend in every:
             await backend.stop()
 
     app = FastAPI(
@@ -81,7 +80,7 @@ def create_app(backends: Mapping[str, Backend], metrics: Metrics, settings: Sett
             expose_headers=["X-Request-Id", "Retry-After"],
         )
     app.include_router(_openai_routes(backends, settings.answer_tokens))
-    app.include_router(_other_routes(list(backends.values()), metrics))
+    app.include_router(_other_routes(every, metrics))
     install(app)
     return app
 
@@ -114,16 +113,17 @@ def _openai_routes(backends: Mapping[str, Backend], answer_tokens: int) -> APIRo
         return reply(body, decoder, prompts)
 
     def reply(body: Body, decoder: AnyDecoder, prompts: Sequence[Ids]) -> Response:
-        requests = _requests(body, decoder, prompts, answer_tokens)
-        form = ChatForm if isinstance(body, ChatRequest) else TextForm
-        return Reply(
-            form(body.alternatives, decoder.vocabulary.texts),
-            body.model,
-            backends[body.model].submit(requests),
-            (body.stream_options or StreamOptions()) if body.stream else None,
-            sum(map(len, prompts)),
-            decoder.plain_tokens,
-        )
+        """Answer each choice of the first prompt, of the second, and so on."""
+        config, priority = body.config(answer_tokens), Priority[body.pasta_priority or "normal"]
+        logprobs = None if body.alternatives is None else body.alternatives + TAGS_AMONG
+        sampling = config.sampling(logprobs=logprobs)
+        choices = [prompt for prompt in prompts for _ in range(body.n or 1)]
+        requests = [
+            decoder.request(prompt, config.rules, sampling, n, priority)
+            for n, prompt in enumerate(choices)
+        ]
+        answers = backends[body.model].submit(requests)
+        return Reply(body, decoder, answers, sum(map(len, prompts)))
 
     @router.get("/models")
     async def models() -> schema.ModelList:
@@ -163,21 +163,6 @@ async def _decoder(backends: Mapping[str, Backend], model: str, answers: int) ->
         raise ApiError(503, message, code="model_not_loaded") from error
 
 
-def _requests(
-    body: Body, decoder: AnyDecoder, prompts: Sequence[Ids], answer_tokens: int
-) -> list[Request]:
-    """Return a request for each choice of the first prompt, of the second, and so on."""
-    config = body.config(answer_tokens)
-    logprobs = None if body.alternatives is None else body.alternatives + TAGS_AMONG
-    sampling = config.sampling(logprobs=logprobs)
-    priority = Priority[body.pasta_priority or "normal"]
-    choices = [prompt for prompt in prompts for _ in range(body.n or 1)]
-    return [
-        decoder.request(prompt, config.rules, sampling, n, priority)
-        for n, prompt in enumerate(choices)
-    ]
-
-
 def _replies(whole: type[schema.Wire], chunk: type[schema.Wire]) -> Replies:
     data = {"type": "string", "description": f"a {chunk.__name__} as JSON; at last [DONE]"}
     event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
@@ -212,8 +197,8 @@ def _other_routes(backends: Sequence[Backend], metrics: Metrics) -> APIRouter:
             waiting=model.unended - running,
         )
 
-    text_plain = {"content": {"text/plain": {"schema": {"type": "string"}}}}
-    metrics_replies: Replies = {200: text_plain, 401: {"model": schema.ErrorReply}}
+    text_plain: dict[str, Any] = {"content": {"text/plain": {"schema": {"type": "string"}}}}
+    metrics_replies: Replies = {200: text_plain, 401: ERRORS[401]}
 
     @router.get("/metrics", response_class=Response, responses=metrics_replies)
     async def show_metrics() -> Response:
@@ -231,13 +216,14 @@ def _content_policy(page: str) -> str:
     A script that an answer smuggled in would not run even if the page's own code put it there.
     """
 
-    def digests(tag: str) -> str:
-        bodies = re.findall(rf"<{tag}>(.*?)</{tag}>", page, flags=re.DOTALL)
-        found = (base64.b64encode(hashlib.sha256(body.encode()).digest()) for body in bodies)
-        return " ".join(f"'sha256-{digest.decode()}'" for digest in found)
+    def only(tag: str) -> str:
+        _, _, found = page.partition(f"<{tag}>")
+        body, _, _ = found.partition(f"</{tag}>")
+        digest = base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()
+        return f"{tag}-src 'sha256-{digest}'"
 
     return (
         "default-src 'none'; connect-src 'self'; img-src data:; "
-        f"script-src {digests('script')}; style-src {digests('style')}; "
+        f"{only('script')}; {only('style')}; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )

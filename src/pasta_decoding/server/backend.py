@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
+from typing import Any, cast
 
 from pasta_decoding.api.model import AnyDecoder, Worker, open_worker
 from pasta_decoding.errors import PastaError
@@ -46,15 +47,11 @@ class Backend:
     def __init__(
         self, load_decoder: Callable[[], AnyDecoder], metrics: Metrics, load: Load
     ) -> None:
-        self.load = load
-        self.metrics = metrics
+        self.load, self.metrics, self._load_decoder = load, metrics, load_decoder
         self.decoder: AnyDecoder | None = None
-        self.unended = 0
-        self.stopping = False
-        self._load_decoder = load_decoder
+        self.unended, self.typical_s, self.stopping = 0, FIRST_GUESS_S, False
         self._worker: Worker | None = None
         self._starting = asyncio.Lock()
-        self.typical_s = FIRST_GUESS_S
 
     @property
     def alive(self) -> bool:
@@ -107,18 +104,14 @@ class Backend:
             raise errors.gone(stopping=self.stopping)
         for request in requests:
             self._worker.check(request)
-        answers = Answers(self, requests)
-        for choice, request in enumerate(requests):
-            hear = partial(self._hear, answers, choice)
+        answers, soon = Answers(self, len(requests)), cast("Any", self._loop.call_soon_threadsafe)
+        for n, request in enumerate(requests):
             try:
-                answers.cancels[choice] = self._worker.submit(request, hear)
+                hear = partial(soon, answers.take, n)  # called in the worker's thread
+                answers.cancels[n] = self._worker.submit(request, hear)
             except ClosedError as error:  # it has died meanwhile
-                answers.take(choice, Failure(error))
+                answers.take(n, Failure(error))
         return answers
-
-    def _hear(self, answers: Answers, choice: int, news: News) -> None:
-        """Hand news over, in the worker's thread."""
-        self._loop.call_soon_threadsafe(answers.take, choice, news)
 
     def _open(self) -> AnyDecoder:
         decoder, target_s = self._load_decoder(), self.load.target_ms_per_token / 1e3
@@ -141,15 +134,14 @@ class Answers:
     cancels: cancels the answer to a choice that is being written.
     """
 
-    def __init__(self, backend: Backend, requests: Sequence[Request]) -> None:
-        self.choices = len(requests)
+    def __init__(self, backend: Backend, choices: int) -> None:
+        self.choices = choices
         self.cancels: dict[int, Cancel] = {}
         self._backend = backend
-        self._live = set(range(self.choices))
-        self._unshown = set(self._live)
+        self._live, self._unshown = set(range(choices)), set(range(choices))
         self._items: asyncio.Queue[tuple[int, Progress | Answer | ApiError]] = asyncio.Queue()
         self._submitted_s = time.perf_counter()
-        backend.unended += self.choices
+        backend.unended += choices
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Progress | Answer]]:
         """Yield what comes, until all answers have ended."""
@@ -167,7 +159,7 @@ class Answers:
             case Progress(_, text):
                 if text and choice in self._unshown:
                     self._unshown.remove(choice)
-                    self._backend.metrics.observe("time_to_first_token_seconds", self._age_s)
+                    self._observe("time_to_first_token_seconds")
                 self._items.put_nowait((choice, news))
             case Failure(error):
                 self._end(choice, "failed")
@@ -180,7 +172,7 @@ class Answers:
                 end = "stop_string" if news.stopped else "length" if news.hit_limit else "stop"
                 self._end(choice, end)
                 self._backend.metrics.answered(news, end)
-                self._backend.metrics.observe("answer_seconds", self._age_s)
+                self._observe("answer_seconds")
                 own_s = news.seconds - news.queue_s
                 self._backend.typical_s += 0.2 * (own_s - self._backend.typical_s)
                 self._items.put_nowait((choice, news))
@@ -196,6 +188,5 @@ class Answers:
         self._backend.unended -= 1
         self._backend.metrics.count("answers", 1, end)
 
-    @property
-    def _age_s(self) -> float:
-        return time.perf_counter() - self._submitted_s
+    def _observe(self, name: str) -> None:
+        self._backend.metrics.observe(name, time.perf_counter() - self._submitted_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -20,7 +20,7 @@ MAX_EXCERPT_CHARS = 200
 
 
 class ApiError(Exception):
-    """An error that a request gets for an answer. `kind`: by status, unless given."""
+    """An error that a request gets for an answer."""
 
     def __init__(
         self,
@@ -32,12 +32,10 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        kind = "rate_limit_error" if status == 429 else "server_error"
-        kind = kind if status == 429 or status >= 500 else "invalid_request_error"
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        kind = "rate_limit_error" if status == 429 else kind
         detail = ErrorDetail(message=message, type=kind, param=param, code=code)
-        self.status = status
-        self.body = ErrorReply(error=detail)
-        self.headers = headers
+        self.status, self.headers, self.body = status, headers, ErrorReply(error=detail)
 
     def response(self) -> Response:
         """Return the reply."""
@@ -66,19 +64,17 @@ def failure(reason: BaseException, *, stopping: bool = False) -> ApiError:
 
 def install(app: FastAPI) -> None:
     """Give every error of the application OpenAI's shape."""
-    kinds: dict[type[Exception], Callable[[Request, Any], ApiError]] = {
-        ApiError: lambda _request, error: error,
-        PastaError: _mistake,
-        RequestValidationError: lambda _request, error: _invalid(error.errors()[0]),
-        HTTPException: _of_status,
-    }
 
-    async def reply(request: Request, error: Exception) -> Response:
-        convert = next(kinds[one] for one in type(error).__mro__ if one in kinds)
-        return convert(request, error).response()
+    def add(kind: type[Exception], convert: Callable[[Request, Any], ApiError]) -> None:
+        async def reply(request: Request, error: Exception) -> Response:
+            return convert(request, error).response()
 
-    for kind in kinds:
         app.add_exception_handler(kind, reply)
+
+    add(ApiError, lambda _request, error: error)
+    add(PastaError, _mistake)
+    add(RequestValidationError, lambda _request, error: _invalid(error.errors()[0]))
+    add(HTTPException, _of_status)
 
 
 def _mistake(request: Request, error: PastaError) -> ApiError:
@@ -106,22 +102,28 @@ def _invalid(problem: Mapping[str, Any]) -> ApiError:
         why = f": {WHY_NOT[name]}" if name in WHY_NOT else ""
         message = f"{name} is not supported{why}"
         return ApiError(400, message, param=name, code="unsupported_parameter")
-    # Without the kinds of values that a field may have.
-    where = _field([part for part in place if isinstance(part, int) or part in FIELDS])
+    # As one would write it, messages[0].role, without the kinds of values that a field may have.
+    parts = (
+        f"[{part}]" if isinstance(part, int) else f".{part}" * (part in FIELDS) for part in place
+    )
+    where = "".join(parts).removeprefix(".")
     what = str(problem["msg"]).removeprefix("Value error, ")
     return ApiError(400, f"{where}: {what}" if where else what, param=where or None)
 
 
 def _of_status(request: Request, error: HTTPException) -> ApiError:
-    """Return the error for a refusal by the framework: an unknown path, a wrong method, a size."""
-    path = excerpt(request.url.path)
-    about = {
-        400: _unreadable(error.__cause__),
+    """Return the error for a refusal by the framework: no JSON, an unknown path, a wrong method."""
+    path, cause = excerpt(request.url.path), error.__cause__
+    message = {
         404: f"there is nothing at {path}",
         405: f"{excerpt(request.method)} is not allowed at {path}",
-        413: "the body is too large for this server",
-    }
-    message = about.get(error.status_code, str(error.detail))
+    }.get(error.status_code, str(error.detail))
+    if error.status_code == 400:
+        message = "the body is not JSON in UTF-8"
+        if isinstance(cause, RecursionError):
+            message = "the body is nested too deeply"
+        elif isinstance(cause, ValueError) and not isinstance(cause, UnicodeError):
+            message = "the body has a number of too many digits"
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
     return ApiError(error.status_code, message, code=code, headers=error.headers)
 
@@ -130,18 +132,3 @@ def excerpt(text: str) -> str:
     """Return a client's text in a form to show: short, and without control characters."""
     shown = text if text.isprintable() else ascii(text)[1:-1]
     return shown if len(shown) <= MAX_EXCERPT_CHARS else shown[:MAX_EXCERPT_CHARS] + "..."
-
-
-def _unreadable(cause: BaseException | None) -> str:
-    """Say why a body could not be read as JSON at all."""
-    if isinstance(cause, RecursionError):
-        return "the body is nested too deeply"
-    if isinstance(cause, ValueError) and not isinstance(cause, UnicodeError):
-        return "the body has a number of too many digits"
-    return "the body is not JSON in UTF-8"
-
-
-def _field(place: Sequence[str | int]) -> str:
-    """Name a field as one would write it: messages[0].role."""
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
-    return "".join(parts).removeprefix(".")

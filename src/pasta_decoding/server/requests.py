@@ -7,7 +7,6 @@ begin with `pasta_`, except `eagerness`.
 from __future__ import annotations
 
 import secrets
-from abc import abstractmethod
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -49,19 +48,14 @@ WHY_NOT = {
 """Fields of other servers, and why they are unknown here or what to use instead."""
 
 
-def _as_list(stop: object) -> object:
-    return [stop] if isinstance(stop, str) else [] if stop is None else stop
-
-
-def _false_as_none(value: object) -> object:
-    return None if value is False else value
-
-
 Text = Annotated[str, Field(min_length=1)]
 Stops = Annotated[
     list[Text],
     Field(max_length=MAX_STOPS),
-    BeforeValidator(_as_list, json_schema_input_type=Text | list[Text] | None),
+    BeforeValidator(
+        lambda stop: [stop] if isinstance(stop, str) else stop or [],
+        json_schema_input_type=Text | list[Text] | None,
+    ),
 ]
 Limit = Annotated[int, Field(ge=1, lt=2**31)]
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
@@ -138,11 +132,6 @@ class AnswerRequest(Wire):
         return self
 
     @property
-    @abstractmethod
-    def alternatives(self) -> int | None:
-        """How many alternatives to tell for each token; None: no log probabilities at all."""
-
-    @property
     def limit(self) -> int | None:
         """The longest answer in tokens."""
         return self.max_tokens
@@ -152,11 +141,10 @@ class AnswerRequest(Wire):
         told = {name: value for name in SHARED if (value := getattr(self, name)) is not None}
         return GenerationConfig(
             max_tokens=self.limit or answer_tokens,
-            temperature=told.pop("temperature", 1.0),
             top_k=self.top_k if self.top_k and self.top_k > 0 else None,
             seed=secrets.randbits(63) if self.seed in (None, -1) else self.seed,
             parallel=self.pasta_parallel is not False,
-            **told,
+            **{"temperature": 1.0} | told,
         )
 
 
@@ -167,17 +155,13 @@ class TextPart(Wire):
     text: str
 
 
-def _kind_of_content(content: object) -> str:
-    return "parts" if isinstance(content, list) else "one text"
-
-
 class ChatMessage(Wire):
     """One turn. Its content is plain text: a tag in it is a word like any other."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
         Annotated[str | None, Tag("one text")] | Annotated[list[TextPart], Tag("parts")],
-        Discriminator(_kind_of_content),
+        Discriminator(lambda content: "parts" if isinstance(content, list) else "one text"),
     ]
 
     @field_validator("content")
@@ -261,7 +245,9 @@ class CompletionRequest(AnswerRequest):
         | Annotated[IdLists, Tag("id lists")],
         Discriminator(_kind_of_prompt),
     ]
-    logprobs: Annotated[Alternatives | None, BeforeValidator(_false_as_none)] = None
+    logprobs: Annotated[
+        Alternatives | None, BeforeValidator(lambda found: None if found is False else found)
+    ] = None
 
     # Accepted with the value that means "off".
     echo: Literal[False] | None = None
@@ -269,7 +255,6 @@ class CompletionRequest(AnswerRequest):
 
     @property
     def alternatives(self) -> int | None:
-        """How many alternatives to tell for each token; None: no log probabilities at all."""
         return self.logprobs
 
     @property
