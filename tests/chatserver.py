@@ -36,22 +36,13 @@ def in_turn(acts: Sequence[Act]) -> Script:
     return lambda number, _body: acts[min(number, len(acts) - 1)]
 
 
-def completion(text: str, **choice: Any) -> bytes:
+def completion(text: str) -> bytes:
     """A proper chat completion; it cost ten tokens to read and one a word to write."""
-    message = {"role": "assistant", "content": text}
-    found = {
-        "id": "x",
-        "object": "chat.completion",
-        "created": 0,
-        "model": "m",
-        "choices": [{"index": 0, "finish_reason": "stop", "message": message} | choice],
-        "usage": {
-            "prompt_tokens": 10,
-            "completion_tokens": len(text.split()),
-            "total_tokens": 10 + len(text.split()),
-        },
-    }
-    return json.dumps(found).encode()
+    message, words = {"role": "assistant", "content": text}, len(text.split())
+    usage = {"prompt_tokens": 10, "completion_tokens": words, "total_tokens": 10 + words}
+    choice = {"index": 0, "finish_reason": "stop", "message": message}
+    head = {"id": "x", "object": "chat.completion", "created": 0, "model": "m"}
+    return json.dumps(head | {"choices": [choice], "usage": usage}).encode()
 
 
 def failure(status: int, **headers: str) -> Raw:
@@ -60,72 +51,64 @@ def failure(status: int, **headers: str) -> Raw:
     return Raw(json.dumps({"error": {"message": f"no {status}"}}).encode(), status, names)
 
 
-class ChatServer:
+class ChatServer(ThreadingHTTPServer):
     """What the server was asked, and how many requests were under way at the same time."""
 
-    def __init__(self, script: Script, port: int) -> None:
-        self.base_url = f"http://127.0.0.1:{port}/v1"
+    daemon_threads = False  # so that closing waits for the last of them
+
+    def __init__(self, script: Script) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.base_url = f"http://127.0.0.1:{self.server_address[1]}/v1"
         self.script = script
         self.bodies: list[Body] = []
         self.keys: list[str | None] = []
-        self.busiest = 0
-        self._busy = 0
-        self._lock = threading.Lock()
+        self.busiest = self.busy = 0
+        self.lock = threading.Lock()
         self.closing = threading.Event()
 
-    def act(self, body: Body, key: str | None) -> Act:
-        """Take one request in and say what to do with it."""
-        with self._lock:
-            self.bodies.append(body)
-            self.keys.append(key)
-            self._busy += 1
-            self.busiest = max(self.busiest, self._busy)
-            number = len(self.bodies) - 1
-        try:
-            act = self.script(number, body)
-            if isinstance(act, Raw):
-                self.closing.wait(act.wait_s)
-            return act
-        finally:
-            with self._lock:
-                self._busy -= 1
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that has left is no error."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: ChatServer
+
+    def do_POST(self) -> None:
+        state = self.server
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with state.lock:
+            state.bodies.append(body)
+            state.keys.append(self.headers["Authorization"])
+            state.busy += 1
+            state.busiest = max(state.busiest, state.busy)
+            number = len(state.bodies) - 1
+        act = state.script(number, body)
+        raw = Raw(completion(act)) if isinstance(act, str) else act
+        state.closing.wait(raw.wait_s)
+        with state.lock:
+            state.busy -= 1
+        if raw.hang_up or state.closing.is_set():
+            return
+        self.send_response(raw.status)
+        for name, value in {"Content-Type": "application/json", **raw.headers}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(raw.body)))
+        self.end_headers()
+        self.wfile.write(raw.body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
 
 
 @contextmanager
 def chat_server(script: Script) -> Iterator[ChatServer]:
     """Serve on a free port of this machine until the block ends."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            act = state.act(body, self.headers["Authorization"])
-            raw = Raw(completion(act)) if isinstance(act, str) else act
-            if raw.hang_up or state.closing.is_set():
-                return
-            self.send_response(raw.status)
-            for name, value in {"Content-Type": "application/json", **raw.headers}.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(raw.body)))
-            self.end_headers()
-            self.wfile.write(raw.body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = False  # so that closing waits for the last of them
-
-        def handle_error(self, request: Any, client_address: Any) -> None:
-            """A client that has left is no error."""
-
-    server = Server(("127.0.0.1", 0), Handler)
-    state = ChatServer(script, server.server_address[1])
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield state
-    finally:
-        state.closing.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with ChatServer(script) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.closing.set()
+            server.shutdown()
+            thread.join()

@@ -14,6 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from pasta_decoding.errors import install_command
 from pasta_decoding.models.bases import BASES
 
 ROOT = Path(__file__).parents[1]
@@ -62,21 +63,22 @@ def test_decoding_does_not_ask_for_what_only_training_needs() -> None:
     assert base.isdisjoint(NOT_NEEDED)
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", str(ROOT), "--no-deps", "-w", str(folder)]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
-    if built.returncode and "hatchling" in built.stderr:
-        pytest.skip("pip cannot fetch hatchling, which builds the wheel")
-    assert built.returncode == 0, built.stderr
-    [found] = folder.glob("*.whl")
-    return found
+def test_an_extra_is_installed_from_the_checkout_or_from_the_index(tmp_path: Path) -> None:
+    module = tmp_path / "src" / "pasta_decoding" / "errors.py"
+    assert install_command("llama", module) == 'pip install "pasta-decoding[llama]"'
+    (tmp_path / "pyproject.toml").touch()
+    assert install_command("llama", module) == f'pip install -e "{tmp_path}[llama]"'
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_wheel_holds_the_default_adapters_and_their_licence(wheel: Path) -> None:
+def test_the_wheel_holds_the_default_adapters_and_their_licence(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pip", "wheel", str(ROOT), "--no-deps", "-w", str(tmp_path)]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    if built.returncode and "hatchling" in built.stderr:
+        pytest.skip("pip cannot fetch hatchling, which builds the wheel")
+    assert built.returncode == 0, built.stderr
+    [wheel] = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     adapters = {name.split("/")[2] for name in names if name.startswith("pasta_decoding/adapters/")}
     bases = [one for base in BASES.values() for one in (base.adapter, base.baseline)]

@@ -10,7 +10,7 @@ import pytest
 
 from pasta_decoding.data.annotate import base
 from pasta_decoding.lang.tree import Chunk, read, strip
-from tests.chatserver import Act, Body, ChatServer, chat_server, failure, in_turn
+from tests.chatserver import ChatServer, chat_server, failure, in_turn
 from tests.cli.conftest import Outcome, Pasta, interrupted
 from tests.shapes import make_llama3
 
@@ -120,34 +120,13 @@ def ask(pasta: Pasta, five: Path) -> Ask:
     return run
 
 
-def questions(server: ChatServer, since: int = 0) -> list[str]:
-    """Which rows the server was asked about."""
-    return [body["messages"][-1]["content"].split("\n")[2] for body in server.bodies[since:]]
-
-
-def test_an_endpoint_annotates_and_cost_and_rejects_are_reported(ask: Ask, five: Path) -> None:
-    def script(_number: int, body: Body) -> Act:
-        return "No." if "Q3\n" in body["messages"][15]["content"] else GOOD
-
-    with chat_server(script) as server:
-        said = ask(server).err.splitlines()
-        report = ask(server, "--json", "--limit", 4).object
-    assert (report["rows"], report["with_chunk"], report["rejected"]) == (4, 3, {"text differs": 1})
-    assert report["cost"]["retries: text differs"] == 2
-    assert responses(five.with_name("out.jsonl")) == [GOOD, GOOD, GOOD, OATS]
-    assert said[-6:-2] == [
-        f"5 rows in {five.with_name('out.jsonl')}, 4 with a promise",
-        "1 rejected: text differs",
-        "7 requests",
-        "70 prompt_tokens",
-    ]
-
-
-def test_a_stopped_run_asks_only_for_what_is_missing(ask: Ask, five: Path) -> None:
+def test_a_stopped_run_asks_only_for_what_is_missing_and_costs_and_rejects_are_reported(
+    ask: Ask, five: Path
+) -> None:
     partial = five.with_name("out.jsonl.partial")
-    with chat_server(in_turn([GOOD, GOOD, GOOD, failure(401)])) as server:
+    with chat_server(in_turn([GOOD, GOOD, "No.", "No.", "No.", failure(401)])) as server:
         found = ask(server)
-        assert (found.status, len(server.bodies)) == (2, 4)
+        assert (found.status, len(server.bodies)) == (2, 6)
         assert "refuses the key (401); it is read from PASTA_ENDPOINT_KEY" in found.err
         assert len(partial.read_text().splitlines()) == 4
         with partial.open("a") as file:  # killed while it wrote a line
@@ -156,10 +135,16 @@ def test_a_stopped_run_asks_only_for_what_is_missing(ask: Ask, five: Path) -> No
         assert f"{partial} was begun with other settings: model (m -> other)" in other.err
         assert other.err.endswith(f"Remove it to start again: rm {partial}\n")
         server.script = in_turn([GOOD])
-        report = ask(server, "--json").object
-        assert questions(server, since=4) == ["Q3", "Q4"]
-    assert report["cost"]["requests"] == 5
-    assert responses(five.with_name("out.jsonl")) == [GOOD] * 5
+        said = ask(server).err.splitlines()
+        asked = [body["messages"][-1]["content"].split("\n")[2] for body in server.bodies[6:]]
+        assert asked == ["Q3", "Q4"]
+    assert said[-6:-2] == [
+        f"5 rows in {five.with_name('out.jsonl')}, 4 with a promise",
+        "1 rejected: text differs",
+        "7 requests",
+        "70 prompt_tokens",
+    ]
+    assert responses(five.with_name("out.jsonl")) == [GOOD, GOOD, OATS, GOOD, GOOD]
     assert not partial.exists()
 
 

@@ -14,6 +14,7 @@ from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Outcome, Pasta
 
 PROMPTS = ["Hello", "Two cities?", "x" * 20_000]
+REMOTE = "--base-url http://127.0.0.1:9/v1"
 
 
 @pytest.fixture
@@ -90,13 +91,17 @@ def test_every_method_gets_a_folder_and_failures_are_records(
         ("", "pasta pasta", "--method is given twice for the folder 'pasta-adapter'"),
         ("", "pasta=nowhere", "no adapter 'nowhere'"),
         ("--model a.gguf", "hf", "transformers' generate reads no GGUF file"),
+        (f"{REMOTE} --timing", "pasta", "--timing is for an engine in this process"),
+        (REMOTE, "lookup", "--method lookup works in this process, not on servers"),
+        (REMOTE, "sot", "--method sot works in this process, not on servers"),
+        (REMOTE, "pasta sequential=other", "the servers have one checkpoint, and methods differ"),
     ],
 )
 def test_flags_that_mean_nothing_are_refused(
-    flags: str, methods: str, message: str, generate: Callable[..., Outcome]
+    flags: str, methods: str, message: str, generate: Callable[..., Outcome], out: Path
 ) -> None:
     found = generate(*flags.split(), methods=tuple(methods.split()))
-    assert found.status == 2
+    assert (found.status, list(out.glob("*"))) == (2, [])
     assert found.err.startswith(f"pasta: {message}")
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from pasta_decoding.training.config import PreferenceConfig
-from pasta_decoding.training.preference import settled
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Outcome, Pasta
 
@@ -38,22 +36,12 @@ def train(
 ) -> Callable[..., Outcome]:
     """Return a function that trains a round into `run`; named options take the place of its own."""
 
-    def run(
-        *flags: object, settings: dict[str, object] | None = None, **options: object
-    ) -> Outcome:
+    def run(*flags: object, settings: dict[str, object] | None = None, out: str = "run") -> Outcome:
         file = tmp_path / "run.yaml"
         file.write_text(json.dumps(SETTINGS | (settings or {})))
-        wanted: dict[str, object] = {
-            "prompts": prompts,
-            "out": tmp_path / "run",
-            "policy": tiny_checkpoint.adapter,
-            "baseline": tiny_checkpoint.adapter,
-            "model": tiny_checkpoint.base,
-            "config": file,
-        }
-        wanted |= options
-        named = [part for name, value in wanted.items() for part in (f"--{name}", value)]
-        return pasta("train", "preference", *named, *FLAGS, *flags)
+        adapters = ["--policy", tiny_checkpoint.adapter, "--baseline", tiny_checkpoint.adapter]
+        where = ["--prompts", prompts, "--out", tmp_path / out, "--model", tiny_checkpoint.base]
+        return pasta("train", "preference", *where, *adapters, "--config", file, *FLAGS, *flags)
 
     return run
 
@@ -76,7 +64,7 @@ def test_a_round_prints_the_folder_of_the_adapter_and_another_lambda_takes_its_s
     ):
         assert re.search(f"^{line}$", found.err, re.M), line
     flags = ["--lambda", "inf", "--samples-from", tmp_path / "run"]
-    assert train(*flags, out=tmp_path / "inf").status == 0
+    assert train(*flags, out="inf").status == 0
     settings = json.loads((tmp_path / "inf" / "config.json").read_text())
     assert settings["lambda_"] is None
     samples = [tmp_path / name / "round-1" / "samples.jsonl" for name in ("run", "inf")]
@@ -87,28 +75,24 @@ def test_a_round_prints_the_folder_of_the_adapter_and_another_lambda_takes_its_s
 
 
 @pytest.mark.parametrize(
-    ("flags", "complaint"),
+    ("wrong", "complaint"),
     [
         (["--lambda", "nan"], "greater than or equal to 0"),
         (["--engine", "llama"], "pasta: the llama engine needs llama-cpp-python"),
         (["--policy", "nobody"], "pasta: no adapter 'nobody'"),
         (["--model", "model.gguf"], "pasta: training does not start from a GGUF file"),
         (["--samples-from", "nowhere"], "pasta: cannot read nowhere/config.json"),
+        (["--policy", ""], "pasta: --policy is missing"),
+        ({"max_prompt_chars": 1}, "pasta: no prompt to answer"),
+        ({"dtype": "Q4_0"}, "pasta: the torch engine has no number"),
     ],
 )
 def test_what_cannot_work_is_told_in_a_line(
-    flags: list[str], complaint: str, train: Callable[..., Outcome]
+    wrong: list[str] | dict[str, object], complaint: str, train: Callable[..., Outcome]
 ) -> None:
-    found = train(*flags)
-    assert found.status == 2
+    found = train(settings=wrong) if isinstance(wrong, dict) else train(*wrong)
+    assert (found.status, found.out) == (2, "")
     assert complaint in found.err
-    assert found.out == ""
-
-
-def test_settings_that_cannot_work_are_told_in_a_line(train: Callable[..., Outcome]) -> None:
-    assert "pasta: no prompt to answer" in train(settings={"max_prompt_chars": 1}).err
-    assert "pasta: the torch engine has no number" in train(settings={"dtype": "Q4_0"}).err
-    assert "pasta: --policy is missing" in train(policy="").err
 
 
 def test_it_does_not_run_as_several_processes(
@@ -116,12 +100,4 @@ def test_it_does_not_run_as_several_processes(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     found = train()
-    assert found.status == 2
-    assert "pasta: train preference is one process: start it without accelerate launch" in found.err
-
-
-def test_a_run_keeps_the_number_format_that_it_has_not_the_wish(
-    tiny_checkpoint: TinyCheckpoint,
-) -> None:
-    wish = PreferenceConfig(policy=str(tiny_checkpoint.adapter), engine="torch")
-    assert settled(wish, tiny_checkpoint.base).dtype in ("bfloat16", "float32")
+    assert (found.status, "start it without accelerate launch" in found.err) == (2, True)

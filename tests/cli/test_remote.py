@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,6 +16,7 @@ from tests.remote.fake import Fake, by_model, serving
 
 Ask = Callable[..., Outcome]
 HABITS = ["Name a habit.", "Name another one.", "And a third one?"]
+HERE = ["--engine", "torch", "--dtype", "float32"]
 
 
 @pytest.fixture(scope="module")
@@ -39,24 +39,24 @@ def fake(merged: Path) -> Iterator[Fake]:
 
 
 @pytest.fixture
-def ask(pasta: Pasta, merged: Path, fake: Fake) -> Ask:
-    """Return a function that runs `pasta run Hello` at the server, or elsewhere."""
-
-    def run(*arguments: object, engine: str = "remote", adapter: Path | str = merged) -> Outcome:
-        where = ["--base-url", fake.url] if engine == "remote" else ["--dtype", "float32"]
-        asked = ["--adapter", adapter, "--max-tokens", "20", "--engine", engine, *where]
-        return pasta("run", "Hello", *asked, *arguments)
-
-    return run
+def there(fake: Fake) -> list[str]:
+    return ["--engine", "remote", "--base-url", fake.url]
 
 
-def test_a_sequential_answer_is_the_torch_engines_however_it_is_shown(ask: Ask) -> None:
-    ours = ask("--sequential", "--json").object
-    theirs = ask("--sequential", "--json", engine="torch").object
-    assert ours["text"] == theirs["text"] != ""
-    assert ours["critical_path"] == theirs["critical_path"]
+@pytest.fixture
+def ask(pasta: Pasta, merged: Path) -> Ask:
+    return lambda *more: pasta("run", "Hello", "--adapter", merged, "--max-tokens", "20", *more)
+
+
+def test_a_sequential_answer_is_the_torch_engines_however_it_is_shown(
+    ask: Ask, there: list[str]
+) -> None:
+    ours = ask(*there, "--sequential", "--json").object
+    theirs = ask(*HERE, "--sequential", "--json").object
+    for key in ("text", "critical_path"):
+        assert ours[key] == theirs[key]
     assert ours["sent"]["requests"] == 1
-    assert ask("--sequential", "--show").out == f"{ours['text']}\n"
+    assert ask(*there, "--sequential", "--show").out == f"{ours['text']}\n"
 
 
 @pytest.mark.parametrize(
@@ -67,77 +67,36 @@ def test_a_sequential_answer_is_the_torch_engines_however_it_is_shown(ask: Ask) 
         (["--trace", "trace.json"], "--trace needs an engine of this process"),
     ],
 )
-def test_what_makes_no_sense_there_is_refused(arguments: list[str], said: str, ask: Ask) -> None:
-    found = ask(*arguments)
+def test_what_makes_no_sense_there_is_refused(
+    arguments: list[str], said: str, ask: Ask, there: list[str]
+) -> None:
+    found = ask(*there, *arguments)
     assert (found.status, said in found.err) == (2, True)
 
 
 def test_a_server_that_asks_for_a_key_gets_it(
-    ask: Ask, fake: Fake, monkeypatch: pytest.MonkeyPatch
+    ask: Ask, there: list[str], fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fake, "key", "sesame")
-    found = ask("--sequential")
+    found = ask(*there, "--sequential")
     assert (found.status, "refuses the key (401); set PASTA_REMOTE_KEY" in found.err) == (2, True)
     monkeypatch.setenv("PASTA_REMOTE_KEY", "sesame")
-    assert ask("--sequential").status == 0
-
-
-# Evaluation
-
-
-@pytest.fixture
-def generate(pasta: Pasta, merged: Path, tmp_path: Path) -> Callable[..., Outcome]:
-    """Return a function that answers HABITS by `pasta eval generate`, into a folder."""
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"instruction": text}) + "\n" for text in HABITS))
-
-    def run(out: str, *arguments: object) -> Outcome:
-        where = ["--prompts", prompts, "--out", tmp_path / out, "--max-tokens", 20]
-        return pasta("eval", "generate", *where, "--method", f"sequential={merged}", *arguments)
-
-    return run
-
-
-def records_in(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "sequential-tiny" / "records.jsonl").read_text().splitlines()
-    return sorted(map(json.loads, lines), key=lambda one: str(one["id"]))
+    assert ask(*there, "--sequential").status == 0
 
 
 def test_prompts_are_evaluated_over_servers_several_at_a_time(
-    generate: Callable[..., Outcome], fake: Fake, tmp_path: Path
+    pasta: Pasta, merged: Path, fake: Fake, there: list[str], tmp_path: Path
 ) -> None:
-    served = ["--engine", "remote", "--base-url", fake.url]
-    assert generate("here", "--engine", "torch", "--dtype", "float32").status == 0
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"instruction": text}) + "\n" for text in HABITS))
+    command = ["eval", "generate", "--prompts", prompts, "--max-tokens", 20]
+    command += ["--method", f"sequential={merged}"]
     fake.most_live = 0
-    assert generate("there", *served).status == 0
-    assert fake.most_live >= len(HABITS)
-    ours, theirs = records_in(tmp_path / "there"), records_in(tmp_path / "here")
-    told = ("id", "text", "plain_tokens", "critical_path", "error")
-    assert [[one[key] for key in told] for one in ours] == [
-        [one[key] for key in told] for one in theirs
-    ]
-    assert all(one["prompt_tokens"] > 0 for one in ours)
-    asked = len(fake.bodies)
-    assert generate("there", *served).status == 0  # it goes on, and nothing is left to do
-    assert len(fake.bodies) == asked
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--timing"], "--timing is for an engine in this process"),
-        (["--method", "lookup"], "--method lookup works in this process, not on servers"),
-        (["--method", "sot"], "--method sot works in this process, not on servers"),
-        (["--method", "pasta"], "the servers have one checkpoint, and methods differ in theirs"),
-    ],
-)
-def test_what_servers_cannot_do_in_an_evaluation_is_refused(
-    arguments: list[str],
-    message: str,
-    generate: Callable[..., Outcome],
-    fake: Fake,
-    tmp_path: Path,
-) -> None:
-    found = generate("out", "--engine", "remote", "--base-url", fake.url, *arguments)
-    assert (found.status, found.err.startswith(f"pasta: {message}")) == (2, True)
-    assert not (tmp_path / "out").exists()
+    found = []
+    for name, where in (("here", HERE), ("there", there)):
+        assert pasta(*command, "--out", tmp_path / name, *where).status == 0
+        lines = (tmp_path / name / "sequential-tiny" / "records.jsonl").read_text().splitlines()
+        told = ("id", "text", "plain_tokens", "critical_path", "error")
+        found.append({tuple(json.loads(line)[key] for key in told) for line in lines})
+    assert found[0] == found[1]
+    assert fake.most_live == len(HABITS)

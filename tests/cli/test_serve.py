@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import signal
@@ -89,16 +88,8 @@ def test_options_reach_the_backends_and_the_application(
     assert backends["mine"].load == Load(3, target_ms_per_token=40)
     assert (settings.api_key, settings.origins) == ("sesame", origins)
     assert settings.log_level == "error"
-    baseline = backends["adapter"]
     assert "the baseline, adapter, is loaded at the first race" in said
-    assert baseline.decoder is None
-
-    async def is_parallel() -> bool:
-        decoder = await baseline.ready()
-        await baseline.stop()
-        return decoder.parallel
-
-    assert not asyncio.run(is_parallel())
+    assert backends["adapter"].decoder is None
 
 
 @pytest.mark.parametrize(
@@ -106,7 +97,6 @@ def test_options_reach_the_backends_and_the_application(
     [
         ([], ("127.0.0.1",), False),
         (["--host", "localhost"], ("localhost",), False),
-        (["--api-key", "sesame"], None, False),
         (["--host", "0.0.0.0"], None, True),
         (["--host", "0.0.0.0", "--api-key", "sesame"], None, False),
     ],
@@ -115,10 +105,8 @@ def test_a_server_without_a_key_minds_what_it_is_called_or_warns(
     told: list[str], hosts: tuple[str, ...] | None, warned: bool, serve: Serve
 ) -> None:
     backends, settings, said = serve(*REMOTE, *told)  # no weights to load
-    assert list(backends) == ["pasta-adapter"]
-    assert settings.hosts == hosts
-    warning = "anybody who reaches this address may ask: --api-key keeps them out\n"
-    assert (warning in said) == warned
+    assert (list(backends), settings.hosts) == (["pasta-adapter"], hosts)
+    assert ("anybody who reaches this address may ask: --api-key" in said) == warned
     assert f"pasta-adapter at http://{'0.0.0.0' if '0.0.0.0' in told else '127.0.0.1'}:" in said
 
 
@@ -129,8 +117,6 @@ def test_a_server_without_a_key_minds_what_it_is_called_or_warns(
         ([*REMOTE, "--baseline", "sequential"], "this decodes in this process"),
         (["--cache-tokens", 10**12], "a cache of 1000000000000 tokens takes "),
         (["--max-model-len", 10**5], "max_model_len is 100000, and model and cache hold"),
-        (["--api-key", "a b"], "the API key is empty or has characters that no header can hold"),
-        (["--api-key", "clé"], "the API key is empty or has characters that no header can hold"),
         (["--api-key", ""], "the API key is empty or has characters that no header can hold"),
     ],
 )
@@ -142,20 +128,18 @@ def test_a_mistake_is_one_line(
     assert f"pasta: {said}" in refused.err
 
 
-def test_a_port_that_is_taken_is_told(pasta: Pasta) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        status, message, hint = pasta("serve", "--port", port).complaint
-    assert (status, hint) == (2, "Give another --port or --host.")
-    assert message == f"pasta: cannot listen on 127.0.0.1, port {port}: Address already in use"
-
-
-def test_without_the_extra_the_user_is_told_what_to_install(
+def test_a_port_that_is_taken_or_an_extra_that_is_missing_is_told_with_its_remedy(
     pasta: Pasta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        message = f"pasta: cannot listen on 127.0.0.1, port {port}: Address already in use"
+        found = pasta("serve", "--port", port).complaint
+        assert found == (2, message, "Give another --port or --host.")
     monkeypatch.setattr("pasta_decoding.cli.serve.find_spec", lambda _name: None)
+    message = "pasta: the server needs fastapi, uvicorn, prometheus_client"
     assert pasta("serve").complaint == (
         2,
-        "pasta: the server needs fastapi, uvicorn, prometheus_client",
+        message,
         f"Install the extra: {install_command('serve')}",
     )

@@ -120,29 +120,20 @@ def test_rows_are_annotated_at_the_same_time_and_their_cost_is_counted() -> None
     assert asked == {f"Question:\n\nQuestion {n}?\n\nResponse:\n\n{PLAIN}" for n in range(20)}
 
 
-def test_a_wrong_answer_is_asked_for_again_with_the_reason() -> None:
+def test_a_wrong_answer_is_asked_for_again_with_the_reason_and_then_stays_plain() -> None:
     wrong, broken = PLAIN.replace("oats", "rice"), BROKEN["long-topic"]
     found, bodies, _ = results(in_turn([wrong, broken, GOOD]), rows(1))
     assert (found["0"].row.response, found["0"].rejected) == (GOOD, None)
     assert found["0"].cost["requests"] == 3
     assert found["0"].cost["retries: text differs"] == 1
     assert found["0"].cost["retries: long-topic"] == 1
-    conversation = bodies[2]["messages"]
-    assert conversation[: len(bodies[0]["messages"])] == bodies[0]["messages"]
-    first, reason, second, rule = conversation[len(bodies[0]["messages"]) :]
+    first, reason, second, rule = bodies[2]["messages"][len(bodies[0]["messages"]) :]
     assert (first["content"], second["content"]) == (wrong, broken)
     assert "goes on with 'oats for" in reason["content"]
-    assert rule["content"] == (
-        "At line 1, column 1: a topic has at most 3 words. "
-        "Write the whole annotated response again."
-    )
-
-
-def test_a_row_without_a_right_answer_stays_plain_with_the_last_reason() -> None:
-    acts: list[Act] = [PLAIN.replace("oats", "rice"), "", BROKEN["idle-sync"]]
-    found, bodies, _ = results(in_turn(acts), rows(1, f"{PLAIN}<sync/>"))
+    said = "At line 1, column 1: a topic has at most 3 words. "
+    assert rule["content"] == f"{said}Write the whole annotated response again."
+    found, bodies, _ = results(in_turn([wrong, "", GOOD]), rows(1, f"{PLAIN}<sync/>"))
     assert (found["0"].row.response, found["0"].rejected) == (f"{PLAIN}\\<sync/>", "text differs")
-    assert len(bodies) == found["0"].cost["requests"] == 3
     assert bodies[0]["messages"][-1]["content"].endswith("\\<sync/>")
 
 
@@ -204,41 +195,30 @@ def test_the_request_says_what_was_asked_and_what_may_pass_by_itself_is_tried_ag
     assert "secret" not in repr(endpoint)
 
 
-def test_a_reasoning_model_has_its_own_limit_and_temperature_and_its_thoughts_are_left_out() -> (
-    None
-):
+def test_a_reasoning_model_has_its_own_limit_and_its_thoughts_are_left_out() -> None:
     error = {"error": {"message": "'max_tokens' is not supported: use 'max_completion_tokens'"}}
-    acts: list[Act] = [
-        Raw(json.dumps(error).encode(), 400),
-        "<think>\nA greeting </async>.\n</think>\n\nGood <think></think>",
-    ]
-    with chat_server(in_turn(acts)) as server:
+    refusal = Raw(json.dumps(error).encode(), 400)
+    thought = "<think>\nA greeting </async>.\n</think>\n\nGood <think></think>"
+    with chat_server(in_turn([refusal, thought])) as server:
         assert ask(Endpoint(server.base_url, "m")).text == "Good <think></think>"
     question = [{"role": "user", "content": "Hello"}]
     assert server.bodies[1] == {"model": "m", "messages": question, "max_completion_tokens": 20}
 
 
-COMPLAINTS: list[tuple[Raw, str, bool, str]] = [
-    (Raw(wait_s=30), "timeout", False, "URL did not answer within 1 s (tries: 1)"),
-    (failure(500), "status 500", False, "URL failed with status 500: "),
-    (Raw(hang_up=True), "connection", False, "URL broke the connection: "),
-    (failure(401), "status 401", True, "URL refuses the key (401); it is read from PASTA_ENDPOI"),
-    (failure(404), "status 404", True, "URL failed with status 404: "),
-    *(
-        (Raw(garbage), "no completion", False, "URL sent no chat completion: ")
-        for garbage in (
-            *(
-                b"\xff\xfe",
-                b"[]",
-                b'{"choices": []}',
-                b'{"choices": [{"message": {"content": 5}}]}',
-            ),
-        )
-    ),
-]
+GARBAGE = (b"\xff\xfe", b"[]", b'{"choices": []}', b'{"choices": [{"message": {"content": 5}}]}')
 
 
-@pytest.mark.parametrize(("act", "kind", "fatal", "message"), COMPLAINTS)
+@pytest.mark.parametrize(
+    ("act", "kind", "fatal", "message"),
+    [
+        (Raw(wait_s=30), "timeout", False, "URL did not answer within 1 s (tries: 1)"),
+        (failure(500), "status 500", False, "URL failed with status 500: "),
+        (Raw(hang_up=True), "connection", False, "URL broke the connection: "),
+        (failure(401), "status 401", True, "URL refuses the key (401); it is read from PASTA_"),
+        (failure(404), "status 404", True, "URL failed with status 404: "),
+        *((Raw(one), "no completion", False, "URL sent no chat completion: ") for one in GARBAGE),
+    ],
+)
 def test_what_does_not_pass_is_named(act: Raw, kind: str, message: str, *, fatal: bool) -> None:
     with chat_server(in_turn([act])) as server:
         with pytest.raises(EndpointError) as found:

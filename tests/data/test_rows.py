@@ -64,39 +64,32 @@ def test_what_is_written_is_read_back(
 SYSTEM = {"role": "system", "content": "Be brief."}
 ASKED, ANSWER = {"role": "user", "content": "i"}, {"role": "assistant", "content": "r"}
 SHAREGPT = [{"from": "human", "value": "i"}, {"from": "gpt", "value": "r"}]
-ONE: dict[str, dict[str, object]] = {
-    "ours": {"instruction": "i", "response": "r"},
-    "texts": {"prompt": "i", "completion": "r"},
-    "messages": {"messages": [ASKED, ANSWER]},
-    "sharegpt": {"conversations": SHAREGPT},
-    "alpaca": {"instruction": "i", "input": "", "output": "r"},
-    "dolly": {"instruction": "Sum up.", "context": "x", "response": "r"},
-    "two forms": {"messages": [ASKED, ANSWER], "response": "OTHER"},
-}
-SEVERAL: dict[str, tuple[dict[str, object], list[str]]] = {
-    "system": ({"messages": [SYSTEM, ASKED, ANSWER]}, ["system"]),
-    "a system column": (
-        {"instruction": "i", "response": "r", "system": "Be brief."},
-        ["system"],
-    ),
-    "sides": ({"prompt": [SYSTEM, ASKED], "completion": [ANSWER]}, ["system"]),
-    "turns": ({"messages": [ASKED, ANSWER, ASKED, ANSWER]}, ["user", "assistant"]),
-    "sharegpt's system": (
-        {"conversations": [{"from": "system", "value": "Be brief."}, *SHAREGPT]},
-        ["system"],
-    ),
-}
+OURS: dict[str, object] = {"instruction": "i", "response": "r"}
+FORMS: list[tuple[dict[str, object], str, list[str]]] = [
+    (OURS, "i", []),
+    ({"prompt": "i", "completion": "r"}, "i", []),
+    ({"messages": [ASKED, ANSWER]}, "i", []),
+    ({"conversations": SHAREGPT}, "i", []),
+    ({"instruction": "i", "input": "", "output": "r"}, "i", []),
+    ({"instruction": "Sum up.", "context": "x", "response": "r"}, "Sum up.\n\nx", []),
+    ({"messages": [ASKED, ANSWER], "response": "OTHER"}, "i", []),
+    ({"messages": [SYSTEM, ASKED, ANSWER]}, "i", ["system"]),
+    (OURS | {"system": "Be brief."}, "i", ["system"]),
+    ({"prompt": [SYSTEM, ASKED], "completion": [ANSWER]}, "i", ["system"]),
+    ({"messages": [ASKED, ANSWER, ASKED, ANSWER]}, "i", ["user", "assistant"]),
+    ({"conversations": [{"from": "system", "value": "Be brief."}, *SHAREGPT]}, "i", ["system"]),
+]
 
 
-@pytest.mark.parametrize("form", [*ONE, *SEVERAL])
-def test_rows_of_other_programs_are_read_and_written_as_our_own(form: str, tmp_path: Path) -> None:
-    found, roles = SEVERAL[form] if form in SEVERAL else (ONE[form], [])
-    asked = "Sum up.\n\nx" if form == "dolly" else "i"
+@pytest.mark.parametrize(("found", "asked", "roles"), FORMS)
+def test_rows_of_other_programs_are_read_and_written_as_our_own(
+    found: dict[str, object], asked: str, roles: list[str], tmp_path: Path
+) -> None:
     path = lines(tmp_path, json.dumps(found | {"score": 3}))
     [row] = read_rows(path)
     assert (row.source, row.instruction, row.response, row.extra) == ("", asked, "r", {"score": 3})
     assert [turn.role for turn in row.history] == roles
-    if form not in SEVERAL:
+    if not roles:
         assert read_prompts(path) == [asked]
     else:
         with pytest.raises(PastaError, match=r"rows\.jsonl:1: the prompt is a conversation"):
@@ -119,51 +112,45 @@ def test_rows_without_an_id_get_one_of_what_they_say_and_each_its_own(tmp_path: 
 
 # Bad input
 
-BROKEN: dict[str, tuple[str | bytes, str]] = {
-    "not JSON": ("{", "not JSON: Expecting property name enclosed in double quotes (column 2)"),
-    "a list": ("[]", "not a JSON object"),
-    "empty id": ('{"id": "", "instruction": "i", "response": "r"}', "the id is empty"),
-    "no response": ('{"id": "b", "instruction": "i"}', "no 'response'"),
-    "no completion": ('{"prompt": "i"}', "no 'completion'"),
-    "no list": ('{"messages": "i"}', "'messages' is not a list of messages"),
-    "no content": ('{"messages": [{"role": "user"}]}', "no 'content'"),
-    "parts of a content": (
-        '{"messages": [{"role": "user", "content": [{"type": "text", "text": "i"}]}]}',
-        "'content' is not a string",
-    ),
-    "a tool's turn": (
-        '{"messages": [{"role": "tool", "content": "r"}]}',
-        "unknown role 'tool': roles are system, user, assistant",
-    ),
-    "no answer": (
-        '{"messages": [{"role": "user", "content": "i"}]}',
-        "the conversation does not end with a user's message and its answer",
-    ),
-    "a context elsewhere": (
-        '{"prompt": "i", "completion": "r", "context": "c"}',
-        "'context' has no place in a prompt of 'prompt'",
-    ),
-    "tools": (
-        '{"messages": [], "tools": [{"name": "f"}]}',
-        "'tools' has no place in a prompt of 'messages'",
-    ),
-    "two systems": (
-        json.dumps({"messages": [SYSTEM, ASKED, ANSWER], "system": "Be kind."}),
-        "'system' stands beside a system message",
-    ),
-    "same id": (GOOD, "id 'a' was used before"),
-    "half a pair": (
-        '{"id": "b", "instruction": "i", "response": "\\ud800"}',
-        "'response' holds half a surrogate pair",
-    ),
-    "not UTF-8": (b'{"id": "\xff"}', "not UTF-8 (byte 9)"),
-    "too deep": ("[" * 100_000, "not JSON that can be read: too deep, or a number too long"),
-}
+
+def said(**turn: object) -> str:
+    return json.dumps({"messages": [turn]})
 
 
-@pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_line_is_named_by_file_and_number(tmp_path: Path, case: str) -> None:
-    line, what = BROKEN[case]
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("{", "not JSON: Expecting property name enclosed in double quotes (column 2)"),
+        ("[]", "not a JSON object"),
+        ('{"id": "", "instruction": "i", "response": "r"}', "the id is empty"),
+        ('{"id": "b", "instruction": "i"}', "no 'response'"),
+        ('{"prompt": "i"}', "no 'completion'"),
+        ('{"messages": "i"}', "'messages' is not a list of messages"),
+        (said(role="user"), "no 'content'"),
+        (said(role="user", content=[{"type": "image"}]), "'content' is not a string"),
+        (said(role="tool", content="r"), "unknown role 'tool': roles are system, user, assistant"),
+        (
+            said(role="user", content="i"),
+            "the conversation does not end with a user's message and its answer",
+        ),
+        (
+            '{"prompt": "i", "completion": "r", "context": "c"}',
+            "'context' has no place in a prompt of 'prompt'",
+        ),
+        ('{"messages": [], "tools": [1]}', "'tools' has no place in a prompt of 'messages'"),
+        (
+            json.dumps({"messages": [SYSTEM, ASKED, ANSWER], "system": "Be kind."}),
+            "'system' stands beside a system message",
+        ),
+        (GOOD, "id 'a' was used before"),
+        ('{"instruction": "i", "response": "\\ud800"}', "'response' holds half a surrogate pair"),
+        (b'{"id": "\xff"}', "not UTF-8 (byte 9)"),
+        ("[" * 100_000, "not JSON that can be read: too deep, or a number too long"),
+    ],
+)
+def test_a_broken_line_is_named_by_file_and_number(
+    line: str | bytes, what: str, tmp_path: Path
+) -> None:
     path = lines(tmp_path, GOOD, "", line, GOOD.replace('"a"', '"z"'))
     with pytest.raises(PastaError) as caught:
         list(read_rows(path))

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pasta_decoding.data.annotate import apar, structure
 from pasta_decoding.data.annotate.base import by_rule
-from pasta_decoding.data.annotate.structure import find_parts
 from pasta_decoding.data.rows import Row
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import Chunk, Sync, read, show, strip
 
+RULES = {"structure": structure.find_parts, "apar": apar.find_parts}
 # Pieces that steer layout, sentences long enough to become chunks, and what must be escaped.
 BREAKS = ["\n", "\n\n", " ", "    ", "\t", "\r\n", "\x0b", "\u2028", "\xa0", "\x1c"]
 MARKERS = ["1. ", "a) ", "- ", "# ", "**", "__", "Tips:", "```", "|", "Step 1: ", "Overall, "]
@@ -27,6 +28,36 @@ SENTENCE = st.sampled_from(
 )
 TEXT = st.lists(LAYOUT | SENTENCE | st.text(max_size=4), max_size=25).map("".join)
 
+
+def annotate(response: str, rule: str = "structure") -> str:
+    [done] = by_rule(RULES[rule], lambda text: len(text.split()))([Row("1", "", "", response)])
+    return done.row.response
+
+
+def chunks(response: str, rule: str = "structure") -> list[Chunk]:
+    return [node for node in read(annotate(response, rule)) if isinstance(node, Chunk)]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@given(response=TEXT | st.text(alphabet=st.characters(exclude_categories=[]), max_size=200))
+def test_the_text_stays_and_the_checker_finds_nothing_wrong(rule: str, response: str) -> None:
+    annotated = annotate(response, rule)
+    tree = read(annotated)
+    assert strip(tree) == response
+    assert show(tree) == annotated
+    assert check(annotated, topic_required=rule == "structure") == []
+    assert Sync() not in tree
+    topics = [chunk.topic for chunk in tree if isinstance(chunk, Chunk)]
+    if rule == "apar":
+        assert len(topics) not in (1, 2)
+        assert set(topics) <= {None}
+    else:
+        assert len(topics) != 1
+        assert len(set(topics)) == len(topics)
+
+
+# structure
+
 LIST = """Healthy habits pay off over the years:
 
 1. **Balanced diet**: Eat plenty of vegetables, whole grains and beans, and keep sugar for feasts.
@@ -36,33 +67,8 @@ LIST = """Healthy habits pay off over the years:
 In conclusion, small steps add up."""
 
 
-def words(text: str) -> int:
-    return len(text.split())
-
-
-def annotate(response: str) -> str:
-    [done] = by_rule(find_parts, words)([Row("1", "", "", response)])
-    return done.row.response
-
-
-def chunks(response: str) -> list[Chunk]:
-    return [node for node in read(annotate(response)) if isinstance(node, Chunk)]
-
-
 def topics(response: str) -> list[str | None]:
     return [chunk.topic for chunk in chunks(response)]
-
-
-@given(TEXT | st.text(alphabet=st.characters(exclude_categories=[]), max_size=200))
-def test_the_text_stays_the_checker_finds_nothing_wrong_and_topics_differ(response: str) -> None:
-    annotated = annotate(response)
-    tree = read(annotated)
-    assert strip(tree) == response
-    assert check(annotated) == []
-    assert show(tree) == annotated
-    named = [chunk.topic for chunk in tree if isinstance(chunk, Chunk)]
-    assert len(named) != 1
-    assert len(set(named)) == len(named)
 
 
 def test_list_items_are_chunks_and_their_markers_main_text() -> None:
@@ -98,7 +104,6 @@ Bumble bees work in cold and rain, which makes them precious in northern countri
 
 Overall, both kinds deserve our care and a garden full of flowers to feed on."""
     assert [chunk.text.split()[0] for chunk in chunks(response)] == ["Honey", "Bumble"]
-    assert Sync() not in read(annotate(response))
 
 
 def test_a_sentence_that_leans_on_the_one_before_stays_with_it() -> None:
@@ -147,3 +152,54 @@ Step 2: Knead the dough for ten minutes until it is smooth and no longer sticks 
 @pytest.mark.parametrize("kind", SEQUENTIAL)
 def test_what_hangs_together_stays_plain(kind: str) -> None:
     assert annotate(SEQUENTIAL[kind]) == SEQUENTIAL[kind]
+
+
+# apar
+
+DRINKS = """Three drinks:
+
+1. **Tea**: Leaves in hot water. It keeps you awake.
+2. Milk: From cows, goats
+   and sheep.
+   - Fresh milk: it turns sour within a week.
+3. Water is the oldest of them. It has no taste.
+
+All of them are wet. None of them is dry."""
+
+
+PARAGRAPHS = """Tea came from China to Europe. Ships brought it in chests. They took a year.
+
+Coffee came from Arabia instead. Dr. Li says that it came by land.
+
+This paragraph has one sentence only.
+
+Milk was always there. Nobody brought it."""
+
+
+def test_of_a_list_item_the_title_stays_and_else_the_first_sentence() -> None:
+    assert [chunk.text for chunk in chunks(DRINKS, "apar")] == [
+        "Leaves in hot water. It keeps you awake.",
+        "From cows, goats\n   and sheep.\n   - Fresh milk: it turns sour within a week.",
+        "It has no taste.",
+    ]
+    assert '1. **Tea**: <promise tokens="10"/><async>Leaves' in annotate(DRINKS, "apar")
+    assert [chunk.text for chunk in chunks(PARAGRAPHS, "apar")] == [
+        "Ships brought it in chests. They took a year.",
+        "Dr. Li says that it came by land.",
+        "Nobody brought it.",
+    ]
+
+
+UNFORKED = {
+    "code": PARAGRAPHS + "\n\n```\ntea()\n```",
+    "a rule": PARAGRAPHS.replace("\n\n", "\n\n---\n\n"),
+    "a link": DRINKS.replace("no taste", "http://taste.example"),
+    "two items": "- Tea: leaves in hot water\n- Milk: comes from cows and goats",
+    "short items": "- Tea: hot\n- Milk: white\n- Water: wet",
+    "one paragraph": PARAGRAPHS.replace("\n\n", " "),
+}
+
+
+@pytest.mark.parametrize("kind", UNFORKED)
+def test_what_apars_rules_do_not_fork_stays_sequential(kind: str) -> None:
+    assert chunks(UNFORKED[kind], "apar") == []
