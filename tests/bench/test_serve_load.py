@@ -11,7 +11,7 @@ from pasta_decoding.runtime.decoder import LocalDecoder
 from tests.bench.test_benchmarks import lines_of
 from tests.checkpoint import TinyCheckpoint, torch_decoder
 from tests.server.running import Running, running
-from tests.server.scripts import Slow, endless, with_engine
+from tests.server.scripts import STEP_S, endless
 
 QUICK = ("--seconds", 0.5, "--warmup", 0.5, "--max-tokens", 24)
 
@@ -23,9 +23,7 @@ def decoder(tiny_checkpoint: TinyCheckpoint) -> LocalDecoder:
 
 @pytest.fixture(scope="module")
 def server(decoder: LocalDecoder) -> Iterator[Running]:
-    with running(
-        with_engine(decoder, endless(decoder), Slow), max_requests=2, max_queue=1
-    ) as server:
+    with running(endless(decoder), max_requests=2, max_queue=1) as server:
         yield server
 
 
@@ -47,9 +45,9 @@ def test_each_mode_has_a_line_for_each_number_of_clients(server: Running) -> Non
         assert line["warm"]
         assert line["plain_tokens_median"] > 10
         assert line["at_limit"] == 1
-        # A step takes no less than step_s.
-        assert 0 < line["plain_tokens_per_s"]["median"] <= line["clients"] / Slow.step_s
-        assert line["latency_s"]["p50"] >= 24 * Slow.step_s
+        # A step takes no less than STEP_S.
+        assert 0 < line["plain_tokens_per_s"]["median"] <= line["clients"] / STEP_S
+        assert line["latency_s"]["p50"] >= 24 * STEP_S
         assert line["first_text_s"]["p50"] < line["latency_s"]["p50"]
         assert line["goodput"]["within_s"] == sequential["latency_s"]["p95"]
         assert line["goodput"]["per_s"] <= line["answers_per_s"]

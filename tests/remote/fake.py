@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import socketserver
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
@@ -36,7 +37,8 @@ from pasta_decoding.runtime.guided import XARG
 from pasta_decoding.server.listen import open_socket
 from pasta_decoding.vllm.batch import Places, guided_params_of
 
-Mischief = Callable[[dict[str, Any], AsyncIterator[bytes]], AsyncIterator[bytes] | Response]
+Body = dict[str, Any]
+Mischief = Callable[[Body, AsyncIterator[bytes]], AsyncIterator[bytes] | Response]
 """What is sent in place of a good reply: other pieces, or another response."""
 
 
@@ -69,8 +71,8 @@ class Fake:
     key: str | None = None
     token_s: float = 0.0
     processor: Callable[[], Places] | None = None
-    bodies: list[dict[str, Any]] = field(default_factory=list)
-    checks: list[dict[str, Any]] = field(default_factory=list)
+    bodies: list[Body] = field(default_factory=list)
+    checks: list[Body] = field(default_factory=list)
     sessions: list[str | None] = field(default_factory=list)
     live: int = 0
     most_live: int = 0
@@ -81,14 +83,6 @@ class Fake:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/{id(self)}/v1"
-
-    def app(self) -> Starlette:
-        return Starlette(
-            routes=[
-                Route("/v1/models", self.models),
-                Route("/v1/completions", self.complete, methods=["POST"]),
-            ]
-        )
 
     async def models(self, request: Request) -> Response:
         if not self._may(request):
@@ -107,7 +101,7 @@ class Fake:
             return refusal(401, "Unauthorized")
         if body["model"] != self.model:
             return refusal(404, f"The model `{body['model']}` does not exist.")
-        if problem := self._problem(body):
+        if problem := self.problem(body):
             return refusal(400, problem)
         pairs = [zip(body["prompt"][:-1], one, strict=False) for one in earlier]
         shared = [sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], one)) for one in pairs]
@@ -120,23 +114,20 @@ class Fake:
     def _may(self, request: Request) -> bool:
         return self.key is None or request.headers.get("authorization") == f"Bearer {self.key}"
 
-    def _problem(self, body: dict[str, Any]) -> str | None:
+    def problem(self, body: Body) -> str | None:
         prompt, bias = body["prompt"], body["logit_bias"] or {}
         if max(len(prompt) + 1, body["max_tokens"]) > self.max_model_len:
             return f"This model's maximum context length is {self.max_model_len} tokens."
         ids = [*prompt, *map(int, bias)]
         if min(ids) < 0 or max(ids) >= self.vocabulary_size:
             return "token_id(s) that are not in the vocabulary"
-        if self.processor is not None:
-            try:
-                guided_params_of(_params(body))
-            except PastaError as error:
-                return f"pasta-decoding: {error}"
+        try:
+            _ = self.processor and guided_params_of(_params(body))
+        except PastaError as error:
+            return f"pasta-decoding: {error}"
         return "Too many logit bias tokens" if len(bias) > MAX_BIASES else None
 
-    async def _pieces(
-        self, body: dict[str, Any], cached: int, requests: int
-    ) -> AsyncGenerator[bytes]:
+    async def _pieces(self, body: Body, cached: int, requests: int) -> AsyncGenerator[bytes]:
         self.live += requests
         self.most_live = max(self.most_live, self.live)
         try:
@@ -149,10 +140,12 @@ class Fake:
         finally:
             self.live -= requests
 
-    async def _events(self, body: dict[str, Any], written: list[int]) -> AsyncGenerator[bytes]:
+    async def _events(self, body: Body, written: list[int]) -> AsyncGenerator[bytes]:
         """Yield a token's event each, and append the tokens to `written`."""
-        seen, held = list(body["prompt"]), self._held(body, written)
-        first: dict[str, Any] = {"prompt_token_ids": body["prompt"]}
+        seen, held = list(body["prompt"]), None if self.processor is None else self.processor()
+        if held is not None:
+            added = (0, _params(body), None, written)
+            held.update(SimpleNamespace(removed=[], added=[added], moved=[]))
         most = min(body["max_tokens"], self.max_model_len - len(seen))
         for n in range(most):
             await asyncio.sleep(self.token_s)
@@ -161,22 +154,12 @@ class Fake:
             stopped = token in (*body["stop_token_ids"], self.end)
             reason = "stop" if stopped else "length" if n + 1 == most else None
             named = token if stopped and token != self.end else None
+            first = {"prompt_token_ids": None if n else body["prompt"]}
             yield event(token, finish_reason=reason, stop_reason=named, **first)
-            first = {"prompt_token_ids": None}
             if reason:
                 break
 
-    def _held(self, body: dict[str, Any], written: list[int]) -> Places | None:
-        if self.processor is None:
-            return None
-        places = self.processor()
-        added = (0, _params(body), None, written)
-        places.update(SimpleNamespace(removed=[], added=[added], moved=[]))
-        return places
-
-    def _choose(
-        self, body: dict[str, Any], seen: tuple[int, ...], n: int, held: Places | None
-    ) -> int:
+    def _choose(self, body: Body, seen: tuple[int, ...], n: int, held: Places | None) -> int:
         logits_V = np.array(self.script(seen), dtype=np.float64)
         for token, by in (body["logit_bias"] or {}).items():
             logits_V[int(token)] += by
@@ -188,7 +171,7 @@ class Fake:
         return int(logits_V.argmax())
 
 
-def _params(body: dict[str, Any]) -> Any:
+def _params(body: Body) -> Any:
     """What vLLM makes of a body, as far as a processor looks at it."""
     return SimpleNamespace(extra_args=body.get("vllm_xargs"), temperature=body["temperature"])
 
@@ -237,7 +220,8 @@ def _server() -> tuple[Starlette, int]:
 def serving(fake: Fake) -> Iterator[Fake]:
     """Serve until the block ends."""
     app, fake.port = _server()
-    mount = Mount(f"/{id(fake)}", fake.app())
+    completions = Route("/v1/completions", fake.complete, methods=["POST"])
+    mount = Mount(f"/{id(fake)}", routes=[Route("/v1/models", fake.models), completions])
     app.router.routes.append(mount)
     try:
         yield fake
@@ -248,27 +232,21 @@ def serving(fake: Fake) -> Iterator[Fake]:
 @contextmanager
 def hanging_up(words: bytes) -> Iterator[int]:
     """Say `words` to whoever comes, on a port of this machine."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
 
-        def serve() -> None:
-            while True:
-                try:
-                    client, _ = listener.accept()
-                except OSError:
-                    return
-                with client, suppress(OSError):  # until nobody listens
-                    client.recv(65536)
-                    client.sendall(words)
-                    if not words:  # reset it: what is closed without lingering is not ended
-                        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, pack("ii", 1, 0))
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65536)
+            with suppress(OSError):  # until nobody listens
+                self.request.sendall(words)
+            if not words:  # reset it: what is closed without lingering is not ended
+                self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, pack("ii", 1, 0))
 
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
+    with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=[0.05], daemon=True).start()
         try:
-            yield listener.getsockname()[1]
+            yield server.server_address[1]
         finally:
-            listener.shutdown(socket.SHUT_RDWR)
-            thread.join()
+            server.shutdown()
 
 
 def until(holds: Callable[[], bool], *, seconds: float = 120.0) -> None:

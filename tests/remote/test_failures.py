@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing
-from typing import Any
+from contextlib import aclosing, suppress
 
 import pytest
 from starlette.responses import PlainTextResponse, Response
@@ -13,41 +12,40 @@ from starlette.responses import PlainTextResponse, Response
 from pasta_decoding.engines.scripted import follow
 from pasta_decoding.errors import PastaError
 from pasta_decoding.remote import client
-from pasta_decoding.remote.client import ReplicaPool, Service
+from pasta_decoding.remote.client import ReplicaPool
 from pasta_decoding.remote.decoder import checked_url, find_model
+from pasta_decoding.remote.driver import AnswerWriter
 from pasta_decoding.remote.stream import RemoteError
-from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.request import Rules
 from tests.law.world import ASYNC, END, OPEN, P20
-from tests.remote.fake import Fake, Mischief, event, hanging_up, refusal, serving, until, usage
-from tests.remote.writing import asked, ending, locally, scripted, service_of, write, writer
-from tests.runtime.play import ID, SIZE
+from tests.remote.fake import (
+    Body,
+    Fake,
+    Mischief,
+    event,
+    hanging_up,
+    refusal,
+    serving,
+    until,
+    usage,
+)
+from tests.remote.writing import asked, ending, locally, scripted, service_of, write
+from tests.runtime.play import ID, SIZE, VOCABULARY
 
 PROMPT = (11, 12, 13)
 PROMPTS = [(11, 12 + n, 13) for n in range(6)]
 A, B = ID["a"], ID["b"]
 WRITES_ABAAB = follow((13, A, B, A, A, B, END), vocabulary_size=SIZE)
 
-Body = dict[str, Any]
 Pieces = AsyncIterator[bytes]
 
 
-def sending(*pieces: bytes) -> Mischief:
-    """Send these in place of the reply, whatever is asked."""
-
-    async def sent(_body: Body, _pieces: Pieces) -> Pieces:
-        for piece in pieces:
-            yield piece
-
-    return sent
+async def nonsense(_body: Body, _pieces: Pieces) -> Pieces:
+    yield b"data: \xff\xfe nonsense\n\n"
 
 
 def refusing(status: int, message: str) -> Mischief:
     return lambda _body, _pieces: refusal(status, message, Retry_After="0")
-
-
-def page(text: str, status: int) -> Mischief:
-    return lambda _body, _pieces: PlainTextResponse(text, status)
 
 
 def abaab() -> Fake:
@@ -79,19 +77,22 @@ async def deaf(body: Body, _pieces: Pieces) -> Pieces:
 
 
 EARLY, EMPTY = beginning(ends_after_s=0), beginning(0, ends_after_s=0)
-NONSENSE = sending(b"data: \xff\xfe nonsense\n\n")
 AT = "the server at URL failed: "
 LIFE = b": keep-alive\n\n"
 
 FAILURES: dict[str, tuple[Mischief, str, int]] = {
-    "garbage": (NONSENSE, AT + "it sent no completion: b'\\xff\\xfe nonsense'", 1),
+    "garbage": (nonsense, AT + "it sent no completion: b'\\xff\\xfe nonsense'", 1),
     "an early end": (EARLY, AT + "it ended its reply early", 1),
     "an empty reply": (EMPTY, AT + "it ended its reply early (tries: 3)", 3),
     "a broken connection": (breaking, AT + "it broke the connection: ", 1),
     "a stream that stops": (beginning(), AT + "it sent no token for 0.2 s", 1),
     "life alone": (beginning(0, alive=LIFE), AT + "it sent no token for 0.4 s (tries: 3)", 3),
     "busy": (refusing(429, "later"), AT + "it failed with status 429: later (tries: 3)", 3),
-    "broken": (page("boom", 500), AT + "it failed with status 500: boom (tries: 3)", 3),
+    "broken": (
+        lambda *_: PlainTextResponse("boom", 500),
+        AT + "it failed with status 500: boom (tries: 3)",
+        3,
+    ),
     "a refusal": (refusing(400, "no bias"), AT + "it failed with status 400: no bias", 1),
     "another key": (refusing(401, "no"), AT + "it refuses the key (401); set PASTA_REMOTE_KEY", 1),
     "no such model": (refusing(404, "no"), AT + "it knows no model 'tiny', or no completions", 1),
@@ -125,13 +126,9 @@ def test_where_no_server_speaks_http_it_is_named(words: bytes) -> None:
 
 
 def test_what_passes_by_itself_is_waited_for() -> None:
-    failing = iter([True, True])
-
-    def sometimes(_body: Body, pieces: Pieces) -> Pieces | Response:
-        return refusal(503, "not now", Retry_After="0") if next(failing, False) else pieces
-
+    failing = iter([refusal(503, "not now", Retry_After="0")] * 2)
     with serving(scripted()) as fake:
-        fake.mischief = sometimes
+        fake.mischief = lambda _body, pieces: next(failing, pieces)
         [answer] = write(service_of(fake), [asked(PROMPT)])
         assert answer.segments == locally(asked(PROMPT), ending(7)).segments
         assert answer.trace.sent is not None
@@ -144,8 +141,7 @@ def test_a_chunk_that_fails_for_good_takes_its_siblings_along() -> None:
     def chunks_fail(body: Body, pieces: Pieces) -> Pieces | Response:
         return refusal(400, "no chunks here") if body["prompt"][-1] == ASYNC else pieces
 
-    with serving(Fake(script, SIZE, END, token_s=0.01)) as fake:
-        fake.mischief = chunks_fail
+    with serving(Fake(script, SIZE, END, token_s=0.01, mischief=chunks_fail)) as fake:
         with pytest.raises(RemoteError, match="no chunks here"):
             write(service_of(fake), [asked(PROMPT, rules=Rules(max_tokens=4000))])
         until(lambda: fake.live == 0)
@@ -173,37 +169,32 @@ def test_answers_take_turns_and_each_stays_where_it_began() -> None:
     assert places[0].isdisjoint(places[1])
 
 
-async def one_by_one(service: Service, count: int) -> list[Answer | RemoteError]:
-    """Write answers one after the other; one that fails does not keep the next from coming."""
-    came: list[Answer | RemoteError] = []
-    async with aclosing(ReplicaPool(service)) as pool:
-        for prompt in PROMPTS[:count]:
-            try:
-                came.append(await writer(asked(prompt), pool).run())
-            except RemoteError as error:
-                came.append(error)
-    return came
-
-
 @pytest.mark.parametrize(
     ("mischief", "failed", "asked_there"),
     [
         (refusing(503, "broken"), [False] * 4, 1),  # left and avoided
         (EMPTY, [False] * 4, 1),
         (EARLY, [True, False, False, False], 1),  # the answer was begun: only avoided
-        (NONSENSE, [True, False, False, False], 1),
+        (nonsense, [True, False, False, False], 1),
         (refusing(404, "who?"), [True, False, False, False], 1),
         (refusing(429, "try later"), [True, False] * 2, 6),  # busy: waited for
         (refusing(400, "too long"), [True, False] * 2, 2),  # well, and the request does not fit
     ],
 )
 def test_one_of_two_servers_fails(mischief: Mischief, failed: list[bool], asked_there: int) -> None:
+    async def one_by_one() -> list[str]:
+        texts = [""] * len(failed)
+        async with aclosing(ReplicaPool(service_of(bad, good, cooldown_s=60))) as pool:
+            for n, prompt in enumerate(PROMPTS[:4]):
+                writer = AnswerWriter(asked(prompt), VOCABULARY, pool, lambda _: None)
+                with suppress(RemoteError):
+                    texts[n] = (await writer.run()).text
+        return texts
+
     with serving(abaab()) as bad, serving(abaab()) as good:
         bad.mischief = mischief
-        came = asyncio.run(one_by_one(service_of(bad, good, cooldown_s=60), 4))
-    assert [isinstance(one, RemoteError) for one in came] == failed
+        assert asyncio.run(one_by_one()) == ["" if one else "abaab" for one in failed]
     assert len(bad.bodies) == asked_there
-    assert {one.text for one in came if isinstance(one, Answer)} == {"abaab"}
 
 
 # What is served

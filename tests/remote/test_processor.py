@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +18,7 @@ from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.vllm.batch import Places, Served
 from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SYNC
-from tests.remote.fake import Fake, serving
+from tests.remote.fake import Body, Fake, serving
 from tests.remote.test_driver import LONG_PROMPT, PROMPTS, TWO_CHUNKS
 from tests.remote.writing import (
     asked,
@@ -35,13 +33,7 @@ from tests.runtime.play import ID, SIZE
 from tests.vllm.tokens import Tokenizer
 
 A, B, C = ID["a"], ID["b"], ID["c"]
-SERVED = Served(Tokenizer(), SIZE)
-
-
-def holding(fake: Fake) -> Fake:
-    """Give a server the processor."""
-    fake.processor = partial(Places, SERVED)
-    return fake
+HOLDS = partial(Places, Served(Tokenizer(), SIZE))
 
 
 def sent(answer: Answer) -> tuple[int, int]:
@@ -53,7 +45,7 @@ def sent(answer: Answer) -> tuple[int, int]:
 def test_an_answer_costs_a_request_for_each_chunk_and_sync(temperature: float) -> None:
     sampler = Sampler(SamplingParams(temperature=temperature, seed=5))
     requests = [replace(asked(prompt), sampler=sampler) for prompt in PROMPTS]
-    with serving(holding(scripted())) as fake:
+    with serving(replace(scripted(), processor=HOLDS)) as fake:
         answers = write(service_of(fake), requests)
     assert len(set(fake.sessions) - {None}) == len(requests), "one a session, for routers"
     assert sum(sent(answer)[0] for answer in answers) == len(fake.sessions)
@@ -66,7 +58,7 @@ def test_an_answer_costs_a_request_for_each_chunk_and_sync(temperature: float) -
 
 
 def test_each_replica_is_asked_for_itself_and_one_without_it_is_sent_no_params() -> None:
-    with serving(holding(scripted())) as one, serving(scripted()) as other:
+    with serving(replace(scripted(), processor=HOLDS)) as one, serving(scripted()) as other:
         answers = write(service_of(one, other), [asked(prompt) for prompt in PROMPTS])
     assert len(one.checks) == len(other.checks) == 1
     assert all("vllm_xargs" in body for body in one.bodies)
@@ -80,7 +72,7 @@ def test_each_replica_is_asked_for_itself_and_one_without_it_is_sent_no_params()
     ("processor", "protocol", "message"),
     [
         (
-            partial(Places, SERVED),
+            HOLDS,
             "0",
             "speaks protocol 4 of Pasta and the request another: install",
         ),
@@ -98,40 +90,23 @@ def test_a_processor_that_is_of_no_use_is_named_before_anything_is_asked(
         "pasta_decoding.remote.stream.write_params",
         lambda params: write_params(params).replace(PROTOCOL, protocol, 1),
     )
-    found = scripted()
-    found.processor = processor
-    with serving(found) as fake, pytest.raises(RemoteError, match=message):
+    with (
+        serving(replace(scripted(), processor=processor)) as fake,
+        pytest.raises(RemoteError, match=message),
+    ):
         write(service_of(fake), [asked(PROMPTS[0])])
     assert not fake.bodies
 
 
 def test_a_server_that_refuses_what_it_does_not_know_works_as_one_without() -> None:
     class Strict(Fake):
-        def _problem(self, body: dict[str, Any]) -> str | None:
-            return "Unknown argument" if "vllm_xargs" in body else super()._problem(body)
+        def problem(self, body: Body) -> str | None:
+            return "Unknown argument" if "vllm_xargs" in body else super().problem(body)
 
     with serving(Strict(ending(7), SIZE, END)) as fake:
         [answer] = write(service_of(fake), [asked(PROMPTS[0])])
         assert len(fake.checks) == 1
     assert_same(answer, locally(asked(PROMPTS[0]), ending(7)))
-
-
-def test_a_promise_asks_before_mains_next_token_comes() -> None:
-    """Main's server sends the closing token, and nothing more until the chunk is asked for."""
-    fake = Fake(TWO_CHUNKS, SIZE, END)
-
-    async def waiting(body: dict[str, Any], pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        async for piece in pieces:
-            yield piece
-            if f'"token_ids": [{P20}]'.encode() in piece and ASYNC not in body["prompt"]:
-                async with asyncio.timeout(60):
-                    while not any(one["prompt"][-2:] == [P20, ASYNC] for one in fake.bodies):
-                        await asyncio.sleep(0.001)
-
-    fake.mischief = waiting
-    with serving(fake):
-        [answer] = write(service_of(fake), [asked(LONG_PROMPT)])
-    assert answer.chunks == 2
 
 
 @pytest.mark.parametrize("guided", [True, False])
@@ -146,20 +121,17 @@ def test_eagerness_moves_promises_and_is_no_intervention(guided: bool) -> None:
             logits_V[OPEN] = 7
         return logits_V
 
-    with serving(Fake(script, SIZE, END)) as fake:
-        if guided:
-            holding(fake)
+    with serving(Fake(script, SIZE, END, processor=HOLDS if guided else None)) as fake:
         found = [
             write(service_of(fake), [asked(PROMPTS[0], rules=Rules(max_tokens=60, eagerness=by))])
             for by in (0.0, 3.0)
         ]
-    assert [answer.chunks for [answer] in found] == [0, 1]
-    assert [answer.interventions for [answer] in found] == [0, 0]
-    assert [sent(answer)[1] for [answer] in found] == [0, 0]
+    told = [(answer.chunks, answer.interventions, sent(answer)[1]) for [answer] in found]
+    assert told == [(0, 0, 0), (1, 0, 0)]
 
 
 def test_what_is_sent_says_what_a_thread_cannot_know() -> None:
-    with serving(holding(Fake(TWO_CHUNKS, SIZE, END))) as fake:
+    with serving(Fake(TWO_CHUNKS, SIZE, END, processor=HOLDS)) as fake:
         write(service_of(fake), [asked(LONG_PROMPT)])
         told = [read_params(body["vllm_xargs"][XARG]) for body in fake.bodies]
     found = sorted(zip([len(body["prompt"]) for body in fake.bodies], told, strict=True), key=str)

@@ -86,6 +86,7 @@ def url(merged: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def remote(url: str, merged: Path) -> RemoteDecoder:
     found = remote_decoder(merged, merged, [url], names=[NAME])
+    assert (found.service.model, found.max_tokens) == (NAME, 2048)
     # A machine that is busy with other things is slow, and no reason to fail.
     return replace(found, service=replace(found.service, first_token_s=1800, token_s=1800))
 
@@ -110,30 +111,18 @@ def together(decoder: RemoteDecoder | LocalDecoder, requests: list[Request]) -> 
     return [answer for answer in found if answer is not None]
 
 
-def test_what_is_served_is_found_out(remote: RemoteDecoder) -> None:
-    assert remote.service.model == NAME
-    assert remote.max_tokens == 2048
-
-
 def test_answers_are_those_of_the_torch_engine_up_to_near_ties(
     answers: list[tuple[Answer, Answer]], local: LocalDecoder
 ) -> None:
     model = local.engine.model  # type: ignore[attr-defined]
-    compared = differing = 0
+    compared = 0
     for prompt, (theirs, ours) in zip(PROMPTS, answers, strict=True):
         left, right = choices(theirs.layouts), choices(ours.layouts)
         for context in left.keys() & right.keys():
             compared += 1
             if left[context] != right[context]:
-                differing += 1
                 gap = gap_between(model, context, left[context], right[context])
-                print(f"{prompt!r}: {left[context]} or {right[context]}, {gap:.2e} apart")  # noqa: T201
-                assert gap < NEAR_TIE
-    print(f"{compared} choices compared, {differing} near-ties fell otherwise")  # noqa: T201
-    remotely, locally = (
-        sum(one.interventions for one in side) for side in zip(*answers, strict=True)
-    )
-    print(f"{remotely} interventions seen remotely, {locally} locally")  # noqa: T201
+                assert gap < NEAR_TIE, f"{prompt!r}: {left[context]} or {right[context]}"
     assert compared > 40 * len(PROMPTS)
     assert any(theirs.chunks for theirs, _ in answers)
 
@@ -196,7 +185,7 @@ def test_arguments_that_are_garbage_are_refused_and_harm_nobody(
     assert status == 200 or "pasta-decoding: " in reply.text
 
 
-def test_both_of_its_model_runners_take_the_processor(merged: Path, local: LocalDecoder) -> None:
+def test_its_second_model_runner_takes_the_processor(merged: Path, local: LocalDecoder) -> None:
     """A CPU has only the first; what the second hands over is made by hand."""
     python = Path(shlex.split(os.environ["VLLM"])[0])
     if not python.name.startswith("python"):
@@ -206,6 +195,4 @@ def test_both_of_its_model_runners_take_the_processor(merged: Path, local: Local
     done = subprocess.run(
         [python, script, merged, guide], stdout=subprocess.PIPE, check=True, text=True
     )
-    control = len(local.vocabulary.control.ids)
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found == {"rows": [0, control], "slots": [0, control]}
+    assert json.loads(done.stdout.splitlines()[-1]) == [0, len(local.vocabulary.control.ids)]

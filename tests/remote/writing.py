@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from pasta_decoding.engines.base import Engine, FloatArray
+from pasta_decoding.engines.base import FloatArray
 from pasta_decoding.engines.scripted import Script, ScriptedEngine
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import SHARED_MAX
@@ -19,7 +19,6 @@ from pasta_decoding.runtime.decoder import answer_of
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.runtime.scheduler import Scheduler
-from pasta_decoding.runtime.vocabulary import Vocabulary
 from tests.law.world import END
 from tests.remote.fake import Fake
 from tests.runtime.machine import leaning, ordered
@@ -55,39 +54,28 @@ def asked(prompt: Sequence[int], *, rules: Rules = RULES, **limits: Any) -> Requ
     return Request(tuple(prompt), Sampler(SamplingParams()), replace(rules, **limits))
 
 
-def writer(
-    request: Request,
-    pool: ReplicaPool,
-    on_news: OnNews = lambda _progress: None,
-    vocabulary: Vocabulary = VOCABULARY,
-) -> AnswerWriter:
-    return AnswerWriter(request, vocabulary, pool, on_news)
-
-
-async def written(service: Service, requests: Sequence[Request], **about: Any) -> list[Answer]:
+async def written(
+    service: Service, requests: Sequence[Request], on_news: OnNews = lambda _: None
+) -> list[Answer]:
     """Write all answers at the same time."""
     async with aclosing(ReplicaPool(service)) as pool:
-        writers = [writer(request, pool, **about) for request in requests]
-        tasks = [asyncio.create_task(one.run()) for one in writers]
         try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            async with asyncio.TaskGroup() as group:
+                writers = [AnswerWriter(one, VOCABULARY, pool, on_news) for one in requests]
+                tasks = [group.create_task(one.run()) for one in writers]
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        return [task.result() for task in tasks]
 
 
 def write(service: Service, requests: Sequence[Request], **about: Any) -> list[Answer]:
     return asyncio.run(written(service, requests, **about))
 
 
-def locally(
-    request: Request, script: Script, *, engine: Engine | None = None, **about: Any
-) -> Answer:
+def locally(request: Request, script: Script) -> Answer:
     """The same answer on the step scheduler, under the text join."""
-    vocabulary = about.get("vocabulary", VOCABULARY)
-    engine = ScriptedEngine(script, SIZE) if engine is None else engine
-    scheduler = Scheduler(engine, vocabulary, SHARED_MAX, joining=Joining.text)
+    engine = ScriptedEngine(script, SIZE)
+    scheduler = Scheduler(engine, VOCABULARY, SHARED_MAX, joining=Joining.text)
     return answer_of(scheduler, request)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
@@ -13,12 +12,15 @@ from typing import Any
 
 import openai
 
+from pasta_decoding.api.model import AnyDecoder
 from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.server.app import create_app
 from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.listen import Server, http_server, open_socket
 from pasta_decoding.server.metrics import Metrics
+from pasta_decoding.server.schema import ErrorReply
 from pasta_decoding.server.settings import Load, Settings
+from tests.remote.fake import until
 
 MODEL = "tiny"
 BASELINE = "taught"
@@ -42,11 +44,8 @@ class Reply:
     @property
     def error(self) -> dict[str, Any]:
         """The error, which has OpenAI's shape."""
-        error = self.json["error"]
-        assert set(error) == {"message", "type", "param", "code"}
-        assert isinstance(error["message"], str)
-        assert isinstance(error["type"], str)
-        return dict(error)
+        found = ErrorReply.model_validate_json(self.body, extra="forbid")
+        return found.error.model_dump()
 
 
 @dataclass(frozen=True)
@@ -91,41 +90,35 @@ class Running:
 
     def wait_until_idle(self) -> None:
         """Wait until nothing is held and nobody is waiting; fails if that does not come."""
-        wait_for(lambda: self.backend.unended == 0)
+        until(lambda: self.backend.unended == 0)
         engine = self.decoder.engine
-        wait_for(lambda: engine.slots_in_use == self.backend.activity.kept_cells)
-
-
-def wait_for(holds: Callable[[], bool], *, seconds: float = 120.0) -> None:
-    """Wait for something that is about to happen. The limit is for what never comes."""
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.005)
+        until(lambda: engine.slots_in_use == self.backend.activity.kept_cells)
 
 
 @contextmanager
 def running(
     decoder: LocalDecoder,
-    backends: Mapping[str, Backend] | None = None,
+    baseline: Callable[[], LocalDecoder] | None = None,
     *,
+    own: AnyDecoder | None = None,
     model: str = MODEL,
     max_requests: int = 8,
     max_queue: int = 64,
     drain_seconds: float = 5.0,
     **settings: Any,
 ) -> Iterator[Running]:
-    """Serve `decoder` until the block ends, or several backends, the first of them its own."""
-    if backends is None:
-        backends = {model: Backend(lambda: decoder, Metrics(), Load(max_requests, max_queue))}
-    backend, *_ = several = list(backends.values())
-    listener = open_socket("127.0.0.1", 0)
-    app = create_app(backends, backend.metrics, Settings(**settings))
-    server = http_server(app, several, drain_seconds)
+    """Serve `decoder`, or `own` in its place, until the block ends; and a baseline beside it."""
+    metrics, listener = Metrics(), open_socket("127.0.0.1", 0)
+    backend = Backend(lambda: own or decoder, metrics, Load(max_requests, max_queue))
+    backends = {model: backend}
+    if baseline is not None:
+        backends[BASELINE] = Backend(baseline, metrics, Load())
+    app = create_app(backends, metrics, Settings(**settings))
+    server = http_server(app, list(backends.values()), drain_seconds)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        wait_for(lambda: server.started)
+        until(lambda: server.started)
         yield Running(listener.getsockname()[1], decoder, backend, server)
     finally:
         server.should_exit = True
@@ -141,11 +134,3 @@ def request_bytes(body: dict[str, Any]) -> bytes:
         f"Content-Length: {len(raw)}\r\n\r\n"
     )
     return head.encode() + raw
-
-
-def with_baseline(
-    own: Callable[[], LocalDecoder], baseline: Callable[[], LocalDecoder]
-) -> Mapping[str, Backend]:
-    """Return the backends of a model and its sequential baseline."""
-    metrics = Metrics()
-    return {MODEL: Backend(own, metrics, Load()), BASELINE: Backend(baseline, metrics, Load())}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from pasta_decoding.engines.base import Feed, FloatArray
 from pasta_decoding.engines.scripted import Script, ScriptedEngine, follow
@@ -15,65 +13,43 @@ from pasta_decoding.runtime.decoder import LocalDecoder
 Ids = tuple[int, ...]
 
 
-class Slow(ScriptedEngine):
-    """Takes its time for each step."""
+STEP_S = 0.005
 
-    step_s = 0.005
+
+class Hooked(ScriptedEngine):
+    """Calls `hook` with the number of steps made before each further one."""
+
+    hook: Callable[[int], object]
 
     def step(self, feeds: Sequence[Feed]) -> FloatArray:
-        time.sleep(self.step_s)
+        self.hook(len(self.steps))
         return super().step(feeds)
 
 
-class Stepped(ScriptedEngine):
-    """Makes a step for each permit that it is given. `begun` counts those that wait, too."""
-
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self.permits = threading.Semaphore(0)
-        self.begun = 0
-
-    def step(self, feeds: Sequence[Feed]) -> FloatArray:
-        self.begun += 1
-        self.permits.acquire()
-        return super().step(feeds)
-
-
-class Broken(ScriptedEngine):
-    """Breaks once after `good_steps`, and is well again after that."""
-
-    good_steps = 5
-
-    def step(self, feeds: Sequence[Feed]) -> FloatArray:
-        if len(self.steps) == self.good_steps:
-            self.good_steps = -1
-            raise RuntimeError("the device is gone")
-        return super().step(feeds)
-
-
-class Deadly(ScriptedEngine):
-    """Ends its thread after some steps."""
-
-    def step(self, feeds: Sequence[Feed]) -> FloatArray:
-        if len(self.steps) == 5:
-            raise SystemExit
-        return super().step(feeds)
+def slow(_steps: int) -> None:
+    """Take some time for each step."""
+    time.sleep(STEP_S)
 
 
 def with_engine(
-    decoder: LocalDecoder, script: Script, kind: type[ScriptedEngine] = ScriptedEngine
+    decoder: LocalDecoder, script: Script, hook: Callable[[int], object] = lambda _: None
 ) -> LocalDecoder:
     """Return `decoder` over a scripted engine."""
-    return replace(decoder, engine=kind(script, decoder.engine.vocabulary_size, max_slots=8192))
+    engine = Hooked(script, decoder.engine.vocabulary_size, max_slots=8192)
+    engine.hook = hook
+    return replace(decoder, engine=engine)
 
 
 def ids(decoder: LocalDecoder, text: str) -> Ids:
     return tuple(decoder.encoder.encode_text(text))
 
 
-def endless(decoder: LocalDecoder) -> Script:
-    """Write the letter a for ever."""
-    return follow(vocabulary_size=decoder.engine.vocabulary_size, otherwise=ids(decoder, "a")[0])
+def endless(decoder: LocalDecoder, hook: Callable[[int], object] = slow) -> LocalDecoder:
+    """Return `decoder` over an engine that writes the letter a for ever."""
+    a = ids(decoder, "a")[0]
+    return with_engine(
+        decoder, follow(vocabulary_size=decoder.engine.vocabulary_size, otherwise=a), hook
+    )
 
 
 def saying(decoder: LocalDecoder, before: str, topic: str, chunk: str, after: str) -> Script:

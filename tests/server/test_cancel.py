@@ -8,47 +8,49 @@ import logging
 import socket
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from threading import Semaphore
 from typing import Any
 
 import openai
 import pytest
 
 from pasta_decoding.runtime.decoder import LocalDecoder
-from pasta_decoding.runtime.request import Request, Rules, SamplingParams
+from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.settings import Load
-from tests.server.running import CHAT, HELLO, MODEL, Reply, request_bytes, running, wait_for
-from tests.server.scripts import Broken, Deadly, Slow, Stepped, endless, with_engine
+from tests.remote.fake import until
+from tests.server.running import CHAT, HELLO, MODEL, Reply, request_bytes, running
+from tests.server.scripts import endless, slow
 
 LONG = 2000
 BODY: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 20}
 
 
-def asked(decoder: LocalDecoder, tokens: int = LONG) -> Request:
-    return decoder.request("Hello", Rules(max_tokens=tokens), SamplingParams())
-
-
 def test_a_cancelled_answer_is_freed_within_one_step(decoder: LocalDecoder) -> None:
-    stepped = with_engine(decoder, endless(decoder), Stepped)
+    permits, begun = Semaphore(6), list[int]()
+
+    def hook(steps: int) -> None:
+        begun.append(steps)
+        permits.acquire()
+
+    stepped = endless(decoder, hook)
+    request = stepped.request("Hello", Rules(max_tokens=500), SamplingParams())
     engine = stepped.engine
-    assert isinstance(engine, Stepped)
 
     async def leave_after_some_text() -> None:
         backend = Backend(lambda: stepped, Metrics(), Load())
         await backend.ready()
-        with closing(backend.submit([asked(stepped, 500), asked(stepped, 500)])) as answers:
-            engine.permits.release(6)
+        with closing(backend.submit([request, request])) as answers:
             pieces = aiter(answers)
             for _ in range(4):
                 await anext(pieces)
-            await asyncio.to_thread(wait_for, lambda: engine.begun == 7)
+            await asyncio.to_thread(until, lambda: len(begun) == 7)
             assert engine.slots_in_use > 0
         # The engine waits inside its seventh step; it may finish that one, and begins no other.
-        engine.permits.release(1)
-        await asyncio.to_thread(wait_for, lambda: engine.slots_in_use == 0)
-        assert engine.begun == len(engine.steps) == 7
-        assert backend.unended == 0
+        permits.release()
+        await asyncio.to_thread(until, lambda: engine.slots_in_use == 0)
+        assert (len(begun), backend.unended) == (7, 0)
         await backend.stop()
 
     asyncio.run(leave_after_some_text())
@@ -56,14 +58,18 @@ def test_a_cancelled_answer_is_freed_within_one_step(decoder: LocalDecoder) -> N
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_cancels_its_answer(stream: bool, decoder: LocalDecoder) -> None:
-    with running(with_engine(decoder, endless(decoder), Slow)) as server:
-        engine = server.decoder.engine
-        assert isinstance(engine, Slow)
+    steps = list[int]()
+
+    def counted(n: int) -> None:
+        steps.append(n)
+        slow(n)
+
+    with running(endless(decoder, counted)) as server:
         with socket.create_connection(("127.0.0.1", server.port)) as client:
             client.sendall(request_bytes(BODY | {"max_tokens": LONG, "stream": stream}))
-            wait_for(lambda: len(engine.steps) > 5)
+            until(lambda: len(steps) > 5)
         server.wait_until_idle()
-        assert len(engine.steps) < LONG / 2
+        assert len(steps) < LONG / 2
         assert server.metric('pasta_answers_total{end="cancelled"}') == 1
 
 
@@ -71,7 +77,13 @@ def test_a_client_that_leaves_cancels_its_answer(stream: bool, decoder: LocalDec
 def test_an_engine_that_breaks_fails_who_was_there_and_nobody_after(
     stream: bool, decoder: LocalDecoder
 ) -> None:
-    with running(with_engine(decoder, endless(decoder), Broken)) as server:
+    errors = iter([None] * 5 + [RuntimeError("the device is gone")])
+
+    def broken(_steps: int) -> None:
+        if error := next(errors, None):
+            raise error
+
+    with running(endless(decoder, broken)) as server:
         with pytest.raises(openai.APIError, match="the engine failed"):
             list(server.client().chat.completions.create(**BODY, stream=stream))
         list(server.client().chat.completions.create(**BODY, stream=stream))
@@ -82,7 +94,11 @@ def test_an_engine_that_breaks_fails_who_was_there_and_nobody_after(
 def test_an_engine_that_dies_is_503_for_those_who_wait_and_for_those_who_come(
     decoder: LocalDecoder,
 ) -> None:
-    with running(with_engine(decoder, endless(decoder), Deadly), max_requests=2) as server:
+    def deadly(steps: int) -> None:
+        if steps == 5:
+            raise SystemExit  # it ends its thread
+
+    with running(endless(decoder, deadly), max_requests=2) as server:
         for stream in (False, True):
             got = server.ask(CHAT, BODY | {"n": 3} | ({"stream": True} if stream else {}))
             assert (got.status, got.error["code"]) == (503, "engine_stopped")
@@ -97,11 +113,10 @@ def test_a_server_that_is_told_to_stop_tells_its_clients(
     stream: bool, decoder: LocalDecoder, caplog: pytest.LogCaptureFixture
 ) -> None:
     body = BODY | {"max_tokens": LONG, "stream": stream, "n": 2}  # one is written, one waits
-    slow = with_engine(decoder, endless(decoder), Slow)
-    with running(slow, max_requests=1, drain_seconds=0.3) as server:
+    with running(endless(decoder), max_requests=1, drain_seconds=0.3) as server:
         with ThreadPoolExecutor(1) as client:
             reply: Future[Reply] = client.submit(server.ask, CHAT, body)
-            wait_for(lambda: server.decoder.engine.slots_in_use > 0)
+            until(lambda: server.decoder.engine.slots_in_use > 0)
             server.http.should_exit = True
             got = reply.result()
         if stream:

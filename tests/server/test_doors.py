@@ -13,8 +13,9 @@ import pytest
 
 from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.server.backend import Backend
-from tests.server.running import CHAT, GOOD, MODEL, Running, running, wait_for
-from tests.server.scripts import Slow, endless, with_engine
+from tests.remote.fake import until
+from tests.server.running import CHAT, GOOD, MODEL, Running, running
+from tests.server.scripts import endless
 
 LONG: dict[str, Any] = GOOD | {"max_tokens": 1500}
 PATH = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -47,7 +48,7 @@ def chunked(*pieces: bytes) -> bytes:
 
 @pytest.fixture
 def scripted(decoder: LocalDecoder) -> LocalDecoder:
-    return with_engine(decoder, endless(decoder))
+    return endless(decoder, lambda _: None)
 
 
 def test_the_key_is_asked_for_where_answers_and_figures_are(scripted: LocalDecoder) -> None:
@@ -83,8 +84,7 @@ def test_without_a_key_only_its_own_names_reach_the_server(scripted: LocalDecode
 
 
 def test_a_full_queue_is_429_and_says_when_to_try_again(decoder: LocalDecoder) -> None:
-    slow = with_engine(decoder, endless(decoder), Slow)
-    with running(slow, max_requests=1, max_queue=1) as server:
+    with running(endless(decoder), max_requests=1, max_queue=1) as server:
         client = server.client()
         held = [client.chat.completions.create(stream=True, **LONG) for _ in range(2)]
         got = server.ask(CHAT, GOOD)
@@ -95,7 +95,7 @@ def test_a_full_queue_is_429_and_says_when_to_try_again(decoder: LocalDecoder) -
             client.chat.completions.create(**GOOD)
         for stream in held:
             stream.close()
-        wait_for(lambda: server.ask(CHAT, GOOD).status == 200)
+        until(lambda: server.ask(CHAT, GOOD).status == 200)
         never = server.ask(CHAT, GOOD | {"n": 3})
         assert (never.status, never.error["param"]) == (400, "n")
         assert "this server takes 2 at a time" in never.error["message"]
@@ -161,7 +161,7 @@ def test_each_request_is_a_bounded_line_of_the_log(
         name = server.ask(CHAT, GOOD).headers["x-request-id"]
         server.ask("/v1/" + "x" * 5000)
         server.ask("/v1/%0d%0aforged%1b[31m")
-        wait_for(lambda: len(caplog.records) >= 3)
+        until(lambda: len(caplog.records) >= 3)
     lines = [record.getMessage() for record in caplog.records]
     assert any(line.startswith(f"{name} 127.0.0.1 POST {CHAT} 200 ") for line in lines)
     assert all(len(line) < 400 and line.isprintable() for line in lines)

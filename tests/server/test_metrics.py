@@ -1,13 +1,17 @@
-"""What Prometheus and clients are told of answers whose figures are known."""
+"""What Prometheus and clients are told of answers whose figures are known; and the baseline."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from pasta_decoding.errors import PastaError
 from pasta_decoding.runtime.decoder import LocalDecoder
-from tests.server.running import CHAT, GOOD, HELLO, MODEL, Running, running
+from tests.server.running import BASELINE, CHAT, GOOD, HELLO, MODEL, Running, running
 from tests.server.scripts import saying, with_engine
 
 QUESTION = {"role": "user", "content": "Tell me about the weather in spring, and in autumn."}
@@ -29,24 +33,25 @@ def test_the_metrics_add_up(decoder: LocalDecoder) -> None:
         for family in families
         for sample in family.samples
     }
-    assert found["pasta_answers_total", "stop"] == 2
-    assert found["pasta_answers_total", "length"] == 1
-    assert found["pasta_requests_total", "200"] >= 3
-    assert found["pasta_requests_total", "400"] == 1
-    prompts = 2 * usage["prompt_tokens"] + short["prompt_tokens"]
-    assert found["pasta_tokens_total", "prompt"] == prompts
-    answers = 2 * usage["completion_tokens"] + short["completion_tokens"]
-    assert found["pasta_tokens_total", "answer"] == answers
-    assert found["pasta_chunks_total",] == 2
-    assert found["pasta_truncations_total",] == 1
-    assert found["pasta_steps_total",] == found["pasta_step_width_count",]
+    one = usage["prompt_tokens"], usage["completion_tokens"]
+    expected = {
+        ("pasta_answers_total", "stop"): 2,
+        ("pasta_answers_total", "length"): 1,
+        ("pasta_requests_total", "400"): 1,
+        ("pasta_tokens_total", "prompt"): 2 * one[0] + short["prompt_tokens"],
+        ("pasta_tokens_total", "answer"): 2 * one[1] + short["completion_tokens"],
+        ("pasta_chunks_total",): 2,
+        ("pasta_truncations_total",): 1,
+        ("pasta_time_to_first_token_seconds_count",): 3,
+        ("pasta_answer_seconds_count",): 3,
+        ("pasta_step_width_count",): found["pasta_steps_total",],
+        ("pasta_cache_cells_max",): 8192,
+    }
+    idle = ("live_threads", "running", "queue", "cache_cells")
+    expected |= {(f"pasta_{gauge}",): 0 for gauge in idle}
+    assert found | expected == found
     # Two threads write side by side while there is a chunk: its tokens, behind its opening.
     assert found["pasta_step_width_sum",] > found["pasta_steps_total",]
-    assert found["pasta_time_to_first_token_seconds_count",] == 3
-    assert found["pasta_answer_seconds_count",] == 3
-    assert found["pasta_cache_cells_max",] == 8192
-    for gauge in ("pasta_live_threads", "pasta_running", "pasta_queue", "pasta_cache_cells"):
-        assert found[gauge,] == 0
 
 
 def test_usage_tells_how_much_of_a_prompt_the_cache_held(decoder: LocalDecoder) -> None:
@@ -77,3 +82,60 @@ def test_the_models_are_listed_with_or_without_a_slash(server: Running) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).model_extra == {"max_model_len": server.decoder.max_tokens}
     assert server.ask("/v1/models/").json == server.ask("/v1/models").json
+
+
+LONG = GOOD | {"max_tokens": 60}
+
+
+def test_the_baseline_is_loaded_when_it_is_asked_for_and_answers_in_one_thread(
+    decoder: LocalDecoder,
+) -> None:
+    own = with_engine(decoder, saying(decoder, "One: ", "fruit", "an apple", " Done."))
+    script = saying(decoder, "Two: ", "fruit", "a pear", " Done.")
+    taught = replace(with_engine(decoder, script), parallel=False)
+    with running(own, lambda: taught) as server:
+        listed = server.ask("/v1/models").json["data"]
+        assert [model["id"] for model in listed] == [MODEL, BASELINE]
+        assert ["max_model_len" in model for model in listed] == [True, False]
+        cells = server.metric("pasta_cache_cells_max")
+        assert server.ask(f"/v1/models/{BASELINE}").json["max_model_len"] == taught.max_tokens
+        assert server.metric("pasta_cache_cells_max") == 2 * cells
+        replies = [server.ask(CHAT, LONG | {"model": name}).json for name in (MODEL, BASELINE)]
+        first, second = (reply["choices"][0]["message"]["content"] for reply in replies)
+        assert [reply["model"] for reply in replies] == [MODEL, BASELINE]
+        assert first == "One: an apple Done."
+        assert second.startswith("Two: ")
+        assert "a pear" not in second  # that was for a chunk's thread to write
+        server.wait_until_idle()
+        assert server.metric('pasta_answers_total{end="stop"}') == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (PastaError("there is no memory left"), "there is no memory left"),
+        (RuntimeError("a secret"), "the server's log says why"),
+    ],
+)
+def test_a_baseline_that_cannot_be_loaded_is_503_and_is_tried_again(
+    decoder: LocalDecoder, error: Exception, told: str
+) -> None:
+    script = saying(decoder, "One: ", "fruit", "an apple", " Done.")
+    tries: list[int] = []
+
+    def load() -> LocalDecoder:
+        tries.append(len(tries))
+        if len(tries) == 1:
+            raise error
+        return with_engine(decoder, script)
+
+    own = with_engine(decoder, script)
+    with running(own, load) as server:
+        body = LONG | {"model": BASELINE}
+        refused = server.ask(CHAT, body)
+        assert (refused.status, refused.error["code"]) == (503, "model_not_loaded")
+        assert refused.error["message"] == f"the model cannot be loaded: {told}"
+        with ThreadPoolExecutor(3) as clients:
+            asked = [clients.submit(server.ask, CHAT, body) for _ in range(3)]
+            assert [one.result().status for one in asked] == [200] * 3
+        assert tries == [0, 1]

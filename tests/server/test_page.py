@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from pasta_decoding.runtime.decoder import LocalDecoder
-from tests.server.running import running, with_baseline
-from tests.server.scripts import Slow, endless, saying, with_engine
+from tests.remote.fake import until
+from tests.server.running import running
+from tests.server.scripts import endless, saying, slow, with_engine
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 
@@ -54,12 +55,6 @@ def page(browser: Any) -> Iterator[Any]:
     assert errors == []
 
 
-@pytest.fixture
-def apple(decoder: LocalDecoder) -> LocalDecoder:
-    """Return a decoder that answers with a chunk about fruit."""
-    return with_engine(decoder, saying(decoder, "One: ", "fruit", "an apple", " Done."), Slow)
-
-
 def ask(page: Any, url: str, *, race: bool = False, limit: int = 300) -> str:
     """Ask, wait for the end, and return the status."""
     page.goto(url)
@@ -76,7 +71,7 @@ def ask(page: Any, url: str, *, race: bool = False, limit: int = 300) -> str:
 def test_an_answer_appears_with_its_threads_and_figures(page: Any, decoder: LocalDecoder) -> None:
     markdown = "1. **First** `a<b`\n2. "
     script = saying(decoder, markdown, "fruit", "an apple", "\n\nDone.")
-    with running(with_engine(decoder, script, Slow)) as server:
+    with running(with_engine(decoder, script, slow)) as server:
         assert "with 2 threads" in ask(page, server.url)
         assert not page.get_by_label("Race the sequential baseline").is_visible()
         shown = page.locator("#parallel").inner_text()
@@ -103,12 +98,13 @@ def test_a_hostile_answer_is_shown_as_text(page: Any, decoder: LocalDecoder) -> 
 
 
 def test_a_race_runs_one_after_the_other_and_says_who_was_faster(
-    page: Any, decoder: LocalDecoder, apple: LocalDecoder
+    page: Any, decoder: LocalDecoder
 ) -> None:
+    apple = with_engine(decoder, saying(decoder, "One: ", "fruit", "an apple", " Done."), slow)
     script = saying(decoder, "Two: ", "fruit", "a pear", " Done.")
-    taught = replace(with_engine(decoder, script, Slow), parallel=False)
+    taught = replace(with_engine(decoder, script, slow), parallel=False)
     page.set_viewport_size({"width": 360, "height": 740})
-    with running(apple, with_baseline(lambda: apple, lambda: taught)) as server:
+    with running(apple, lambda: taught) as server:
         assert "times as many tokens a second" in ask(page, server.url, race=True)
         assert page.locator("#parallel").inner_text() == "One: an apple Done."
         assert page.locator("#t-sequential").text_content() == "The sequential baseline: taught"
@@ -117,20 +113,10 @@ def test_a_race_runs_one_after_the_other_and_says_who_was_faster(
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "on a phone"
 
 
-def test_escape_stops_the_answer_and_the_engine(page: Any, decoder: LocalDecoder) -> None:
-    with running(with_engine(decoder, endless(decoder), Slow)) as server:
-        page.goto(server.url)
-        page.get_by_label("Longest answer").fill("2000")
-        page.get_by_label("Your question").fill("Hello")
-        page.keyboard.press("Enter")
-        page.locator("#parallel").filter(has_text="aaaa").wait_for()
-        page.keyboard.press("Escape")
-        page.get_by_role("status").filter(has_text="Stopped.").wait_for()
-        server.wait_until_idle()
-
-
-def test_the_page_asks_for_the_key_and_goes_on_with_it(page: Any, apple: LocalDecoder) -> None:
-    with running(apple, api_key="sesame") as server:
+def test_the_page_asks_for_the_key_and_escape_stops_the_answer(
+    page: Any, decoder: LocalDecoder
+) -> None:
+    with running(endless(decoder), api_key="sesame") as server:
         page.goto(server.url)
         key = page.get_by_label("This server wants an API key:")
         key.fill("open")
@@ -139,7 +125,10 @@ def test_the_page_asks_for_the_key_and_goes_on_with_it(page: Any, apple: LocalDe
         key.fill("sesame")
         page.keyboard.press("Enter")
         page.locator("#key-row").wait_for(state="hidden")
-        page.locator("#question:focus").wait_for()
-        page.keyboard.type("Hello")  # the question has the focus
+        page.get_by_label("Longest answer").fill("2000")
+        page.get_by_label("Your question").fill("Hello")
         page.keyboard.press("Enter")
-        page.get_by_role("status").filter(has_text="Done in").wait_for()
+        page.locator("#parallel").filter(has_text="aaaa").wait_for()
+        page.keyboard.press("Escape")
+        page.get_by_role("status").filter(has_text="Stopped.").wait_for()
+        until(lambda: server.backend.unended == 0)

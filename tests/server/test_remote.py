@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,13 +14,10 @@ from pasta_decoding.lang.layout import Joining
 from pasta_decoding.remote.decoder import RemoteDecoder, remote_decoder
 from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.request import Rules, SamplingParams
-from pasta_decoding.server.backend import Backend
-from pasta_decoding.server.metrics import Metrics
-from pasta_decoding.server.settings import Load
 from tests.checkpoint import TinyCheckpoint
 from tests.remote.fake import Fake, refusal, serving, until
-from tests.server.running import CHAT, HELLO, MODEL, Running, request_bytes, running
-from tests.server.scripts import endless, saying, with_engine
+from tests.server.running import CHAT, HELLO, MODEL, Running, running
+from tests.server.scripts import saying, with_engine
 
 TOKENS = 60
 
@@ -50,7 +46,7 @@ def remote(fake: Fake, tiny_checkpoint: TinyCheckpoint) -> RemoteDecoder:
 def server(decoder: LocalDecoder, script: Script, remote: RemoteDecoder) -> Iterator[Running]:
     """Serve a script by way of a fake server; `decoder` is the same in this process."""
     local = replace(with_engine(decoder, script), joining=Joining.text)
-    with running(local, {MODEL: Backend(lambda: remote, Metrics(), Load(4, 4))}) as server:
+    with running(local, own=remote) as server:
         yield server
         server.wait_until_idle()
 
@@ -85,19 +81,6 @@ def test_stream_plain_reply_and_the_local_engine_agree_to_the_byte(
     assert stream_text(server, stop=["only"]) == "First: the "
     server.wait_until_idle()
     assert server.metric('pasta_answers_total{end="stop_string"}') == 1
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_ends_every_request_of_its_answer(
-    stream: bool, server: Running, fake: Fake, decoder: LocalDecoder
-) -> None:
-    fake.script, fake.token_s = endless(decoder), 0.01
-    with socket.create_connection(("127.0.0.1", server.port)) as client:
-        client.sendall(request_bytes(body(stream=stream, max_tokens=1000)))
-        until(lambda: fake.live > 0)
-    server.wait_until_idle()
-    assert server.metric('pasta_answers_total{end="cancelled"}') == 1
-    assert server.metric("pasta_remote_requests_total") == len(fake.bodies) > 0
 
 
 def test_a_server_that_fails_is_told_in_openais_shape_and_only_for_as_long(

@@ -1,4 +1,4 @@
-"""Run by vLLM's own Python: hands the processor what either of its model runners would."""
+"""Run by vLLM's own Python: hands the processor what its second model runner would."""
 
 from __future__ import annotations
 
@@ -11,11 +11,6 @@ import numpy as np
 import torch
 from vllm import SamplingParams
 from vllm.config import ModelConfig
-from vllm.v1.sample.logits_processor import (
-    BatchUpdate,
-    MoveDirectionality,
-    _load_logitsprocs_plugins,
-)
 from vllm.v1.worker.gpu.sample.logits_processor.interface import (
     LogitsContext,
     LogitsProcRequestState,
@@ -23,22 +18,8 @@ from vllm.v1.worker.gpu.sample.logits_processor.interface import (
 from vllm.v1.worker.gpu.sample.logits_processor.loader import _load_v2_logitsprocs_plugins
 
 
-def banned(logits_RV: torch.Tensor) -> list[int]:
-    return torch.isneginf(logits_RV).sum(1).tolist()
-
-
-def by_rows(processor: type, config: Any, params: SamplingParams, size: int) -> list[int]:
-    """The first runner: a request with a guide comes into row 0, and moves to row 1."""
-    held = processor(config, torch.device("cpu"), False)
-    added: list[Any] = [(0, params, [20], []), (1, SamplingParams(), [20], [])]
-    held.update_state(
-        BatchUpdate(2, removed=[], added=added, moved=[(0, 1, MoveDirectionality.SWAP)])
-    )
-    return banned(held.apply(torch.zeros(2, size)))
-
-
 def by_slots(processor: type, config: Any, params: SamplingParams, size: int) -> list[int]:
-    """The second: the request is in slot 3, and its row the second one."""
+    """Return what each row may not write: the request is in slot 3, and its row the second one."""
     ids, prompt_len = torch.zeros(4, 8, dtype=torch.int32), np.full(4, 1, dtype=np.int32)
     states = LogitsProcRequestState(
         device=torch.device("cpu"),
@@ -63,7 +44,7 @@ def by_slots(processor: type, config: Any, params: SamplingParams, size: int) ->
         pos=torch.tensor([0, 0]),
         seq_lens_upper_bound_np=np.array([1, 1]),
     )
-    return banned(held.apply(torch.zeros(2, size), context))
+    return torch.isneginf(held.apply(torch.zeros(2, size), context)).sum(1).tolist()
 
 
 def main() -> None:
@@ -71,13 +52,11 @@ def main() -> None:
     config = SimpleNamespace(model_config=ModelConfig(model=folder, max_model_len=512))
     size = config.model_config.get_vocab_size()
     params = SamplingParams(extra_args={"pasta": guide})
-    found = {}
-    loaders = {"rows": _load_logitsprocs_plugins, "slots": _load_v2_logitsprocs_plugins}
-    for (name, load), run in zip(loaders.items(), (by_rows, by_slots), strict=True):
-        [processor] = [one for one in load() if one.__name__ == "PastaLogitsProcessor"]
-        processor.validate_params(params)
-        found[name] = run(processor, config, params, size)
-    print(json.dumps(found))  # noqa: T201
+    [processor] = [
+        one for one in _load_v2_logitsprocs_plugins() if one.__name__ == "PastaLogitsProcessor"
+    ]
+    processor.validate_params(params)
+    print(json.dumps(by_slots(processor, config, params, size)))  # noqa: T201
 
 
 if __name__ == "__main__":
