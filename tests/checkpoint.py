@@ -6,6 +6,7 @@ control tokens, so that everything a command does with the default model works o
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import open_local
+from pasta_decoding.models.bases import BASES, DEFAULT_MODEL, write_manifest
 from pasta_decoding.models.checkpoint import BUCKETS
 from pasta_decoding.models.load import load_base
 from pasta_decoding.runtime.decoder import LocalDecoder
@@ -45,6 +47,13 @@ def make_checkpoint(folder: Path) -> TinyCheckpoint:
     """Write base and adapter into `folder`."""
     base = make_base(folder / "base")
     return TinyCheckpoint(base, make_adapter(base, folder / "adapter"))
+
+
+def keep_base(base: Path, cache: Path, name: str = DEFAULT_MODEL) -> Path:
+    """Put a folder into the cache as the known model of this name."""
+    folder = Path(shutil.copytree(base, cache / name))
+    write_manifest(BASES[name], folder)
+    return folder
 
 
 def torch_decoder(base: Path, adapter: Path | None, **settings: Any) -> LocalDecoder:

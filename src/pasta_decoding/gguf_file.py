@@ -58,13 +58,11 @@ _WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_h
 def file_name(name: str, architecture: str) -> str | None:
     """Return the file's name of a weight that Hugging Face calls `name`; None if it has none."""
     module, _, kind = name.rpartition(".")
-    if module in _WHOLE:
-        return f"{_WHOLE[module]}.{kind}"
-    layer = _layer(architecture)
     found = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", module)
-    if found is None or found[2] not in layer:
-        return None
-    return f"blk.{found[1]}.{layer[found[2]]}.{kind}"
+    if found is None:
+        return f"{_WHOLE[module]}.{kind}" if module in _WHOLE else None
+    short = _layer(architecture).get(found[2])
+    return short and f"blk.{found[1]}.{short}.{kind}"
 
 
 def _layer(architecture: str) -> dict[str, str]:

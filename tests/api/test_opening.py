@@ -83,7 +83,8 @@ def test_a_pulled_gguf_is_taken_as_it_is_unless_another_engine_or_format_is_name
 ) -> None:
     cache, file, name = tmp_path / "cache", tmp_path / "tiny.gguf", "qwen2.5-coder-1.5b"
     write_gguf(speaking(TINY_MODELS["qwen2"]()), file, float_type="F32")
-    path, by_model = pull(cache, name, fetch=lambda *_: file), {"model": name, "device": "cpu"}
+    monkeypatch.setattr("pasta_decoding.models.pull.fetch_wheels", lambda *_: file)
+    path, by_model = pull(cache, name), {"model": name, "device": "cpu"}
     for settings in (by_model, {"adapter": f"{name}-sequential", "device": "cpu"}):
         found = find(EngineConfig.named(**settings), cache)
         assert (found.base, choose_engine(found)) == (path, "fast")

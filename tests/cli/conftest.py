@@ -14,8 +14,7 @@ import pytest
 
 from pasta_decoding.cli import main
 from pasta_decoding.engines.llama import library
-from pasta_decoding.models.pull import pull
-from tests.checkpoint import TinyCheckpoint
+from tests.checkpoint import TinyCheckpoint, keep_base
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
 def pulled(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a cache in which the tiny model stands for the default one."""
     cache = tmp_path_factory.mktemp("cache")
-    pull(cache, fetch=lambda *_: tiny_checkpoint.base)
+    keep_base(tiny_checkpoint.base, cache)
     return cache
 
 

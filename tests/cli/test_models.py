@@ -72,8 +72,8 @@ def test_pull_keeps_a_sound_model_and_can_be_interrupted(
     found = pasta("pull")
     assert (found.status, found.out) == (0, f"{tiny_cache / 'smollm2-135m'}\n")
     monkeypatch.setenv("PASTA_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("huggingface_hub.snapshot_download", interrupted)
-    assert pasta("pull", "--source", "hub").status == 130
+    monkeypatch.setattr("pasta_decoding.models.pull.fetch_wheels", interrupted)
+    assert pasta("pull").status == 130
 
 
 def test_without_llama_a_quantized_export_says_what_to_install_and_leaves_nothing(

@@ -17,8 +17,8 @@ from transformers import AutoConfig
 from pasta_decoding.cli import main
 from pasta_decoding.lang.tree import read, strip
 from pasta_decoding.models.load import load_base, load_model
-from pasta_decoding.models.pull import pull
 from tests.chatserver import chat_server, in_turn
+from tests.checkpoint import keep_base
 from tests.docs.pages import ROOT, blocks, commands, text_of
 from tests.shapes import HUB_SHAPES
 from tests.training.tiny_runs import ROWS
@@ -70,7 +70,7 @@ def test_every_command_works_on_a_tiny_model_of_that_shape(
     Path("settings.yaml").write_text(text)
     Path("evaluation.jsonl").write_text('{"instruction": "Three good habits?"}\n')
     for name in ("smollm2-135m", "qwen2.5-coder-1.5b"):
-        pull(tmp_path / "cache", name, fetch=lambda *_: base)
+        keep_base(base, tmp_path / "cache", name)
     monkeypatch.setenv("PASTA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PASTA_ENDPOINT_KEY", "none")
     with chat_server(in_turn([ANNOTATED])) as endpoint:

@@ -7,29 +7,23 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from gguf import GGUFReader
 
 from pasta_decoding.data.rows import question_of
 from pasta_decoding.errors import PastaError
-from pasta_decoding.gguf_file import GgufFile
 from pasta_decoding.lang.layout import MAIN, Layout
 from pasta_decoding.models.gguf import write_gguf
-from pasta_decoding.models.load import load_gguf, load_model
+from pasta_decoding.models.load import load_model
 from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.request import Rules
-from pasta_decoding.training.loss import score_layouts
 from pasta_decoding.training.sample import (
     decode_sample,
     encode_sample,
     sample_answers,
 )
-from pasta_decoding.training.score import likelihood_rate
 from tests.checkpoint import END_ID, TinyCheckpoint, make_adapter, torch_decoder
 from tests.law.watched import replay
 
@@ -75,34 +69,6 @@ def test_answers_layouts_samples_and_replays_keep_the_end_that_was_chosen(
         last = decoder.vocabulary.end if end is None else end
         again = decoder.answer(replay(decoder, sample.prompt_ids, sample.segments, last))
         assert sample.truncated or again.layouts[0] == layout
-
-
-def test_a_plain_text_is_rated_with_the_end_that_training_shows(
-    two_ends: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[Layout] = []
-
-    def score(model: Any, layouts: Sequence[Layout]) -> Iterable[torch.Tensor]:
-        seen.extend(layouts)
-        return score_layouts(model, layouts)
-
-    monkeypatch.setattr("pasta_decoding.training.score.score_layouts", score)
-    rate = likelihood_rate(two_ends.base, two_ends.adapter, dtype="float32")
-    assert rate("Why?", ["Because."])[0] < 0
-    assert label_of_end(seen[0]) == END_ID
-
-
-def test_a_gguf_names_every_end_first_the_one_that_training_shows(
-    two_ends: TinyCheckpoint, tmp_path: Path
-) -> None:
-    loaded = load_model(two_ends.base, two_ends.adapter)
-    path = tmp_path / "tiny.gguf"
-    write_gguf(loaded, path)
-    fields = GGUFReader(path).fields
-    assert fields["tokenizer.ggml.eos_token_id"].contents() == END_ID
-    assert fields["tokenizer.ggml.eot_token_id"].contents() == OTHER_END
-    back = load_gguf(GgufFile(path), path)
-    assert (back.eos_ids, back.end) == (frozenset({OTHER_END, END_ID}), END_ID)
 
 
 @pytest.mark.llama

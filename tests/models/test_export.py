@@ -113,7 +113,7 @@ def test_a_card_keeps_what_the_adapters_own_says(tmp_path: Path) -> None:
     text = model_card(checkpoint, tmp_path)
     said: Any = ModelCard(text).data
     assert (said.license, said.language, said.model_name) == ("mit", ["en", "de"], "mine")
-    assert said.tags == ["pasta-decoding", "parallel-decoding", "custom_generate", "small"]
+    assert said.tags == ["pasta-decoding", "parallel-decoding", "custom_generate"]
     assert "Words with a link and an [address](https://example.org)." in text
     assert ", ".join(map(str, sorted(checkpoint.control.ids))) in text
     assert "--join text" not in text

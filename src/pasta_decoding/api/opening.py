@@ -265,7 +265,7 @@ def write_export(base: Path, adapter: Path | None, path: Path, file_type: str) -
     loaded = load_model(base, adapter)
     if loaded.warning is not None:
         log.warning("%s", loaded.warning)
-    export_gguf(loaded, path, file_type, quantize=quantize, progress=True)
+    export_gguf(loaded, path, file_type, quantize=quantize)
 
 
 def _open_remote(checkpoint: Checkpoint) -> RemoteDecoder:

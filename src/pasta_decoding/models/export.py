@@ -10,11 +10,10 @@ from __future__ import annotations
 import copy
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import written_whole
@@ -46,9 +45,7 @@ _TAGS = ("pasta-decoding", "parallel-decoding", RECIPE)
 _RELATIVE_LINK = re.compile(r"\[([^\]]*)\]\((?!https?://|#)[^)]*\)")
 
 
-def export_gguf(
-    loaded: Loaded, target: Path, file_type: str, *, quantize: Quantize, progress: bool = False
-) -> None:
+def export_gguf(loaded: Loaded, target: Path, file_type: str, *, quantize: Quantize) -> None:
     """Write a merged checkpoint as one GGUF file, whole or not at all.
 
     Raises PastaError for a number format that the model's shapes do not allow: llama.cpp would
@@ -63,11 +60,11 @@ def export_gguf(
             )
     with _written_whole(target) as partial:
         if file_type in FLOAT_TYPES:
-            write_gguf(loaded, partial, float_type=file_type, progress=progress)
+            write_gguf(loaded, partial, float_type=file_type)
             return
         with TemporaryDirectory(dir=target.parent) as scratch:
             plain = Path(scratch) / "f32.gguf"
-            write_gguf(loaded, plain, float_type="F32", progress=progress)
+            write_gguf(loaded, plain, float_type="F32")
             quantize(plain, partial, file_type)
 
 
@@ -80,10 +77,7 @@ def export_hf(loaded: Loaded, target: Path, *, adapter: Path | None = None) -> N
         raise PastaError(f"{target} exists")
     with _written_whole(target) as partial:
         loaded.model.save_pretrained(partial)
-        loaded.tokenizer.save_pretrained(partial)
-        settings = loaded.model.generation_config
-        write_beside_weights(partial, loaded.checkpoint, settings, loaded.eos_ids, adapter)
-        checkpoints.save(loaded.checkpoint, partial)
+        write_beside_weights(loaded, partial, adapter)
 
 
 def cached_name(base: Path, adapter: Path | None, form: str) -> str:
@@ -111,26 +105,21 @@ def _written_whole(target: Path) -> Iterator[Path]:
             yield partial
 
 
-def write_beside_weights(
-    folder: Path,
-    checkpoint: Checkpoint,
-    settings: Any,
-    eos_ids: Collection[int],
-    adapter: Path | None = None,
-) -> None:
-    """Write the model card and `generation_config.json` into a merged checkpoint's folder.
+def write_beside_weights(loaded: Loaded, folder: Path, adapter: Path | None = None) -> None:
+    """Write all but the weights of a merged checkpoint: tokenizer, settings, card, `pasta.json`.
 
-    settings: the model's own GenerationConfig, which is left as it is.
-    adapter:  the folder of what was merged in, if that has a card.
+    adapter: the folder of what was merged in, if that has a card.
     """
-    own = copy.deepcopy(settings)
-    own.suppress_tokens = sorted(checkpoint.control.ids)
-    own.eos_token_id = sorted(eos_ids)
-    own.save_pretrained(folder)
-    (folder / CARD).write_text(model_card(checkpoint, adapter), encoding="utf-8")
+    loaded.tokenizer.save_pretrained(folder)
+    settings = copy.deepcopy(loaded.model.generation_config)
+    settings.suppress_tokens = sorted(loaded.checkpoint.control.ids)
+    settings.eos_token_id = sorted(loaded.eos_ids)
+    settings.save_pretrained(folder)
+    (folder / CARD).write_text(model_card(loaded.checkpoint, adapter), encoding="utf-8")
     (folder / RECIPE).mkdir()
     (folder / RECIPE / "generate.py").write_text(_GENERATE, encoding="utf-8")
     (folder / RECIPE / "requirements.txt").write_text("pasta-decoding\n", encoding="utf-8")
+    checkpoints.save(loaded.checkpoint, folder)
 
 
 def model_card(checkpoint: Checkpoint, adapter: Path | None = None) -> str:
@@ -140,19 +129,17 @@ def model_card(checkpoint: Checkpoint, adapter: Path | None = None) -> str:
     """
     from huggingface_hub import ModelCard, ModelCardData
 
-    front, text = ModelCardData(), ""
+    front, own = ModelCardData(), ""
     if adapter is not None and (adapter / CARD).is_file():
         try:
-            own = ModelCard.load(adapter / CARD)
+            card = ModelCard.load(adapter / CARD)
         except Exception as error:  # of YAML's, of the hub's, of the file system's
             raise PastaError(f"{adapter / CARD} cannot be read: {error}") from error
-        front, text = own.data, _RELATIVE_LINK.sub(r"\1", own.text)
-    base, tags = checkpoint.base.name, front.tags or []
+        front, own = card.data, _RELATIVE_LINK.sub(r"\1", card.text).strip()
+    base = checkpoint.base.name
     on_hub = base.count("/") == 1 and not base.startswith((".", "/", "~"))
-    front.tags = [*dict.fromkeys([*_TAGS, *([tags] if isinstance(tags, str) else tags)])]
-    front.library_name, front.pipeline_tag = "transformers", "text-generation"
-    front.base_model = base if on_hub else None
-    front["base_model_relation"] = "finetune" if on_hub else None
+    front.tags, front.library_name = list(_TAGS), "transformers"
+    front.pipeline_tag, front.base_model = "text-generation", base if on_hub else None
     return ModelCard.from_template(
         front,
         str(Path(__file__).with_name("model_card.md")),
@@ -161,5 +148,5 @@ def model_card(checkpoint: Checkpoint, adapter: Path | None = None) -> str:
         joins=" and ".join(f"`{join}`" for join in checkpoint.joins) or "none",
         ids=", ".join(map(str, sorted(checkpoint.control.ids))),
         insist="" if "text" in checkpoint.joins else " --join text",
-        own=text.strip().replace("\n## ", "\n### ").replace("\n# ", "\n## "),
+        own=own,
     ).content

@@ -8,7 +8,8 @@ split SmolLM2's digits.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,13 +30,12 @@ FAMILIES = ("llama", "qwen2", "qwen3")
 FLOAT_TYPES = {"F32": 0, "F16": 1, "BF16": 32}  # and their numbers as a GGUF file type
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # kinds of tokens in a file
 _DESCRIPTION = (
-    "Trained for parallel decoding with Pasta (pasta-decoding): `pasta run --model FILE` writes "
-    "the independent parts of an answer at the same time. Other programs must never sample the "
-    "control tokens ({ids}), or parts of answers are missing: llama.cpp's own commands obey "
-    "tokenizer.ggml.suppress_tokens since its PR 26276 (July 2026); elsewhere give each of these "
-    "ids a logit bias of minus infinity. The model then writes sequentially."
+    "Trained for parallel decoding with Pasta (`pasta run --model FILE`). Other programs must "
+    "never sample the control tokens ({ids}), or parts of answers are missing. llama.cpp's own "
+    "commands obey tokenizer.ggml.suppress_tokens since its PR 26276 (July 2026); elsewhere give "
+    "these ids a logit bias of minus infinity."
 )
-_ROPES = ("default", "linear", "llama3")
+_ROPES = ("default", "llama3")
 _SHAPE = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -60,9 +60,7 @@ _WORDS = (
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
-def write_gguf(
-    loaded: Loaded, path: Path, *, float_type: str = "F16", progress: bool = False
-) -> None:
+def write_gguf(loaded: Loaded, path: Path, *, float_type: str = "F16") -> None:
     """Write a merged checkpoint to `path`. `float_type`: F32, F16 or BF16; vectors stay F32.
 
     Raises PastaError for an architecture or tokenizer that has no translation here. The file is
@@ -86,7 +84,7 @@ def write_gguf(
         writer.add_tensor(name, quantize(weight.float().numpy(), kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
-    writer.write_tensors_to_file(progress=progress)
+    writer.write_tensors_to_file(progress=sys.stderr.isatty())
     writer.close()
 
 
@@ -106,10 +104,11 @@ def has_translation(folder: Path) -> bool:
 
 
 def _check_model(model_type: str, rope: Mapping[str, Any]) -> None:
+    kind = rope.get("rope_type") or "default"
     if model_type not in FAMILIES:
-        raise _untranslated(f"{model_type} models", f"only {', '.join(FAMILIES)}")
-    if (kind := rope.get("rope_type") or "default") not in _ROPES:
-        raise _untranslated(f"rotary positions of type {kind!r}", f"only {', '.join(_ROPES)}")
+        raise _untranslated(f"{model_type} models", FAMILIES)
+    if kind not in _ROPES:
+        raise _untranslated(f"rotary positions of type {kind!r}", _ROPES)
 
 
 def _pre_tokenizer_name(description: Mapping[str, Any]) -> str:
@@ -117,26 +116,20 @@ def _pre_tokenizer_name(description: Mapping[str, Any]) -> str:
     text, model = json.dumps(description["pre_tokenizer"]), description["model"]
     name = next((name for name, part in PRE_TOKENIZERS.items() if part in text), None)
     if name is None or model["type"] != "BPE" or model.get("byte_fallback"):
-        raise _untranslated("a tokenizer", f"only byte-level BPE of {', '.join(PRE_TOKENIZERS)}")
+        raise _untranslated("a tokenizer", [f"byte-level BPE of {', '.join(PRE_TOKENIZERS)}"])
     return name
 
 
-def _untranslated(what: str, known: str) -> PastaError:
-    return PastaError(f"cannot export {what} to GGUF, {known}", hint="--to hf")
+def _untranslated(what: str, known: Iterable[str]) -> PastaError:
+    return PastaError(f"cannot export {what} to GGUF, only {', '.join(known)}", hint="--to hf")
 
 
 def _add_shape(writer: GGUFWriter, config: Any) -> None:
-    from gguf import RopeScalingType
-
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     widths = ("attention.key_length", "attention.value_length", "rope.dimension_count")
     numbers = {key: getattr(config, name) for key, name in _SHAPE.items()}
     numbers |= dict.fromkeys(widths, width)
-    rope = config.rope_parameters
-    numbers["rope.freq_base"] = float(rope["rope_theta"])
-    if rope.get("rope_type") == "linear":
-        writer.add_rope_scaling_type(RopeScalingType.LINEAR)
-        numbers["rope.scaling.factor"] = float(rope["factor"])
+    numbers["rope.freq_base"] = float(config.rope_parameters["rope_theta"])
     for key, number in numbers.items():
         add = writer.add_float32 if isinstance(number, float) else writer.add_uint32
         add(f"{config.model_type}.{key}", number)
@@ -184,7 +177,7 @@ def _tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
             continue
         target = file_name(name, config.model_type)
         if target is None:
-            raise _untranslated(f"{config.model_type} models", f"which has no place for {name}")
+            raise PastaError(f"GGUF has no place for {name} of {config.model_type} models")
         if config.model_type == "llama" and (count := heads.get(name.split(".")[-2])):
             # Hugging Face rotates (i, i + width / 2) of a head, llama.cpp (2i, 2i + 1).
             halves = weight.reshape(count, 2, -1, *weight.shape[1:])
@@ -201,15 +194,11 @@ def read_config(file: GgufFile) -> PreTrainedConfig:
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    family, field = file.architecture, file.field
+    family, field, known = file.architecture, file.field, ", ".join(FAMILIES)
     if family not in FAMILIES:
-        known = ", ".join(FAMILIES)
         raise PastaError(f"{file.path} holds a model of the family {family}, not {known}")
     heads, scaling = field("attention.head_count"), field("rope.scaling.type", "none")
-    rope = {"rope_type": "default", "rope_theta": field("rope.freq_base", 10_000.0)}
-    if scaling == "linear":
-        rope |= {"rope_type": "linear", "factor": field("rope.scaling.factor")}
-    elif scaling != "none":
+    if scaling != "none":
         raise PastaError(f"{file.path} has rotary positions of the type {scaling}, unknown here")
     shape = {name: field(key, heads if "kv" in key else None) for key, name in _SHAPE.items()}
     return AutoConfig.for_model(
@@ -218,7 +207,7 @@ def read_config(file: GgufFile) -> PreTrainedConfig:
         vocab_size=file.weights["model.embed_tokens.weight"].shape[0],
         head_dim=field("attention.key_length", field("embedding_length") // heads),
         **shape,
-        rope_parameters=rope,
+        rope_parameters={"rope_type": "default", "rope_theta": field("rope.freq_base", 10_000.0)},
         tie_word_embeddings="lm_head.weight" not in file.weights,
         **{f"{role}_token_id": _special(file, name) for role, name in _ROLES.items()},
     )
@@ -300,11 +289,10 @@ def _pre_tokenizer(name: str) -> Any:
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
 
-    plain = ByteLevel(add_prefix_space=False)
     if name == "gpt-2":
-        return plain
+        return ByteLevel(add_prefix_space=False)
     if name == "smollm":
-        return Sequence([Digits(individual_digits=True), plain])
+        return Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
     words = Regex(_WORDS % (r"\p{N}" if name == "qwen2" else r"\p{N}{1,3}"))
-    plain.use_regex = False
+    plain = ByteLevel(add_prefix_space=False, use_regex=False)
     return Sequence([Split(words, "isolated"), plain])

@@ -56,18 +56,22 @@ class PromptEncoder:
     def encode(self, messages: Sequence[Message], *, max_tokens: int | None = None) -> list[int]:
         """Return the ids of the conversation, ready for the assistant's answer."""
         _check_conversation(messages)
+        _refuse_longer(len(messages), "messages", max_tokens)
         contents = [message.content for message in messages]
-        self._check_size(contents, max_tokens)
         if self._tokenizer.chat_template is None:
-            ids = self._encode_plainly("\n\n".join(contents))
-        else:
-            ids = self._encode_by_template(messages)
-        return _checked(ids, max_tokens)
+            return self.encode_plain("\n\n".join(contents), max_tokens=max_tokens)
+        self._refuse_huge(contents, max_tokens)
+        ids = self._encode_by_template(messages)
+        _refuse_longer(len(ids), "tokens", max_tokens)
+        return ids
 
     def encode_plain(self, text: str, *, max_tokens: int | None = None) -> list[int]:
         """Return the ids of a text to go on from: no chat template, but what begins a text."""
-        self._check_size([text], max_tokens)
-        return _checked(self._encode_plainly(text), max_tokens)
+        self._refuse_huge([text], max_tokens)
+        opening = self._tokenizer.encode("", add_special_tokens=True)
+        ids = [*opening, *self.encode_text(text)]
+        _refuse_longer(len(ids), "tokens", max_tokens)
+        return ids
 
     def encode_text(self, text: str) -> list[int]:
         """Return the ids of foreign text by itself; never a special or control token."""
@@ -81,27 +85,18 @@ class PromptEncoder:
             return list(encoding.ids)
         # The model's vocabulary itself spells a forbidden token (some tokenizers look whole
         # words up before they merge). Cut inside it and encode the parts on their own.
-        cuts = self._cuts(encoding.ids, encoding.offsets)
-        parts = [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]
-        return [token for part in parts for token in self.encode_text(part)]
-
-    def _cuts(self, ids: list[int], offsets: list[tuple[int, int]]) -> list[int]:
-        found = set()
-        for token, (start, end) in zip(ids, offsets, strict=True):
+        cuts = {0, len(text)}
+        for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
             if token in self._forbidden:
-                found.add(start + 1)
+                cuts.add(start + 1)
                 if end - start < 2:
+                    only = self._tokenizer.convert_ids_to_tokens(token)
                     raise PastaError(
                         "the text holds a character that this tokenizer can only write as "
-                        f"{self._tokenizer.convert_ids_to_tokens(token)!r}, "
-                        f"at character {start + 1}"
+                        f"{only!r}, at character {start + 1}"
                     )
-        return sorted(found)
-
-    def _encode_plainly(self, text: str) -> list[int]:
-        """Return a base model's prompt: what the tokenizer puts before a text, and the text."""
-        opening = self._tokenizer.encode("", add_special_tokens=True)
-        return [*opening, *self.encode_text(text)]
+        parts = (text[start:end] for start, end in pairwise(sorted(cuts)))
+        return [token for part in parts for token in self.encode_text(part)]
 
     def _encode_by_template(self, messages: Sequence[Message]) -> list[int]:
         names = [f"PastaContent{index:06}Here" for index in range(len(messages))]
@@ -141,15 +136,13 @@ class PromptEncoder:
             )
         return zip(parts[::2], [*indices, None], strict=True)
 
-    def _check_size(self, texts: Sequence[str], max_tokens: int | None) -> None:
+    def _refuse_huge(self, texts: Sequence[str], max_tokens: int | None) -> None:
         """Refuse a huge text before time and memory go into tokenising it."""
         characters = sum(map(len, texts))
-        if max_tokens is not None and len(texts) > max_tokens:
-            raise _too_long(f"{len(texts)} messages", max_tokens)
         if max_tokens is not None and characters > max_tokens:
             longest = max(map(len, self._foreign.get_vocab()), default=1)
             if characters > max_tokens * longest:
-                raise _too_long(f"{characters} characters", max_tokens)
+                _refuse_longer(characters, "characters", max_tokens)
 
     def _name(self) -> str:
         return self._tokenizer.name_or_path or "this tokenizer"
@@ -193,12 +186,7 @@ def _check_conversation(messages: Sequence[Message]) -> None:
         raise PastaError(f"the conversation ends with the {messages[-1].role}'s words")
 
 
-def _checked(ids: list[int], max_tokens: int | None) -> list[int]:
-    if max_tokens is not None and len(ids) > max_tokens:
-        raise _too_long(f"{len(ids)} tokens", max_tokens)
-    return ids
-
-
-def _too_long(size: str, max_tokens: int) -> PastaError:
-    message = f"the prompt is too long: {size}, at most {max_tokens} tokens fit"
-    return PastaError(message, code=TOO_LONG)
+def _refuse_longer(size: int, unit: str, max_tokens: int | None) -> None:
+    if max_tokens is not None and size > max_tokens:
+        message = f"the prompt is too long: {size} {unit}, at most {max_tokens} tokens fit"
+        raise PastaError(message, code=TOO_LONG)

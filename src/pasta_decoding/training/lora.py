@@ -118,6 +118,7 @@ def save(loaded: Loaded, folder: Path, *, weights: dict[str, Tensor] | None = No
             # The trained rows are saved in any case; asked to find out, peft looks on the hub.
             model.save_pretrained(partial, state_dict=state, save_embedding_layers=False)
             (partial / "README.md").unlink(missing_ok=True)
+            checkpoints.save(checkpoint, partial)
         else:
             if weights is None:
                 described = model.to(torch.bfloat16)
@@ -125,9 +126,7 @@ def save(loaded: Loaded, folder: Path, *, weights: dict[str, Tensor] | None = No
                 weights = {name: one.to(torch.bfloat16) for name, one in weights.items()}
                 described = checkpoints.Unloaded(model.config, weights)
             base = checkpoints.describe_base(described, checkpoint.base.name)
-            checkpoint = replace(checkpoint, base=base)
             model.save_pretrained(partial, state_dict=weights)
-            loaded.tokenizer.save_pretrained(partial)
-            write_beside_weights(partial, checkpoint, model.generation_config, loaded.eos_ids)
-        checkpoints.save(checkpoint, partial)
+            own = replace(loaded, checkpoint=replace(checkpoint, base=base))
+            write_beside_weights(own, partial)
     return folder
