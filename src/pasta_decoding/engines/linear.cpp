@@ -1,14 +1,13 @@
-// Linear layers: weights of four, eight, sixteen or 32 bits, an adapter of low rank beside them, and
-// inputs and outputs in float32.
+// Linear layers: weights of four to 32 bits, an adapter of low rank beside them, and inputs and
+// outputs in float32.
 //
 // An output is the sum over the inputs in their order, whatever else is computed with it: a row's
-// result does not depend, to the bit, on the other rows. Weights of four and eight bits are whole
-// numbers; 16 or 32 inputs share a scale, by which the sum of their products is multiplied, and
-// those of four bits a minimum. For them inputs are rounded to 15 bits under a power of two that 32
-// inputs share; for weights of 16 bits, with AVX-512 BF16, to bfloat16; for those of 32 bits not.
+// result does not depend, to the bit, on the other rows. Weights that are whole numbers are
+// multiplied by whole numbers: 256 inputs are rounded to 14 bits and a sign under a power of two
+// that they share, and are two digits of eight bits. For weights of 16 bits, with AVX-512 BF16,
+// inputs are rounded to bfloat16; for those of 32 bits not.
 //
-// Shapes: Q tokens, I inputs, B = I / 32 blocks of inputs, O outputs, P = O / 16 panels of outputs,
-// R rank of what is added.
+// Shapes: Q tokens, I inputs, O outputs, R rank of what is added.
 
 #include <type_traits>
 #include <vector>
@@ -17,14 +16,15 @@
 
 namespace {
 
-constexpr int64_t kChunk = 4;       // blocks that all rows take before the next ones
-constexpr int64_t kGroup = 4;       // panels of one task
-constexpr int64_t kAlone = 100000;  // products that are not worth a second thread
+constexpr int64_t kGroup = 64 / kPanel;  // panels of one task
+constexpr int64_t kAlone = 100000;       // products that are not worth a second thread
+constexpr int64_t kMostRows = 4;         // of a tile
+constexpr int64_t kShared = 8;           // blocks whose inputs share a power of two
+constexpr float kDigit = 254;            // an input is the first digit times this, and the second
 
-// A layer; what is added to it, if `down` has weights; its bias, or null; and its first place in the
-// outputs.
+// A layer; what is added to it, or null; its bias, or null; and its first place in the outputs.
 struct Layer {
-  Matrix main, down, up;
+  const Matrix *main, *down, *up;
   const float* bias;
   int64_t first;
 };
@@ -32,191 +32,282 @@ struct Layer {
 // Rows of inputs, zeros behind them up to whole blocks, as those who multiply take them.
 class Inputs {
  public:
-  Inputs(const float* from, int64_t tokens, int64_t width)
+  Inputs(const float* from, int64_t tokens, int64_t width, int threads)
       : blocks((width + kBlock - 1) / kBlock),
+        shares_a_row_((blocks + kShared - 1) / kShared),
         floats_(tokens * blocks * kBlock),
         bfloats_(floats_.size()),
-        shorts_(floats_.size()),
-        scales_(tokens * blocks),
-        sums_(tokens * blocks) {
-    for (int64_t token = 0; token < tokens; ++token)
-      std::copy_n(from + token * width, width, &floats_[token * blocks * kBlock]);
-    convert(floats_.data(), bfloats_.data(), floats_.size());
-    for (int64_t block = 0; block < tokens * blocks; ++block) round(block);
+        digits_(2 * floats_.size()),
+        pairs_(4 * tokens * blocks),
+        sums_(tokens * blocks),
+        shares_(tokens * shares_a_row_) {
+    share(tokens, tokens > kMostRows ? threads : 1, [=](int64_t token) {
+      float* own = &floats_[token * blocks * kBlock];
+      std::copy_n(from + token * width, width, own);
+#if defined(__AVX512BF16__)
+      convert(own, &bfloats_[token * blocks * kBlock], blocks * kBlock);
+#endif
+      for (int64_t block = 0; block < blocks; block += kShared) round(token, block);
+    });
   }
 
-  // The inputs of a row from a block on.
-  const void* of(int64_t token, int64_t block, const Floats&) const {
-    return &floats_[(token * blocks + block) * kBlock];
-  }
-  const void* of(int64_t token, int64_t block, const Bfloats&) const {
+  const Floats::Input* of(int64_t token, Floats) const { return &floats_[token * blocks * kBlock]; }
+  const Bfloats::Input* of(int64_t token, Bfloats) const {
+    const int64_t at = token * blocks * kBlock;
 #if defined(__AVX512BF16__)
-    return &bfloats_[(token * blocks + block) * kBlock];
+    return reinterpret_cast<const Bfloats::Input*>(&bfloats_[at]);
 #else
-    return of(token, block, Floats{});
+    return reinterpret_cast<const Bfloats::Input*>(&floats_[at]);
 #endif
   }
-  const void* of(int64_t token, int64_t block, const Shorts&) const {
-    return &shorts_[(token * blocks + block) * kBlock];
+  // One of the digits of a row, four inputs in a word.
+  const int32_t* quads(int64_t token, int digit) const {
+    return reinterpret_cast<const int32_t*>(&digits_[(2 * token + digit) * blocks * kBlock]);
   }
-  // What whole numbers of a block are multiplied by, and their sum times that.
-  float scale(int64_t token, int64_t block) const { return scales_[token * blocks + block]; }
-  float sum(int64_t token, int64_t block) const { return sums_[token * blocks + block]; }
+  // Their sums over 16 inputs: two of 16 bits, of the first pair of each quad and of the second.
+  const int32_t* pairs(int64_t token, int digit) const {
+    return &pairs_[(2 * token + digit) * blocks * 2];
+  }
+  // The sum over a block, and what the digits are multiplied by.
+  const float* sums(int64_t token) const { return &sums_[token * blocks]; }
+  float share_of(int64_t token, int64_t block) const {
+    return shares_[token * shares_a_row_ + block / kShared];
+  }
 
   const int64_t blocks;
 
  private:
-  void round(int64_t block) {
-    const float* own = &floats_[block * kBlock];
-    float most = 0, rounded[kBlock];
-    for (int64_t at = 0; at < kBlock; ++at) most = std::max(most, std::abs(own[at]));
-    const float power = from_bits(__builtin_bit_cast(uint32_t, most) & 0x7f800000u);
-    const float scale = power > 1e-30f ? power / 16384 : 1.f, share = 1 / scale;
-    constexpr float magic = 12582912.f;  // 1.5 * 2^23: what is added to it loses its fraction
-    for (int64_t at = 0; at < kBlock; ++at) {
-      const float whole = std::min(own[at] * share + magic - magic, 32767.f);
-      shorts_[block * kBlock + at] = static_cast<int16_t>(whole);
-      rounded[at] = whole * scale;
+  void round(int64_t token, int64_t first) {
+    const int64_t end = std::min(first + kShared, blocks);
+    const float* own = &floats_[token * blocks * kBlock];
+    Vec size{};
+    for (int64_t at = first * kBlock; at < end * kBlock; at += kWidth) {
+      const Vec x = load(own + at), positive = x < 0.f ? -x : x;
+      size = positive > size ? positive : size;
     }
-    Vec sum{};
-    for (int64_t at = 0; at < kBlock; at += kWidth) sum += load(rounded + at);
-    scales_[block] = scale;
-    sums_[block] = total(sum);
+    float most = 0;
+    for (int lane = 0; lane < kWidth; ++lane) most = std::max(most, size[lane]);
+    const float power = from_bits(__builtin_bit_cast(uint32_t, most) & 0x7f800000u);
+    const float share = power > 1e-30f ? power / 8192 : 1.f;
+    shares_[token * shares_a_row_ + first / kShared] = share;
+    const Vec magic = splat(12582912.f);  // 1.5 * 2^23: what is added to it loses its fraction
+    for (int64_t block = first; block < end; ++block) {
+      int8_t* digits[2];
+      for (int digit = 0; digit < 2; ++digit)
+        digits[digit] = &digits_[((2 * token + digit) * blocks + block) * kBlock];
+      Vec sum{};
+      for (int64_t at = 0; at < kBlock; at += kWidth) {
+        const Vec whole = load(own + block * kBlock + at) * (1 / share) + magic - magic;
+        const Vec high = whole * (1 / kDigit) + magic - magic;
+        put(high, digits[0] + at);
+        put(whole - high * kDigit, digits[1] + at);
+        sum += whole;
+      }
+      sums_[token * blocks + block] = total(sum) * share;
+      for (int digit = 0; digit < 2; ++digit)
+        for (int half = 0; half < 2; ++half)
+          pairs_[((2 * token + digit) * blocks + block) * 2 + half] =
+              pair_of(digits[digit] + half * kBlock / 2);
+    }
   }
 
+  static void put(Vec whole, int8_t* to) {
+    const Ints ints = __builtin_convertvector(whole, Ints);
+    for (int lane = 0; lane < kWidth; ++lane) to[lane] = static_cast<int8_t>(ints[lane]);
+  }
+
+  static int32_t pair_of(const int8_t* digits) {
+    int32_t sums[2] = {};
+    for (int at = 0; at < 16; ++at) sums[at / 2 % 2] += digits[at];
+    return static_cast<int32_t>(static_cast<uint32_t>(sums[1]) << 16 | (sums[0] & 0xffff));
+  }
+
+  const int64_t shares_a_row_;
   std::vector<float> floats_;
   std::vector<uint16_t> bfloats_;
-  std::vector<int16_t> shorts_;
-  std::vector<float> scales_, sums_;
+  std::vector<int8_t> digits_;
+  std::vector<int32_t> pairs_;
+  std::vector<float> sums_, shares_;
 };
 
-// Adds some panels of a matrix times the inputs to sums[Q, panels, 16].
+// The sum over a group of inputs of levels times digits, for each output. It starts at -offset times
+// the sum of the digits, given in pairs.
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || !defined(__AVX2__) || \
+    (defined(__AVX512F__) && !defined(__AVX512BW__))
+using Sum = Ints;
+inline Sum start(int32_t pair, int offset) {
+  return ((pair << 16 >> 16) + (pair >> 16)) * -offset - Ints{};
+}
+inline void add(Sum& sum, Ints levels, int32_t digits) {
+  const Ints inputs = digits - Ints{};
+#if defined(__AVX512VNNI__)
+  sum = (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)levels, (__m512i)inputs);
+#elif defined(__AVXVNNI__)
+  sum = (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)levels, (__m256i)inputs);
+#else
+  for (int at = 0; at < 32; at += 8) sum += (levels >> at & 255) * (inputs << (24 - at) >> 24);
+#endif
+}
+inline Ints times(Sum sum, Ints factors) { return sum * factors; }
+#else
+// Sums of 16 bits, two for an output. None overflows: a group has 16 levels of six bits, or 32 of
+// four, and digits are at most 127.
+typedef uint16_t Sum __attribute__((vector_size(4 * kWidth)));
+inline Sum start(int32_t pair, int offset) {
+  return (Sum)(pair - Ints{}) * static_cast<uint16_t>(-offset);
+}
+inline void add(Sum& sum, Ints levels, int32_t digits) {
+  const Ints inputs = digits - Ints{};
+#if defined(__AVX512BW__)
+  sum += (Sum)_mm512_maddubs_epi16((__m512i)levels, (__m512i)inputs);
+#else
+  sum += (Sum)_mm256_maddubs_epi16((__m256i)levels, (__m256i)inputs);
+#endif
+  asm("" : "+x"(sum));  // else the compiler first makes all products, and has no registers left
+}
+inline Ints times(Sum sum, Ints factors) {
+  const Ints both = (factors & 0xffff) | factors << 16;
+#if defined(__AVX512BW__)
+  return (Ints)_mm512_madd_epi16((__m512i)sum, (__m512i)both);
+#else
+  return (Ints)_mm256_madd_epi16((__m256i)sum, (__m256i)both);
+#endif
+}
+#endif
+
 template <typename Kind>
-class Task {
- public:
-  Task(const Matrix& matrix, int64_t first, int64_t panels, const Inputs& in, float* sums)
-      : matrix_(matrix), first_(first), panels_(panels), in_(in), sums_(sums) {}
+Ints factors_of(const uint8_t* record, int64_t group, int64_t number) {
+  if constexpr (Kind::factors)
+    return from_bytes(record + Kind::factors_at + (group * Kind::numbers + number) * kPanel);
+  return (Kind::bits == 8 && group % 2 ? 16 : 1) - Ints{};
+}
 
-  void add(int64_t tokens) {
-    for (block_ = 0; block_ < matrix_.blocks; block_ += kChunk) {
-      blocks_ = std::min(kChunk, matrix_.blocks - block_);
-      for (int64_t panel = 0; whole && panel < panels_; ++panel) read_scales(panel);
-      for (int64_t token = 0; token < tokens;) token += add(token, tokens - token);
+// Weights that come soon: few rows are done with theirs before the processor fetches the next by
+// itself.
+inline void fetch(const uint8_t* weights, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(weights + 2048 + at);
+}
+
+// Adds a panel of whole numbers times some rows of inputs to sums.
+template <int rows, typename Kind>
+void add_panel(Kind, const uint8_t* record, const Inputs& in, int64_t token, Vec* sums) {
+  const int32_t *quads[rows][2], *pairs[rows][2];
+  const float* inputs[rows];
+  for (int row = 0; row < rows; ++row) {
+    inputs[row] = in.sums(token + row);
+    for (int digit = 0; digit < 2; ++digit) {
+      quads[row][digit] = in.quads(token + row, digit);
+      pairs[row][digit] = in.pairs(token + row, digit);
     }
   }
-
- private:
-  static constexpr bool whole = std::is_base_of_v<Shorts, Kind>;
-  static constexpr bool minimums = std::is_same_v<Fours, Kind>;
-  static constexpr int kMany = kLanes == 1 ? 2 : 1;  // panels of a tile of many rows
-
-  // A tile of at most six rows. A sum waits for its last product, so few rows need several panels at
-  // a time, and many rows keep the registers busy with one.
-  int64_t add(int64_t token, int64_t left) {
-    switch (left == 7 || left == 8 ? 4 : left) {
-      case 1: tiles<1, 4>(token); return 1;
-      case 2: tiles<2, 2>(token); return 2;
-      case 3: tiles<3, 2>(token); return 3;
-      case 4: tiles<4, kMany>(token); return 4;
-      case 5: tiles<5, kMany>(token); return 5;
-      default: tiles<6, kMany>(token); return 6;
-    }
-  }
-
-  template <int rows, int wide>
-  void tiles(int64_t token) {
-    int64_t panel = 0;
-    for (; panel + wide <= panels_; panel += wide) tile<rows, wide>(token, panel);
-    for (; panel < panels_; ++panel) tile<rows, 1>(token, panel);
-  }
-
-  template <int rows, int wide>
-  void tile(int64_t token, int64_t panel) {
-    const int64_t groups = whole ? blocks_ * matrix_.groups : 1;
-    const int64_t steps = blocks_ * Kind::steps / groups, bytes = matrix_.block_bytes();
-    const typename Kind::Input* inputs[rows];
-    for (int row = 0; row < rows; ++row)
-      inputs[row] = static_cast<const typename Kind::Input*>(in_.of(token + row, block_, Kind{}));
-    const uint8_t* weights[wide];
-    for (int one = 0; one < wide; ++one)
-      weights[one] = matrix_.weights + ((first_ + panel + one) * matrix_.blocks + block_) * bytes;
-    for (int64_t group = 0; group < groups; ++group) {
-      typename Kind::Sum products[rows][wide][kLanes] = {};
-      for (int64_t step = group * steps; step < (group + 1) * steps; ++step)
-        for (int one = 0; one < wide; ++one)
-          for (int lane = 0; lane < kLanes; ++lane) {
-            const auto own = Kind::weights(weights[one], step, lane);
-            for (int row = 0; row < rows; ++row)
-              Kind::add(products[row][one][lane], own, inputs[row][step]);
-          }
-      const int64_t block = block_ + group * blocks_ / groups;
-      for (int row = 0; row < rows; ++row) {
-        const float share = in_.scale(token + row, block), sum = in_.sum(token + row, block);
-        for (int one = 0; one < wide; ++one) {
-          float* sums = sums_ + ((token + row) * kGroup + panel + one) * kPanel;
-          const float* scales = scales_[panel + one][group];
-          for (int lane = 0; lane < kLanes; ++lane) {
-            Vec all = load(sums + lane * kWidth);
-            const auto& own = products[row][one][lane];
-            if constexpr (whole)
-              all += __builtin_convertvector(own, Vec) * share * load(scales + lane * kWidth);
-            else
-              all += own;
-            if constexpr (minimums) all += load(scales + kPanel + lane * kWidth) * sum;
-            store(sums + lane * kWidth, all);
-          }
+  constexpr int first_offset = Kind::bits == 8 ? 0 : Kind::offset;
+  constexpr int offset = Kind::bits == 8 ? Kind::offset / 16 : Kind::offset;
+  for (int64_t first = 0; first < in.blocks; first += Kind::blocks, record += Kind::bytes) {
+    Ints all[rows][2] = {};
+    Vec least[rows] = {};
+    for (int64_t block = first; block < first + Kind::blocks; ++block) {
+      const uint8_t* weights = record + (block - first) * Kind::block_bytes;
+      fetch(weights, Kind::bytes / Kind::blocks);
+#pragma GCC unroll 2
+      for (int group = 0; group < Kind::groups; ++group) {
+        constexpr int count = Kind::bits == 6 ? 4 : 8;
+        const int quad = Kind::bits == 6 ? 4 * group : 0, own_offset = group ? offset : first_offset;
+        Sum own[rows][2] = {};
+        for (int row = 0; own_offset && row < rows; ++row)
+          for (int digit = 0; digit < 2; ++digit)
+            for (int half = quad / 4; half < (quad + count) / 4; ++half)
+              own[row][digit] += start(pairs[row][digit][block * 2 + half], own_offset);
+#pragma GCC unroll 8
+        for (int at = quad; at < quad + count; ++at) {
+          const Ints levels = Kind::levels(weights, group, at);
+#pragma GCC unroll 4
+          for (int row = 0; row < rows; ++row)
+#pragma GCC unroll 2
+            for (int digit = 0; digit < 2; ++digit)
+              add(own[row][digit], levels, quads[row][digit][block * 8 + at]);
         }
+        const Ints factors = factors_of<Kind>(record, (block - first) * Kind::groups + group, 0);
+        for (int row = 0; row < rows; ++row)
+          for (int digit = 0; digit < 2; ++digit)
+            all[row][digit] += times(own[row][digit], factors);
+      }
+      if constexpr (Kind::minimums) {
+        const Vec minimum = __builtin_convertvector(factors_of<Kind>(record, block - first, 1), Vec);
+        for (int row = 0; row < rows; ++row) least[row] += minimum * inputs[row][block];
       }
     }
-  }
-
-  // The scales of a panel's groups of inputs, and their minimums.
-  void read_scales(int64_t panel) {
-    const int64_t size = matrix_.numbers() * kPanel, own = first_ + panel;
-    const int64_t supers = matrix_.blocks / matrix_.scale_blocks;
-    const int8_t* factors = matrix_.factors + (own * matrix_.blocks + block_) * matrix_.groups * size;
-    for (int64_t group = 0; group < blocks_ * matrix_.groups; ++group, factors += size) {
-      const int64_t place = (block_ + group / matrix_.groups) / matrix_.scale_blocks;
-      const uint16_t* scales = matrix_.scales + (own * supers + place) * size;
-      for (int64_t at = 0; at < size; ++at)
-        scales_[panel][group][at] = from_float16(scales[at]) * (matrix_.factors ? factors[at] : 1);
+    const Vec scale = from_float16s(record + Kind::scales_at);
+    for (int row = 0; row < rows; ++row) {
+      const Vec whole = __builtin_convertvector(all[row][0], Vec) * kDigit +
+                        __builtin_convertvector(all[row][1], Vec);
+      sums[row] += whole * (scale * in.share_of(token + row, first));
+    }
+    if constexpr (Kind::minimums) {
+      const Vec minimum = from_float16s(record + Kind::scales_at + 2 * kPanel);
+      for (int row = 0; row < rows; ++row) sums[row] += least[row] * minimum;
     }
   }
+}
 
-  const Matrix& matrix_;
-  const int64_t first_, panels_;
-  const Inputs& in_;
-  float* sums_;
-  int64_t block_ = 0, blocks_ = 0;
-  float scales_[kGroup][2 * kChunk][2 * kPanel];
-};
+// A sum waits for its last product, so that there are two.
+template <int rows, typename Kind>
+void add_float_panel(Kind kind, const uint8_t* record, const Inputs& in, int64_t token, Vec* sums) {
+  const typename Kind::Input* inputs[rows];
+  for (int row = 0; row < rows; ++row) inputs[row] = in.of(token + row, kind);
+  Vec all[rows][2] = {};
+  for (int64_t block = 0; block < in.blocks; ++block, record += Kind::bytes) {
+    fetch(record, Kind::bytes);
+#pragma GCC unroll 4
+    for (int64_t step = 0; step < Kind::steps; ++step)
+      for (int row = 0; row < rows; ++row)
+        Kind::add(all[row][step % 2], record, step, inputs[row][block * Kind::steps + step]);
+  }
+  for (int row = 0; row < rows; ++row) sums[row] += all[row][0] + all[row][1];
+}
+template <int rows>
+void add_panel(Floats kind, const uint8_t* record, const Inputs& in, int64_t token, Vec* sums) {
+  add_float_panel<rows>(kind, record, in, token, sums);
+}
+template <int rows>
+void add_panel(Bfloats kind, const uint8_t* record, const Inputs& in, int64_t token, Vec* sums) {
+  add_float_panel<rows>(kind, record, in, token, sums);
+}
+
+template <int rows>
+void add_rows(const Matrix& matrix, int64_t panel, const Inputs& in, int64_t token, Vec* sums) {
+  with_kind(matrix.kind, [&](auto kind) {
+    add_panel<rows>(kind, matrix.panel(panel), in, token, sums);
+  });
+}
 
 void add(
-    const Matrix& matrix, int64_t first, int64_t panels, const Inputs& in, int64_t tokens,
-    float* sums) {
-  switch (matrix.bits) {
-    case 4: return Task<Fours>(matrix, first, panels, in, sums).add(tokens);
-    case 8: return Task<Eights>(matrix, first, panels, in, sums).add(tokens);
-    case 16: return Task<Bfloats>(matrix, first, panels, in, sums).add(tokens);
-    default: return Task<Floats>(matrix, first, panels, in, sums).add(tokens);
+    const Matrix& matrix, int64_t panel, const Inputs& in, int64_t token, int64_t rows, Vec* sums) {
+  switch (rows) {
+    case 1: return add_rows<1>(matrix, panel, in, token, sums);
+    case 2: return add_rows<2>(matrix, panel, in, token, sums);
+    case 3: return add_rows<3>(matrix, panel, in, token, sums);
+    default: return add_rows<4>(matrix, panel, in, token, sums);
   }
 }
 
 // A group of panels of a layer. low: what `down` makes of the inputs, if there is such a thing.
 void run(
     const Layer& layer, int64_t group, const Inputs& in, const Inputs* low, int64_t tokens,
-    float* sums, float* out, int64_t stride) {
-  const int64_t first = group * kGroup;
-  const int64_t panels = std::min(kGroup, layer.main.panels() - first);
-  const int64_t width = std::min(panels * kPanel, layer.main.outputs - first * kPanel);
-  std::fill_n(sums, tokens * kGroup * kPanel, 0.f);
-  for (int64_t token = 0; layer.bias && token < tokens; ++token)
-    std::copy_n(layer.bias + first * kPanel, width, sums + token * kGroup * kPanel);
-  add(layer.main, first, panels, in, tokens, sums);
-  if (low) add(layer.up, first, panels, *low, tokens, sums);
-  for (int64_t token = 0; token < tokens; ++token)
-    std::copy_n(
-        sums + token * kGroup * kPanel, width, out + token * stride + layer.first + first * kPanel);
+    float* out, int64_t stride) {
+  const int64_t end = std::min((group + 1) * kGroup, layer.main->panels());
+  for (int64_t token = 0; token < tokens; token += kMostRows) {
+    const int64_t rows = std::min(kMostRows, tokens - token);
+    for (int64_t panel = group * kGroup; panel < end; ++panel) {
+      const int64_t first = panel * kPanel, width = std::min(kPanel, layer.main->outputs - first);
+      Vec sums[kMostRows] = {};
+      for (int64_t row = 0; layer.bias && row < rows; ++row)
+        std::memcpy(&sums[row], layer.bias + first, 4 * width);
+      add(*layer.main, panel, in, token, rows, sums);
+      if (low) add(*layer.up, panel, *low, token, rows, sums);
+      for (int64_t row = 0; row < rows; ++row)
+        std::memcpy(out + (token + row) * stride + layer.first + first, &sums[row], 4 * width);
+    }
+  }
 }
 
 // out[Q, stride] = layers of the same inputs, each at its place.
@@ -225,17 +316,12 @@ void run_all(
     int64_t tokens, float* out, int64_t stride, int threads) {
   std::vector<std::pair<size_t, int64_t>> places;  // layers, and groups of their panels
   for (size_t layer = 0; layer < layers.size(); ++layer)
-    for (int64_t group = 0; group * kGroup < layers[layer].main.panels(); ++group)
+    for (int64_t group = 0; group * kGroup < layers[layer].main->panels(); ++group)
       places.emplace_back(layer, group);
   const bool alone = tokens * stride * in.blocks * kBlock < kAlone;
-#pragma omp parallel num_threads(threads) if (threads > 1 && !alone)
-  {
-    std::vector<float> sums(tokens * kGroup * kPanel);
-#pragma omp for schedule(dynamic)
-    for (const auto& [layer, group] : places)
-      run(layers[layer], group, in, layers[layer].up.weights ? &low[layer] : nullptr, tokens,
-          sums.data(), out, stride);
-  }
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1 && !alone)
+  for (const auto& [layer, group] : places)
+    run(layers[layer], group, in, layers[layer].up ? &low[layer] : nullptr, tokens, out, stride);
 }
 
 }  // namespace
@@ -245,16 +331,16 @@ extern "C" void pasta_linear(
     const Layer* layers, int64_t count, const float* input, float* out, int64_t tokens,
     int64_t width, int64_t outputs, int threads) {
   const std::vector<Layer> all(layers, layers + count);
-  const Inputs in(input, tokens, width);
+  const Inputs in(input, tokens, width, threads);
   std::vector<Inputs> low;
-  const bool adapted =
-      std::any_of(all.begin(), all.end(), [](const Layer& one) { return one.down.weights; });
+  const bool adapted = std::any_of(all.begin(), all.end(), [](const Layer& one) { return one.up; });
   for (size_t layer = 0; adapted && layer < all.size(); ++layer) {
-    const Layer down{all[layer].down, {}, {}, nullptr, 0};
-    const int64_t rank = down.main.outputs;
+    const int64_t rank = all[layer].down ? all[layer].down->outputs : 0;
     std::vector<float> found(tokens * rank);
-    if (rank) run_all({down}, in, {}, tokens, found.data(), rank, threads);
-    low.emplace_back(found.data(), tokens, rank);
+    if (rank)
+      run_all({{all[layer].down, nullptr, nullptr, nullptr, 0}}, in, {}, tokens, found.data(), rank,
+              threads);
+    low.emplace_back(found.data(), tokens, rank, threads);
   }
   run_all(all, in, low, tokens, out, outputs, threads);
 }

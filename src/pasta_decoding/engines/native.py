@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 from torch.nn import functional
 
-from pasta_decoding.engines.packed import LayerStruct, LowRank, Weights, pack
+from pasta_decoding.engines.packed import LayerStruct, LowRank, Matrix, Weights
 from pasta_decoding.files import written_whole
 
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared")
@@ -112,7 +113,8 @@ class NativeOperators(Operators):
         pointer, number, count = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
         self._library: Any = ctypes.CDLL(str(path))
         for name, types in {
-            "pasta_pack": (pointer, number, pointer, number, number, count),
+            "pasta_pack": (number, pointer, *3 * (number,), count),
+            "pasta_free": (pointer,),
             "pasta_linear": (pointer, number, pointer, pointer, number, number, number, count),
             "pasta_rms_norm": (*3 * (pointer,), number, number, ctypes.c_float, count),
             "pasta_gated": (pointer, pointer, number, number, ctypes.c_bool, count),
@@ -121,23 +123,25 @@ class NativeOperators(Operators):
         }.items():
             function = getattr(self._library, name)
             function.argtypes, function.restype = types, None
+        self._library.pasta_pack.restype = pointer
 
     def linear(self, parts: Sequence[Part]) -> Linear:
         layers = (LayerStruct * len(parts))()
         held: list[object] = [layers]
         outputs = 0
         for layer, part in zip(layers, parts, strict=True):
-            layer.main = pack(self._library, part.weights, held)
+            main = Matrix(self._library, part.weights)
+            held.append(main)
+            layer.main, layer.first = main.pointer, outputs
             if part.added is not None:
-                dtype = torch.float32 if layer.main.bits == 32 else torch.bfloat16
-                layer.down, layer.up = (
-                    pack(self._library, Weights.of(one.to(dtype)), held) for one in part.added
-                )
+                dtype = torch.float32 if part.weights.kind is Kind.F32 else torch.bfloat16
+                down, up = (Matrix(self._library, Weights.of(one.to(dtype))) for one in part.added)
+                layer.down, layer.up = down.pointer, up.pointer
+                held += down, up
             if part.bias_O is not None:
                 held.append(part.bias_O)
                 layer.bias = part.bias_O.data_ptr()
-            layer.first = outputs
-            outputs += layer.main.outputs
+            outputs += main.outputs
         where, width = ctypes.addressof(layers), parts[0].weights.inputs
 
         def call(input_QI: Tensor, _held: object = held) -> Tensor:

@@ -7,10 +7,10 @@
 
 namespace {
 
-enum Kind { F32 = 0, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q8_0 = 8, Q4_K = 12, Q6_K = 14, BF16 = 30 };
+enum Format { F32 = 0, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q8_0 = 8, Q4_K = 12, Q6_K = 14, BF16 = 30 };
 
 struct Source {
-  Kind kind;
+  Format format;
   const uint8_t* rows;
   int64_t row_bytes, inputs;
 };
@@ -22,11 +22,6 @@ T read(const uint8_t* from) {
   return found;
 }
 
-uint16_t times_minus_eight(uint16_t number) {  // of float16, exactly
-  const float size = std::abs(from_float16(number)) * 8 * 0x1p-112f;
-  return static_cast<uint16_t>(__builtin_bit_cast(uint32_t, size) >> 13 | (~number & 0x8000));
-}
-
 void halves(const uint8_t* from, int8_t* levels) {
   for (int at = 0; at < 16; ++at) {
     levels[at] = static_cast<int8_t>(from[at] & 15);
@@ -35,7 +30,7 @@ void halves(const uint8_t* from, int8_t* levels) {
 }
 
 // The levels of 32 inputs of a row.
-void read_levels(Kind kind, const uint8_t* row, int64_t block, int8_t* levels) {
+void read_levels(Format kind, const uint8_t* row, int64_t block, int8_t* levels) {
   const int64_t super = block / 8, part = block % 8;
   if (kind == Q4_0) halves(row + 18 * block + 2, levels);
   if (kind == Q4_1) halves(row + 20 * block + 4, levels);
@@ -63,17 +58,16 @@ void read_levels(Kind kind, const uint8_t* row, int64_t block, int8_t* levels) {
 }
 
 // The scale of one output, and the minimum behind it, `kPanel` numbers further.
-void read_scales(Kind kind, const uint8_t* row, int64_t block, uint16_t* scales) {
+void read_scales(Format kind, const uint8_t* row, int64_t block, uint16_t* scales) {
   const int64_t sizes[] = {0, 0, 18, 20, 0, 0, 22, 0, 34, 0, 0, 0, 144, 0, 210};
   const uint8_t* own = row + sizes[kind] * block + (kind == Q6_K ? 208 : 0);
   scales[0] = read<uint16_t>(own);
-  if (kind == Q4_0) scales[kPanel] = times_minus_eight(scales[0]);
   if (kind == Q4_1) scales[kPanel] = read<uint16_t>(own + 2);
   if (kind == Q4_K) scales[kPanel] = read<uint16_t>(own + 2) ^ 0x8000;
 }
 
 // What multiplies the scale, and the minimum, of a group of inputs.
-void read_factors(Kind kind, const uint8_t* row, int64_t group, int8_t* factors) {
+void read_factors(Format kind, const uint8_t* row, int64_t group, int8_t* factors) {
   if (kind == Q6_K) {
     factors[0] = static_cast<int8_t>(row[210 * (group / 16) + 192 + group % 16]);
     return;
@@ -86,15 +80,18 @@ void read_factors(Kind kind, const uint8_t* row, int64_t group, int8_t* factors)
   factors[kPanel] = static_cast<int8_t>(minimum);
 }
 
-// One output's part of a packed block.
-void put_levels(int64_t bits, const int8_t* levels, int64_t output, uint8_t* block) {
-  for (int64_t at = 0; bits == 8 && at < kBlock; ++at)
-    block[at / 2 * 2 * kPanel + 2 * output + at % 2] = static_cast<uint8_t>(levels[at]);
-  for (int64_t quarter = 0; bits == 4 && quarter < 4; ++quarter) {
-    uint32_t word = 0;
-    for (int64_t at = 0; at < 8; ++at)
-      word |= static_cast<uint32_t>(levels[8 * quarter + at]) << (4 * (at / 2) + 16 * (at % 2));
-    std::memcpy(block + 4 * (quarter * kPanel + output), &word, 4);
+// One output's part of a packed block. Six bits: 4 and 2; eight, less than none made so by 128: 4 and 4.
+template <typename Kind>
+void put_levels(const int8_t* levels, int64_t output, uint8_t* block) {
+  uint8_t* own = block + 4 * output;
+  for (int at = 0; at < kBlock; ++at) {
+    const int level = levels[at] + (Kind::bits == 4 ? 0 : Kind::offset), quad = at / 4;
+    const int64_t word = quad % 4 * 4 * kPanel + at % 4;
+    own[word] |= static_cast<uint8_t>((level & 15) << quad / 4 * 4);
+    if (Kind::bits == 6)
+      own[(4 + quad / 4) * 4 * kPanel + at % 4] |= static_cast<uint8_t>(level >> 4 << quad % 4 * 2);
+    if (Kind::bits == 8)
+      own[16 * kPanel + word] |= static_cast<uint8_t>(level >> 4 << quad / 4 * 4);
   }
 }
 
@@ -105,41 +102,60 @@ void put_floats(const T* from, int64_t count, int64_t together, int64_t output, 
         at < count ? from[at] : T{};
 }
 
-void pack_panel(const Matrix& to, const Source& from, int64_t panel) {
-  const int64_t numbers = to.numbers() * kPanel, supers = to.blocks / std::max<int64_t>(to.scale_blocks, 1);
-  for (int64_t output = 0; output < std::min(kPanel, to.outputs - panel * kPanel); ++output) {
-    const uint8_t* row = from.rows + (panel * kPanel + output) * from.row_bytes;
-    for (int64_t block = 0; block < to.blocks; ++block) {
-      auto* own = const_cast<uint8_t*>(to.weights) + (panel * to.blocks + block) * to.block_bytes();
-      const int64_t at = block * kBlock, count = from.inputs - at;
-      int8_t levels[kBlock];
-      if (from.kind == F32) {
-        put_floats(reinterpret_cast<const float*>(row) + at, count, 1, output, own);
-      } else if (from.kind == BF16) {
-        put_floats(reinterpret_cast<const uint16_t*>(row) + at, count, 2, output, own);
-      } else {
-        read_levels(from.kind, row, block, levels);
-        put_levels(to.bits, levels, output, own);
-      }
-    }
-    for (int64_t super = 0; to.scales && super < supers; ++super)
-      read_scales(
-          from.kind, row, super,
-          const_cast<uint16_t*>(to.scales) + (panel * supers + super) * numbers + output);
-    for (int64_t group = 0; to.factors && group < to.blocks * to.groups; ++group)
-      read_factors(
-          from.kind, row, group,
-          const_cast<int8_t*>(to.factors) + (panel * to.blocks * to.groups + group) * numbers + output);
+// A record of one output; `at` counts the blocks before it.
+template <typename Kind>
+void put_record(Kind, const Source& from, const uint8_t* row, int64_t at, int64_t output, uint8_t* to) {
+  for (int64_t block = 0; block < Kind::blocks; ++block) {
+    int8_t levels[kBlock];
+    read_levels(from.format, row, at + block, levels);
+    put_levels<Kind>(levels, output, to + block * Kind::block_bytes);
   }
+  for (int64_t group = 0; Kind::factors && group < Kind::blocks * Kind::groups; ++group)
+    read_factors(
+        from.format, row, at * Kind::groups + group,
+        reinterpret_cast<int8_t*>(to) + Kind::factors_at + group * Kind::numbers * kPanel + output);
+  read_scales(
+      from.format, row, at / Kind::blocks, reinterpret_cast<uint16_t*>(to + Kind::scales_at) + output);
+}
+void put_record(
+    Floats, const Source& from, const uint8_t* row, int64_t at, int64_t output, uint8_t* to) {
+  const auto* own = reinterpret_cast<const float*>(row) + at * kBlock;
+  put_floats(own, from.inputs - at * kBlock, 1, output, to);
+}
+void put_record(
+    Bfloats, const Source& from, const uint8_t* row, int64_t at, int64_t output, uint8_t* to) {
+  const auto* own = reinterpret_cast<const uint16_t*>(row) + at * kBlock;
+  put_floats(own, from.inputs - at * kBlock, 2, output, to);
+}
+
+template <typename Kind>
+void pack_panel(Kind kind, const Matrix& to, const Source& from, int64_t panel) {
+  std::memset(to.panel(panel), 0, to.records * Kind::bytes);
+  for (int64_t output = 0; output < std::min(kPanel, to.outputs - panel * kPanel); ++output)
+    for (int64_t record = 0; record < to.records; ++record)
+      put_record(
+          kind, from, from.rows + (panel * kPanel + output) * from.row_bytes, record * Kind::blocks,
+          output, to.panel(panel) + record * Kind::bytes);
 }
 
 }  // namespace
 
-// Fill the memory of `to`, which is zero, from rows of `inputs` numbers.
-extern "C" void pasta_pack(
-    const Matrix* to, int64_t kind, const uint8_t* rows, int64_t row_bytes, int64_t inputs,
+// Return a matrix of `outputs` rows of `inputs` numbers; the caller gives it back to `pasta_free`.
+extern "C" Matrix* pasta_pack(
+    int64_t format, const uint8_t* rows, int64_t row_bytes, int64_t outputs, int64_t inputs,
     int threads) {
-  const Source from{static_cast<Kind>(kind), rows, row_bytes, inputs};
+  const Source from{static_cast<Format>(format), rows, row_bytes, inputs};
+  auto* to = new Matrix{format, outputs};
+  with_kind(format, [&](auto kind) {
+    constexpr int64_t width = decltype(kind)::blocks * kBlock, bytes = decltype(kind)::bytes;
+    to->records = (inputs + width - 1) / width;
+    to->record_bytes = bytes;
+    const int64_t size = to->panels() * to->records * bytes;
+    to->memory.reset(static_cast<uint8_t*>(std::aligned_alloc(64, (size + 63) / 64 * 64)));
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
-  for (int64_t panel = 0; panel < to->panels(); ++panel) pack_panel(*to, from, panel);
+    for (int64_t panel = 0; panel < to->panels(); ++panel) pack_panel(kind, *to, from, panel);
+  });
+  return to;
 }
+
+extern "C" void pasta_free(Matrix* matrix) { delete matrix; }

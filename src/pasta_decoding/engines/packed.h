@@ -1,10 +1,16 @@
 // Packed weights: what they look like, and what multiplies them.
 //
-// 16 outputs make a panel, 32 inputs a block. A block of a panel holds, of 32 bits, the weights input
-// by input, 16 outputs each; else pairs of inputs, of each output the two beside each other. Those
-// of four bits have 32 bits for eight inputs of an output, the even ones in the low half.
+// As many outputs as a vector has numbers make a panel, 32 inputs a block. A panel is a row of
+// records, of one block or, in K formats, eight. A record has the weights of its blocks; factors,
+// one for a group of inputs of each output; and float16 scales, by which the factors are
+// multiplied. Behind factors and scales are those of the minimums, if the kind has them.
+//
+// The values of weights: scale * factor * (level - offset) + minimum.
 
 #pragma once
+
+#include <cstdlib>
+#include <memory>
 
 #include "vec.h"
 
@@ -12,92 +18,112 @@
 #include <immintrin.h>
 #endif
 
-constexpr int64_t kPanel = 16;
+constexpr int64_t kPanel = kWidth;
 constexpr int64_t kBlock = 32;
-constexpr int64_t kLanes = kPanel / kWidth;
 
-// A matrix [O, I], packed by engines/packed.py.
+// A matrix [O, I] of weights.
 struct Matrix {
-  const uint8_t* weights;  // [P, B, bytes of a block]
-  const uint16_t* scales;  // float16 [P, B / scale_blocks, 1 or 2, 16], a minimum behind each; or null
-  const int8_t* factors;   // [P, B * groups, 1 or 2, 16], which multiply the scales; or null
-  int64_t bits, outputs, blocks, scale_blocks, groups;  // groups of inputs, in a block, with a factor
+  int64_t kind, outputs, record_bytes, records;  // records of a panel
+  std::unique_ptr<uint8_t, decltype(&std::free)> memory{nullptr, std::free};
 
   int64_t panels() const { return (outputs + kPanel - 1) / kPanel; }
-  int64_t block_bytes() const { return kPanel * kBlock * bits / 8; }
-  int64_t numbers() const { return bits == 4 ? 2 : 1; }
+  uint8_t* panel(int64_t number) const {
+    return memory.get() + number * records * record_bytes;
+  }
 };
 
-// What multiplies and sums 16 outputs, a lane of them at a time: a step of a block takes one input or
-// two. `at` is where the block of a panel begins.
+// Numbers of 8 and 16 bits, made wider by hand: compilers go one by one.
+inline Ints from_bytes(const uint8_t* from) {
+#if defined(__AVX512F__)
+  return (Ints)_mm512_cvtepi8_epi32(load<__m128i>(from));
+#elif defined(__AVX2__)
+  return (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#else
+  typedef int8_t Bytes __attribute__((vector_size(kWidth)));
+  return __builtin_convertvector(load<Bytes>(from), Ints);
+#endif
+}
+inline Vec from_float16s(const uint8_t* from) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_cvtph_ps(load<__m256i>(from));
+#elif defined(__AVX2__) && defined(__F16C__)
+  return (Vec)_mm256_cvtph_ps(load<__m128i>(from));
+#else
+  float numbers[kWidth];
+  for (int at = 0; at < kWidth; ++at) numbers[at] = from_float16(load<uint16_t>(from + 2 * at));
+  return load(numbers);
+#endif
+}
+
+// Whole numbers of 4, 6 or 8 bits. A word has one output's levels of a quad: four inputs beside each
+// other. Its bits 0 to 3 are those of quad q, bits 4 to 7 those of quad q + 4. Bits 4 and 5 of six
+// are in a word for four quads. Levels of 8 bits are two digits of four.
+template <int bits_, int64_t blocks_, bool factors_, bool minimums_, int offset_>
+struct Whole {
+  static constexpr int bits = bits_, offset = offset_;
+  static constexpr int64_t blocks = blocks_;
+  static constexpr bool factors = factors_, minimums = minimums_;
+  static constexpr int groups = bits == 4 ? 1 : 2;  // of a block: halves of six bits, digits of 8
+  static constexpr int64_t numbers = minimums ? 2 : 1;
+  static constexpr int64_t block_bytes = kPanel * kBlock * bits / 8;
+  static constexpr int64_t factors_at = blocks * block_bytes;
+  static constexpr int64_t scales_at = factors_at + (factors ? blocks * groups * numbers * kPanel : 0);
+  static constexpr int64_t bytes = scales_at + numbers * kPanel * 2;
+
+  static Ints levels(const uint8_t* block, int group, int quad) {
+    const int digit = bits == 8 ? group : 0;
+    const Ints word = load<Ints>(block + (digit * 4 + quad % 4) * 4 * kPanel);
+    const Ints low = (quad < 4 ? word : word >> 4) & 0x0f0f0f0f;
+    if constexpr (bits != 6) return low;
+    const Ints two = load<Ints>(block + (4 + quad / 4) * 4 * kPanel);
+    const int up = 4 - quad % 4 * 2;
+    return low | ((up < 0 ? two >> -up : two << up) & 0x30303030);
+  }
+};
 
 // Weights of 32 bits times inputs as they are.
 struct Floats {
   using Input = float;
-  using Sum = Vec;
-  static constexpr int64_t steps = kBlock;
+  static constexpr int64_t blocks = 1, steps = kBlock, bytes = 4 * kPanel * kBlock;
 
-  static Vec weights(const uint8_t* at, int64_t step, int64_t lane) {
-    return load(reinterpret_cast<const float*>(at) + step * kPanel + lane * kWidth);
+  static void add(Vec& sum, const uint8_t* record, int64_t step, Input input) {
+    sum += load(record + 4 * step * kPanel) * input;
   }
-  static void add(Vec& sum, Vec weights, Input input) { sum += weights * input; }
 };
 
 // Weights of 16 bits, times two inputs at a time: rounded to bfloat16 where the processor multiplies
 // such numbers, else as they are.
 struct Bfloats {
-  using Sum = Vec;
-  static constexpr int64_t steps = kBlock / 2;
-
-  static Ints weights(const uint8_t* at, int64_t step, int64_t lane) {
-    return load<Ints>(at + 4 * (step * kPanel + lane * kWidth));
-  }
+  static constexpr int64_t blocks = 1, steps = kBlock / 2, bytes = 2 * kPanel * kBlock;
 #if defined(__AVX512BF16__)
   using Input = uint32_t;
-  static void add(Vec& sum, Ints weights, Input input) {
-    sum = _mm512_dpbf16_ps(sum, (__m512bh)weights, (__m512bh)_mm512_set1_epi32(input));
+  static void add(Vec& sum, const uint8_t* record, int64_t step, Input input) {
+    sum = _mm512_dpbf16_ps(
+        sum, (__m512bh)load<Ints>(record + 4 * step * kPanel), (__m512bh)_mm512_set1_epi32(input));
   }
 #else
   struct Input {
     float first, second;
   };
-  static void add(Vec& sum, Ints weights, Input input) {
+  static void add(Vec& sum, const uint8_t* record, int64_t step, Input input) {
+    const Ints weights = load<Ints>(record + 4 * step * kPanel);
     sum += (Vec)(weights << 16) * input.first;
     sum += (Vec)(weights & ~0xffff) * input.second;
   }
 #endif
 };
 
-// Whole numbers of 16 bits, of weights and of two inputs at a time.
-struct Shorts {
-  using Input = int32_t;
-  using Sum = Ints;
-  static constexpr int64_t steps = kBlock / 2;
-
-  static void add(Ints& sum, Ints weights, Input input) {
-    const Ints inputs = input - Ints{};
-#if defined(__AVX512BW__)
-    sum += (Ints)_mm512_madd_epi16((__m512i)weights, (__m512i)inputs);
-#elif defined(__AVX2__) && !defined(__AVX512F__)
-    sum += (Ints)_mm256_madd_epi16((__m256i)weights, (__m256i)inputs);
-#else
-    sum += (weights << 16 >> 16) * (inputs << 16 >> 16) + (weights >> 16) * (inputs >> 16);
-#endif
+// Calls work with the kind of a GGUF file's number, if there is one for it.
+template <typename Work>
+void with_kind(int64_t number, const Work& work) {
+  switch (number) {
+    case 0: return work(Floats{});
+    case 30: return work(Bfloats{});
+    case 2: return work(Whole<4, 1, false, false, 8>{});    // Q4_0
+    case 3: return work(Whole<4, 1, false, true, 0>{});     // Q4_1
+    case 6: return work(Whole<6, 1, false, false, 16>{});   // Q5_0
+    case 8: return work(Whole<8, 1, false, false, 128>{});  // Q8_0
+    case 12: return work(Whole<4, 8, true, true, 0>{});     // Q4_K
+    case 14: return work(Whole<6, 8, true, false, 32>{});   // Q6_K
   }
-};
-
-struct Eights : Shorts {
-  static Ints weights(const uint8_t* at, int64_t step, int64_t lane) {
-    typedef int8_t Bytes __attribute__((vector_size(2 * kWidth)));
-    typedef int16_t Pairs __attribute__((vector_size(4 * kWidth)));
-    return (Ints)__builtin_convertvector(
-        load<Bytes>(at + 2 * (step * kPanel + lane * kWidth)), Pairs);
-  }
-};
-
-struct Fours : Shorts {
-  static Ints weights(const uint8_t* at, int64_t step, int64_t lane) {
-    const Ints words = load<Ints>(at + 4 * (step / 4 * kPanel + lane * kWidth));
-    return words >> 4 * static_cast<int>(step % 4) & 0x000f000f;
-  }
-};
+}

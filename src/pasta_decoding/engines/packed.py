@@ -3,15 +3,15 @@
 Weights in blocks of a GGUF file stay in them, and give the file's values exactly
 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
 
-Shapes: O outputs, I inputs, P panels of 16 outputs, B blocks of 32 inputs, R rank.
+Shapes: O outputs, I inputs, N blocks of 32 inputs, R rank.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+import weakref
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,36 +23,14 @@ from torch import Tensor
 from pasta_decoding.errors import PastaError
 
 BLOCK = 32
-PANEL = 16
 CHUNK = 2**17  # weights that fit a processor's cache
 
 LowRank = tuple[Tensor, Tensor]
 """What an adapter adds to a layer: down_RI and up_OR, whose product up @ down is added."""
 
 
-class Form(NamedTuple):
-    """How a kind of weights is packed.
-
-    bits:         of a weight.
-    scale_inputs: inputs that share a float16 scale; 0: there is none.
-    groups:       groups of inputs, in a block, with a factor of the scale; 0: there is none.
-    """
-
-    bits: int
-    scale_inputs: int = 0
-    groups: int = 0
-
-
-FORMS: Mapping[Kind, Form] = {
-    Kind.F32: Form(32),
-    Kind.BF16: Form(16),
-    Kind.Q4_0: Form(4, 32),
-    Kind.Q4_1: Form(4, 32),
-    Kind.Q5_0: Form(8, 32),
-    Kind.Q8_0: Form(8, 32),
-    Kind.Q4_K: Form(4, 256, 1),
-    Kind.Q6_K: Form(8, 256, 2),
-}
+PACKED = frozenset({Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q8_0, Kind.Q4_K, Kind.Q6_K})
+"""Kinds whose blocks the operators read as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,53 +95,27 @@ def _blocks(weight_OI: Tensor, kind: Kind) -> npt.NDArray[np.uint8] | None:
     return block_NB.view(len(weight_OI), -1).numpy()
 
 
-class Matrix(ctypes.Structure):
-    """See packed.h."""
-
-    _fields_ = (
-        ("weights", ctypes.c_void_p),
-        ("scales", ctypes.c_void_p),
-        ("factors", ctypes.c_void_p),
-        ("bits", ctypes.c_int64),
-        ("outputs", ctypes.c_int64),
-        ("blocks", ctypes.c_int64),
-        ("scale_blocks", ctypes.c_int64),
-        ("groups", ctypes.c_int64),
-    )
-
-
 class LayerStruct(ctypes.Structure):
     """See linear.cpp."""
 
     _fields_ = (
-        ("main", Matrix),
-        ("down", Matrix),
-        ("up", Matrix),
+        ("main", ctypes.c_void_p),
+        ("down", ctypes.c_void_p),
+        ("up", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
         ("first", ctypes.c_int64),
     )
 
 
-def pack(library: Any, weights: Weights, held: list[object]) -> Matrix:
-    """Pack a matrix into memory that is added to `held`; kinds outside `FORMS` become float32."""
-    if weights.kind not in FORMS:
-        weights = Weights.of(weights.dense())
-    form, outputs = FORMS[weights.kind], len(weights.rows)
-    panels, blocks = -(-outputs // PANEL), -(-weights.inputs // BLOCK)
-    numbers = PANEL * (2 if form.bits == 4 else 1)
-    supers = weights.inputs // form.scale_inputs if form.scale_inputs else 0
-    parts = [
-        torch.zeros(panels * blocks * BLOCK * PANEL * form.bits // 8, dtype=torch.uint8),
-        torch.zeros(panels * supers * numbers, dtype=torch.float16),
-        torch.zeros(panels * blocks * form.groups * numbers, dtype=torch.int8),
-    ]
-    held.append(parts)
-    pointers = [one.data_ptr() if one.numel() else None for one in parts]
-    groups = form.groups or 1
-    matrix = Matrix(*pointers, form.bits, outputs, blocks, form.scale_inputs // BLOCK, groups)
-    rows = np.ascontiguousarray(weights.rows)
-    library.pasta_pack(
-        ctypes.byref(matrix), int(weights.kind), rows.ctypes.data, rows.strides[0],
-        weights.inputs, torch.get_num_threads(),
-    )  # fmt: skip
-    return matrix
+class Matrix:
+    """A matrix in the library's own memory; kinds that it does not read become float32."""
+
+    def __init__(self, library: Any, weights: Weights) -> None:
+        if weights.kind not in PACKED | {Kind.F32, Kind.BF16}:
+            weights = Weights.of(weights.dense())
+        rows, self.outputs = np.ascontiguousarray(weights.rows), len(weights.rows)
+        self.pointer = library.pasta_pack(
+            int(weights.kind), rows.ctypes.data, rows.strides[0], self.outputs, weights.inputs,
+            torch.get_num_threads(),
+        )  # fmt: skip
+        weakref.finalize(self, library.pasta_free, self.pointer)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pasta_decoding.engines.packed import FORMS, LowRank, Weights
+from pasta_decoding.engines.packed import PACKED, LowRank, Weights
 from pasta_decoding.errors import PastaError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class ModelWeights:
     def matrix(self, name: str) -> Weights:
         """Return a linear layer's weights."""
         found = Weights.of(self._tensors[f"{name}.weight"]).in_blocks()
-        if FORMS[found.kind].bits < 16:
+        if found.kind in PACKED:
             self.form = "packed"
         return found
 
