@@ -163,7 +163,7 @@ inline void add(Sum& sum, Ints levels, int32_t digits) {
 #else
   sum += (Sum)_mm256_maddubs_epi16((__m256i)levels, (__m256i)inputs);
 #endif
-  asm("" : "+x"(sum));  // else the compiler first makes all products, and has no registers left
+  asm("" : "+v"(sum));  // else the compiler first makes all products, and has no registers left
 }
 inline Ints times(Sum sum, Ints factors) {
   const Ints both = (factors & 0xffff) | factors << 16;

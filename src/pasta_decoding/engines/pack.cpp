@@ -145,7 +145,7 @@ extern "C" Matrix* pasta_pack(
     int64_t format, const uint8_t* rows, int64_t row_bytes, int64_t outputs, int64_t inputs,
     int threads) {
   const Source from{static_cast<Format>(format), rows, row_bytes, inputs};
-  auto* to = new Matrix{format, outputs};
+  auto* to = new Matrix{format, outputs, 0, 0};
   with_kind(format, [&](auto kind) {
     constexpr int64_t width = decltype(kind)::blocks * kBlock, bytes = decltype(kind)::bytes;
     to->records = (inputs + width - 1) / width;
