@@ -128,6 +128,18 @@ def test_a_mistake_is_one_line(
     assert f"pasta: {said}" in refused.err
 
 
+def test_a_model_that_cannot_write_a_token_is_not_served(
+    pasta: Pasta, where: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(*_: object) -> None:
+        raise KeyError("sliding_attention")
+
+    monkeypatch.setattr("pasta_decoding.engines.torch.TorchEngine.step", step)
+    refused = pasta("serve", *where)
+    assert refused.status == 2
+    assert "pasta: the model cannot write an answer: KeyError: 'sliding_att" in refused.err
+
+
 def test_a_port_that_is_taken_or_an_extra_that_is_missing_is_told_with_its_remedy(
     pasta: Pasta, monkeypatch: pytest.MonkeyPatch
 ) -> None:

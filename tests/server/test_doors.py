@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import socket
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import openai
 import pytest
 
 from pasta_decoding.runtime.decoder import LocalDecoder
+from pasta_decoding.server import listen
 from pasta_decoding.server.backend import Backend
 from tests.remote.fake import until
 from tests.server.running import CHAT, GOOD, MODEL, Running, running
@@ -122,6 +123,20 @@ def test_bodies_are_bounded_in_size_and_time(scripted: LocalDecoder) -> None:
                 got = all_of(client)
             assert got.startswith(b"HTTP/1.1 " + status)
             assert (got.count(b"HTTP/1.1 "), said in got) == (1, True)
+
+
+def test_idle_connections_beyond_the_limit_are_closed_and_leave_room(
+    scripted: LocalDecoder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(listen, "MAX_CONNECTIONS", 3)
+    with running(scripted) as server, ExitStack() as clients:
+        held = [clients.enter_context(connected(server)) for _ in range(3)]
+        beyond = [clients.enter_context(connected(server)) for _ in range(9)]
+        assert [all_of(one) for one in beyond] == [b""] * 9
+        held[0].close()
+        until(lambda: len(server.http.server_state.connections) < 3)
+        assert server.ask("/health").status == 200
+    assert caplog.records == []
 
 
 def test_every_reply_has_its_own_name_and_a_type_that_is_not_guessed(server: Running) -> None:

@@ -5,23 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import openai
 import pytest
 
 from pasta_decoding.lang.layout import MAIN
-from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.request import Rules, SamplingParams
 from tests.server.running import CHAT, GOOD, MODEL, Running, running
 from tests.server.scripts import saying, with_engine
 
-PROMPTS = ["<async>tags</async>", "é 🎈 ü"]
 TOKENS = 48
-
-
-def decoded(server: Running, prompt: str, **rules: Any) -> Answer:
-    settings = Rules(**{"max_tokens": TOKENS} | rules)
-    return server.decoder.answer(server.decoder.request(prompt, settings, SamplingParams()))
 
 
 def whole(server: Running, prompt: str, **changes: Any) -> Any:
@@ -52,28 +44,20 @@ def text_of(chunks: list[Any], choice: int = 0) -> str:
     return "".join(piece.delta.content or "" for piece in pieces)
 
 
-@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("prompt", ["Hello", "<async>tags</async>", "é 🎈 ü"])
 def test_stream_whole_reply_and_decoder_agree_to_the_byte(prompt: str, server: Running) -> None:
-    found = text_of(streamed(server, prompt)), whole(server, prompt).choices[0].message.content
+    found, got = text_of(streamed(server, prompt)), whole(server, prompt)
     server.wait_until_idle()
-    answer = decoded(server, prompt)
-    assert found == (answer.text, answer.text)
-
-
-def test_the_whole_reply_is_what_the_official_client_expects(server: Running) -> None:
-    got = whole(server, "Hello")
-    server.wait_until_idle()
-    answer = decoded(server, "Hello")
-    assert isinstance(got, openai.types.chat.ChatCompletion)
-    assert got.id.startswith("chatcmpl-")
-    (choice,) = got.choices
-    assert choice.message.role == "assistant"
+    asked = server.decoder.request(prompt, Rules(max_tokens=TOKENS), SamplingParams())
+    answer = server.decoder.answer(asked)
+    [choice] = got.choices
+    assert found == choice.message.content == answer.text
     assert choice.finish_reason == ("length" if answer.hit_limit else "stop")
-    assert got.usage is not None
-    assert got.usage.prompt_tokens == answer.trace.prompt_tokens
-    assert got.usage.completion_tokens == answer.fed_tokens
-    assert got.usage.total_tokens == got.usage.prompt_tokens + got.usage.completion_tokens
-    assert got.usage.model_extra == {
+    assert cost(got) == {
+        "prompt_tokens": answer.trace.prompt_tokens,
+        "completion_tokens": answer.fed_tokens,
+        "total_tokens": answer.trace.prompt_tokens + answer.fed_tokens,
+        "completion_tokens_details": None,
         "plain_tokens": server.decoder.plain_tokens(answer.text),
         "critical_path": answer.critical_path,
         "threads": 1 + answer.chunks,
@@ -139,21 +123,19 @@ def test_a_completion_goes_on_from_text_or_from_token_ids(server: Running) -> No
 
 def test_a_conversation_is_read_as_openais_clients_write_it(server: Running) -> None:
     """Parts are lines, `developer` is `system`, and an assistant's turn may be empty."""
+
+    def said(system: str, silence: str | None, words: Any, **more: Any) -> str:
+        messages = [
+            {"role": system, "content": "Be kind."},
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": silence, **more},
+            {"role": "user", "content": words},
+        ]
+        return text(server, messages=messages, max_completion_tokens=8)
+
     parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
-    first: list[Any] = [
-        {"role": "developer", "content": "Be kind."},
-        {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": None, "tool_calls": [], "refusal": None},
-        {"role": "user", "content": parts},
-    ]
-    second: list[Any] = [
-        {"role": "system", "content": "Be kind."},
-        {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": ""},
-        {"role": "user", "content": "Hel\nlo"},
-    ]
-    limit = {"max_completion_tokens": 8}
-    assert text(server, messages=first, **limit) == text(server, messages=second, **limit)
+    first = said("developer", None, parts, tool_calls=[{"id": "1"}], refusal=None)
+    assert first == said("system", "", "Hel\nlo")
 
 
 @pytest.fixture(scope="module")

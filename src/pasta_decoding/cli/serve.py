@@ -19,7 +19,7 @@ from pasta_decoding.models.load import NO_ADAPTER
 from pasta_decoding.server.settings import Load, Settings
 
 if TYPE_CHECKING:
-    from pasta_decoding.runtime.decoder import LocalDecoder
+    from pasta_decoding.api.model import AnyDecoder
     from pasta_decoding.server.backend import Backend
     from pasta_decoding.server.metrics import Metrics
 
@@ -52,7 +52,7 @@ def serve(
 
     from pasta_decoding.remote.stream import checked_key
     from pasta_decoding.server.app import create_app
-    from pasta_decoding.server.backend import Backend
+    from pasta_decoding.server.backend import Backend, tried
     from pasta_decoding.server.listen import address, http_server, is_loopback, open_socket
     from pasta_decoding.server.metrics import Metrics
 
@@ -61,7 +61,7 @@ def serve(
         own_names = (settings.host,) if key is None and is_loopback(listener) else None
         # A wrong baseline is refused before the model is loaded.
         rival = None if baseline is None else baseline_backend(engine, baseline, metrics)
-        decoder = opened_decoder(engine)
+        decoder = tried(opened_decoder(engine))
         if name is None:
             own = engine.whole is None and engine.adapter_name != NO_ADAPTER
             place = engine.whole or Path(engine.short_name)
@@ -84,14 +84,14 @@ def baseline_backend(engine: EngineConfig, baseline: str, metrics: Metrics) -> t
     """Return the baseline's name, and what loads it when it is first asked for."""
     from pasta_decoding.api.checkpoints import baseline_of, find
     from pasta_decoding.api.opening import check_local, open_local
-    from pasta_decoding.server.backend import Backend
+    from pasta_decoding.server.backend import Backend, tried
 
     rival, _ = baseline_of(engine, baseline)
     check_local(rival)
     find(rival, cache_folder())  # what is not there is told now
 
-    def load() -> LocalDecoder:
-        return replace(open_local(rival, cache_folder()), parallel=False)
+    def load() -> AnyDecoder:
+        return tried(replace(open_local(rival, cache_folder()), parallel=False))
 
     say(f"the baseline, {rival.short_name}, is loaded at the first race, with an engine of its own")
     return rival.short_name, Backend(load, metrics, BASELINE_LOAD)

@@ -17,10 +17,11 @@ from typing import Any, cast
 from pasta_decoding.api.model import AnyDecoder, Worker, open_worker
 from pasta_decoding.errors import PastaError
 from pasta_decoding.runtime.answer import Answer
+from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.events import Progress
 from pasta_decoding.runtime.loop import Cancel, ClosedError, Failure, News
 from pasta_decoding.runtime.policy import SchedulingPolicy
-from pasta_decoding.runtime.request import Request
+from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.runtime.scheduler import Activity
 from pasta_decoding.server import errors
 from pasta_decoding.server.errors import ApiError
@@ -32,6 +33,18 @@ log = logging.getLogger(__name__)
 FIRST_GUESS_S = 5.0
 """How long an answer takes, before one has been seen."""
 MAX_RETRY_S = 60
+
+
+def tried(decoder: AnyDecoder) -> AnyDecoder:
+    """Return a decoder that has written a token; PastaError if it cannot."""
+    if isinstance(decoder, LocalDecoder):
+        prompt, rules = (decoder.vocabulary.end,), Rules(max_tokens=1)
+        try:
+            decoder.answer(decoder.request(prompt, rules, SamplingParams()))
+        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise PastaError(f"the model cannot write an answer: {reason}") from error
+    return decoder
 
 
 class Backend:

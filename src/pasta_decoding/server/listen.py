@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import re
+import resource
 import secrets
 import socket
 import time
@@ -19,6 +20,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.server.backend import Backend
@@ -31,7 +33,7 @@ log = logging.getLogger(__name__)
 GRACE_S = 5
 """How long clients may take to read why their answers ended when the server stops."""
 MAX_CONNECTIONS = 1024
-"""Requests on connections beyond these get status 503."""
+"""Connections beyond these are closed at once."""
 OPEN_PATHS = frozenset({"/", "/health"})
 """Paths that need no API key: they show nothing of other clients' requests."""
 
@@ -63,6 +65,27 @@ def address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def connection_limit() -> int:
+    """Raise this process's limit of open files; return the connections that leave half of them."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (2**30 if one == resource.RLIM_INFINITY else one for one in limits)
+    if soft < 2 * MAX_CONNECTIONS:
+        soft = min(2 * MAX_CONNECTIONS, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, limits[1]))
+    return min(MAX_CONNECTIONS, soft // 2)
+
+
+class Connection(H11Protocol):
+    """One of at most `most` connections, idle ones included: uvicorn's own limit is on requests."""
+
+    most = MAX_CONNECTIONS
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.most:
+            transport.abort()
+
+
 class Server(uvicorn.Server):
     """uvicorn, which gives answers some more time when it is stopped, and then ends them."""
 
@@ -91,11 +114,11 @@ def http_server(app: FastAPI, backends: Sequence[Backend], drain_seconds: float 
 
     drain_seconds: how long answers may go on once it is told to stop.
     """
+    Connection.most = connection_limit()
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=Connection,
         ws="none",
-        limit_concurrency=MAX_CONNECTIONS,
         log_level="warning",
         access_log=False,
         server_header=False,
