@@ -17,7 +17,7 @@ if [ -z "${SMOKE:-}" ]; then
   few='' steps='' own_tokens=1000 asked=320 samples=6 tokens=400
 else
   : "${MODEL:=smollm2-135m}"
-  few='--limit 4' steps='max_steps: 2,' own_tokens=48 asked=4 samples=4 tokens=48
+  MARKED='' few='--limit 4' steps='max_steps: 2,' own_tokens=48 asked=4 samples=4 tokens=48
 fi
 if [ "$DEVICE" = cpu ]; then
   export CUDA_VISIBLE_DEVICES=''
@@ -37,18 +37,22 @@ preference: {rounds: 2, limit: $asked, samples: $samples, baseline_samples: 1, m
 END
 case $MODEL in */*) ;; *) pasta pull "$MODEL" ;; esac # others are folders or names on the hub
 
-# The model's own answers: people marked some, rules mark the others, code stays as it is. A longer
-# answer than 1,000 tokens was cut.
-for kind in open preference code; do
-  step "$(own $kind)" pasta eval generate --model "$MODEL" $engine $few --max-tokens $own_tokens \
-    --prompts data/${kind}_prompts.jsonl --method sequential=none --temperature 0.7 --out "$OUT/own/$kind"
-done
-step "$OUT/unmarked.jsonl" pasta data build --model "$MODEL" --max-total-tokens 1000 \
-  ${MARKED:+--exclude "$MARKED"} "$(own open)" "$(own preference)" --out "$OUT/unmarked.jsonl"
-step "$OUT/by_rule.jsonl" pasta annotate --with structure --model "$MODEL" \
-  "$OUT/unmarked.jsonl" "$OUT/by_rule.jsonl"
+# The model's own answers. Those of the 1.5B model are marked already, by careful readers; those of
+# another model are sampled here and marked by rules, and code stays plain. A longer answer than
+# 1,000 tokens was cut.
+if [ -z "$MARKED" ]; then
+  for kind in open preference code; do
+    step "$(own $kind)" pasta eval generate --model "$MODEL" $engine $few --max-tokens $own_tokens \
+      --prompts data/${kind}_prompts.jsonl --method sequential=none --temperature 0.7 --out "$OUT/own/$kind"
+  done
+  step "$OUT/unmarked.jsonl" pasta data build --model "$MODEL" --max-total-tokens 1000 \
+    "$(own open)" "$(own preference)" --out "$OUT/unmarked.jsonl"
+  step "$OUT/by_rule.jsonl" pasta annotate --with structure --model "$MODEL" \
+    "$OUT/unmarked.jsonl" "$OUT/by_rule.jsonl"
+  MARKED="$OUT/by_rule.jsonl $(own code)"
+fi
 step "$OUT/rows.jsonl" pasta data build --model "$MODEL" --max-total-tokens 1000 --exclude "$PROMPTS" \
-  "$OUT/by_rule.jsonl" "$(own code)" $MARKED data/annotated_written.jsonl.gz --out "$OUT/rows.jsonl"
+  $MARKED data/annotated_written.jsonl.gz --out "$OUT/rows.jsonl"
 
 # Stage 1, and the baseline: the same rows with the tags taken out.
 train="--model $MODEL --config $OUT/settings.yaml"
