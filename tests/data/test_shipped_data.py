@@ -14,7 +14,7 @@ from pasta_decoding.lang.tree import read, strip
 FOLDER = Path(__file__).parents[2] / "data"
 ROWS = {
     "annotated_clean": 1233,
-    "annotated_own": 409,
+    "annotated_own": 1432,
     "annotated_written": 716,
     "training_sample": 200,
 }
