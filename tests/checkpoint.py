@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import open_local
-from pasta_decoding.models.bases import BASES, DEFAULT_MODEL, write_manifest
+from pasta_decoding.models.bases import DEFAULT_MODEL
 from pasta_decoding.models.checkpoint import BUCKETS
 from pasta_decoding.models.load import load_base
 from pasta_decoding.runtime.decoder import LocalDecoder
@@ -51,9 +51,7 @@ def make_checkpoint(folder: Path) -> TinyCheckpoint:
 
 def keep_base(base: Path, cache: Path, name: str = DEFAULT_MODEL) -> Path:
     """Put a folder into the cache as the known model of this name."""
-    folder = Path(shutil.copytree(base, cache / name))
-    write_manifest(BASES[name], folder)
-    return folder
+    return Path(shutil.copytree(base, cache / name))
 
 
 def torch_decoder(base: Path, adapter: Path | None, **settings: Any) -> LocalDecoder:

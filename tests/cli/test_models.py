@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from pathlib import Path
 
 import pytest
@@ -22,7 +20,7 @@ def test_models_lists_what_is_ours_by_size_and_cleans_what_is_made_again(
 ) -> None:
     monkeypatch.setenv("PASTA_CACHE", str(tmp_path))
     sizes = {
-        "smollm2-135m/manifest.json": 1000,
+        "smollm2-135m/config.json": 1000,
         "smollm2-135m/model.safetensors": 3_000_000,
         "gguf/a-F16.gguf": 2_000_000,
         "gguf/.export-old/a.f32": 100_000,
@@ -32,15 +30,13 @@ def test_models_lists_what_is_ours_by_size_and_cleans_what_is_made_again(
     for name, size in sizes.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(bytes(size))
-    old_s = time.time() - 2 * 24 * 3600
-    os.utime(tmp_path / "gguf/.export-old/a.f32", (old_s, old_s))
     found = pasta("models")
     rows = [line.split() for line in found.out.splitlines()]
     assert [row for row in rows if row[2] not in ("base", "adapter")] == [
         ["3.0", "MB", "model", "smollm2-135m"],
         ["2.0", "MB", "export", "gguf/a-F16.gguf"],
         ["0.2", "MB", "download", ".pull-new"],
-        ["0.1", "MB", "scratch", "gguf/.export-old"],
+        ["0.1", "MB", "export", "gguf/.export-old"],
     ]
     named = [row[3] for row in rows if row[2] in ("base", "adapter")]
     assert {"smollm2-135m", "balanced", "sequential"} <= set(named)

@@ -11,7 +11,6 @@ import pytest
 import torch
 from peft import PeftModel
 from torch import nn
-from transformers import AutoModelForCausalLM
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models import checkpoint as checkpoints
@@ -78,27 +77,6 @@ def test_what_an_adapter_adds_apart_is_what_merging_adds(
     for key, (down_RI, up_OR) in added.items():
         whole = model.get_submodule(key).weight + up_OR.float() @ down_RI.float()
         torch.testing.assert_close(whole, merged.get_submodule(key).weight)
-
-
-@pytest.mark.parametrize("trained_tied", [True, False])
-def test_an_adapter_fits_a_copy_that_ties_its_head_and_one_that_does_not(
-    trained_tied: bool, tmp_path: Path
-) -> None:
-    """A hub's copy of a small model ties its head; a GGUF's, rounded by itself, does not."""
-
-    def base(tied: bool) -> Any:
-        model: Any = TINY_MODELS["qwen2"](vocabulary=272, tie_word_embeddings=tied)
-        if not tied:
-            model.lm_head.weight.data.copy_(model.model.embed_tokens.weight)
-        return model
-
-    adapter, ids = saved(base(trained_tied), tmp_path / "a"), torch.arange(250, 272)[None]
-    expected = merge_adapter(base(trained_tied), adapter)(ids).logits
-    merged = merge_adapter(base(not trained_tied), adapter)
-    merged.save_pretrained(tmp_path / "merged")
-    again: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    for model in (merged, again):
-        torch.testing.assert_close(model(ids).logits, expected)
 
 
 def test_an_adapter_of_another_kind_or_another_shape_is_refused(

@@ -57,21 +57,6 @@ def test_plain_generate_on_an_export_writes_what_pasta_writes_sequentially(merge
     assert tuple(ids[: len(answer.segments[0].ids)]) == answer.segments[0].ids  # type: ignore[union-attr]
 
 
-def test_pasta_reads_an_export_as_if_nothing_were_banned(
-    merged: Path, tiny_checkpoint: TinyCheckpoint
-) -> None:
-    decoders = [
-        torch_decoder(tiny_checkpoint.base, tiny_checkpoint.adapter),
-        torch_decoder(merged, merged),
-    ]
-    ours, theirs = (
-        decoder.answer(decoder.request(QUESTION, Rules(max_tokens=200), SamplingParams()))
-        for decoder in decoders
-    )
-    assert ours.segments == theirs.segments
-    assert ours.chunks > 0
-
-
 ADAPTERS = Path(__file__).parents[2] / "adapters"
 OWN = """---
 license: mit

@@ -291,18 +291,6 @@ def test_what_has_no_translation_is_refused_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failure_leaves_the_old_file_and_nothing_else(loaded: Loaded, tmp_path: Path) -> None:
-    def full_disk(_source: Path, target: Path, _type: str) -> None:
-        target.write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    (tmp_path / "x.gguf").write_bytes(b"old")
-    with pytest.raises(PastaError, match="No space left on device"):
-        export_gguf(loaded, tmp_path / "x.gguf", "Q4_0", quantize=full_disk)
-    assert (tmp_path / "x.gguf").read_bytes() == b"old"
-    assert [path.name for path in tmp_path.iterdir()] == ["x.gguf"]
-
-
 def test_a_merged_folder_needs_no_base_and_may_be_read_by_whom_its_maker_allows(
     loaded: Loaded, tmp_path: Path
 ) -> None:

@@ -180,36 +180,9 @@ def test_harmless_text_gives_the_ids_of_the_chat_template(
             assert encode.encode(messages) == expected, text
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
-def test_encoding_the_text_of_other_tokenizers_loses_nothing(name: str) -> None:
-    tokenizer = TOKENIZERS[name]
-    for text in ["<|eot_id|> <unused3>", "Naïve café, 東京, 😀", "a  b\n\n\nc", "<0x41> \u2581 "]:
-        ids = PromptEncoder(tokenizer).encode_text(text)
-        shown = text.replace("\u2581", " ") if name == "gemma" else text
-        assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == shown
-
-
 def test_gemma_has_no_system_message_and_says_so() -> None:
     with pytest.raises(PastaError, match="refuses this conversation: System role not supported"):
         PromptEncoder(TOKENIZERS["gemma"]).encode([Message("system", "x"), Message("user", "Hi")])
-
-
-def test_the_default_templates_own_system_message_is_kept(
-    default_tokenizer: PreTrainedTokenizerBase,
-) -> None:
-    ids = PromptEncoder(default_tokenizer).encode([Message("user", "Hi")])
-    assert default_tokenizer.decode(ids) == (
-        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging "
-        "Face<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    )
-
-
-def test_a_seam_is_never_crossed(default_tokenizer: PreTrainedTokenizerBase) -> None:
-    """The template's line break and the content's are cut apart; the text is the same."""
-    encoder = PromptEncoder(default_tokenizer)
-    ids = encoder.encode([Message("user", "\n\n\nHi")])
-    assert ids != default_tokenizer.encode(default_tokenizer.decode(ids))
-    assert "user\n\n\n\nHi<|im_end|>" in default_tokenizer.decode(ids)
 
 
 def test_a_vocabulary_that_spells_a_control_token_is_cut_inside_it() -> None:

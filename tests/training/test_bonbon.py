@@ -98,14 +98,3 @@ def test_a_sequences_log_probability_is_the_sum_over_its_teacher_forced_threads(
     pair = Example((layout(WORST), layout(segments)), candidates=2)
     (found,) = with_references(tiny_llama(), [pair], bf16=False)
     assert found.reference[1] == pytest.approx(decoded_log_probability(segments), abs=1e-3)
-
-
-def test_forced_tokens_and_what_a_limit_cut_have_no_part_in_it() -> None:
-    model = tiny_llama()
-    forced = layout([Run((11, 12, 13), forced=1)], end=None)
-    pair = Example((layout([Run((11, 12, 13))]), forced), candidates=2)
-    (found,) = with_references(model, [pair], bf16=False)
-    with torch.inference_mode():
-        logprobs_TV = model(torch.tensor([[*PROMPT, 11, 12, 13]])).logits[0].log_softmax(-1)
-    each = [float(logprobs_TV[row, token]) for row, token in ((2, 11), (3, 12), (4, 13), (5, 0))]
-    assert found.reference == pytest.approx((sum(each), sum(each[:2])), abs=1e-4)

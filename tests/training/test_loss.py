@@ -25,7 +25,6 @@ from pasta_decoding.training.view import packed_batch, visibility
 from tests.examples import few
 from tests.law.world import (
     ASYNC,
-    CHUNK_AFTER_SYNC,
     CLOSE,
     END,
     OPEN,
@@ -33,7 +32,7 @@ from tests.law.world import (
     SCHEME,
     answers,
 )
-from tests.tiny import tiny_gemma3, tiny_llama
+from tests.tiny import tiny_llama
 
 CONTROL = 2
 HALF, QUARTER = log(2), 2 * log(2)
@@ -113,10 +112,3 @@ def test_packing_changes_no_log_probability(responses: list) -> None:  # type: i
     layouts = [lay_out((11,), r, SCHEME, async_close=CLOSE, end=END) for r in responses]
     for layout, scored in zip(layouts, score_layouts(model, layouts, pack_tokens=30), strict=True):
         torch.testing.assert_close(scored, alone(model, layout), atol=1e-4, rtol=0)
-
-
-def test_every_label_has_its_log_probability_and_gradients_flow() -> None:
-    layout = lay_out((11,), CHUNK_AFTER_SYNC, SCHEME, async_close=CLOSE, end=END)
-    (scored,) = label_logprobs(tiny_gemma3(), [layout])
-    assert len(scored) == sum(label is not None for label in layout.label)
-    assert scored.requires_grad

@@ -19,8 +19,6 @@ from pasta_decoding.data.rows import question_of
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.load import load_model
 from pasta_decoding.runtime.decoder import LocalDecoder
-from pasta_decoding.runtime.request import Rules
-from pasta_decoding.runtime.scheduler import Scheduler
 from pasta_decoding.training import bonbon, preference
 from pasta_decoding.training import sample as sample_module
 from pasta_decoding.training.config import PreferenceConfig
@@ -247,30 +245,6 @@ def test_a_second_round_samples_from_the_first_ones_adapter(
     assert not seeds[0] & seeds[1]
     second = sampled / "round-2" / "adapter"
     assert (sampled / "adapter" / WEIGHTS).read_bytes() == (second / WEIGHTS).read_bytes()
-
-
-def test_as_many_answers_are_sampled_together_as_the_cache_has_room_for(
-    tiny: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running, step = [], Scheduler.step
-
-    def noting(self: Scheduler) -> int:
-        found = step(self)
-        running.append(self.activity.running)
-        return found
-
-    monkeypatch.setattr(Scheduler, "step", noting)
-    base, adapter = tiny.checkpoint.base, tiny.checkpoint.adapter
-    sample_module.sample_answers(
-        lambda: torch_decoder(base, adapter, cache_tokens=1024),
-        PROMPTS[:1],
-        tmp_path / "samples.jsonl",
-        name="many",
-        count=60,
-        rules=Rules(max_tokens=8, parallel=False),
-        seed=0,
-    )
-    assert 16 < max(running) < 60
 
 
 def test_a_policy_that_is_a_whole_model_is_trained_in_all_its_weights(

@@ -13,7 +13,7 @@ from pasta_decoding.data.rows import question_of
 from pasta_decoding.lang.layout import ChunkRun, PromiseRun, Segment
 from pasta_decoding.lang.tree import read, show, strip
 from pasta_decoding.runtime.text import tree_of
-from pasta_decoding.training.sample import Sample, decode_sample, encode_sample
+from pasta_decoding.training.sample import Sample
 from pasta_decoding.training.score import (
     QUALITY_SPREAD,
     PreferencePair,
@@ -82,11 +82,6 @@ def pairs_of(samples: list[Sample], parts: list[ScoreParts]) -> list[PreferenceP
     """Choose pairs by efficiency alone."""
     prompts = {part.prompt for part in parts}
     return choose_pairs(samples, parts, list(raw_scores(parts, dict.fromkeys(prompts, 100.0), 0)))
-
-
-def test_efficiency_is_the_baselines_tokens_a_step() -> None:
-    assert part(0, 200, 50).efficiency(100) == 2
-    assert part(0, 0, 0).efficiency(100) == 0
 
 
 SLOW, FAST = part(0, 100, 100, quality=-1.0), part(1, 100, 10, quality=-2.0)
@@ -246,8 +241,3 @@ def test_a_round_is_summed_up_by_all_best_and_worst() -> None:
     assert found["best"]["tokens_per_step"] == pytest.approx(4)
     assert found["worst"]["tokens_per_step"] == pytest.approx(2)
     assert set(summarise(parts, [])) == {"pairs", "all"}
-
-
-def test_a_sample_reads_back_as_it_was_written() -> None:
-    one = sample(3, [[20, 21], [30]])
-    assert decode_sample(encode_sample(one)) == one

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,14 +32,13 @@ from pasta_decoding.training.sft import plan_packs, shared_out
 from pasta_decoding.training.view import (
     compile_answer,
     compile_rows,
-    crop,
     pack,
     packed_batch,
     segments_of,
     visibility,
 )
 from tests.checkpoint import END_ID, byte_tokenizer, make_base
-from tests.law.world import ASYNC, CLOSE, CONTROL, END, OPEN, P20, P50, SCHEME, SYNC, answers
+from tests.law.world import ASYNC, CLOSE, CONTROL, END, OPEN, P20, P50, SCHEME, SYNC
 from tests.shapes import make_llama3
 from tests.training.tiny_runs import CONFIG, ROWS, chunk
 
@@ -116,23 +114,12 @@ def test_the_same_rows_teach_each_tokenizer_its_own_lengths(tmp_path: Path) -> N
         assert layout.tokens[begin - 1] == control.promise_close[control.bucket(tokens)]
 
 
-def test_the_scheme_places_the_tokens_and_nothing_else() -> None:
-    shared, reserved = compiled(ROWS), compiled(ROWS, replace(CONFIG, scheme="reserve"))
-    assert [layout.position for layout in shared] != [layout.position for layout in reserved]
-    unplaced = [[replace(one, position=()) for one in some] for some in (shared, reserved)]
-    assert unplaced[0] == unplaced[1]
-
-
 # Segments
 
 
 def encode(text: str) -> list[int]:
     """One token a character, so that by hand `a` is 97."""
     return [ord(character) for character in text]
-
-
-def size(segment: Segment) -> int:
-    return 1 if isinstance(segment, SyncRun) else len(segment.ids)
 
 
 RESPONSE = 'ab<promise topic="c d" tokens="20"/><async>ef</async><sync/>g'
@@ -165,20 +152,6 @@ def test_a_promise_says_the_next_larger_length_of_its_chunk_in_these_tokens(
     assert segments_of(tree, CONTROL, encode)[0] == expected
 
 
-@given(answers(), st.integers(0, 40))
-def test_crop_keeps_whole_segments_that_fit_and_never_a_promise_without_its_chunk(
-    segments: list[Segment], limit: int
-) -> None:
-    kept, whole = crop(segments, limit)
-    assert kept == segments[: len(kept)]
-    assert whole == (len(kept) == len(segments))
-    assert sum(map(size, kept)) <= limit
-    assert not kept or not isinstance(kept[-1], PromiseRun)
-    rest = segments[len(kept) :]
-    unit = rest[:2] if rest and isinstance(rest[0], PromiseRun) else rest[:1]
-    assert whole or sum(map(size, kept + unit)) > limit, "as much as fits"
-
-
 def laid_out(max_tokens: int, *joinings: Joining) -> list[Layout]:
     return compile_answer(
         (80, 81),
@@ -192,13 +165,11 @@ def laid_out(max_tokens: int, *joinings: Joining) -> list[Layout]:
     )
 
 
-def test_the_end_is_taught_only_where_the_answer_is_whole() -> None:
-    [whole], [cut] = laid_out(14), laid_out(13)
+def test_an_answer_is_taught_whole_or_not_at_all() -> None:
+    [whole] = laid_out(14)
     assert whole.label[-1] == END
-    assert cut.tokens == whole.tokens[:-1]
-    assert cut.label[-1] is None
-    with pytest.raises(PastaError, match=r"^longer than 3 tokens$"):
-        laid_out(3)
+    with pytest.raises(PastaError, match=r"^longer than 11 tokens$"):
+        laid_out(11)
 
 
 def test_rows_of_the_text_join_are_added_where_they_differ() -> None:
@@ -208,21 +179,6 @@ def test_rows_of_the_text_join_are_added_where_they_differ() -> None:
     assert kv.tokens[: len(first.tokens)] == first.tokens
     both = [label for label in (*first.label, *second.label) if label is not None]
     assert both == [label for label in kv.label if label is not None]
-    # A row without anything behind its copy is left out.
-    [kv], [first] = laid_out(13), laid_out(13, Joining.text)
-    assert kv.tokens[-1] == SYNC != first.tokens[-1]
-    assert laid_out(13, Joining.text, Joining.kv) == [kv]
-
-
-def test_a_copy_is_one_causal_sequence_and_teaches_nothing() -> None:
-    _, second = laid_out(99, Joining.text)
-    copied = second.tokens.index(SYNC)
-    assert second.tokens.count(CLOSE) == 1
-    assert second.position == tuple(range(len(second.tokens)))
-    assert second.label[:copied] == (None,) * copied
-    assert second.label[copied] == second.tokens[copied + 1]
-    size = len(second.tokens)
-    assert visibility(packed_batch([second])).equal(torch.ones(size, size, dtype=torch.bool).tril())
 
 
 # Packs

@@ -35,7 +35,7 @@ def models(
     cache = cache_folder()
     found = sorted(kept(cache), key=lambda one: (-one[2], one[1]))
     if clean:
-        found = [one for one in found if one[0] in ("export", "scratch")]
+        found = [one for one in found if one[0] == "export"]
     else:
         for base in BASES.values():
             about = f"{base.name} ({base.hub}, {base.licence}; {base.memory_gb:g} GB of memory)"

@@ -1,27 +1,18 @@
 """The base models that Pasta knows by name, and the cache that `pasta pull` puts them into.
 
-A pulled model is a folder with a manifest of its files: a GGUF file that the engine fast opens as
-it is, or Hugging Face's form.
+A pulled model is a folder: a GGUF file that the engine fast opens as it is, or Hugging Face's form.
 """
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.files import sha256, write_json
 
-MANIFEST = "manifest.json"
 CONVERTED = "hf"
 """Where the cache has models that were converted from a kept GGUF."""
-# Raised when the converted form changes, so that an older cache is made anew.
-FORMAT = 2
-STALE_S = 24 * 3600
-"""A scratch folder this old has no owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,61 +93,26 @@ def named_base(model: Path | None) -> BaseModel | None:
 
 
 def model_path(cache: Path, name: str = DEFAULT_MODEL) -> Path:
-    """Return a pulled model's folder or GGUF file; a missing or broken one is a `PastaError`.
-
-    Quick: the weights are checked by size only (`pull` checks their contents).
-    """
+    """Return a pulled model's folder or GGUF file; a missing one is a `PastaError`."""
     folder = cache / name
-    defect = defect_of(folder, thorough=False) if folder.exists() else None
-    if defect or not folder.exists():
-        state = f"in {cache} is broken: {defect}" if defect else f"is not in {cache}"
-        raise PastaError(f"the model {name} {state}", hint=f"run `pasta pull {name}`")
+    if not folder.exists():
+        message = f"the model {name} is not in {cache}"
+        raise PastaError(message, hint=f"run `pasta pull {name}`")
     return next(folder.glob("*.gguf"), folder)
-
-
-def defect_of(folder: Path, *, thorough: bool) -> str | None:
-    """Say what is wrong with a kept model, or None. Weights are hashed if `thorough`."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        files = dict(manifest["files"])
-        if manifest["format"] != FORMAT:
-            return f"it is of format {manifest['format']}, not {FORMAT}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return f"{MANIFEST} is missing or unreadable"
-    for name, stated in files.items():
-        path = folder / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != stated["bytes"]:
-            return f"{name} has {path.stat().st_size} bytes, not {stated['bytes']}"
-        is_small = path.suffix not in (".safetensors", ".gguf")
-        if (thorough or is_small) and sha256(path) != stated["sha256"]:
-            return f"{name} has other contents than when it was written"
-    return None
-
-
-def write_manifest(base: BaseModel, folder: Path) -> None:
-    """Record what a model's folder holds, so that a defect is noticed."""
-    files = {
-        path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)}
-        for path in sorted(folder.iterdir())
-    }
-    write_json(folder / MANIFEST, {"format": FORMAT, "model": base.name, "files": files})
 
 
 def kept(cache: Path) -> Iterator[tuple[str, Path, int]]:
     """Yield what Pasta keeps in the cache: its kind, path and size in bytes.
 
-    Nothing needs an "export" (it is written anew) or "scratch"; a "model" and a "download" stay.
+    Nothing needs an "export" (it is written anew); a "model" and a "download" stay.
     """
-    models = [cache / name for name in BASES if (cache / name / MANIFEST).is_file()]
-    exports = [*cache.glob("gguf/[!.]*.gguf"), *cache.glob(f"{CONVERTED}/[!.]*")]
-    hidden = (".pull-*", "gguf/.*", f"{CONVERTED}/.*")
-    scratch = [path for pattern in hidden for path in cache.glob(pattern)]
-    for path in (*models, *exports, *scratch):
-        states = [one.stat() for one in (path, *path.rglob("*")) if one.is_file()]
-        kind = "model" if path in models else "export"
-        if path in scratch:
-            changed = max((one.st_mtime for one in states), default=0.0)
-            kind = "scratch" if time.time() - changed > STALE_S else "download"
-        yield kind, path, sum(one.st_size for one in states)
+    exports = ("gguf/*", f"{CONVERTED}/*")
+    found = {
+        "model": [cache / name for name in BASES if (cache / name).exists()],
+        "export": [path for pattern in exports for path in cache.glob(pattern)],
+        "download": cache.glob(".pull-*"),
+    }
+    for kind, paths in found.items():
+        for path in paths:
+            files = [one for one in (path, *path.rglob("*")) if one.is_file()]
+            yield kind, path, sum(one.stat().st_size for one in files)

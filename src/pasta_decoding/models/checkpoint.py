@@ -251,32 +251,32 @@ def check_match(checkpoint: Checkpoint, model: Any, tokenizer: Any) -> str | Non
 
 
 def _checkpoint(record: dict[str, Any]) -> Checkpoint:
-    unknown = set(record) - {_KEYS.get(field.name, field.name) for field in fields(Checkpoint)}
-    _require(not unknown, f"unknown keys {sorted(unknown)}")
     parts = dict(record["binding"])
     closes = {int(size): token for size, token in parts.pop("promise_close").items()}
-    for token in (*parts.values(), *closes.values()):
-        _require(type(token) is int and token >= 0, f"{token!r} is not a token id")
     control = ControlTokens(promise_close=dict(sorted(closes.items())), **parts)
-    _require(min(closes, default=0) > 0, f"the length buckets are {sorted(closes)}")
-    _require(len(control.ids) == len(closes) + 4, "two parts of a tag share one control token")
     texts = {int(token): text for token, text in record["token_texts"].items()}
-    _require(set(texts) == control.ids, "token_texts does not tell the texts of the control tokens")
-    topic, joins = record["topic"], record["joins"]
-    _require(topic in ("required", "none"), f"topic is {topic!r}, not 'required' or 'none'")
-    _require(isinstance(joins, list), f"{joins!r} is not a list")
-    for text in (*texts.values(), *joins, record["scheme"]):
-        _require(isinstance(text, str), f"{text!r} is not a text")
+    topic, joins, scheme = record["topic"], record["joins"], record["scheme"]
+    unknown = set(record) - {_KEYS.get(field.name, field.name) for field in fields(Checkpoint)}
     eagerness = record.get("eagerness", 0.0)
-    known = isinstance(eagerness, int | float) and -100 <= eagerness <= 100
-    _require(known, f"eagerness is {eagerness!r}, not a number from -100 to 100")
+    tokens, strings = [*parts.values(), *closes.values()], [*texts.values(), *joins, scheme]
+    wrong = [token for token in tokens if type(token) is not int or token < 0]
+    rules = {
+        f"unknown keys {sorted(unknown)}": not unknown,
+        f"{wrong} are no token ids": not wrong,
+        f"the length buckets are {sorted(closes)}": min(closes, default=0) > 0,
+        "two parts of a tag share one control token": len(control.ids) == len(closes) + 4,
+        "token_texts does not tell the texts of the control tokens": set(texts) == control.ids,
+        f"topic is {topic!r}, not 'required' or 'none'": topic in ("required", "none"),
+        f"{joins!r} is not a list": isinstance(joins, list),
+        f"one of {strings} is not a text": all(isinstance(text, str) for text in strings),
+        f"eagerness is {eagerness!r}, not a number from -100 to 100": (
+            isinstance(eagerness, int | float) and -100 <= eagerness <= 100
+        ),
+    }
+    if broken := [rule for rule, holds in rules.items() if not holds]:
+        raise ValueError(broken[0])
     base = Base(**record["base"])
-    return Checkpoint(base, control, texts, record["scheme"], tuple(joins), topic, eagerness)
-
-
-def _require(holds: bool, else_say: str) -> None:
-    if not holds:
-        raise ValueError(else_say)
+    return Checkpoint(base, control, texts, scheme, tuple(joins), topic, eagerness)
 
 
 def _digest(tensors: Iterable[Any]) -> str:

@@ -24,10 +24,8 @@ from pasta_decoding.models.bases import (
     CONVERTED,
     DEFAULT_MODEL,
     BaseModel,
-    defect_of,
     model_path,
     named_base,
-    write_manifest,
 )
 
 BLOCK_ROWS = 4096
@@ -38,7 +36,7 @@ _log = logging.getLogger("pasta_decoding")
 
 
 def pull(cache: Path, name: str = DEFAULT_MODEL) -> Path:
-    """Put a known model into `cache` unless a sound one is there; return its folder or GGUF file.
+    """Put a known model into `cache` unless it is there; return its folder or GGUF file.
 
     Two pulls of one model take turns.
     """
@@ -55,7 +53,7 @@ def pull(cache: Path, name: str = DEFAULT_MODEL) -> Path:
             _log.info("converting it to a form that loads quickly")
             _convert(gguf, kept, base)
 
-    _make(base, folder, fetched, fetch, thorough=True)
+    _make(base, folder, fetched, fetch)
     return model_path(cache, name)
 
 
@@ -64,17 +62,14 @@ def converted(cache: Path, name: str) -> Path:
     origin, folder, base = model_path(cache, name), cache / CONVERTED / name, BASES[name]
     if origin.is_dir():
         return origin
-    if defect_of(folder, thorough=False):
+    if not folder.exists():
         _log.info("converting %s to Hugging Face's form (once)", name)
-        scratch = cache / f".pull-{name}"
-        _make(base, folder, scratch, lambda kept: _convert(origin, kept, base), thorough=False)
+        _make(base, folder, cache / f".pull-{name}", lambda kept: _convert(origin, kept, base))
     return folder
 
 
-def _make(
-    base: BaseModel, folder: Path, scratch: Path, fill: Callable[[Path], None], *, thorough: bool
-) -> None:
-    """Make the folder of a model, unless a sound one is there; others who want it wait."""
+def _make(base: BaseModel, folder: Path, scratch: Path, fill: Callable[[Path], None]) -> None:
+    """Make the folder of a model, unless it is there; others who want it wait."""
     from filelock import FileLock
     from safetensors import SafetensorError
 
@@ -82,15 +77,11 @@ def _make(
     with errors_as(failure, OSError, SafetensorError):  # a full disk is either
         scratch.mkdir(parents=True, exist_ok=True)
         with FileLock(scratch / "lock"):
-            defect = defect_of(folder, thorough=thorough)
-            if defect and folder.exists():
-                _log.info("the model in %s is broken (%s); making it anew", folder, defect)
-            if defect:
+            if not folder.exists():
                 folder.parent.mkdir(exist_ok=True)
                 with written_whole(folder) as kept:
                     kept.mkdir()
                     fill(kept)
-                    write_manifest(base, kept)
                 _log.info("%s is in %s", base.name, folder)
             shutil.rmtree(scratch)
 

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -99,17 +99,12 @@ def begin_run(
 
 def last_checkpoint(out: Path) -> Path | None:
     """Return the last checkpoint in `out` that was written to its end."""
-    # The state is written last: where it is missing, or half there, saving was broken off.
-    whole = [state.parent for state in out.glob("checkpoint-*/trainer_state.json") if _reads(state)]
-    return max(whole, key=lambda folder: int(folder.name.split("-")[1]), default=None)
-
-
-def _reads(path: Path) -> bool:
-    try:
-        json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        return False
-    return True
+    whole = {}
+    for state in out.glob("checkpoint-*/trainer_state.json"):
+        with suppress(ValueError):  # written last: where it is half there, saving was broken off
+            json.loads(state.read_text(encoding="utf-8"))
+            whole[int(state.parent.name.split("-")[1])] = state.parent
+    return whole[max(whole)] if whole else None
 
 
 def figures_of(out: Path) -> str:

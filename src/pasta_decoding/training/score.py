@@ -1,26 +1,21 @@
 """Which of the answers to a prompt is the best and which the worst: efficiency + lambda x quality.
 
-Efficiency is the speedup in steps: the baseline's tokens for the same prompt / critical path.
-Left at that, it would be cheated in two ways:
-
-- An answer of ten words has a short critical path. So an answer is credited with no more tokens
-  than it has: min(own tokens, baseline's tokens) / critical path.
-- Ten chunks that say the same have the critical path of one. So own tokens are those outside of
-  idle chunks, which repeat a sibling or the main text, and no more than the share of four-word
-  runs that are new. Their promises still cost their steps of the main thread.
+Efficiency is the speedup in steps: the baseline's tokens for the same prompt / critical path. Left
+at that, short answers and chunks that say the same would win. So an answer is credited with
+min(own tokens, baseline's tokens), and own tokens are those outside of idle chunks, which repeat a
+sibling or the main text, and no more than the share of four-word runs that are new.
 
 Quality is standardised once a round: one unit of lambda is that multiple of it whose spread among
 the finished answers to one prompt (pooled) is `QUALITY_SPREAD` times the efficiency's. With one
 half, lambda 1 weighs speed twice as much as quality, 2 both the same; infinity is quality alone.
 
-Length control: the pooled slope of the score over log length within prompts is subtracted, so
-that on the whole the best are no shorter than the worst. Lengths count as within a factor of two
-of the prompt's median there.
+Length control: the pooled slope of the score over log length within prompts is subtracted, so that
+on the whole the best are no shorter than the worst. Lengths count as within a factor of two of the
+prompt's median there.
 
 An unsound answer, which a limit cut or which has an empty list item, is never the best. It is the
-worst as often as such were sampled, drawn by the prompt's hash. Cut answers are the longest: if
-one were the worst wherever there is one, the pairs would teach brevity more than anything else; if
-none ever was, nothing would say that an answer has to end (docs/log.md).
+worst as often as such were sampled, drawn by the prompt's hash. Cut answers are the longest: always
+the worst, they would teach brevity; never, nothing would say that an answer ends (docs/log.md).
 """
 
 from __future__ import annotations
@@ -106,27 +101,28 @@ class PreferencePair:
 
 def measure(question: Question, samples: Sequence[Sample], rate: Rate) -> list[ScoreParts]:
     """Measure all answers to one prompt."""
-    rated = rate(question.instruction, [strip(read(sample.annotated)) for sample in samples])
-    return [_measure_one(*both) for both in zip(samples, rated, strict=True)]
-
-
-def _measure_one(sample: Sample, rating: float) -> ScoreParts:
-    bodies = [one.ids[1:] for one in sample.segments if isinstance(one, ChunkRun)]
-    tree = read(sample.annotated)
-    text = strip(tree)
-    idle = {*repetitions(tree), *echoes(tree)}
-    outside = sample.plain_tokens - sum(len(bodies[place]) for place in idle)
-    new = min(outside, round(sample.plain_tokens * (1 - rep_4(text))))
-    return ScoreParts(
-        prompt=sample.prompt,
-        number=sample.number,
-        plain_tokens=sample.plain_tokens,
-        new_tokens=max(0, new),
-        critical_path=sample.critical_path,
-        quality=rating - IDLE_COST * len(idle) / max(1, len(bodies)),
-        finished=not sample.truncated,
-        sound=not sample.truncated and not empty_items(text),
-    )
+    trees = [read(sample.annotated) for sample in samples]
+    texts = list(map(strip, trees))
+    found = []
+    for sample, tree, text, rating in zip(
+        samples, trees, texts, rate(question.instruction, texts), strict=True
+    ):
+        bodies = [one.ids[1:] for one in sample.segments if isinstance(one, ChunkRun)]
+        idle = {*repetitions(tree), *echoes(tree)}
+        outside = sample.plain_tokens - sum(len(bodies[place]) for place in idle)
+        new = min(outside, round(sample.plain_tokens * (1 - rep_4(text))))
+        part = ScoreParts(
+            prompt=sample.prompt,
+            number=sample.number,
+            plain_tokens=sample.plain_tokens,
+            new_tokens=max(0, new),
+            critical_path=sample.critical_path,
+            quality=rating - IDLE_COST * len(idle) / max(1, len(bodies)),
+            finished=not sample.truncated,
+            sound=not sample.truncated and not empty_items(text),
+        )
+        found.append(part)
+    return found
 
 
 def likelihood_rate(base: Path, adapter: Path, *, dtype: str, device: str = "cpu") -> Rate:
@@ -223,7 +219,8 @@ def choose_pairs(
         if not sound:
             continue
         alone = len(sound) == 1 < len(group)
-        faulty = alone or _draw(prompt) < len(unsound) / len(group)
+        drawn = int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:4], "big") / 2**32
+        faulty = alone or drawn < len(unsound) / len(group)
         high, best = max(sound, key=itemgetter(0))
         low, worst = min(unsound if faulty else sound, key=itemgetter(0))
         same = annotated[prompt, best.number] == annotated[prompt, worst.number]
@@ -231,11 +228,6 @@ def choose_pairs(
             count = len(group if faulty else sound)
             pairs.append(PreferencePair(prompt, best.number, worst.number, count))
     return pairs
-
-
-def _draw(prompt: str) -> float:
-    """Return a number in [0, 1) that is always the same for a prompt."""
-    return int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:4], "big") / 2**32
 
 
 def summarise(parts: Sequence[ScoreParts], pairs: Sequence[PreferencePair]) -> dict[str, Any]:

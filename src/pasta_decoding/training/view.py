@@ -103,24 +103,23 @@ def compile_answer(
     max_tokens: int,
     joinings: Collection[Joining] = (Joining.kv,),
 ) -> list[Layout]:
-    """Lay an annotated answer out. Raises PastaError if not even a part of it fits.
+    """Lay an annotated answer out. Raises PastaError if it is too long.
 
     For each of `joinings`: one layout for `kv`, a row for each stretch between syncs for `text`.
-    A row is left out that teaches nothing new: the first where it is how the `kv` layout begins,
-    the last where the answer was cut behind its sync.
+    The first of these rows is left out where it is how the `kv` layout begins.
     """
-    segments, whole = crop(segments_of(tree, control, encode), max_tokens - len(prompt))
-    closing, close = end if whole else None, control.async_close
+    segments, close = segments_of(tree, control, encode), control.async_close
+    sizes = (1 if isinstance(one, SyncRun) else len(one.ids) for one in segments)
+    if len(prompt) + sum(sizes) > max_tokens:
+        raise PastaError(f"longer than {max_tokens} tokens")
     laid: list[Layout] = []
-    if segments and Joining.kv in joinings:
-        laid.append(lay_out(prompt, segments, scheme, async_close=close, end=closing))
-    if segments and Joining.text in joinings:
-        rows = lay_out_rows(prompt, segments, async_close=close, end=closing)
+    if Joining.kv in joinings:
+        laid.append(lay_out(prompt, segments, scheme, async_close=close, end=end))
+    if Joining.text in joinings:
+        rows = lay_out_rows(prompt, segments, async_close=close, end=end)
         known = laid and laid[0].position[: len(rows[0].position)] == rows[0].position
         laid += rows[1:] if known else rows
-    if found := [row for row in laid if any(label is not None for label in row.label)]:
-        return found
-    raise PastaError(f"longer than {max_tokens} tokens")
+    return laid
 
 
 def segments_of(
@@ -146,23 +145,6 @@ def segments_of(
             case Sync():
                 segments.append(SyncRun(control.sync))
     return segments
-
-
-def crop(segments: Sequence[Segment], max_tokens: int) -> tuple[list[Segment], bool]:
-    """Keep the first segments that fit into `max_tokens`; say whether all of them did.
-
-    The cut falls between segments, so that no chunk is taught to end in mid-sentence.
-    """
-    kept: list[Segment] = []
-    for segment in segments:
-        size = 1 if isinstance(segment, SyncRun) else len(segment.ids)
-        if size > max_tokens:
-            if kept and isinstance(kept[-1], PromiseRun):
-                kept.pop()
-            return kept, False
-        kept.append(segment)
-        max_tokens -= size
-    return kept, True
 
 
 # Layouts to packs, and packs to tensors
