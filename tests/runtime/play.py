@@ -17,7 +17,6 @@ from pasta_decoding.lang.tree import Tree
 from pasta_decoding.runtime.events import Action, Append, Finished, Fork, Rewrite, Trimmed
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.request import Rules
-from pasta_decoding.runtime.sampler import best_allowed
 from pasta_decoding.runtime.text import tokens_of, tree_of
 from pasta_decoding.runtime.vocabulary import Vocabulary
 from tests.law.world import CLOSE, CONTROL, END, SCHEME
@@ -165,7 +164,7 @@ def advance(played: Played, thread: int, wants: Wants) -> None:
     """Let one thread choose its next token."""
     chosen = played.chosen.setdefault(thread, [])
     score_V = -((np.arange(SIZE) - wants(thread, len(chosen))) % SIZE).astype(np.float32)
-    token = best_allowed(score_V, played.interpreter.constraint(thread))
+    token = played.interpreter.constraint(thread).best(score_V)
     chosen.append(token)
     played.do(played.interpreter.on_token(thread, token))
 

@@ -12,13 +12,14 @@ from pasta_decoding.engines.scripted import ScriptedEngine, follow
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.runtime.admission import (
+    LEAST_QUOTA,
+    Quota,
     ResourceRequest,
     check_request,
     quota_of,
     resources_of,
 )
 from pasta_decoding.runtime.events import Finished
-from pasta_decoding.runtime.policy import LEAST_QUOTA, Quota
 from pasta_decoding.runtime.request import Request, Rules
 from pasta_decoding.runtime.scheduler import Scheduler
 from tests.examples import few

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from pasta_decoding.engines.base import Feed, FloatArray
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.runtime.device_sampler import sampled_rows
-from pasta_decoding.runtime.penalties import History
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
-from pasta_decoding.runtime.sampler import Sampler, sampled
+from pasta_decoding.runtime.sampler import History, Sampler, sampled
 from pasta_decoding.runtime.scheduler import Scheduler
 from tests.law.world import CONTROL, END, OPEN, SCHEME
 from tests.runtime.machine import A, B, finish

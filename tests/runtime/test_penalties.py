@@ -11,10 +11,9 @@ import pytest
 from pasta_decoding.engines.scripted import ScriptedEngine, shuffled
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.runtime.decoder import answer_of
-from pasta_decoding.runtime.penalties import History
 from pasta_decoding.runtime.policy import SchedulingPolicy
 from pasta_decoding.runtime.request import Request, SamplingParams
-from pasta_decoding.runtime.sampler import Sampler, logprobs_of
+from pasta_decoding.runtime.sampler import History, Sampler, logprobs_of
 from pasta_decoding.runtime.scheduler import Scheduler
 from pasta_decoding.runtime.text import AnswerText
 from tests.law.whim import EveryThread, ReadingOrder

@@ -17,7 +17,7 @@ from pasta_decoding.engines.base import Feed, FloatArray
 from pasta_decoding.engines.scripted import ScriptedEngine, follow
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.runtime.generation import Generation
-from pasta_decoding.runtime.prefix_cache import PrefillBudget, share_out
+from pasta_decoding.runtime.policy import PrefillBudget, share_out
 from pasta_decoding.runtime.request import Request, Rules
 from pasta_decoding.runtime.scheduler import Scheduler
 from tests.examples import few

@@ -13,15 +13,11 @@ from pasta_decoding.engines.base import Branch, Engine, Feed
 from pasta_decoding.engines.scripted import ScriptedEngine, follow, shuffled
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.runtime.admission import ResourceRequest
+from pasta_decoding.runtime.admission import MOST_KEPT, PrefixCache, PrefixEntry, ResourceRequest
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import answer_of
-from pasta_decoding.runtime.generation import Generation, PrefixEntry
-from pasta_decoding.runtime.prefix_cache import (
-    MOST_KEPT,
-    PrefillBudget,
-    PrefixCache,
-)
+from pasta_decoding.runtime.generation import Generation
+from pasta_decoding.runtime.policy import PrefillBudget
 from pasta_decoding.runtime.request import Request, Rules
 from pasta_decoding.runtime.scheduler import Scheduler
 from tests.examples import few

@@ -6,7 +6,7 @@ from pasta_decoding.engines.scripted import ScriptedEngine, follow
 from pasta_decoding.lang.layout import Joining, SyncRun
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Closed, Synced
-from pasta_decoding.runtime.prefix_cache import PrefillBudget
+from pasta_decoding.runtime.policy import PrefillBudget
 from pasta_decoding.runtime.scheduler import Scheduler
 from tests.law.world import SCHEME
 from tests.runtime.machine import LINES, fed_by, finish, greedy, leaning, ordered, request

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from pasta_decoding.runtime.constraints import NOTHING, Constraint
-from pasta_decoding.runtime.sampler import best_allowed
 from pasta_decoding.vllm.batch import Mask
 
 SIZE = 12
@@ -34,7 +33,7 @@ CONSTRAINTS = [
 @pytest.mark.parametrize("allowed", CONSTRAINTS)
 def test_the_likeliest_is_the_one_that_is_chosen_greedily(allowed: Constraint) -> None:
     for seed in range(30):
-        expected = best_allowed(logits(seed).numpy(), allowed)
+        expected = allowed.best(logits(seed).numpy())
         assert int(restricted(logits(seed), allowed, 0.0).argmax()) == expected
 
 

@@ -32,9 +32,9 @@ from pasta_decoding.evaluation.methods import Asking, of_question
 from pasta_decoding.evaluation.records import Record, record_of
 from pasta_decoding.lang.measures import repeated_chunks
 from pasta_decoding.lang.tree import Chunk, Node, Span, Tree, show, strip, valid_tokens, valid_topic
+from pasta_decoding.runtime.admission import common_prefix_len
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import LocalDecoder
-from pasta_decoding.runtime.prefix_cache import common_prefix_len
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
 

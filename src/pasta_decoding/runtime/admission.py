@@ -1,23 +1,56 @@
-"""Which requests are decoded at the same time: their largest needs, and the room for them.
+"""Room in the KV cache: which requests are let in, and which prefixes of ended answers stay.
 
 First come, first served: a request enters when its largest need fits next to the largest needs of
 the running ones. So no request is overtaken, and none runs out of room half-way.
+
+A conversation's next turn begins with the last one's prompt, and many prompts with one system
+prompt: prefixes of ended answers stay in the cache. They take only free room, and go, least
+recently used first, when a request needs it.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from pasta_decoding.engines.base import Engine, Limits
+from pasta_decoding.engines.base import Branch, Engine, Limits
 from pasta_decoding.errors import TOO_LONG, PastaError
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.runtime.policy import LEAST_QUOTA, Quota
 from pasta_decoding.runtime.request import Request
+
+if TYPE_CHECKING:
+    from pasta_decoding.runtime.generation import Generation
+
+Ids = tuple[int, ...]
 
 AHEAD_SHARE = 8
 """An answer may write ahead in 1 / AHEAD_SHARE of the slots that are free at its admission."""
 THREADS_SHARE = 4
 """It gets 1 / THREADS_SHARE of the branches that are free then."""
+LEAST_SHARED = 16
+"""Fewer tokens of a prefix are computed sooner than they are copied."""
+MOST_KEPT = 32
+"""Prefixes at a time: each takes a branch of the engine."""
+KEPT_SHARE = 2
+"""They take at most 1 / KEPT_SHARE of the engine's slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What one answer was given beyond the least that it can be written with.
+
+    ahead_tokens: tokens that may be written beyond its budget, to be trimmed.
+    threads:      threads that may have begun and not ended, main included; at least two.
+    """
+
+    ahead_tokens: int
+    threads: int
+
+
+LEAST_QUOTA = Quota(ahead_tokens=0, threads=2)
+"""Main, and the chunk that it waits for: an answer of any width can be written with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +145,114 @@ def _check_tokens(request: Request, tokens: int, most: int | None, whose: str, w
 
 def _within(number: int, most: int | None) -> bool:
     return most is None or number <= most
+
+
+def common_prefix_len(one: Sequence[int], other: Sequence[int]) -> int:
+    least, most = 0, min(len(one), len(other))
+    while least < most:
+        middle = (least + most + 1) // 2
+        if one[least:middle] == other[least:middle]:
+            least = middle
+        else:
+            most = middle - 1
+    return least
+
+
+def longest_prefix(ids: Ids, ordered: Sequence[Ids]) -> tuple[int, int]:
+    """Return how much of `ids` some of `ordered`, which are sorted, begin with, and which one.
+
+    Sorted, those that have most in common stand next to each other.
+    """
+    place = bisect_left(ordered, ids)
+    beside = range(max(0, place - 1), min(len(ordered), place + 1))
+    return max(((common_prefix_len(ordered[n], ids), n) for n in beside), default=(0, 0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefixEntry:
+    """Tokens that a request was fed first, and a branch that sees them."""
+
+    ids: Ids
+    branch: Branch
+
+
+class PrefixCache:
+    """Entries, least recently used first. Each has a shrunk request of the engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._kept: list[PrefixEntry] = []
+
+    @property
+    def cells(self) -> int:
+        return sum(len(one.ids) for one in self._kept)
+
+    def begin(
+        self, prompts: Sequence[Generation], running: Sequence[Generation]
+    ) -> list[Generation]:
+        """Start prompts from held prefixes; return those that may be fed now.
+
+        Of the others, a running prompt before them soon holds more than anything does now.
+        """
+        if all(one.prefilled_tokens for one in prompts):
+            return list(prompts)
+        entries = [*self._kept, *(one.prompt_fed for one in running if one.prefilled_tokens)]
+        entries.sort(key=lambda one: one.ids)
+        held, to_come, begun = [one.ids for one in entries], list[Ids](), list[Generation]()
+        for one in prompts:
+            ids = one.request.prompt[:-1]  # the last one is fed, for logits
+            if not one.prefilled_tokens:
+                shared, place = longest_prefix(ids, held)
+                if longest_prefix(ids, to_come)[0] >= max(LEAST_SHARED, shared + 1):
+                    continue
+                if shared >= LEAST_SHARED:
+                    self._use(entries[place])
+                    one.begin_like(entries[place].branch, shared)
+            insort(to_come, one.request.prompt)
+            begun.append(one)
+        return begun
+
+    def keep(self, entry: PrefixEntry) -> None:
+        """Take over the last branch of a request, to be kept or closed: no prefix is kept twice."""
+        tokens = len(entry.ids)
+        for one in list(self._kept):
+            shared = common_prefix_len(one.ids, entry.ids)
+            if shared == tokens:
+                self._use(one)
+                self._engine.close(entry.branch)
+                return
+            if shared == len(one.ids):
+                self._drop(one)
+        self._engine.shrink(entry.branch, tokens)
+        self._kept.append(entry)
+        most = self._engine.max_slots
+        while len(self._kept) > MOST_KEPT or not _within(self.cells * KEPT_SHARE, most):
+            self.drop_oldest()
+
+    def make_room(self, demand: ResourceRequest) -> None:
+        """Drop prefixes until requests that need `demand` together fit."""
+        while self._kept and not has_room(
+            self._engine, demand + ResourceRequest(self.cells, len(self._kept))
+        ):
+            self.drop_oldest()
+
+    def drop_oldest(self) -> bool:
+        """Drop the least recently used prefix; return whether there was one."""
+        if not self._kept:
+            return False
+        self._drop(self._kept[0])
+        return True
+
+    def close(self) -> None:
+        while self.drop_oldest():
+            pass
+
+    def _use(self, entry: PrefixEntry) -> None:
+        """Mark an entry as just used, if it is kept and not a running answer's."""
+        if entry in self._kept:
+            self._kept.remove(entry)
+            self._kept.append(entry)
+
+    def _drop(self, entry: PrefixEntry) -> None:
+        self._kept.remove(entry)
+        self._engine.close(entry.branch)

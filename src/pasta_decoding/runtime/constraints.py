@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +62,18 @@ class Constraint:
         candidates_V = np.full(size, named is None)
         candidates_V[self.banned if named is None else named] = named is not None
         return candidates_V
+
+    def best(self, score_V: npt.NDArray[Any]) -> int:
+        """Return the allowed id with the largest score: the smallest one of equals.
+
+        Where no score is above -inf, the first allowed id.
+        """
+        top = int(score_V.argmax())
+        if self.admits(top) and score_V[top] > -np.inf:
+            return top
+        ids = np.flatnonzero(self.candidates(len(score_V)))
+        scores = score_V[ids]
+        return int(ids[np.where(np.isnan(scores), -np.inf, scores).argmax()])
 
     @classmethod
     def force(cls, ids: Sequence[int]) -> Constraint:

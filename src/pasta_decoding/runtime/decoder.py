@@ -15,9 +15,8 @@ from pasta_decoding.lang.positions import SHARED_MAX, Scheme, scheme_named
 from pasta_decoding.models.load import Loaded
 from pasta_decoding.models.prompt import Message, PromptEncoder
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.penalties import History
 from pasta_decoding.runtime.request import Priority, Request, Rules, SamplingParams
-from pasta_decoding.runtime.sampler import Sampler
+from pasta_decoding.runtime.sampler import History, Sampler
 from pasta_decoding.runtime.scheduler import Scheduler
 from pasta_decoding.runtime.vocabulary import Vocabulary, vocabulary_of
 

@@ -8,16 +8,20 @@ from typing import NamedTuple
 
 from pasta_decoding.engines.base import Branch, Engine, Feed, FloatArray
 from pasta_decoding.lang.layout import MAIN
-from pasta_decoding.runtime.admission import ResourceRequest, resources_of
+from pasta_decoding.runtime.admission import (
+    LEAST_QUOTA,
+    LEAST_SHARED,
+    PrefixEntry,
+    Quota,
+    ResourceRequest,
+    resources_of,
+)
 from pasta_decoding.runtime.answer import Answer, OutputRecorder, Trace
 from pasta_decoding.runtime.events import Action, Append, CloseChunk, Fork, Join, Progress, Rewrite
 from pasta_decoding.runtime.interpreter import Interpreter
-from pasta_decoding.runtime.policy import LEAST_QUOTA, Quota, Runnable, runnable_threads
+from pasta_decoding.runtime.policy import Runnable, runnable_threads
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.sampler import RowParams, Sampler
-
-LEAST_SHARED = 16
-"""Fewer tokens of a prefix are computed sooner than they are copied."""
 
 
 class Row(NamedTuple):
@@ -26,14 +30,6 @@ class Row(NamedTuple):
     generation: Generation
     thread: int
     feed: Feed
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PrefixEntry:
-    """Tokens that a request was fed first, and a branch that sees them."""
-
-    ids: tuple[int, ...]
-    branch: Branch
 
 
 @dataclass(slots=True, eq=False)
@@ -98,15 +94,6 @@ class Generation:
     def drain(self) -> Progress | None:
         """Return what happened since the last call, if anything did."""
         return self.recorder.drain(len(self.trace.step_s))
-
-    @property
-    def beginning(self) -> PrefixEntry | None:
-        """What main was fed before the first fork; None if it was fed nothing."""
-        if not self.prefilled_tokens or not self.live:
-            return None
-        fed = (one.token for one in self.trace.fed[: self.forked_after])
-        prompt = self.request.prompt[: self.prefilled_tokens]
-        return PrefixEntry((*prompt, *fed), self.live[MAIN])
 
     @property
     def prompt_fed(self) -> PrefixEntry:
@@ -229,13 +216,19 @@ class Generation:
         self.finished = None
 
     def part_with_beginning(self) -> PrefixEntry | None:
-        """Free everything but a long beginning, which the prefix cache takes over."""
-        beginning = self.beginning
-        if beginning is None or len(beginning.ids) < LEAST_SHARED:
+        """Free everything but what main was fed before the first fork, if that is long.
+
+        The prefix cache takes that over.
+        """
+        if not self.prefilled_tokens or not self.live:
             return None
-        del self.live[MAIN]
+        fed = (one.token for one in self.trace.fed[: self.forked_after])
+        ids = (*self.request.prompt[: self.prefilled_tokens], *fed)
+        if len(ids) < LEAST_SHARED:
+            return None
+        entry = PrefixEntry(ids, self.live.pop(MAIN))
         self._close()
-        return beginning
+        return entry
 
     # What the interpreter decided
 

@@ -8,16 +8,22 @@ background answer in every fourth.
 
 Threads that would need more slots or branches than the answer's quota wait. The first unfinished
 text is always runnable, so in the end everything has its turn.
+
+Prompt tokens go into the pass of the threads that write, which then takes longer. That time is paid
+from a budget to which each step adds a share of what it takes with threads alone. So a long prompt
+slows a stream next to it by a known factor. What a text join reads again is fed like a prompt.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from pasta_decoding.engines.base import BATCH_TOKENS
 from pasta_decoding.lang.layout import MAIN
+from pasta_decoding.runtime.admission import Quota
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.request import Priority
 
@@ -66,10 +72,9 @@ class StepCost:
 
     def unsure(self, widths: Sequence[int]) -> int | None:
         """Return one of `widths` of which too little is known, or nothing recent; else None."""
+        oldest = self._steps - self.stale_steps
         for width in widths:
-            if self.seconds(width) is None:
-                return width
-            if self._steps - self._seen[on_grid(width)] > self.stale_steps:
+            if self.seconds(width) is None or self._seen[on_grid(width)] < oldest:
                 return width
         return None
 
@@ -97,14 +102,14 @@ class SchedulingPolicy:
         self._steps += 1
         hurried = any(one.threads and one.priority > Priority.low for one in answers)
         low_waits = hurried and self._steps % BACKGROUND_STEPS != 0
-        alone = len(answers) == 1
-        least, most = [], []
-        for one in answers:
-            waits = low_waits and one.priority is Priority.low
-            wanted = 0 if waits else len(one.threads)
-            least.append(wanted if one.priority is Priority.high else min(1, wanted))
-            most.append(wanted)
-        width = self.width(sum(least), sum(most), alone=alone)
+        most = [
+            0 if low_waits and one.priority is Priority.low else len(one.threads) for one in answers
+        ]
+        least = [
+            wanted if one.priority is Priority.high else min(1, wanted)
+            for one, wanted in zip(answers, most, strict=True)
+        ]
+        width = self.width(sum(least), sum(most), alone=len(answers) == 1)
         shares = share_width(width - sum(least), least, most, answers)
         return [one.threads[:share] for one, share in zip(answers, shares, strict=True)]
 
@@ -136,37 +141,17 @@ def share_width(
 
     The extra ones go round, one an answer and turn, those of high priority and the oldest first.
     """
-    shares = list(least)
-    if not extra:
-        return shares
-    order = sorted(range(len(answers)), key=lambda place: -answers[place].priority)
-    while extra > 0:
-        takers = [place for place in order if shares[place] < most[place]][:extra]
-        assert takers, "no wider than all that are ready"
-        for place in takers:
-            shares[place] += 1
-        extra -= len(takers)
-    return shares
+    turns = sorted(
+        (turn, -answers[place].priority, place)
+        for place in range(len(answers))
+        for turn in range(most[place] - least[place])
+    )
+    given = Counter(place for _, _, place in turns[:extra])
+    return [share + given[place] for place, share in enumerate(least)]
 
 
 MOST_A_CHOICE = 2
 """Tokens that one choice adds at most: PROMISE_CLOSE, and ASYNC_OPEN with it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Quota:
-    """What one answer was given beyond the least that it can be written with.
-
-    ahead_tokens: tokens that may be written beyond its budget, to be trimmed.
-    threads:      threads that may have begun and not ended, main included; at least two.
-    """
-
-    ahead_tokens: int
-    threads: int
-
-
-LEAST_QUOTA = Quota(ahead_tokens=0, threads=2)
-"""Main, and the chunk that it waits for: an answer of any width can be written with them."""
 
 
 def runnable_threads(
@@ -197,3 +182,79 @@ def _is_safe(interpreter: Interpreter, ahead_tokens: int, *, main: bool) -> bool
         longest = max(interpreter.vocabulary.control.promise_close)
         coming += budget.most_of_a_chunk(longest) if interpreter.in_topic(MAIN) else 0
     return budget.written_tokens + coming <= interpreter.rules.max_tokens + ahead_tokens
+
+
+MAX_SHARE = 0.6
+"""Of the time of steps in which threads write, on average, this much is for prompt tokens."""
+LEAST_TOKENS = 4
+"""Fewer are not fed in a step of threads, while there are more: a pass for them would not pay."""
+LEAST_SHARE = 24
+"""However many threads write, 1 / LEAST_SHARE of a step's most tokens may be of prompts."""
+DEBT_STEPS = 8
+"""At most this many steps pay for one slow pass, which may never come again."""
+MOST_STEPS = 16
+"""After this many steps without prompt tokens some are fed, whatever they cost."""
+
+
+@dataclass(slots=True)
+class PrefillBudget:
+    """How many prompt tokens go into each step; it learns from what steps take.
+
+    most_tokens: of a step, those of threads included.
+    """
+
+    most_tokens: int = BATCH_TOKENS
+    _costs: StepCost = field(default_factory=StepCost)
+    _token_s: deque[float] = field(default_factory=lambda: deque(maxlen=5))
+    _budget_s: float = 0.0
+    _tokens: deque[int] = field(default_factory=lambda: deque((LEAST_TOKENS,), maxlen=5))
+    _steps_without: int = 0
+
+    def __post_init__(self) -> None:
+        assert self.most_tokens > 0, "a prompt is fed by at least a token a step"
+
+    def tokens(self, width: int) -> int:
+        """Return how many prompt tokens go into a step of `width` threads. Call it once a step."""
+        if not width:
+            return self.most_tokens
+        if self._costs.unsure([width]) is not None:
+            return 0  # this very step tells what threads take alone
+        share_s = MAX_SHARE / (1 - MAX_SHARE) * (self._costs.seconds(width) or 0.0)
+        token_s = median(self._token_s) if self._token_s else 0.0
+        most_s = share_s + LEAST_TOKENS * token_s
+        self._budget_s = max(-DEBT_STEPS * share_s, min(self._budget_s + share_s, most_s))
+        if self._budget_s < LEAST_TOKENS * token_s:
+            return LEAST_TOKENS if self._steps_without >= MOST_STEPS else 0
+        least = max(LEAST_TOKENS, self.most_tokens // LEAST_SHARE)
+        wanted = min(max(least, self.most_tokens - width), 2 * max(self._tokens))
+        return wanted if wanted * token_s <= self._budget_s else int(self._budget_s / token_s)
+
+    def learn(self, width: int, prompt_tokens: int, seconds: float) -> None:
+        """Hear what a step of `width` threads and some prompt tokens took."""
+        self._steps_without = 0 if prompt_tokens else self._steps_without + 1
+        if not prompt_tokens:
+            self._costs.add(width, seconds)
+            return
+        more_s = max(0.0, seconds - (self._costs.seconds(width) or 0.0)) if width else seconds
+        self._token_s.append(more_s / prompt_tokens)
+        if width:
+            self._budget_s -= more_s
+            self._tokens.append(max(LEAST_TOKENS, prompt_tokens))
+
+
+def share_out(wanted: Sequence[int], tokens: int) -> list[int]:
+    """Return how many of `tokens` each prompt gets that still needs `wanted`, the oldest first.
+
+    The shortest first, so that nobody waits for a long one; but the oldest has half of them.
+    """
+    shares = [0] * len(wanted)
+    order = sorted(range(len(wanted)), key=lambda place: wanted[place])
+    left = tokens
+    if order and order[0] != 0:
+        shares[0] = min(wanted[0], -(-tokens // 2))
+        left -= shares[0]
+    for place in order:
+        more = min(wanted[place] - shares[place], left)
+        shares[place] += more
+        left -= more
+    return shares

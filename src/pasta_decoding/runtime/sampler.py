@@ -6,26 +6,31 @@ is taken: so each wins with probability w over the sum of all (the Gumbel-max tr
 who else is decoded, and where logits move a little, only near-ties move. A cut or a constraint
 takes tokens out of the race and changes nobody's time.
 
+Penalties count what a thread sees, which does not depend on scheduling either: the prompt, main's
+text up to its promise, its own; main sees chunks from their sync on. Tags and topics never count.
+
 Shapes: V vocabulary.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from pasta_decoding.lang.layout import MAIN
+from pasta_decoding.models.checkpoint import ControlTokens
 from pasta_decoding.runtime.constraints import Constraint
 from pasta_decoding.runtime.events import TokenLogprobs
-from pasta_decoding.runtime.penalties import Adjustment, History, biased
 from pasta_decoding.runtime.request import SamplingParams
+from pasta_decoding.runtime.vocabulary import Ids
 
 Logits = npt.NDArray[np.float32]
 
@@ -52,12 +57,93 @@ class TokenSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RowParams:
-    """How one token is sampled from its logits.
+class Adjustment:
+    """Some logits first: one above 0 is divided by its factor, one below multiplied; then added."""
 
-    key:        the noise is a hash of it.
-    adjustment: of the logits, before anything else, if there is any.
-    """
+    ids: Ids
+    factors: npt.NDArray[np.float32]
+    added: npt.NDArray[np.float32]
+
+    @classmethod
+    def of(cls, added: Mapping[int, float], factors: Mapping[int, float]) -> Adjustment:
+        ids = sorted(added.keys() | factors.keys())
+        return cls(
+            np.array(ids, dtype=np.int64),
+            np.array([factors.get(token, 1.0) for token in ids], dtype=np.float32),
+            np.array([added.get(token, 0.0) for token in ids], dtype=np.float32),
+        )
+
+    def apply(self, logits_V: Logits) -> Logits:
+        adjusted_V = logits_V.copy()
+        found = adjusted_V[self.ids]
+        scaled = np.where(found > 0, found / self.factors, found * self.factors)
+        adjusted_V[self.ids] = scaled + self.added
+        return adjusted_V
+
+
+@dataclass
+class History:
+    """What each thread of one answer sees of the tokens that were chosen; `exempt` never count."""
+
+    prompt: Sequence[int]
+    control: ControlTokens
+    exempt: frozenset[int]
+
+    def __post_init__(self) -> None:
+        self._said = frozenset(self.prompt) - self.exempt
+        self.begin()
+
+    def begin(self) -> None:
+        self._seen: dict[int, Counter[int]] = {MAIN: Counter()}
+        self._own: dict[int, Counter[int]] = {}
+        self._promises = self._joined = 0
+        self._in_topic = self._waiting = False
+
+    def note(self, thread: int, token: int) -> None:
+        if thread == MAIN and (self._in_topic or token in self.control.ids):
+            self._note_tag(token)
+        elif token not in self.exempt:
+            self._seen[thread][token] += 1
+            if thread != MAIN:
+                self._own[thread][token] += 1
+
+    def _note_tag(self, token: int) -> None:
+        if token == self.control.promise_open:
+            self._in_topic = True
+        elif self._in_topic and token in self.control.promise_close.values():
+            self._in_topic = False
+            self._promises += 1
+            self._seen[self._promises] = Counter(self._seen[MAIN])
+            self._own[self._promises] = Counter()
+        elif token == self.control.sync:
+            self._waiting = True
+
+    def counts(self, thread: int) -> Counter[int]:
+        """Return how often each token stands in what `thread` sees behind the prompt."""
+        if thread == MAIN and self._waiting:  # main is asked again: its chunks are complete
+            self._waiting = False
+            for chunk in range(self._joined + 1, self._promises + 1):
+                self._seen[MAIN] += self._own[chunk]
+            self._joined = self._promises
+        return self._seen[thread]
+
+    def adjustment(
+        self, thread: int, params: SamplingParams, bias: Mapping[int, float]
+    ) -> Adjustment:
+        counts = self.counts(thread)
+        if thread == MAIN and self._in_topic:
+            return Adjustment.of(bias, {})
+        repeated = counts.keys() | self._said if params.repetition_penalty != 1 else ()
+        added = dict(bias)
+        for token, times in counts.items():
+            cost = params.presence_penalty + params.frequency_penalty * times
+            added[token] = added.get(token, 0.0) - cost
+        return Adjustment.of(added, dict.fromkeys(repeated, params.repetition_penalty))
+
+
+@dataclass(frozen=True, slots=True)
+class RowParams:
+    """How one token is sampled from its logits. `key`: the noise is a hash of it."""
 
     params: SamplingParams
     key: tuple[int, ...]
@@ -73,7 +159,7 @@ class RowParams:
 class Sampler:
     """Samples by `params`; `request` tells answers with the same seed apart.
 
-    history: of the one answer that it samples for at a time; penalties need it.
+    history: of the answer that it samples for, one at a time; None without penalties.
     """
 
     params: SamplingParams
@@ -81,12 +167,10 @@ class Sampler:
     history: History | None = None
 
     def sample(self, thread: int, index: int, logits_V: Logits, allowed: Constraint) -> Choice:
-        """See `TokenSource`. The constraint may overrule the winner among all tokens."""
         row = self.row(thread, index, allowed.bias)
         return self.accept(thread, row, sampled(logits_V, row), lambda: logits_V, allowed)
 
     def row(self, thread: int, index: int, bias: Mapping[int, float]) -> RowParams:
-        """Return how the `index`-th token of `thread` is sampled; `bias` is the constraint's."""
         params, adjustment = self.params, None
         added = dict(params.logit_bias)
         for token, more in bias.items():
@@ -96,7 +180,7 @@ class Sampler:
                 self.history.begin()
             adjustment = self.history.adjustment(thread, params, added)
         elif added:
-            adjustment = biased(added)
+            adjustment = Adjustment.of(added, {})
         return RowParams(params, (params.seed, self.request, thread, index), adjustment)
 
     def accept(
@@ -109,7 +193,7 @@ class Sampler:
     ) -> Choice:
         """Take `wanted`, the winner among all tokens, or else the winner among the allowed ones.
 
-        `logits` fetches the row, and is called only where it is needed.
+        `logits` fetches the row where that is needed.
         """
         token, admitted, only = wanted, allowed.admits(wanted), allowed.alternatives
         if not admitted and only is not None and len(only) == 1:
@@ -133,7 +217,7 @@ def sampled(logits_V: Logits, row: RowParams, allowed: Constraint | None = None)
             pool_V = np.where(allowed.candidates(len(weight_V)), weight_V, np.float32(0))
         if (token := winner(weight_V, pool_V, row)) is not None:
             return token
-    return int(logits_V.argmax()) if allowed is None else best_allowed(logits_V, allowed)
+    return int(logits_V.argmax()) if allowed is None else allowed.best(logits_V)
 
 
 def weights(logits_V: Logits, params: SamplingParams) -> Logits:
@@ -152,9 +236,9 @@ def weights(logits_V: Logits, params: SamplingParams) -> Logits:
 def winner(weight_V: Logits, pool_V: Logits, row: RowParams) -> int | None:
     """Return the first token of `pool_V` among those that hold `top_p` of `weight_V`.
 
-    The pool is all of `weight_V`, or has some tokens' weights set to 0. None if nobody runs, or a
-    weight is no number. Top-p keeps the heaviest tokens: if it would have left the first one out,
-    it leaves out all that are not heavier, and no vocabulary needs to be sorted.
+    The pool is all of `weight_V`, or has some weights set to 0. None if nobody runs, or a weight is
+    no number. If top-p would have left the first one out, it leaves out all that are not heavier:
+    no vocabulary needs to be sorted.
     """
     noise_V = hashes(len(pool_V), row.key_halves)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -193,10 +277,7 @@ def _spread_ids(size: int) -> npt.NDArray[np.uint32]:
 
 
 def _first(time_V: npt.NDArray[np.float32], noise_V: npt.NDArray[np.uint32], pool_V: Logits) -> int:
-    """Return the first token. `time_V` is noise/w, which the true time, -log(1-u)/w, exceeds.
-
-    So logarithms are taken of those alone that may be faster than the first one of `time_V`.
-    """
+    """Return the first token. `time_V` is noise/w, which the true time, -log(1-u)/w, exceeds."""
     token = int(time_V.argmin())
     most = -math.log1p(-(float(noise_V[token]) + 0.5) * UNIT) / UNIT / float(pool_V[token] or 1)
     near = np.flatnonzero(time_V <= most)
@@ -204,19 +285,6 @@ def _first(time_V: npt.NDArray[np.float32], noise_V: npt.NDArray[np.uint32], poo
         return token
     times = -np.log1p(-(noise_V[near] + 0.5) * UNIT) / pool_V[near]
     return int(near[times.argmin()])
-
-
-def best_allowed(score_V: npt.NDArray[Any], allowed: Constraint) -> int:
-    """Return the allowed id with the largest score; the smallest id of equals.
-
-    Where no allowed id has a score above -inf, the first allowed one is returned.
-    """
-    best = int(score_V.argmax())
-    if allowed.admits(best) and score_V[best] > -np.inf:
-        return best
-    ids = np.flatnonzero(allowed.candidates(len(score_V)))
-    scores = score_V[ids]
-    return int(ids[np.where(np.isnan(scores), -np.inf, scores).argmax()])
 
 
 def logprobs_of(logits_V: Logits, token: int, top: int) -> TokenLogprobs:

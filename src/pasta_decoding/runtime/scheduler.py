@@ -20,11 +20,16 @@ from pasta_decoding.engines.base import Engine, FloatArray, KeepsLogits
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import Scheme
-from pasta_decoding.runtime.admission import check_request, has_room, quota_of
+from pasta_decoding.runtime.admission import (
+    LEAST_QUOTA,
+    PrefixCache,
+    check_request,
+    has_room,
+    quota_of,
+)
 from pasta_decoding.runtime.generation import Generation, Row
 from pasta_decoding.runtime.interpreter import Interpreter
-from pasta_decoding.runtime.policy import LEAST_QUOTA, SchedulingPolicy
-from pasta_decoding.runtime.prefix_cache import PrefillBudget, PrefixCache, share_out
+from pasta_decoding.runtime.policy import PrefillBudget, SchedulingPolicy, share_out
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.runtime.vocabulary import Vocabulary
