@@ -5,7 +5,8 @@ llm finds it by the entry point group `llm`, and each adapter that ships is a mo
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
@@ -19,20 +20,16 @@ from pasta_decoding.models.load import shipped_adapters
 
 if TYPE_CHECKING:
     from pasta_decoding.api.model import Model
-    from pasta_decoding.api.streams import Result
+    from pasta_decoding.api.streams import Stream
 
-
-def _options() -> Any:
-    """Return what `-o NAME VALUE` takes: the fields of `GenerationConfig` that have a help text.
-
-    None has a default here: what is left out is the config's own.
-    """
-    hints = get_type_hints(GenerationConfig, include_extras=True)
-    said = {name: get_args(hint) for name, hint in hints.items() if name != "logit_bias"}
-    told: dict[str, Any] = {
-        name: (kind | None, Field(None, description=about)) for name, (kind, about) in said.items()
-    }
-    return create_model("Options", __base__=llm.Options, **told)
+_Blocking: Any = llm.Model
+_Async: Any = llm.AsyncModel
+_OPTIONS: dict[str, Any] = {
+    name: (get_args(hint)[0] | None, Field(None, description=get_args(hint)[1]))
+    for name, hint in get_type_hints(GenerationConfig, include_extras=True).items()
+    if name != "logit_bias"
+}
+"""What `-o NAME VALUE` takes: the fields of `GenerationConfig` that have a help text."""
 
 
 @cache
@@ -40,82 +37,58 @@ def _loaded(adapter: str) -> Model:
     return load(adapter)
 
 
-def _asked(prompt: Any) -> tuple[list[dict[str, str]], dict[str, Any]]:
-    """Return the conversation as messages, with what llm kept of it, and the options given."""
-    messages = [{"role": one.role, "content": _text(one.parts)} for one in prompt.messages]
-    return messages, prompt.options.model_dump(exclude_none=True)
-
-
-def _text(parts: Iterable[Any]) -> str:
-    return "".join(part.text for part in parts)
-
-
-def _report(response: Any, result: Result) -> None:
-    usage = result.usage
-    response.set_usage(input=usage.prompt_tokens, output=usage.plain_tokens)
-
-
-def _told(error: PastaError) -> Exception:
-    hint = f" {error.hint}" if error.hint else ""
-    failure: Exception = llm.ModelError(f"{error}.{hint}")
-    return failure
-
-
 class _Named:
-    """What both kinds of model say of themselves."""
+    """What both kinds of model say of themselves, and how they ask."""
 
     can_stream = True
-    Options = _options()
+    Options = create_model("Options", __base__=llm.Options, **_OPTIONS)
 
     def __init__(self, adapter: str) -> None:
         self.adapter, self.model_id = adapter, f"pasta-{adapter}"
 
+    @contextmanager
+    def asked(self, prompt: Any, response: Any) -> Iterator[Stream[str]]:
+        """Give the answer to a conversation, with what llm kept of it; note its usage at the end.
 
-_Blocking: Any = llm.Model
-_Async: Any = llm.AsyncModel
+        Raises llm.ModelError for what cannot be answered.
+        """
+        messages = [
+            {"role": one.role, "content": "".join(part.text for part in one.parts)}
+            for one in prompt.messages
+        ]
+        options = prompt.options.model_dump(exclude_none=True)
+        try:
+            with _loaded(self.adapter).stream(messages, **options) as stream:
+                yield stream
+            usage = stream.result.usage
+        except PastaError as error:
+            raise llm.ModelError(f"{error}. {error.hint}".rstrip()) from error
+        response.set_usage(input=usage.prompt_tokens, output=usage.plain_tokens)
 
 
 class PastaModel(_Named, _Blocking):  # type: ignore[misc]
     """An adapter on the best engine of this machine."""
 
     def execute(
-        self,
-        prompt: Any,
-        stream: bool,
-        response: Any,
-        conversation: Any = None,  # noqa: ARG002
-    ) -> Iterator[str]:
-        """Yield the text in reading order. Raises llm.ModelError for what cannot be answered."""
-        messages, options = _asked(prompt)
-        try:
-            with _loaded(self.adapter).stream(messages, **options) as answer:
-                yield from answer if stream else ["".join(answer)]
-            _report(response, answer.result)
-        except PastaError as error:
-            raise _told(error) from error
+        self, prompt: Any, stream: bool, response: Any, conversation: Any = None  # noqa: ARG002
+    ) -> Iterator[str]:  # fmt: skip
+        """Yield the text in reading order."""
+        with self.asked(prompt, response) as answer:
+            yield from answer if stream else ["".join(answer)]
 
 
 class AsyncPastaModel(_Named, _Async):  # type: ignore[misc]
     """The same for programs with an event loop."""
 
     async def execute(
-        self,
-        prompt: Any,
-        stream: bool,
-        response: Any,
-        conversation: Any = None,  # noqa: ARG002
-    ) -> AsyncIterator[str]:
-        """As `PastaModel`'s."""
-        messages, options = _asked(prompt)
-        try:
-            with _loaded(self.adapter).stream(messages, **options) as answer:
-                if not stream:
-                    yield "".join([piece async for piece in answer])
-                async for piece in answer:
-                    yield piece
-            _report(response, answer.result)
-        except PastaError as error:
-            raise _told(error) from error
+        self, prompt: Any, stream: bool, response: Any, conversation: Any = None  # noqa: ARG002
+    ) -> AsyncIterator[str]:  # fmt: skip
+        """Yield the text in reading order."""
+        with self.asked(prompt, response) as answer:
+            if not stream:
+                yield "".join([piece async for piece in answer])
+            async for piece in answer:
+                yield piece
 
 
 @llm.hookimpl  # type: ignore[untyped-decorator]

@@ -56,4 +56,7 @@ def test_a_checkpoint_is_joined_as_it_was_trained_unless_somebody_insists() -> N
         for joins, wanted in ((("text", "kv"), None), (("text",), None), (("text",), Joining.kv))
     ]
     assert [one.joining for one in found] == [Joining.kv, Joining.text, Joining.kv]
-    assert [one.trained for one in found] == [True, True, False]
+    assert [one.warnings for one in found[:2]] == [(), ()]
+    assert found[2].warnings == (
+        "the checkpoint was not trained for the join kv: expect worse text",
+    )

@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.engines.base import Feed, FloatArray
-from pasta_decoding.engines.scripted import ScriptedEngine, follow
+from pasta_decoding.engines.scripted import Script, ScriptedEngine, follow
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.runtime.generation import Generation
-from pasta_decoding.runtime.policy import PrefillBudget, share_out
+from pasta_decoding.runtime.policy import SchedulingPolicy, share_out
 from pasta_decoding.runtime.request import Request, Rules
 from pasta_decoding.runtime.scheduler import Scheduler
 from tests.examples import few
@@ -54,8 +55,8 @@ MACHINES = {
 class TimedEngine(ScriptedEngine):
     """A scripted engine whose passes move its clock."""
 
-    def __init__(self, machine: Machine) -> None:
-        super().__init__(ENDLESS, SIZE, max_positions=4096)
+    def __init__(self, machine: Machine, script: Script = ENDLESS) -> None:
+        super().__init__(script, SIZE, max_positions=4096)
         self.machine, self.now_s = machine, 0.0
 
     def step(self, feeds: Sequence[Feed]) -> FloatArray:
@@ -66,8 +67,8 @@ class TimedEngine(ScriptedEngine):
         return self.now_s
 
 
-def scheduler_over(engine: TimedEngine, prefill_budget: PrefillBudget | None = None) -> Scheduler:
-    return Scheduler(engine, VOCABULARY, SCHEME, prefill_budget=prefill_budget, clock=engine.clock)
+def scheduler_over(engine: TimedEngine, **options: Any) -> Scheduler:
+    return Scheduler(engine, VOCABULARY, SCHEME, clock=engine.clock, **options)
 
 
 def writing(tokens: int, prompt_tokens: int = 3) -> Request:
@@ -101,10 +102,10 @@ def prompt_s(machine: Machine, beside: int = 0) -> float:
     return answer.first_token_s
 
 
-def stream(machine: Machine, long: int, prefill_budget: PrefillBudget | None = None) -> list[float]:
+def stream(machine: Machine, long: int) -> list[float]:
     """When the tokens of a short answer came, beside some long prompts."""
     engine = TimedEngine(machine)
-    scheduler = scheduler_over(engine, prefill_budget)
+    scheduler = scheduler_over(engine)
     generation = scheduler.add(writing(TOKENS))
     for _ in range(10):
         scheduler.step()
@@ -129,22 +130,23 @@ def test_a_long_prompt_beside_streams_takes_at_most_as_long_again(name: str, str
 
 def test_without_anybody_beside_it_a_prompt_goes_in_pieces_as_large_as_may_be() -> None:
     engine = TimedEngine(MACHINES["slow attention"])
-    scheduler = scheduler_over(engine, PrefillBudget(100))
+    engine.batch_tokens = 100
+    scheduler = scheduler_over(engine)
     finish(scheduler, [scheduler.add(writing(1, 250))])
     assert [len(feed.ids) for feeds in engine.steps[:3] for feed in feeds] == [100, 100, 50]
 
 
 def test_one_pass_that_took_for_ever_does_not_stop_prompts_for_ever() -> None:
-    pace = PrefillBudget()
+    policy = SchedulingPolicy()
     for _ in range(3):
-        pace.learn(1, 0, 0.02)
-    assert pace.tokens(1)
-    pace.learn(1, 4, 60.0)
+        policy.learn(1, 0.02)
+    assert policy.prompt_tokens(1, 256)
+    policy.learn(1, 60.0, 4)
     fed = 0
     for _ in range(100):
-        tokens = pace.tokens(1)
+        tokens = policy.prompt_tokens(1, 256)
         fed += tokens
-        pace.learn(1, tokens, 0.02 + 0.001 * tokens)
+        policy.learn(1, 0.02 + 0.001 * tokens, tokens)
     assert fed > 400
 
 
@@ -152,25 +154,18 @@ def test_one_pass_that_took_for_ever_does_not_stop_prompts_for_ever() -> None:
 def test_prompts_are_fed_beside_hundreds_of_threads_where_wide_steps_are_cheap(
     width: int, least: int
 ) -> None:
-    pace, tokens = PrefillBudget(1536), 0
+    policy, tokens = SchedulingPolicy(), 0
     for _ in range(30):
-        tokens = pace.tokens(width)
-        pace.learn(width, tokens, 0.02 + 0.00001 * (width + tokens))
+        tokens = policy.prompt_tokens(width, 1536)
+        policy.learn(width, 0.02 + 0.00001 * (width + tokens), tokens)
     assert tokens >= least
 
 
 def test_what_a_text_join_reads_again_is_paced_like_a_prompt() -> None:
     """Beside others, so that nobody's step is longer than the pace allows."""
-    engine = TimedEngine(MACHINES["slow attention"])
-    engine._script = leaning(7)
-    scheduler = Scheduler(
-        engine,
-        VOCABULARY,
-        SCHEME,
-        joining=Joining.text,
-        clock=engine.clock,
-        prefill_budget=PrefillBudget(5),
-    )
+    engine = TimedEngine(MACHINES["slow attention"], leaning(7))
+    engine.batch_tokens = 5
+    scheduler = scheduler_over(engine, joining=Joining.text)
     added = [scheduler.add(request(seed=seed)) for seed in range(6)]
     answers = finish(scheduler, added)
     assert any(answer.trace.rewritten_tokens > 5 for answer in answers)

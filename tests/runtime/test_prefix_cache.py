@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,6 @@ from pasta_decoding.runtime.admission import MOST_KEPT, PrefixCache, PrefixEntry
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import answer_of
 from pasta_decoding.runtime.generation import Generation
-from pasta_decoding.runtime.policy import PrefillBudget
 from pasta_decoding.runtime.request import Request, Rules
 from pasta_decoding.runtime.scheduler import Scheduler
 from tests.examples import few
@@ -31,15 +31,9 @@ LLAMA = tiny_llama(vocabulary=SIZE)
 ENDLESS = follow((A, B), (B, A), vocabulary_size=SIZE)
 
 
-def keeping(engine: Engine, pace: int = 256, joining: Joining = Joining.kv) -> Scheduler:
-    return Scheduler(
-        engine,
-        VOCABULARY,
-        SCHEME,
-        prefill_budget=PrefillBudget(pace),
-        joining=joining,
-        prefix_caching=True,
-    )
+def keeping(engine: Any, pace: int = 256, joining: Joining = Joining.kv) -> Scheduler:
+    engine.batch_tokens = pace
+    return Scheduler(engine, VOCABULARY, SCHEME, joining=joining, prefix_caching=True)
 
 
 def asking(*prompt: int, max_tokens: int = 14, parallel: bool = True) -> Request:

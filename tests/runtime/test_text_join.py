@@ -6,7 +6,6 @@ from pasta_decoding.engines.scripted import ScriptedEngine, follow
 from pasta_decoding.lang.layout import Joining, SyncRun
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.events import Closed, Synced
-from pasta_decoding.runtime.policy import PrefillBudget
 from pasta_decoding.runtime.scheduler import Scheduler
 from tests.law.world import SCHEME
 from tests.runtime.machine import LINES, fed_by, finish, greedy, leaning, ordered, request
@@ -14,13 +13,8 @@ from tests.runtime.play import SIZE, VOCABULARY
 
 
 def scheduler_over(engine: ScriptedEngine, prefill_tokens: int = 256) -> Scheduler:
-    return Scheduler(
-        engine,
-        VOCABULARY,
-        SCHEME,
-        prefill_budget=PrefillBudget(prefill_tokens),
-        joining=Joining.text,
-    )
+    engine.batch_tokens = prefill_tokens
+    return Scheduler(engine, VOCABULARY, SCHEME, joining=Joining.text)
 
 
 def answers(prefill_tokens: int, *, together: bool) -> list[Answer]:

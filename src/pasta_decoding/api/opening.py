@@ -87,11 +87,8 @@ def open_decoder(config: EngineConfig, cache: Path) -> LocalDecoder | RemoteDeco
         log.info("engine: %s", decoder.name)
     if config.adapter is None and config.model is not None and not decoder.parallel:
         log.info("%s without an adapter answers sequentially", config.model)
-    if decoder.warning is not None:
-        log.warning("%s", decoder.warning)
-    if not decoder.trained:
-        message = "the checkpoint was not trained for the join %s: expect worse text"
-        log.warning(message, decoder.joining)
+    for warning in decoder.warnings:
+        log.warning("%s", warning)
     return decoder.limited_to(config.max_model_len)
 
 

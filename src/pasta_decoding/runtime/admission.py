@@ -198,7 +198,8 @@ class PrefixCache:
             return list(prompts)
         entries = [*self._kept, *(one.prompt_fed for one in running if one.prefilled_tokens)]
         entries.sort(key=lambda one: one.ids)
-        held, to_come, begun = [one.ids for one in entries], list[Ids](), list[Generation]()
+        held, to_come = [one.ids for one in entries], list[Ids]()
+        begun: list[Generation] = []
         for one in prompts:
             ids = one.request.prompt[:-1]  # the last one is fed, for logits
             if not one.prefilled_tokens:

@@ -45,9 +45,8 @@ class Decoder:
     topic:    whether its promises carry one.
     eagerness: added to the promise's logit, of requests that name none.
     parallel: whether the checkpoint knows the language; else all decoding is sequential.
-    joining:  how main comes to see chunks,
-    trained:  and whether the checkpoint was trained for that.
-    warning:  see `Loaded`.
+    joining:  how main comes to see chunks.
+    warnings: what a user should know of this checkpoint on this engine.
     max_model_len: tokens that one request may have; None: what the model and the cache hold.
     """
 
@@ -56,9 +55,8 @@ class Decoder:
     topic: bool
     parallel: bool = True
     joining: Joining = Joining.kv
-    trained: bool = True
     eagerness: float = 0.0
-    warning: str | None = None
+    warnings: tuple[str, ...] = ()
     max_model_len: int | None = None
 
     @property
@@ -170,6 +168,9 @@ def decoder_fields(
             hint=f"Use another adapter, or --join {able[-1]} to decode with this one all the same.",
         )
     joining = wanted or (known or able)[0]
+    warnings = [] if loaded.warning is None else [loaded.warning]
+    if checkpoint.joins and joining not in checkpoint.joins:
+        warnings.append(f"the checkpoint was not trained for the join {joining}: expect worse text")
     ends = (loaded.eos_ids, loaded.end)
     return {
         "encoder": PromptEncoder(tokenizer, forbidden_ids=checkpoint.control.ids),
@@ -178,13 +179,8 @@ def decoder_fields(
         "eagerness": checkpoint.eagerness,
         "parallel": bool(checkpoint.joins),
         "joining": joining,
-        "trained": not checkpoint.joins or joining in checkpoint.joins,
-        "warning": loaded.warning,
+        "warnings": tuple(warnings),
     }
-
-
-LOCAL_JOINS = (Joining.kv, Joining.text)
-"""Joins of engines in this process; the first one that a checkpoint was trained for is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +225,7 @@ def decoder_over(engine: Engine, loaded: Loaded, joining: Joining | None = None)
 
     Raises PastaError if the engine cannot decode as the checkpoint was trained.
     """
-    fields = decoder_fields(loaded, engine.vocabulary_size, joining, LOCAL_JOINS)
+    fields = decoder_fields(loaded, engine.vocabulary_size, joining, (Joining.kv, Joining.text))
     # Under the `text` join a row is a plain sequence, whatever the scheme.
     text = fields["joining"] is Joining.text
     scheme = SHARED_MAX if text else scheme_named(loaded.checkpoint.scheme)

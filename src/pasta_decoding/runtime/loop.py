@@ -134,10 +134,10 @@ class EngineLoop:
         try:
             width = self._scheduler.step()
         except Exception as error:  # noqa: BLE001  `_report` tells the requests that it ended
-            if not any(isinstance(self._outcome(key), Failure) for key in self._jobs):
-                # It belongs to none of them, and would come again for ever.
-                for key in list(self._jobs):
-                    self._end_with(key, Failure(error))
+            generations = [generation for generation, _ in self._jobs.values()]
+            if all(one.error is None for one in generations):
+                for one in generations:  # it belongs to none, and would come again for ever
+                    one.fail(error)
         self.activity = self._scheduler.activity
         if self._on_step is not None:
             self._on_step(width)
@@ -146,17 +146,10 @@ class EngineLoop:
         generation, listener = self._jobs[key]
         if progress := generation.drain():
             listener(progress)
-        if last := self._outcome(key):
-            self._end_with(key, last)
-
-    def _outcome(self, key: object) -> Answer | Failure | None:
-        generation, _ = self._jobs[key]
-        return generation.answer if generation.error is None else Failure(generation.error)
-
-    def _end_with(self, key: object, last: Answer | Failure) -> None:
-        _, listener = self._jobs[key]
-        self._forget(key)
-        listener(last)
+        last = generation.answer if generation.error is None else Failure(generation.error)
+        if last is not None:
+            del self._jobs[key]
+            listener(last)
 
     def _forget(self, key: object) -> None:
         if job := self._jobs.pop(key, None):

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from pasta_decoding.engines.base import BATCH_TOKENS
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.runtime.admission import Quota
 from pasta_decoding.runtime.interpreter import Interpreter
@@ -84,9 +83,23 @@ def on_grid(width: int) -> int:
     return next((one for one in GRID if one >= width), width)
 
 
+MAX_SHARE = 0.6
+"""Of the time of steps in which threads write, on average, this much is for prompt tokens."""
+LEAST_TOKENS = 4
+"""Fewer are not fed in a step of threads, while there are more: a pass for them would not pay."""
+LEAST_SHARE = 24
+"""However many threads write, 1 / LEAST_SHARE of a step's most tokens may be of prompts."""
+DEBT_STEPS = 8
+"""At most this many steps pay for one slow pass, which may never come again."""
+MOST_STEPS = 16
+"""After this many steps without prompt tokens some are fed, whatever they cost."""
+
+
 @dataclass(slots=True)
 class SchedulingPolicy:
-    """Decides before each step, and learns from it: the width at which a token is cheapest.
+    """Decides before each step which threads write and how many prompt tokens are fed.
+
+    It learns from each: the width at which a token is cheapest, and what prompt tokens cost.
 
     target_s: a step takes no longer where fewer threads make it so; None sets no goal.
     worth:    how much cheaper a token has to be for a wider step to be taken.
@@ -96,6 +109,10 @@ class SchedulingPolicy:
     worth: float = 0.02
     costs: StepCost = field(default_factory=StepCost)
     _steps: int = 0
+    _token_s: deque[float] = field(default_factory=lambda: deque(maxlen=5))
+    _tokens: deque[int] = field(default_factory=lambda: deque((LEAST_TOKENS,), maxlen=5))
+    _budget_s: float = 0.0
+    _steps_without: int = 0
 
     def choose(self, answers: Sequence[Runnable]) -> list[Sequence[int]]:
         """Return which threads advance: of each answer the first of its runnable ones."""
@@ -113,9 +130,36 @@ class SchedulingPolicy:
         shares = share_width(width - sum(least), least, most, answers)
         return [one.threads[:share] for one, share in zip(answers, shares, strict=True)]
 
-    def learn(self, width: int, seconds: float) -> None:
-        """Note what a step of `width` threads took."""
-        self.costs.add(width, seconds)
+    def prompt_tokens(self, width: int, most_tokens: int) -> int:
+        """Return how many prompt tokens go into a step of `width` threads. Call it once a step.
+
+        most_tokens: of a step, those of threads included.
+        """
+        if not width:
+            return most_tokens
+        if self.costs.unsure([width]) is not None:
+            return 0  # this very step tells what threads take alone
+        share_s = MAX_SHARE / (1 - MAX_SHARE) * (self.costs.seconds(width) or 0.0)
+        token_s = median(self._token_s) if self._token_s else 0.0
+        most_s = share_s + LEAST_TOKENS * token_s
+        self._budget_s = max(-DEBT_STEPS * share_s, min(self._budget_s + share_s, most_s))
+        if self._budget_s < LEAST_TOKENS * token_s:
+            return LEAST_TOKENS if self._steps_without >= MOST_STEPS else 0
+        least = max(LEAST_TOKENS, most_tokens // LEAST_SHARE)
+        wanted = min(max(least, most_tokens - width), 2 * max(self._tokens))
+        return wanted if wanted * token_s <= self._budget_s else int(self._budget_s / token_s)
+
+    def learn(self, width: int, seconds: float, prompt_tokens: int = 0) -> None:
+        """Hear what a step of `width` threads and some prompt tokens took."""
+        self._steps_without = 0 if prompt_tokens else self._steps_without + 1
+        if not prompt_tokens:
+            self.costs.add(width, seconds)
+            return
+        more_s = max(0.0, seconds - (self.costs.seconds(width) or 0.0)) if width else seconds
+        self._token_s.append(more_s / prompt_tokens)
+        if width:
+            self._budget_s -= more_s
+            self._tokens.append(max(LEAST_TOKENS, prompt_tokens))
 
     def width(self, narrow: int, wide: int, *, alone: bool) -> int:
         """Return how many of `wide` threads write, `narrow` of them whatever that costs."""
@@ -182,64 +226,6 @@ def _is_safe(interpreter: Interpreter, ahead_tokens: int, *, main: bool) -> bool
         longest = max(interpreter.vocabulary.control.promise_close)
         coming += budget.most_of_a_chunk(longest) if interpreter.in_topic(MAIN) else 0
     return budget.written_tokens + coming <= interpreter.rules.max_tokens + ahead_tokens
-
-
-MAX_SHARE = 0.6
-"""Of the time of steps in which threads write, on average, this much is for prompt tokens."""
-LEAST_TOKENS = 4
-"""Fewer are not fed in a step of threads, while there are more: a pass for them would not pay."""
-LEAST_SHARE = 24
-"""However many threads write, 1 / LEAST_SHARE of a step's most tokens may be of prompts."""
-DEBT_STEPS = 8
-"""At most this many steps pay for one slow pass, which may never come again."""
-MOST_STEPS = 16
-"""After this many steps without prompt tokens some are fed, whatever they cost."""
-
-
-@dataclass(slots=True)
-class PrefillBudget:
-    """How many prompt tokens go into each step; it learns from what steps take.
-
-    most_tokens: of a step, those of threads included.
-    """
-
-    most_tokens: int = BATCH_TOKENS
-    _costs: StepCost = field(default_factory=StepCost)
-    _token_s: deque[float] = field(default_factory=lambda: deque(maxlen=5))
-    _budget_s: float = 0.0
-    _tokens: deque[int] = field(default_factory=lambda: deque((LEAST_TOKENS,), maxlen=5))
-    _steps_without: int = 0
-
-    def __post_init__(self) -> None:
-        assert self.most_tokens > 0, "a prompt is fed by at least a token a step"
-
-    def tokens(self, width: int) -> int:
-        """Return how many prompt tokens go into a step of `width` threads. Call it once a step."""
-        if not width:
-            return self.most_tokens
-        if self._costs.unsure([width]) is not None:
-            return 0  # this very step tells what threads take alone
-        share_s = MAX_SHARE / (1 - MAX_SHARE) * (self._costs.seconds(width) or 0.0)
-        token_s = median(self._token_s) if self._token_s else 0.0
-        most_s = share_s + LEAST_TOKENS * token_s
-        self._budget_s = max(-DEBT_STEPS * share_s, min(self._budget_s + share_s, most_s))
-        if self._budget_s < LEAST_TOKENS * token_s:
-            return LEAST_TOKENS if self._steps_without >= MOST_STEPS else 0
-        least = max(LEAST_TOKENS, self.most_tokens // LEAST_SHARE)
-        wanted = min(max(least, self.most_tokens - width), 2 * max(self._tokens))
-        return wanted if wanted * token_s <= self._budget_s else int(self._budget_s / token_s)
-
-    def learn(self, width: int, prompt_tokens: int, seconds: float) -> None:
-        """Hear what a step of `width` threads and some prompt tokens took."""
-        self._steps_without = 0 if prompt_tokens else self._steps_without + 1
-        if not prompt_tokens:
-            self._costs.add(width, seconds)
-            return
-        more_s = max(0.0, seconds - (self._costs.seconds(width) or 0.0)) if width else seconds
-        self._token_s.append(more_s / prompt_tokens)
-        if width:
-            self._budget_s -= more_s
-            self._tokens.append(max(LEAST_TOKENS, prompt_tokens))
 
 
 def share_out(wanted: Sequence[int], tokens: int) -> list[int]:

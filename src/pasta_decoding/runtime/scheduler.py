@@ -29,7 +29,7 @@ from pasta_decoding.runtime.admission import (
 )
 from pasta_decoding.runtime.generation import Generation, Row
 from pasta_decoding.runtime.interpreter import Interpreter
-from pasta_decoding.runtime.policy import PrefillBudget, SchedulingPolicy, share_out
+from pasta_decoding.runtime.policy import SchedulingPolicy, share_out
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.runtime.vocabulary import Vocabulary
@@ -61,8 +61,7 @@ class Scheduler:
 
     joining:  how answers join their chunks; see `Interpreter`.
     max_requests: how many requests are let in at a time; None: as many as there is room for.
-    policy: which threads write in a step; the cheapest width by default.
-    prefill_budget: how many tokens of prompts, and of text joins' rewrites, a step takes.
+    policy: which threads write in a step, and how much of prompts and rewrites it feeds.
     prefix_caching: whether requests reuse common prefixes, also those of ended answers.
     """
 
@@ -75,12 +74,10 @@ class Scheduler:
         joining: Joining = Joining.kv,
         max_requests: int | None = None,
         policy: SchedulingPolicy | None = None,
-        prefill_budget: PrefillBudget | None = None,
         prefix_caching: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._engine, self._vocabulary, self._scheme = engine, vocabulary, scheme
-        self._prefill_budget = prefill_budget or PrefillBudget(engine.batch_tokens)
         self._prefix_cache = PrefixCache(engine)
         self._prefix_caching = prefix_caching
         self._joining = joining
@@ -181,18 +178,19 @@ class Scheduler:
         while True:
             try:
                 generation.open(self._clock())
-            except BaseException as error:
-                if isinstance(error, PastaError):
-                    if self._prefix_cache.drop_oldest():
-                        continue
-                    if generation.quota != LEAST_QUOTA:
-                        generation.allot(LEAST_QUOTA)
-                        continue
+                return True
+            except PastaError as error:
+                if self._prefix_cache.drop_oldest():
+                    continue
+                if generation.quota == LEAST_QUOTA:
                     if not alone:
                         return False  # the others will give theirs back
+                    generation.fail(error)
+                    raise
+                generation.allot(LEAST_QUOTA)
+            except BaseException as error:
                 generation.fail(error)
                 raise
-            return True
 
     def _take_threads(self, running: Sequence[Generation]) -> list[Row]:
         """Return what is fed of the threads whose turn it is: the last token of each."""
@@ -203,7 +201,7 @@ class Scheduler:
     def _take_prompts(self, running: Sequence[Generation], width: int) -> list[Row]:
         """Return what is fed of prompts in a step of `width` threads."""
         prompts = [one for one in running if one.unfed]
-        tokens = self._prefill_budget.tokens(width) if prompts else 0
+        tokens = self._policy.prompt_tokens(width, self._engine.batch_tokens) if prompts else 0
         if tokens and self._prefix_caching:
             prompts = self._prefix_cache.begin(prompts, running)
         shares = share_out([len(one.unfed) for one in prompts], tokens)
@@ -227,9 +225,7 @@ class Scheduler:
         for generation in generations:
             generation.recorder.stamp(now_s)
         fed = sum(len(row.feed.ids) for row in prompts)
-        self._prefill_budget.learn(len(rows), fed, seconds)
-        if not prompts:
-            self._policy.learn(len(rows), seconds)
+        self._policy.learn(len(rows), seconds, fed)
         for generation in writers:
             generation.trace.step_s.append(seconds)
         for row in prompts:
