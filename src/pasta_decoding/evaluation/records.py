@@ -28,7 +28,7 @@ from pasta_decoding.data.rows import Question
 from pasta_decoding.errors import PastaError
 from pasta_decoding.files import write_json
 from pasta_decoding.lang.layout import ChunkRun, PromiseRun
-from pasta_decoding.lang.measures import repeated_chunks, tokens_per_step
+from pasta_decoding.lang.measures import repetitions, tokens_per_step
 from pasta_decoding.lang.tree import Sync
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import Decoder
@@ -110,7 +110,7 @@ def record_of(decoder: Decoder, question: Question, answer: Answer) -> Record:
         chunks=answer.chunks,
         syncs=sum(isinstance(node, Sync) for node in answer.tree),
         interventions=answer.interventions,
-        repeated_chunks=repeated_chunks(answer.tree),
+        repeated_chunks=len(repetitions(answer.tree)),
         truncated_chunks=answer.truncated_chunks,
         hit_limit=answer.hit_limit,
         promises=promises,

@@ -30,7 +30,7 @@ from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.data.rows import Question
 from pasta_decoding.evaluation.methods import Asking, of_question
 from pasta_decoding.evaluation.records import Record, record_of
-from pasta_decoding.lang.measures import repeated_chunks
+from pasta_decoding.lang.measures import repetitions
 from pasta_decoding.lang.tree import Chunk, Node, Span, Tree, show, strip, valid_tokens, valid_topic
 from pasta_decoding.runtime.admission import common_prefix_len
 from pasta_decoding.runtime.answer import Answer
@@ -165,7 +165,7 @@ def _record_of_points(
         prompt_tokens=sum(map(len, prompts)) - (len(prompts) - 1) * shared,
         chunks=sum(isinstance(node, Chunk) for node in tree),
         interventions=sum(answer.interventions for answer in answers),
-        repeated_chunks=repeated_chunks(tree),
+        repeated_chunks=len(repetitions(tree)),
         truncated_chunks=sum(answer.hit_limit for answer in answers),
         hit_limit=any(answer.hit_limit for answer in answers),
     )

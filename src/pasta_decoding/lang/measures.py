@@ -54,11 +54,6 @@ def geometric_mean(ratios: Iterable[float]) -> float | None:
     return math.exp(sum(logs) / len(logs)) if logs else None
 
 
-def repeated_chunks(tree: Tree) -> int:
-    """Count the chunks more than half of whose word pairs occur in an earlier sibling."""
-    return len(repetitions(tree))
-
-
 def repetitions(tree: Tree) -> list[int]:
     """Return which chunks are repeated ones: their places among the chunks, from 0."""
     pairs = [_word_pairs(node.text) for node in tree if isinstance(node, Chunk)]

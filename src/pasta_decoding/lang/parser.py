@@ -8,6 +8,7 @@ text. Backslashes elsewhere stay as they are.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
 
 from pasta_decoding.lang.tags import ATTEMPT, MAX_PROMISE_CHARS, Event, Text, tag_event
 
@@ -24,19 +25,11 @@ def parse(text: str) -> list[Event]:
 def merged(events: Iterable[Event]) -> list[Event]:
     """Return `events` with every run of `Text` as one: the form that no cutting changes."""
     out: list[Event] = []
-    run: list[Text] = []
-    for event in events:
-        if isinstance(event, Text):
-            run.append(event)
-            continue
-        out += _joined(run)
-        out.append(event)
-        run = []
-    return out + _joined(run)
-
-
-def _joined(run: list[Text]) -> list[Event]:
-    return [Text(run[0].pos, "".join(piece.text for piece in run))] if run else []
+    for _, group in groupby(events, key=lambda one: isinstance(one, Text)):
+        run = list(group)
+        texts = [one.text for one in run if isinstance(one, Text)]
+        out += [Text(run[0].pos, "".join(texts))] if texts else run
+    return out
 
 
 class Parser:
@@ -98,12 +91,8 @@ def _growing(source: str) -> int:
     """Return where the text begins that could still grow into a tag (its end if there is none)."""
     start = source.rfind("<")
     tail = source[start:]
-    if start < 0 or not _could_grow(tail):
-        return len(source)
-    return start
-
-
-def _could_grow(tail: str) -> bool:
     if tail.startswith(_PROMISE):
-        return len(tail) <= len(_PROMISE) + MAX_PROMISE_CHARS and ">" not in tail
-    return any(beginning.startswith(tail) for beginning in _BEGINNINGS)
+        grows = len(tail) <= len(_PROMISE) + MAX_PROMISE_CHARS and ">" not in tail
+    else:
+        grows = start >= 0 and any(beginning.startswith(tail) for beginning in _BEGINNINGS)
+    return start if grows else len(source)

@@ -61,12 +61,10 @@ RESERVE = Scheme("reserve", behind_largest, reserves=True)
 Pred-10X). A chunk that outgrows its reserve shares positions with main's text behind it."""
 
 SCHEMES = {scheme.name: scheme for scheme in (SHARED_MAX, SHARED_SUM, RESERVE)}
-_FORMER_NAMES = {"reserve-10x": "reserve"}
 
 
 def scheme_named(name: str) -> Scheme:
     """Return the scheme called `name`. Raises PastaError with the known names otherwise."""
-    found = SCHEMES.get(_FORMER_NAMES.get(name, name))
-    if found is None:
+    if name not in SCHEMES:
         raise PastaError(f"no position scheme {name!r}; known are {', '.join(SCHEMES)}")
-    return found
+    return SCHEMES[name]

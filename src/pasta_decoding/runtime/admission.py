@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from pasta_decoding.engines.base import Branch, Engine, Limits
 from pasta_decoding.errors import TOO_LONG, PastaError
-from pasta_decoding.lang.layout import Joining
+from pasta_decoding.lang.layout import MAIN, Joining
 from pasta_decoding.runtime.request import Request
 
 if TYPE_CHECKING:
@@ -196,8 +196,12 @@ class PrefixCache:
         """
         if all(one.prefilled_tokens for one in prompts):
             return list(prompts)
-        entries = [*self._kept, *(one.prompt_fed for one in running if one.prefilled_tokens)]
-        entries.sort(key=lambda one: one.ids)
+        fed = [
+            PrefixEntry(one.request.prompt[: one.prefilled_tokens], one.live[MAIN])
+            for one in running
+            if one.prefilled_tokens
+        ]
+        entries = sorted([*self._kept, *fed], key=lambda one: one.ids)
         held, to_come = [one.ids for one in entries], list[Ids]()
         begun: list[Generation] = []
         for one in prompts:

@@ -147,20 +147,15 @@ class Topics:
         if len(topic.split()) >= MAX_TOPIC_WORDS:
             banned.append(self.vocabulary.starts_word)
             instead = closes if fresh else None  # a fourth word ends the topic
+        stale = [self._stale_endings(topic)]
         if not self.ids:
-            banned.append(self._used_beginnings())
-        # A tiny vocabulary may have no fresh ending left: then the topic grows past its limit.
-        stale = self._stale_endings(topic)
-        every = np.concatenate([*banned, stale])
+            stale.append(np.array(sorted(self.beginnings), dtype=np.int64))
+        # A tiny vocabulary may have nothing fresh left: then the topic repeats, or grows.
+        every = np.concatenate([*banned, *stale])
         size = len(self.vocabulary.texts)
         if len(every) < size or len(np.unique(every)) < size:
             return Constraint(every, instead=instead)
         return Constraint(np.concatenate(banned), instead=instead)
-
-    def _used_beginnings(self) -> Ids:
-        """Return the first tokens of the earlier topics; none of them once there is no other."""
-        exhausted = len(self.beginnings) >= self.vocabulary.topic_beginnings
-        return NOTHING if exhausted else np.array(sorted(self.beginnings), dtype=np.int64)
 
     def _stale_endings(self, topic: str) -> Ids:
         """Return the tokens that would complete a repetition with no room to grow out of it.

@@ -95,11 +95,6 @@ class Generation:
         """Return what happened since the last call, if anything did."""
         return self.recorder.drain(len(self.trace.step_s))
 
-    @property
-    def prompt_fed(self) -> PrefixEntry:
-        """What main was fed of the prompt."""
-        return PrefixEntry(self.request.prompt[: self.prefilled_tokens], self.live[MAIN])
-
     # From the queue to the end
 
     def allot(self, quota: Quota) -> None:

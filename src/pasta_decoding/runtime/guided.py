@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from itertools import takewhile
 from typing import ClassVar
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.lang.layout import MAIN, ChunkRun, SyncRun
+from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.models.checkpoint import ControlTokens
 from pasta_decoding.runtime.constraints import (
     Constraint,
@@ -91,14 +90,13 @@ def guided_params(interpreter: Interpreter, thread: int) -> GuidedParams | None:
     if thread != MAIN:
         begun = len(interpreter.budget.chunks[thread - 1].ids) > 1
         return GuidedParams(Kind.chunk, control, ends, begun=begun)
-    since = takewhile(lambda one: not isinstance(one, SyncRun), reversed(interpreter.segments))
     return GuidedParams(
         Kind.main,
         control,
         ends,
         promises=interpreter.promises_left,
         eagerness=rules.eagerness or 0.0,
-        sync=any(isinstance(one, ChunkRun) for one in since),
+        sync=bool(interpreter.unjoined),
         topic=rules.topic,
         max_topic_tokens=rules.max_topic_tokens,
         topics=tuple(topics.earlier),
@@ -115,52 +113,38 @@ class ThreadGrammar:
 
     def __init__(self, vocabulary: Vocabulary, params: GuidedParams) -> None:
         assert params.kind is not Kind.check, "a check is no thread"
-        self._vocabulary = vocabulary
-        self._params = params
-        self._begun = params.begun
-        self._promises = params.promises
-        self._may_sync = params.sync
+        self._vocabulary, self._params = vocabulary, params
+        self._begun, self._promises, self._may_sync = params.begun, params.promises, params.sync
         self._in_topic = params.topic_ids is not None
-        self._allowed: Constraint | None = None
         rules = Rules(max_topic_tokens=params.max_topic_tokens, topic=params.topic)
         ids, earlier = list(params.topic_ids or ()), list(params.topics)
         self._topics = Topics(vocabulary, rules, ids, earlier, set(params.beginnings))
 
     def constraint(self) -> Constraint:
-        """Return what the thread may write next; the same object until that changes."""
-        if self._allowed is not None:
-            return self._allowed
+        """Return what the thread may write next; outside topics one object for equal answers."""
         if self._params.kind is Kind.chunk:
-            self._allowed = open_chunk_constraint(self._vocabulary, begun=self._begun)
-        elif self._in_topic:
-            self._allowed = self._topics.constraint()
-        else:
-            self._allowed = main_constraint(
-                self._vocabulary,
-                promise=self._promises > 0,
-                sync=self._may_sync,
-                eagerness=self._params.eagerness,
-            )
-        return self._allowed
+            return open_chunk_constraint(self._vocabulary, begun=self._begun)
+        if self._in_topic:
+            return self._topics.constraint()
+        return main_constraint(
+            self._vocabulary,
+            promise=self._promises > 0,
+            sync=self._may_sync,
+            eagerness=self._params.eagerness,
+        )
 
     def on_token(self, token: int) -> None:
         vocabulary = self._vocabulary
         if self._params.kind is Kind.chunk:
-            if self._begun:
-                return
             self._begun = True
         elif not self._in_topic:
-            if token != vocabulary.control.promise_open:
-                return
-            self._in_topic = True
+            self._in_topic = token == vocabulary.control.promise_open
         elif token in vocabulary.promise_close_ids:
             self._topics.finish()
-            self._in_topic = False
+            self._in_topic, self._may_sync = False, True
             self._promises -= 1
-            self._may_sync = True
         elif token not in vocabulary.eos_ids:
             self._topics.ids.append(token)
-        self._allowed = None
 
 
 def write_params(params: GuidedParams) -> str:

@@ -61,6 +61,7 @@ class Interpreter:
                    a scheme may leave positions out, and the `text` join also feeds the closings
                    of chunks: no promise is made that could use them up.
     joining:       how main comes to see chunks. `text` goes with the scheme `shared-max`.
+    unjoined:      chunks that main has not seen.
     end:           the token with which main ended the answer; None before, and if a limit did.
     """
 
@@ -73,6 +74,7 @@ class Interpreter:
     segments: list[Segment] = field(default_factory=list)
     budget: Budget = field(init=False)
     topics: Topics = field(init=False)
+    unjoined: list[WrittenChunk] = field(default_factory=list)
     truncated: bool = False
     end: int | None = None
     hit_limit: bool = False
@@ -81,7 +83,6 @@ class Interpreter:
     _position: int = 0
     _main_tokens: int = 0
     _run: list[int] = field(default_factory=list)
-    _unjoined: list[WrittenChunk] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._position = self.prompt_tokens
@@ -122,7 +123,7 @@ class Interpreter:
         return main_constraint(
             self.vocabulary,
             promise=self.promises_left > 0 and self._positions_suffice(),
-            sync=self.rules.parallel and bool(self._unjoined),
+            sync=self.rules.parallel and bool(self.unjoined),
             eagerness=self.rules.eagerness or 0.0,
         )
 
@@ -140,7 +141,7 @@ class Interpreter:
             return True
         longest = max(self.vocabulary.control.promise_close)
         skipped = self.scheme.main_next(self._position, longest) - (self._position + 1)
-        beside = sum(len(chunk.ids) for chunk in self._unjoined)
+        beside = sum(len(chunk.ids) for chunk in self.unjoined)
         left = self.rules.max_tokens - (self.budget.written_tokens - beside)
         return self._position + skipped + left <= self.max_positions
 
@@ -188,7 +189,7 @@ class Interpreter:
             return [Append(chunk.thread, token, chunk.next_position - 1)]
         closed = not self.budget.ends(chunk)
         # A text join goes on with the branch of the first chunk and needs no other.
-        kept = self.joining is Joining.kv or chunk is self._unjoined[0]
+        kept = self.joining is Joining.kv or chunk is self.unjoined[0]
         return [self._close(chunk, closed=closed, kept=kept), *self._sync_if_ready()]
 
     def _close(self, chunk: WrittenChunk, *, closed: bool, kept: bool) -> CloseChunk:
@@ -219,7 +220,7 @@ class Interpreter:
         chunk = WrittenChunk(thread, first, promised, self._main_tokens, place, opening)
         self.budget.chunks.append(chunk)
         self.budget.written_tokens += 1
-        self._unjoined.append(chunk)
+        self.unjoined.append(chunk)
         self.segments.append(ChunkRun(tuple(opening), closed=False))
         self._state = _Main.WRITING
         return Fork(thread, closing, Append(thread, control.async_open, first), topic, promised)
@@ -229,7 +230,7 @@ class Interpreter:
             return []
         if self.budget.is_used_up:
             return self._end_main(None)
-        chunks, self._unjoined = self._unjoined, []
+        chunks, self.unjoined = self.unjoined, []
         joined = tuple(chunk.thread for chunk in chunks)
         if self.joining is Joining.kv:
             self._position = self.scheme.sync(self._position, [chunk.extent for chunk in chunks])

@@ -250,14 +250,10 @@ class Scheduler:
         """Sample all rows at once; a row is fetched only if its token may not stand there."""
         from pasta_decoding.runtime.device_sampler import sampled_rows
 
-        def fetch(row: int) -> FloatArray:
-            logits_V: FloatArray = logits_FV[row].cpu().numpy()
-            return logits_V
-
         params = [row.generation.row_params(row.thread) for row in rows]
         tokens = sampled_rows(logits_FV, params) if params else []
-        for number, (row, one, token) in enumerate(zip(rows, params, tokens, strict=True)):
-            row.generation.accept(row.thread, one, token, partial(fetch, number))
+        for row, one, token, logits_V in zip(rows, params, tokens, logits_FV, strict=True):
+            row.generation.accept(row.thread, one, token, partial(_fetched, logits_V))
 
     def _settle(self) -> None:
         """End answers that are finished or out of time, queued ones included."""
@@ -277,3 +273,8 @@ class Scheduler:
     def _running(self) -> list[Generation]:
         """Return the requests that are let in and not over, oldest first."""
         return [one for one in self._generations if one.opened_s is not None and not one.is_over]
+
+
+def _fetched(logits_V: Tensor) -> FloatArray:
+    found: FloatArray = logits_V.cpu().numpy()
+    return found

@@ -77,10 +77,6 @@ class Vocabulary:
         )
 
     @cached_property
-    def topic_beginnings(self) -> int:
-        return len(self.texts) - len(self.not_in_topic) - len(self.promise_close_ids)
-
-    @cached_property
     def not_topic_end(self) -> Ids:
         """Punctuation alone, which tells no two topics apart, and parts of a character."""
         return self.ids_where(
