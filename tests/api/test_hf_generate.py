@@ -15,12 +15,11 @@ from pasta_decoding.engines import torch as torch_engine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import ChunkRun, Run
 from pasta_decoding.models.export import export_hf
-from pasta_decoding.models.load import DEFAULT_ADAPTER, find_adapter, load_model
+from pasta_decoding.models.load import load_model
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.request import Rules, SamplingParams
 from tests.checkpoint import TinyCheckpoint, torch_decoder
-from tests.law.test_default_model import PROMPTS
 from tests.tiny import tiny_llama
 
 QUESTION = "What are three good habits?"
@@ -194,28 +193,3 @@ def test_an_error_on_the_way_leaves_the_model_and_ends_the_stream(
     assert (model.config._attn_implementation, model.training) == (before, True)
     assert not model.model.norm.training
     assert heard.ended
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_an_export_of_the_default_model_writes_what_pasta_run_writes(
-    default_model_dir: Path, tmp_path: Path
-) -> None:
-    """Token by token, on twenty prompts: float32, greedy, the torch engine on both sides."""
-    adapter, folder = find_adapter(DEFAULT_ADAPTER), tmp_path / "merged"
-    export_hf(load_model(default_model_dir, adapter), folder)
-    merged: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    decoder, parallel = torch_decoder(default_model_dir, adapter), 0
-    for question in PROMPTS:
-        inputs, answer = prompt(folder, question), own(decoder, question)
-        output = merged.generate(
-            **inputs, max_new_tokens=TOKENS, do_sample=False, return_dict_in_generate=True,
-            custom_generate=str(folder), trust_remote_code=True,
-        )  # fmt: skip
-        (result,) = output.results
-        written = output.sequences[0, inputs["input_ids"].shape[1] :].tolist()
-        assert written == plain(decoder, answer), question
-        assert (result.text, result.annotated) == (answer.text, answer.annotated), question
-        assert result.critical_path == answer.critical_path
-        parallel += answer.chunks > 0
-    assert parallel > len(PROMPTS) / 4, "else little was parallel"

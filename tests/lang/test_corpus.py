@@ -91,12 +91,6 @@ def test_fed_in_pieces_with_more_behind_it_the_events_are_the_same(case: Path) -
     assert [event for event in behind if event.pos < len(text)][:-1] == parse(text)[:-1]
 
 
-@pytest.mark.parametrize("case", CASES, ids=_name)
-def test_the_printed_form_of_a_case_means_the_same_again(case: Path) -> None:
-    tree = read(source(case))
-    assert read(show(tree)) == tree
-
-
 def test_only_the_cases_under_valid_have_no_problems() -> None:
     clean = {_name(case): not golden(case)["problems"] for case in CASES}
     assert clean == {name: name.startswith("valid/") for name in clean}

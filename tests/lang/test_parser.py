@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pasta_decoding.lang.parser import Parser, merged, parse
-from pasta_decoding.lang.tags import AsyncClose, AsyncOpen, Event, Promise, Sync, Text, escape
+from pasta_decoding.lang.tags import AsyncOpen, Event, Promise, Sync, Text, escape
 
 # Promise lengths run past the limit on held text, where cutting could start to matter.
 PIECES = (
@@ -92,15 +92,6 @@ def test_a_half_written_tag_at_the_end_was_text() -> None:
     parser = Parser()
     assert parser.feed("\\\\<async") == []
     assert parser.finish() == [Text(0, "\\\\<async")]
-
-
-@pytest.mark.parametrize("count", range(7))
-def test_backslashes_before_a_tag_are_halved_and_an_odd_one_makes_it_text(count: int) -> None:
-    kept = "\\" * (count // 2)
-    text = kept + ("</async>" if count % 2 else "")
-    events: list[Event] = [Text(0, text)] if text else []
-    tag: list[Event] = [] if count % 2 else [AsyncClose(count)]
-    assert parse("\\" * count + "</async>") == events + tag
 
 
 @pytest.mark.parametrize(("count", "is_tag"), [(250, True), (251, False)])

@@ -32,8 +32,8 @@ from transformers import PreTrainedModel
 
 from pasta_decoding.engines.scripted import Script
 from pasta_decoding.errors import PastaError
+from pasta_decoding.guided import XARG
 from pasta_decoding.remote.stream import MAX_BIASES
-from pasta_decoding.runtime.guided import XARG
 from pasta_decoding.server.listen import open_socket
 from pasta_decoding.vllm.batch import Places, guided_params_of
 

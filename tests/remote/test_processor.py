@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from pasta_decoding.engines.base import FloatArray
+from pasta_decoding.guided import PROTOCOL, XARG, read_params, write_params
 from pasta_decoding.lang.layout import SyncRun
 from pasta_decoding.remote.stream import RemoteError
 from pasta_decoding.runtime.answer import Answer
-from pasta_decoding.runtime.guided import PROTOCOL, XARG, read_params, write_params
 from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.vllm.batch import Places, Served

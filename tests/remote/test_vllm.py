@@ -28,7 +28,6 @@ from pasta_decoding.remote.decoder import RemoteDecoder, remote_decoder
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.events import Opened
-from pasta_decoding.runtime.guided import XARG, GuidedParams, Kind, write_params
 from pasta_decoding.runtime.request import Request, Rules, SamplingParams
 from tests.checkpoint import torch_decoder
 from tests.golden.golden import PROMPTS

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pasta_decoding.engines.base import FloatArray
 from pasta_decoding.engines.scripted import ScriptedEngine, follow
 from pasta_decoding.lang.layout import MAIN, ChunkRun
-from pasta_decoding.lang.tree import read
-from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import answer_of
 from pasta_decoding.runtime.events import (
     Closed,
@@ -22,11 +17,8 @@ from pasta_decoding.runtime.events import (
     Finished,
     Opened,
     Synced,
-    Trimmed,
 )
 from pasta_decoding.runtime.scheduler import Scheduler
-from pasta_decoding.runtime.text import AnswerText
-from tests.examples import few
 from tests.law.whim import EveryThread
 from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SCHEME, SYNC
 from tests.runtime.machine import (
@@ -45,54 +37,7 @@ from tests.runtime.machine import (
 )
 from tests.runtime.play import SIZE, VOCABULARY
 
-
-def answer(seed: int) -> Answer:
-    return answer_of(machine(leaning(seed))[1], request(seed=seed))
-
-
 # Records
-
-
-@few(30)
-@given(st.integers(0, 10_000))
-def test_every_token_is_fed_once_at_its_place(seed: int) -> None:
-    """All but those beyond the budget, which the answer does not hold."""
-    got = answer(seed)
-    layout = got.layout
-    columns = zip(layout.thread, layout.step, layout.tokens, layout.position, strict=True)
-    compiled = Counter(row for row in columns if row[1] > 0)
-    fed = Counter((f.thread, f.step, f.token, f.position) for f in got.trace.fed)
-    assert compiled <= fed
-    assert got.hit_limit or compiled == fed
-    written = got.fed_tokens + got.trimmed_tokens
-    assert len(got.trace.fed) <= written
-    assert got.fed_tokens == sum(compiled.values()) <= RULES.max_tokens
-    assert len(got.trace.step_s) >= got.critical_path
-
-
-@few(30)
-@given(st.integers(0, 10_000))
-def test_events_fold_to_the_text_and_never_take_any_back(seed: int) -> None:
-    got = answer(seed)
-    shown, fold = "", AnswerText()
-    for event in got.events:
-        shown += fold.feed(event)
-        assert got.text.startswith(shown)
-    assert shown == got.text
-    assert read(got.annotated) == got.tree
-    assert got.events[-1] == Finished(got.truncated)
-    closed = [event.truncated for event in got.events if isinstance(event, Closed)]
-    if not got.hit_limit:
-        assert (len(closed), sum(closed)) == (got.chunks, got.truncated_chunks)
-
-
-def test_the_laws_above_are_about_answers_with_everything_in_them() -> None:
-    answers = [answer(seed) for seed in range(30)]
-    kinds = {type(event) for got in answers for event in got.events}
-    assert kinds == {Opened, Delta, Closed, Synced, Trimmed, Finished}
-    assert any(got.trimmed_tokens for got in answers)
-    assert {got.hit_limit for got in answers} == {True, False}
-    assert any(got.chunks > 2 for got in answers)
 
 
 def test_the_events_of_a_worked_example() -> None:

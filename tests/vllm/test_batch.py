@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from pasta_decoding.runtime.guided import GuidedParams, Kind
+from pasta_decoding.guided import GuidedParams, Kind
 from pasta_decoding.vllm.batch import UNKNOWN, Places, Served, Slots
 from tests.law.world import CLOSE, CONTROL, END, ENDS, OPEN, P20, P50, SYNC
 from tests.runtime.play import ID, SIZE, VOCABULARY

@@ -8,7 +8,7 @@ from enum import Enum, auto
 from types import SimpleNamespace
 from typing import Any
 
-from pasta_decoding.runtime.guided import XARG, GuidedParams, write_params
+from pasta_decoding.guided import XARG, GuidedParams, write_params
 from tests.law.world import CONTROL, END
 from tests.runtime.play import ID, TEXTS
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from queue import SimpleQueue
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -108,27 +107,17 @@ class Model:
 
         Each answer has its own noise under one seed. The first error cancels the others.
 
-        on_result: called with the number of a prompt and its answer as soon as that is there.
+        on_result: called with the number of a prompt and its answer as soon as that is there; in
+                   another thread, if an event loop runs in this one.
         """
-        starts = self._starts(prompts, config.updated(**options), max_concurrency)
-        waiting, running = deque(enumerate(starts)), dict[int, Stream[Any]]()
-        heard: SimpleQueue[int] = SimpleQueue()
-        results: dict[int, Result] = {}
+        more: dict[str, Any] = {"max_concurrency": max_concurrency, "on_result": on_result}
+        coming = self.abatch(prompts, config, **more, **options)
         try:
-            while waiting or running:
-                while waiting and len(running) < max_concurrency:
-                    number, start = waiting.popleft()
-                    wake = partial(heard.put, number)
-                    running[number] = Stream(start, lambda _: (), self.plain_tokens, wake)
-                number = heard.get()
-                if running[number].advance():
-                    results[number] = running.pop(number).result
-                    if on_result is not None:
-                        on_result(number, results[number])
-        finally:
-            for stream in running.values():
-                stream.close()
-        return [results[number] for number in range(len(starts))]
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(coming)
+        with ThreadPoolExecutor(1) as other:  # this thread has a loop of its own
+            return other.submit(asyncio.run, coming).result()
 
     async def aanswer(
         self, prompt: Prompt, config: GenerationConfig = _DEFAULT, **options: Any
@@ -146,7 +135,10 @@ class Model:
         **options: Any,
     ) -> list[Result]:
         """As `batch`, for coroutines."""
-        starts = self._starts(prompts, config.updated(**options), max_concurrency)
+        if max_concurrency < 1:
+            raise PastaError(f"max_concurrency is {max_concurrency}, not at least 1")
+        config = config.updated(**options)
+        starts = [self._start(one, config, number) for number, one in enumerate(prompts)]
         places = asyncio.Semaphore(max_concurrency)
 
         async def write(number: int, start: Start) -> Result:
@@ -197,13 +189,6 @@ class Model:
             ids = self.decoder.prompt_ids(asked, config.max_tokens)
         request = self.decoder.request(ids, config.rules, config.sampling(), number)
         return partial(self._working().submit, request)
-
-    def _starts(
-        self, prompts: Sequence[Prompt], config: GenerationConfig, max_concurrency: int
-    ) -> list[Start]:
-        if max_concurrency < 1:
-            raise PastaError(f"max_concurrency is {max_concurrency}, not at least 1")
-        return [self._start(one, config, number) for number, one in enumerate(prompts)]
 
     def _working(self) -> Worker:
         with self._lock:  # an engine has one worker, whichever threads ask first

@@ -23,11 +23,7 @@ from pasta_decoding.gguf_file import GgufFile
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.bases import default_cache
-from pasta_decoding.models.load import (
-    load_gguf,
-    load_model,
-    native_dtype,
-)
+from pasta_decoding.models.load import load_gguf, load_model, native_dtype
 from pasta_decoding.runtime.decoder import LocalDecoder, decoder_over
 
 if TYPE_CHECKING:
@@ -57,16 +53,13 @@ def load(
 ) -> Model:
     """Load a checkpoint onto the best engine of this machine, or find the servers that have it.
 
-    adapter:  a shipped adapter ("balanced", "sequential"), the folder of an adapter or of a whole
-              model, the name of a whole model on the hub, a GGUF file, or "none" for the base
-              model alone. None: "balanced".
+    adapter:  a shipped adapter, the folder of an adapter or of a whole model, the name of a whole
+              model on the hub, a GGUF file, or "none" for the base model alone. None: "balanced".
     cache:    folder of downloads and exports; PASTA_CACHE or the user's cache if left out.
-    settings: the other fields of `EngineConfig`: model, engine, join, dtype, max_model_len,
-              cache_tokens, threads, device, base_url, api_key.
+    settings: the other fields of `EngineConfig`.
 
-    The logger "pasta_decoding" reports what takes time. Raises PastaError for an unknown adapter
-    (with those that ship), a model of another base, an engine that is not installed (with the
-    command that installs it), and broken files.
+    The logger "pasta_decoding" reports what takes time. Raises PastaError for unknown adapters,
+    models of another base, engines that are not installed, and broken files.
     """
     folder = default_cache(os.environ) if cache is None else Path(cache)
     config = EngineConfig.named(adapter=adapter, **settings)
@@ -81,6 +74,10 @@ def open_decoder(config: EngineConfig, cache: Path) -> LocalDecoder | RemoteDeco
         raise PastaError(f"base_url names servers, and the engine {name} runs here")
     if name != "remote":
         _check_memory(checkpoint.base)
+    if config.threads is not None and name in ("fast", "torch"):
+        import torch
+
+        torch.set_num_threads(config.threads)  # of the whole process
     decoder = ENGINES[name].open(checkpoint)
     release_openmp_threads()  # loading has computed; the thread that decodes needs the cores
     if config.engine == "auto":
@@ -131,7 +128,6 @@ def _known_dtype(checkpoint: Checkpoint, engine: str) -> str:
 
 
 def _torch_dtype(checkpoint: Checkpoint) -> str:
-
     asked = _known_dtype(checkpoint, "torch")
     return native_dtype(checkpoint.device) if asked == "auto" else asked
 
@@ -143,7 +139,6 @@ def _open_torch(checkpoint: Checkpoint) -> LocalDecoder:
     if checkpoint.is_gguf:
         raise PastaError("the torch engine does not read GGUF files")
     config, dtype = checkpoint.config, _torch_dtype(checkpoint)
-    _use_threads(config)
     loaded = load_model(checkpoint.base, checkpoint.adapter, dtype=dtype)
     try:
         loaded.model.to(checkpoint.device)
@@ -154,14 +149,6 @@ def _open_torch(checkpoint: Checkpoint) -> LocalDecoder:
         ) from error
     engine = TorchEngine(loaded.model, cache_tokens=config.cache_tokens)
     return decoder_over(engine, loaded, config.join)
-
-
-def _use_threads(config: EngineConfig) -> None:
-    """Let torch compute with the threads that are asked for; they hold for the whole process."""
-    import torch
-
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
 
 
 def fast_can_run(checkpoint: Checkpoint) -> bool:
@@ -195,7 +182,6 @@ def _open_fast(checkpoint: Checkpoint) -> LocalDecoder:
     from pasta_decoding.engines.weights import GgufWeights, ModelWeights
 
     dtype, base, adapter = _known_dtype(checkpoint, "fast"), checkpoint.base, checkpoint.adapter
-    _use_threads(checkpoint.config)
     if checkpoint.is_gguf:
         file = GgufFile(base)
         loaded = load_gguf(file, adapter)

@@ -131,20 +131,14 @@ class Stream(Iterator[Item], AsyncIterator[Item]):
     coroutine at a time may read it; any number of streams of one model may be read side by side.
     """
 
-    def __init__(
-        self,
-        start: Start,
-        pick: Pick[Item],
-        count_tokens: Callable[[str], int],
-        wake: Callable[[], object] | None = None,
-    ) -> None:
+    def __init__(self, start: Start, pick: Pick[Item], count_tokens: Callable[[str], int]) -> None:
         self._pick, self._count_tokens = pick, count_tokens
         self._ready: deque[Item] = deque()
         self._shown: list[str] = []
         self._answer: Answer | None = None
         self._result: Result | None = None
         self._left = False
-        self._inbox = _Inbox(wake)
+        self._inbox = _Inbox()
         self._cancel = start(self._inbox.put)  # not a method of `self`, which may be dropped
 
     @property
@@ -167,7 +161,7 @@ class Stream(Iterator[Item], AsyncIterator[Item]):
             if self._over:
                 raise StopIteration
             try:
-                self.advance()
+                self._take(self._inbox.get())
             except BaseException:
                 self.close()
                 raise
@@ -184,11 +178,6 @@ class Stream(Iterator[Item], AsyncIterator[Item]):
                 self.close()
                 raise
         return self._ready.popleft()
-
-    def advance(self) -> bool:
-        """Wait for a piece of news and take it; return whether it was the last."""
-        self._take(self._inbox.get())
-        return self._over
 
     def close(self) -> None:
         """Cancel the answer unless it is complete. Wake a reader that waits for a piece."""
@@ -231,14 +220,12 @@ class Stream(Iterator[Item], AsyncIterator[Item]):
 
 
 class _Inbox:
-    """News of one answer, which a thread or a coroutine waits for. None: there will be no more.
+    """News of one answer, which a thread or a coroutine waits for. None: there will be no more."""
 
-    wake: called when something has come, in any thread.
-    """
-
-    def __init__(self, wake: Callable[[], object] | None) -> None:
+    def __init__(self) -> None:
         self._news: SimpleQueue[News | None] = SimpleQueue()
-        self._wake = wake
+        self.get = self._news.get
+        self._wake: Callable[[], object] | None = None
 
     def put(self, news: News | None) -> None:
         """Add news, in any thread."""
@@ -246,10 +233,6 @@ class _Inbox:
         if (wake := self._wake) is not None:
             with suppress(RuntimeError):  # the reader's loop has ended
                 wake()
-
-    def get(self) -> News | None:
-        """Wait in a thread."""
-        return self._news.get()
 
     async def wait(self) -> News | None:
         """Wait in an event loop."""

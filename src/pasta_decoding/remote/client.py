@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx2 as httpx
 
+from pasta_decoding.guided import GuidedParams, Kind
 from pasta_decoding.remote.stream import (
     BAN,
     Completion,
@@ -26,7 +27,6 @@ from pasta_decoding.remote.stream import (
     excerpt,
 )
 from pasta_decoding.runtime.answer import Sent
-from pasta_decoding.runtime.guided import GuidedParams, Kind
 
 MAX_REQUESTS = 256
 """Under way at a time, all replicas together; more wait."""

@@ -171,7 +171,7 @@ class Asked:
 
 
 class RemoteScheduler:
-    """Implements `RequestScheduler` by a worker of its own. Not for several threads."""
+    """As `Scheduler`, by a worker of its own. Not for several threads."""
 
     def __init__(self, decoder: RemoteDecoder) -> None:
         self._worker = RemoteWorker(decoder)

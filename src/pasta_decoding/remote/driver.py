@@ -19,6 +19,7 @@ from contextlib import aclosing
 
 import numpy as np
 
+from pasta_decoding.guided import guided_params
 from pasta_decoding.lang.layout import MAIN, Joining
 from pasta_decoding.lang.positions import SHARED_MAX
 from pasta_decoding.remote.client import ReplicaPool
@@ -26,7 +27,6 @@ from pasta_decoding.remote.stream import BAN, MAX_BIASES, Completion, RemoteErro
 from pasta_decoding.runtime.answer import Answer, Fed, OutputRecorder
 from pasta_decoding.runtime.constraints import Constraint
 from pasta_decoding.runtime.events import Action, Append, CloseChunk, Fork, Progress, Rewrite
-from pasta_decoding.runtime.guided import guided_params
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.request import Request
 from pasta_decoding.runtime.sampler import Choice, Sampler

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.runtime.guided import XARG, GuidedParams, write_params
+from pasta_decoding.guided import XARG, GuidedParams, write_params
 from pasta_decoding.runtime.request import SamplingParams
 
 MAX_LINE_BYTES = 2**24

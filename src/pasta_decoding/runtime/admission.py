@@ -116,15 +116,14 @@ def check_request(request: Request, engine: Engine, joining: Joining) -> None:
     if not _within(demand.branches, engine.max_branches):
         raise PastaError(
             f"an answer of up to {demand.branches} branches does not fit the engine's "
-            f"{engine.max_branches}",
-            hint="Allow fewer chunks.",
+            f"{engine.max_branches}"
         )
 
 
 def check_fits(request: Request, limits: Limits) -> None:
     """Raise PastaError unless a model with these limits can read `request` and answer it."""
     if not request.prompt:
-        raise PastaError("the prompt is empty", hint="Give at least one token of prompt.")
+        raise PastaError("the prompt is empty")
     tokens = resources_of(request).cells
     _check_tokens(request, tokens, limits.max_positions, "the model's", "positions")
     limits.check(request.prompt, range(len(request.prompt)))
@@ -138,7 +137,6 @@ def _check_tokens(request: Request, tokens: int, most: int | None, whose: str, w
         raise PastaError(
             f"a prompt of {len(request.prompt)} tokens and {answer} do not fit {whose} {most} "
             f"{what}",
-            hint="Use a shorter prompt, or allow fewer tokens for the answer.",
             code=TOO_LONG,
         )
 

@@ -23,7 +23,6 @@ from pasta_decoding.runtime.events import (
     Event,
     Finished,
     Fork,
-    Join,
     Opened,
     Progress,
     Rewrite,
@@ -268,7 +267,7 @@ class OutputRecorder:
                     self._end_stretch(MAIN, Opened(thread, topic, promised))
                 case CloseChunk(thread, truncated):
                     self._end_stretch(thread, Closed(thread, truncated))
-                case Join(threads) | Rewrite(threads):
+                case Synced(threads) | Rewrite(threads):
                     self._end_stretch(MAIN, Synced(threads))
                 case Finished():
                     self._end_stretch(MAIN, action)

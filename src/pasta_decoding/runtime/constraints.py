@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,6 @@ from pasta_decoding.runtime.request import Rules
 from pasta_decoding.runtime.vocabulary import FRAGMENT, Ids, Vocabulary, fold_topic
 
 NOTHING: Ids = np.array([], dtype=np.int64)
-FEW = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,15 +40,7 @@ class Constraint:
     bias: Mapping[int, float] = field(default_factory=dict)
 
     def admits(self, token: int) -> bool:
-        if self.only is not None:
-            return bool((self.only == token).any())
-        if len(self.banned) > FEW:
-            return not (self.banned == token).any()
-        return token not in self._few_banned
-
-    @cached_property
-    def _few_banned(self) -> frozenset[int]:
-        return frozenset(self.banned.tolist())
+        return token not in self.banned if self.only is None else token in self.only
 
     @property
     def alternatives(self) -> Ids | None:

@@ -6,7 +6,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from pasta_decoding.engines.base import Engine
 from pasta_decoding.errors import TOO_LONG, PastaError
@@ -19,23 +19,6 @@ from pasta_decoding.runtime.request import Priority, Request, Rules, SamplingPar
 from pasta_decoding.runtime.sampler import History, Sampler
 from pasta_decoding.runtime.scheduler import Scheduler
 from pasta_decoding.runtime.vocabulary import Vocabulary, vocabulary_of
-
-
-class Asked(Protocol):
-    """One request of a scheduler; see `Generation.result`."""
-
-    @property
-    def computed(self) -> int: ...
-    def result(self) -> Answer | None: ...
-
-
-class RequestScheduler(Protocol):
-    """Answers requests together: a `Scheduler` over an engine, or its like over servers."""
-
-    def add(self, request: Request) -> Asked: ...
-    def step(self) -> object: ...
-    def cancel(self, asked: Any, /) -> None: ...
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +64,11 @@ class Decoder:
         """What computes the answers, in one word."""
 
     @abstractmethod
-    def scheduler(self, *, clock: Callable[[], float] = time.perf_counter) -> RequestScheduler:
-        """Return what answers requests together. `clock` is for engines in this process."""
+    def scheduler(self, *, clock: Callable[[], float] = time.perf_counter) -> Any:
+        """Return what answers requests together; `clock` is for engines in this process.
+
+        It has the methods `add`, `step`, `cancel` and `close` of `Scheduler`.
+        """
 
     def prompt_ids(
         self, prompt: str | Sequence[Message], answer_tokens: int, *, plain: bool = False
@@ -209,7 +195,7 @@ class LocalDecoder(Decoder):
         return answer_of(self.scheduler(prefix_caching=False), request)
 
 
-def answer_of(scheduler: RequestScheduler, request: Request) -> Answer:
+def answer_of(scheduler: Scheduler, request: Request) -> Answer:
     """Decode one request and wait for its answer; an exception on the way cancels it."""
     asked = scheduler.add(request)
     try:

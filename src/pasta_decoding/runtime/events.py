@@ -48,7 +48,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """Main has seen the chunks of these threads and goes on."""
+    """Main sees the chunks of these threads and goes on. As an action: their branches end."""
 
     threads: tuple[int, ...]
 
@@ -129,13 +129,6 @@ class CloseChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
-    """Main sees the chunks of `threads` from now on; their branches end."""
-
-    threads: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Rewrite:
     """The `text` join: main sees the chunks of `threads` from now on, as text in reading order.
 
@@ -149,4 +142,4 @@ class Rewrite:
     position: int
 
 
-Action = Append | Fork | CloseChunk | Join | Rewrite | Trimmed | Finished
+Action = Append | Fork | CloseChunk | Synced | Rewrite | Trimmed | Finished

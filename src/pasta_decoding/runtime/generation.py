@@ -17,7 +17,15 @@ from pasta_decoding.runtime.admission import (
     resources_of,
 )
 from pasta_decoding.runtime.answer import Answer, OutputRecorder, Trace
-from pasta_decoding.runtime.events import Action, Append, CloseChunk, Fork, Join, Progress, Rewrite
+from pasta_decoding.runtime.events import (
+    Action,
+    Append,
+    CloseChunk,
+    Fork,
+    Progress,
+    Rewrite,
+    Synced,
+)
 from pasta_decoding.runtime.interpreter import Interpreter
 from pasta_decoding.runtime.policy import Runnable, runnable_threads
 from pasta_decoding.runtime.request import Request
@@ -237,7 +245,7 @@ class Generation:
                 case CloseChunk(thread, _, kept):
                     self.pending.pop(thread, None)
                     self._end_chunk(self.live.pop(thread), kept=kept)
-                case Join() if self.finished is not None:
+                case Synced() if self.finished is not None:
                     self.engine.join(self.live[MAIN], [self.finished])
                     self.finished = None
                 case Rewrite(_, _, ids, position):

@@ -35,8 +35,8 @@ from pasta_decoding.runtime.events import (
     CloseChunk,
     Finished,
     Fork,
-    Join,
     Rewrite,
+    Synced,
     Trimmed,
 )
 from pasta_decoding.runtime.request import Rules
@@ -234,7 +234,7 @@ class Interpreter:
         joined = tuple(chunk.thread for chunk in chunks)
         if self.joining is Joining.kv:
             self._position = self.scheme.sync(self._position, [chunk.extent for chunk in chunks])
-            actions: list[Action] = [Join(joined), self._feed_main(self.vocabulary.control.sync)]
+            actions: list[Action] = [Synced(joined), self._feed_main(self.vocabulary.control.sync)]
         else:
             actions = [self._rewrite(chunks[0], joined)]
         self.segments.append(SyncRun(self.vocabulary.control.sync))

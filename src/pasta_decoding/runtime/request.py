@@ -60,16 +60,11 @@ class Rules:
 class SamplingParams:
     """How to choose tokens. `temperature` 0 is greedy; the other defaults change nothing.
 
-    `GenerationConfig` and the training configuration check the ranges.
+    `GenerationConfig` and the training configuration check the ranges. Penalties are vLLM's.
 
     top_p, top_k, min_p: of the tokens with the `top_k` largest logits and at least `min_p` times
         the likeliest's probability, the fewest that hold `top_p` of what these hold together. Ties
         at a border stay in.
-    repetition_penalty: divides positive logits, and multiplies negative ones, of tokens in the
-        prompt or the thread.
-    presence_penalty: subtracted from the logits of tokens in the thread.
-    frequency_penalty: subtracted once for each time that a token is in the thread. All three as in
-        vLLM.
     logit_bias: added to the logits of some ids. What may not stand stays out all the same.
     logprobs:   how many alternatives to each token are reported; None: no log probabilities.
     """

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pasta_decoding.guided import XARG, GuidedParams, Kind, ThreadGrammar, read_params
 from pasta_decoding.models.checkpoint import is_reserved
 from pasta_decoding.runtime.constraints import Constraint
-from pasta_decoding.runtime.guided import XARG, GuidedParams, Kind, ThreadGrammar, read_params
 from pasta_decoding.runtime.vocabulary import Vocabulary, vocabulary_of
 
 UNKNOWN = -1
