@@ -21,6 +21,7 @@ import httpx2
 import pytest
 import torch
 
+from pasta_decoding.guided import XARG, GuidedParams, Kind, write_params
 from pasta_decoding.lang.layout import Joining, SyncRun
 from pasta_decoding.models.export import export_hf
 from pasta_decoding.models.load import find_adapter, load_model
