@@ -62,7 +62,7 @@ def rewrite(name: str, **settings: Any) -> Callable[[Path], object]:
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "other prompts": (
         lambda runs: write_run(runs / "sot", "sot", [parallel(n) for n in (*range(11), 99)]),
-        "2 prompts are in one of .*apar and .*sot only, such as 'What about 11",
+        "2 prompts are in one of .*sequential and .*sot only, such as 'What about 11",
     ),
     "another engine": (rewrite("sot", engine="torch"), "sequential has engine None, .*'torch'"),
     "another limit": (rewrite("sot", max_tokens=500), "sequential has max_tokens 400, .*has 500"),

@@ -188,17 +188,6 @@ def begin_run(folder: Path, settings: Mapping[str, Any]) -> Run:
     return run
 
 
-def read_run(folder: Path) -> Run:
-    """Read one run folder. Raises PastaError if it is none, or broken."""
-    run = _read(folder)
-    for key, kind in (("method", str), ("max_tokens", int)):
-        if not isinstance(run.settings.get(key), kind):
-            raise PastaError(f"{folder / SETTINGS} has no {key!r}")
-    if not run.records:
-        raise PastaError(f"{folder} holds no records")
-    return run
-
-
 def _read(folder: Path, *, resume: bool = False) -> Run:
     settings = read_json(folder / SETTINGS, dict)
     records = read_records(folder / RECORDS, resume=resume)
@@ -214,11 +203,18 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
         if not found:
             raise PastaError(f"{path}: no run folder of `pasta eval generate`, and none in it")
         folders |= {folder.resolve(): folder for folder in found}
-    runs = [read_run(folder) for folder in folders.values()]
-    labels = [run.label for run in runs]
-    if twice := [label for label in labels if labels.count(label) > 1]:
-        raise PastaError(f"several run folders are called {twice[0]!r}: rename one")
-    return runs
+    runs = {folder.name: _read(shown) for folder, shown in folders.items()}
+    if len(runs) < len(folders):
+        names = [folder.name for folder in folders]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise PastaError(f"several run folders are called {twice!r}: rename one")
+    for run in runs.values():
+        for key, kind in (("method", str), ("max_tokens", int)):
+            if not isinstance(run.settings.get(key), kind):
+                raise PastaError(f"{run.folder / SETTINGS} has no {key!r}")
+        if not run.records:
+            raise PastaError(f"{run.folder} holds no records")
+    return list(runs.values())
 
 
 # Where a figure was measured

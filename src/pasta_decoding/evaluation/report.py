@@ -69,28 +69,12 @@ class Report:
 
 def build(found: Sequence[Run]) -> Report:
     """Compute a report. Raises PastaError for runs that cannot be compared."""
-    runs = same_prompts(found)
-    baseline = baseline_of(runs)
-    for run in runs:
-        check_alike(run, baseline)
-    ordered = [baseline, *(run for run in runs if run is not baseline)]
-    lines = [Line(run, figures(run, baseline), verdicts_of(run, baseline)) for run in ordered]
+    baseline = baseline_of(found)
+    others = [_alike(run, baseline) for run in found if run is not baseline]
+    lines = [
+        Line(run, figures(run, baseline), verdicts_of(run, baseline)) for run in (baseline, *others)
+    ]
     return Report(baseline, lines, list(_notes(lines)))
-
-
-def same_prompts(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs in one order of prompts. Raises PastaError if their prompts differ."""
-    first, *others = runs
-    for run in others:
-        both = first.records | run.records
-        if lacking := [key for key in both if key not in first.records.keys() & run.records.keys()]:
-            such = " ".join(both[lacking[0]].instruction.split())[:60]
-            raise PastaError(
-                f"{len(lacking)} prompts are in one of {first.folder} and {run.folder} only, such "
-                f"as {such!r}",
-                hint="The same command of `pasta eval generate` goes on with a run.",
-            )
-    return [replace(run, records={key: run.records[key] for key in first.records}) for run in runs]
 
 
 def baseline_of(runs: Sequence[Run]) -> Run:
@@ -105,8 +89,19 @@ def baseline_of(runs: Sequence[Run]) -> Run:
     )
 
 
-def check_alike(run: Run, baseline: Run) -> None:
-    """Raise PastaError for runs that differ in more than their methods."""
+def _alike(run: Run, baseline: Run) -> Run:
+    """Return the run with its prompts in the baseline's order.
+
+    Raises PastaError for runs that differ in more than their methods.
+    """
+    both = baseline.records | run.records
+    if lacking := [key for key in both if key not in baseline.records.keys() & run.records.keys()]:
+        such = " ".join(both[lacking[0]].instruction.split())[:60]
+        raise PastaError(
+            f"{len(lacking)} prompts are in one of {baseline.folder} and {run.folder} only, such "
+            f"as {such!r}",
+            hint="The same command of `pasta eval generate` goes on with a run.",
+        )
     # Servers hold a checkpoint of its own for each method.
     keys = _ALIKE if baseline.settings.get("engine") == "remote" else ("model", *_ALIKE)
     for key in keys:
@@ -116,25 +111,20 @@ def check_alike(run: Run, baseline: Run) -> None:
                 f"{baseline.folder} has {key} {theirs!r}, {run.folder} has {ours!r}",
                 hint="Give both methods to one `pasta eval generate`.",
             )
+    return replace(run, records={key: run.records[key] for key in baseline.records})
 
 
 def _notes(lines: Sequence[Line]) -> Iterator[str]:
-    for run in (line.run for line in lines):
-        number = (run.settings.get("prompts") or {}).get("number", 0)
-        if number > len(run.records):
-            left = number - len(run.records)
-            yield f"{run.label}: {left} prompts of its file are not answered yet"
+    for line in lines:
+        number = (line.run.settings.get("prompts") or {}).get("number", 0)
+        if (left := number - len(line.run.records)) > 0:
+            yield f"{line.run.label}: {left} prompts of its file are not answered yet"
+        preferences = line.verdicts.preferences.values() if line.verdicts else ()
+        if missing := sum(map(math.isnan, preferences)):
+            yield f"{line.run.label}: {missing} prompts without a verdict"
     if lost := lines[0].figures.no_baseline:
         yield f"{lost} prompts have no speedup against the baseline: it failed there"
-    yield from _notes_on_judges(lines)
-
-
-def _notes_on_judges(lines: Sequence[Line]) -> Iterator[str]:
-    judged = [(line.run.label, line.verdicts) for line in lines if line.verdicts]
-    for label, verdicts in judged:
-        if missing := sum(map(math.isnan, verdicts.preferences.values())):
-            yield f"{label}: {missing} prompts without a verdict"
-    annotators = {verdicts.annotator for _, verdicts in judged}
+    annotators = {line.verdicts.annotator for line in lines if line.verdicts}
     if len(annotators) > 1:
         yield f"win rates are of different judges: {', '.join(sorted(annotators))}"
     if not annotators:
