@@ -29,11 +29,14 @@ TOO_LONG = "context_length_exceeded"
 
 @contextmanager
 def errors_as(message: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Raise a PastaError that begins with `message` in the place of errors of these kinds."""
+    """Raise a PastaError of one line that begins with `message` for errors of these kinds."""
     try:
         yield
+    except PastaError:
+        raise
     except kinds as error:
-        raise PastaError(f"{message}: {error}") from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise PastaError(f"{message}: {reason[:300]}") from error
 
 
 def require(package: str, *, extra: str, doing: str) -> None:

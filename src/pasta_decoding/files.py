@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 
 @contextmanager
@@ -25,7 +26,8 @@ def written_whole(path: Path) -> Iterator[Path]:
     path = path.resolve() if path.is_symlink() else path
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError(errno.EINVAL, "it is neither a file nor a folder", str(path))
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    # Two containers on one disk may have the same process number.
+    partial = path.with_name(f".{path.name}.{uuid4().hex[:12]}.partial")
     try:
         yield partial
         if partial.is_dir():

@@ -70,6 +70,8 @@ FORMS: list[tuple[dict[str, object], str, list[str]]] = [
     ({"prompt": "i", "completion": "r"}, "i", []),
     ({"messages": [ASKED, ANSWER]}, "i", []),
     ({"conversations": SHAREGPT}, "i", []),
+    ({"messages": [ASKED | {"content": [{"type": "text", "text": "i"}] * 2}, ANSWER]}, "i\ni", []),
+    (OURS | {"id": 1.0}, "i", []),
     ({"instruction": "i", "input": "", "output": "r"}, "i", []),
     ({"instruction": "Sum up.", "context": "x", "response": "r"}, "Sum up.\n\nx", []),
     ({"messages": [ASKED, ANSWER], "response": "OTHER"}, "i", []),

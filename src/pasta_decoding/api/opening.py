@@ -23,7 +23,7 @@ from pasta_decoding.gguf_file import GgufFile
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.bases import default_cache
-from pasta_decoding.models.load import load_gguf, load_model, native_dtype
+from pasta_decoding.models.load import load_config, load_gguf, load_model, native_dtype
 from pasta_decoding.runtime.decoder import LocalDecoder, decoder_over
 
 if TYPE_CHECKING:
@@ -164,14 +164,9 @@ def fast_can_run(checkpoint: Checkpoint) -> bool:
         return False
     if checkpoint.device != "cpu" or find_compiler() is None:
         return False
-    from transformers import AutoConfig
-
     from pasta_decoding.engines.fast import obstacle
 
-    try:
-        return obstacle(AutoConfig.from_pretrained(checkpoint.base)) is None
-    except (OSError, ValueError, KeyError):  # loading says so
-        return False
+    return obstacle(load_config(checkpoint.base)) is None
 
 
 def _open_fast(checkpoint: Checkpoint) -> LocalDecoder:

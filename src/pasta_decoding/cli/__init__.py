@@ -6,6 +6,7 @@ asked for is imported, so `pasta --help` costs nothing.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -49,6 +50,8 @@ GROUPS: Mapping[str, str] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; no user's mistake ends in a traceback."""
     _quiet_libraries()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # which may not hold every character
+        sys.stdout.reconfigure(errors="backslashreplace")
     log = logging.getLogger("pasta_decoding")
     log.handlers[:] = [_Stderr()]
     log.setLevel(logging.INFO)

@@ -60,6 +60,7 @@ def generate(
     engine: Annotated[EngineConfig, Without({"adapter", "join", "max_model_len"})],
 ) -> None:
     """Answer prompts by several methods on one engine; keep a record of each answer."""
+    from pasta_decoding.data.lines import locked
     from pasta_decoding.data.rows import read_questions
     from pasta_decoding.evaluation.generate import Plan
     from pasta_decoding.evaluation.generate import generate as answer_all
@@ -75,7 +76,7 @@ def generate(
     questions = read_questions(prompts)[:limit]
     settings = settings_of(plan, generation, prompts, len(questions))
     jobs = jobs_of(chosen, engine, generation, settings)
-    with bar("answering", total=len(chosen) * len(questions)) as shown:
+    with locked(out), bar("answering", total=len(chosen) * len(questions)) as shown:
         found = answer_all(jobs, questions, out, plan, shown.update)
     for label, records in found.items():
         show(label, records)

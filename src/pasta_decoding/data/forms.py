@@ -87,7 +87,14 @@ def _message(turn: Found) -> Message:
     role = _SHAREGPT.get(role, role)
     if role not in ROLES:
         raise PastaError(f"unknown role {role!r}: roles are {', '.join(ROLES)}")
+    content = turn.get(content_name)
+    if isinstance(content, list) and all(_is_text(part) for part in content):
+        turn = {content_name: "\n".join(part["text"] for part in content)}
     return Message(role, text_of(turn, content_name))
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("text"), str)
 
 
 def text_of(found: Found, name: str, default: str | None = None) -> str:

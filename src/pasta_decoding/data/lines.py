@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,6 +13,18 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.files import to_json, write_text
 
 Read = TypeVar("Read", list[Any], dict[str, Any])
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Make a run folder and hold it. Raises PastaError if another process does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise PastaError(f"another process writes into {folder}") from None
+        yield
 
 
 def differing(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:

@@ -168,7 +168,8 @@ def _entries(path: Path) -> Iterator[tuple[int, object]]:
 
 def _json(contents: bytes) -> Any:
     try:
-        return json.loads(contents.rstrip(b"\r").decode("utf-8"))
+        # NaN is no JSON: no other program could read what is written of it.
+        return json.loads(contents.rstrip(b"\r").decode("utf-8"), parse_constant=lambda _: None)
     except UnicodeDecodeError as error:
         raise PastaError(f"not UTF-8 (byte {error.start + 1})") from error
     except json.JSONDecodeError as error:
@@ -188,7 +189,9 @@ def _row(found: Found, seen: set[str]) -> Row:
     row = Row("", source, asked.content, answered.content, extra, tuple(history))
     derived = derived_id(row)
     row_id = found.get("id", derived)
-    row_id = str(row_id) if isinstance(row_id, int) else text_of({"id": row_id}, "id", derived)
+    if isinstance(row_id, int | float) and not isinstance(row_id, bool):
+        row_id = str(row_id)
+    row_id = text_of({"id": row_id}, "id", derived)
     if row_id in seen and row_id.startswith(derived):  # it only says what the row says
         row_id = next(one for n in count(2) if (one := f"{derived}-{n}") not in seen)
     if not row_id or row_id in seen:

@@ -30,7 +30,9 @@ def attention_windows(config: Any) -> dict[str, int | None]:
     A query at position p sees keys at positions above p - window; None: all that it may see. Takes
     a text model's config. Kinds other than full and sliding attention are returned with None.
     """
-    window: int | None = getattr(config, "sliding_window", None)
+    # A left-over setting of another model means nothing to one that does not know it.
+    known = hasattr(type(config), "sliding_window")
+    window: int | None = config.sliding_window if known else None
     kinds = getattr(config, "layer_types", None) or [FULL if window is None else SLIDING]
     return {kind: window if kind == SLIDING else None for kind in sorted(set(kinds))}
 

@@ -49,6 +49,7 @@ def merge_adapter(model: Any, folder: Path) -> Any:
             model.config.tie_word_embeddings = False
         for layer, (down_RI, up_OR) in low_rank.items():
             weight = model.get_submodule(layer).weight.data
+            _check_shape(layer, (down_RI, up_OR), weight)
             weight += up_OR @ down_RI.float()
         for layer, (tokens, row_TI) in rows.items():
             table = model.get_submodule(layer).weight
@@ -74,11 +75,15 @@ def read_added(weights: Mapping[str, Any], folder: Path) -> Added:
             up_OT = torch.zeros(table.shape[0], len(tokens))
             up_OT[tokens, range(len(tokens))] = 1.0
             added[layer] = (row_TI.float() - table[tokens].float(), up_OT)
-        for layer, (down_RI, up_OR) in added.items():
-            weight = weights.get(f"{layer}.weight", tied)
-            if (len(up_OR), down_RI.shape[1]) != tuple(weight.shape):
-                raise ValueError(f"{layer} has another shape")
+        for layer, pair in added.items():
+            _check_shape(layer, pair, weights.get(f"{layer}.weight", tied))
     return added
+
+
+def _check_shape(layer: str, pair: tuple[Tensor, Tensor], weight: Any) -> None:
+    down_RI, up_OR = pair
+    if (len(up_OR), down_RI.shape[1]) != tuple(weight.shape):
+        raise ValueError(f"{layer} has another shape")
 
 
 def _read_adapter(folder: Path) -> tuple[Added, Rows]:
@@ -106,9 +111,19 @@ def _read_adapter(folder: Path) -> tuple[Added, Rows]:
             rows[layer] = (tokens, weights[name])
         elif not name.endswith(_UP):
             raise ValueError(f"{name} has no place")
+    _refuse_unsound(low_rank, rows, settings["r"])
     if EMBEDDINGS in rows:  # trained on a copy of the base whose head is tied
         rows.setdefault(HEAD, rows[EMBEDDINGS])
     return low_rank, rows
+
+
+def _refuse_unsound(low_rank: Added, rows: Rows, rank: int) -> None:
+    for layer, (down_RI, up_OR) in low_rank.items():
+        if (len(down_RI), up_OR.shape[1]) != (rank, rank):
+            raise ValueError(f"{layer} has another rank than {rank}")
+    for layer, (_, one) in {**low_rank, **rows}.items():
+        if not one.sum().isfinite():
+            raise ValueError(f"{layer} has numbers that are not finite")
 
 
 def _adapter_errors(folder: Path) -> AbstractContextManager[None]:

@@ -158,15 +158,16 @@ def describe_base(model: Any, name: str) -> Base:
     Without weights there is no digest.
     """
     config, weights = model.config, dict(model.named_parameters())
-    size = config.vocab_size
+    text = config.get_text_config()
+    size = text.vocab_size
     norms = [weights[name][:] for name in sorted(weights) if name.endswith("norm.weight")]
     rows = [table[size // 4 : size // 2 : 64] for name, table in weights.items()
             if name.endswith("embed_tokens.weight")]  # fmt: skip
     return Base(
         name=name,
         model_type=config.model_type,
-        hidden_size=config.hidden_size,
-        layers=config.num_hidden_layers,
+        hidden_size=text.hidden_size,
+        layers=text.num_hidden_layers,
         vocabulary_size=size,
         norms_sha256=_digest(norms) if norms else "",
         embeddings_sha256=_digest(rows) if rows else None,

@@ -241,12 +241,10 @@ def read_ends(file: GgufFile, tokenizer: PreTrainedTokenizerFast) -> frozenset[i
 
     Files of the field name the end of a text where their model ends a turn with another token.
     """
-    from jinja2 import TemplateError
-
     talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "PastaAnswer"}]
     try:
         rendered = tokenizer.chat_template and tokenizer.apply_chat_template(talk, tokenize=False)
-    except (TemplateError, ValueError):
+    except Exception:  # noqa: BLE001  somebody else's template
         rendered = None  # encoding a prompt reports why
     behind = str(rendered or "").partition("PastaAnswer")[2].lstrip()
     first = tokenizer.encode(behind, add_special_tokens=False)[:1]

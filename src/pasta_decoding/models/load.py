@@ -155,9 +155,15 @@ def load_base(
     record = None if adapter is None else checkpoints.load(adapter)  # refused before weights load
     folder = base if adapter is None or not holds_weights(adapter) else adapter
     tokenizer = load_tokenizer(folder)
-    numbers = dtype if dtype == "auto" else getattr(torch, dtype)
+    settings |= {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
+    settings |= {"trust_remote_code": False, "output_loading_info": True}
     with _load_errors("model", folder):
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=numbers, **settings)
+        loading: Any = AutoModelForCausalLM.from_pretrained(folder, **settings)
+        model, told = loading
+        beyond = [name for name in told["unexpected_keys"] if ".layers." in name]
+        for what, names in (("misses", told["missing_keys"]), ("has no place for", beyond)):
+            if names:
+                raise ValueError(f"it {what} {min(names)} (tensors in all: {len(names)})")
     ends = _eos_ids(model.generation_config, tokenizer)
     loaded = _checked(model, tokenizer, ends, record, folder.name)
     rows = max(loaded.checkpoint.control.ids) + 1
@@ -170,7 +176,12 @@ def load_model(
     base: Path, adapter: Path | None, *, dtype: str = "float32", merge: bool = True
 ) -> Loaded:
     """Load a model; merge its adapter, or return what that adds to the layers."""
+    import torch
+
     loaded = load_base(base, adapter, dtype=dtype)
+    for name, weight in loaded.model.named_parameters():
+        if not weight.sum(dtype=torch.float32).isfinite():
+            raise PastaError(f"the model in {base} has numbers that are not finite, in {name}")
     if adapter is None or holds_weights(adapter):
         return loaded
     if merge:
@@ -206,13 +217,13 @@ def load_metadata(base: Path, adapter: Path | None) -> Loaded:
 
     It cannot check which model a server has.
     """
-    from transformers import AutoConfig, GenerationConfig
+    from transformers import GenerationConfig
 
     record = None if adapter is None else checkpoints.load(adapter)
     source = base if adapter is None or not holds_weights(adapter) else adapter
     tokenizer = load_tokenizer(source)
+    config = load_config(source)
     with _load_errors("settings", source):
-        config = AutoConfig.from_pretrained(source)
         has_own = (source / "generation_config.json").is_file()
         settings = GenerationConfig.from_pretrained(source) if has_own else config
     ends = _eos_ids(settings, tokenizer)
@@ -240,7 +251,21 @@ def _eos_ids(settings: Any, tokenizer: Any) -> frozenset[int]:
     """Return the ids that end an answer, by a model's generation config and its tokenizer."""
     eos = settings.eos_token_id
     listed = eos if isinstance(eos, list) else [eos]
-    return frozenset({tokenizer.eos_token_id, *listed} - {None})
+    found = [one for one in (tokenizer.eos_token_id, *listed) if one is not None]
+    for one in found:
+        if not isinstance(one, int) or not 0 <= one < len(tokenizer):
+            raise PastaError(
+                f"the model's settings end answers with {one!r}, which is no token's id"
+            )
+    return frozenset(found)
+
+
+def load_config(folder: Path) -> Any:
+    """Load the settings of a model's folder."""
+    from transformers import AutoConfig
+
+    with _load_errors("settings", folder):
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
 
 
 def load_tokenizer(base: Path) -> Any:
@@ -253,13 +278,15 @@ def load_tokenizer(base: Path) -> Any:
 
         return read_tokenizer(GgufFile(base))
     with _load_errors("tokenizer", base):
-        return AutoTokenizer.from_pretrained(base)
+        return AutoTokenizer.from_pretrained(base, trust_remote_code=False)
 
 
 def _load_errors(what: str, folder: Path) -> AbstractContextManager[None]:
-    from safetensors import SafetensorError
-
+    """Name the folder in whatever a library raises for the files of somebody else."""
+    if not folder.exists():
+        raise PastaError(f"{folder} is neither a folder nor a name on the hub, OWNER/NAME")
+    if (folder / "adapter_config.json").is_file():
+        raise PastaError(f"{folder} holds an adapter, not a model: name it with --adapter")
     if not (folder / "config.json").is_file():
         raise PastaError(f"{folder} holds no model")
-    kinds = (OSError, ValueError, KeyError, SafetensorError)
-    return errors_as(f"the {what} in {folder} cannot be loaded", *kinds)
+    return errors_as(f"the {what} in {folder} cannot be loaded", Exception)

@@ -114,12 +114,10 @@ class PromptEncoder:
         return ids
 
     def _render(self, messages: Sequence[Message], contents: Sequence[str]) -> str:
-        from jinja2 import TemplateError
-
         turns = zip(messages, contents, strict=True)
         talk = [{"role": message.role, "content": content} for message, content in turns]
         refused = f"the chat template of {self._name()} refuses this conversation"
-        with errors_as(refused, TemplateError, ValueError):
+        with errors_as(refused, Exception):
             rendered = self._tokenizer.apply_chat_template(
                 talk, tokenize=False, add_generation_prompt=True
             )

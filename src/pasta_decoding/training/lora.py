@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import written_whole
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.checkpoint import ControlTokens
@@ -43,7 +43,8 @@ def add_lora(
         trainable_token_indices={layer: sorted(control.ids) for layer in layers},
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(model, settings)
+    with errors_as(f"{model.config.model_type} cannot be trained with LoRA", ValueError):
+        return get_peft_model(model, settings)
 
 
 def take_up(model: Any, adapter: Path, *, seed: int, rank: int | None = None) -> Any:

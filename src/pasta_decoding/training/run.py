@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -14,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pasta_decoding.data.lines import read_lines, refuse_other_settings, write_lines
+from pasta_decoding.data.lines import locked, read_lines, refuse_other_settings, write_lines
 from pasta_decoding.errors import PastaError
 from pasta_decoding.files import write_json
 from pasta_decoding.training.config import PreferenceConfig, SftConfig, identity
@@ -45,12 +44,7 @@ def owned(out: Path) -> Iterator[None]:
         yield
         return
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        with (out / ".lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise PastaError(f"another process trains in {out}") from None
+        with locked(out):
             yield
     except (OSError, SafetensorError, RuntimeError) as error:
         # A full disk is any of these, by who noticed it; torch names its writer's source file.

@@ -1,0 +1,134 @@
+"""Models of other people: a broken file is one line and status 2, and a left-over is ignored."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pasta_decoding.data.lines import locked
+from tests.checkpoint import TinyCheckpoint
+from tests.cli.conftest import Pasta
+
+Change = Callable[[Path], object]
+QUESTION = ["run", "Hello", "--engine", "torch", "--max-tokens", "8"]
+LOAD = "cannot be loaded"
+NORM, MLP = "model.norm.weight", "model.layers.0.mlp.up_proj.weight"
+
+
+def settings(name: str = "config.json", **changes: Any) -> Change:
+    def change(folder: Path) -> None:
+        path = folder / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return change
+
+
+def text(name: str, contents: str) -> Change:
+    return lambda folder: (folder / name).write_text(contents)
+
+
+def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Change:
+    def rewrite(folder: Path) -> None:
+        found = load_file(folder / "model.safetensors")
+        change(found)
+        save_file(found, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return rewrite
+
+
+MODELS: list[tuple[Change, str]] = [
+    (settings(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}), LOAD),
+    (settings(auto_map={"AutoConfig": "x.Config"}, model_type="x"), LOAD),
+    (settings(num_attention_heads=0), LOAD),
+    (settings(hidden_size="x"), LOAD),
+    (text("config.json", "[]"), LOAD),
+    (text("tokenizer_config.json", "[]"), LOAD),
+    (text("tokenizer.json", "{}"), LOAD),
+    (text("generation_config.json", "[]"), LOAD),
+    (settings(num_hidden_layers=1), "it has no place for model.layers.1"),
+    (weights(lambda found: found.pop(NORM)), "it misses model.norm.weight"),
+    (weights(lambda found: found.update({MLP: found[MLP][:3].clone()})), LOAD),
+    (weights(lambda found: found[NORM].fill_(torch.nan)), f"not finite, in {NORM}"),
+    (text("generation_config.json", '{"eos_token_id": "x"}'), "end answers with 'x'"),
+    (text("generation_config.json", '{"eos_token_id": [1, 99999]}'), "end answers with 99999"),
+    (text("chat_template.jinja", "{{ messages + 1 }}"), "refuses this conversation"),
+    (text("chat_template.jinja", "{% for i in range(10**9) %}{% endfor %}"), "refuses this"),
+]
+ADAPTERS: list[tuple[Change, str]] = [
+    (settings("adapter_config.json", lora_alpha=float("nan")), "numbers that are not finite"),
+    (settings("adapter_config.json", r=3), "has another rank than 3"),
+    (settings("adapter_config.json", r="x"), LOAD),
+    (text("adapter_config.json", "[]"), LOAD),
+    (text("pasta.json", "[]"), "has format version None"),
+    (text("adapter_model.safetensors", "garbage"), LOAD),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), MODELS)
+def test_a_broken_model_is_one_line(
+    change: Change, said: str, pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    base = shutil.copytree(tiny_checkpoint.base, tmp_path / "base")
+    change(base)
+    found = pasta(*QUESTION, "--adapter", "none", "--model", base)
+    assert (found.status, found.out) == (2, "")
+    assert said in found.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("change", "said"), ADAPTERS)
+def test_a_broken_adapter_is_one_line(
+    change: Change, said: str, pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    adapter = shutil.copytree(tiny_checkpoint.adapter, tmp_path / "adapter")
+    change(adapter)
+    found = pasta(*QUESTION, "--adapter", adapter, "--model", tiny_checkpoint.base)
+    assert (found.status, found.out) == (2, "")
+    assert said in found.err.splitlines()[-1]
+
+
+def test_what_is_no_model_is_told_and_a_window_that_the_model_does_not_know_is_ignored(
+    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    for name, said in {
+        tiny_checkpoint.adapter: "holds an adapter, not a model: name it with --adapter",
+        "org/name@main": "is neither a folder nor a name on the hub, OWNER/NAME",
+    }.items():
+        found = pasta(*QUESTION, "--adapter", "none", "--model", name)
+        assert (found.status, said in found.err) == (2, True)
+    base = shutil.copytree(tiny_checkpoint.base, tmp_path / "base")
+    plain = pasta(*QUESTION, "--adapter", "none", "--model", base).out
+    settings(sliding_window=4)(base)
+    assert pasta(*QUESTION, "--adapter", "none", "--model", base).out == plain
+
+
+def test_an_output_that_cannot_hold_a_character_shows_its_code(tmp_path: Path) -> None:
+    (tmp_path / "\u20ac.txt").write_text("<sync/>")
+    found = subprocess.run(
+        [sys.executable, "-m", "pasta_decoding", "lint", "\u20ac.txt"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        check=False,
+    )
+    assert (found.returncode, found.stdout[:11]) == (1, b"\\u20ac.txt:")
+
+
+def test_two_evaluations_do_not_write_into_one_folder(
+    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"instruction": "Hello"}\n')
+    where = ["--prompts", tmp_path / "prompts.jsonl", "--out", tmp_path / "out"]
+    method = ["--method", "sequential=none", "--model", tiny_checkpoint.base]
+    with locked(tmp_path / "out"):
+        found = pasta("eval", "generate", *where, *method)
+    assert (found.status, "another process writes into" in found.err) == (2, True)
