@@ -52,9 +52,7 @@ def main() -> None:
     for number, prompt in enumerate(prompts):
         calls: dict[Peer, Call] = {}
         for decoder in [*decoders, *rivals]:
-            calls |= library_of(decoder, prompt, options.max_tokens)
-        for decoder in decoders:
-            calls |= pasta_of(decoder, prompt, options.max_tokens)
+            calls |= calls_of(decoder, prompt, options.max_tokens, decoder in decoders)
         for peer, values in interleaved(calls, options.repeats, warm=not number).items():
             found.setdefault(peer, []).append(tuple(np.median(values, axis=0).tolist()))
         print(f"{number + 1} of {len(prompts)} prompts", file=sys.stderr)
@@ -86,30 +84,19 @@ def report(
         )
 
 
-def library_of(decoder: LocalDecoder, prompt: str, max_tokens: int) -> dict[Peer, Call]:
-    """Return the loop of the library below an engine; the fast engine has none."""
-    name = library_name(decoder)
-    if not name:
-        return {}
-    ids = decoder.prompt_ids(prompt, max_tokens)
-    return {(decoder.engine.name, name): partial(library_loop, decoder, ids, max_tokens)}
-
-
-def pasta_of(decoder: LocalDecoder, prompt: str, max_tokens: int) -> dict[Peer, Call]:
-    """Return Pasta's two ways to write the answer."""
-    return {
-        (decoder.engine.name, f"pasta {mode}"): partial(
-            ours, decoder, prompt, max_tokens, mode == "parallel"
-        )
-        for mode in ("sequential", "parallel")
-    }
-
-
-def library_name(decoder: LocalDecoder) -> str:
-    """Return what the library below an engine calls its own loop, or nothing."""
-    if isinstance(decoder.engine, LlamaEngine):
-        return RIVAL
-    return "" if decoder.engine.name.startswith("fast") else "transformers generate"
+def calls_of(
+    decoder: LocalDecoder, prompt: str, max_tokens: int, ours_too: bool
+) -> dict[Peer, Call]:
+    """Return Pasta's two ways to write the answer, and the loop of the library below the engine."""
+    engine, calls = decoder.engine, {}
+    if not engine.name.startswith("fast"):
+        name = RIVAL if isinstance(engine, LlamaEngine) else "transformers generate"
+        ids = decoder.prompt_ids(prompt, max_tokens)
+        calls[engine.name, name] = partial(library_loop, decoder, ids, max_tokens)
+    for mode in ("sequential", "parallel") if ours_too else ():
+        parallel = mode == "parallel"
+        calls[engine.name, f"pasta {mode}"] = partial(ours, decoder, prompt, max_tokens, parallel)
+    return calls
 
 
 def library_loop(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -47,27 +46,6 @@ def test_the_cache_is_empty_after_random_programs(engine: LlamaEngine) -> None:
         assert engine.slots_in_use == sequences_in_cache(engine) == 0
 
 
-def test_no_token_is_decoded_twice(engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoded: list[int] = []
-    decode = engine.library.llama_decode
-
-    def count(context: Any, batch: Any) -> int:
-        decoded.extend(batch.token[i] for i in range(batch.n_tokens))
-        result: int = decode(context, batch)
-        return result
-
-    monkeypatch.setattr(engine.library, "llama_decode", count)
-    main = engine.open(reserved_tokens=20)
-    engine.step([Feed((main,), PROMPT, (0, 1, 2, 3))])
-    child = engine.fork(main)
-    engine.step([Feed((main, child), (90,), (4,)), Feed((child,), (91,), (5,))])
-    engine.step([Feed((main,), (10,), (5,)), Feed((child,), (20,), (6,))])
-    engine.join(main, [child])
-    engine.step([Feed((main,), (92,), (7,))])
-    engine.close(main)
-    assert decoded == [*PROMPT, 90, 91, 10, 20, 92]
-
-
 def test_a_step_larger_than_a_batch_is_decoded_in_several(engine: LlamaEngine) -> None:
     ids = tuple(n % 90 for n in range(500))
     whole, halves = engine.open(reserved_tokens=500), engine.open(reserved_tokens=500)
@@ -96,9 +74,6 @@ def test_a_foreign_or_broken_file_is_refused(contents: bytes, tmp_path: Path) ->
     file.write_bytes(contents)
     with pytest.raises(PastaError, match=r"not a GGUF file that llama\.cpp can load"):
         LlamaEngine(file)
-
-
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PastaError, match="cannot read"):
         LlamaEngine(tmp_path / "none.gguf")
 

@@ -9,18 +9,18 @@
 //
 // Shapes: Q tokens, I inputs, O outputs, R rank of what is added.
 
-#include <type_traits>
 #include <vector>
 
 #include "packed.h"
 
 namespace {
 
-constexpr int64_t kGroup = 64 / kPanel;  // panels of one task
-constexpr int64_t kAlone = 100000;       // products that are not worth a second thread
-constexpr int64_t kMostRows = 4;         // of a tile
-constexpr int64_t kShared = 8;           // blocks whose inputs share a power of two
-constexpr float kDigit = 254;            // an input is the first digit times this, and the second
+constexpr int64_t kTasks = 16;      // of a thread, if there are as many panels
+constexpr int64_t kMostPanels = 64 / kPanel;  // of a task
+constexpr int64_t kAlone = 100000;  // products that are not worth a second thread
+constexpr int64_t kMostRows = 4;    // of a tile
+constexpr int64_t kShared = 8;      // blocks whose inputs share a power of two
+constexpr float kDigit = 254;       // an input is the first digit times this, and the second
 
 // A layer; what is added to it, or null; its bias, or null; and its first place in the outputs.
 struct Layer {
@@ -32,7 +32,7 @@ struct Layer {
 // Rows of inputs, zeros behind them up to whole blocks, as those who multiply take them.
 class Inputs {
  public:
-  Inputs(const float* from, int64_t tokens, int64_t width, int threads)
+  Inputs(const float* from, int64_t tokens, int64_t width, int64_t stride, int threads)
       : blocks((width + kBlock - 1) / kBlock),
         shares_a_row_((blocks + kShared - 1) / kShared),
         floats_(tokens * blocks * kBlock),
@@ -43,7 +43,7 @@ class Inputs {
         shares_(tokens * shares_a_row_) {
     share(tokens, tokens > kMostRows ? threads : 1, [=](int64_t token) {
       float* own = &floats_[token * blocks * kBlock];
-      std::copy_n(from + token * width, width, own);
+      std::copy_n(from + token * stride, width, own);
 #if defined(__AVX512BF16__)
       convert(own, &bfloats_[token * blocks * kBlock], blocks * kBlock);
 #endif
@@ -190,7 +190,7 @@ inline void fetch(const uint8_t* weights, int64_t bytes) {
 
 // Adds a panel of whole numbers times some rows of inputs to sums.
 template <int rows, typename Kind>
-void add_panel(Kind, const uint8_t* record, const Inputs& in, int64_t token, Vec* sums) {
+void add_whole(Kind, const uint8_t* record, const Inputs& in, int64_t token, Vec* sums) {
   const int32_t *quads[rows][2], *pairs[rows][2];
   const float* inputs[rows];
   for (int row = 0; row < rows; ++row) {
@@ -211,7 +211,8 @@ void add_panel(Kind, const uint8_t* record, const Inputs& in, int64_t token, Vec
 #pragma GCC unroll 2
       for (int group = 0; group < Kind::groups; ++group) {
         constexpr int count = Kind::bits == 6 ? 4 : 8;
-        const int quad = Kind::bits == 6 ? 4 * group : 0, own_offset = group ? offset : first_offset;
+        const int quad = Kind::bits == 6 ? 4 * group : 0;
+        const int own_offset = group ? offset : first_offset;
         Sum own[rows][2] = {};
         for (int row = 0; own_offset && row < rows; ++row)
           for (int digit = 0; digit < 2; ++digit)
@@ -232,7 +233,8 @@ void add_panel(Kind, const uint8_t* record, const Inputs& in, int64_t token, Vec
             all[row][digit] += times(own[row][digit], factors);
       }
       if constexpr (Kind::minimums) {
-        const Vec minimum = __builtin_convertvector(factors_of<Kind>(record, block - first, 1), Vec);
+        const Ints factors = factors_of<Kind>(record, block - first, 1);
+        const Vec minimum = __builtin_convertvector(factors, Vec);
         for (int row = 0; row < rows; ++row) least[row] += minimum * inputs[row][block];
       }
     }
@@ -249,9 +251,9 @@ void add_panel(Kind, const uint8_t* record, const Inputs& in, int64_t token, Vec
   }
 }
 
-// A sum waits for its last product, so that there are two.
+// The same of weights that are floats. A sum waits for its last product, so that there are two.
 template <int rows, typename Kind>
-void add_float_panel(Kind kind, const uint8_t* record, const Inputs& in, int64_t token, Vec* sums) {
+void add_floats(Kind kind, const uint8_t* record, const Inputs& in, int64_t token, Vec* sums) {
   const typename Kind::Input* inputs[rows];
   for (int row = 0; row < rows; ++row) inputs[row] = in.of(token + row, kind);
   Vec all[rows][2] = {};
@@ -264,19 +266,14 @@ void add_float_panel(Kind kind, const uint8_t* record, const Inputs& in, int64_t
   }
   for (int row = 0; row < rows; ++row) sums[row] += all[row][0] + all[row][1];
 }
-template <int rows>
-void add_panel(Floats kind, const uint8_t* record, const Inputs& in, int64_t token, Vec* sums) {
-  add_float_panel<rows>(kind, record, in, token, sums);
-}
-template <int rows>
-void add_panel(Bfloats kind, const uint8_t* record, const Inputs& in, int64_t token, Vec* sums) {
-  add_float_panel<rows>(kind, record, in, token, sums);
-}
 
 template <int rows>
 void add_rows(const Matrix& matrix, int64_t panel, const Inputs& in, int64_t token, Vec* sums) {
   with_kind(matrix.kind, [&](auto kind) {
-    add_panel<rows>(kind, matrix.panel(panel), in, token, sums);
+    if constexpr (decltype(kind)::whole)
+      add_whole<rows>(kind, matrix.panel(panel), in, token, sums);
+    else
+      add_floats<rows>(kind, matrix.panel(panel), in, token, sums);
   });
 }
 
@@ -290,14 +287,13 @@ void add(
   }
 }
 
-// A group of panels of a layer. low: what `down` makes of the inputs, if there is such a thing.
+// Panels of a layer. low: what `down` makes of the inputs, if there is such a thing.
 void run(
-    const Layer& layer, int64_t group, const Inputs& in, const Inputs* low, int64_t tokens,
-    float* out, int64_t stride) {
-  const int64_t end = std::min((group + 1) * kGroup, layer.main->panels());
+    const Layer& layer, int64_t begin, int64_t end, const Inputs& in, const Inputs* low,
+    int64_t tokens, float* out, int64_t stride) {
   for (int64_t token = 0; token < tokens; token += kMostRows) {
     const int64_t rows = std::min(kMostRows, tokens - token);
-    for (int64_t panel = group * kGroup; panel < end; ++panel) {
+    for (int64_t panel = begin; panel < end; ++panel) {
       const int64_t first = panel * kPanel, width = std::min(kPanel, layer.main->outputs - first);
       Vec sums[kMostRows] = {};
       for (int64_t row = 0; layer.bias && row < rows; ++row)
@@ -314,14 +310,16 @@ void run(
 void run_all(
     const std::vector<Layer>& layers, const Inputs& in, const std::vector<Inputs>& low,
     int64_t tokens, float* out, int64_t stride, int threads) {
-  std::vector<std::pair<size_t, int64_t>> places;  // layers, and groups of their panels
+  std::vector<std::pair<size_t, int64_t>> places;  // layers, and the first panels of tasks
+  const int64_t group = std::clamp<int64_t>(stride / kPanel / (kTasks * threads), 1, kMostPanels);
   for (size_t layer = 0; layer < layers.size(); ++layer)
-    for (int64_t group = 0; group * kGroup < layers[layer].main->panels(); ++group)
-      places.emplace_back(layer, group);
+    for (int64_t panel = 0; panel < layers[layer].main->panels(); panel += group)
+      places.emplace_back(layer, panel);
   const bool alone = tokens * stride * in.blocks * kBlock < kAlone;
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1 && !alone)
-  for (const auto& [layer, group] : places)
-    run(layers[layer], group, in, layers[layer].up ? &low[layer] : nullptr, tokens, out, stride);
+  for (const auto& [layer, panel] : places)
+    run(layers[layer], panel, std::min(panel + group, layers[layer].main->panels()), in,
+        layers[layer].up ? &low[layer] : nullptr, tokens, out, stride);
 }
 
 }  // namespace
@@ -331,16 +329,22 @@ extern "C" void pasta_linear(
     const Layer* layers, int64_t count, const float* input, float* out, int64_t tokens,
     int64_t width, int64_t outputs, int threads) {
   const std::vector<Layer> all(layers, layers + count);
-  const Inputs in(input, tokens, width, threads);
+  const Inputs in(input, tokens, width, width, threads);
+  std::vector<Layer> downs;
+  int64_t ranks = 0;
+  for (const Layer& layer : all)
+    if (layer.down) {
+      downs.push_back({layer.down, nullptr, nullptr, nullptr, ranks});
+      ranks += layer.down->outputs;
+    }
+  std::vector<float> found(tokens * ranks);
+  run_all(downs, in, {}, tokens, found.data(), ranks, threads);
   std::vector<Inputs> low;
-  const bool adapted = std::any_of(all.begin(), all.end(), [](const Layer& one) { return one.up; });
-  for (size_t layer = 0; adapted && layer < all.size(); ++layer) {
-    const int64_t rank = all[layer].down ? all[layer].down->outputs : 0;
-    std::vector<float> found(tokens * rank);
-    if (rank)
-      run_all({{all[layer].down, nullptr, nullptr, nullptr, 0}}, in, {}, tokens, found.data(), rank,
-              threads);
-    low.emplace_back(found.data(), tokens, rank, threads);
+  const float* own = found.data();
+  for (const Layer& layer : all) {
+    const int64_t rank = layer.down ? layer.down->outputs : 0;
+    if (ranks) low.emplace_back(own, tokens, rank, ranks, threads);
+    own += rank;
   }
   run_all(all, in, low, tokens, out, outputs, threads);
 }

@@ -3,6 +3,8 @@
 // The formats: https://github.com/ggml-org/ggml/blob/master/src/ggml-quants.c. Levels are the whole
 // numbers of four or eight bits; K formats have scales for 16 or 32 inputs under those of 256.
 
+#include <type_traits>
+
 #include "packed.h"
 
 namespace {
@@ -80,7 +82,7 @@ void read_factors(Format kind, const uint8_t* row, int64_t group, int8_t* factor
   factors[kPanel] = static_cast<int8_t>(minimum);
 }
 
-// One output's part of a packed block. Six bits: 4 and 2; eight, less than none made so by 128: 4 and 4.
+// One output's part of a packed block. Levels of six bits are 4 and 2, those of eight 4 and 4.
 template <typename Kind>
 void put_levels(const int8_t* levels, int64_t output, uint8_t* block) {
   uint8_t* own = block + 4 * output;
@@ -96,7 +98,8 @@ void put_levels(const int8_t* levels, int64_t output, uint8_t* block) {
 }
 
 template <typename T>
-void put_floats(const T* from, int64_t count, int64_t together, int64_t output, uint8_t* block) {
+void put_floats(const T* from, int64_t count, int64_t output, uint8_t* block) {
+  constexpr int64_t together = 4 / sizeof(T);
   for (int64_t at = 0; at < kBlock; ++at)
     reinterpret_cast<T*>(block)[(at / together * kPanel + output) * together + at % together] =
         at < count ? from[at] : T{};
@@ -104,37 +107,33 @@ void put_floats(const T* from, int64_t count, int64_t together, int64_t output, 
 
 // A record of one output; `at` counts the blocks before it.
 template <typename Kind>
-void put_record(Kind, const Source& from, const uint8_t* row, int64_t at, int64_t output, uint8_t* to) {
-  for (int64_t block = 0; block < Kind::blocks; ++block) {
-    int8_t levels[kBlock];
-    read_levels(from.format, row, at + block, levels);
-    put_levels<Kind>(levels, output, to + block * Kind::block_bytes);
+void put_record(const Source& from, const uint8_t* row, int64_t at, int64_t output, uint8_t* to) {
+  if constexpr (!Kind::whole) {
+    using T = std::conditional_t<std::is_same_v<Kind, Floats>, float, uint16_t>;
+    const int64_t first = at * kBlock;
+    put_floats(reinterpret_cast<const T*>(row) + first, from.inputs - first, output, to);
+  } else {
+    for (int64_t block = 0; block < Kind::blocks; ++block) {
+      int8_t levels[kBlock];
+      read_levels(from.format, row, at + block, levels);
+      put_levels<Kind>(levels, output, to + block * Kind::block_bytes);
+    }
+    auto* factors = reinterpret_cast<int8_t*>(to) + Kind::factors_at + output;
+    for (int64_t group = 0; Kind::factors && group < Kind::blocks * Kind::groups; ++group)
+      read_factors(
+          from.format, row, at * Kind::groups + group, factors + group * Kind::numbers * kPanel);
+    auto* scales = reinterpret_cast<uint16_t*>(to + Kind::scales_at) + output;
+    read_scales(from.format, row, at / Kind::blocks, scales);
   }
-  for (int64_t group = 0; Kind::factors && group < Kind::blocks * Kind::groups; ++group)
-    read_factors(
-        from.format, row, at * Kind::groups + group,
-        reinterpret_cast<int8_t*>(to) + Kind::factors_at + group * Kind::numbers * kPanel + output);
-  read_scales(
-      from.format, row, at / Kind::blocks, reinterpret_cast<uint16_t*>(to + Kind::scales_at) + output);
-}
-void put_record(
-    Floats, const Source& from, const uint8_t* row, int64_t at, int64_t output, uint8_t* to) {
-  const auto* own = reinterpret_cast<const float*>(row) + at * kBlock;
-  put_floats(own, from.inputs - at * kBlock, 1, output, to);
-}
-void put_record(
-    Bfloats, const Source& from, const uint8_t* row, int64_t at, int64_t output, uint8_t* to) {
-  const auto* own = reinterpret_cast<const uint16_t*>(row) + at * kBlock;
-  put_floats(own, from.inputs - at * kBlock, 2, output, to);
 }
 
 template <typename Kind>
-void pack_panel(Kind kind, const Matrix& to, const Source& from, int64_t panel) {
+void pack_panel(const Matrix& to, const Source& from, int64_t panel) {
   std::memset(to.panel(panel), 0, to.records * Kind::bytes);
   for (int64_t output = 0; output < std::min(kPanel, to.outputs - panel * kPanel); ++output)
     for (int64_t record = 0; record < to.records; ++record)
-      put_record(
-          kind, from, from.rows + (panel * kPanel + output) * from.row_bytes, record * Kind::blocks,
+      put_record<Kind>(
+          from, from.rows + (panel * kPanel + output) * from.row_bytes, record * Kind::blocks,
           output, to.panel(panel) + record * Kind::bytes);
 }
 
@@ -147,13 +146,14 @@ extern "C" Matrix* pasta_pack(
   const Source from{static_cast<Format>(format), rows, row_bytes, inputs};
   auto* to = new Matrix{format, outputs, 0, 0};
   with_kind(format, [&](auto kind) {
-    constexpr int64_t width = decltype(kind)::blocks * kBlock, bytes = decltype(kind)::bytes;
+    using Kind = decltype(kind);
+    constexpr int64_t width = Kind::blocks * kBlock;
     to->records = (inputs + width - 1) / width;
-    to->record_bytes = bytes;
-    const int64_t size = to->panels() * to->records * bytes;
+    to->record_bytes = Kind::bytes;
+    const int64_t size = to->panels() * to->records * Kind::bytes;
     to->memory.reset(static_cast<uint8_t*>(std::aligned_alloc(64, (size + 63) / 64 * 64)));
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
-    for (int64_t panel = 0; panel < to->panels(); ++panel) pack_panel(kind, *to, from, panel);
+    for (int64_t panel = 0; panel < to->panels(); ++panel) pack_panel<Kind>(*to, from, panel);
   });
   return to;
 }

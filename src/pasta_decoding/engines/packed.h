@@ -60,6 +60,7 @@ inline Vec from_float16s(const uint8_t* from) {
 // are in a word for four quads. Levels of 8 bits are two digits of four.
 template <int bits_, int64_t blocks_, bool factors_, bool minimums_, int offset_>
 struct Whole {
+  static constexpr bool whole = true;
   static constexpr int bits = bits_, offset = offset_;
   static constexpr int64_t blocks = blocks_;
   static constexpr bool factors = factors_, minimums = minimums_;
@@ -67,7 +68,8 @@ struct Whole {
   static constexpr int64_t numbers = minimums ? 2 : 1;
   static constexpr int64_t block_bytes = kPanel * kBlock * bits / 8;
   static constexpr int64_t factors_at = blocks * block_bytes;
-  static constexpr int64_t scales_at = factors_at + (factors ? blocks * groups * numbers * kPanel : 0);
+  static constexpr int64_t scales_at =
+      factors_at + (factors ? blocks * groups * numbers * kPanel : 0);
   static constexpr int64_t bytes = scales_at + numbers * kPanel * 2;
 
   static Ints levels(const uint8_t* block, int group, int quad) {
@@ -83,6 +85,7 @@ struct Whole {
 
 // Weights of 32 bits times inputs as they are.
 struct Floats {
+  static constexpr bool whole = false;
   using Input = float;
   static constexpr int64_t blocks = 1, steps = kBlock, bytes = 4 * kPanel * kBlock;
 
@@ -94,6 +97,7 @@ struct Floats {
 // Weights of 16 bits, times two inputs at a time: rounded to bfloat16 where the processor multiplies
 // such numbers, else as they are.
 struct Bfloats {
+  static constexpr bool whole = false;
   static constexpr int64_t blocks = 1, steps = kBlock / 2, bytes = 2 * kPanel * kBlock;
 #if defined(__AVX512BF16__)
   using Input = uint32_t;
