@@ -230,27 +230,3 @@ def test_every_public_name_is_there_and_importing_them_takes_nothing() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = pasta.nothing
-
-
-def test_only_the_thread_that_decodes_keeps_a_team_of_openmp(
-    tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two teams in a process with too few cores for both cost a step three times its time."""
-    released: list[str] = []
-    idle = threading.Event()
-
-    def release() -> None:
-        released.append(name := threading.current_thread().name)
-        if name == "pasta-engine":
-            idle.set()
-
-    monkeypatch.setattr("pasta_decoding.api.opening.release_openmp_threads", release)
-    monkeypatch.setattr("pasta_decoding.runtime.loop.release_openmp_threads", release)
-    here = threading.current_thread().name
-    with load(tiny_checkpoint) as model:
-        assert released == [here]  # loading is done
-        model.answer(PROMPT, max_tokens=2)
-        assert here in released[1:]  # whoever asks may have computed
-        idle.clear()
-        model.answer(PROMPT, max_tokens=2)
-        assert idle.wait(60)  # so may another engine of this process

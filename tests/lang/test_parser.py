@@ -88,12 +88,6 @@ def test_a_tag_is_released_with_its_last_character() -> None:
     assert parser.feed("><async>") == [Promise(7, "a", 20, tag), AsyncOpen(39)]
 
 
-def test_a_half_written_tag_at_the_end_was_text() -> None:
-    parser = Parser()
-    assert parser.feed("\\\\<async") == []
-    assert parser.finish() == [Text(0, "\\\\<async")]
-
-
 @pytest.mark.parametrize(("count", "is_tag"), [(250, True), (251, False)])
 def test_a_promise_has_up_to_250_characters(count: int, is_tag: bool) -> None:
     source = f"<promise {'x' * count}>"

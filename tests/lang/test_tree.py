@@ -21,7 +21,6 @@ from pasta_decoding.lang.tree import (
     Tree,
     in_text_form,
     read,
-    read_events,
     show,
     strip,
     valid_tokens,
@@ -88,23 +87,6 @@ def test_reading_any_text_gives_a_normal_tree(source: str) -> None:
     assert read(show(tree)) == tree
     texts = [event.text for event in parse(source) if isinstance(event, Text)]
     assert strip(tree) == "".join(texts), "no text is lost"
-
-
-@given(SOURCE)
-def test_text_cut_anywhere_reads_the_same(source: str) -> None:
-    single = [
-        Text(event.pos + place, char)
-        for event in parse(source)
-        if isinstance(event, Text)
-        for place, char in enumerate(event.text)
-    ]
-    tags = [event for event in parse(source) if not isinstance(event, Text)]
-    assert read_events(sorted([*tags, *single], key=lambda event: event.pos)) == read(source)
-
-
-def test_strip_undoes_the_escapes_of_plain_text() -> None:
-    source = r"Say \<sync/>: " + '<promise topic="a" tokens="10"/><async>\\\\</async> end'
-    assert strip(read(source)) == "Say <sync/>: \\ end"
 
 
 @given(st.text(max_size=300))

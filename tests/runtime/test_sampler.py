@@ -70,11 +70,6 @@ def test_ties_at_the_border_stay_in() -> None:
     assert min(shares(SamplingParams(temperature=1, top_p=0.3), logits_V=level_V)) > 0
 
 
-def test_a_constraint_finds_its_token_among_those_that_top_k_cut() -> None:
-    sampler = Sampler(SamplingParams(temperature=1, top_k=1))
-    assert sampler.sample(0, 0, LOGITS, ban(0)) == Choice(1, intervened=True)
-
-
 CHI_SQUARED_7 = 24.3
 """Of seven degrees of freedom, which a thousandth of all samples exceed."""
 
@@ -112,12 +107,6 @@ def distribution(sampling: SamplingParams, allowed: Constraint, logits_V: Logits
     share_V[[token for token in kept_V if allowed.admits(token)]] = 1
     share_V *= np.exp(scaled_V)
     return share_V / share_V.sum()
-
-
-def test_rows_that_are_no_numbers_give_some_token() -> None:
-    row_V = np.full(1000, np.nan, dtype=np.float32)
-    token = Sampler(SamplingParams(temperature=1, top_p=0.9)).sample(0, 0, row_V, FREE).token
-    assert 0 <= token < 1000
 
 
 # Constraints

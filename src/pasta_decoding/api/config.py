@@ -70,9 +70,7 @@ class GenerationConfig:
     stop: Annotated[str | Sequence[str], "End the text before this string."] = ()
     max_seconds: Annotated[float | None, "Time limit of the answer, waiting included."] = None
     max_threads: Annotated[int, "Threads that may write at the same time."] = 32
-    eagerness: Annotated[float | None, "Added to the promise token's logit; 0 is as trained."] = (
-        None
-    )
+    eagerness: Annotated[float | None, "Added to the promise's logit; 0 is as trained."] = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _stops(self.stop))
@@ -112,22 +110,14 @@ class EngineConfig:
     base_url: servers that hold the merged checkpoint; several are replicas.
     """
 
-    adapter: Annotated[str | None, "Adapter: a name or a folder; `none` for the model alone."] = (
-        None
-    )
-    model: Annotated[
-        Path | None, "Base model (folder, hub name or GGUF file), or a merged model."
-    ] = None
+    adapter: Annotated[str | None, "Name or folder; `none` for the model alone."] = None
+    model: Annotated[Path | None, "Base or merged model: folder, hub name or GGUF file."] = None
     engine: Annotated[str, "auto, fast, torch, llama or remote."] = "auto"
-    join: Annotated[
-        Joining | None, "How the main thread reads finished chunks; as trained if left out."
-    ] = None
+    join: Annotated[Joining | None, "How main reads finished chunks; else as trained."] = None
     dtype: Annotated[
         str, "auto, float32, bfloat16; llama: float16, Q8_0, Q6_K, Q5_K_M, Q4_K_M, Q4_0."
     ] = "auto"
-    max_model_len: Annotated[
-        int | None, "Context length of a request, answer included; the model's if left out."
-    ] = None
+    max_model_len: Annotated[int | None, "Context length of a request; else the model's."] = None
     cache_tokens: Annotated[int, "Size of the KV cache in tokens, all requests together."] = (
         DEFAULT_CACHE_TOKENS
     )
