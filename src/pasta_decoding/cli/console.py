@@ -39,6 +39,16 @@ def base_folder(model: Path | None) -> Path:
     return model_folder(model, cache_folder())
 
 
+def with_default(engine: EngineConfig) -> EngineConfig:
+    """Return the config with this machine's default adapter, where nothing else is asked for."""
+    from pasta_decoding.api.checkpoints import default_adapter
+
+    named = (engine.adapter or engine.model or engine.device) is not None
+    if named or engine.engine not in ("auto", "fast"):
+        return engine
+    return replace(engine, adapter=default_adapter(cache_folder(), os.environ))
+
+
 def opened_decoder(engine: EngineConfig) -> AnyDecoder:
     """Open a checkpoint with the user's cache, and with $PASTA_REMOTE_KEY as the servers' key."""
     from pasta_decoding.api.opening import open_decoder

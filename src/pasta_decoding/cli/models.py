@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,7 +13,7 @@ from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.cli.console import cache_folder, say
 from pasta_decoding.cli.options import Base, command
 from pasta_decoding.errors import PastaError
-from pasta_decoding.models.bases import BASES, DEFAULT_MODEL
+from pasta_decoding.models.bases import BASES
 
 GGUF_WARNING = (
     "Programs other than Pasta must never sample the control tokens, or parts of answers are "
@@ -56,12 +57,15 @@ def models(
 
 @command("pasta pull", "pasta pull qwen2.5-coder-1.5b")
 def pull(
-    name: Annotated[str, typer.Argument(help=f"One of {', '.join(BASES)}.")] = DEFAULT_MODEL,
+    name: Annotated[str | None, typer.Argument(help=f"One of {', '.join(BASES)}.")] = None,
 ) -> None:
-    """Fetch a known base model into the cache, once; SmolLM2-135M-Instruct if none is named."""
+    """Fetch a known base model into the cache, once; without a name, the default adapter's."""
+    from pasta_decoding.api.checkpoints import default_adapter
+    from pasta_decoding.models.load import known_base
     from pasta_decoding.models.pull import pull as fetch
 
-    typer.echo(fetch(cache_folder(), name))
+    cache = cache_folder()
+    typer.echo(fetch(cache, name or known_base(default_adapter(cache, os.environ))))
 
 
 @command(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pasta_decoding.api.config import EngineConfig, GenerationConfig
-from pasta_decoding.cli.console import Lanes, opened_decoder, say
+from pasta_decoding.cli.console import Lanes, opened_decoder, say, with_default
 from pasta_decoding.cli.options import AsJson, System, Without, command
 from pasta_decoding.errors import PastaError
 
@@ -29,7 +29,6 @@ FEW_OF_ANSWER = Without({"top_p", "eagerness", "seed"})
 FEW_OF_ENGINE = Without({"join", "max_model_len", "cache_tokens", "threads", "device"})
 
 _ROWS = {
-    "text": "text",
     "tokens": "plain_tokens",
     "steps": "critical_path",
     "tokens a step": "tokens_per_step",
@@ -63,7 +62,7 @@ def run(
     """Answer a question; independent parts of the answer are written side by side."""
     from pasta_decoding.files import to_json, write_text
 
-    generation = replace(generation, parallel=not sequential)
+    generation, engine = replace(generation, parallel=not sequential), with_default(engine)
     question = asked(prompt, system)
     if show and as_json:
         raise PastaError("--show draws for a person, --json prints for a program: leave one out")
@@ -91,8 +90,8 @@ def compare(
     baseline: Annotated[
         str | None,
         typer.Option(
-            help="Adapter or merged model to compare with. Default: `sequential` for the shipped "
-            "adapters, the base model for others."
+            help="Adapter or merged model to compare with. Default: the trained baseline of the "
+            "shipped adapters, the base model for others."
         ),
     ] = None,
     system: System = None,
@@ -101,9 +100,9 @@ def compare(
     generation: Annotated[GenerationConfig, FEW_OF_ANSWER, Without({"temperature"})],
     engine: Annotated[EngineConfig, FEW_OF_ENGINE, Without({"base_url", "dtype"})],
 ) -> None:
-    """Answer a question in parallel and by a sequential baseline, side by side.
+    """Answer a question in parallel, then by a sequential baseline; compare their figures.
 
-    The baseline of the shipped adapters was trained on most of the same responses, without tags.
+    The baseline of the shipped adapters was trained on many of the same responses, without tags.
     """
     from rich.console import Console
     from rich.table import Table
@@ -112,10 +111,12 @@ def compare(
     from pasta_decoding.api.checkpoints import baseline_of
 
     question = asked(prompt, system)
+    engine = with_default(engine)
     rival, about = baseline_of(engine, baseline)
+    alone = replace(generation, parallel=False)
     results = {
-        "sequential": _answered(rival, question, replace(generation, parallel=False)),
-        "parallel": _answered(engine, question, generation),
+        "parallel": _answered(engine, question, generation, shown=not as_json),
+        "sequential": _answered(rival, question, alone, shown=not as_json),
     }
     if as_json:
         typer.echo(json.dumps(results, ensure_ascii=False))
@@ -133,12 +134,21 @@ def compare(
 
 
 def _answered(
-    engine: EngineConfig, question: list[dict[str, str]], generation: GenerationConfig
+    engine: EngineConfig,
+    question: list[dict[str, str]],
+    generation: GenerationConfig,
+    *,
+    shown: bool,
 ) -> dict[str, Any]:
     """Load a model, answer with it once it is warm, and return the figures."""
     with opened(engine) as model:
         model.answer(question, max_tokens=8)
-        found = figures(model.answer(question, generation), model, engine)
+        if shown:
+            say(f"\n{engine.short_name}, {'parallel' if generation.parallel else 'sequential'}:")
+            result = answer_shown(model, question, generation, show=False).result
+        else:
+            result = model.answer(question, generation)
+        found = figures(result, model, engine)
     return {"checkpoint": engine.short_name} | found
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pasta_decoding.api.config import EngineConfig
-from pasta_decoding.cli.console import cache_folder, opened_decoder, say
+from pasta_decoding.cli.console import cache_folder, opened_decoder, say, with_default
 from pasta_decoding.cli.options import command
 from pasta_decoding.errors import PastaError, install_command
 from pasta_decoding.models.load import NO_ADAPTER
@@ -56,7 +56,7 @@ def serve(
     from pasta_decoding.server.listen import address, http_server, is_loopback, open_socket
     from pasta_decoding.server.metrics import Metrics
 
-    key, metrics = checked_key(settings.api_key), Metrics()
+    key, metrics, engine = checked_key(settings.api_key), Metrics(), with_default(engine)
     with open_socket(settings.host, settings.port) as listener:
         own_names = (settings.host,) if key is None and is_loopback(listener) else None
         # A wrong baseline is refused before the model is loaded.

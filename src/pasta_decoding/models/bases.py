@@ -75,6 +75,8 @@ BASES = {
     )
 }
 DEFAULT_MODEL = "smollm2-135m"
+"""What Python takes; commands take the large one where there is room (`default_adapter`)."""
+LARGE_MODEL = "qwen2.5-coder-1.5b"
 
 
 def default_cache(environment: Mapping[str, str]) -> Path:

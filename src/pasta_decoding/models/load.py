@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 DEFAULT_ADAPTER = BASES[DEFAULT_MODEL].adapter
 SEQUENTIAL = "sequential"
-"""The baseline of a shipped adapter: trained on most of the same responses, tags taken out."""
+"""The baseline of a shipped adapter: trained on many of the same responses, tags taken out."""
 NO_ADAPTER = "none"
 """The base model as it is, in place of an adapter's name."""
 _PACKAGE = Path(__file__).parents[1]
