@@ -14,7 +14,7 @@ from inspect import formatannotation
 from keyword import iskeyword
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from typer import Option
 
@@ -22,9 +22,7 @@ from pasta_decoding.api.config import check_name
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import SCHEMES
-
-if TYPE_CHECKING:
-    from pasta_decoding.runtime.request import Rules
+from pasta_decoding.runtime.request import Rules
 
 Key = partial(Option, hidden=True)
 Bf16 = Annotated[bool, Key(help="bfloat16 weights and activations; LoRA stays float32.")]
@@ -136,8 +134,6 @@ class PreferenceConfig:
     @property
     def rules(self) -> Rules:
         """How far an annotated answer may go."""
-        from pasta_decoding.runtime.request import Rules
-
         return Rules(max_tokens=self.max_tokens, max_threads=self.max_threads, max_chunks=16)
 
 

@@ -74,13 +74,8 @@ class Sample:
 
     def layout(self, scheme: Scheme, control: ControlTokens) -> Layout:
         """Lay the sampled ids out for a training forward."""
-        return lay_out(
-            self.prompt_ids,
-            self.segments,
-            scheme,
-            async_close=control.async_close,
-            end=self.end,
-        )
+        close = control.async_close
+        return lay_out(self.prompt_ids, self.segments, scheme, async_close=close, end=self.end)
 
 
 Job = tuple[Question, int, int]
