@@ -76,6 +76,7 @@ def test_text_events_batches_and_their_async_twins_bring_the_same_answer(
         answer = await model.aanswer(PROMPT, max_tokens=TOKENS)
         batch = await model.abatch(prompts, on_result=told.__setitem__, **options)
         assert [told[number] for number in range(3)] == batch
+        assert model.answer(PROMPT, max_tokens=TOKENS).text == answer.text, "within a loop too"
         return [text, ordered(events), answer.text, *(one.text for one in batch[::2])]
 
     assert asyncio.run(twins()) == [whole.text] * 5

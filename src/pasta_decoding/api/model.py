@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Lock
@@ -115,9 +115,9 @@ class Model:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return asyncio.run(coming)
-        with ThreadPoolExecutor(1) as other:  # this thread has a loop of its own
-            return other.submit(asyncio.run, coming).result()
+            return _finished(coming)
+        with ThreadPoolExecutor(1) as other:  # a loop runs in this thread
+            return other.submit(_finished, coming).result()
 
     async def aanswer(
         self, prompt: Prompt, config: GenerationConfig = _DEFAULT, **options: Any
@@ -197,6 +197,12 @@ class Model:
             if self._worker is None:
                 self._worker = open_worker(self.decoder)
             return self._worker
+
+
+def _finished(coming: Coroutine[Any, Any, list[Result]]) -> list[Result]:
+    # As `asyncio.run`, which would take away a loop that the thread has set.
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        return runner.run(coming)
 
 
 def _message(one: object) -> Message:
