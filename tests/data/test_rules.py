@@ -122,23 +122,13 @@ def test_siblings_of_the_same_title_get_different_topics() -> None:
 
 
 SEQUENTIAL = {
-    "story": """Anna opened the old door and she looked at him. He had waited for years.
-
-She turned away, and he watched her as she walked down to the river and wept.
-
-He followed her. She stopped, he called her name, and they stood there until the moon had set.
-
-Her brother had heard them from the house. He took his coat and ran, but they were gone.""",
+    "story": "She turned away, and he watched her as she walked to the river and wept.\n\n" * 5,
     "verse": "\n".join(["The rain has come again,", "and I have lost my way,"] * 5),
-    "dialogue": """Ann: Where have you been all day long, and why did you not call me before noon?
+    "dialogue": """Ann: Where have you been all day long, and why did you not call before noon?
 Ben: I was at the lake with the children, and my telephone fell into the water there.
 Ann: That is the third one this year, so you will have to pay for it yourself this time.
 Ben: I know that, and I am sorry, but the children were so happy in the cold water.""",
-    "letter": """Dear Ms Lee,
-
-I am writing to ask for a new date, since I am ill and must stay at home this week.
-
-My notes are with the secretary, who will send them to you before the end of the week.""",
+    "letter": "Dear Ms Lee,\n\n" + "My notes are with Ann, who will send them on.\n\n" * 3,
     "steps": """Step 1: Mix the flour with the water, the salt and the yeast in a wooden bowl.
 Step 2: Knead the dough for ten minutes until it is smooth and no longer sticks to you.""",
     "code": "```\n"

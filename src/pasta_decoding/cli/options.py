@@ -72,7 +72,10 @@ def command(
         @wraps(function)
         def call(**values: Any) -> None:
             for name, (default, known) in configs.items():
-                values[name] = _filled(default, {field: values.pop(field) for field in known})
+                given = {field: values.pop(field) for field in known}
+                tuples = [field for field in known if isinstance(getattr(default, field), tuple)]
+                given |= {field: tuple(given[field] or ()) for field in tuples}
+                values[name] = replace(default, **given)
             function(**values)
 
         call.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
@@ -106,9 +109,3 @@ def _options(config: Any, without: frozenset[str]) -> Iterator[Parameter]:
             kind, default = GenericAlias(list, get_args(kind)[:1]) | None, list(default) or None
         hint: Any = Annotated[kind, mark]
         yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
-
-
-def _filled(config: Any, given: dict[str, Any]) -> Any:
-    """Return a copy of the config with what was given."""
-    tuples = {name for name in given if isinstance(getattr(config, name), tuple)}
-    return replace(config, **given | {name: tuple(given[name] or ()) for name in tuples})

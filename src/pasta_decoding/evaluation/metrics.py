@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pasta_decoding.data.lines import read_json
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.evaluation.records import Record, Run
 from pasta_decoding.lang.measures import rep_4
 
@@ -227,12 +227,11 @@ def verdicts_of(run: Run, baseline: Run) -> Verdicts | None:
 
 def _verdict(row: Any, path: Path) -> tuple[str, list[str], str, float]:
     """Return the instruction, both texts, who judged, and the preference from 0 to 1 or NaN."""
-    try:
+    kinds = KeyError, TypeError, ValueError, AttributeError
+    with errors_as(f"{path}: not alpaca_eval's annotations", *kinds):
         texts = [row["output_1"].strip(), row["output_2"].strip()]
         instruction, annotator, preference = row["instruction"], row["annotator"], row["preference"]
         value = math.nan if preference is None else float(preference) - 1
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise PastaError(f"{path}: not alpaca_eval's annotations: {error!r}") from error
     if value < 0 or value > 1:
         raise PastaError(f"{path}: the preference {preference} is not in [1, 2]")
     return str(instruction), texts, str(annotator), value
@@ -241,14 +240,12 @@ def _verdict(row: Any, path: Path) -> tuple[str, list[str], str, float]:
 def _length_controlled(path: Path, label: str) -> dict[str, Interval]:
     if not path.exists():
         return {}
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                if next(iter(row.values())) == label and row.get("length_controlled_winrate"):
-                    value = float(row["length_controlled_winrate"])
-                    reach = 1.96 * float(row["lc_standard_error"])
-                    ends = (value - reach, value + reach) if 0 < reach < math.inf else ()
-                    return {LC_WIN_RATE: Interval(value, *ends)}
-    except (csv.Error, KeyError, ValueError) as error:
-        raise PastaError(f"{path}: not alpaca_eval's leaderboard: {error!r}") from error
+    text = path.read_text(encoding="utf-8")
+    with errors_as(f"{path}: not alpaca_eval's leaderboard", csv.Error, KeyError, ValueError):
+        for row in csv.DictReader(text.splitlines()):
+            if next(iter(row.values())) == label and row.get("length_controlled_winrate"):
+                value = float(row["length_controlled_winrate"])
+                reach = 1.96 * float(row["lc_standard_error"])
+                ends = (value - reach, value + reach) if 0 < reach < math.inf else ()
+                return {LC_WIN_RATE: Interval(value, *ends)}
     return {}

@@ -25,7 +25,7 @@ from typing import Any
 
 from pasta_decoding.data.lines import append_line, read_json, read_lines, refuse_other_settings
 from pasta_decoding.data.rows import Question
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import write_json
 from pasta_decoding.lang.layout import ChunkRun, PromiseRun
 from pasta_decoding.lang.measures import repetitions, tokens_per_step
@@ -127,12 +127,10 @@ def read_records(path: Path, *, resume: bool = False) -> list[Record]:
     """
     records = []
     for number, line in enumerate(read_lines(path, resume=resume, hint=""), start=1):
-        try:
+        with errors_as(f"{path}:{number}: not a record of an evaluation", TypeError, ValueError):
             one = Record(**line)
             promises = tuple((promised, tokens) for promised, tokens in one.promises)
             records.append(replace(one, promises=promises, repeats=tuple(one.repeats)))
-        except (TypeError, ValueError) as error:
-            raise PastaError(f"{path}:{number}: not a record of an evaluation: {error}") from error
     return records
 
 
