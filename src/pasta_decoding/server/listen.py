@@ -16,6 +16,7 @@ import socket
 import time
 from collections.abc import Sequence
 
+import psutil
 import uvicorn
 from fastapi import FastAPI
 from starlette.datastructures import Headers, MutableHeaders
@@ -66,13 +67,13 @@ def address(listener: socket.socket) -> str:
 
 
 def connection_limit() -> int:
-    """Raise this process's limit of open files; return the connections that leave half of them."""
+    """Raise this process's limit of open files; return how many may be connections."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (2**30 if one == resource.RLIM_INFINITY else one for one in limits)
-    if soft < 2 * MAX_CONNECTIONS:
-        soft = min(2 * MAX_CONNECTIONS, hard)
+    if soft < 4 * MAX_CONNECTIONS:
+        soft = min(4 * MAX_CONNECTIONS, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, limits[1]))
-    return min(MAX_CONNECTIONS, soft // 2)
+    return max(1, min(MAX_CONNECTIONS, (soft - psutil.Process().num_fds()) // 3))
 
 
 class Connection(H11Protocol):
@@ -121,6 +122,8 @@ def http_server(app: FastAPI, backends: Sequence[Backend], drain_seconds: float 
         ws="none",
         log_level="warning",
         access_log=False,
+        # As many are accepted at once, a few times, before the first of them can be closed.
+        backlog=max(8, Connection.most // 2),
         server_header=False,
         timeout_graceful_shutdown=math.ceil(drain_seconds + GRACE_S),
     )
