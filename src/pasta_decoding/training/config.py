@@ -58,6 +58,7 @@ class SftConfig:
     schedule: Schedule = "linear"
     lora_rank: Annotated[int, Option(min=0, help="0 trains all weights, not LoRA.")] = 16
     lora_alpha: Annotated[int | None, Key(min=1, help="Scale of LoRA; else twice the rank.")] = None
+    lora_targets: Annotated[tuple[str, ...], Key(help="Layers with LoRA; else all.")] = ()
     load_in_4bit: Annotated[bool, Key(help="4-bit base under LoRA (QLoRA); needs a GPU.")] = False
     max_tokens: Annotated[
         int, Option("--max-length", min=8, help="Longest prompt and answer in tokens.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,8 +26,9 @@ def add_lora(
     rank: int,
     seed: int,
     alpha: int | None = None,
+    targets: Sequence[str] = (),
 ) -> Any:
-    """Put LoRA on every linear layer; make the control-token rows trainable.
+    """Put LoRA on every linear layer, or on `targets`; make the control-token rows trainable.
 
     An output layer that is not tied to the embeddings has rows of its own, which are trained as
     well: spare tokens of a vocabulary were never trained, and their rows are often all the same.
@@ -39,7 +41,7 @@ def add_lora(
     settings = LoraConfig(
         r=rank,
         lora_alpha=alpha or 2 * rank,
-        target_modules="all-linear",
+        target_modules=list(targets) or "all-linear",
         trainable_token_indices={layer: sorted(control.ids) for layer in layers},
         task_type="CAUSAL_LM",
     )

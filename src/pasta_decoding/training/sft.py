@@ -128,6 +128,7 @@ def load_trainable(base: Path, config: SftConfig) -> Loaded:
             record.control,
             rank=config.lora_rank,
             alpha=config.lora_alpha,
+            targets=config.lora_targets,
             seed=config.seed,
         )
     return replace(loaded, model=model, checkpoint=checkpoint)
