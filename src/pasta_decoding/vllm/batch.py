@@ -19,7 +19,7 @@ from torch import Tensor
 from pasta_decoding.guided import XARG, GuidedParams, Kind, ThreadGrammar, read_params
 from pasta_decoding.models.checkpoint import is_reserved
 from pasta_decoding.runtime.constraints import Constraint
-from pasta_decoding.runtime.vocabulary import Vocabulary, vocabulary_of
+from pasta_decoding.runtime.vocabulary import Ids, Vocabulary, vocabulary_of
 
 UNKNOWN = -1
 """Stands in a request's output for a token that has not come back from the accelerator."""
@@ -131,7 +131,6 @@ class Places:
     def __init__(self, served: Served) -> None:
         self._served = served
         self._rows: dict[int, Writing] = {}
-        self._mask = Mask()
 
     def update(self, change: Any) -> None:
         """Follow a `BatchUpdate`: first who left, then who came, then who moved."""
@@ -153,7 +152,7 @@ class Places:
     def apply(self, logits_RV: Tensor) -> Tensor:
         """Hold every row to its rules."""
         found = [(row, one.constraint(), one.temperature) for row, one in self._rows.items()]
-        self._mask.restrict(logits_RV, found)
+        restrict(logits_RV, found)
         return logits_RV
 
 
@@ -168,7 +167,6 @@ class Slots:
         self._states = states
         self._slots: dict[int, Writing] = {}
         self._outputs: dict[int, list[int]] = {}
-        self._mask = Mask()
 
     def add(self, slot: int, params: Any) -> bool:
         """Let a request into a slot, after whoever had it; is it guided?"""
@@ -192,7 +190,7 @@ class Slots:
                 continue
             self._follow(slot, token, place)
             found.append((row, one.constraint(), one.temperature))
-        self._mask.restrict(logits_RV, found)
+        restrict(logits_RV, found)
         return logits_RV
 
     def _follow(self, slot: int, token: int, place: int) -> None:
@@ -206,37 +204,25 @@ class Slots:
             output[wanted - 1 :] = [token]  # what was drafted may have been refused
 
 
-class Mask:
-    """Restricts the logits of one step after the other, of which most forbid the same."""
-
-    def __init__(self) -> None:
-        self._banned: list[tuple[int, Constraint]] = []
-        self._places: tuple[Tensor, Tensor] | None = None
-
-    def restrict(self, logits_RV: Tensor, rows: Sequence[Row]) -> None:
-        """Change `logits_RV` in place, so that what is drawn from it is what may stand there."""
-        banned: list[tuple[int, Constraint]] = []
-        for row, allowed, temperature in rows:
-            if allowed is None:
-                continue
-            for token, by in allowed.bias.items():
-                logits_RV[row, token] += by
-            if allowed.only is not None:
-                _keep(logits_RV[row], allowed.only)
-            elif allowed.instead is not None:
-                _lift(logits_RV[row], allowed.banned, allowed.instead, temperature)
-            if len(allowed.banned):
-                banned.append((row, allowed))
-        if banned:
-            logits_RV.index_put_(self._found(banned, logits_RV), logits_RV.new_tensor(-torch.inf))
-
-    def _found(self, banned: list[tuple[int, Constraint]], beside: Tensor) -> tuple[Tensor, Tensor]:
-        """Return rows and ids of all that is banned; those of the step before if they are these."""
-        if self._places is None or banned != self._banned:
-            which = np.repeat([row for row, _ in banned], [len(one.banned) for _, one in banned])
-            ids = np.concatenate([one.banned for _, one in banned])
-            self._banned, self._places = banned, (_tensor(which, beside), _tensor(ids, beside))
-        return self._places
+def restrict(logits_RV: Tensor, rows: Sequence[Row]) -> None:
+    """Change `logits_RV` in place, so that what is drawn from it is what may stand there."""
+    banned: list[tuple[int, Ids]] = []
+    for row, allowed, temperature in rows:
+        if allowed is None:
+            continue
+        for token, by in allowed.bias.items():
+            logits_RV[row, token] += by
+        if allowed.only is not None:
+            _keep(logits_RV[row], allowed.only)
+        elif allowed.instead is not None:
+            _lift(logits_RV[row], allowed.banned, allowed.instead, temperature)
+        if len(allowed.banned):
+            banned.append((row, allowed.banned))
+    if banned:
+        which = np.repeat([row for row, _ in banned], [len(ids) for _, ids in banned])
+        ids = np.concatenate([ids for _, ids in banned])
+        places = (_tensor(which, logits_RV), _tensor(ids, logits_RV))
+        logits_RV.index_put_(places, logits_RV.new_tensor(-torch.inf))
 
 
 def _keep(logits_V: Tensor, only: Any) -> None:
