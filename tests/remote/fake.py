@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import socketserver
 import threading
 import time
@@ -16,8 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
-from itertools import takewhile
-from struct import pack
+from os.path import commonprefix
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,9 +54,9 @@ def by_model(model: PreTrainedModel) -> Script:
 class Fake:
     """What the server does, and what it has seen.
 
-    bodies:    all requests for completions; `live` of them are under way.
+    bodies:    all requests for completions, each with the session that its header names; `live`
+               of them are under way.
     checks:    those that only ask what the server can do.
-    sessions:  the session that each of `bodies` names.
     processor: makes what holds requests to their params, as vLLM does; None has none.
     token_s:   how long it takes for a token.
     """
@@ -73,10 +71,8 @@ class Fake:
     processor: Callable[[], Places] | None = None
     bodies: list[Body] = field(default_factory=list)
     checks: list[Body] = field(default_factory=list)
-    sessions: list[str | None] = field(default_factory=list)
     live: int = 0
     most_live: int = 0
-    written_tokens: int = 0
     mischief: Mischief | None = None
     port: int = 0
 
@@ -91,21 +87,18 @@ class Fake:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def complete(self, request: Request) -> Response:
-        body = await request.json()
+        body = await request.json() | {"session": request.headers.get("x-session-id")}
         check = '"kind":"check"' in (body.get("vllm_xargs") or {}).get(XARG, "")
-        earlier = [one["prompt"] for one in self.bodies]
+        prompt = body["prompt"][:-1]
+        shared = [commonprefix([prompt, one["prompt"]]) for one in self.bodies]  # noqa: RUF071
         (self.checks if check else self.bodies).append(body)
-        if not check:
-            self.sessions.append(request.headers.get("x-session-id"))
         if not self._may(request):
             return refusal(401, "Unauthorized")
         if body["model"] != self.model:
             return refusal(404, f"The model `{body['model']}` does not exist.")
         if problem := self.problem(body):
             return refusal(400, problem)
-        pairs = [zip(body["prompt"][:-1], one, strict=False) for one in earlier]
-        shared = [sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], one)) for one in pairs]
-        pieces = self._pieces(body, max(shared, default=0), 0 if check else 1)
+        pieces = self._pieces(body, max(map(len, shared), default=0), 0 if check else 1)
         found = self.mischief(body, pieces) if self.mischief and not check else pieces
         if isinstance(found, Response):
             return found
@@ -128,45 +121,37 @@ class Fake:
         return "Too many logit bias tokens" if len(bias) > MAX_BIASES else None
 
     async def _pieces(self, body: Body, cached: int, requests: int) -> AsyncGenerator[bytes]:
+        prompt, written, reason = body["prompt"], list[int](), None
+        most = min(body["max_tokens"], self.max_model_len - len(prompt))
+        held = None if self.processor is None else self.processor()
+        if held is not None:
+            added = (0, _params(body), None, written)
+            held.update(SimpleNamespace(removed=[], added=[added], moved=[]))
         self.live += requests
         self.most_live = max(self.most_live, self.live)
         try:
-            written: list[int] = []
-            async for piece in self._events(body, written):
-                self.written_tokens += 1
-                yield piece
-            yield usage(len(body["prompt"]), len(written), cached)
+            while reason is None:
+                await asyncio.sleep(self.token_s)
+                token = self._choose(body, written, held)
+                first = {} if written else {"prompt_token_ids": prompt}
+                written.append(token)
+                stopped = token in (*body["stop_token_ids"], self.end)
+                reason = "stop" if stopped else "length" if len(written) == most else None
+                named = token if stopped and token != self.end else None
+                yield event(token, finish_reason=reason, stop_reason=named, **first)
+            yield usage(len(prompt), len(written), cached)
             yield b"data: [DONE]\n\n"
         finally:
             self.live -= requests
 
-    async def _events(self, body: Body, written: list[int]) -> AsyncGenerator[bytes]:
-        """Yield a token's event each, and append the tokens to `written`."""
-        seen, held = list(body["prompt"]), None if self.processor is None else self.processor()
-        if held is not None:
-            added = (0, _params(body), None, written)
-            held.update(SimpleNamespace(removed=[], added=[added], moved=[]))
-        most = min(body["max_tokens"], self.max_model_len - len(seen))
-        for n in range(most):
-            await asyncio.sleep(self.token_s)
-            token = self._choose(body, (*seen, *written), n, held)
-            written.append(token)
-            stopped = token in (*body["stop_token_ids"], self.end)
-            reason = "stop" if stopped else "length" if n + 1 == most else None
-            named = token if stopped and token != self.end else None
-            first = {"prompt_token_ids": None if n else body["prompt"]}
-            yield event(token, finish_reason=reason, stop_reason=named, **first)
-            if reason:
-                break
-
-    def _choose(self, body: Body, seen: tuple[int, ...], n: int, held: Places | None) -> int:
-        logits_V = np.array(self.script(seen), dtype=np.float64)
+    def _choose(self, body: Body, written: list[int], held: Places | None) -> int:
+        logits_V = np.array(self.script((*body["prompt"], *written)), dtype=np.float64)
         for token, by in (body["logit_bias"] or {}).items():
             logits_V[int(token)] += by
         if held is not None:
             logits_V = held.apply(torch.from_numpy(logits_V)[None])[0].numpy()
         if body["temperature"]:
-            noise = np.random.default_rng((body["seed"], n))
+            noise = np.random.default_rng((body["seed"], len(written)))
             logits_V = logits_V / body["temperature"] + noise.gumbel(size=len(logits_V))
         return int(logits_V.argmax())
 
@@ -201,9 +186,10 @@ def sent(event: object) -> bytes:
     return b"data: " + json.dumps(event).encode() + b"\n\n"
 
 
-def refusal(status: int, message: str, **headers: str) -> Response:
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return JSONResponse({"error": {"message": message, "type": "error"}}, status, named)
+def refusal(status: int, message: str) -> Response:
+    """Return an error that may be tried again at once."""
+    error = {"message": message, "type": "error"}
+    return JSONResponse({"error": error}, status, {"Retry-After": "0"})
 
 
 @cache
@@ -238,8 +224,6 @@ def hanging_up(words: bytes) -> Iterator[int]:
             self.request.recv(65536)
             with suppress(OSError):  # until nobody listens
                 self.request.sendall(words)
-            if not words:  # reset it: what is closed without lingering is not ended
-                self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, pack("ii", 1, 0))
 
     with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, args=[0.05], daemon=True).start()

@@ -139,8 +139,7 @@ def test_time_that_is_up_leaves_what_there_is() -> None:
     with serving(Fake(ENDLESS, SIZE, END, token_s=0.01)) as fake:
         request = asked(PROMPTS[0], max_seconds=1, rules=Rules(max_tokens=4000))
         [answer] = write(service_of(fake), [request])
-        until(lambda: fake.live == 0)
-        assert fake.written_tokens < 4000
+        until(lambda: fake.live == 0, seconds=20)  # all of it would take 40
     assert answer.truncated
     assert answer.text.startswith("ab")
     assert isinstance(answer.events[-1], Finished)

@@ -45,7 +45,7 @@ async def nonsense(_body: Body, _pieces: Pieces) -> Pieces:
 
 
 def refusing(status: int, message: str) -> Mischief:
-    return lambda _body, _pieces: refusal(status, message, Retry_After="0")
+    return lambda _body, _pieces: refusal(status, message)
 
 
 def abaab() -> Fake:
@@ -126,7 +126,7 @@ def test_where_no_server_speaks_http_it_is_named(words: bytes) -> None:
 
 
 def test_what_passes_by_itself_is_waited_for() -> None:
-    failing = iter([refusal(503, "not now", Retry_After="0")] * 2)
+    failing = iter([refusal(503, "not now")] * 2)
     with serving(scripted()) as fake:
         fake.mischief = lambda _body, pieces: next(failing, pieces)
         [answer] = write(service_of(fake), [asked(PROMPT)])
@@ -144,8 +144,7 @@ def test_a_chunk_that_fails_for_good_takes_its_siblings_along() -> None:
     with serving(Fake(script, SIZE, END, token_s=0.01, mischief=chunks_fail)) as fake:
         with pytest.raises(RemoteError, match="no chunks here"):
             write(service_of(fake), [asked(PROMPT, rules=Rules(max_tokens=4000))])
-        until(lambda: fake.live == 0)
-        assert fake.written_tokens < 4000, "main was left to write"
+        until(lambda: fake.live == 0, seconds=20)  # main alone would write for 40
 
 
 def test_more_requests_than_there_may_be_wait_for_their_turn(
@@ -175,7 +174,6 @@ def test_answers_take_turns_and_each_stays_where_it_began() -> None:
         (refusing(503, "broken"), [False] * 4, 1),  # left and avoided
         (EMPTY, [False] * 4, 1),
         (EARLY, [True, False, False, False], 1),  # the answer was begun: only avoided
-        (nonsense, [True, False, False, False], 1),
         (refusing(404, "who?"), [True, False, False, False], 1),
         (refusing(429, "try later"), [True, False] * 2, 6),  # busy: waited for
         (refusing(400, "too long"), [True, False] * 2, 2),  # well, and the request does not fit
@@ -210,7 +208,6 @@ def listing(body: bytes, status: str = "200 OK") -> bytes:
         (listing(b"loading", "529 Busy"), r"^no server is ready: .+ status 529: loading$"),
         (listing(b"no", "401 No"), r"refuses the key \(401\)"),
         (listing(b"[" * 200_000), "does not list models"),
-        (listing(b'{"data": 3}'), "does not list models"),
         (listing(b'{"data": [3]}'), "does not list models"),
         (listing(b'{"data": []}'), "serves no model, none of them called 'a'"),
         (listing(b'{"data": [{"id": "b"}, {"id": "c"}]}'), "serves 'b', 'c', none of them called"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pasta_decoding.engines.base import FloatArray
-from pasta_decoding.guided import PROTOCOL, XARG, read_params, write_params
+from pasta_decoding.guided import PROTOCOL, write_params
 from pasta_decoding.lang.layout import SyncRun
 from pasta_decoding.remote.stream import RemoteError
 from pasta_decoding.runtime.answer import Answer
@@ -19,16 +19,8 @@ from pasta_decoding.runtime.sampler import Sampler
 from pasta_decoding.vllm.batch import Places, Served
 from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SYNC
 from tests.remote.fake import Body, Fake, serving
-from tests.remote.test_driver import LONG_PROMPT, PROMPTS, TWO_CHUNKS
-from tests.remote.writing import (
-    asked,
-    assert_same,
-    ending,
-    locally,
-    scripted,
-    service_of,
-    write,
-)
+from tests.remote.test_driver import PROMPTS
+from tests.remote.writing import asked, assert_same, ending, locally, scripted, service_of, write
 from tests.runtime.play import ID, SIZE
 from tests.vllm.tokens import Tokenizer
 
@@ -47,8 +39,9 @@ def test_an_answer_costs_a_request_for_each_chunk_and_sync(temperature: float) -
     requests = [replace(asked(prompt), sampler=sampler) for prompt in PROMPTS]
     with serving(replace(scripted(), processor=HOLDS)) as fake:
         answers = write(service_of(fake), requests)
-    assert len(set(fake.sessions) - {None}) == len(requests), "one a session, for routers"
-    assert sum(sent(answer)[0] for answer in answers) == len(fake.sessions)
+    sessions = {body["session"] for body in fake.bodies}
+    assert len(sessions - {None}) == len(requests), "one a session, for routers"
+    assert sum(sent(answer)[0] for answer in answers) == len(fake.bodies)
     for request, answer in zip(requests, answers, strict=True):
         syncs = sum(isinstance(segment, SyncRun) for segment in answer.segments)
         assert sent(answer) == (1 + answer.chunks + syncs, 0)
@@ -71,11 +64,7 @@ def test_each_replica_is_asked_for_itself_and_one_without_it_is_sent_no_params()
 @pytest.mark.parametrize(
     ("processor", "protocol", "message"),
     [
-        (
-            HOLDS,
-            "0",
-            "speaks protocol 4 of Pasta and the request another: install",
-        ),
+        (HOLDS, "0", "speaks protocol 4 of Pasta and the request another: install"),
         (
             partial(Places, Served(Tokenizer(spare=frozenset({OPEN, SYNC})), SIZE)),
             PROTOCOL,
@@ -128,16 +117,3 @@ def test_eagerness_moves_promises_and_is_no_intervention(guided: bool) -> None:
         ]
     told = [(answer.chunks, answer.interventions, sent(answer)[1]) for [answer] in found]
     assert told == [(0, 0, 0), (1, 0, 0)]
-
-
-def test_what_is_sent_says_what_a_thread_cannot_know() -> None:
-    with serving(Fake(TWO_CHUNKS, SIZE, END, processor=HOLDS)) as fake:
-        write(service_of(fake), [asked(LONG_PROMPT)])
-        told = [read_params(body["vllm_xargs"][XARG]) for body in fake.bodies]
-    found = sorted(zip([len(body["prompt"]) for body in fake.bodies], told, strict=True), key=str)
-    assert [(one.kind, one.sync, one.topics) for _, one in found] == [
-        ("main", False, ()),
-        ("chunk", False, ()),
-        ("chunk", False, ()),
-        ("main", False, ("b", "c")),
-    ]

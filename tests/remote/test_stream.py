@@ -8,12 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_decoding.remote.stream import (
-    MAX_LINE_BYTES,
-    Completion,
-    CompletionReader,
-    RemoteError,
-)
+from pasta_decoding.remote.stream import MAX_LINE_BYTES, Completion, CompletionReader, RemoteError
 from pasta_decoding.runtime.request import SamplingParams
 from tests.remote.fake import event, sent, usage
 
@@ -108,10 +103,7 @@ BAD: dict[str, tuple[bytes, str]] = {
         "it streamed 1 token ids and counts None",
     ),
     "lost tokens": (FINISHED + usage(3, 3), "it streamed 1 token ids and counts 3"),
-    "another prompt": (
-        event(4, prompt_token_ids=[0, 1, 2, 3]),
-        "it changed the prompt",
-    ),
+    "another prompt": (event(4, prompt_token_ids=[0, 1, 2, 3]), "it changed the prompt"),
     "a longer prompt": (FINISHED + usage(4, 1), "it read a prompt of 4 tokens where 3 were sent"),
 }
 

@@ -42,6 +42,16 @@ class Reply:
         return json.loads(self.body)
 
     @property
+    def text(self) -> str:
+        """What the first choice of a chat says, streamed or whole."""
+        assert self.status == 200, self.body
+        if not self.body.startswith(b"data: "):
+            return str(self.json["choices"][0]["message"]["content"])
+        *events, _done, _end = self.body.split(b"\n\n")
+        chunks = [json.loads(event.removeprefix(b"data: ")) for event in events]
+        return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+
+    @property
     def error(self) -> dict[str, Any]:
         """The error, which has OpenAI's shape."""
         found = ErrorReply.model_validate_json(self.body, extra="forbid")
@@ -126,11 +136,9 @@ def running(
         listener.close()
 
 
-def request_bytes(body: dict[str, Any]) -> bytes:
-    """A whole HTTP request, for clients that do not behave."""
-    raw = json.dumps(body).encode()
-    head = (
+def head(length: int) -> bytes:
+    """How a request with a body begins, for clients that do not behave."""
+    return (
         f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(raw)}\r\n\r\n"
-    )
-    return head.encode() + raw
+        f"Connection: close\r\nContent-Length: {length}\r\n\r\n"
+    ).encode()

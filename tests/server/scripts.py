@@ -11,8 +11,6 @@ from pasta_decoding.engines.scripted import Script, ScriptedEngine, follow
 from pasta_decoding.runtime.decoder import LocalDecoder
 
 Ids = tuple[int, ...]
-
-
 STEP_S = 0.005
 
 
@@ -52,7 +50,13 @@ def endless(decoder: LocalDecoder, hook: Callable[[int], object] = slow) -> Loca
     )
 
 
-def saying(decoder: LocalDecoder, before: str, topic: str, chunk: str, after: str) -> Script:
+def saying(
+    decoder: LocalDecoder,
+    before: str = "One: ",
+    topic: str = "fruit",
+    chunk: str = "an apple",
+    after: str = " Done.",
+) -> Script:
     """Write `before`, promise a chunk, wait for it, write `after`."""
     control = decoder.vocabulary.control
     bucket = min(control.promise_close.values())

@@ -20,11 +20,11 @@ from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.settings import Load
 from tests.remote.fake import until
-from tests.server.running import CHAT, HELLO, MODEL, Reply, request_bytes, running
+from tests.server.running import CHAT, GOOD, Reply, head, running
 from tests.server.scripts import endless, slow
 
-LONG = 2000
-BODY: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 20}
+TOKENS = 2000
+LONG: dict[str, Any] = GOOD | {"max_tokens": TOKENS}
 
 
 def test_a_cancelled_answer_is_freed_within_one_step(decoder: LocalDecoder) -> None:
@@ -66,10 +66,11 @@ def test_a_client_that_leaves_cancels_its_answer(stream: bool, decoder: LocalDec
 
     with running(endless(decoder, counted)) as server:
         with socket.create_connection(("127.0.0.1", server.port)) as client:
-            client.sendall(request_bytes(BODY | {"max_tokens": LONG, "stream": stream}))
+            raw = json.dumps(LONG | {"stream": stream}).encode()
+            client.sendall(head(len(raw)) + raw)
             until(lambda: len(steps) > 5)
         server.wait_until_idle()
-        assert len(steps) < LONG / 2
+        assert len(steps) < TOKENS / 2
         assert server.metric('pasta_answers_total{end="cancelled"}') == 1
 
 
@@ -85,8 +86,8 @@ def test_an_engine_that_breaks_fails_who_was_there_and_nobody_after(
 
     with running(endless(decoder, broken)) as server:
         with pytest.raises(openai.APIError, match="the engine failed"):
-            list(server.client().chat.completions.create(**BODY, stream=stream))
-        list(server.client().chat.completions.create(**BODY, stream=stream))
+            list(server.client().chat.completions.create(**GOOD, stream=stream))
+        list(server.client().chat.completions.create(**GOOD, stream=stream))
         assert server.ask("/health").json == {"status": "ok", "running": 0, "waiting": 0}
 
 
@@ -100,7 +101,7 @@ def test_an_engine_that_dies_is_503_for_those_who_wait_and_for_those_who_come(
 
     with running(endless(decoder, deadly), max_requests=2) as server:
         for stream in (False, True):
-            got = server.ask(CHAT, BODY | {"n": 3} | ({"stream": True} if stream else {}))
+            got = server.ask(CHAT, LONG | {"n": 3, "stream": stream})
             assert (got.status, got.error["code"]) == (503, "engine_stopped")
         health = server.ask("/health")
         assert health.json == {"status": "failed", "running": 0, "waiting": 0}
@@ -112,7 +113,7 @@ def test_an_engine_that_dies_is_503_for_those_who_wait_and_for_those_who_come(
 def test_a_server_that_is_told_to_stop_tells_its_clients(
     stream: bool, decoder: LocalDecoder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    body = BODY | {"max_tokens": LONG, "stream": stream, "n": 2}  # one is written, one waits
+    body = LONG | {"stream": stream, "n": 2}  # one is written, one waits
     with running(endless(decoder), max_requests=1, drain_seconds=0.3) as server:
         with ThreadPoolExecutor(1) as client:
             reply: Future[Reply] = client.submit(server.ask, CHAT, body)

@@ -6,7 +6,6 @@ import json
 import logging
 import socket
 from contextlib import ExitStack, suppress
-from typing import Any
 
 import openai
 import pytest
@@ -15,10 +14,9 @@ from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.server import listen
 from pasta_decoding.server.backend import Backend
 from tests.remote.fake import until
-from tests.server.running import CHAT, GOOD, MODEL, Running, running
+from tests.server.running import CHAT, GOOD, MODEL, Running, head, running
 from tests.server.scripts import endless
 
-LONG: dict[str, Any] = GOOD | {"max_tokens": 1500}
 PATH = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -33,18 +31,6 @@ def all_of(client: socket.socket) -> bytes:
         while more := client.recv(2**16):
             got += more
     return got
-
-
-def head(length: int) -> bytes:
-    return (
-        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        f"Connection: close\r\nContent-Length: {length}\r\n\r\n"
-    ).encode()
-
-
-def chunked(*pieces: bytes) -> bytes:
-    sized = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
-    return head(0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked") + sized
 
 
 @pytest.fixture
@@ -87,7 +73,10 @@ def test_without_a_key_only_its_own_names_reach_the_server(scripted: LocalDecode
 def test_a_full_queue_is_429_and_says_when_to_try_again(decoder: LocalDecoder) -> None:
     with running(endless(decoder), max_requests=1, max_queue=1) as server:
         client = server.client()
-        held = [client.chat.completions.create(stream=True, **LONG) for _ in range(2)]
+        held = [
+            client.chat.completions.create(**GOOD | {"max_tokens": 1500}, stream=True)
+            for _ in range(2)
+        ]
         got = server.ask(CHAT, GOOD)
         assert (got.status, got.error["code"]) == (429, "queue_full")
         assert 1 <= int(got.headers["retry-after"]) <= 60
@@ -105,11 +94,12 @@ def test_a_full_queue_is_429_and_says_when_to_try_again(decoder: LocalDecoder) -
 
 
 LARGE = json.dumps(GOOD | {"user": "x" * 4000}).encode()
+CHUNKED = head(5).replace(b"Content-Length: 5", b"Transfer-Encoding: chunked")
 TWO_LENGTHS = head(5).replace(b"Connection: close", b"Transfer-Encoding: chunked") + b"0\r\n\r\n"
 # what is sent, the status of the only reply, and what it says
 BODIES: list[tuple[bytes, bytes, bytes]] = [
     (head(len(LARGE)) + LARGE, b"413", b"the body is too large for this server"),
-    (chunked(LARGE[:1000], LARGE[1000:]), b"413", b"the body is too large for this server"),
+    (CHUNKED + b"%x\r\n" % len(LARGE) + LARGE, b"413", b"the body is too large for this server"),
     (head(100) + b"{", b"408", b"the body did not arrive within 0.2 s"),
     (TWO_LENGTHS + PATH, b"400", b"Content-Length or Transfer-Encoding, not both"),
 ]

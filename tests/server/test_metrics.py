@@ -14,15 +14,14 @@ from pasta_decoding.runtime.decoder import LocalDecoder
 from tests.server.running import BASELINE, CHAT, GOOD, HELLO, MODEL, Running, running
 from tests.server.scripts import saying, with_engine
 
+LONG = GOOD | {"max_tokens": 60}
 QUESTION = {"role": "user", "content": "Tell me about the weather in spring, and in autumn."}
 
 
 def test_the_metrics_add_up(decoder: LocalDecoder) -> None:
-    script = saying(decoder, "One: ", "fruit", "an apple", " Done.")
-    with running(with_engine(decoder, script)) as server:
-        body = {"model": MODEL, "messages": HELLO, "temperature": 0, "max_tokens": 100}
-        usage = [server.ask(CHAT, body).json["usage"] for _ in range(2)][-1]
-        short = server.ask(CHAT, body | {"max_tokens": 3}).json["usage"]
+    with running(with_engine(decoder, saying(decoder))) as server:
+        usage = [server.ask(CHAT, LONG).json["usage"] for _ in range(2)][-1]
+        short = server.ask(CHAT, LONG | {"max_tokens": 3}).json["usage"]
         server.ask(CHAT, {})
         server.wait_until_idle()
         got = server.ask("/metrics")
@@ -84,14 +83,11 @@ def test_the_models_are_listed_with_or_without_a_slash(server: Running) -> None:
     assert server.ask("/v1/models/").json == server.ask("/v1/models").json
 
 
-LONG = GOOD | {"max_tokens": 60}
-
-
 def test_the_baseline_is_loaded_when_it_is_asked_for_and_answers_in_one_thread(
     decoder: LocalDecoder,
 ) -> None:
-    own = with_engine(decoder, saying(decoder, "One: ", "fruit", "an apple", " Done."))
-    script = saying(decoder, "Two: ", "fruit", "a pear", " Done.")
+    own = with_engine(decoder, saying(decoder))
+    script = saying(decoder, "Two: ", chunk="a pear")
     taught = replace(with_engine(decoder, script), parallel=False)
     with running(own, lambda: taught) as server:
         listed = server.ask("/v1/models").json["data"]
@@ -100,12 +96,11 @@ def test_the_baseline_is_loaded_when_it_is_asked_for_and_answers_in_one_thread(
         cells = server.metric("pasta_cache_cells_max")
         assert server.ask(f"/v1/models/{BASELINE}").json["max_model_len"] == taught.max_tokens
         assert server.metric("pasta_cache_cells_max") == 2 * cells
-        replies = [server.ask(CHAT, LONG | {"model": name}).json for name in (MODEL, BASELINE)]
-        first, second = (reply["choices"][0]["message"]["content"] for reply in replies)
-        assert [reply["model"] for reply in replies] == [MODEL, BASELINE]
-        assert first == "One: an apple Done."
-        assert second.startswith("Two: ")
-        assert "a pear" not in second  # that was for a chunk's thread to write
+        first, second = (server.ask(CHAT, LONG | {"model": name}) for name in (MODEL, BASELINE))
+        assert [reply.json["model"] for reply in (first, second)] == [MODEL, BASELINE]
+        assert first.text == "One: an apple Done."
+        assert second.text.startswith("Two: ")
+        assert "a pear" not in second.text  # that was for a chunk's thread to write
         server.wait_until_idle()
         assert server.metric('pasta_answers_total{end="stop"}') == 2
 
@@ -120,16 +115,15 @@ def test_the_baseline_is_loaded_when_it_is_asked_for_and_answers_in_one_thread(
 def test_a_baseline_that_cannot_be_loaded_is_503_and_is_tried_again(
     decoder: LocalDecoder, error: Exception, told: str
 ) -> None:
-    script = saying(decoder, "One: ", "fruit", "an apple", " Done.")
+    own = with_engine(decoder, saying(decoder))
     tries: list[int] = []
 
     def load() -> LocalDecoder:
         tries.append(len(tries))
         if len(tries) == 1:
             raise error
-        return with_engine(decoder, script)
+        return with_engine(decoder, saying(decoder))
 
-    own = with_engine(decoder, script)
     with running(own, load) as server:
         body = LONG | {"model": BASELINE}
         refused = server.ask(CHAT, body)

@@ -69,8 +69,7 @@ def ask(page: Any, url: str, *, race: bool = False, limit: int = 300) -> str:
 
 
 def test_an_answer_appears_with_its_threads_and_figures(page: Any, decoder: LocalDecoder) -> None:
-    markdown = "1. **First** `a<b`\n2. "
-    script = saying(decoder, markdown, "fruit", "an apple", "\n\nDone.")
+    script = saying(decoder, "1. **First** `a<b`\n2. ", after="\n\nDone.")
     with running(with_engine(decoder, script, slow)) as server:
         assert "with 2 threads" in ask(page, server.url)
         assert not page.get_by_label("Race the sequential baseline").is_visible()
@@ -86,7 +85,7 @@ def test_an_answer_appears_with_its_threads_and_figures(page: Any, decoder: Loca
 
 
 def test_a_hostile_answer_is_shown_as_text(page: Any, decoder: LocalDecoder) -> None:
-    script = saying(decoder, HOSTILE, "fruit", HOSTILE_CHUNK, HOSTILE)
+    script = saying(decoder, HOSTILE, chunk=HOSTILE_CHUNK, after=HOSTILE)
     with running(with_engine(decoder, script)) as server:
         ask(page, server.url)
         assert page.locator("#parallel").inner_text() == HOSTILE + HOSTILE_CHUNK + HOSTILE
@@ -97,8 +96,8 @@ def test_a_hostile_answer_is_shown_as_text(page: Any, decoder: LocalDecoder) -> 
 def test_a_race_runs_one_after_the_other_and_says_who_was_faster(
     page: Any, decoder: LocalDecoder
 ) -> None:
-    apple = with_engine(decoder, saying(decoder, "One: ", "fruit", "an apple", " Done."), slow)
-    script = saying(decoder, "Two: ", "fruit", "a pear", " Done.")
+    apple = with_engine(decoder, saying(decoder), slow)
+    script = saying(decoder, "Two: ", chunk="a pear")
     taught = replace(with_engine(decoder, script, slow), parallel=False)
     page.set_viewport_size({"width": 360, "height": 740})
     with running(apple, lambda: taught) as server:

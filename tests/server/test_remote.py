@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
-from typing import Any
 
 import openai
 import pytest
@@ -16,10 +15,10 @@ from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.request import Rules, SamplingParams
 from tests.checkpoint import TinyCheckpoint
 from tests.remote.fake import Fake, refusal, serving, until
-from tests.server.running import CHAT, HELLO, MODEL, Running, running
+from tests.server.running import CHAT, GOOD, Running, running
 from tests.server.scripts import saying, with_engine
 
-TOKENS = 60
+LONG = GOOD | {"max_tokens": 60}
 
 
 @pytest.fixture
@@ -51,34 +50,22 @@ def server(decoder: LocalDecoder, script: Script, remote: RemoteDecoder) -> Iter
         server.wait_until_idle()
 
 
-def body(**changes: Any) -> dict[str, Any]:
-    return {"model": MODEL, "messages": HELLO, "max_tokens": TOKENS, "temperature": 0} | changes
-
-
-def stream_text(server: Running, **settings: Any) -> str:
-    stream: Any = server.client().chat.completions.create(**body(stream=True, **settings))
-    pieces = (one.delta.content for chunk in stream for one in chunk.choices)
-    return "".join(piece or "" for piece in pieces)
-
-
 def test_stream_plain_reply_and_the_local_engine_agree_to_the_byte(
     server: Running, fake: Fake
 ) -> None:
     local = server.decoder
-    answer = local.answer(local.request("Hello", Rules(max_tokens=TOKENS), SamplingParams()))
-    got: Any = server.client().chat.completions.create(**body())
-    bodies = list(fake.bodies)
-    assert server.metric("pasta_remote_requests_total") == len(bodies)
-    prompts = sum(len(body["prompt"]) for body in bodies)
+    answer = local.answer(local.request("Hello", Rules(max_tokens=60), SamplingParams()))
+    got = server.ask(CHAT, LONG)
+    assert server.metric("pasta_remote_requests_total") == len(fake.bodies)
+    prompts = sum(len(body["prompt"]) for body in fake.bodies)
     assert server.metric("pasta_remote_prompt_tokens_total") == prompts
     assert server.metric("pasta_remote_cached_tokens_total") > 0
     assert answer.text == "First: the only chunk Then the end."
-    assert got.choices[0].message.content == stream_text(server) == answer.text
-    assert got.choices[0].finish_reason == "stop"
-    assert got.usage.completion_tokens == answer.fed_tokens
-    assert got.usage.model_extra["critical_path"] == answer.critical_path
-    assert got.usage.model_extra["threads"] == 2
-    assert stream_text(server, stop=["only"]) == "First: the "
+    assert got.text == server.ask(CHAT, LONG | {"stream": True}).text == answer.text
+    assert got.json["choices"][0]["finish_reason"] == "stop"
+    costs = {"completion_tokens": answer.fed_tokens, "critical_path": answer.critical_path}
+    assert got.json["usage"] | costs | {"threads": 2} == got.json["usage"]
+    assert server.ask(CHAT, LONG | {"stream": True, "stop": ["only"]}).text == "First: the "
     server.wait_until_idle()
     assert server.metric('pasta_answers_total{end="stop_string"}') == 1
 
@@ -90,28 +77,26 @@ def test_a_server_that_fails_is_told_in_openais_shape_and_only_for_as_long(
         yield await anext(pieces)
 
     fake.mischief = lambda _body, _pieces: refusal(500, "out of memory")
-    reply = server.ask(CHAT, body())
+    reply = server.ask(CHAT, LONG)
     assert (reply.status, reply.error["code"]) == (502, "upstream_failed")
     expected = "the model's own server failed: it failed with status 500: out of memory"
     assert reply.error["message"] == expected, "clients need not know which server it is"
     fake.mischief = early
     with pytest.raises(openai.APIError, match="the model's own server failed: it ended its reply"):
-        stream_text(server)
+        list(server.client().chat.completions.create(**LONG, stream=True))
     fake.mischief = None
-    assert stream_text(server).endswith("Then the end.")
+    assert server.ask(CHAT, LONG | {"stream": True}).text.endswith("Then the end.")
     assert server.ask("/health").json == {"status": "ok", "running": 0, "waiting": 0}
 
 
 def test_what_servers_cannot_do_is_refused_and_what_they_can_is_passed_on(
-    server: Running, fake: Fake, remote: RemoteDecoder
+    server: Running, fake: Fake
 ) -> None:
     for change in ({"frequency_penalty": 1}, {"repetition_penalty": 1.2}, {"logprobs": True}):
-        got = server.ask(CHAT, body(**change))
-        assert (got.status, got.error["type"]) == (400, "invalid_request_error")
-    assert not fake.bodies
-    control = remote.vocabulary.control
+        assert server.ask(CHAT, LONG | change).status == 400
+    control = server.decoder.vocabulary.control
     bias = {"20": 1.5, str(control.async_open): 50}
-    assert server.ask(CHAT, body(min_p=0.05, logit_bias=bias)).status == 200
+    assert server.ask(CHAT, LONG | {"min_p": 0.05, "logit_bias": bias}).status == 200
     assert {body["min_p"] for body in fake.bodies} == {0.05}
     assert {body["logit_bias"]["20"] for body in fake.bodies} == {1.5}
     banned = [body["logit_bias"].get(str(control.async_open)) for body in fake.bodies]

@@ -27,9 +27,7 @@ def streamed(server: Running, prompt: str, **settings: Any) -> list[Any]:
 
 
 def text(server: Running, **changes: Any) -> str:
-    got = server.ask(CHAT, GOOD | {"max_tokens": 24} | changes)
-    assert got.status == 200, got.body
-    return str(got.json["choices"][0]["message"]["content"])
+    return server.ask(CHAT, GOOD | {"max_tokens": 24} | changes).text
 
 
 def cost(reply: Any) -> dict[str, Any]:
@@ -141,8 +139,7 @@ def test_a_conversation_is_read_as_openais_clients_write_it(server: Running) -> 
 @pytest.fixture(scope="module")
 def apple(decoder: LocalDecoder) -> Iterator[Running]:
     """Serve the answer "One: an apple Done.", of which a thread writes "an apple"."""
-    script = saying(decoder, "One: ", "fruit", "an apple", " Done.")
-    with running(with_engine(decoder, script)) as server:
+    with running(with_engine(decoder, saying(decoder))) as server:
         yield server
 
 

@@ -214,7 +214,7 @@ def test_drafts_that_were_refused_were_never_written() -> None:
     runner.begin(0, [A, B], [A])
     slots.add(0, params(MAIN))
     assert drafted(slots, runner, OPEN, A, P20)[1:] == [
-        *(alone((MAIN, [A, *written])) for written in ([OPEN], [OPEN, A], [OPEN, A, P20])),
+        *(alone((MAIN, [A, *written])) for written in ([OPEN], [OPEN, A], [OPEN, A, P20]))
     ]
     for token in (OPEN, B):  # the first draft stands, the second is replaced
         runner.write(0, token)
