@@ -10,8 +10,7 @@ import pytest
 from pasta_decoding.runtime.decoder import LocalDecoder
 from tests.bench.test_benchmarks import lines_of
 from tests.checkpoint import TinyCheckpoint, torch_decoder
-from tests.server.running import Running, running
-from tests.server.scripts import STEP_S, endless
+from tests.server.running import STEP_S, Running, endless, running
 
 QUICK = ("--seconds", 0.5, "--warmup", 0.5, "--max-tokens", 24)
 

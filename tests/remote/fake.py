@@ -34,6 +34,7 @@ from pasta_decoding.guided import XARG
 from pasta_decoding.remote.stream import MAX_BIASES
 from pasta_decoding.server.listen import open_socket
 from pasta_decoding.vllm.batch import Places, guided_params_of
+from tests.vllm.tokens import change
 
 Body = dict[str, Any]
 Mischief = Callable[[Body, AsyncIterator[bytes]], AsyncIterator[bytes] | Response]
@@ -125,8 +126,7 @@ class Fake:
         most = min(body["max_tokens"], self.max_model_len - len(prompt))
         held = None if self.processor is None else self.processor()
         if held is not None:
-            added = (0, _params(body), None, written)
-            held.update(SimpleNamespace(removed=[], added=[added], moved=[]))
+            held.update(change(added=[(0, _params(body), None, written)]))
         self.live += requests
         self.most_live = max(self.most_live, self.live)
         try:

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pasta_decoding.guided import XARG, GuidedParams, Kind, read_params
 from pasta_decoding.remote.stream import MAX_LINE_BYTES, Completion, CompletionReader, RemoteError
 from pasta_decoding.runtime.request import SamplingParams
+from tests.law.world import CONTROL, OPEN
 from tests.remote.fake import event, sent, usage
 
 STOP, OTHER_STOP, END = 7, 8, 9
@@ -135,3 +137,12 @@ def test_the_body_says_all_of_sampling_and_names_ids_as_openai_does() -> None:
     nearly_greedy = Completion((1,), 2, (), END, sampling=SamplingParams(temperature=1e-6))
     assert nearly_greedy.body("tiny", guided=False)["temperature"] == 0.0
     assert nearly_greedy.body("tiny", guided=False)["logit_bias"] is None
+
+
+def test_eagerness_is_a_bias_where_no_processor_reads_it() -> None:
+    params = GuidedParams(Kind.main, CONTROL, (END,), eagerness=3.0)
+    eager = Completion((1,), 2, (), END, {OPEN: 1.0}, params=params)
+    assert eager.body("tiny", guided=False)["logit_bias"] == {str(OPEN): 4.0}
+    guided = eager.body("tiny", guided=True)
+    assert guided["logit_bias"] == {str(OPEN): 1.0}
+    assert read_params(guided["vllm_xargs"][XARG]) == params

@@ -25,7 +25,6 @@ from tests.runtime.machine import leaning, ordered
 from tests.runtime.play import SIZE, VOCABULARY
 
 RULES = Rules(max_tokens=400, max_topic_tokens=3, min_chunk_tokens=6)
-QUICK = {"retries": 2, "pause_s": 0.01, "cooldown_s": 0.2}
 
 
 def ending(seed: int) -> Script:
@@ -46,7 +45,7 @@ def scripted(seed: int = 7) -> Fake:
 
 def service_of(*fakes: Fake, **limits: float) -> Service:
     urls = tuple(fake.url for fake in fakes)
-    known: dict[str, Any] = QUICK | limits
+    known: dict[str, Any] = {"retries": 2, "pause_s": 0.01, "cooldown_s": 0.2} | limits
     return Service(urls, fakes[0].model, fakes[0].vocabulary_size, 4096, **known)
 
 

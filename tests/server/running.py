@@ -1,18 +1,21 @@
-"""A server on a free port of this machine, over a tiny model, for as long as a test needs it."""
+"""A server on a free port of this machine, and decoders that write what a test wants."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from http.client import HTTPConnection
 from typing import Any
 
 import openai
 
 from pasta_decoding.api.model import AnyDecoder
+from pasta_decoding.engines.base import Feed, FloatArray
+from pasta_decoding.engines.scripted import Script, ScriptedEngine, follow
 from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.server.app import create_app
 from pasta_decoding.server.backend import Backend
@@ -77,21 +80,15 @@ class Running:
 
     def ask(self, path: str, body: Any = None, *, method: str = "", **headers: str) -> Reply:
         """Send one request; a body that is not bytes is sent as JSON."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=120)
         raw = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        try:
-            connection.request(
-                method or ("GET" if body is None else "POST"),
-                path,
-                raw,
-                {"Content-Type": "application/json"} | named,
-            )
+        named = {"Content-Type": "application/json"}
+        named |= {name.replace("_", "-"): value for name, value in headers.items()}
+        method = method or ("GET" if body is None else "POST")
+        with closing(HTTPConnection("127.0.0.1", self.port, timeout=120)) as connection:
+            connection.request(method, path, raw, named)
             got = connection.getresponse()
             found = {name.lower(): value for name, value in got.getheaders()}
             return Reply(got.status, found, got.read())
-        finally:
-            connection.close()
 
     def metric(self, line: str) -> float:
         """Return a metric by all that stands before its value."""
@@ -142,3 +139,68 @@ def head(length: int) -> bytes:
         f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         f"Connection: close\r\nContent-Length: {length}\r\n\r\n"
     ).encode()
+
+
+# Decoders with the tiny checkpoint's tokenizer
+
+
+STEP_S = 0.005
+
+
+class Hooked(ScriptedEngine):
+    """Calls `hook` with the number of steps made before each further one."""
+
+    hook: Callable[[int], object]
+
+    def step(self, feeds: Sequence[Feed]) -> FloatArray:
+        self.hook(len(self.steps))
+        return super().step(feeds)
+
+
+def slow(_steps: int) -> None:
+    """Take some time for each step."""
+    time.sleep(STEP_S)
+
+
+def with_engine(
+    decoder: LocalDecoder, script: Script, hook: Callable[[int], object] = lambda _: None
+) -> LocalDecoder:
+    """Return `decoder` over a scripted engine."""
+    engine = Hooked(script, decoder.engine.vocabulary_size, max_slots=8192)
+    engine.hook = hook
+    return replace(decoder, engine=engine)
+
+
+def ids(decoder: LocalDecoder, text: str) -> tuple[int, ...]:
+    return tuple(decoder.encoder.encode_text(text))
+
+
+def endless(decoder: LocalDecoder, hook: Callable[[int], object] = slow) -> LocalDecoder:
+    """Return `decoder` over an engine that writes the letter a for ever."""
+    a = ids(decoder, "a")[0]
+    return with_engine(
+        decoder, follow(vocabulary_size=decoder.engine.vocabulary_size, otherwise=a), hook
+    )
+
+
+def saying(
+    decoder: LocalDecoder,
+    before: str = "One: ",
+    topic: str = "fruit",
+    chunk: str = "an apple",
+    after: str = " Done.",
+) -> Script:
+    """Write `before`, promise a chunk, wait for it, write `after`."""
+    control = decoder.vocabulary.control
+    bucket = min(control.promise_close.values())
+    end = min(decoder.vocabulary.eos_ids)
+    promise = (control.promise_open, *ids(decoder, topic), bucket)
+    main = (*ids(decoder, f"assistant\n{before}"), *promise, control.sync)
+    rest = (*ids(decoder, after), end)
+    return follow(
+        main,
+        (bucket, control.async_open, *ids(decoder, chunk), control.async_close),
+        (control.sync, *rest),
+        vocabulary_size=decoder.engine.vocabulary_size,
+        otherwise=end,
+    )

@@ -14,8 +14,7 @@ from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.server import listen
 from pasta_decoding.server.backend import Backend
 from tests.remote.fake import until
-from tests.server.running import CHAT, GOOD, MODEL, Running, head, running
-from tests.server.scripts import endless
+from tests.server.running import CHAT, GOOD, MODEL, Running, endless, head, running
 
 PATH = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 

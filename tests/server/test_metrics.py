@@ -11,8 +11,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.runtime.decoder import LocalDecoder
-from tests.server.running import BASELINE, CHAT, GOOD, HELLO, MODEL, Running, running
-from tests.server.scripts import saying, with_engine
+from tests.server.running import (
+    BASELINE,
+    CHAT,
+    GOOD,
+    HELLO,
+    MODEL,
+    Running,
+    running,
+    saying,
+    with_engine,
+)
 
 LONG = GOOD | {"max_tokens": 60}
 QUESTION = {"role": "user", "content": "Tell me about the weather in spring, and in autumn."}

@@ -13,8 +13,7 @@ import pytest
 
 from pasta_decoding.runtime.decoder import LocalDecoder
 from tests.remote.fake import until
-from tests.server.running import running
-from tests.server.scripts import endless, saying, slow, with_engine
+from tests.server.running import endless, running, saying, slow, with_engine
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 

@@ -8,44 +8,33 @@ from dataclasses import replace
 import openai
 import pytest
 
-from pasta_decoding.engines.scripted import Script
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.remote.decoder import RemoteDecoder, remote_decoder
+from pasta_decoding.remote.decoder import remote_decoder
 from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.request import Rules, SamplingParams
 from tests.checkpoint import TinyCheckpoint
 from tests.remote.fake import Fake, refusal, serving, until
-from tests.server.running import CHAT, GOOD, Running, running
-from tests.server.scripts import saying, with_engine
+from tests.server.running import CHAT, GOOD, Running, running, saying, with_engine
 
 LONG = GOOD | {"max_tokens": 60}
 
 
 @pytest.fixture
-def script(decoder: LocalDecoder) -> Script:
-    return saying(decoder, "First: ", "one", "the only chunk", " Then the end.")
-
-
-@pytest.fixture
-def fake(decoder: LocalDecoder, script: Script) -> Iterator[Fake]:
-    size = decoder.engine.vocabulary_size
-    with serving(Fake(script, size, min(decoder.vocabulary.eos_ids))) as fake:
+def fake(decoder: LocalDecoder) -> Iterator[Fake]:
+    size, end = decoder.engine.vocabulary_size, min(decoder.vocabulary.eos_ids)
+    with serving(Fake(saying(decoder), size, end)) as fake:
         yield fake
         until(lambda: fake.live == 0)
 
 
 @pytest.fixture
-def remote(fake: Fake, tiny_checkpoint: TinyCheckpoint) -> RemoteDecoder:
-    where = (tiny_checkpoint.base, tiny_checkpoint.adapter, [fake.url])
-    found = remote_decoder(*where, joining=Joining.text)
-    return replace(found, service=replace(found.service, retries=1, pause_s=0.01, cooldown_s=0.2))
-
-
-@pytest.fixture
-def server(decoder: LocalDecoder, script: Script, remote: RemoteDecoder) -> Iterator[Running]:
+def server(decoder: LocalDecoder, fake: Fake, tiny_checkpoint: TinyCheckpoint) -> Iterator[Running]:
     """Serve a script by way of a fake server; `decoder` is the same in this process."""
-    local = replace(with_engine(decoder, script), joining=Joining.text)
-    with running(local, own=remote) as server:
+    where = (tiny_checkpoint.base, tiny_checkpoint.adapter, [fake.url])
+    remote = remote_decoder(*where, joining=Joining.text)
+    service = replace(remote.service, retries=1, pause_s=0.01, cooldown_s=0.2)
+    local = replace(with_engine(decoder, saying(decoder)), joining=Joining.text)
+    with running(local, own=replace(remote, service=service)) as server:
         yield server
         server.wait_until_idle()
 
@@ -60,12 +49,12 @@ def test_stream_plain_reply_and_the_local_engine_agree_to_the_byte(
     prompts = sum(len(body["prompt"]) for body in fake.bodies)
     assert server.metric("pasta_remote_prompt_tokens_total") == prompts
     assert server.metric("pasta_remote_cached_tokens_total") > 0
-    assert answer.text == "First: the only chunk Then the end."
+    assert answer.text == "One: an apple Done."
     assert got.text == server.ask(CHAT, LONG | {"stream": True}).text == answer.text
     assert got.json["choices"][0]["finish_reason"] == "stop"
     costs = {"completion_tokens": answer.fed_tokens, "critical_path": answer.critical_path}
     assert got.json["usage"] | costs | {"threads": 2} == got.json["usage"]
-    assert server.ask(CHAT, LONG | {"stream": True, "stop": ["only"]}).text == "First: the "
+    assert server.ask(CHAT, LONG | {"stream": True, "stop": ["apple"]}).text == "One: an "
     server.wait_until_idle()
     assert server.metric('pasta_answers_total{end="stop_string"}') == 1
 
@@ -85,7 +74,7 @@ def test_a_server_that_fails_is_told_in_openais_shape_and_only_for_as_long(
     with pytest.raises(openai.APIError, match="the model's own server failed: it ended its reply"):
         list(server.client().chat.completions.create(**LONG, stream=True))
     fake.mischief = None
-    assert server.ask(CHAT, LONG | {"stream": True}).text.endswith("Then the end.")
+    assert server.ask(CHAT, LONG | {"stream": True}).text.endswith("Done.")
     assert server.ask("/health").json == {"status": "ok", "running": 0, "waiting": 0}
 
 

@@ -10,8 +10,7 @@ import pytest
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.request import Rules, SamplingParams
-from tests.server.running import CHAT, GOOD, MODEL, Running, running
-from tests.server.scripts import saying, with_engine
+from tests.server.running import CHAT, GOOD, MODEL, Running, running, saying, with_engine
 
 TOKENS = 48
 

@@ -49,10 +49,5 @@ def params(guide: GuidedParams | None, temperature: float = 0.0) -> Any:
     return SimpleNamespace(extra_args=extra_args, temperature=temperature)
 
 
-def change(
-    *,
-    removed: Sequence[int] = (),
-    added: Sequence[tuple[int, Any, None, list[int]]] = (),
-    moved: Sequence[tuple[int, int, Direction]] = (),
-) -> Any:
+def change(removed: Any = (), added: Any = (), moved: Any = ()) -> Any:
     return SimpleNamespace(removed=removed, added=added, moved=moved)
