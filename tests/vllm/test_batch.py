@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,6 +58,11 @@ def test_each_row_follows_what_was_written_without_any_change_and_others_are_lef
     assert open_ids(places, 2)[0] == TEXT | {OPEN, SYNC}
     outputs[0] += [OPEN, B, P50]
     assert open_ids(places, 2)[0] == TEXT | {SYNC}, "promises run out"
+
+
+def test_eagerness_is_added_to_the_logit_of_a_promise() -> None:
+    places, _ = filled(replace(MAIN, eagerness=3.0))
+    assert places.apply(torch.zeros(1, SIZE))[0, OPEN] == 3
 
 
 @pytest.mark.parametrize("instead", [[], [B], [B, A]])
