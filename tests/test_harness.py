@@ -75,16 +75,6 @@ def test_arguments_of_the_model_that_mean_nothing_are_refused(
         PastaModel("balanced", **given)
 
 
-class Kept:
-    """The harness's cache of answers."""
-
-    def __init__(self) -> None:
-        self.pairs: list[tuple[Any, str]] = []
-
-    def add_partial(self, _attribute: str, asked: Any, text: str) -> None:
-        self.pairs.append((asked, text))
-
-
 def test_requests_with_different_settings_come_back_in_their_order(
     tiny_checkpoint: TinyCheckpoint,
 ) -> None:
@@ -95,7 +85,8 @@ def test_requests_with_different_settings_come_back_in_their_order(
         dtype="float32",  # whoever else is in the batch moves what bfloat16 rounds
         batch_size=2,
     )
-    tiny.cache_hook = Kept()
+    kept: list[tuple[Any, str]] = []
+    tiny.cache_hook = SimpleNamespace(add_partial=lambda _, *pair: kept.append(pair))
     lengths = (24, 60, 24, 60, 24)
     asked = [
         SimpleNamespace(args=(f"{QUESTION} {n}", {"max_gen_toks": length, "until": []}))
@@ -107,9 +98,8 @@ def test_requests_with_different_settings_come_back_in_their_order(
             tiny.model.answer(one.args[0], max_tokens=one.args[1]["max_gen_toks"]) for one in asked
         ]
     assert texts == [one.text for one in own]
-    assert sorted(tiny.cache_hook.pairs, key=str) == sorted(
-        [(one.args, text) for one, text in zip(asked, texts, strict=True)], key=str
-    )
+    pairs = [(one.args, text) for one, text in zip(asked, texts, strict=True)]
+    assert sorted(kept, key=str) == sorted(pairs, key=str)
     told = tiny.get_model_info()
     assert (told["answers_written"], told["parallel"]) == (5, True)
     assert told["tokens_per_step"] == pytest.approx(

@@ -159,7 +159,7 @@ def test_what_would_be_ignored_is_refused_and_the_model_stays_as_it_was(
     assert model.config._attn_implementation == before
 
 
-def test_padded_rows_and_caches_are_refused(folder: Path, model: Any) -> None:
+def test_padded_rows_caches_and_other_models_are_refused(folder: Path, model: Any) -> None:
     ids = prompt(folder, QUESTION)["input_ids"]
     mask = torch.ones_like(ids)
     mask[0, 0] = 0
@@ -170,11 +170,8 @@ def test_padded_rows_and_caches_are_refused(folder: Path, model: Any) -> None:
         model.generate(ids, past_key_values=cache, max_new_tokens=5, custom_generate=pasta.generate)
     with pytest.raises(PastaError, match="assistant_model has no meaning"):
         pasta.generate(model, ids, assistant_model=model, max_new_tokens=5)
-
-
-def test_another_model_is_refused() -> None:
     with pytest.raises(PastaError, match=r"it has no pasta\.json"):
-        pasta.generate(tiny_llama(), torch.tensor([[1, 2, 3]]), max_new_tokens=5)
+        pasta.generate(tiny_llama(), ids, max_new_tokens=5)
 
 
 def test_an_error_on_the_way_leaves_the_model_and_ends_the_stream(

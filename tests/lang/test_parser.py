@@ -88,30 +88,6 @@ def test_a_tag_is_released_with_its_last_character() -> None:
     assert parser.feed("><async>") == [Promise(7, "a", 20, tag), AsyncOpen(39)]
 
 
-@pytest.mark.parametrize(("count", "is_tag"), [(250, True), (251, False)])
-def test_a_promise_has_up_to_250_characters(count: int, is_tag: bool) -> None:
-    source = f"<promise {'x' * count}>"
-    assert parse(source) == [Promise(0, None, None, source) if is_tag else Text(0, source)]
-
-
-@pytest.mark.parametrize(
-    ("inside", "topic", "tokens"),
-    [
-        ('topic="a b" tokens="20"/', "a b", 20),
-        ('tokens="20" topic="a"', "a", 20),
-        ('topic="a" topic="b" tokens="10" tokens="30"/', "a", 10),
-        ('topic="a"tokens="20"/', "a", 20),
-        ('xtopic="a" tokens="٣٠"/', None, None),
-        ('topic="24 tokens" tokens="1e3"/', "24 tokens", None),
-        ("topic='a' tokens=20/", None, None),
-        ("/", None, None),
-    ],
-)
-def test_a_promise_is_read_as_written(inside: str, topic: str | None, tokens: int | None) -> None:
-    source = f"<promise {inside}>"
-    assert parse(source) == [Promise(0, topic, tokens, source)]
-
-
 @pytest.mark.parametrize("piece", ["\\", "<promise xx", "<", "ab <b> "])
 def test_work_grows_with_the_text_and_not_with_its_square(piece: str) -> None:
     [text] = merged(in_pieces([piece] * 50_000))

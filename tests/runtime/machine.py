@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pasta_decoding.engines.base import FloatArray
-from pasta_decoding.engines.scripted import Script, ScriptedEngine, shuffled
+from pasta_decoding.engines.scripted import Script, ScriptedEngine, follow, shuffled
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.constraints import Constraint
 from pasta_decoding.runtime.events import Event
@@ -32,6 +32,7 @@ LEANING_V[END] = -1
 RULES = Rules(max_tokens=40, max_threads=4, max_topic_tokens=3, min_chunk_tokens=6)
 LINES = [(A, OPEN, B, P20), (B, ASYNC), (P20, ASYNC, C, A, CLOSE), (P20, SPACE_A, SYNC, C, END)]
 """Main: a, a promise on b, ' a', sync, c. The chunk writes c a."""
+ENDLESS = follow((A, B), (B, A), vocabulary_size=SIZE)
 PROMPT_TOKENS = (1, 2, 3, 5, 9, 14)
 
 
@@ -58,11 +59,11 @@ class FakeClock:
 def machine(
     script: Script,
     *,
-    max_positions: int = 4096,
     clock: Callable[[], float] = time.perf_counter,
     policy: SchedulingPolicy | None = None,
+    **limits: int,
 ) -> tuple[ScriptedEngine, Scheduler]:
-    engine = ScriptedEngine(script, SIZE, max_positions)
+    engine = ScriptedEngine(script, SIZE, **limits)
     return engine, Scheduler(engine, VOCABULARY, SCHEME, clock=clock, policy=policy)
 
 

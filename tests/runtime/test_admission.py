@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_decoding.engines.scripted import ScriptedEngine, follow
+from pasta_decoding.engines.scripted import ScriptedEngine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.runtime.admission import (
@@ -21,13 +21,9 @@ from pasta_decoding.runtime.admission import (
 )
 from pasta_decoding.runtime.events import Finished
 from pasta_decoding.runtime.request import Request, Rules
-from pasta_decoding.runtime.scheduler import Scheduler
 from tests.examples import few
-from tests.law.world import SCHEME
-from tests.runtime.machine import A, B, FakeClock, finish, greedy, leaning
-from tests.runtime.play import SIZE, VOCABULARY
-
-ENDLESS = follow((A, B), (B, A), vocabulary_size=SIZE)
+from tests.runtime.machine import ENDLESS, A, FakeClock, finish, greedy, leaning, machine
+from tests.runtime.play import SIZE
 
 
 def sized(prompt_tokens: int, max_tokens: int, *, max_threads: int = 1) -> Request:
@@ -38,13 +34,6 @@ def sized(prompt_tokens: int, max_tokens: int, *, max_threads: int = 1) -> Reque
 
 def cells(count: int) -> Request:
     return sized(2, count - 2)
-
-
-def narrow(max_slots: int, *, clock: FakeClock | None = None) -> tuple[ScriptedEngine, Scheduler]:
-    engine = ScriptedEngine(ENDLESS, SIZE, max_slots=max_slots)
-    if clock is None:
-        return engine, Scheduler(engine, VOCABULARY, SCHEME)
-    return engine, Scheduler(engine, VOCABULARY, SCHEME, clock=clock)
 
 
 # Loads
@@ -81,7 +70,7 @@ def first_fed(engine: ScriptedEngine) -> list[int]:
 
 
 def test_nobody_overtakes_the_one_who_waits_for_room() -> None:
-    engine, scheduler = narrow(100)
+    engine, scheduler = machine(ENDLESS, max_slots=100)
     added = [scheduler.add(one) for one in (sized(1, 59), sized(2, 78), sized(3, 7))]
     scheduler.step()
     scheduler.step()
@@ -101,9 +90,8 @@ def test_everyone_gets_in_and_in_order_however_narrow_it_is(
     sizes: list[tuple[int, int, int, int]],
 ) -> None:
     """The engine refuses whatever is past its limits, so the scheduler never tries."""
-    engine = ScriptedEngine(leaning(1), SIZE, max_slots=60, max_branches=7)
     clock = FakeClock()
-    scheduler = Scheduler(engine, VOCABULARY, SCHEME, clock=clock)
+    engine, scheduler = machine(leaning(1), max_slots=60, max_branches=7, clock=clock)
     added, added_s = [], []
     for prompt_tokens, max_tokens, max_threads, steps in sizes:
         added.append(scheduler.add(sized(prompt_tokens, max_tokens, max_threads=max_threads)))
@@ -126,15 +114,11 @@ def test_everyone_gets_in_and_in_order_however_narrow_it_is(
         (sized(10, 91), "a prompt of 10 tokens and an answer of up to 91 .* 100 positions"),
         (sized(10, 40, max_threads=8), "an answer of up to 3 branches .* the engine's 2"),
         (sized(0, 40), "the prompt is empty"),
-        (
-            replace(greedy(), prompt=(A, SIZE)),
-            f"token id {SIZE} is outside .* vocabulary of {SIZE}",
-        ),
+        (replace(greedy(), prompt=(A, SIZE)), f"token id {SIZE} is outside .* of {SIZE}"),
     ],
 )
 def test_who_could_not_be_answered_even_alone_is_refused(asked: Request, said: str) -> None:
-    engine = ScriptedEngine(ENDLESS, SIZE, max_positions=100, max_slots=50, max_branches=2)
-    scheduler = Scheduler(engine, VOCABULARY, SCHEME)
+    engine, scheduler = machine(ENDLESS, max_positions=100, max_slots=50, max_branches=2)
     with pytest.raises(PastaError, match=said):
         scheduler.add(asked)
     assert not scheduler.busy
@@ -142,7 +126,7 @@ def test_who_could_not_be_answered_even_alone_is_refused(asked: Request, said: s
 
 
 def test_memory_that_others_hold_is_waited_for_and_refused_where_there_are_none() -> None:
-    engine, scheduler = narrow(100)
+    engine, scheduler = machine(ENDLESS, max_slots=100)
     foreign = engine.open(reserved_tokens=50)
     first, second = scheduler.add(cells(30)), scheduler.add(cells(40))
     scheduler.step()
@@ -161,7 +145,7 @@ def test_memory_that_others_hold_is_waited_for_and_refused_where_there_are_none(
 
 
 def test_time_runs_out_in_the_queue_and_waiting_is_told_apart() -> None:
-    engine, scheduler = narrow(100, clock=FakeClock())
+    engine, scheduler = machine(ENDLESS, max_slots=100, clock=FakeClock())
     late = cells(80)
     late = replace(late, rules=replace(late.rules, max_seconds=20))
     first, second = scheduler.add(cells(90)), scheduler.add(late)
@@ -177,7 +161,7 @@ def test_time_runs_out_in_the_queue_and_waiting_is_told_apart() -> None:
 
 
 def test_a_request_cancelled_in_the_queue_has_an_empty_answer() -> None:
-    engine, scheduler = narrow(100)
+    engine, scheduler = machine(ENDLESS, max_slots=100)
     first, second, third = (scheduler.add(cells(count)) for count in (80, 80, 20))
     scheduler.step()
     scheduler.cancel(second)

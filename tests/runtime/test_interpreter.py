@@ -12,14 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.lang.check import check
-from pasta_decoding.lang.layout import (
-    ChunkRun,
-    Joining,
-    PromiseRun,
-    Run,
-    SyncRun,
-    in_reading_order,
-)
+from pasta_decoding.lang.layout import ChunkRun, Joining, PromiseRun, Run, SyncRun, in_reading_order
 from pasta_decoding.lang.positions import RESERVE, SCHEMES, Scheme
 from pasta_decoding.lang.tree import Chunk, Span, read, show, strip
 from pasta_decoding.runtime.events import (
@@ -185,22 +178,6 @@ def test_the_actions_of_a_worked_example() -> None:
     ]
 
 
-def test_a_text_join_goes_on_from_the_first_chunk_with_the_rest_in_reading_order() -> None:
-    """Main: two promises around an a, then sync, c. The second chunk ends first."""
-    main = [OPEN, B, P50, A, OPEN, C, P20, A, SYNC, C]
-    threads = {0: main, 1: [C, A, B, B, C, A], 2: [A]}
-    played = play(SMALL, script(threads), joining=Joining.text)
-    closings = [action for action in played.actions if isinstance(action, CloseChunk)]
-    assert closings == [
-        CloseChunk(2, truncated=False, kept=False),
-        CloseChunk(1, truncated=False, kept=True),
-    ]
-    rest = (CLOSE, A, OPEN, C, P20, ASYNC, A, CLOSE, A, SYNC)
-    # Behind the prompt stand three tokens of a promise, and the chunk with its opening.
-    assert Rewrite((1, 2), 1, rest, position=3 + 3 + 7) in played.actions
-    assert played.actions[-2:] == [Append(0, C, 13 + len(rest)), Finished(truncated=False)]
-
-
 @few(100)
 @given(RULES, WANTED, st.integers(0, 120))
 def test_a_text_join_puts_every_token_where_the_reading_order_has_it(
@@ -224,13 +201,6 @@ def test_an_idle_sync_is_banned_and_every_tag_in_sequential_decoding() -> None:
     main = [OPEN, A, P20, A, SYNC, B, SYNC, A]
     played = play(SMALL, script({0: main, 1: [B]}))
     assert sum(isinstance(segment, SyncRun) for segment in played.interpreter.segments) == 1
-
-
-def test_a_chunk_begins_with_something_visible() -> None:
-    interpreter = play_steps(SMALL, script({0: [OPEN, A, P20]}), 3).interpreter
-    first = allowed(interpreter, 1)
-    assert first.isdisjoint(CONTROL.ids | {END, *range(10)})
-    assert not any(decode([token])[0].isspace() for token in first)
 
 
 # Topics

@@ -8,18 +8,16 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from pasta_decoding.engines.scripted import ScriptedEngine, shuffled
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.runtime.decoder import answer_of
 from pasta_decoding.runtime.policy import SchedulingPolicy
 from pasta_decoding.runtime.request import Request, SamplingParams
 from pasta_decoding.runtime.sampler import History, Sampler, logprobs_of
-from pasta_decoding.runtime.scheduler import Scheduler
 from pasta_decoding.runtime.text import AnswerText
 from tests.law.whim import EveryThread, ReadingOrder
-from tests.law.world import CLOSE, CONTROL, END, OPEN, P20, SCHEME, SYNC
+from tests.law.world import CLOSE, CONTROL, END, OPEN, P20, SYNC
 from tests.runtime.machine import RULES, A, B, C, leaning, machine
-from tests.runtime.play import SIZE, VOCABULARY
+from tests.runtime.play import SIZE
 
 EXEMPT = CONTROL.ids | {END}
 MAIN_IDS = (A, B, OPEN, C, P20, B, OPEN, A, P20, A, SYNC, C)
@@ -30,16 +28,6 @@ def history() -> History:
     found = History((B, B, END), CONTROL, EXEMPT)
     found.begin()
     return found
-
-
-def test_a_thread_counts_what_it_sees_and_no_tags_or_topics() -> None:
-    seen = history()
-    for token in MAIN_IDS[:5]:
-        seen.note(MAIN, token)
-    assert seen.counts(1) == Counter({A: 1, B: 1})
-    seen.note(1, C)
-    assert seen.counts(1) == Counter({A: 1, B: 1, C: 1})
-    assert seen.counts(MAIN) == Counter({A: 1, B: 1})
 
 
 def test_in_a_topic_nothing_is_penalised() -> None:
@@ -79,14 +67,6 @@ def test_each_penalty_does_what_its_name_says() -> None:
     assert got_V[[A, B, C, END]].tolist() == [2 - 0.5 - 0.5, -8, 0.5 - 0.75 + 3, -1]
     assert np.count_nonzero(got_V) == 4
     assert logits_V[A] == 4
-
-
-def test_a_request_can_be_answered_twice_with_the_same_sampler() -> None:
-    sampler = Sampler(SamplingParams(1, frequency_penalty=1), 0, History((A, B), CONTROL, EXEMPT))
-    request = Request((A, B), sampler, RULES)
-    engine = ScriptedEngine(shuffled(SIZE), SIZE)
-    first, again = (answer_of(Scheduler(engine, VOCABULARY, SCHEME), request) for _ in range(2))
-    assert first.segments == again.segments
 
 
 def test_logprobs_are_the_models_own() -> None:

@@ -9,12 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_decoding.runtime.policy import (
-    BACKGROUND_STEPS,
-    Runnable,
-    SchedulingPolicy,
-    StepCost,
-)
+from pasta_decoding.runtime.policy import BACKGROUND_STEPS, Runnable, SchedulingPolicy, StepCost
 from pasta_decoding.runtime.request import Priority
 
 Cost = Callable[[int], float]
@@ -67,11 +62,6 @@ def test_a_step_is_as_wide_as_makes_a_token_cheapest_and_as_narrow_as_its_goal(
     cost: Cost, target_s: float | None, threads: list[int], expected: list[int]
 ) -> None:
     assert widths(taught(cost, target_s), standing(*threads)) == expected
-
-
-def test_the_first_threads_in_reading_order_go_first() -> None:
-    answers = [Runnable((2, 5, 0)), Runnable((1, 0))]
-    assert taught(linear).choose(answers) == [(2,), (1,)]
 
 
 def test_widths_of_which_nothing_is_known_are_tried_and_then_left_alone() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.engines.base import Feed, FloatArray
-from pasta_decoding.engines.scripted import Script, ScriptedEngine, follow
+from pasta_decoding.engines.scripted import Script, ScriptedEngine
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.runtime.generation import Generation
 from pasta_decoding.runtime.policy import SchedulingPolicy, share_out
@@ -23,10 +23,9 @@ from pasta_decoding.runtime.request import Request, Rules
 from pasta_decoding.runtime.scheduler import Scheduler
 from tests.examples import few
 from tests.law.world import SCHEME
-from tests.runtime.machine import A, B, finish, greedy, leaning, request
+from tests.runtime.machine import ENDLESS, A, finish, greedy, leaning, request
 from tests.runtime.play import SIZE, VOCABULARY
 
-ENDLESS = follow((A, B), (B, A), vocabulary_size=SIZE)
 LONG = 2000
 TOKENS = 64
 
@@ -126,14 +125,6 @@ def test_a_stream_beside_a_long_prompt_is_at_most_three_times_as_slow(name: str)
 @pytest.mark.parametrize("streams", [1, 8])
 def test_a_long_prompt_beside_streams_takes_at_most_as_long_again(name: str, streams: int) -> None:
     assert prompt_s(MACHINES[name], streams) <= 2 * prompt_s(MACHINES[name])
-
-
-def test_without_anybody_beside_it_a_prompt_goes_in_pieces_as_large_as_may_be() -> None:
-    engine = TimedEngine(MACHINES["slow attention"])
-    engine.batch_tokens = 100
-    scheduler = scheduler_over(engine)
-    finish(scheduler, [scheduler.add(writing(1, 250))])
-    assert [len(feed.ids) for feeds in engine.steps[:3] for feed in feeds] == [100, 100, 50]
 
 
 def test_one_pass_that_took_for_ever_does_not_stop_prompts_for_ever() -> None:

@@ -22,13 +22,23 @@ from pasta_decoding.runtime.request import Request, Rules
 from pasta_decoding.runtime.scheduler import Scheduler
 from tests.examples import few
 from tests.law.world import SCHEME
-from tests.runtime.machine import LINES, A, B, C, asked, assert_same, finish, greedy, prompt_of
+from tests.runtime.machine import (
+    ENDLESS,
+    LINES,
+    A,
+    B,
+    C,
+    asked,
+    assert_same,
+    finish,
+    greedy,
+    prompt_of,
+)
 from tests.runtime.play import SIZE, VOCABULARY
 from tests.tiny import tiny_llama
 
 LONG = prompt_of(1, 40)
 LLAMA = tiny_llama(vocabulary=SIZE)
-ENDLESS = follow((A, B), (B, A), vocabulary_size=SIZE)
 
 
 def keeping(engine: Any, pace: int = 256, joining: Joining = Joining.kv) -> Scheduler:
@@ -40,9 +50,12 @@ def asking(*prompt: int, max_tokens: int = 14, parallel: bool = True) -> Request
     return replace(greedy(), prompt=prompt, rules=Rules(max_tokens=max_tokens, parallel=parallel))
 
 
-def prompt_tokens_fed(answer: Answer) -> int:
-    assert answer.trace.prompt_tokens == answer.trace.prefilled_tokens + answer.trace.reused_tokens
-    return answer.trace.prefilled_tokens
+def fed(scheduler: Scheduler, *requests: Request) -> list[int]:
+    """Answer `requests` side by side; return how many tokens of each one's prompt were fed."""
+    traces = [one.trace for one in finish(scheduler, [scheduler.add(one) for one in requests])]
+    for trace in traces:
+        assert trace.prompt_tokens == trace.prefilled_tokens + trace.reused_tokens
+    return [trace.prefilled_tokens for trace in traces]
 
 
 # What is computed
@@ -50,58 +63,41 @@ def prompt_tokens_fed(answer: Answer) -> int:
 
 @pytest.mark.parametrize("pace", [7, 256])
 def test_choices_of_one_request_compute_its_prompt_once(pace: int) -> None:
-    engine = ScriptedEngine(shuffled(SIZE), SIZE)
-    scheduler = keeping(engine, pace)
-    answers = finish(scheduler, [scheduler.add(asking(*LONG)) for _ in range(4)])
-    assert [prompt_tokens_fed(answer) for answer in answers] == [40, 1, 1, 1]
-    assert all(answer.segments == answers[0].segments for answer in answers)
+    scheduler = keeping(ScriptedEngine(shuffled(SIZE), SIZE), pace)
+    assert fed(scheduler, *[asking(*LONG)] * 4) == [40, 1, 1, 1]
 
 
 def test_a_next_turn_computes_what_is_new_of_it() -> None:
     """The last answer's chunks were written side by side: as text it is read again."""
-    engine = ScriptedEngine(follow(*LINES, vocabulary_size=SIZE), SIZE)
-    scheduler = keeping(engine)
+    scheduler = keeping(ScriptedEngine(follow(*LINES, vocabulary_size=SIZE), SIZE))
     (answer,) = finish(scheduler, [scheduler.add(asking(*LONG, A))])
     assert answer.chunks == 1
     turn = (*LONG, A, C, A, A, C, B, B, B, A)
-    (second,) = finish(scheduler, [scheduler.add(asking(*turn))])
-    assert prompt_tokens_fed(second) == 8
-    assert second.text == answer.text
-    (third,) = finish(scheduler, [scheduler.add(asking(*turn, *turn[-3:]))])
-    assert prompt_tokens_fed(third) == 3
+    assert fed(scheduler, asking(*turn)) == [8]
+    assert fed(scheduler, asking(*turn, *turn[-3:])) == [3]
 
 
 def test_a_sequential_answer_is_not_read_again() -> None:
-    engine = ScriptedEngine(ENDLESS, SIZE)
-    scheduler = keeping(engine)
+    scheduler = keeping(ScriptedEngine(ENDLESS, SIZE))
     one = asking(*LONG, A, max_tokens=9, parallel=False)
     (answer,) = finish(scheduler, [scheduler.add(one)])
-    written = [fed.token for fed in answer.trace.fed]
+    written = [one.token for one in answer.trace.fed]
     assert len(written) == 9
-    turn = (*LONG, A, *written, B, C, A)
-    (second,) = finish(scheduler, [scheduler.add(asking(*turn))])
-    assert prompt_tokens_fed(second) == 3
+    assert fed(scheduler, asking(*LONG, A, *written, B, C, A)) == [3]
 
 
 def test_whoever_begins_like_one_whose_prompt_is_being_fed_waits_for_it() -> None:
     engine = ScriptedEngine(shuffled(SIZE), SIZE)
     scheduler = keeping(engine, 10)
-    first, second = (scheduler.add(asking(*LONG, *end)) for end in ((A, B, C), (B, C)))
-    scheduler.step()
+    assert fed(scheduler, asking(*LONG, A, B, C), asking(*LONG, B, C)) == [43, 2]
     assert [len(feed.ids) for feed in engine.steps[0]] == [10]
-    answers = finish(scheduler, [first, second])
-    assert [prompt_tokens_fed(answer) for answer in answers] == [43, 2]
 
 
 def test_a_few_tokens_alike_are_not_worth_it_and_without_the_switch_nothing_is_shared() -> None:
     engine = ScriptedEngine(shuffled(SIZE), SIZE)
-    scheduler = keeping(engine)
-    turns = [asking(*LONG[:15], *end) for end in ((A, B), (B, C))]
-    answers = finish(scheduler, [scheduler.add(turn) for turn in turns])
-    assert [prompt_tokens_fed(answer) for answer in answers] == [17, 17]
-    bare = Scheduler(engine, VOCABULARY, SCHEME)
-    answers = finish(bare, [bare.add(asking(*LONG)) for _ in range(2)])
-    assert [prompt_tokens_fed(answer) for answer in answers] == [40, 40]
+    stem, bare = LONG[:15], Scheduler(engine, VOCABULARY, SCHEME)
+    assert fed(keeping(engine), asking(*stem, A, B), asking(*stem, B, C)) == [17, 17]
+    assert fed(bare, asking(*LONG), asking(*LONG)) == [40, 40]
     assert bare.activity.kept_cells == 0
 
 
@@ -111,30 +107,27 @@ def test_a_few_tokens_alike_are_not_worth_it_and_without_the_switch_nothing_is_s
 def test_what_is_kept_goes_as_soon_as_a_request_needs_the_room() -> None:
     engine = ScriptedEngine(ENDLESS, SIZE, max_slots=100, max_branches=4)
     scheduler = keeping(engine)
-    finish(scheduler, [scheduler.add(asking(*LONG, A, max_tokens=5, parallel=False))])
+    fed(scheduler, asking(*LONG, A, max_tokens=5, parallel=False))
     assert scheduler.activity.kept_cells == engine.slots_in_use == 46
     one = scheduler.add(asking(*LONG, *LONG[1:], A, max_tokens=20, parallel=False))
     scheduler.step()
     assert scheduler.activity.running == 1
     assert scheduler.activity.kept_cells == 0
     (answer,) = finish(scheduler, [one])
-    assert answer.hit_limit
-    assert prompt_tokens_fed(answer) == 80
+    assert (answer.hit_limit, answer.trace.prefilled_tokens) == (True, 80)
 
 
 def test_it_takes_at_most_half_of_the_cells_and_some_branches_the_oldest_go_first() -> None:
     engine = ScriptedEngine(ENDLESS, SIZE, max_slots=4000, max_branches=50)
     scheduler = keeping(engine)
     for number in range(MOST_KEPT + 8):
-        one = asking(*prompt_of(number, 30), A, max_tokens=2, parallel=False)
-        finish(scheduler, [scheduler.add(one)])
+        fed(scheduler, asking(*prompt_of(number, 30), A, max_tokens=2, parallel=False))
     assert scheduler.activity.kept_cells == 33 * MOST_KEPT
     engine = ScriptedEngine(ENDLESS, SIZE, max_slots=200)
     scheduler = keeping(engine)
     for number in (1, 2, 3, 1, 4, 1):
-        one = asking(*prompt_of(number, 30), A, max_tokens=2, parallel=False)
-        (answer,) = finish(scheduler, [scheduler.add(one)])
-    assert prompt_tokens_fed(answer) == 1
+        last = fed(scheduler, asking(*prompt_of(number, 30), A, max_tokens=2, parallel=False))
+    assert last == [1]
     assert scheduler.activity.kept_cells == engine.slots_in_use == 99
 
 
@@ -142,7 +135,7 @@ def test_who_begins_another_is_not_kept_beside_it() -> None:
     engine = ScriptedEngine(ENDLESS, SIZE)
     kept = PrefixCache(engine)
     for ids in ((A, B, C), (A, B, C, A), (A, B), (B, C)):
-        kept.keep(PrefixEntry(ids, fed(engine, ids)))
+        kept.keep(PrefixEntry(ids, branch_of(engine, ids)))
     assert [one.ids for one in kept._kept] == [(A, B, C, A), (B, C)]
     assert engine.slots_in_use == kept.cells == 6
     kept.make_room(ResourceRequest(10**6, 10**6))
@@ -151,7 +144,7 @@ def test_who_begins_another_is_not_kept_beside_it() -> None:
     assert engine.slots_in_use == 0
 
 
-def fed(engine: Engine, ids: tuple[int, ...]) -> Branch:
+def branch_of(engine: Engine, ids: tuple[int, ...]) -> Branch:
     branch = engine.open(reserved_tokens=20)
     engine.step([Feed((branch,), ids, tuple(range(len(ids))))])
     return branch

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from pasta_decoding.engines.base import FloatArray
-from pasta_decoding.engines.scripted import ScriptedEngine, follow
+from pasta_decoding.engines.scripted import follow
 from pasta_decoding.lang.layout import MAIN, ChunkRun
 from pasta_decoding.runtime.decoder import answer_of
-from pasta_decoding.runtime.events import (
-    Closed,
-    Delta,
-    Event,
-    Finished,
-    Opened,
-    Synced,
-)
-from pasta_decoding.runtime.scheduler import Scheduler
+from pasta_decoding.runtime.events import Closed, Delta, Event, Finished, Opened, Synced
 from tests.law.whim import EveryThread
-from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SCHEME, SYNC
+from tests.law.world import ASYNC, CLOSE, END, OPEN, P20, SYNC
 from tests.runtime.machine import (
     LINES,
-    RULES,
     A,
     B,
     C,
@@ -35,15 +24,26 @@ from tests.runtime.machine import (
     ordered,
     request,
 )
-from tests.runtime.play import SIZE, VOCABULARY
+from tests.runtime.play import SIZE
 
 # Records
 
 
-def test_the_events_of_a_worked_example() -> None:
+def test_the_events_of_a_worked_example_are_handed_out_once_as_they_come() -> None:
     _, scheduler = machine(follow(*LINES, vocabulary_size=SIZE))
-    got = answer_of(scheduler, greedy())
-    assert list(got.events) == [
+    generation = scheduler.add(greedy())
+    events, text, steps = list[Event](), "", list[int]()
+    while (got := generation.result()) is None:
+        scheduler.step()
+        if progress := generation.drain():
+            events += progress.events
+            text += progress.text
+            steps.append(progress.step)
+    assert generation.drain() is None
+    assert steps == sorted(steps)
+    assert steps[-1] == len(got.trace.step_s)
+    assert got.events == tuple(events)
+    assert events == [
         Opened(1, "b", 20),
         Delta(MAIN, " a"),
         Delta(1, "c"),
@@ -54,31 +54,10 @@ def test_the_events_of_a_worked_example() -> None:
         Finished(truncated=False),
     ]
     assert got.annotated == '<promise topic="b" tokens="20"/><async>ca</async> a<sync/>c'
-    assert got.text == "ca ac"
+    assert got.text == text == "ca ac"
     # Topic, closing, c, a, sync, c: the end is never fed.
     assert got.critical_path == 7
     assert (got.interventions, got.truncated, got.hit_limit) == (0, False, False)
-
-
-def test_events_are_handed_out_once_as_they_come() -> None:
-    _, scheduler = machine(follow(*LINES, vocabulary_size=SIZE))
-    generation = scheduler.add(greedy())
-    events: list[Event] = []
-    text, steps = "", list[int]()
-    while generation.result() is None:
-        scheduler.step()
-        if progress := generation.drain():
-            events += progress.events
-            text += progress.text
-            steps.append(progress.step)
-    assert generation.drain() is None
-    answer = generation.result()
-    assert answer is not None
-    assert answer.events == tuple(events)
-    assert text == answer.text
-    assert steps == sorted(steps)
-    assert steps[-1] == len(answer.trace.step_s)
-    assert tuple(events) == answer_of(scheduler, greedy()).events
 
 
 def test_an_end_of_sequence_in_a_chunk_is_an_intervention() -> None:
@@ -137,9 +116,8 @@ def test_finished_chunks_share_a_branch_until_they_are_joined() -> None:
     promises = [(OPEN, B, P20, A, A, A), (OPEN, C, P20, B, B, B), (OPEN, A, P20, C, C, C)]
     main = (A, *promises[0], *promises[1], *promises[2], SYNC, END)
     script = follow(main, (ASYNC, C, CLOSE), vocabulary_size=SIZE)
-    engine = ScriptedEngine(script, SIZE, max_branches=3)
-    one = replace(greedy(), rules=replace(RULES, max_threads=2))
-    answer = answer_of(Scheduler(engine, VOCABULARY, SCHEME), one)
+    _, scheduler = machine(script, max_branches=3)
+    answer = answer_of(scheduler, greedy(max_threads=2))
     assert answer.text == "caaacbbbcccc"
     assert [event for event in answer.events if isinstance(event, Synced)] == [Synced((1, 2, 3))]
 
@@ -155,8 +133,7 @@ def breaking(seen: tuple[int, ...]) -> FloatArray:
 
 
 def test_an_error_of_the_engine_ends_who_was_in_the_pass_and_nobody_else() -> None:
-    engine = ScriptedEngine(breaking, SIZE, max_slots=100)
-    scheduler = Scheduler(engine, VOCABULARY, SCHEME)
+    engine, scheduler = machine(breaking, max_slots=100)
     ended = [scheduler.add(request((B, A))), scheduler.add(greedy())]
     waiting = scheduler.add(greedy())
     with pytest.raises(RuntimeError, match="the device is gone"):
