@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from pasta_decoding.data.annotate import base
 from pasta_decoding.lang.tree import Chunk, read, strip
 from tests.chatserver import ChatServer, chat_server, failure, in_turn
-from tests.cli.conftest import Outcome, Pasta, interrupted
+from tests.cli.conftest import Outcome, Pasta
 from tests.shapes import make_llama3
 
 pytestmark = pytest.mark.usefixtures("tiny_cache")
@@ -95,7 +94,6 @@ def test_a_rule_of_ones_own_promises_any_parts_and_lengths(
         assert (found.status, found.err.count("Traceback")) == (2, 0), name
 
 
-Ask = Callable[..., Outcome]
 OATS = "Eat oats for breakfast. Sleep well at night."
 GOOD = (
     '<promise topic="diet" tokens="30"/><async>Eat oats for breakfast.</async> '
@@ -109,7 +107,7 @@ def five(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def ask(pasta: Pasta, five: Path) -> Ask:
+def ask(pasta: Pasta, five: Path) -> Pasta:
     """Return a function that lets a server annotate five rows, one after the other."""
 
     def run(server: ChatServer, *arguments: object) -> Outcome:
@@ -121,7 +119,7 @@ def ask(pasta: Pasta, five: Path) -> Ask:
 
 
 def test_a_stopped_run_asks_only_for_what_is_missing_and_costs_and_rejects_are_reported(
-    ask: Ask, five: Path
+    ask: Pasta, five: Path
 ) -> None:
     partial = five.with_name("out.jsonl.partial")
     with chat_server(in_turn([GOOD, GOOD, "No.", "No.", "No.", failure(401)])) as server:
@@ -149,17 +147,15 @@ def test_a_stopped_run_asks_only_for_what_is_missing_and_costs_and_rejects_are_r
 
 
 def test_what_cannot_be_annotated_is_told_and_what_was_there_stays(
-    tmp_path: Path, pasta: Pasta, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, pasta: Pasta
 ) -> None:
     source, out, broken = (tmp_path / name for name in ("in.jsonl", "out.jsonl", "broken.jsonl"))
     broken.write_text(write(source, LIST).read_text() + "\n{")
     out.write_text("before")
     partial = tmp_path / "other.jsonl.partial"
     partial.write_text("{}\n")
-    nowhere = tmp_path / "nowhere" / "out.jsonl"
     refused = {
         (broken, out): f"{broken}:2: not JSON: ",
-        (source, nowhere): f"cannot write {nowhere}: No such file or directory",
         (source, tmp_path / "other.jsonl"): f"{partial} is not a journal of annotations: ",
         (broken, out, "--with", "nothing"): "--with nothing is neither structure, apar, llm nor",
         (source, out, "--with", "llm"): "an endpoint is asked by --base-url and --model",
@@ -168,14 +164,4 @@ def test_what_cannot_be_annotated_is_told_and_what_was_there_stays(
         found = pasta("annotate", *arguments)
         assert found.status == 2
         assert f"pasta: {message}" in found.err
-    with monkeypatch.context() as context:
-        context.setattr(Path, "replace", interrupted)
-        assert pasta("annotate", source, out).status == 130
     assert out.read_text() == "before"
-    monkeypatch.setenv("PASTA_CACHE", str(tmp_path))
-    expected = (
-        2,
-        f"pasta: the model smollm2-135m is not in {tmp_path}",
-        "run `pasta pull smollm2-135m`",
-    )
-    assert pasta("annotate", source, out).complaint == expected

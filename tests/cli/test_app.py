@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import errno
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -74,22 +71,3 @@ def test_an_interruption_and_a_full_disk_are_one_line(
     monkeypatch.setattr(Path, "read_bytes", full)
     found = pasta("lint", tmp_path / "any.txt")
     assert (found.status, found.err) == (2, "pasta: any.txt: No space left on device\n")
-
-
-def test_one_of_several_processes_leaves_without_taking_the_interpreter_down(
-    tmp_path: Path,
-) -> None:
-    """Threads of the others' connections could abort it. What it printed is not lost."""
-    (tmp_path / "a.txt").write_text("<async>b</async>", encoding="utf-8")
-    at_exit = "import atexit, runpy; atexit.register(print, 'torn down');"
-    found = subprocess.run(
-        [sys.executable, "-c", f"{at_exit} runpy.run_module('pasta_decoding')", "lint", "a.txt"],
-        cwd=tmp_path,
-        env=os.environ | {"WORLD_SIZE": "2"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.returncode == 1
-    assert found.stdout.startswith("a.txt:1:")
-    assert "torn down" not in found.stdout

@@ -12,8 +12,6 @@ from pasta_decoding.cli.run import answer_shown
 from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Outcome, Pasta
 
-Talk = Callable[..., Outcome]
-
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, str]]]:
@@ -31,7 +29,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, str]]]:
 
 
 @pytest.fixture
-def chat(pasta: Pasta, tiny_checkpoint: TinyCheckpoint, typed: Callable[[bytes], None]) -> Talk:
+def chat(pasta: Pasta, tiny_checkpoint: TinyCheckpoint, typed: Callable[[bytes], None]) -> Pasta:
     """Return a function that types lines into a chat with the tiny model."""
 
     def run(*lines: str, flags: Sequence[str] = ()) -> Outcome:
@@ -43,7 +41,7 @@ def chat(pasta: Pasta, tiny_checkpoint: TinyCheckpoint, typed: Callable[[bytes],
 
 
 def test_a_turn_sees_the_clean_text_of_those_before(
-    chat: Talk, heard: list[list[tuple[str, str]]]
+    chat: Pasta, heard: list[list[tuple[str, str]]]
 ) -> None:
     found = chat("Hello", "", "And now?", flags=["--system", "Be kind."])
     assert found.status == 0
@@ -58,7 +56,7 @@ def test_a_turn_sees_the_clean_text_of_those_before(
 
 
 def test_a_turn_that_is_stopped_or_does_not_fit_is_forgotten_and_the_chat_goes_on(
-    chat: Talk, heard: list[list[tuple[str, str]]]
+    chat: Pasta, heard: list[list[tuple[str, str]]]
 ) -> None:
     found = chat("stop me", "x" * 5000, "Hello")
     assert found.status == 0
@@ -69,7 +67,7 @@ def test_a_turn_that_is_stopped_or_does_not_fit_is_forgotten_and_the_chat_goes_o
 
 
 def test_commands_forget_draw_explain_and_leave(
-    chat: Talk, heard: list[list[tuple[str, str]]]
+    chat: Pasta, heard: list[list[tuple[str, str]]]
 ) -> None:
     found = chat("Hello", "/new", "/what", "/show", "Again", "/quit", "Never asked")
     assert [turn[-1][1] for turn in heard] == ["Hello", "Again"]
@@ -78,6 +76,6 @@ def test_commands_forget_draw_explain_and_leave(
     assert "main" in found.err  # the lanes
 
 
-def test_a_line_that_is_not_utf8_is_told_and_skipped(chat: Talk) -> None:
+def test_a_line_that_is_not_utf8_is_told_and_skipped(chat: Pasta) -> None:
     found = chat("caf\udce9")
     assert (found.status, "not UTF-8" in found.err or "not valid UTF-8" in found.err) == (0, True)

@@ -47,12 +47,9 @@ def test_what_cannot_be_built_is_told_in_a_line_and_not_written(
 ) -> None:
     again, out = tmp_path / "again.jsonl", tmp_path / "train.jsonl"
     again.write_bytes(source.read_bytes())
-    broken = tmp_path / "broken.jsonl"
-    broken.write_text("{\n")
     refused = {
         (source, "--min-tokens", 99): "no row of 4 is left: {",
         (source, again): f"{again}:1: id 'a' was used before",
-        (broken,): f"{broken}:1: not JSON: ",
     }
     for arguments, message in refused.items():
         found = pasta("data", "build", *arguments, "-o", out)
@@ -111,7 +108,6 @@ def test_it_reads_rows_and_names_the_line_and_the_column_in_the_response(
     [
         ("missing.txt", None, "{path}: No such file or directory"),
         ("latin.txt", "café".encode("latin-1"), "{path}: byte 3 is not UTF-8"),
-        ("rows.jsonl.gz", b"plain", "cannot read {path}: Not a gzipped file"),
         ("", None, "{path}: Is a directory"),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,7 @@ def out(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def generate(
-    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path, out: Path
-) -> Callable[..., Outcome]:
+def generate(pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path, out: Path) -> Pasta:
     """Return a function that answers three prompts, the last of which is too long."""
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"instruction": text}) + "\n" for text in PROMPTS))
@@ -51,11 +48,9 @@ def records(folder: Path) -> list[Record]:
     return read_records(folder / "records.jsonl")
 
 
-def test_every_method_gets_a_folder_and_failures_are_records(
-    generate: Callable[..., Outcome], out: Path
-) -> None:
+def test_every_method_gets_a_folder_and_failures_are_records(generate: Pasta, out: Path) -> None:
     methods = ("pasta", "sequential", "apar", "sot=none", "lookup=none")
-    found = generate(methods=methods)
+    found = generate("--seed", 7, methods=methods)
     assert found.status == 0
     labels = [
         "pasta-adapter", "sequential-adapter", "apar-adapter", "sot-none", "lookup-none",
@@ -70,7 +65,7 @@ def test_every_method_gets_a_folder_and_failures_are_records(
         assert ({one["generator"] for one in outputs}, outputs[2]["output"]) == ({label}, "")
     run = settings(out / "sot-none")
     assert (run["method"], run["adapter"], run["prompts"]["number"]) == ("sot", None, 3)
-    assert (run["max_concurrency"], run["timing"]) == (16, False)
+    assert (run["max_concurrency"], run["timing"], run["sampling"]["seed"]) == (16, False, 7)
     assert run["engine"] in {"fast", "torch"}, "what auto takes depends on the machine"
     assert len(settings(out / "pasta-adapter")["adapter"]["sha256"]) == 16
     assert sum(one.chunks for one in records(out / "pasta-adapter")) >= 2
@@ -98,22 +93,15 @@ def test_every_method_gets_a_folder_and_failures_are_records(
     ],
 )
 def test_flags_that_mean_nothing_are_refused(
-    flags: str, methods: str, message: str, generate: Callable[..., Outcome], out: Path
+    flags: str, methods: str, message: str, generate: Pasta, out: Path
 ) -> None:
     found = generate(*flags.split(), methods=tuple(methods.split()))
     assert (found.status, list(out.glob("*"))) == (2, [])
     assert found.err.startswith(f"pasta: {message}")
 
 
-def test_sampling_is_kept_with_the_run(generate: Callable[..., Outcome], out: Path) -> None:
-    flags = ("--temperature", "1", "--top-p", "0.9", "--seed", "7", "--limit", "1")
-    assert generate(*flags, methods=("pasta",)).status == 0
-    sampling = settings(out / "pasta-adapter")["sampling"]
-    assert sampling == {"temperature": 1.0, "top_p": 0.9, "seed": 7}
-
-
 def test_lookup_is_timed_and_reported_against_transformers_own_generate(
-    generate: Callable[..., Outcome], pasta: Pasta, out: Path
+    generate: Pasta, pasta: Pasta, out: Path
 ) -> None:
     assert generate("--timing", "--limit", "1", methods=("hf=none", "lookup=none")).status == 0
     for label in ("hf-none", "lookup-none"):

@@ -74,24 +74,23 @@ ADAPTERS: list[tuple[Change, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "said"), MODELS)
-def test_a_broken_model_is_one_line(
-    change: Change, said: str, pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+@pytest.mark.parametrize(
+    ("part", "change", "said"),
+    [*(("model", *one) for one in MODELS), *(("adapter", *one) for one in ADAPTERS)],
+)
+def test_a_broken_model_or_adapter_is_one_line(
+    part: str,
+    change: Change,
+    said: str,
+    pasta: Pasta,
+    tiny_checkpoint: TinyCheckpoint,
+    tmp_path: Path,
 ) -> None:
-    base = shutil.copytree(tiny_checkpoint.base, tmp_path / "base")
-    change(base)
-    found = pasta(*QUESTION, "--adapter", "none", "--model", base)
-    assert (found.status, found.out) == (2, "")
-    assert said in found.err.splitlines()[-1]
-
-
-@pytest.mark.parametrize(("change", "said"), ADAPTERS)
-def test_a_broken_adapter_is_one_line(
-    change: Change, said: str, pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
-    adapter = shutil.copytree(tiny_checkpoint.adapter, tmp_path / "adapter")
-    change(adapter)
-    found = pasta(*QUESTION, "--adapter", adapter, "--model", tiny_checkpoint.base)
+    whole = {"model": tiny_checkpoint.base, "adapter": tiny_checkpoint.adapter}
+    broken = shutil.copytree(whole[part], tmp_path / part)
+    change(broken)
+    where = {"model": whole["model"], "adapter": "none", part: broken}
+    found = pasta(*QUESTION, "--adapter", where["adapter"], "--model", where["model"])
     assert (found.status, found.out) == (2, "")
     assert said in found.err.splitlines()[-1]
 
@@ -111,16 +110,27 @@ def test_what_is_no_model_is_told_and_a_window_that_the_model_does_not_know_is_i
     assert pasta(*QUESTION, "--adapter", "none", "--model", base).out == plain
 
 
-def test_an_output_that_cannot_hold_a_character_shows_its_code(tmp_path: Path) -> None:
+def test_an_output_that_cannot_hold_a_character_shows_its_code_and_one_of_several_processes_leaves(
+    tmp_path: Path,
+) -> None:
+    """It takes no interpreter down: threads of the others' connections could abort it."""
     (tmp_path / "\u20ac.txt").write_text("<sync/>")
+    at_exit = "import atexit, runpy; atexit.register(print, 'torn down');"
     found = subprocess.run(
-        [sys.executable, "-m", "pasta_decoding", "lint", "\u20ac.txt"],
+        [
+            sys.executable,
+            "-c",
+            f"{at_exit} runpy.run_module('pasta_decoding')",
+            "lint",
+            "\u20ac.txt",
+        ],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONIOENCODING": "latin-1"},
+        env=os.environ | {"PYTHONIOENCODING": "latin-1", "WORLD_SIZE": "2"},
         capture_output=True,
         check=False,
     )
     assert (found.returncode, found.stdout[:11]) == (1, b"\\u20ac.txt:")
+    assert b"torn down" not in found.stdout
 
 
 def test_two_evaluations_do_not_write_into_one_folder(

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from pasta_decoding.errors import install_command
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import read, strip
 from tests.checkpoint import TinyCheckpoint
@@ -50,9 +49,6 @@ def test_models_lists_what_is_ours_by_size_and_cleans_what_is_made_again(
     ("arguments", "said"),
     [
         (["pull", "llama"], "no model 'llama'"),
-        (["export", "balanzed", "--out", "x"], "no adapter 'balanzed'"),
-        (["export", "balanced", "--out", "x", "--dtype", "F17"], "no dtype 'F17'"),
-        (["export", "sequential", "--out", "x", "--model", "tests"], "tests holds no model"),
         (["export", "balanced", "--out", "tests", "--model", "x"], "tests is a folder, not a file"),
     ],
 )
@@ -70,15 +66,6 @@ def test_pull_keeps_a_sound_model_and_can_be_interrupted(
     monkeypatch.setenv("PASTA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("pasta_decoding.models.pull.fetch_wheels", interrupted)
     assert pasta("pull").status == 130
-
-
-def test_without_llama_a_quantized_export_says_what_to_install_and_leaves_nothing(
-    pasta: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
-    export = ["export", tiny_checkpoint.adapter, "--model", tiny_checkpoint.base]
-    found = pasta(*export, "-o", tmp_path / "x.gguf", "--dtype", "Q8_0")
-    assert (found.status, install_command("llama") in found.err) == (2, True)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("engine", ["fast", pytest.param("llama", marks=pytest.mark.llama)])

@@ -116,11 +116,6 @@ def test_a_sentence_that_leans_on_the_one_before_stays_with_it() -> None:
     assert [chunk.text.split()[0] for chunk in chunks(response)] == ["Mosquitoes", "Doctors"]
 
 
-def test_siblings_of_the_same_title_get_different_topics() -> None:
-    item = "- **Diet**: Eat more greens and less meat, and drink water instead of sugary drinks.\n"
-    assert len(set(topics("Tips for you:\n\n" + item * 4))) == 4
-
-
 SEQUENTIAL = {
     "story": "She turned away, and he watched her as she walked to the river and wept.\n\n" * 5,
     "verse": "\n".join(["The rain has come again,", "and I have lost my way,"] * 5),

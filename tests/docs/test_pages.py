@@ -16,17 +16,7 @@ from pasta_decoding.models.load import find_adapter, load_model
 from pasta_decoding.runtime import events
 from pasta_decoding.runtime.request import Rules, SamplingParams
 from tests.checkpoint import TinyCheckpoint, torch_decoder
-from tests.docs.pages import (
-    ROOT,
-    Block,
-    blocks,
-    commands,
-    leaves,
-    options,
-    parse,
-    spans,
-    text_of,
-)
+from tests.docs.pages import ROOT, Block, blocks, commands, leaves, options, parse, spans, text_of
 from tests.server.running import running
 
 PAGES = [

@@ -9,13 +9,7 @@ import numpy as np
 import pytest
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation.metrics import (
-    Figures,
-    figures,
-    geometric,
-    interval,
-    mean,
-)
+from pasta_decoding.evaluation.metrics import Figures, figures, geometric, interval, mean
 from pasta_decoding.evaluation.records import Record, Run
 from tests.evaluation.runfolders import failed, parallel, record
 

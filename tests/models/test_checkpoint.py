@@ -118,10 +118,8 @@ def test_a_folder_without_a_record_is_no_adapter(tmp_path: Path) -> None:
     ("content", "said"),
     [
         (b"", "cannot be read: "),
-        (b"{", "cannot be read: "),
         (b"\xff\xfe", "cannot be read: "),
         (b"[" * 100_000, "cannot be read: "),
-        (b"[]", "has format version None; this Pasta reads 1"),
         (b'{"format_version": 2}', "has format version 2; this Pasta reads 1"),
     ],
     ids=len,
@@ -134,16 +132,12 @@ def test_a_broken_or_foreign_file_is_refused(content: bytes, said: str, tmp_path
 Change = Callable[[dict[str, Any]], object]
 BREAKS: list[tuple[Change, str]] = [
     (lambda r: r.pop("binding"), "KeyError('binding')"),
-    (lambda r: r.pop("scheme"), "KeyError('scheme')"),
     (lambda r: r["base"].pop("layers"), "TypeError"),
-    (lambda r: r["binding"].pop("sync"), "TypeError"),
     (lambda r: r["binding"].update(promise_close={}), "the length buckets are []"),
-    (lambda r: r["binding"].update(promise_close={"-5": 5}), "buckets are [-5]"),
     (lambda r: r["binding"].update(promise_close={"x": 5}), "ValueError"),
     (lambda r: r["binding"].update(promise_close=[5, 6]), "AttributeError"),
     (lambda r: r["binding"].update(sync=1), "two parts of a tag share one control"),
     (lambda r: r["binding"].update(sync="4"), "['4'] are no token ids"),
-    (lambda r: r["binding"].update(sync=float("inf")), "[inf] are no token ids"),
     (lambda r: r["binding"].update(sync=-4), "[-4] are no token ids"),
     (lambda r: r.update(topic="maybe"), "topic is 'maybe', not 'required' or"),
     (lambda r: r.update(scheme=[]), "[]] is not a text"),

@@ -19,11 +19,7 @@ from pasta_decoding.models.gguf import write_gguf
 from pasta_decoding.models.load import load_model
 from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.request import Rules
-from pasta_decoding.training.sample import (
-    decode_sample,
-    encode_sample,
-    sample_answers,
-)
+from pasta_decoding.training.sample import decode_sample, encode_sample, sample_answers
 from tests.checkpoint import END_ID, TinyCheckpoint, make_adapter, torch_decoder
 from tests.law.watched import replay
 

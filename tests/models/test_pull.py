@@ -19,13 +19,7 @@ from pasta_decoding.errors import PastaError
 from pasta_decoding.gguf_file import GgufFile
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models import pull as pulling
-from pasta_decoding.models.bases import (
-    BASES,
-    DEFAULT_MODEL,
-    default_cache,
-    kept,
-    model_path,
-)
+from pasta_decoding.models.bases import BASES, DEFAULT_MODEL, default_cache, kept, model_path
 from pasta_decoding.models.checkpoint import choose_tokens
 from pasta_decoding.models.gguf import read_tokenizer, write_gguf
 from pasta_decoding.models.load import Loaded, load_gguf, load_model
@@ -119,11 +113,7 @@ def test_an_adapter_of_one_copy_of_a_model_fits_the_others(
 ) -> None:
     """The hub's copy ties its head; a GGUF rounds it by itself, and names the rows that pad it."""
     end = "<|endoftext|>"  # else the class for Qwen adds it
-    tokenizer, gguf, control = (
-        byte_tokenizer([end]),
-        tmp_path / "base.gguf",
-        range(259, 273),
-    )
+    tokenizer, gguf, control = byte_tokenizer([end]), tmp_path / "base.gguf", range(259, 273)
     hub: Any = TINY_MODELS["qwen2"](vocabulary=300, tie_word_embeddings=True, eos_token_id=END_ID)
     rounded: Any = TINY_MODELS["qwen2"](vocabulary=300, tie_word_embeddings=False)
     rounded.load_state_dict(hub.state_dict() | {"lm_head.weight": hub.lm_head.weight * 1.001})

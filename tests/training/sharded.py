@@ -20,12 +20,7 @@ from torch.distributed import barrier, get_rank, init_process_group
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from pasta_decoding.models.load import load_base
-from pasta_decoding.training.lora import (
-    add_lora,
-    recompute_activations,
-    save,
-    shard_tied_together,
-)
+from pasta_decoding.training.lora import add_lora, recompute_activations, save, shard_tied_together
 
 
 def main(base: Path, out: Path) -> None:

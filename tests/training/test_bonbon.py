@@ -59,17 +59,6 @@ def test_beta_is_that_of_the_paper(candidates: int, expected_beta: float, gap: f
     assert target_gap(candidates) == pytest.approx(gap, rel=1e-3)
 
 
-@pytest.mark.parametrize("gap", [-3.0, 0.0, 5.4, 5.5, 5.6, 40.0])
-def test_the_loss_is_the_squared_distance_to_the_target_and_its_slope_linear(gap: float) -> None:
-    """A sigmoid loss, which the published code has, would flatten out instead."""
-    best = torch.tensor(gap, dtype=torch.float64, requires_grad=True)
-    zero = torch.zeros((), dtype=torch.float64)
-    total, _ = bonbon_loss(best, zero, zero, zero, target=5.5, alpha=0.0)
-    assert float(total.detach()) == pytest.approx((gap - 5.5) ** 2)
-    (slope,) = torch.autograd.grad(total, best)
-    assert float(slope) == pytest.approx(2 * (gap - 5.5))
-
-
 def decoded_log_probability(segments: Sequence[Segment]) -> float:
     """Decode an answer, every token forced, and add up what each thread thought of its tokens."""
     recorder = Watched(Replay(segments, async_close=world.CLOSE, end=world.END))

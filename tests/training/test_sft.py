@@ -18,16 +18,7 @@ from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.load import load_base, load_model
 from pasta_decoding.runtime.request import Rules, SamplingParams
 from tests.checkpoint import BASE_NAME, TinyCheckpoint, make_adapter, make_base, torch_decoder
-from tests.training.tiny_runs import (
-    CONFIG,
-    ROWS,
-    behind_step,
-    chunk,
-    die,
-    files,
-    losses,
-    train,
-)
+from tests.training.tiny_runs import CONFIG, ROWS, behind_step, chunk, die, files, losses, train
 
 
 def test_a_finished_run_has_learnt_and_holds_settings_metrics_a_picture_and_the_adapter(
