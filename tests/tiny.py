@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
-    PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -48,44 +48,32 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def tiny_llama(*, vocabulary: int = VOCABULARY, seed: int = 0, **settings: Any) -> LlamaForCausalLM:
-    """Return a tiny Llama. `settings` go to its config."""
-    with seeded(seed):
-        return LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, **SHAPE | settings)).eval()
-
-
-def tiny_qwen2(*, vocabulary: int = VOCABULARY, seed: int = 0, **settings: Any) -> Qwen2ForCausalLM:
-    """Return a tiny Qwen 2: as Llama, with biases on queries, keys and values."""
-    with seeded(seed):
-        return Qwen2ForCausalLM(Qwen2Config(vocab_size=vocabulary, **SHAPE | settings)).eval()
-
-
-def tiny_qwen3(*, vocabulary: int = VOCABULARY, seed: int = 0, **settings: Any) -> Qwen3ForCausalLM:
-    """Return a tiny Qwen 3: as Llama, with queries and keys normalised."""
-    with seeded(seed):
-        return Qwen3ForCausalLM(Qwen3Config(vocab_size=vocabulary, **SHAPE | settings)).eval()
-
-
-def tiny_gemma3(
-    *, vocabulary: int = VOCABULARY, seed: int = 0, **settings: Any
-) -> Gemma3ForCausalLM:
-    """Return a tiny Gemma 3: a layer with a window of four positions, then one with full attention.
-
-    The two kinds also rotate differently.
-    """
-    windows = {
-        "sliding_window": 4,
-        "layer_types": ["sliding_attention", "full_attention"],
-        "query_pre_attn_scalar": 8,
-    }
-    with seeded(seed):
-        config = Gemma3TextConfig(vocab_size=vocabulary, **SHAPE | windows | settings)
-        return Gemma3ForCausalLM(config).eval()
-
-
-TINY_MODELS: dict[str, Callable[..., PreTrainedModel]] = {
-    "llama": tiny_llama,
-    "qwen2": tiny_qwen2,
-    "qwen3": tiny_qwen3,
-    "gemma3": tiny_gemma3,
+KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+    # Biases on queries, keys and values.
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
+    # Queries and keys are normalised.
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {}),
+    # A layer with a window of four positions, then one with full attention.
+    "gemma3": (
+        Gemma3TextConfig,
+        Gemma3ForCausalLM,
+        {
+            "sliding_window": 4,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "query_pre_attn_scalar": 8,
+        },
+    ),
 }
+
+
+def tiny_model(kind: str, *, vocabulary: int = VOCABULARY, seed: int = 0, **settings: Any) -> Any:
+    """Return a tiny model. `settings` go to its config."""
+    config, model, own = KINDS[kind]
+    with seeded(seed):
+        return model(config(vocab_size=vocabulary, **SHAPE | own | settings)).eval()
+
+
+TINY_MODELS: dict[str, Callable[..., Any]] = {kind: partial(tiny_model, kind) for kind in KINDS}
+tiny_llama: Callable[..., LlamaForCausalLM] = TINY_MODELS["llama"]
+tiny_qwen3: Callable[..., Qwen3ForCausalLM] = TINY_MODELS["qwen3"]

@@ -190,3 +190,20 @@ def test_an_error_on_the_way_leaves_the_model_and_ends_the_stream(
     assert (model.config._attn_implementation, model.training) == (before, True)
     assert not model.model.norm.training
     assert heard.ended
+
+
+def test_plain_generate_writes_what_pasta_writes_sequentially(
+    folder: Path, model: Any, decoder: LocalDecoder
+) -> None:
+    inputs, control = prompt(folder, QUESTION), decoder.vocabulary.control.ids
+    settings = {"max_new_tokens": TOKENS, "do_sample": False}
+    written = [
+        model.generate(**inputs, **settings, **more)[0, inputs["input_ids"].shape[1] :].tolist()
+        for more in ({"suppress_tokens": None}, {})
+    ]
+    assert control & {*written[0]}, "this model would write tags if it could"
+    assert not control & {*written[1]}
+    rules = Rules(max_tokens=TOKENS, parallel=False)
+    answer = decoder.answer(decoder.request(QUESTION, rules, SamplingParams()))
+    expected = plain(decoder, answer)
+    assert written[1][: len(expected)] == expected

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 
-from pasta_decoding.models.bases import BASES
-from tests.checkpoint import BASE_NAME, TinyCheckpoint
+from tests.checkpoint import TinyCheckpoint
 from tests.cli.conftest import Outcome, Pasta
 
 FLAGS = ["--samples", "4", "--max-tokens", "40", "--engine", "torch"]
@@ -86,18 +84,10 @@ def test_what_cannot_work_is_told_in_a_line(wrong: list[str], complaint: str, tr
 
 
 def test_the_base_model_is_the_policys(
-    pasta: Pasta,
-    tiny_checkpoint: TinyCheckpoint,
-    prompts: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    pasta: Pasta, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PASTA_CACHE", str(tmp_path / "cache"))
-    policy = Path(shutil.copytree(tiny_checkpoint.adapter, tmp_path / "policy"))
-    record = (policy / "pasta.json").read_text()
-    hub = BASES["qwen2.5-coder-1.5b"].hub
-    (policy / "pasta.json").write_text(record.replace(BASE_NAME, hub))
-    adapters = ["--policy", policy, "--baseline", policy]
+    adapters = ["--policy", "qwen2.5-coder-1.5b", "--baseline", "qwen2.5-coder-1.5b"]
     found = pasta("train", "preference", "--prompts", prompts, *adapters, "--out", tmp_path / "x")
     assert found.complaint[1].startswith("pasta: the model qwen2.5-coder-1.5b is not in ")
 

@@ -113,7 +113,6 @@ def test_a_server_without_a_key_minds_what_it_is_called_or_warns(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--baseline", "nowhere"], "no adapter 'nowhere'"),
         ([*REMOTE, "--baseline", "sequential"], "this decodes in this process"),
         (["--cache-tokens", 10**12], "a cache of 1000000000000 tokens takes "),
         (["--max-model-len", 10**5], "max_model_len is 100000, and model and cache hold"),

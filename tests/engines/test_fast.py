@@ -25,7 +25,7 @@ from pasta_decoding.models.gguf import read_config, write_gguf
 from tests.engines.oracle import Recorder, assert_equals_recompute, dense
 from tests.engines.subjects import speaking
 from tests.engines.test_torch import fork_join_go_on
-from tests.tiny import TINY_MODELS, seeded, tiny_llama, tiny_qwen2
+from tests.tiny import TINY_MODELS, seeded, tiny_llama
 
 KEPT_OTHERWISE = [GGMLQuantizationType[one] for one in ("F32", "BF16", "Q5_1")]
 FORMATS = ("Q4_1", "Q8_0", "bfloat16", "float32")
@@ -218,7 +218,7 @@ def test_other_requests_in_a_step_change_no_bit(name: str) -> None:
 @pytest.mark.parametrize("ops", [None, Operators()], ids=["C++", "torch"])
 @torch.no_grad()
 def test_an_adapter_beside_the_weights_is_the_merged_model(ops: Operators | None) -> None:
-    model, merged, added = tiny_qwen2(), tiny_qwen2(), {}
+    model, merged, added = TINY_MODELS["qwen2"](), TINY_MODELS["qwen2"](), {}
     for name, layer in merged.named_modules():
         if isinstance(layer, nn.Linear) and name != "lm_head":
             down_RI, up_OR = 0.3 * random(4, layer.in_features), random(layer.out_features, 4)

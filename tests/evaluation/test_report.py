@@ -65,12 +65,10 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         "2 prompts are in one of .*sequential and .*sot only, such as 'What about 11",
     ),
     "another engine": (rewrite("sot", engine="torch"), "sequential has engine None, .*'torch'"),
-    "another limit": (rewrite("sot", max_tokens=500), "sequential has max_tokens 400, .*has 500"),
     "no method": (
         lambda runs: (runs / "sot" / "run.json").write_text("{}"),
         "has no 'method'",
     ),
-    "no JSON": (lambda runs: (runs / "sot" / "run.json").write_text("{"), "is not JSON"),
     "no records": (lambda runs: write_run(runs / "sot", "sot", []), "holds no records"),
     "no annotations": (
         lambda runs: (runs / "sot" / "annotations.json").write_text('[{"preference": 1}]'),

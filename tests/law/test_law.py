@@ -41,9 +41,9 @@ from tests.engines.subjects import SUBJECTS
 from tests.examples import few
 from tests.law import world
 from tests.law.watched import Replay, Watched
-from tests.tiny import tiny_gemma3, tiny_llama, tiny_qwen3
+from tests.tiny import tiny_model
 
-MODELS = {"llama": tiny_llama(), "qwen3": tiny_qwen3(), "gemma3": tiny_gemma3()}
+MODELS = {kind: tiny_model(kind) for kind in ("llama", "qwen3", "gemma3")}
 # The second part of an engine's name is that of the model which trains in its place.
 ENGINES = [
     "torch-llama",

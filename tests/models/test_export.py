@@ -9,52 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from gguf import GGUFReader
 from huggingface_hub import ModelCard
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models import checkpoint as checkpoints
-from pasta_decoding.models.export import export_hf, model_card
+from pasta_decoding.models.export import model_card
 from pasta_decoding.models.gguf import write_gguf
 from pasta_decoding.models.load import load_model
 from pasta_decoding.runtime.decoder import decoder_over
 from pasta_decoding.runtime.request import Rules, SamplingParams
-from tests.checkpoint import TinyCheckpoint, torch_decoder
+from tests.checkpoint import TinyCheckpoint
 from tests.docs.pages import parse
 
 QUESTION = "What are three good habits?"
-
-
-@pytest.fixture(scope="module")
-def merged(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("export") / "merged"
-    export_hf(load_model(tiny_checkpoint.base, tiny_checkpoint.adapter), folder)
-    return folder
-
-
-def plainly(folder: Path, question: str, tokens: int, **settings: Any) -> list[int]:
-    """Generate with transformers alone, as its documentation tells to."""
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt"
-    )
-    out = model.generate(**prompt, max_new_tokens=tokens, do_sample=False, **settings)
-    return [int(token) for token in out[0, prompt["input_ids"].shape[1] :]]
-
-
-def test_plain_generate_on_an_export_writes_what_pasta_writes_sequentially(merged: Path) -> None:
-    decoder = torch_decoder(merged, merged)
-    control = decoder.vocabulary.control.ids
-    unbanned = plainly(merged, QUESTION, 200, suppress_tokens=None)
-    assert control & set(unbanned), "this model would write tags if it could"
-    ids = plainly(merged, QUESTION, 200)
-    rules = Rules(max_tokens=200, parallel=False)
-    answer = decoder.answer(decoder.request(QUESTION, rules, SamplingParams()))
-    assert not control & set(ids)
-    assert tuple(ids[: len(answer.segments[0].ids)]) == answer.segments[0].ids  # type: ignore[union-attr]
 
 
 ADAPTERS = Path(__file__).parents[2] / "adapters"

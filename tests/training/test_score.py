@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 import pytest
 
@@ -57,19 +58,11 @@ def sample(number: int, bodies: list[list[int]], *, prompt: str = "p", steps: in
     )
 
 
-def part(number: int, tokens: int, steps: int, **changes: object) -> ScoreParts:
-    plain = ScoreParts(
-        prompt="p",
-        number=number,
-        plain_tokens=tokens,
-        new_tokens=tokens,
-        critical_path=steps,
-        quality=0.0,
-        finished=True,
-        sound=True,
-    )
-    changed = replace(plain, **changes)  # type: ignore[arg-type]
-    return replace(changed, sound=changed.sound and changed.finished)
+def part(number: int, tokens: int, steps: int, **changes: Any) -> ScoreParts:
+    plain: dict[str, Any] = {"prompt": "p", "new_tokens": tokens, "quality": 0.0}
+    plain |= {"plain_tokens": tokens, "critical_path": steps, "finished": True, "sound": True}
+    one = ScoreParts(number=number, **plain | changes)
+    return replace(one, sound=one.sound and one.finished)
 
 
 def ranked(parts: list[ScoreParts], lambda_: float | None = 0.0, baseline: int = 100) -> list[int]:
