@@ -79,7 +79,7 @@ def test_a_run_tells_how_far_it_is_what_it_came_to_and_where_its_adapter_is(
     for said in (
         r"\n1 answers, \d+ tokens are held out\n",
         "1 of 1 held-out prompts are trained on as well",
-        r"training: step 2/2, loss \d\.\d{3}, held out .* tokens/s, 0:00:00 left\n",
+        r"training: step 2/2, held out \d.*, loss \d\.\d{3}, \d+ tokens/s, 0:00:00 left\n",
         r"finished: 2 steps, \d+ tokens, \d+ s; last losses: text \d\..* held-out text",
     ):
         assert re.search(said, found.err), said
