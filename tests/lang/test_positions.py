@@ -56,6 +56,33 @@ def test_a_token_stands_behind_all_that_it_sees(segments: list[Segment], scheme:
         assert all(layout.position[seen] < position for seen in seen_by(layout, row))
 
 
+@given(answers())
+def test_under_shared_sum_a_sync_stands_at_its_place_in_reading_order(
+    segments: list[Segment],
+) -> None:
+    layout = laid_out(segments, SCHEMES["shared-sum"])
+    syncs = [row for row, token in enumerate(layout.tokens) if token == SYNC]
+    assert [layout.position[row] for row in syncs] == syncs
+
+
+@given(answers())
+def test_under_reserve_a_chunk_that_keeps_its_length_shares_no_position(
+    segments: list[Segment],
+) -> None:
+    layout = laid_out(segments, SCHEMES["reserve"])
+    assert len(set(layout.position)) == len(layout.position)
+
+
+def test_under_reserve_a_sync_follows_a_chunk_that_outgrew_its_reserve() -> None:
+    segments: list[Segment] = [
+        PromiseRun((OPEN, P20), 20),
+        ChunkRun((ASYNC, *range(30, 60))),
+        SyncRun(SYNC),
+    ]
+    layout = laid_out(segments, SCHEMES["reserve"])
+    assert layout.position[-2:] == (33, 34)
+
+
 @given(answers(), ANY_SCHEME)
 def test_a_scheme_that_says_so_leaves_no_position_out(
     segments: list[Segment], scheme: Scheme
