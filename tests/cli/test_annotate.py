@@ -10,7 +10,7 @@ import pytest
 from pasta_decoding.data.annotate import base
 from pasta_decoding.lang.tree import Chunk, read, strip
 from tests.chatserver import ChatServer, chat_server, failure, in_turn
-from tests.cli.conftest import Outcome, Pasta
+from tests.cli.conftest import Outcome, Pasta, interrupted
 from tests.shapes import make_llama3
 
 pytestmark = pytest.mark.usefixtures("tiny_cache")
@@ -147,7 +147,7 @@ def test_a_stopped_run_asks_only_for_what_is_missing_and_costs_and_rejects_are_r
 
 
 def test_what_cannot_be_annotated_is_told_and_what_was_there_stays(
-    tmp_path: Path, pasta: Pasta
+    tmp_path: Path, pasta: Pasta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, out, broken = (tmp_path / name for name in ("in.jsonl", "out.jsonl", "broken.jsonl"))
     broken.write_text(write(source, LIST).read_text() + "\n{")
@@ -164,4 +164,6 @@ def test_what_cannot_be_annotated_is_told_and_what_was_there_stays(
         found = pasta("annotate", *arguments)
         assert found.status == 2
         assert f"pasta: {message}" in found.err
+    monkeypatch.setattr(Path, "replace", interrupted)
+    assert pasta("annotate", source, out).status == 130
     assert out.read_text() == "before"
