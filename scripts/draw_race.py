@@ -1,6 +1,6 @@
 """Draw two recorded answers to one question as a moving SVG, on one clock and at their speeds.
 
-python scripts/draw_race.py OUT.svg STILL.svg [--adapter NAME --baseline NAME] [--prompt "..."]
+python scripts/draw_race.py OUT.svg STILL.svg [--prompt "..."]
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pasta_decoding.files import write_text
 from pasta_decoding.lang.layout import MAIN
 from pasta_decoding.runtime.events import Delta, Opened
 
-Letter = tuple[str, int, float]
-"""A character, the thread that wrote it, and when: seconds after the question."""
+Letter = tuple[str, int, float]  # a character, its thread, and the second in which it came
+ADAPTERS = "qwen2.5-coder-1.5b-sequential", "qwen2.5-coder-1.5b"
 COLUMNS, WIDTH, LINE, TOP, HOLD_S = 60, 7.8, 17, 78, 4
 COLOURS = ("#24292f", "#0969da", "#bf3989", "#1a7f37", "#9a6700", "#8250df", "#cf222e", "#0550ae")
 
@@ -26,35 +26,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("still", type=Path)
-    parser.add_argument("--adapter", default="qwen2.5-coder-1.5b")
-    parser.add_argument("--baseline", default="qwen2.5-coder-1.5b-sequential")
     parser.add_argument("--prompt", default="How can I learn a new language?")
     options = parser.parse_args()
-    recorded = {
-        name: record(name, options.prompt, parallel=name == options.adapter)
-        for name in (options.baseline, options.adapter)
-    }
+    recorded = {name: record(name, options.prompt) for name in ADAPTERS}
     for moving, path in ((True, options.out), (False, options.still)):
         write_text(path, drawn(options.prompt, recorded, moving=moving))
 
 
-def record(adapter: str, prompt: str, *, parallel: bool) -> list[Letter]:
+def record(adapter: str, prompt: str) -> list[Letter]:
     """Return an answer in reading order."""
     written: dict[int, list[Letter | int]] = {MAIN: []}
     with load(adapter) as model:
         model.answer(prompt, max_tokens=8)  # the first answer warms up
         began = time.perf_counter()
-        for event in model.events(prompt, parallel=parallel):
+        for event in model.events(prompt):
             now = time.perf_counter() - began
             if isinstance(event, Opened):
                 written[MAIN].append(event.thread)
                 written[event.thread] = []
             elif isinstance(event, Delta):
                 written[event.thread] += [(letter, event.thread, now) for letter in event.text]
-    answer: list[Letter] = []
-    for one in written[MAIN]:
-        answer += written[one] if isinstance(one, int) else [one]  # type: ignore[arg-type]
-    return answer
+    chunks = ([one] if isinstance(one, tuple) else written[one] for one in written[MAIN])
+    return [letter for chunk in chunks for letter in chunk if isinstance(letter, tuple)]
 
 
 def drawn(prompt: str, recorded: dict[str, list[Letter]], *, moving: bool) -> str:
@@ -76,8 +69,7 @@ def drawn(prompt: str, recorded: dict[str, list[Letter]], *, moving: bool) -> st
             parts.append(text(*place, word, thread, at_s if moving else None))
             column += len(word)
         last_s = max(letter[2] for letter in answer)
-        said = f"{name}: {last_s:.1f} s"
-        parts.append(text(left, 52, said, MAIN, last_s if moving else None))
+        parts.append(text(left, 52, f"{name}: {last_s:.1f} s", MAIN, last_s if moving else None))
         height = max(height, TOP + row * LINE + 20)
     if moving:
         parts.append(
