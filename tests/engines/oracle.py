@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pasta_decoding.engines.base import Branch, Engine, Feed, FloatArray
-from pasta_decoding.engines.scripted import Script
+from tests.scripted import Script
 
 TOLERANCE = 1e-4
 

@@ -16,7 +16,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from pasta_decoding.engines.base import Engine
 from pasta_decoding.engines.fast import FastEngine
 from pasta_decoding.engines.native import Operators
-from pasta_decoding.engines.scripted import ScriptedEngine, shuffled
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.engines.weights import ModelWeights
 from pasta_decoding.models import checkpoint as checkpoints
@@ -24,6 +23,7 @@ from pasta_decoding.models.checkpoint import choose_tokens
 from pasta_decoding.models.gguf import write_gguf
 from pasta_decoding.models.load import Loaded
 from tests.engines.oracle import Oracle, Recorder, by_script, dense
+from tests.scripted import ScriptedEngine, shuffled
 from tests.tiny import TINY_MODELS, VOCABULARY
 
 

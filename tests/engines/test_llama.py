@@ -61,13 +61,6 @@ def test_a_step_larger_than_a_batch_is_decoded_in_several(engine: LlamaEngine) -
     engine.close(halves)
 
 
-def test_a_gap_between_positions_is_an_assertion(engine: LlamaEngine) -> None:
-    main = engine.open(reserved_tokens=10)
-    with pytest.raises(AssertionError, match="no gaps"):
-        engine.step([Feed((main,), (1,), (3,))])
-    engine.close(main)
-
-
 @pytest.mark.parametrize("contents", [b"", b"GGUF", b"GGUF" + bytes(100), b"not one at all"])
 def test_a_foreign_or_broken_file_is_refused(contents: bytes, tmp_path: Path) -> None:
     file = tmp_path / "x.gguf"

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from pasta_decoding.engines.base import FloatArray
-from pasta_decoding.engines.scripted import ScriptedEngine
 from pasta_decoding.models.checkpoint import Base, Checkpoint, choose_tokens
 from pasta_decoding.models.load import Loaded
 from pasta_decoding.runtime.decoder import LocalDecoder, decoder_over
 from tests.checkpoint import END, byte_tokenizer
+from tests.scripted import ScriptedEngine
 
 Reply = Callable[[str], str]
 """From a question to its whole answer, what the prompt has begun of it included."""

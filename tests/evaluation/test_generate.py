@@ -14,7 +14,6 @@ import pytest
 from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.data.lines import encode_line
 from pasta_decoding.data.rows import Question, question_of
-from pasta_decoding.engines.scripted import follow
 from pasta_decoding.errors import PastaError
 from pasta_decoding.evaluation.generate import Job, Plan, ask_all, generate
 from pasta_decoding.evaluation.methods import Asking, Method, make_method
@@ -24,6 +23,7 @@ from tests.cli.conftest import interrupted
 from tests.evaluation.puppet import puppet
 from tests.runtime.machine import LINES, FakeClock, finish, greedy, machine
 from tests.runtime.play import SIZE
+from tests.scripted import follow
 
 QUESTIONS = [question_of("One?", "koala"), question_of("Two?"), question_of("Three?")]
 CONFIG = GenerationConfig(max_tokens=50)

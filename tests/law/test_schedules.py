@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.engines.base import Engine
-from pasta_decoding.engines.scripted import ScriptedEngine, shuffled
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import Joining, Segment
 from pasta_decoding.runtime.answer import Answer
@@ -32,6 +31,7 @@ from tests.law.watched import Replay, Watched
 from tests.law.whim import EveryThread, ReadingOrder, Whim
 from tests.runtime.machine import asked, assert_same, finish
 from tests.runtime.play import SIZE, VOCABULARY
+from tests.scripted import ScriptedEngine, shuffled
 from tests.tiny import tiny_llama
 
 LLAMA = tiny_llama(vocabulary=SIZE)

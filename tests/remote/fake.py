@@ -28,12 +28,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from transformers import PreTrainedModel
 
-from pasta_decoding.engines.scripted import Script
 from pasta_decoding.errors import PastaError
 from pasta_decoding.guided import XARG
 from pasta_decoding.remote.stream import MAX_BIASES
 from pasta_decoding.server.listen import open_socket
 from pasta_decoding.vllm.batch import Places, guided_params_of
+from tests.scripted import Script
 from tests.vllm.tokens import change
 
 Body = dict[str, Any]

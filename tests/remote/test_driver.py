@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from pasta_decoding.engines.base import FloatArray
-from pasta_decoding.engines.scripted import follow
 from pasta_decoding.guided import PROTOCOL, write_params
 from pasta_decoding.lang.layout import PromiseRun, SyncRun
 from pasta_decoding.remote import driver
@@ -36,6 +35,7 @@ from tests.remote.writing import (
 )
 from tests.runtime.machine import ordered
 from tests.runtime.play import ID, SIZE
+from tests.scripted import follow
 from tests.vllm.tokens import Tokenizer
 
 A, B, C, SPACE_A = (ID[text] for text in ("a", "b", "c", " a"))

@@ -9,7 +9,6 @@ from contextlib import aclosing, suppress
 import pytest
 from starlette.responses import PlainTextResponse, Response
 
-from pasta_decoding.engines.scripted import follow
 from pasta_decoding.errors import PastaError
 from pasta_decoding.remote import client
 from pasta_decoding.remote.client import ReplicaPool
@@ -31,6 +30,7 @@ from tests.remote.fake import (
 )
 from tests.remote.writing import asked, ending, locally, scripted, service_of, write
 from tests.runtime.play import ID, SIZE, VOCABULARY
+from tests.scripted import follow
 
 PROMPT = (11, 12, 13)
 PROMPTS = [(11, 12 + n, 13) for n in range(6)]

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from pasta_decoding.engines.base import FloatArray
-from pasta_decoding.engines.scripted import Script, ScriptedEngine
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import SHARED_MAX
 from pasta_decoding.remote.client import ReplicaPool, Service
@@ -23,6 +22,7 @@ from tests.law.world import END
 from tests.remote.fake import Fake
 from tests.runtime.machine import leaning, ordered
 from tests.runtime.play import SIZE, VOCABULARY
+from tests.scripted import Script, ScriptedEngine
 
 RULES = Rules(max_tokens=400, max_topic_tokens=3, min_chunk_tokens=6)
 

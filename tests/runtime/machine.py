@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from pasta_decoding.engines.base import FloatArray
-from pasta_decoding.engines.scripted import Script, ScriptedEngine, follow, shuffled
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.constraints import Constraint
 from pasta_decoding.runtime.events import Event
@@ -23,6 +22,7 @@ from pasta_decoding.runtime.scheduler import Scheduler
 from pasta_decoding.runtime.text import AnswerText
 from tests.law.world import ASYNC, CLOSE, END, FIRST_WORD, OPEN, P20, SCHEME, SYNC
 from tests.runtime.play import ID, SIZE, VOCABULARY
+from tests.scripted import Script, ScriptedEngine, follow, shuffled
 
 A, B, C, SPACE_A = (ID[text] for text in ("a", "b", "c", " a"))
 # Promises would be rare otherwise, and answers short.

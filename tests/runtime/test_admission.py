@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_decoding.engines.scripted import ScriptedEngine
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.runtime.admission import (
@@ -24,6 +23,7 @@ from pasta_decoding.runtime.request import Request, Rules
 from tests.examples import few
 from tests.runtime.machine import ENDLESS, A, FakeClock, finish, greedy, leaning, machine
 from tests.runtime.play import SIZE
+from tests.scripted import ScriptedEngine
 
 
 def sized(prompt_tokens: int, max_tokens: int, *, max_threads: int = 1) -> Request:

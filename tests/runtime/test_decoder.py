@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from pasta_decoding.engines.scripted import ScriptedEngine, shuffled
 from pasta_decoding.errors import PastaError
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.lang.positions import SCHEMES
 from pasta_decoding.models.load import Loaded
 from pasta_decoding.runtime.decoder import LocalDecoder, decoder_over
 from tests.engines.subjects import speaking
+from tests.scripted import ScriptedEngine, shuffled
 from tests.tiny import VOCABULARY, tiny_llama
 
 

@@ -9,7 +9,6 @@ from random import Random
 import pytest
 
 from pasta_decoding.engines.base import FloatArray
-from pasta_decoding.engines.scripted import ScriptedEngine, follow, shuffled
 from pasta_decoding.runtime.generation import Generation
 from pasta_decoding.runtime.policy import ENOUGH, SchedulingPolicy
 from pasta_decoding.runtime.request import Priority, Request, Rules, SamplingParams
@@ -19,6 +18,7 @@ from tests.law.whim import EveryThread, Whim
 from tests.law.world import ASYNC, OPEN, P20, SCHEME
 from tests.runtime.machine import A, B, C, FakeClock, asked, greedy
 from tests.runtime.play import SIZE, VOCABULARY
+from tests.scripted import ScriptedEngine, follow, shuffled
 
 # Promises without end, of which no two may begin alike, and chunks that never close.
 GREEDY_ONE = follow(

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.engines.base import Feed, FloatArray
-from pasta_decoding.engines.scripted import Script, ScriptedEngine
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.runtime.generation import Generation
 from pasta_decoding.runtime.policy import SchedulingPolicy, share_out
@@ -25,6 +24,7 @@ from tests.examples import few
 from tests.law.world import SCHEME
 from tests.runtime.machine import ENDLESS, A, finish, greedy, leaning, request
 from tests.runtime.play import SIZE, VOCABULARY
+from tests.scripted import Script, ScriptedEngine
 
 LONG = 2000
 TOKENS = 64

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_decoding.engines.base import Branch, Engine, Feed
-from pasta_decoding.engines.scripted import ScriptedEngine, follow, shuffled
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.runtime.admission import MOST_KEPT, PrefixCache, PrefixEntry, ResourceRequest
@@ -35,6 +34,7 @@ from tests.runtime.machine import (
     prompt_of,
 )
 from tests.runtime.play import SIZE, VOCABULARY
+from tests.scripted import ScriptedEngine, follow, shuffled
 from tests.tiny import tiny_llama
 
 LONG = prompt_of(1, 40)

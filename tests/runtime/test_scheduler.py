@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from pasta_decoding.engines.base import FloatArray
-from pasta_decoding.engines.scripted import follow
 from pasta_decoding.lang.layout import MAIN, ChunkRun
 from pasta_decoding.runtime.decoder import answer_of
 from pasta_decoding.runtime.events import Closed, Delta, Event, Finished, Opened, Synced
@@ -25,6 +24,7 @@ from tests.runtime.machine import (
     request,
 )
 from tests.runtime.play import SIZE
+from tests.scripted import follow
 
 # Records
 

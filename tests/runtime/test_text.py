@@ -10,7 +10,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pasta_decoding.engines.scripted import Script, ScriptedEngine, follow, shuffled
 from pasta_decoding.lang.layout import MAIN, ChunkRun, PromiseRun, Run, Segment, SyncRun
 from pasta_decoding.lang.tree import Chunk, Span, Sync
 from pasta_decoding.runtime.answer import Answer
@@ -25,6 +24,7 @@ from tests.examples import few
 from tests.law.world import ASYNC, CLOSE, CONTROL, END, OPEN, P20, SCHEME, SYNC
 from tests.runtime import play
 from tests.runtime.machine import LINES, greedy, machine, ordered
+from tests.scripted import Script, ScriptedEngine, follow, shuffled
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 TEXT = st.text("ab \n\té東😀", max_size=12)

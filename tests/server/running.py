@@ -15,7 +15,6 @@ import openai
 
 from pasta_decoding.api.model import AnyDecoder
 from pasta_decoding.engines.base import Feed, FloatArray
-from pasta_decoding.engines.scripted import Script, ScriptedEngine, follow
 from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.server.app import create_app
 from pasta_decoding.server.backend import Backend
@@ -24,6 +23,7 @@ from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.schema import ErrorReply
 from pasta_decoding.server.settings import Load, Settings
 from tests.remote.fake import until
+from tests.scripted import Script, ScriptedEngine, follow
 
 MODEL = "tiny"
 BASELINE = "taught"

@@ -19,13 +19,13 @@ from typing import Any
 import openai
 import pytest
 
-from pasta_decoding.engines.scripted import shuffled
 from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.request import Rules, SamplingParams
 from pasta_decoding.server.backend import Backend
 from pasta_decoding.server.metrics import Metrics
 from pasta_decoding.server.settings import Load
 from tests.remote.fake import until
+from tests.scripted import shuffled
 from tests.server.running import (
     CHAT,
     GOOD,

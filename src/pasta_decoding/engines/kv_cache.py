@@ -245,11 +245,6 @@ class CachedEngine:
         written = range(request.start + first, request.start + request.used)
         return BatchItem(feeds, request.start, written, lists, request.positions[: request.used])
 
-    def next_position(self, branch: Branch) -> int:
-        """Return 1 + the largest position that a branch sees."""
-        of = self._branch(branch)
-        return 1 + int(of.request.positions[of.seen - of.request.start].max(initial=-1))
-
     def _requests(self) -> list[_Request]:
         """Return the open requests in the order of their slots."""
         requests = {branch.request for branch in self._branches.values()}

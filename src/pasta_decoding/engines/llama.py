@@ -3,7 +3,7 @@
 The context has one unified cache. A fork copies a sequence, which marks cells and moves no key; a
 join copies the children's sequences into the parent's. Attention sees, of the cells of a token's
 sequence, those at positions up to its own, so a branch must go on at 1 + the largest position
-that it sees (`free_positions` is False).
+that it sees (`free_positions` is False): llama.cpp refuses gaps.
 
 Shapes: F feeds that want logits, V vocabulary.
 """
@@ -126,7 +126,7 @@ class LlamaEngine(CachedEngine):
     `library` and `context` are llama.cpp's own, for measurements without the engine.
     """
 
-    free_positions = False  # llama.cpp refuses a sequence with gaps
+    free_positions = False
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class LlamaEngine(CachedEngine):
         self._forget(branch)
 
     def copy(self, source: Branch, target: Branch, tokens: int) -> None:
-        """See `Engine`. No key is copied: both sequences mark the same cells."""
+        # No key is copied: both sequences mark the same cells.
         self.copied(source, target, tokens)
         self._mark(source, target, tokens)
 
@@ -191,8 +191,7 @@ class LlamaEngine(CachedEngine):
         self.library.llama_memory_seq_rm(self._memory, self._sequences[branch], tokens, -1)
 
     def step(self, feeds: Sequence[Feed]) -> FloatArray:
-        """See `Engine`. More tokens than a batch takes are decoded in several."""
-        self._check_positions(feeds)
+        """More tokens than a batch takes are decoded in several."""
         wanted = len(self.plan(feeds).wanted)
         logits_FV: FloatArray = np.empty((wanted, self.vocabulary_size), dtype=np.float32)
         rows, batch = iter(logits_FV), self._batch
@@ -212,18 +211,6 @@ class LlamaEngine(CachedEngine):
         if batch.n_tokens:
             self._decode(rows)
         return logits_FV
-
-    def _check_positions(self, feeds: Sequence[Feed]) -> None:
-        following: dict[Branch, int] = {}
-        for feed in feeds:
-            writer = feed.branches[0]
-            self._limits.check(feed.ids, feed.positions)
-            start = following.get(writer) or self.next_position(writer)
-            end = start + len(feed.ids)
-            assert feed.positions == tuple(range(start, end)), (
-                "llama.cpp takes no gaps between positions"
-            )
-            following |= dict.fromkeys(feed.branches, end)
 
     def _decode(self, rows: Iterator[FloatArray]) -> None:
         """Decode what the batch holds, empty it, and fill a row for each logits_V wanted of it."""

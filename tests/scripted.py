@@ -1,7 +1,4 @@
-"""An engine without a model: the next token follows a script. For tests of everything above.
-
-It shares `CachedEngine` with the torch engine, so forks, joins, limits and leaks behave alike.
-"""
+"""An engine without a model, for tests of everything above: the next token follows a script."""
 
 from __future__ import annotations
 
@@ -22,11 +19,8 @@ others were."""
 def follow(*lines: Sequence[int], vocabulary_size: int, otherwise: int = 0) -> Script:
     """Return a script that continues lines, from wherever the ids seen end like a line's beginning.
 
-    The longest such beginning wins. The next token is `otherwise` when none fits.
-
-    >>> script = follow((1, 2, 3), (9, 2, 4), vocabulary_size=10)
-    >>> int(script((5, 1, 2)).argmax()), int(script((9, 2)).argmax())
-    (3, 4)
+    The longest such beginning wins: with lines 1 2 3 and 9 2 4, the next token after 5 1 2 is 3.
+    The next token is `otherwise` when none fits.
     """
     following = {tuple(line[:n]): line[n] for line in lines for n in range(1, len(line))}
     longest = max(map(len, following), default=0)
