@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
 from pasta_decoding.api.model import AnyDecoder, Worker, open_worker
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.runtime.answer import Answer
 from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.events import Progress
@@ -30,20 +29,14 @@ from pasta_decoding.server.settings import Load
 
 log = logging.getLogger(__name__)
 
-FIRST_GUESS_S = 5.0
-"""How long an answer takes, before one has been seen."""
-MAX_RETRY_S = 60
-
 
 def tried(decoder: AnyDecoder) -> AnyDecoder:
     """Return a decoder that has written a token; PastaError if it cannot."""
     if isinstance(decoder, LocalDecoder):
         prompt, rules = (decoder.vocabulary.end,), Rules(max_tokens=1)
-        try:
+        kinds = ArithmeticError, LookupError, RuntimeError, TypeError, ValueError
+        with errors_as("the model cannot write an answer", *kinds):
             decoder.answer(decoder.request(prompt, rules, SamplingParams()))
-        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise PastaError(f"the model cannot write an answer: {reason}") from error
     return decoder
 
 
@@ -54,7 +47,6 @@ class Backend:
 
     load_decoder: called in another thread, until it has returned one.
     unended:      answers that were taken in and have not ended.
-    typical_s:    how long answers take once they are let in, by the last ones.
     """
 
     def __init__(
@@ -62,18 +54,16 @@ class Backend:
     ) -> None:
         self.load, self.metrics, self._load_decoder = load, metrics, load_decoder
         self.decoder: AnyDecoder | None = None
-        self.unended, self.typical_s, self.stopping = 0, FIRST_GUESS_S, False
+        self.unended, self.stopping = 0, False
         self._worker: Worker | None = None
         self._starting = asyncio.Lock()
 
     @property
     def alive(self) -> bool:
-        """Can it answer?"""
         return self._worker is not None and self._worker.alive and not self.stopping
 
     @property
     def activity(self) -> Activity:
-        """What the worker does now."""
         return Activity() if self._worker is None else self._worker.activity
 
     async def ready(self) -> AnyDecoder:
@@ -103,10 +93,8 @@ class Backend:
             message = f"these are {answers} answers, and this server takes {most} at a time"
             raise ApiError(400, message, param="n")
         if self.unended + answers > most:
-            wait_s = math.ceil(self.typical_s * self.unended / self.load.max_requests)
-            headers = {"Retry-After": str(min(MAX_RETRY_S, max(1, wait_s)))}
-            message = "the server has as many requests as it takes; Retry-After has the seconds"
-            raise ApiError(429, message, code="queue_full", headers=headers)
+            message = "the server has as many requests as it takes; try again later"
+            raise ApiError(429, message, code="queue_full", headers=errors.TRY_AGAIN)
 
     def submit(self, requests: Sequence[Request]) -> Answers:
         """Hand in a request's answers, once it is `ready`. The caller closes what is returned.
@@ -157,7 +145,6 @@ class Answers:
         backend.unended += choices
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Progress | Answer]]:
-        """Yield what comes, until all answers have ended."""
         while self._live or not self._items.empty():
             choice, item = await self._items.get()
             if isinstance(item, ApiError):
@@ -165,7 +152,6 @@ class Answers:
             yield choice, item
 
     def take(self, choice: int, news: News) -> None:
-        """Take what the worker tells of an answer."""
         if choice not in self._live:
             return  # nobody wants it any more
         match news:
@@ -186,12 +172,9 @@ class Answers:
                 self._end(choice, end)
                 self._backend.metrics.answered(news, end)
                 self._observe("answer_seconds")
-                own_s = news.seconds - news.queue_s
-                self._backend.typical_s += 0.2 * (own_s - self._backend.typical_s)
                 self._items.put_nowait((choice, news))
 
     def close(self) -> None:
-        """Cancel what has not ended."""
         for choice in list(self._live):
             self._end(choice, "cancelled")
             self.cancels[choice]()

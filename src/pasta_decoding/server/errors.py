@@ -13,10 +13,11 @@ from starlette.exceptions import HTTPException
 from pasta_decoding.errors import TOO_LONG, PastaError
 from pasta_decoding.remote.stream import RemoteError
 from pasta_decoding.runtime.loop import ClosedError
-from pasta_decoding.server.requests import FIELDS, WHY_NOT
+from pasta_decoding.server.requests import FIELDS
 from pasta_decoding.server.schema import ErrorDetail, ErrorReply
 
 MAX_EXCERPT_CHARS = 200
+TRY_AGAIN = {"Retry-After": "10"}
 
 
 class ApiError(Exception):
@@ -38,7 +39,6 @@ class ApiError(Exception):
         self.status, self.headers, self.body = status, headers, ErrorReply(error=detail)
 
     def response(self) -> Response:
-        """Return the reply."""
         body = self.body.model_dump_json()
         return Response(body, self.status, self.headers, media_type="application/json")
 
@@ -47,7 +47,7 @@ def gone(*, stopping: bool) -> ApiError:
     """Return the error for an answer that the worker will not write, or not to the end."""
     if stopping:
         message = "the server is being stopped; try again when it is back"
-        return ApiError(503, message, code="server_stopping", headers={"Retry-After": "10"})
+        return ApiError(503, message, code="server_stopping", headers=TRY_AGAIN)
     message = "the engine has stopped, and the server has to be started again"
     return ApiError(503, message, code="engine_stopped")
 
@@ -78,7 +78,6 @@ def install(app: FastAPI) -> None:
 
 
 def _mistake(request: Request, error: PastaError) -> ApiError:
-    """Return the error for a request that the decoder refuses."""
     message = f"{error}. {error.hint}" if error.hint else str(error)
     param = error.field
     if error.code == TOO_LONG and param is None:
@@ -99,9 +98,7 @@ def _invalid(problem: Mapping[str, Any]) -> ApiError:
     _body, *place = problem["loc"]
     if problem["type"] == "extra_forbidden":
         name = excerpt(str(place[-1]))
-        why = f": {WHY_NOT[name]}" if name in WHY_NOT else ""
-        message = f"{name} is not supported{why}"
-        return ApiError(400, message, param=name, code="unsupported_parameter")
+        return ApiError(400, f"{name} is not supported", param=name, code="unsupported_parameter")
     # As one would write it, messages[0].role, without the kinds of values that a field may have.
     parts = (
         f"[{part}]" if isinstance(part, int) else f".{part}" * (part in FIELDS) for part in place
@@ -113,22 +110,14 @@ def _invalid(problem: Mapping[str, Any]) -> ApiError:
 
 def _of_status(request: Request, error: HTTPException) -> ApiError:
     """Return the error for a refusal by the framework: no JSON, an unknown path, a wrong method."""
-    path, cause = excerpt(request.url.path), error.__cause__
-    message = {
-        404: f"there is nothing at {path}",
-        405: f"{excerpt(request.method)} is not allowed at {path}",
-    }.get(error.status_code, str(error.detail))
+    message = f"{error.detail}: {request.method} {request.url.path}"
     if error.status_code == 400:
-        message = "the body is not JSON in UTF-8"
-        if isinstance(cause, RecursionError):
-            message = "the body is nested too deeply"
-        elif isinstance(cause, ValueError) and not isinstance(cause, UnicodeError):
-            message = "the body has a number of too many digits"
+        message = f"the body cannot be read as JSON: {error.__cause__}"
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
-    return ApiError(error.status_code, message, code=code, headers=error.headers)
+    return ApiError(error.status_code, excerpt(message), code=code, headers=error.headers)
 
 
 def excerpt(text: str) -> str:
-    """Return a client's text in a form to show: short, and without control characters."""
+    """Return a client's text, short and without control characters."""
     shown = text if text.isprintable() else ascii(text)[1:-1]
     return shown if len(shown) <= MAX_EXCERPT_CHARS else shown[:MAX_EXCERPT_CHARS] + "..."

@@ -10,13 +10,11 @@ import logging
 import math
 import os
 import re
-import resource
 import secrets
 import socket
 import time
 from collections.abc import Sequence
 
-import psutil
 import uvicorn
 from fastapi import FastAPI
 from starlette.datastructures import Headers, MutableHeaders
@@ -33,8 +31,9 @@ log = logging.getLogger(__name__)
 
 GRACE_S = 5
 """How long clients may take to read why their answers ended when the server stops."""
-MAX_CONNECTIONS = 1024
-"""Connections beyond these are closed at once."""
+MAX_CONNECTIONS = 256
+"""Connections beyond these are closed at once, idle ones included: uvicorn's limit is on requests.
+A quarter of the files that most systems let a process open."""
 OPEN_PATHS = frozenset({"/", "/health"})
 """Paths that need no API key: they show nothing of other clients' requests."""
 
@@ -55,35 +54,21 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(listener: socket.socket) -> bool:
-    """Can only this machine reach it?"""
     host: str = listener.getsockname()[0]
     return host.startswith("127.") or host == "::1"
 
 
 def address(listener: socket.socket) -> str:
-    """Return the address to open in a browser."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def connection_limit() -> int:
-    """Raise this process's limit of open files; return how many may be connections."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    soft, hard = (2**30 if one == resource.RLIM_INFINITY else one for one in limits)
-    if soft < 4 * MAX_CONNECTIONS:
-        soft = min(4 * MAX_CONNECTIONS, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, limits[1]))
-    return max(1, min(MAX_CONNECTIONS, (soft - psutil.Process().num_fds()) // 3))
-
-
 class Connection(H11Protocol):
-    """One of at most `most` connections, idle ones included: uvicorn's own limit is on requests."""
-
-    most = MAX_CONNECTIONS
+    """One of at most `MAX_CONNECTIONS`."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.most:
+        if len(self.connections) > MAX_CONNECTIONS:
             transport.abort()
 
 
@@ -115,15 +100,13 @@ def http_server(app: FastAPI, backends: Sequence[Backend], drain_seconds: float 
 
     drain_seconds: how long answers may go on once it is told to stop.
     """
-    Connection.most = connection_limit()
     config = uvicorn.Config(
         app,
         http=Connection,
         ws="none",
         log_level="warning",
         access_log=False,
-        # As many are accepted at once, a few times, before the first of them can be closed.
-        backlog=max(8, Connection.most // 2),
+        backlog=256,  # as many are accepted before the first of them can be closed
         server_header=False,
         timeout_graceful_shutdown=math.ceil(drain_seconds + GRACE_S),
     )

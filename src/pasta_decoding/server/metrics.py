@@ -50,16 +50,13 @@ class Metrics:
         }
 
     def count(self, name: str, number: int = 1, *labels: str) -> None:
-        """Add to a counter."""
         counter = self._all[name]
         (counter.labels(*labels) if labels else counter).inc(number)
 
     def observe(self, name: str, value: float) -> None:
-        """Add to a histogram."""
         self._all[name].observe(value)
 
     def answered(self, answer: Answer, end: str) -> None:
-        """Count the tokens and chunks of an answer that ended."""
         self.count("tokens", answer.trace.prompt_tokens, "prompt")
         self.count("tokens", answer.fed_tokens, "answer")
         self.count("reused_prompt_tokens", answer.trace.reused_tokens)
@@ -70,13 +67,11 @@ class Metrics:
             self.count("truncations", answer.truncated_chunks + answer.hit_limit)
 
     def stepped(self, width: int) -> None:
-        """Count a step in which this many threads wrote."""
         if width:
             self.count("steps")
             self.observe("step_width", width)
 
     def sent(self, sent: Sent) -> None:
-        """Count what an answer asked of servers."""
         for name in ("requests", "corrections", "prompt_tokens", "cached_tokens"):
             self.count(f"remote_{name}", getattr(sent, name) or 0)
 

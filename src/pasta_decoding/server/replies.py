@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
-from dataclasses import fields
+from dataclasses import asdict
 from typing import Any
 from uuid import uuid4
 
@@ -98,7 +98,13 @@ class Reply(Response):
         async for index, item in self._incoming():
             if isinstance(item, Answer):
                 yield [self._choice(index, "", [], _reason(item))]
-            elif (events := _wired(item) if with_events else []) or item.text:
+                continue
+            events = [
+                asdict(event) | {"type": type(event).__name__.lower(), "step": item.step}
+                for event in item.events
+                if with_events
+            ]
+            if events or item.text:
                 yield [self._choice(index, item.text, item.tokens, events=events)]
 
     async def _incoming(self) -> AsyncIterator[tuple[int, Progress | Answer]]:
@@ -151,7 +157,7 @@ class Reply(Response):
         )
 
     def _ranked(self, found: TokenLogprobs, alternatives: int) -> list[tuple[str, float]]:
-        """Return a token, and the likeliest that are text: readers know nothing of tags."""
+        # Tags among the likeliest are left out: readers know nothing of them.
         texts = self._decoder.vocabulary.texts
         top = [one for one in found.top if texts[one[0]]][:alternatives]
         own = (found.token, found.logprob)
@@ -159,15 +165,16 @@ class Reply(Response):
 
     def _usage(self) -> schema.Usage:
         """Return the figures of all answers; prompts are counted once, not for each choice."""
-        answers = list(self._ended.values())
+        answers, n = [answer for _, answer in sorted(self._ended.items())], self._asked.n or 1
         fed = sum(answer.fed_tokens for answer in answers)
         plain = sum(self._decoder.plain_tokens("".join(text)) for text in self._texts)
-        cached = schema.PromptTokensDetails(cached_tokens=_cached_tokens(answers))
+        reused = [answer.trace.reused_tokens for answer in answers]
+        cached = sum(min(reused[first : first + n]) for first in range(0, len(reused), n))
         return schema.Usage(
             prompt_tokens=self._prompt_tokens,
             completion_tokens=fed,
             total_tokens=self._prompt_tokens + fed,
-            prompt_tokens_details=cached,
+            prompt_tokens_details=schema.PromptTokensDetails(cached_tokens=cached),
             plain_tokens=plain,
             critical_path=max(answer.critical_path for answer in answers),
             threads=max(1 + answer.chunks for answer in answers),
@@ -182,25 +189,6 @@ def _reason(answer: Answer) -> schema.FinishReason:
 def _told(text: str, logprob: float) -> dict[str, Any]:
     whole = None if FRAGMENT in text else list(text.encode())
     return {"token": text, "logprob": logprob, "bytes": whole}
-
-
-def _wired(progress: Progress) -> list[dict[str, Any]]:
-    """Return live events as they are sent."""
-    return [
-        {"type": type(event).__name__.lower(), "step": progress.step}
-        | {one.name: getattr(event, one.name) for one in fields(event) if one.name != "logprobs"}
-        for event in progress.events
-    ]
-
-
-def _cached_tokens(answers: Sequence[Answer]) -> int:
-    """Count the prompt tokens that none of the answers had to compute."""
-    least: dict[tuple[int, ...], int] = {}
-    for answer in answers:
-        prompt = answer.layouts[0].tokens[: answer.trace.prompt_tokens]
-        reused = answer.trace.reused_tokens
-        least[prompt] = min(reused, least.get(prompt, reused))
-    return sum(least.values())
 
 
 def _line(piece: schema.Wire) -> bytes:

@@ -7,6 +7,7 @@ begin with `pasta_`, except `eagerness`.
 from __future__ import annotations
 
 import secrets
+from dataclasses import fields
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -25,33 +26,11 @@ from pasta_decoding.models.prompt import Message
 from pasta_decoding.server.schema import Wire
 
 MAX_CHOICES = 16
-MAX_STOPS = 16
-MAX_BIASES = 300
-MAX_ALTERNATIVES = 20
-SHARED = (
-    *("temperature", "top_p", "min_p", "logit_bias", "eagerness", "stop"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
-)
-"""Fields that have the names and meanings of `GenerationConfig`."""
-
-WHY_NOT = {
-    **dict.fromkeys(("functions", "function_call"), "the models here do not call functions"),
-    **dict.fromkeys(
-        ("format", "grammar", "guided_json", "json_schema", "structured_outputs"),
-        "an answer is free text, written by several threads",
-    ),
-    **dict.fromkeys(("max_new_tokens", "n_predict", "num_predict"), "use max_tokens"),
-    "repeat_penalty": "use repetition_penalty",
-    "stop_token_ids": "use stop, which takes texts",
-    "options": "give temperature, top_p and the others as fields of their own",
-}
-"""Fields of other servers, and why they are unknown here or what to use instead."""
-
 
 Text = Annotated[str, Field(min_length=1)]
 Stops = Annotated[
     list[Text],
-    Field(max_length=MAX_STOPS),
+    Field(max_length=16),
     BeforeValidator(
         lambda stop: [stop] if isinstance(stop, str) else stop or [],
         json_schema_input_type=Text | list[Text] | None,
@@ -61,8 +40,8 @@ Limit = Annotated[int, Field(ge=1, lt=2**31)]
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 TokenName = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
-Biases = Annotated[dict[TokenName, Bias], Field(max_length=MAX_BIASES)]
-Alternatives = Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)]
+Biases = Annotated[dict[TokenName, Bias], Field(max_length=300)]
+Alternatives = Annotated[int, Field(ge=0, le=20)]
 
 
 class StreamOptions(Wire):
@@ -133,19 +112,19 @@ class AnswerRequest(Wire):
 
     @property
     def limit(self) -> int | None:
-        """The longest answer in tokens."""
         return self.max_tokens
 
     def config(self, answer_tokens: int) -> GenerationConfig:
         """Return how the answers are written; where a field is left out, as OpenAI's API has it."""
-        told = {name: value for name in SHARED if (value := getattr(self, name)) is not None}
-        return GenerationConfig(
-            max_tokens=self.limit or answer_tokens,
-            top_k=self.top_k if self.top_k and self.top_k > 0 else None,
-            seed=secrets.randbits(63) if self.seed in (None, -1) else self.seed,
-            parallel=self.pasta_parallel is not False,
-            **{"temperature": 1.0} | told,
-        )
+        shared = {one.name for one in fields(GenerationConfig)}
+        given = {"temperature": 1.0} | self.model_dump(include=shared, exclude_none=True)
+        given |= {
+            "max_tokens": self.limit or answer_tokens,
+            "top_k": self.top_k if self.top_k and self.top_k > 0 else None,
+            "seed": secrets.randbits(63) if self.seed in (None, -1) else self.seed,
+            "parallel": self.pasta_parallel is not False,
+        }
+        return GenerationConfig(**given)
 
 
 class TextPart(Wire):
