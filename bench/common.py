@@ -19,7 +19,7 @@ import numpy as np
 from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import open_local
 from pasta_decoding.cli.console import cache_folder
-from pasta_decoding.evaluation.metrics import interval
+from pasta_decoding.evaluation.metrics import geometric
 from pasta_decoding.evaluation.records import commit, machine
 from pasta_decoding.runtime.decoder import LocalDecoder
 
@@ -38,10 +38,8 @@ def spread(values: Sequence[float], digits: int = 6) -> dict[str, float]:
 
 def ratio(slow: Sequence[float], fast: Sequence[float]) -> dict[str, float | None]:
     """Return the geometric mean of paired ratios, with its bootstrap interval of 95 %."""
-    logs_P1 = np.log(np.asarray(slow) / np.asarray(fast))[:, None]
-    sums_P2 = np.concatenate([logs_P1, np.ones_like(logs_P1)], axis=1)
-    found = interval(sums_P2, lambda sums: np.exp(sums[..., 0] / sums[..., 1]))
-    return {name: value and round(value, 3) for name, value in asdict(found).items()}
+    found = asdict(geometric(np.asarray(slow) / np.asarray(fast)))
+    return {name: value and round(value, 3) for name, value in found.items()}
 
 
 def interleaved(

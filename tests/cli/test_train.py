@@ -59,6 +59,15 @@ def test_an_adapter_says_how_it_was_trained_and_one_that_goes_on_from_it_says_th
     assert load(tmp_path / "kv" / "adapter").joins == ("kv",)
 
 
+def test_without_a_model_the_base_is_that_of_the_start(
+    pasta: Pasta, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PASTA_CACHE", str(tmp_path / "cache"))
+    where = ["--start", "qwen2.5-coder-1.5b", "--data", rows, "--out", tmp_path / "run"]
+    found = pasta("train", "sft", *where)
+    assert found.complaint[1].startswith("pasta: the model qwen2.5-coder-1.5b is not in ")
+
+
 def test_a_runs_own_settings_begin_another_and_the_command_line_stands_above_them(
     pasta: Pasta, train: Pasta, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
@@ -77,10 +86,10 @@ def test_a_run_tells_how_far_it_is_what_it_came_to_and_where_its_adapter_is(
     assert found.out.splitlines()[-1] == str(tmp_path / "run" / "adapter")
     assert (tmp_path / "run" / "adapter" / "pasta.json").is_file()
     for said in (
-        r"\n1 answers, \d+ tokens are held out\n",
+        r"\d+ tokens in 3 packs, \d\d held out\n",
         "1 of 1 held-out prompts are trained on as well",
-        r"training: step 2/2, held out \d.*, loss \d\.\d{3}, \d+ tokens/s, 0:00:00 left\n",
-        r"finished: 2 steps, \d+ tokens, \d+ s; last losses: text \d\..* held-out text",
+        r"step 2/2, loss \d\.\d{3}, \d+ tokens/s, 0:00:00 left\n",
+        r"finished: 2 steps, \d+ tokens, \d+ s, text_loss \d\..* eval_text_loss",
     ):
         assert re.search(said, found.err), said
     again = train("--eval-data", str(rows))

@@ -15,7 +15,7 @@ import pytest
 
 from pasta_decoding.data.annotate.base import Annotated
 from pasta_decoding.data.annotate.llm import AnswerError, accept, by_endpoint, introduction
-from pasta_decoding.data.endpoint import Endpoint, EndpointError, Reply, chat, open_client
+from pasta_decoding.data.endpoint import Endpoint, EndpointError, chat, open_client
 from pasta_decoding.data.rows import Row
 from pasta_decoding.errors import PastaError, install_command
 from pasta_decoding.lang.check import check
@@ -167,8 +167,8 @@ def test_a_consumer_may_leave_at_any_time() -> None:
 # One request
 
 
-def ask(endpoint: Endpoint) -> Reply:
-    async def once() -> Reply:
+def ask(endpoint: Endpoint) -> tuple[str, dict[str, int]]:
+    async def once() -> tuple[str, dict[str, int]]:
         async with open_client(endpoint) as client:
             question = {"role": "user", "content": "Hello"}
             return await chat(client, endpoint, [question], max_tokens=20)
@@ -181,8 +181,9 @@ def test_the_request_says_what_was_asked_and_what_may_pass_by_itself_is_tried_ag
     acts: list[Act] = [failure(429, Retry_After="0.1"), "Good morning", Raw(bare.encode())]
     with chat_server(in_turn(acts)) as server:
         endpoint = Endpoint(server.base_url, "some-model", "secret")
-        assert ask(endpoint) == Reply("Good morning", 10, 2, retries=1)
-        assert ask(endpoint) == Reply("")
+        cost = {"requests": 2, "prompt_tokens": 10, "completion_tokens": 2}
+        assert ask(endpoint) == ("Good morning", cost)
+        assert ask(endpoint) == ("", {"requests": 1, "prompt_tokens": 0, "completion_tokens": 0})
     question = [{"role": "user", "content": "Hello"}]
     body = {"model": "some-model", "messages": question, "max_tokens": 20, "temperature": 0.0}
     assert server.bodies == [body] * 3
@@ -195,7 +196,7 @@ def test_a_reasoning_model_has_its_own_limit_and_its_thoughts_are_left_out() -> 
     refusal = Raw(json.dumps(error).encode(), 400)
     thought = "<think>\nA greeting </async>.\n</think>\n\nGood <think></think>"
     with chat_server(in_turn([refusal, thought])) as server:
-        assert ask(Endpoint(server.base_url, "m")).text == "Good <think></think>"
+        assert ask(Endpoint(server.base_url, "m"))[0] == "Good <think></think>"
     question = [{"role": "user", "content": "Hello"}]
     assert server.bodies[1] == {"model": "m", "messages": question, "max_completion_tokens": 20}
 

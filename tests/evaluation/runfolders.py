@@ -49,7 +49,7 @@ def parallel(number: int, **fields: Any) -> Record:
             "critical_path": 50,
             "chunks": 2,
             "syncs": 1,
-            "promises": ((20, 15), (30, 45)),
+            "promises": [[20, 15], [30, 45]],
             "near_promises": 1,
         }
         | fields,

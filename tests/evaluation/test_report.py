@@ -72,7 +72,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no records": (lambda runs: write_run(runs / "sot", "sot", []), "holds no records"),
     "no annotations": (
         lambda runs: (runs / "sot" / "annotations.json").write_text('[{"preference": 1}]'),
-        "not alpaca_eval's annotations: 'output_1'",
+        "not alpaca_eval's annotations: 'instruction'",
     ),
     "a preference out of range": (
         lambda runs: annotate(runs / "sot", [0.7]),
@@ -123,9 +123,9 @@ def test_win_rates_are_those_of_alpaca_eval_and_a_missing_verdict_is_no_tie(runs
     annotate(runs / "sot", [2.0] * 6 + [1.0] * 2 + [None] * 3)  # and the twelfth is not there
     found = report_of(runs)
     line = next(one for one in found.lines if one.run.label == "sot")
-    lc = line.win_rates["lc_win_rate"]
+    lc = line.verdicts.win_rates["lc_win_rate"]
     assert (lc.value, lc.low, lc.high) == pytest.approx((55.5, 55.5 - 3.92, 55.5 + 3.92))
-    assert line.win_rates["win_rate"].value == pytest.approx(75)
+    assert line.verdicts.win_rates["win_rate"].value == pytest.approx(75)
     assert "sot: 4 prompts without a verdict" in found.notes
     assert numbers(found)["runs"]["sot"]["judge"] == "somebody"
 

@@ -19,6 +19,7 @@ from pasta_decoding.models.gguf import write_gguf
 from pasta_decoding.models.load import load_model
 from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.request import Rules
+from pasta_decoding.training.config import PreferenceConfig
 from pasta_decoding.training.sample import decode_sample, encode_sample, sample_answers
 from tests.checkpoint import END_ID, TinyCheckpoint, make_adapter, torch_decoder
 from tests.law.watched import replay
@@ -54,7 +55,13 @@ def test_answers_layouts_samples_and_replays_keep_the_end_that_was_chosen(
 ) -> None:
     prompts, path = [question_of("Why?")], tmp_path / "samples.jsonl"
     samples = sample_answers(
-        lambda: decoder, prompts, path, name="ends", count=12, rules=RULES, seed=0
+        lambda: decoder,
+        prompts,
+        path,
+        name="ends",
+        count=12,
+        rules=RULES,
+        config=PreferenceConfig(),
     )
     by_end = {sample.end: sample for sample in samples}
     assert by_end.keys() >= {OTHER_END, END_ID}

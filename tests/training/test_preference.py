@@ -220,7 +220,9 @@ def test_samples_are_shared_whole_and_only_between_runs_that_would_make_the_same
     other = replace(tiny.config, seed=1, max_tokens=90, learning_rate=1.0)
     with pytest.raises(PastaError) as caught:
         share_samples(whole, tmp_path / "out", other)
-    assert str(caught.value) == f"the samples of {whole} were made with other max_tokens, seed"
+    assert str(caught.value) == (
+        f"{whole} was begun with other settings: seed (0 -> 1), max_tokens (40 -> 90)"
+    )
     with pytest.raises(PastaError, match=r"^cannot read .*config\.json"):
         share_samples(tmp_path / "nothing", tmp_path / "out", tiny.config)
     assert not (tmp_path / "out").exists()

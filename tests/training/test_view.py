@@ -153,16 +153,8 @@ def test_a_promise_says_the_next_larger_length_of_its_chunk_in_these_tokens(
 
 
 def laid_out(max_tokens: int, *joinings: Joining) -> list[Layout]:
-    return compile_answer(
-        (80, 81),
-        read(RESPONSE),
-        control=CONTROL,
-        encode=encode,
-        scheme=SCHEME,
-        end=END,
-        max_tokens=max_tokens,
-        joinings=joinings or (Joining.kv,),
-    )
+    config = replace(CONFIG, max_tokens=max_tokens, joins=joinings or (Joining.kv,))
+    return compile_answer((80, 81), SEGMENTS, CLOSE, END, config)
 
 
 def test_an_answer_is_taught_whole_or_not_at_all() -> None:

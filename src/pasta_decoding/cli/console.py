@@ -32,13 +32,6 @@ def cache_folder() -> Path:
     return default_cache(os.environ)
 
 
-def base_folder(model: Path | None) -> Path:
-    """Return the folder of the base model of --model: a folder, a name on the hub, or left out."""
-    from pasta_decoding.models.pull import model_folder
-
-    return model_folder(model, cache_folder())
-
-
 def with_default(engine: EngineConfig) -> EngineConfig:
     """Return the config with this machine's default adapter, where nothing else is asked for."""
     from pasta_decoding.api.checkpoints import default_adapter

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pasta_decoding.cli.console import base_folder, cache_folder, is_main, say
+from pasta_decoding.cli.console import cache_folder, is_main, say
 from pasta_decoding.cli.options import Base, Without, command
 from pasta_decoding.errors import PastaError, errors_as, require
 from pasta_decoding.lang.layout import Joining
@@ -50,14 +50,17 @@ def sft(
     found = given(context, file, config)
     config = SftConfig(**{"base_name": hub_name(model)} | settings_of_start(found) | found)
     require_training(config)
+    from pasta_decoding.models.load import NO_ADAPTER, known_base
+    from pasta_decoding.models.pull import model_folder
     from pasta_decoding.training.sft import train_sft
 
+    base = model_folder(model, cache_folder(), known=known_base(config.start or NO_ADAPTER))
     with goes_on():
         rows, held_out = rows_of(config.data), rows_of(config.eval_data)
         known = {row.asked for row in rows}
         if both := sum(row.asked in known for row in held_out):
             say(f"{both} of {len(held_out)} held-out prompts are trained on as well")
-        adapter = train_sft(config, rows, base=base_folder(model), out=out, held_out=held_out)
+        adapter = train_sft(config, rows, base=base, out=out, held_out=held_out)
     if is_main():
         typer.echo(adapter)
 
@@ -126,7 +129,8 @@ def settings_of_start(found: dict[str, Any]) -> dict[str, Any]:
     found["start"], start = str(folder), load(folder)
     with errors_as(f"{folder} was trained for a join that this version does not know", ValueError):
         joins = tuple(map(Joining, start.joins))
-    return {"scheme": start.scheme, "topic": start.topic, "joins": joins}
+    own = {"scheme": start.scheme, "topic": start.topic, "joins": joins}
+    return own | {"base_name": start.base.name}
 
 
 def require_training(config: SftConfig | PreferenceConfig) -> None:

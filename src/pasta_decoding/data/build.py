@@ -119,7 +119,6 @@ def contamination(prompts: Iterable[str]) -> Callable[[str], bool]:
 
 
 def normalised(text: str) -> str:
-    """Return the words of `text` in lower case, single spaces between them."""
     return " ".join(_WORD.findall(text.casefold()))
 
 
@@ -134,25 +133,24 @@ def runs_of_words(text: str) -> set[str]:
 
 
 def measure_rows(rows: Iterable[Row], count_tokens: Callable[[str], int]) -> dict[str, Any]:
-    """Return the figures of a set, and of each of its sources; lengths are in tokens."""
+    """Return the figures of a set, and of each of its sources; lengths are in tokens.
+
+    literal_tags: rows whose text speaks of tags, which are escaped.
+    """
     groups: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        groups[row.source.partition("/")[0]].append(_measured(row, count_tokens))
+        tree = read(row.response)
+        measured = {
+            "prompt_tokens": count_tokens(row.asked),
+            "plain_tokens": count_tokens(strip(tree)),
+            "chunk_tokens": [count_tokens(node.text) for node in tree if isinstance(node, Chunk)],
+            "syncs": sum(isinstance(node, Sync) for node in tree),
+            "literal_tags": has_escape(row.response),
+            "ideal_speedup": ideal_speedup(tree, count_tokens),
+        }
+        groups[row.source.partition("/")[0]].append(measured)
     sources = {source: _figures(group) for source, group in sorted(groups.items())}
     return _figures([one for group in groups.values() for one in group]) | {"sources": sources}
-
-
-def _measured(row: Row, count_tokens: Callable[[str], int]) -> dict[str, Any]:
-    """Return one row in figures; `literal_tags`: its text speaks of tags, which are escaped."""
-    tree = read(row.response)
-    return {
-        "prompt_tokens": count_tokens(row.asked),
-        "plain_tokens": count_tokens(strip(tree)),
-        "chunk_tokens": [count_tokens(node.text) for node in tree if isinstance(node, Chunk)],
-        "syncs": sum(isinstance(node, Sync) for node in tree),
-        "literal_tags": has_escape(row.response),
-        "ideal_speedup": ideal_speedup(tree, count_tokens),
-    }
 
 
 def _figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

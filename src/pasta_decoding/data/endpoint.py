@@ -1,4 +1,4 @@
-"""Chat with any OpenAI-compatible endpoint: a conversation in, one `Reply` or one clear error out.
+"""Chat with any OpenAI-compatible endpoint: a conversation in, a text or one clear error out.
 
 The official client does the transport. It retries time-outs, lost connections, 408, 409, 429 and
 5xx, with growing pauses, or after the pause that `Retry-After` gives.
@@ -44,16 +44,6 @@ class Endpoint:
     timeout_s: float = 300.0
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What the model said, and what it cost: `retries` are tries before it that failed."""
-
-    text: str
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    retries: int = 0
-
-
 class EndpointError(PastaError):
     """A request failed for good.
 
@@ -88,9 +78,10 @@ def open_client(endpoint: Endpoint) -> AsyncOpenAI:
 
 async def chat(
     client: AsyncOpenAI, endpoint: Endpoint, messages: Sequence[Message], max_tokens: int
-) -> Reply:
+) -> tuple[str, dict[str, int]]:
     """Return the greedy answer to a conversation, without what a model thinks in `<think>` tags.
 
+    With it comes what it cost: `requests`, tries that failed included, and tokens.
     Raises EndpointError when no try brought one.
     """
     from openai import APIError, BadRequestError
@@ -112,15 +103,16 @@ async def chat(
         content, usage = completion.choices[0].message.content or "", completion.usage
         if not isinstance(content, str):
             raise TypeError("the answer is no text")
-        tokens = (int(usage.prompt_tokens), int(usage.completion_tokens)) if usage else (0, 0)
+        cost = {"requests": 1 + raw.retries_taken}
+        for name in ("prompt_tokens", "completion_tokens"):
+            cost[name] = int(getattr(usage, name)) if usage else 0
     except (ValueError, TypeError, AttributeError, LookupError) as error:
         message = f"{endpoint.base_url} sent no chat completion: {_excerpt(raw.text)}"
         raise EndpointError("no completion", message) from error
-    return Reply(_THOUGHTS.sub("", content), *tokens, raw.retries_taken)
+    return _THOUGHTS.sub("", content), cost
 
 
 def _explained(endpoint: Endpoint, error: APIError) -> EndpointError:
-    """Return what failed, where, and after how many tries."""
     import openai
 
     status, tries = getattr(error, "status_code", None), f"(tries: {endpoint.max_retries + 1})"

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import to_json, write_text
 
 Read = TypeVar("Read", list[Any], dict[str, Any])
@@ -27,11 +27,6 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def differing(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """Return the settings of two runs that differ, or that only one of them has, in order."""
-    return [name for name in {**there, **here} if there.get(name) != here.get(name)]
-
-
 def refuse_other_settings(
     place: Path, there: Mapping[str, Any], here: Mapping[str, Any], *, hint: str
 ) -> None:
@@ -40,7 +35,8 @@ def refuse_other_settings(
     there: its settings, as JSON holds them.
     """
     here = json.loads(json.dumps(dict(here)))
-    if names := differing(there, here):
+    names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+    if names:
         changes = ", ".join(f"{name} ({there.get(name)} -> {here.get(name)})" for name in names)
         raise PastaError(f"{place} was begun with other settings: {changes}", hint=hint)
 
@@ -75,27 +71,17 @@ def append_line(path: Path, line: Mapping[str, Any]) -> None:
     """Add a line; when this returns, a kill cannot lose it any more. The file's folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as lines:
-        lines.write(encode_line(line))
+        lines.write(to_json(line) + "\n")
 
 
 def write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
-    """Write a file whole or not at all."""
-    write_text(path, "".join(encode_line(line) for line in lines))
-
-
-def encode_line(line: Mapping[str, Any]) -> str:
-    """Return one line, its line break included."""
-    return to_json(line) + "\n"
+    write_text(path, "".join(to_json(line) + "\n" for line in lines))
 
 
 def read_json(path: Path, kind: type[Read]) -> Read:
     """Return the JSON value of a file. Raises PastaError if it cannot be read or is no `kind`."""
-    try:
-        found = json.loads(path.read_bytes().decode("utf-8"))
-    except OSError as error:
-        raise PastaError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise PastaError(f"{path} is not JSON: {error}") from error
+    with errors_as(f"cannot read {path}", OSError, ValueError, RecursionError):
+        found = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(found, kind):
         raise PastaError(f"{path} holds no JSON {kind.__name__}")
     return found

@@ -1,7 +1,16 @@
 """Instruction-response rows and prompts: JSON lines or one JSON list, .gz by the file's name.
 
-`forms` says how a row may look; `id` and `source` may be missing. A prompt file has the same forms
-and needs no responses. Files are written whole or not at all.
+A row is one JSON object, in any form in which programs keep a conversation:
+
+- `instruction` and `response`, which is ours. Alpaca's `input` and Dolly's `context` follow the
+  instruction behind a blank line, and Alpaca's `output` is the response;
+- `messages`, each with `role` and `content`, or ShareGPT's `conversations`, each with `from` and
+  `value`: the last one is the response;
+- `prompt` and `completion`, each a text or a list of messages.
+
+`system` may stand beside them; a column that belongs to the prompt is never passed over. `id` and
+`source` may be missing. A prompt file has the same forms and needs no responses. Files are written
+whole or not at all.
 """
 
 from __future__ import annotations
@@ -11,20 +20,24 @@ import gzip
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pasta_decoding.data.forms import COLUMNS, Found, one_question, text_of, turns_of
-from pasta_decoding.data.lines import encode_line
 from pasta_decoding.errors import PastaError
-from pasta_decoding.files import written_whole
-from pasta_decoding.models.prompt import Message
+from pasta_decoding.files import to_json, written_whole
+from pasta_decoding.models.prompt import ROLES, Message
 
 Parsed = TypeVar("Parsed")
+Found = Mapping[str, Any]
 _FIELDS = ("id", "source", "instruction", "response")
+_FORMS = ("instruction", "messages", "conversations", "prompt")
+_BESIDE = ("input", "context", "tools")  # other programs put these columns into the prompt
+_COLUMNS = {*_FIELDS, *_FORMS, "history", "system", "input", "context", "output", "completion"}
+_SHAREGPT = {"human": "user", "gpt": "assistant"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +58,10 @@ class Row:
 
     @property
     def conversation(self) -> list[Message]:
-        """What the response answers, the instruction last."""
         return [*self.history, Message("user", self.instruction)]
 
     @property
     def asked(self) -> str:
-        """The text of all that comes before the response."""
         return "\n\n".join(turn.content for turn in self.conversation)
 
 
@@ -67,7 +78,6 @@ class Question:
 
 
 def question_of(instruction: str, dataset: str | None = None) -> Question:
-    """Return a question under its id."""
     return Question(_digest(instruction), instruction, dataset)
 
 
@@ -78,7 +88,6 @@ def derived_id(row: Row) -> str:
 
 
 def digest(rows: Iterable[Row]) -> str:
-    """Return a digest of what rows ask and answer, in their order."""
     return _digest("".join(map(derived_id, rows)))
 
 
@@ -86,7 +95,7 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-# Reading. A broken line raises a PastaError that names file and line.
+# Files. A broken line raises a PastaError that names file and line.
 
 
 def read_rows(*paths: Path) -> Iterator[Row]:
@@ -104,7 +113,7 @@ def numbered_rows(path: Path) -> Iterator[tuple[int, Row | PastaError]]:
 
 def read_prompts(path: Path) -> list[str]:
     """Return the prompts of a file. A conversation is refused: one question is asked."""
-    return list(_sound(path, one_question))
+    return list(_sound(path, _one_question))
 
 
 def read_questions(path: Path) -> list[Question]:
@@ -112,7 +121,7 @@ def read_questions(path: Path) -> list[Question]:
     seen: set[str] = set()
 
     def parse(found: Found) -> Question:
-        question = question_of(one_question(found), text_of(found, "dataset", "") or None)
+        question = question_of(_one_question(found), _text_of(found, "dataset", "") or None)
         if not question.instruction.strip():
             raise PastaError("the prompt is empty")
         if question.id in seen:
@@ -124,6 +133,24 @@ def read_questions(path: Path) -> list[Question]:
     if not questions:
         raise PastaError(f"{path} holds no prompt")
     return questions
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Write `rows` to `path`; until all are written, what was there stays."""
+    contents = "".join(map(_line, rows)).encode("utf-8")
+    if path.suffix == ".gz":  # without a time in it: equal rows give equal bytes
+        contents = gzip.compress(contents, mtime=0)
+    try:
+        with written_whole(path) as partial:
+            partial.write_bytes(contents)
+    except OSError as error:
+        raise PastaError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _line(row: Row) -> str:
+    found = {name: getattr(row, name) for name in _FIELDS}
+    history = {"history": [asdict(turn) for turn in row.history]} if row.history else {}
+    return to_json(found | history | row.extra) + "\n"
 
 
 def _sound(path: Path, parse: Callable[[Found], Parsed]) -> Iterator[Parsed]:
@@ -153,9 +180,10 @@ def _entries(path: Path) -> Iterator[tuple[int, object]]:
         contents = path.read_bytes()
         contents = gzip.decompress(contents) if path.suffix == ".gz" else contents
     except (OSError, EOFError, zlib.error) as error:
-        raise _cannot("read", path, error) from error
+        reason = getattr(error, "strerror", None) or error
+        raise PastaError(f"cannot read {path}: {reason}") from error
     contents = contents.removeprefix(codecs.BOM_UTF8)
-    if contents[:1000].lstrip().startswith(b"["):
+    if contents.lstrip().startswith(b"["):
         try:
             yield from enumerate(_json(contents), start=1)
         except PastaError as problem:
@@ -179,19 +207,21 @@ def _json(contents: bytes) -> Any:
         raise PastaError("not JSON that can be read: too deep, or a number too long") from error
 
 
+# One object
+
+
 def _row(found: Found, seen: set[str]) -> Row:
-    turns = turns_of(found, answered=True)
+    turns = _turns_of(found, answered=True)
     if [turn.role for turn in turns[-2:]] != ["user", "assistant"]:
         raise PastaError("the conversation does not end with a user's message and its answer")
     *history, asked, answered = turns
-    source = text_of(found, "source", "")
-    extra = {key: value for key, value in found.items() if key not in {*_FIELDS, *COLUMNS}}
+    extra = {key: value for key, value in found.items() if key not in _COLUMNS}
+    source = _text_of(found, "source", "")
     row = Row("", source, asked.content, answered.content, extra, tuple(history))
     derived = derived_id(row)
     row_id = found.get("id", derived)
-    if isinstance(row_id, int | float) and not isinstance(row_id, bool):
-        row_id = str(row_id)
-    row_id = text_of({"id": row_id}, "id", derived)
+    row_id = str(row_id) if type(row_id) in (int, float) else row_id
+    row_id = _text_of({"id": row_id}, "id", derived)
     if row_id in seen and row_id.startswith(derived):  # it only says what the row says
         row_id = next(one for n in count(2) if (one := f"{derived}-{n}") not in seen)
     if not row_id or row_id in seen:
@@ -200,26 +230,68 @@ def _row(found: Found, seen: set[str]) -> Row:
     return replace(row, id=row_id)
 
 
-def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Write `rows` to `path`; until all are written, what was there stays."""
+def _one_question(found: Found) -> str:
+    turns = _turns_of(found, answered=False)
+    if [turn.role for turn in turns] != ["user"]:
+        raise PastaError("the prompt is a conversation, not one user's message")
+    return turns[0].content
+
+
+def _turns_of(found: Found, *, answered: bool) -> list[Message]:
+    """Return the turns of a row, a system message first; the response last if it is `answered`."""
+    form = next((name for name in _FORMS if name in found), "instruction")
+    for name in _BESIDE:
+        if found.get(name) and (name == "tools" or form != "instruction"):
+            raise PastaError(f"{name!r} has no place in a prompt of {form!r}")
+    if form == "instruction":
+        more = [_text_of(found, name, "") for name in ("input", "context")]
+        asked = [_text_of(found, "instruction"), *filter(str.strip, more)]
+        turns = [*_messages(found, "history"), Message("user", "\n\n".join(asked))]
+        answer = "output" if "output" in found and "response" not in found else "response"
+    else:
+        turns = _messages(found, form, "user" if form == "prompt" else None)
+        answer = "completion"
+    if answered and form in ("instruction", "prompt"):
+        turns += _messages(found, answer, "assistant")
+    if not answered and turns and turns[-1].role == "assistant":
+        del turns[-1]
+    if system := _text_of(found, "system", ""):
+        if any(turn.role == "system" for turn in turns):
+            raise PastaError("'system' stands beside a system message")
+        turns = [Message("system", system), *turns]
+    return turns
+
+
+def _messages(found: Found, name: str, role: str | None = None) -> list[Message]:
+    """Return a column as turns. `role`: it may be a text as well, which that one says."""
+    turns = found.get(name, [])
+    if role and not isinstance(found.get(name), list):
+        return [Message(role, _text_of(found, name))]
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        raise PastaError(f"{name!r} is not a list of messages")
+    return [_message(turn) for turn in turns]
+
+
+def _message(turn: Found) -> Message:
+    role_name, content_name = ("from", "value") if "from" in turn else ("role", "content")
+    role = _text_of(turn, role_name)
+    role = _SHAREGPT.get(role, role)
+    if role not in ROLES:
+        raise PastaError(f"unknown role {role!r}: roles are {', '.join(ROLES)}")
+    if isinstance(turn.get(content_name), list):
+        with suppress(KeyError, TypeError):  # parts that are no text: told below
+            turn = {content_name: "\n".join(part["text"] for part in turn[content_name])}
+    return Message(role, _text_of(turn, content_name))
+
+
+def _text_of(found: Found, name: str, default: str | None = None) -> str:
+    value = found.get(name)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, str):
+        raise PastaError(f"{name!r} is not a string" if name in found else f"no {name!r}")
     try:
-        with written_whole(path) as partial, partial.open("wb") as file:
-            if path.suffix == ".gz":  # no name and no time in it: equal rows give equal bytes
-                with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
-                    packed.writelines(map(_line, rows))
-            else:
-                file.writelines(map(_line, rows))
-    except OSError as error:
-        raise _cannot("write", path, error) from error
-
-
-def _line(row: Row) -> bytes:
-    history = [{"role": turn.role, "content": turn.content} for turn in row.history]
-    found = {name: getattr(row, name) for name in _FIELDS}
-    line = encode_line(found | ({"history": history} if history else {}) | row.extra)
-    return line.encode("utf-8")
-
-
-def _cannot(verb: str, path: Path, error: Exception) -> PastaError:
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return PastaError(f"cannot {verb} {path}: {reason}")
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise PastaError(f"{name!r} holds half a surrogate pair") from error
+    return value

@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -68,28 +68,23 @@ def generate(
 ) -> dict[str, list[Record]]:
     """Answer what has no record yet; return each label's records, in the order of the questions.
 
-    `tick` hears how many records there are now, those of an earlier run first.
+    `tick` hears how many records there are more, those of an earlier run included.
 
     Raises PastaError, before anything is loaded, if a folder was begun with other settings.
     """
     runs = {job.label: begin_run(out / job.label, job.settings) for job in jobs}
-    if plan.repeats is None:
-        missing = {
-            label: [question for question in questions if question.id not in run.records]
-            for label, run in runs.items()
-        }
-    else:
-        untimed = [one for one in questions if not _timed_together(runs.values(), one)]
-        missing = dict.fromkeys(runs, untimed)
-    tick(sum(len(questions) - len(left) for left in missing.values()))
     if plan.repeats is not None:
+        untimed = [one for one in questions if not _timed_together(runs.values(), one)]
+        tick((len(questions) - len(untimed)) * len(runs))
         _time(jobs, runs, untimed, plan, tick)
     else:
         for job in jobs:
-            if left := missing[job.label]:
-                for record in ask_all(job.load(), left, plan):
-                    runs[job.label].append(record)
-                    tick(1)
+            known = runs[job.label].records
+            missing = [question for question in questions if question.id not in known]
+            tick(len(questions) - len(missing))
+            for record in ask_all(job.load(), missing, plan) if missing else ():
+                runs[job.label].append(record)
+                tick(1)
     return {label: run.finish(questions) for label, run in runs.items()}
 
 
@@ -131,7 +126,7 @@ def median_turn(turns: Sequence[Record]) -> Record:
 
     Of an even number of turns it is the slower one of the two in the middle, with their mean.
     """
-    repeats = tuple(record.seconds for record in turns)
+    repeats = [record.seconds for record in turns]
     for record in turns:
         if record.error is not None:
             return replace(record, repeats=repeats)
@@ -190,8 +185,7 @@ def _answer(
         return replace(record, seconds=plan.clock() - began_s)
     except FAILURES as error:
         reason = str(error) or type(error).__name__
-        empty = Record(question.id, question.instruction, question.dataset, error=reason)
-        return replace(empty, seconds=plan.max_seconds)
+        return Record(*astuple(question), error=reason, seconds=plan.max_seconds)
     finally:
         for one in asked:
             scheduler.cancel(one)

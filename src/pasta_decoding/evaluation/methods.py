@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from hashlib import sha256
 from itertools import chain
@@ -98,7 +98,6 @@ def _chosen(text: str, base: BaseModel) -> Chosen:
 
 
 def make_method(name: str, decoder: Decoder, config: GenerationConfig) -> Method:
-    """Return a method over a loaded model."""
     from pasta_decoding.evaluation.skeleton import ask_skeleton
 
     if name in TRAINED or name == "sequential":
@@ -172,9 +171,7 @@ def ask_hf(
     ids = found[0, len(prompt) :].tolist()
     text = decoder.vocabulary.decode(ids)
     return Record(
-        question.id,
-        question.instruction,
-        question.dataset,
+        *astuple(question),
         text=text,
         annotated=show((Span(text),)) if text else "",
         plain_tokens=decoder.plain_tokens(text),

@@ -10,18 +10,17 @@ baseline failed has no speedup against it; such prompts are counted. Shares are 
 such as the chunks of all answers. Intervals hold 95 % of the bootstrap resamples over prompts; all
 are drawn with the same resamples.
 
-Shapes: P prompts, F numbers a prompt, R resamples.
+Shapes: P prompts, R resamples.
 """
 
 from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +34,6 @@ RESAMPLES, _MIN_RESAMPLES, _MAX_COUNTS = 10_000, 1_000, 20_000_000
 TOKENS_PER_STEP, SPEEDUP_IN_STEPS, WALL_CLOCK = "tokens_per_step", "speedup_in_steps", "wall_clock"
 LC_WIN_RATE, WIN_RATE = "lc_win_rate", "win_rate"
 ANNOTATIONS, LEADERBOARD = "annotations.json", "leaderboard.csv"
-FloatArray = npt.NDArray[np.float64]
 Pairs = Sequence[tuple[Record, Record]]
 """Each prompt's record of a run and of the baseline."""
 
@@ -49,46 +47,33 @@ class Interval:
     high: float | None = None
 
 
-def interval(
-    values_PF: npt.ArrayLike, figure: Callable[[FloatArray], FloatArray], *, seed: int = 0
-) -> Interval:
-    """Return a figure of P prompts with its percentile bootstrap interval.
-
-    values_PF: F numbers a prompt.
-    figure:    from sums over prompts [..., F] to the figure [...]; so it must be a function of
-               sums, as means, their ratios and geometric means of ratios are.
-    """
-    found_PF = np.asarray(values_PF, dtype=np.float64)
-    counts_RP = resamples(len(found_PF), seed)
-    with np.errstate(invalid="ignore", divide="ignore"):  # a resample may hold nothing to divide by
-        value, draws_R = float(figure(found_PF.sum(axis=0))), figure(counts_RP @ found_PF)
-    known_R = draws_R[np.isfinite(draws_R)]
-    if not np.isfinite(value) or not len(known_R):
+def mean(value_P: npt.ArrayLike) -> Interval:
+    """Return the mean of the values that are not NaN, with its percentile bootstrap interval."""
+    found_P = np.asarray(value_P, dtype=np.float64)
+    known_P = np.isfinite(found_P)
+    if not known_P.any():
         return Interval(None)
-    return Interval(value, *map(float, np.percentile(known_R, [2.5, 97.5])))
+    rows_P2 = np.stack([np.where(known_P, found_P, 0), known_P], axis=1)
+    sums_R2 = resamples(len(found_P)) @ rows_P2
+    with np.errstate(invalid="ignore"):  # a resample may hold no known value
+        draws_R = sums_R2[:, 0] / sums_R2[:, 1]
+    value = float(found_P[known_P].mean())
+    return Interval(value, *map(float, np.nanpercentile(draws_R, [2.5, 97.5])))
 
 
 @lru_cache(maxsize=1)  # 50 MB at 600 prompts, and a report asks for the same ones again and again
-def resamples(prompts: int, seed: int = 0) -> FloatArray:
+def resamples(prompts: int) -> npt.NDArray[np.float64]:
     """Return counts_RP: how often each resample holds each prompt; all that its sums depend on.
 
     R is `RESAMPLES`; fewer for more than 2,000 prompts, which would take over 160 MB.
     """
     resampled = max(_MIN_RESAMPLES, min(RESAMPLES, _MAX_COUNTS // prompts))
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(0)
     counts_RP = draw.multinomial(prompts, np.full(prompts, 1 / prompts), size=resampled)
     return counts_RP.astype(np.float64)
 
 
-def mean(value_P: npt.ArrayLike) -> Interval:
-    """Return the mean of the values that are not NaN."""
-    found_P = np.asarray(value_P, dtype=np.float64)
-    known_P = np.isfinite(found_P)
-    rows_PF = np.stack([np.where(known_P, found_P, 0), known_P], axis=1)
-    return interval(rows_PF, lambda sums: sums[..., 0] / sums[..., 1])
-
-
-def geometric(ratio_P: Sequence[float]) -> Interval:
+def geometric(ratio_P: npt.ArrayLike) -> Interval:
     """Return the geometric mean of the ratios that are not NaN."""
     of_logs = astuple(mean(np.log(ratio_P)))
     return Interval(*(None if one is None else math.exp(one) for one in of_logs))
@@ -119,7 +104,6 @@ class Figures:
 
 
 def figures(run: Run, baseline: Run) -> Figures:
-    """Return the figures of a run of the same prompts as the baseline's."""
     pairs = [(record, baseline.records[key]) for key, record in run.records.items()]
     records = list(run.records.values())
     answers = [record for record in records if record.error is None]
@@ -185,19 +169,20 @@ def _ratio(part: float, whole: float) -> float | None:
 class Verdicts:
     """What alpaca_eval's annotator said of a run's answers against a reference's.
 
+    annotator:   "" without verdicts.
     preferences: from 0 to 1 for the run, by the prompt's id; NaN without a verdict.
     win_rates:   in percent. The length-controlled one and its standard error are alpaca_eval's, if
                  it computed them. The plain one is the mean preference of the prompts with a
                  verdict: a missing verdict is no tie.
     """
 
-    annotator: str
-    preferences: Mapping[str, float]
-    win_rates: Mapping[str, Interval]
+    annotator: str = ""
+    preferences: Mapping[str, float] = field(default_factory=dict)
+    win_rates: Mapping[str, Interval] = field(default_factory=dict)
 
 
-def verdicts_of(run: Run, baseline: Run) -> Verdicts | None:
-    """Return what alpaca_eval left in a run's folder; None if nothing is there.
+def verdicts_of(run: Run, baseline: Run) -> Verdicts:
+    """Return what alpaca_eval left in a run's folder.
 
     Raises PastaError if it is broken, or of other answers than the two runs hold now.
     """
@@ -205,36 +190,29 @@ def verdicts_of(run: Run, baseline: Run) -> Verdicts | None:
     if len(found) > 1:
         raise PastaError(f"{run.folder} holds annotations of several judges: keep one of {found}")
     if not found or run is baseline:
-        return None
-    preferences = dict.fromkeys(run.records, math.nan)
+        return Verdicts()
+    path, preferences = found[0], dict.fromkeys(run.records, math.nan)
     ids = {record.instruction: key for key, record in run.records.items()}
     annotators = set()
-    for row in read_json(found[0], list):
-        instruction, texts, annotator, preference = _verdict(row, found[0])
-        if (key := ids.get(instruction)) is None:
-            continue
-        if texts != [one.records[key].text.strip() for one in (baseline, run)]:
-            raise PastaError(
-                f"{found[0]} is of other answers to {instruction[:60]!r} than "
-                f"{baseline.folder} and {run.folder} hold: run alpaca_eval again"
-            )
-        preferences[key] = preference
-        annotators.add(annotator)
-    rates = {WIN_RATE: mean([100 * one for one in preferences.values()])}
-    rates |= _length_controlled(found[0].with_name(LEADERBOARD), run.label)
-    return Verdicts(", ".join(sorted(annotators)), preferences, rates)
-
-
-def _verdict(row: Any, path: Path) -> tuple[str, list[str], str, float]:
-    """Return the instruction, both texts, who judged, and the preference from 0 to 1 or NaN."""
     kinds = KeyError, TypeError, ValueError, AttributeError
     with errors_as(f"{path}: not alpaca_eval's annotations", *kinds):
-        texts = [row["output_1"].strip(), row["output_2"].strip()]
-        instruction, annotator, preference = row["instruction"], row["annotator"], row["preference"]
-        value = math.nan if preference is None else float(preference) - 1
-    if value < 0 or value > 1:
-        raise PastaError(f"{path}: the preference {preference} is not in [1, 2]")
-    return str(instruction), texts, str(annotator), value
+        for row in read_json(path, list):
+            if (key := ids.get(row["instruction"])) is None:
+                continue
+            answers = [one.records[key].text.strip() for one in (baseline, run)]
+            if [row["output_1"].strip(), row["output_2"].strip()] != answers:
+                raise PastaError(
+                    f"{path} is of other answers to {row['instruction'][:60]!r} than "
+                    f"{baseline.folder} and {run.folder} hold: run alpaca_eval again"
+                )
+            preference = math.nan if row["preference"] is None else float(row["preference"]) - 1
+            if preference < 0 or preference > 1:
+                raise PastaError(f"{path}: the preference {row['preference']} is not in [1, 2]")
+            preferences[key] = preference
+            annotators.add(str(row["annotator"]))
+    rates = {WIN_RATE: mean([100 * one for one in preferences.values()])}
+    rates |= _length_controlled(path.with_name(LEADERBOARD), run.label)
+    return Verdicts(", ".join(sorted(annotators)), preferences, rates)
 
 
 def _length_controlled(path: Path, label: str) -> dict[str, Interval]:

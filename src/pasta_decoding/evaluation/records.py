@@ -17,7 +17,7 @@ import platform
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
@@ -74,32 +74,28 @@ class Record:
     repeated_chunks: int = 0
     truncated_chunks: int = 0
     hit_limit: bool = False
-    promises: Sequence[tuple[int, int]] = ()
+    promises: list[list[int]] = field(default_factory=list)
     near_promises: int = 0
     fallback: bool = False
     seconds: float = 0.0
     first_token_s: float | None = None
-    repeats: Sequence[float] = ()
+    repeats: list[float] = field(default_factory=list)
     turns: str | None = None
 
     @property
     def tokens_per_step(self) -> float:
-        """Plain tokens / critical path."""
         return tokens_per_step(self.plain_tokens, self.critical_path)
 
 
 def record_of(decoder: Decoder, question: Question, answer: Answer) -> Record:
-    """Return the record of an answer that one request wrote."""
-    promises = tuple(
-        (promise.promised, len(chunk.ids) - 1)  # ASYNC_OPEN is not its text
+    promises = [
+        [promise.promised, len(chunk.ids) - 1]  # ASYNC_OPEN is not its text
         for promise, chunk in pairwise(answer.segments)
         if isinstance(promise, PromiseRun) and isinstance(chunk, ChunkRun) and chunk.closed
-    )
+    ]
     is_near = decoder.vocabulary.control.is_near
     return Record(
-        question.id,
-        question.instruction,
-        question.dataset,
+        *astuple(question),
         text=answer.text,
         annotated=answer.annotated,
         plain_tokens=decoder.plain_tokens(answer.text),
@@ -127,10 +123,8 @@ def read_records(path: Path, *, resume: bool = False) -> list[Record]:
     """
     records = []
     for number, line in enumerate(read_lines(path, resume=resume, hint=""), start=1):
-        with errors_as(f"{path}:{number}: not a record of an evaluation", TypeError, ValueError):
-            one = Record(**line)
-            promises = tuple((promised, tokens) for promised, tokens in one.promises)
-            records.append(replace(one, promises=promises, repeats=tuple(one.repeats)))
+        with errors_as(f"{path}:{number}: not a record of an evaluation", TypeError):
+            records.append(Record(**line))
     return records
 
 
@@ -144,7 +138,6 @@ class Run:
 
     @property
     def label(self) -> str:
-        """The name of the run: its folder's."""
         return self.folder.resolve().name
 
     def append(self, record: Record) -> None:

@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from typing import Any
 
 from pasta_decoding.errors import PastaError
-from pasta_decoding.evaluation.metrics import (
-    LC_WIN_RATE,
-    SPEEDUP_IN_STEPS,
-    TOKENS_PER_STEP,
-    WALL_CLOCK,
-    WIN_RATE,
-    Figures,
-    Interval,
-    Verdicts,
-    figures,
-    verdicts_of,
-)
+from pasta_decoding.evaluation import metrics
+from pasta_decoding.evaluation.metrics import Figures, Interval, Verdicts
 from pasta_decoding.evaluation.records import Record, Run, commit
 from pasta_decoding.lang.tree import Chunk, Span, Sync, read
 
@@ -31,31 +21,25 @@ _ALIKE = ("engine", "file_type", "max_tokens", "max_seconds", "sampling")
 COLOURS = 8
 """Threads of an answer are told apart by this many colours, then the colours come again."""
 _NAMES = {
-    TOKENS_PER_STEP: "tokens per step",
-    SPEEDUP_IN_STEPS: "speedup in steps",
-    WALL_CLOCK: "wall-clock speedup",
-    LC_WIN_RATE: "length-controlled win rate, %",
-    WIN_RATE: "win rate, %",
+    metrics.TOKENS_PER_STEP: "tokens per step",
+    metrics.SPEEDUP_IN_STEPS: "speedup in steps",
+    metrics.WALL_CLOCK: "wall-clock speedup",
+    metrics.LC_WIN_RATE: "length-controlled win rate, %",
+    metrics.WIN_RATE: "win rate, %",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One run; `verdicts` is None if no judge compared its answers."""
+    """One run."""
 
     run: Run
     figures: Figures
-    verdicts: Verdicts | None
-
-    @property
-    def win_rates(self) -> Mapping[str, Interval]:
-        """The win rates in percent; nothing without verdicts."""
-        return self.verdicts.win_rates if self.verdicts else {}
+    verdicts: Verdicts
 
     @property
     def intervals(self) -> dict[str, Interval]:
-        """All figures of speed and quality, by name."""
-        return {**self.figures.speedups, **self.win_rates}
+        return {**self.figures.speedups, **self.verdicts.win_rates}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +54,10 @@ class Report:
 def build(found: Sequence[Run]) -> Report:
     """Compute a report. Raises PastaError for runs that cannot be compared."""
     baseline = baseline_of(found)
-    others = [_alike(run, baseline) for run in found if run is not baseline]
+    runs = [baseline, *(_alike(run, baseline) for run in found if run is not baseline)]
     lines = [
-        Line(run, figures(run, baseline), verdicts_of(run, baseline)) for run in (baseline, *others)
+        Line(run, metrics.figures(run, baseline), metrics.verdicts_of(run, baseline))
+        for run in runs
     ]
     return Report(baseline, lines, list(_notes(lines)))
 
@@ -119,12 +104,11 @@ def _notes(lines: Sequence[Line]) -> Iterator[str]:
         number = (line.run.settings.get("prompts") or {}).get("number", 0)
         if (left := number - len(line.run.records)) > 0:
             yield f"{line.run.label}: {left} prompts of its file are not answered yet"
-        preferences = line.verdicts.preferences.values() if line.verdicts else ()
-        if missing := sum(map(math.isnan, preferences)):
+        if missing := sum(map(math.isnan, line.verdicts.preferences.values())):
             yield f"{line.run.label}: {missing} prompts without a verdict"
     if lost := lines[0].figures.no_baseline:
         yield f"{lost} prompts have no speedup against the baseline: it failed there"
-    annotators = {line.verdicts.annotator for line in lines if line.verdicts}
+    annotators = {line.verdicts.annotator for line in lines} - {""}
     if len(annotators) > 1:
         yield f"win rates are of different judges: {', '.join(sorted(annotators))}"
     if not annotators:
@@ -132,7 +116,6 @@ def _notes(lines: Sequence[Line]) -> Iterator[str]:
 
 
 def numbers(report: Report) -> dict[str, Any]:
-    """Return the whole report as what JSON can hold."""
     return {
         "baseline": report.baseline.label,
         "prompts": len(report.baseline.records),
@@ -142,8 +125,8 @@ def numbers(report: Report) -> dict[str, Any]:
             line.run.label: {
                 "settings": dict(line.run.settings),
                 **asdict(line.figures),
-                **{name: asdict(one) for name, one in line.win_rates.items()},
-                "judge": line.verdicts and line.verdicts.annotator,
+                **{name: asdict(one) for name, one in line.verdicts.win_rates.items()},
+                "judge": line.verdicts.annotator or None,
             }
             for line in report.lines
         },
@@ -195,12 +178,12 @@ def plot(report: Report) -> str | None:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    judged = [line for line in report.lines if line.win_rates]
+    judged = [line for line in report.lines if line.verdicts.win_rates]
     if not judged:
         return None
-    timed = all(WALL_CLOCK in line.figures.speedups for line in judged)
-    speed = WALL_CLOCK if timed else SPEEDUP_IN_STEPS
-    rate = LC_WIN_RATE if all(LC_WIN_RATE in line.win_rates for line in judged) else WIN_RATE
+    shared = set.intersection(*(set(line.intervals) for line in judged))
+    speed = metrics.WALL_CLOCK if metrics.WALL_CLOCK in shared else metrics.SPEEDUP_IN_STEPS
+    rate = metrics.LC_WIN_RATE if metrics.LC_WIN_RATE in shared else metrics.WIN_RATE
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "pasta"}):
         figure = Figure(figsize=(6.4, 4.2), layout="constrained")
         axes = figure.subplots()
@@ -209,7 +192,7 @@ def plot(report: Report) -> str | None:
         axes.axvline(1, color="#667079", lw=0.9, ls="--")
         _name(axes, report.baseline.label, 1, 50)
         for line in judged:
-            x, y = line.figures.speedups[speed], line.win_rates[rate]
+            x, y = line.intervals[speed], line.intervals[rate]
             if x.value is not None and y.value is not None:
                 axes.errorbar(x.value, y.value, xerr=_reach(x), yerr=_reach(y), fmt="o", ms=7)
                 _name(axes, line.run.label, x.value, y.value)

@@ -8,7 +8,7 @@ classifier that keeps questions away from the method that do not suit it, is lef
 
 The prompts say what the paper's say, with two worked skeletons. What helps small models: a point is
 begun with a colon behind it; a heading that repeats an earlier one is left out; the skeleton stops
-at its tenth point or before another list, and a point before the next point.
+at its tenth point or before another list, and a point where another one begins.
 
 The prompt of the second stage is computed once up to the number of the point, where the requests
 part; the authors' code feeds every point's prompt anew. This prefill is one step of the critical
@@ -23,8 +23,8 @@ count the steps of the skeleton, and set the record's `fallback`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, replace
 
 from pasta_decoding.api.config import GenerationConfig
 from pasta_decoding.data.rows import Question
@@ -71,18 +71,6 @@ MOST_POINTS = 10
 SKELETON_SHARE = 1 / 3  # of the answer's tokens; ten points of five words need about a hundred
 
 _POINT = re.compile(r"^[ \t*#-]*(\d{1,2})[.)][ \t*]*(\S.*)$", re.MULTILINE)
-_NEXT_POINT = re.compile(r"\n[ \t*#-]*(\d{1,2})(?:[.)](?=[ \t*]|\Z)|\Z)")
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One point of a skeleton: its number as written, and its few words."""
-
-    number: int
-    heading: str
-
-    def __str__(self) -> str:
-        return f"{self.number}. {self.heading}"
 
 
 def ask_skeleton(decoder: LocalDecoder, config: GenerationConfig, question: Question) -> Asking:
@@ -98,17 +86,17 @@ def ask_skeleton(decoder: LocalDecoder, config: GenerationConfig, question: Ques
     points = points_of(f"{BEGUN}{skeleton.text}", cut_off=skeleton.hit_limit)
     if len(points) >= 2:
         most = max(1, (config.max_tokens - skeleton.fed_tokens) // len(points))
-        outline, numbers = "\n".join(map(str, points)), {point.number for point in points}
+        outline = "\n".join(f"{number}. {heading}" for number, heading in points.items())
         answers = yield [
             _begun(
                 decoder,
-                POINT.format(question=asked, skeleton=outline, number=point.number),
-                f"{point}:",
+                POINT.format(question=asked, skeleton=outline, number=number),
+                f"{number}. {heading}:",
                 most,
-                of_question(config, question, point.number),
-                _beginnings(numbers - {point.number}),
+                of_question(config, question, number),
+                _beginnings(points.keys() - {number}),
             )
-            for point in points
+            for number, heading in points.items()
         ]
         record = _record_of_points(decoder, question, points, answers)
     else:
@@ -146,7 +134,7 @@ def _begun(
 
 
 def _record_of_points(
-    decoder: LocalDecoder, question: Question, points: Sequence[Point], answers: Sequence[Answer]
+    decoder: LocalDecoder, question: Question, points: dict[int, str], answers: Sequence[Answer]
 ) -> Record:
     """Return the record of the second stage, as if it were all."""
     tree = concatenated(points, [one.text for one in answers], decoder.plain_tokens)
@@ -154,9 +142,7 @@ def _record_of_points(
     prompts = [answer.layout.tokens[: answer.trace.prompt_tokens] for answer in answers]
     shared = min(common_prefix_len(prompts[0], prompt) for prompt in prompts)
     return Record(
-        question.id,
-        question.instruction,
-        question.dataset,
+        *astuple(question),
         text=text,
         annotated=show(tree),
         plain_tokens=decoder.plain_tokens(text),
@@ -171,44 +157,35 @@ def _record_of_points(
     )
 
 
-def points_of(outline: str, *, cut_off: bool = False) -> list[Point]:
-    """Return the points of a skeleton, at most ten: numbers rise, and a heading is there once.
+def points_of(outline: str, *, cut_off: bool = False) -> dict[int, str]:
+    """Return the headings of a skeleton's points by their numbers, which rise; at most ten.
 
     cut_off: a limit ended the skeleton, so that its last line may be a part of one.
     """
     whole = outline.rpartition("\n")[0] if cut_off else outline
-    points: list[Point] = []
+    points: dict[int, str] = {}
     last = -1
     for digits, line in _POINT.findall(whole):
         number, heading = int(digits), line.replace("**", "").strip().rstrip(" .:;,")
         if number <= last:
             break
         last = number
-        if heading and heading.casefold() not in {one.heading.casefold() for one in points}:
-            points.append(Point(number, heading))
-    return points[:MOST_POINTS]
+        known = {one.casefold() for one in ("", *points.values())}
+        if heading.casefold() not in known and len(points) < MOST_POINTS:
+            points[number] = heading
+    return points
 
 
 def concatenated(
-    points: Sequence[Point], texts: Sequence[str], count_tokens: Callable[[str], int]
+    points: dict[int, str], texts: Sequence[str], count_tokens: Callable[[str], int]
 ) -> Tree:
-    """Return the answer: every point and its text on lines of their own, the texts as chunks.
-
-    A text ends where it goes on with another point.
-    """
-    numbers = {point.number for point in points}
+    """Return the answer: every point and its text on lines of their own, the texts as chunks."""
     nodes: list[Node] = []
     main = ""
-    for point, text in zip(points, texts, strict=True):
-        main += "\n" * bool(nodes or main) + str(point)
-        if body := text[: _next_point(text, numbers - {point.number})].strip():
+    for (number, heading), text in zip(points.items(), texts, strict=True):
+        main += "\n" * bool(nodes or main) + f"{number}. {heading}"
+        if body := text.strip():
             tokens = valid_tokens(count_tokens(body))
-            nodes += [Span(f"{main}: "), Chunk(valid_topic(point.heading), tokens, body)]
+            nodes += [Span(f"{main}: "), Chunk(valid_topic(heading), tokens, body)]
             main = ""
     return (*nodes, Span(main)) if main else tuple(nodes)
-
-
-def _next_point(text: str, others: Collection[int]) -> int | None:
-    """Return where, behind its first line, a point's text goes on with one of `others`."""
-    starts = (one.start() for one in _NEXT_POINT.finditer(text) if int(one[1]) in others)
-    return next(starts, None)

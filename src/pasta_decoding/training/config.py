@@ -134,13 +134,12 @@ class PreferenceConfig:
 
     @property
     def rules(self) -> Rules:
-        """How far an annotated answer may go."""
         return Rules(max_tokens=self.max_tokens, max_threads=self.max_threads, max_chunks=16)
 
 
-SAMPLING = frozenset(
-    {"prompts", "policy", "baseline", "engine", "dtype", "samples", "temperature", "seed"}
-    | {"baseline_samples", "limit", "max_prompt_chars", "max_tokens", "max_threads"}
+SAMPLING = (
+    *("prompts", "policy", "baseline", "engine", "dtype", "samples", "temperature", "seed"),
+    *("baseline_samples", "limit", "max_prompt_chars", "max_tokens", "max_threads"),
 )
 """Settings that the samples and their measures depend on."""
 _ANYWHERE = frozenset({"device", "cache_tokens", "report_to", "try_prompts"})

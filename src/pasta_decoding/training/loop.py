@@ -1,36 +1,35 @@
 """How both stages run: transformers' Trainer, which watches itself.
 
 The Trainer brings accumulation, schedule, checkpoints with all states, and accelerate's launch,
-FSDP and DeepSpeed. Here it keeps the metrics, shows the progress, refuses to save what is no
-number, and turns Ctrl-C into a checkpoint.
+FSDP and DeepSpeed. Here it keeps the metrics, refuses to save what is no number, and turns Ctrl-C
+into a checkpoint.
 """
 
 from __future__ import annotations
 
 import logging
 import signal
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import timedelta
 from itertools import accumulate
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import reduce
 from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from pasta_decoding.data.lines import append_line, read_lines, write_lines
+from pasta_decoding.data.lines import write_lines
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.checkpoint import Checkpoint
 from pasta_decoding.training.config import PreferenceConfig, SftConfig
 from pasta_decoding.training.lora import shard_tied_together
-from pasta_decoding.training.loss import Example, Figures, Loss, Meter, label_logprobs
-from pasta_decoding.training.run import last_checkpoint, showing
+from pasta_decoding.training.loss import Example, Figures, Loss, label_logprobs
+from pasta_decoding.training.run import last_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -39,16 +38,20 @@ def training_arguments(
     out: Path,
     config: SftConfig | PreferenceConfig,
     examples: int,
-    per_step: int,
     device: str,
-    **settings: Any,
+    *,
+    evaluates: bool = False,
 ) -> TrainingArguments:
-    """Return the Trainer's settings: those of `config`, of every run, and `settings`.
+    """Return the Trainer's settings: those of `config`, and of every run.
 
-    examples: of the whole run; `per_step` of them make an optimiser step.
+    examples: of the whole run.
     device:   "cpu", or the kind of accelerator.
     """
     shared = processes()
+    if isinstance(config, SftConfig):
+        per_step, logging_steps = config.packs_per_step, 5
+    else:
+        per_step, logging_steps = config.pairs_per_step, 1
     if per_step % shared.num_processes:
         raise PastaError(
             f"{per_step} packs a step cannot be shared by {shared.num_processes} processes",
@@ -66,7 +69,7 @@ def training_arguments(
         dataloader_pin_memory=False,  # an example is no tensor
         ddp_find_unused_parameters=False,
         logging_nan_inf_filter=False,  # `RunTrainer` stops instead
-        disable_tqdm=True,  # `RunTrainer` shows more
+        disable_tqdm=True,  # `RunTrainer` logs more
         bf16=config.bf16,
         seed=config.seed,
         learning_rate=config.learning_rate,
@@ -74,8 +77,10 @@ def training_arguments(
         lr_scheduler_type=config.schedule,
         save_steps=config.save_every_steps,
         save_total_limit=2,
+        logging_steps=logging_steps,
+        eval_strategy="steps" if evaluates else "no",
+        eval_steps=config.save_every_steps,
         report_to=list(config.report_to),
-        **settings,
     )
     if arguments.n_gpu > 1:
         raise PastaError(
@@ -90,18 +95,34 @@ def processes() -> Any:
 
     That comes before a model is loaded: where it will be sharded, loading must know.
     """
-    from accelerate import PartialState
-
     return PartialState(cpu=not torch.cuda.is_available())
+
+
+class Meter:
+    """Means of figures since the last reading, over all processes."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, figures: Figures) -> None:
+        for name, value in figures.items():
+            values = value.detach().double().cpu()
+            found = torch.stack([values.sum(), torch.tensor(values.numel())])
+            self._sums[name] = self._sums.get(name, 0) + found
+
+    def read(self, device: torch.device | str = "cpu") -> dict[str, float]:
+        """Return the means, and start anew. All processes read together, through `device`."""
+        totals: Any = reduce({name: one.to(device) for name, one in self._sums.items()}, "sum")
+        self._sums = {}
+        return {name: float(total / count) for name, (total, count) in totals.items() if count}
 
 
 class RunTrainer(Trainer, TrainerCallback):
     """The Trainer over the examples of a whole run, in their order; it is its own callback.
 
-    `metrics.jsonl` and trackers get the loss and the means of its figures. The loss on `held_out`
-    is the mean over its labels.
+    `metrics.jsonl` and trackers get the loss and the means of its figures; a resumed run has the
+    lines up to its checkpoint. The loss on `held_out` is the mean over its labels.
 
-    doing:      names the run where its progress is shown.
     checkpoint: is kept beside the weights of each checkpoint, so that it can be decoded with.
     """
 
@@ -112,7 +133,6 @@ class RunTrainer(Trainer, TrainerCallback):
         examples: Sequence[Example],
         arguments: TrainingArguments,
         *,
-        doing: str = "training",
         checkpoint: Checkpoint | None = None,
         held_out: Sequence[Example] = (),
     ) -> None:
@@ -128,11 +148,10 @@ class RunTrainer(Trainer, TrainerCallback):
         self.add_callback(self)
         if self.is_fsdp_enabled:
             shard_tied_together(model)
-        self._loss, self._doing, self._checkpoint = loss, doing, checkpoint
+        self._loss, self._checkpoint = loss, checkpoint
         self._out, self._meter = Path(str(arguments.output_dir)), Meter()
         sizes = (sum(len(one.tokens) for one in example.layouts) for example in examples)
         self._tokens = [0, *accumulate(sizes)]  # of the first 0, 1, 2, ... examples
-        self._losses: dict[str, float] = {}
         self._interrupted = False
 
     def run(self) -> dict[str, Tensor] | None:
@@ -142,41 +161,25 @@ class RunTrainer(Trainer, TrainerCallback):
         """
         resume = last_checkpoint(self._out)
         self._first = int(resume.name.split("-")[1]) if resume else 0
-        self._began_s, self._earlier_s = time.monotonic(), 0.0
-        if self.is_world_process_zero():  # cut the metrics back to that step
-            metrics = self._out / "metrics.jsonl"
-            kept = [line for line in read_lines(metrics) if line["step"] <= self._first]
-            write_lines(metrics, kept)
-            self._earlier_s = kept[-1]["seconds"] if kept else 0.0
-        with showing(self._doing) as self._show, self._stopping():
-            self.train(resume_from_checkpoint=str(resume) if resume else None)
-        sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
-        return self.accelerator.get_state_dict(self.model_wrapped) if sharded else None
-
-    @contextmanager
-    def _stopping(self) -> Iterator[None]:
-        """Let the first Ctrl-C become a checkpoint behind the step, and then KeyboardInterrupt.
-
-        The second one stops at once. Several processes would not stop at the same step, so each of
-        those stops at once.
-        """
-
-        def interrupt(_signal: int, _frame: FrameType | None) -> None:
-            if self._interrupted:
-                raise KeyboardInterrupt
-            self._interrupted = True
-            log.info("stopping behind this step; Ctrl-C again stops at once")
-
-        here = threading.current_thread() is threading.main_thread()
-        waits = here and self.args.world_size == 1
-        before = signal.signal(signal.SIGINT, interrupt) if waits else None
+        self._began_s = time.monotonic()
+        # Several processes would not stop at the same step, so each of those stops at once.
+        waits = self.args.world_size == 1
+        before = signal.signal(signal.SIGINT, self._interrupt) if waits else None
         try:
-            yield
+            self.train(resume_from_checkpoint=str(resume) if resume else None)
         finally:
             if waits:
                 signal.signal(signal.SIGINT, before)
         if self._interrupted:
             raise KeyboardInterrupt
+        sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        return self.accelerator.get_state_dict(self.model_wrapped) if sharded else None
+
+    def _interrupt(self, *_signal: object) -> None:
+        """Make a checkpoint behind the step of the first Ctrl-C; the second one stops at once."""
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._interrupted = True
+        log.info("stopping behind this step; Ctrl-C again stops at once")
 
     # What the Trainer calls
 
@@ -214,8 +217,6 @@ class RunTrainer(Trainer, TrainerCallback):
             control.should_evaluate = args.eval_strategy != "no"
         if self._interrupted:
             control.should_log = control.should_save = control.should_training_stop = True
-        if not control.should_log:
-            self._tell()
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save a checkpoint, with `pasta.json` if it holds an adapter.
@@ -241,37 +242,27 @@ class RunTrainer(Trainer, TrainerCallback):
         raise PastaError(message, hint=hint)
 
     def log(self, logs: dict[str, float], *arguments: Any) -> None:
-        """Add the figures to a line of losses, and keep it. All processes call this together.
+        """Add figures, tokens and seconds to a line of losses. All processes call this together.
 
-        A kept line has step, nats per labelled token, learning rate, tokens and seconds: those of
-        all training that the file tells of, wherever it went on.
+        Losses are nats per labelled token; seconds are those of all training up to the line.
         """
-        if "loss" in logs:
-            logs = {**logs, **self._meter.read(self.args.device), "loss": logs["loss"]}
-        labels = {"loss": "loss", "eval_loss": "held out"}
-        losses = {label: logs[name] for name, label in labels.items() if name in logs}
-        self._losses |= losses
-        if losses and ("eval_loss" in logs or not self.control.should_evaluate):
-            self._tell()
-        if losses and self.is_world_process_zero():
+        losses = [f"{name} {logs[name]:.3f}" for name in ("loss", "eval_loss") if name in logs]
+        if losses:
+            figures = self._meter.read(self.args.device) if "loss" in logs else {}
             step, spent_s = self.state.global_step, time.monotonic() - self._began_s
-            counted = {"tokens": self._tokens_until(step)}
-            line = {"step": step, **logs, **counted, "seconds": round(self._earlier_s + spent_s, 1)}
-            append_line(self._out / "metrics.jsonl", line)
+            tokens = self._tokens_until(step)
+            pace = (tokens - self._tokens_until(self._first)) / spent_s
+            left = timedelta(seconds=round((self._tokens[-1] - tokens) / pace))
+            said = [f"step {step}/{self.state.max_steps}", *losses, f"{pace:.0f} tokens/s"]
+            log.info("%s, %s left", ", ".join(said), left)
+            earlier = (one for one in self.state.log_history if one["step"] <= self._first)
+            spent_s += max((one.get("seconds", 0.0) for one in earlier), default=0.0)
+            logs = {**figures, **logs, "tokens": tokens, "seconds": round(spent_s, 1)}
         super().log(logs, *arguments)
+        if losses and self.is_world_process_zero():
+            kept = [one for one in self.state.log_history if one.keys() & {"loss", "eval_loss"}]
+            write_lines(self._out / "metrics.jsonl", kept)
 
     def _tokens_until(self, step: int) -> int:
         done = step * self.args.gradient_accumulation_steps * self.args.world_size
         return self._tokens[min(done, len(self._tokens) - 1)]
-
-    def _tell(self) -> None:
-        """Show steps, losses, pace, and the time that is left."""
-        if not self.is_world_process_zero():
-            return
-        step, steps = self.state.global_step, self.state.max_steps
-        done, spent_s = self._tokens_until(step), max(time.monotonic() - self._began_s, 1e-9)
-        pace = (done - self._tokens_until(self._first)) / spent_s
-        left = timedelta(seconds=round((self._tokens[-1] - done) / pace))
-        losses = [f"{label} {loss:.3f}" for label, loss in self._losses.items()]
-        words = [f"step {step}/{steps}", *losses, f"{pace:.0f} tokens/s", f"{left} left"]
-        self._show(step, steps, ", ".join(words))

@@ -1,4 +1,4 @@
-"""Log-probabilities of laid-out answers, the loss of stage 1, and the means of its figures.
+"""Log-probabilities of laid-out answers, and the loss of stage 1.
 
 Shapes: L labelled tokens, V vocabulary.
 """
@@ -36,7 +36,6 @@ class Example:
 
     @property
     def labels(self) -> list[int]:
-        """All labels, in the order of their log-probabilities."""
         return [label for one in self.layouts for label in one.label if label is not None]
 
 
@@ -58,7 +57,8 @@ def label_logprobs(model: Any, layouts: Sequence[Layout], call: Any = None) -> l
     # cuDNN's attention is torch's first choice on Hopper GPUs. With these masks a run of it came to
     # a loss of NaN, and two runs without it did not; why is not known.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    batch = packed_batch(layouts).to(model.device)
+    with model.device:
+        batch = packed_batch(layouts)
     outputs = (call or model)(
         input_ids=batch.tokens_T[None],
         position_ids=batch.position_T[None],
@@ -92,26 +92,3 @@ def label_loss(
     control_L = torch.isin(label_L, torch.tensor(control_ids, device=nats_L.device))
     figures = {"text_loss": nats_L[~control_L], "control_loss": nats_L[control_L], "loss": nats_L}
     return nats_L.sum() * example.scale, figures
-
-
-class Meter:
-    """Means of figures since the last reading, over all processes."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-
-    def add(self, figures: Figures) -> None:
-        """Count each element of these tensors."""
-        for name, value in figures.items():
-            values = value.detach().double().cpu()
-            found = torch.stack([values.sum(), torch.tensor(values.numel())])
-            self._sums[name] = self._sums.get(name, 0) + found
-
-    def read(self, device: torch.device | str = "cpu") -> dict[str, float]:
-        """Return the means, and start anew. All processes read together, through `device`."""
-        from accelerate.utils import reduce
-
-        names, sums, self._sums = list(self._sums), list(self._sums.values()), {}
-        totals = reduce(torch.stack(sums).to(device), "sum").tolist() if sums else []
-        found = zip(names, totals, strict=True)
-        return {name: total / count for name, (total, count) in found if count}

@@ -18,11 +18,12 @@ rest: `share_samples`.
 from __future__ import annotations
 
 import gc
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +32,19 @@ import torch
 from pasta_decoding.api.checkpoints import find
 from pasta_decoding.api.config import EngineConfig
 from pasta_decoding.api.opening import ENGINES, choose_engine, open_local
-from pasta_decoding.data.lines import append_line, differing, read_json, read_lines, write_lines
+from pasta_decoding.data.lines import (
+    append_line,
+    read_json,
+    read_lines,
+    refuse_other_settings,
+    write_lines,
+)
 from pasta_decoding.data.rows import Question
 from pasta_decoding.errors import PastaError
 from pasta_decoding.files import copy_whole, write_json
 from pasta_decoding.lang.layout import Joining
 from pasta_decoding.models import checkpoint as checkpoints
-from pasta_decoding.models.load import (
-    Loaded,
-    default_device,
-    holds_weights,
-    load_base,
-    native_dtype,
-)
+from pasta_decoding.models.load import default_device, holds_weights, load_base, native_dtype
 from pasta_decoding.runtime.request import Rules
 from pasta_decoding.training.bonbon import lay_out_pairs, preference_loss, with_references
 from pasta_decoding.training.config import SAMPLING, PreferenceConfig, identity
@@ -67,7 +68,6 @@ log = logging.getLogger(__name__)
 
 
 def engine_of(config: PreferenceConfig, base: Path, adapter: str) -> EngineConfig:
-    """Return what decodes the samples of an adapter."""
     return EngineConfig(
         model=base,
         engine=config.engine,
@@ -107,6 +107,7 @@ class PreferenceRun:
     def train(self, prompts: Sequence[Question]) -> Path:
         """Run all rounds, resuming what is in the run folder; return where the adapter is.
 
+        prompts: each is there once.
         Raises PastaError for another run's folder, adapters that do not fit, or nothing to learn
         from.
         """
@@ -115,7 +116,7 @@ class PreferenceRun:
         refuse_misfits(config)
         with owned(out):
             begin_run(out, config)
-            prompts = keep_prompts(out, prompts)
+            keep_prompts(out, prompts)
             count, rules = config.baseline_samples, replace(config.rules, parallel=False)
             own = self._sample("baseline", config.baseline, prompts, count, rules)
             baseline = baseline_tokens(own)
@@ -129,7 +130,6 @@ class PreferenceRun:
     def _round(
         self, number: int, policy: Path, prompts: Sequence[Question], baseline: dict[str, float]
     ) -> Path:
-        """Sample, score, pair and train; return the round's adapter."""
         config, folder = self.config, self.out / f"round-{number}"
         samples = self._sample(folder.name, str(policy), prompts, config.samples, config.rules)
         parts = self._measure(folder / "parts.jsonl", prompts, samples)
@@ -152,18 +152,11 @@ class PreferenceRun:
     def _sample(
         self, name: str, adapter: str, prompts: Sequence[Question], count: int, rules: Rules
     ) -> list[Sample]:
-        """Return the answers of an adapter; those not yet in the file are sampled."""
         config, engine = self.config, engine_of(self.config, self.base, adapter)
         place = "baseline.jsonl" if name == "baseline" else f"{name}/samples.jsonl"
+        settings: Any = {"name": name, "count": count, "rules": rules, "config": config}
         return sample_answers(
-            lambda: open_local(engine, self.cache),
-            prompts,
-            self.out / place,
-            name=name,
-            count=count,
-            rules=rules,
-            seed=config.seed,
-            temperature=config.temperature,
+            lambda: open_local(engine, self.cache), prompts, self.out / place, **settings
         )
 
     def _measure(
@@ -172,15 +165,9 @@ class PreferenceRun:
         """Return the parts of all scores; those not yet in the file are measured."""
         parts = [ScoreParts(**line) for line in read_lines(path, resume=True)]
         known = {(part.prompt, part.number): part for part in parts}
-        groups: dict[str, list[Sample]] = {}
-        for sample in samples:
-            groups.setdefault(sample.prompt, []).append(sample)
-        missing = [
-            prompt
-            for prompt in prompts
-            if any((prompt.id, sample.number) not in known for sample in groups[prompt.id])
-        ]
-        if missing:
+        groups = {prompt: list(some) for prompt, some in groupby(samples, attrgetter("prompt"))}
+        lacking = {one.prompt for one in samples if (one.prompt, one.number) not in known}
+        if missing := [prompt for prompt in prompts if prompt.id in lacking]:
             free_memory()
             device = self.config.device or default_device()
             baseline, dtype = Path(self.config.baseline), native_dtype(device)
@@ -196,7 +183,11 @@ class PreferenceRun:
     ) -> None:
         """Train on the pairs, going on from the policy's own weights, and save the adapter."""
         free_memory()
-        loaded, config = load_policy(self.base, policy, self.config), self.config
+        config, whole = self.config, holds_weights(policy)
+        dtype = "bfloat16" if config.bf16 and not whole else "float32"
+        loaded = load_base(self.base, policy, dtype=dtype)
+        model = loaded.model if whole else take_up(loaded.model, policy, seed=config.seed)
+        loaded = replace(loaded, model=model.to(config.device or default_device()))
         examples = lay_out_pairs(loaded.checkpoint, samples, pairs)
         if config.objective == "rejection":
             examples = [replace(one, layouts=one.layouts[:1]) for one in examples]
@@ -209,24 +200,12 @@ class PreferenceRun:
         generator = torch.Generator().manual_seed(config.seed)
         orders = [torch.randperm(len(examples), generator=generator) for _ in range(config.epochs)]
         plan = [examples[int(place)] for order in orders for place in order]
-        device, out = loaded.model.device.type, folder / "train"
-        arguments = training_arguments(
-            out, config, len(plan), config.pairs_per_step, device, logging_steps=1
-        )
-        loss = partial(preference_loss, alpha=config.alpha)
-        RunTrainer(loaded.model, loss, plan, arguments, doing=f"training {folder.name}").run()
+        device, loss = loaded.model.device.type, partial(preference_loss, alpha=config.alpha)
+        arguments = training_arguments(folder / "train", config, len(plan), device)
+        RunTrainer(loaded.model, loss, plan, arguments).run()
         # What a policy knew of other joins, this round has not kept up.
         checkpoint = replace(loaded.checkpoint, joins=(Joining.kv.value,))
         save(replace(loaded, checkpoint=checkpoint), folder / "adapter")
-
-
-def load_policy(base: Path, policy: Path, config: PreferenceConfig) -> Loaded:
-    """Return the policy with its LoRA, or all its weights, trainable."""
-    whole = holds_weights(policy)
-    dtype = "bfloat16" if config.bf16 and not whole else "float32"
-    loaded = load_base(base, policy, dtype=dtype)
-    model = loaded.model if whole else take_up(loaded.model, policy, seed=config.seed)
-    return replace(loaded, model=model.to(config.device or default_device()))
 
 
 def free_memory() -> None:
@@ -251,9 +230,8 @@ def refuse_misfits(config: PreferenceConfig) -> None:
         )
 
 
-def keep_prompts(out: Path, prompts: Sequence[Question]) -> list[Question]:
-    """Return the prompts, each once; refuse others than those that the run folder knows."""
-    prompts = list({prompt.id: prompt for prompt in prompts}.values())
+def keep_prompts(out: Path, prompts: Sequence[Question]) -> None:
+    """Write the prompts into the run folder; refuse others than those that it knows."""
     if not prompts:
         raise PastaError("no prompt to answer: give other --prompts")
     lines = [{"id": prompt.id, "instruction": prompt.instruction} for prompt in prompts]
@@ -264,7 +242,6 @@ def keep_prompts(out: Path, prompts: Sequence[Question]) -> list[Question]:
             hint="Choose another --out, or restore the files of --prompts.",
         )
     write_lines(out / "prompts.jsonl", lines)
-    return prompts
 
 
 def share_samples(source: Path, out: Path, config: PreferenceConfig) -> None:
@@ -275,12 +252,10 @@ def share_samples(source: Path, out: Path, config: PreferenceConfig) -> None:
     """
     refuse_other_run(out, config)
     refuse_misfits(config)
-    theirs, ours = read_json(source / "config.json", dict), json.loads(json.dumps(identity(config)))
-    if others := sorted(SAMPLING.intersection(differing(theirs, ours))):
-        raise PastaError(
-            f"the samples of {source} were made with other {', '.join(others)}",
-            hint="Repeat these settings of its config.json, or leave --samples-from out.",
-        )
+    hint = "Repeat these settings of its config.json, or leave --samples-from out."
+    theirs, ours = read_json(source / "config.json", dict), identity(config)
+    sampling = ({name: one.get(name) for name in SAMPLING} for one in (theirs, ours))
+    refuse_other_settings(source, *sampling, hint=hint)
     for name in ("prompts", "baseline", "round-1/samples", "round-1/parts"):
         if (source / f"{name}.jsonl").exists() and not (out / f"{name}.jsonl").exists():
             # All whole lines: a run that was broken off may have left a torn one.

@@ -1,34 +1,24 @@
-"""The folder of a training run: its lock, settings, checkpoints and figures; and its progress."""
+"""The folder of a training run: its lock, settings, checkpoints and figures."""
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tqdm import tqdm
+
 from pasta_decoding.data.lines import locked, read_lines, refuse_other_settings, write_lines
-from pasta_decoding.errors import PastaError
+from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import write_json
 from pasta_decoding.training.config import PreferenceConfig, SftConfig, identity
 
-log = logging.getLogger(__name__)
 Item = TypeVar("Item")
-Show = Callable[[int, int, str], None]
-"""Shows progress: so many of so many are done, and a few words."""
-LINE_EVERY_S = 60.0
-_LOSSES = {
-    "text_loss": "text",
-    "control_loss": "control tokens",
-    "eval_text_loss": "held-out text",
-    "eval_control_loss": "held-out control tokens",
-}
+_LOSSES = ("text_loss", "control_loss", "eval_text_loss", "eval_control_loss")
 
 
 @contextmanager
@@ -66,13 +56,11 @@ def refuse_other_run(
     hint = "Choose another --out, or repeat its settings to resume it."
     path = out / "config.json"
     if path.exists():
-        try:
+        kinds = OSError, ValueError, AttributeError
+        with errors_as(f"the settings of the run in {path} cannot be read", *kinds):
             # A setting that only one of two versions has is as by default, or of no interest.
             preset, found = identity(type(config)()), json.loads(path.read_text(encoding="utf-8"))
             there = {name: found.get(name, value) for name, value in preset.items()}
-        except (OSError, ValueError, AttributeError) as error:
-            message = f"the settings of the run in {path} cannot be read: {error}"
-            raise PastaError(message) from error
         refuse_other_settings(out, there, identity(config), hint=hint)
     for there in read_lines(out / "inputs.json"):
         known = {name: there.get(name) for name in inputs or {}}
@@ -106,9 +94,8 @@ def figures_of(out: Path) -> str:
     found: dict[str, Any] = {"step": 0, "tokens": 0, "seconds": 0.0}
     for line in read_lines(out / "metrics.jsonl"):
         found |= line
-    losses = [f"{label} {found[name]:.3f}" for name, label in _LOSSES.items() if name in found]
     work = f"{found['step']} steps, {found['tokens']} tokens, {found['seconds']:.0f} s"
-    return f"{work}; last losses: {', '.join(losses)}" if losses else work
+    return ", ".join([work, *(f"{name} {found[name]:.3f}" for name in _LOSSES if name in found)])
 
 
 def plot_losses(out: Path) -> None:
@@ -118,42 +105,15 @@ def plot_losses(out: Path) -> None:
     lines = read_lines(out / "metrics.jsonl")
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot(xlabel="optimiser step", ylabel="nats per labelled token")
-    for name, label in _LOSSES.items():
+    for name in _LOSSES:
         points = [(line["step"], line[name]) for line in lines if name in line]
         if points:
-            axes.plot(*zip(*points, strict=True), label=label)
+            axes.plot(*zip(*points, strict=True), label=name)
     axes.set_ylim(bottom=0)
     axes.legend()
     figure.savefig(out / "loss.png", dpi=120)
 
 
-@contextmanager
-def showing(doing: str) -> Iterator[Show]:
-    """Hand out what shows progress: a bar on a terminal, else a line a minute."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    draws, told_s = sys.stderr.isatty(), time.monotonic()
-    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[words]}")
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not draws) as bars:
-        task = bars.add_task(doing, total=None, words="")
-
-        def show(done: int, total: int, words: str) -> None:
-            nonlocal told_s
-            bars.update(task, completed=done, total=total, words=words)
-            if not draws and (done == total or time.monotonic() - told_s >= LINE_EVERY_S):
-                told_s = time.monotonic()
-                log.info("%s: %s", doing, words)
-
-        yield show
-
-
-def tracked(items: Iterable[Item], doing: str, total: int) -> Iterator[Item]:
-    """Yield the items, and show how far they are."""
-    began_s = time.monotonic()
-    with showing(doing) as show:
-        for done, item in enumerate(items, start=1):
-            yield item
-            left_s = (time.monotonic() - began_s) / done * (total - done)
-            show(done, total, f"{done}/{total}, {timedelta(seconds=round(left_s))} left")
+def tracked(items: Iterable[Item], doing: str, total: int) -> Iterable[Item]:
+    """Return the items, and show how far they are: by a bar on a terminal, else once a minute."""
+    return tqdm(items, doing, total, mininterval=0.1 if sys.stderr.isatty() else 60)

@@ -15,20 +15,13 @@ from typing import Any
 
 from pasta_decoding.data.lines import append_line, read_lines
 from pasta_decoding.data.rows import Question
-from pasta_decoding.lang.layout import (
-    ChunkRun,
-    Layout,
-    PromiseRun,
-    Run,
-    Segment,
-    SyncRun,
-    lay_out,
-)
+from pasta_decoding.lang.layout import ChunkRun, Layout, PromiseRun, Run, Segment, SyncRun, lay_out
 from pasta_decoding.lang.positions import Scheme
 from pasta_decoding.models.checkpoint import ControlTokens
 from pasta_decoding.runtime.decoder import LocalDecoder
 from pasta_decoding.runtime.generation import Generation
 from pasta_decoding.runtime.request import Rules, SamplingParams
+from pasta_decoding.training.config import PreferenceConfig
 from pasta_decoding.training.run import tracked
 
 QUEUED = 16
@@ -73,13 +66,8 @@ class Sample:
         return replace(self, segments=tuple(segments))
 
     def layout(self, scheme: Scheme, control: ControlTokens) -> Layout:
-        """Lay the sampled ids out for a training forward."""
         close = control.async_close
         return lay_out(self.prompt_ids, self.segments, scheme, async_close=close, end=self.end)
-
-
-Job = tuple[Question, int, int]
-"""A prompt, the number of an answer to it, and its seed."""
 
 
 def sample_answers(
@@ -90,8 +78,7 @@ def sample_answers(
     name: str,
     count: int,
     rules: Rules,
-    seed: int,
-    temperature: float = 1.0,
+    config: PreferenceConfig,
 ) -> list[Sample]:
     """Return `count` answers a prompt, in order; those not yet in `path` are sampled.
 
@@ -101,13 +88,9 @@ def sample_answers(
     """
     known = {(s.prompt, s.number): s for s in map(decode_sample, read_lines(path, resume=True))}
     asked = [(prompt, number) for prompt in prompts for number in range(count)]
-    missing: list[Job] = []
-    for prompt, number in asked:
-        if (prompt.id, number) not in known:
-            digest = hashlib.sha256(f"{seed}/{name}/{prompt.id}/{number}".encode()).digest()
-            missing.append((prompt, number, int.from_bytes(digest[:6])))
+    missing = [(prompt, number) for prompt, number in asked if (prompt.id, number) not in known]
     if missing:
-        coming = _sampled(load(), missing, rules, temperature)
+        coming = _sampled(load(), missing, rules, config.temperature, f"{config.seed}/{name}")
         for sample in tracked(coming, f"sampling {name}", len(missing)):
             append_line(path, encode_sample(sample))
             known[sample.prompt, sample.number] = sample
@@ -115,29 +98,32 @@ def sample_answers(
 
 
 def _sampled(
-    decoder: LocalDecoder, jobs: Sequence[Job], rules: Rules, temperature: float
+    decoder: LocalDecoder,
+    jobs: Sequence[tuple[Question, int]],
+    rules: Rules,
+    temperature: float,
+    seeded: str,
 ) -> Iterator[Sample]:
     """Decode all jobs, as many together as there is room for; yield each answer as it ends."""
     scheduler = decoder.scheduler()
     waiting = iter(jobs)
-    running: dict[Generation, Job] = {}
+    running: dict[Generation, tuple[str, int, int]] = {}
     try:
         while True:
             queued = len(running) - scheduler.activity.running
-            for job in islice(waiting, QUEUED - queued):
-                sampling = SamplingParams(temperature, seed=job[2])
-                request = decoder.request(job[0].instruction, rules, sampling)
-                running[scheduler.add(request)] = job
+            for prompt, number in islice(waiting, QUEUED - queued):
+                digest = hashlib.sha256(f"{seeded}/{prompt.id}/{number}".encode()).digest()
+                seed = int.from_bytes(digest[:6])
+                sampling = SamplingParams(temperature, seed=seed)
+                request = decoder.request(prompt.instruction, rules, sampling)
+                running[scheduler.add(request)] = prompt.id, number, seed
             if not running:
                 return
             scheduler.step()
             for one in list(running):
                 if (answer := one.result()) is not None:
-                    prompt, number, seed = running.pop(one)
                     yield Sample(
-                        prompt=prompt.id,
-                        number=number,
-                        seed=seed,
+                        *running.pop(one),
                         prompt_ids=answer.layout.tokens[: answer.trace.prompt_tokens],
                         segments=answer.segments,
                         end=answer.end,
@@ -154,17 +140,13 @@ _KINDS = {kind.__name__: kind for kind in (Run, PromiseRun, ChunkRun, SyncRun)}
 
 
 def encode_sample(sample: Sample) -> dict[str, Any]:
-    """Return what JSON keeps of a sample."""
     segments = [{"kind": type(one).__name__, **asdict(one)} for one in sample.segments]
     return asdict(sample) | {"segments": segments}
 
 
 def decode_sample(line: dict[str, Any]) -> Sample:
-    """Return the sample that `encode_sample` wrote."""
     segments: list[Segment] = []
     for found in line["segments"]:
-        values: dict[str, Any] = {
-            name: tuple(value) if name == "ids" else value for name, value in found.items()
-        }
+        values = {key: tuple(one) if key == "ids" else one for key, one in found.items()}
         segments.append(_KINDS[values.pop("kind")](**values))
     return Sample(**line | {"segments": tuple(segments), "prompt_ids": tuple(line["prompt_ids"])})

@@ -32,15 +32,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pasta_decoding.data.rows import Question
+from pasta_decoding.lang import measures
 from pasta_decoding.lang.layout import ChunkRun, Run, lay_out
-from pasta_decoding.lang.measures import (
-    echoes,
-    empty_items,
-    geometric_mean,
-    rep_4,
-    repetitions,
-    tokens_per_step,
-)
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.lang.tree import read, strip
 from pasta_decoding.models.load import load_model
@@ -100,17 +93,15 @@ class PreferencePair:
 
 
 def measure(question: Question, samples: Sequence[Sample], rate: Rate) -> list[ScoreParts]:
-    """Measure all answers to one prompt."""
     trees = [read(sample.annotated) for sample in samples]
     texts = list(map(strip, trees))
+    ratings = rate(question.instruction, texts)
     found = []
-    for sample, tree, text, rating in zip(
-        samples, trees, texts, rate(question.instruction, texts), strict=True
-    ):
+    for sample, tree, text, rating in zip(samples, trees, texts, ratings, strict=True):
         bodies = [one.ids[1:] for one in sample.segments if isinstance(one, ChunkRun)]
-        idle = {*repetitions(tree), *echoes(tree)}
+        idle = {*measures.repetitions(tree), *measures.echoes(tree)}
         outside = sample.plain_tokens - sum(len(bodies[place]) for place in idle)
-        new = min(outside, round(sample.plain_tokens * (1 - rep_4(text))))
+        new = min(outside, round(sample.plain_tokens * (1 - measures.rep_4(text))))
         part = ScoreParts(
             prompt=sample.prompt,
             number=sample.number,
@@ -119,7 +110,7 @@ def measure(question: Question, samples: Sequence[Sample], rate: Rate) -> list[S
             critical_path=sample.critical_path,
             quality=rating - IDLE_COST * len(idle) / max(1, len(bodies)),
             finished=not sample.truncated,
-            sound=not sample.truncated and not empty_items(text),
+            sound=not sample.truncated and not measures.empty_items(text),
         )
         found.append(part)
     return found
@@ -140,7 +131,7 @@ def likelihood_rate(base: Path, adapter: Path, *, dtype: str, device: str = "cpu
             lay_out(prompt, [run], scheme, async_close=close, end=loaded.end) for run in runs
         ]
         scored = zip(score_layouts(loaded.model, layouts), texts, strict=True)
-        return [float(logprobs_L.mean()) - REP_4_COST * rep_4(text) for logprobs_L, text in scored]
+        return [float(one_L.mean()) - REP_4_COST * measures.rep_4(text) for one_L, text in scored]
 
     return rate
 
@@ -231,21 +222,17 @@ def choose_pairs(
 
 
 def summarise(parts: Sequence[ScoreParts], pairs: Sequence[PreferencePair]) -> dict[str, Any]:
-    """Return the figures of a round: means over all answers, the best and the worst."""
     known = {(part.prompt, part.number): part for part in parts}
     best = [known[pair.prompt, pair.best] for pair in pairs]
     worst = [known[pair.prompt, pair.worst] for pair in pairs]
-    groups = {"all": parts, "best": best, "worst": worst}
-    return {"pairs": len(pairs)} | {name: _means(group) for name, group in groups.items() if group}
-
-
-def _means(parts: Sequence[ScoreParts]) -> dict[str, Any]:
-    steps = [tokens_per_step(part.plain_tokens, part.critical_path) for part in parts]
-    return {
-        "answers": len(parts),
-        "finished": fmean(part.finished for part in parts),
-        "sound": fmean(part.sound for part in parts),
-        "plain_tokens": fmean(part.plain_tokens for part in parts),
-        "tokens_per_step": geometric_mean(steps),
-        "quality": fmean(part.quality for part in parts),
-    }
+    found: dict[str, Any] = {"pairs": len(pairs)}
+    for name, group in (("all", parts), ("best", best), ("worst", worst)):
+        if group:
+            means = ("finished", "sound", "plain_tokens", "quality")
+            steps = [measures.tokens_per_step(p.plain_tokens, p.critical_path) for p in group]
+            found[name] = {
+                "answers": len(group),
+                **{mean: fmean(getattr(part, mean) for part in group) for mean in means},
+                "tokens_per_step": measures.geometric_mean(steps),
+            }
+    return found

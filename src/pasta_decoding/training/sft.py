@@ -16,7 +16,7 @@ from typing import Any
 from pasta_decoding.data.rows import Row, digest
 from pasta_decoding.engines.torch import TorchEngine
 from pasta_decoding.errors import PastaError
-from pasta_decoding.lang.layout import Joining, Layout
+from pasta_decoding.lang.layout import Layout
 from pasta_decoding.lang.measures import geometric_mean, tokens_per_step
 from pasta_decoding.lang.positions import scheme_named
 from pasta_decoding.models.checkpoint import FILE_NAME
@@ -27,13 +27,7 @@ from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.loop import RunTrainer, processes, training_arguments
 from pasta_decoding.training.lora import add_lora, in_4bit, recompute_activations, save, take_up
 from pasta_decoding.training.loss import Example, label_loss
-from pasta_decoding.training.run import (
-    begin_run,
-    figures_of,
-    owned,
-    plot_losses,
-    refuse_other_run,
-)
+from pasta_decoding.training.run import begin_run, figures_of, owned, plot_losses, refuse_other_run
 from pasta_decoding.training.view import compile_rows, pack, tokens_of
 
 log = logging.getLogger(__name__)
@@ -62,16 +56,15 @@ def train_sft(
     loaded = load_trainable(base, config)
     inputs["base"] = asdict(loaded.checkpoint.base)
     refuse_other_run(out, config, inputs)
-    examples, evaluated = plan(rows, held_out, loaded, config)
+    packs = plan_packs(compile_rows(rows, loaded, config), config)
+    apart = compile_rows(held_out, loaded, config) if held_out else []
+    examples, evaluated = (
+        shared_out(some, config.packs_per_step, shared.num_processes)
+        for some in (packs, pack(apart, config.pack_tokens))
+    )
+    log.info("%d tokens in %d packs, %d held out", tokens_of(packs), len(packs), tokens_of([apart]))
     arguments = training_arguments(
-        out,
-        config,
-        len(examples),
-        config.packs_per_step,
-        shared.device.type,
-        logging_steps=5,
-        eval_strategy="steps" if evaluated else "no",
-        eval_steps=config.save_every_steps,
+        out, config, len(examples), shared.device.type, evaluates=bool(evaluated)
     )
     with owned(out):
         if arguments.should_save:
@@ -98,7 +91,6 @@ def train_sft(
 
 
 def load_trainable(base: Path, config: SftConfig) -> Loaded:
-    """Return the model to train, with the record that the trained checkpoint will have."""
     start = None if config.start is None else Path(config.start)
     if start is not None and holds_weights(start):
         raise PastaError(
@@ -132,24 +124,6 @@ def load_trainable(base: Path, config: SftConfig) -> Loaded:
             seed=config.seed,
         )
     return replace(loaded, model=model, checkpoint=checkpoint)
-
-
-def plan(
-    rows: Sequence[Row], held_out: Sequence[Row], loaded: Loaded, config: SftConfig
-) -> tuple[list[Example], list[Example]]:
-    """Return the packs of the run, and those that are held out, and say how much that is."""
-    layouts, evaluated = (
-        compile_rows(some, loaded, config) if some else [] for some in (rows, held_out)
-    )
-    packs = plan_packs(layouts, config)
-    what = "rows" if Joining.text in config.joins else "answers"
-    log.info("%d %s, %d tokens in %d packs", len(layouts), what, tokens_of(packs), len(packs))
-    if evaluated:
-        tokens = tokens_of([evaluated])
-        log.info("%d %s, %d tokens are held out", len(evaluated), what, tokens)
-    some = packs, pack(evaluated, config.pack_tokens)
-    shared = [shared_out(each, config.packs_per_step, processes().num_processes) for each in some]
-    return shared[0], shared[1]
 
 
 def plan_packs(layouts: Sequence[Layout], config: SftConfig) -> list[list[Layout]]:
@@ -187,8 +161,6 @@ def tried(loaded: Loaded, prompts: Sequence[str]) -> str:
     rules, greedy = Rules(max_tokens=200), SamplingParams(temperature=0.0)
     answers = [decoder.answer(decoder.request(one, rules, greedy)) for one in prompts]
     promising = sum("<promise" in answer.annotated for answer in answers)
-    if not promising:
-        return "no promises yet: more steps or rows"
     speeds = [
         tokens_per_step(decoder.plain_tokens(answer.text), answer.critical_path)
         for answer in answers

@@ -6,8 +6,8 @@ Shapes: T tokens of one pack (several answers in a row), L labelled tokens, Q qu
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -26,17 +26,8 @@ from pasta_decoding.lang.layout import (
     lay_out,
     lay_out_rows,
 )
-from pasta_decoding.lang.positions import Scheme, scheme_named
-from pasta_decoding.lang.tree import (
-    Chunk,
-    Span,
-    Sync,
-    Tree,
-    has_chunk,
-    read,
-    strip,
-    without_topics,
-)
+from pasta_decoding.lang.positions import scheme_named
+from pasta_decoding.lang.tree import Chunk, Span, Sync, Tree, has_chunk, read, strip, without_topics
 from pasta_decoding.models.checkpoint import ControlTokens
 from pasta_decoding.models.load import Loaded
 from pasta_decoding.models.prompt import PromptEncoder
@@ -58,17 +49,9 @@ def compile_rows(rows: Sequence[Row], loaded: Loaded, config: SftConfig) -> list
     left_out: dict[str, list[str]] = {}
     for row in rows:
         try:
-            tree = _taught(row.response, config)
-            layouts += compile_answer(
-                encoder.encode(row.conversation),
-                tree,
-                control=control,
-                encode=encoder.encode_text,
-                scheme=scheme_named(config.scheme),
-                end=loaded.end,
-                max_tokens=config.max_tokens,
-                joinings=config.joins,
-            )
+            segments = segments_of(_taught(row.response, config), control, encoder.encode_text)
+            prompt = encoder.encode(row.conversation)
+            layouts += compile_answer(prompt, segments, control.async_close, loaded.end, config)
         except PastaError as reason:
             left_out.setdefault(str(reason), []).append(row.id)
     for why, ids in left_out.items():
@@ -93,29 +76,21 @@ def _taught(response: str, config: SftConfig) -> Tree:
 
 
 def compile_answer(
-    prompt: Sequence[int],
-    tree: Tree,
-    *,
-    control: ControlTokens,
-    encode: Callable[[str], Sequence[int]],
-    scheme: Scheme,
-    end: int,
-    max_tokens: int,
-    joinings: Collection[Joining] = (Joining.kv,),
+    prompt: Sequence[int], segments: Sequence[Segment], close: int, end: int, config: SftConfig
 ) -> list[Layout]:
     """Lay an annotated answer out. Raises PastaError if it is too long.
 
-    For each of `joinings`: one layout for `kv`, a row for each stretch between syncs for `text`.
-    The first of these rows is left out where it is how the `kv` layout begins.
+    For each join: one layout for `kv`, a row for each stretch between syncs for `text`. The first
+    of these rows is left out where it is how the `kv` layout begins.
     """
-    segments, close = segments_of(tree, control, encode), control.async_close
     sizes = (1 if isinstance(one, SyncRun) else len(one.ids) for one in segments)
-    if len(prompt) + sum(sizes) > max_tokens:
-        raise PastaError(f"longer than {max_tokens} tokens")
+    if len(prompt) + sum(sizes) > config.max_tokens:
+        raise PastaError(f"longer than {config.max_tokens} tokens")
     laid: list[Layout] = []
-    if Joining.kv in joinings:
+    if Joining.kv in config.joins:
+        scheme = scheme_named(config.scheme)
         laid.append(lay_out(prompt, segments, scheme, async_close=close, end=end))
-    if Joining.text in joinings:
+    if Joining.text in config.joins:
         rows = lay_out_rows(prompt, segments, async_close=close, end=end)
         known = laid and laid[0].position[: len(rows[0].position)] == rows[0].position
         laid += rows[1:] if known else rows
@@ -191,15 +166,8 @@ class PackedBatch:
     source_L: Tensor
     label_L: Tensor
 
-    def to(self, device: torch.device | str) -> PackedBatch:
-        """Return the same on `device`."""
-        columns = (getattr(self, field.name).to(device) for field in fields(PackedBatch))
-        return PackedBatch(*columns)
-
 
 def packed_batch(layouts: Sequence[Layout]) -> PackedBatch:
-    """Turn one pack into tensors."""
-
     def column(name: str) -> Tensor:
         return torch.tensor([value for layout in layouts for value in getattr(layout, name)])
 

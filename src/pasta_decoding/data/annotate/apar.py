@@ -21,8 +21,7 @@ import re
 from itertools import islice
 
 from pasta_decoding.data.annotate.base import Part
-from pasta_decoding.data.annotate.outline import Block, outline
-from pasta_decoding.data.annotate.structure import part_of, sentences
+from pasta_decoding.data.annotate.structure import Block, outline, part_of, sentences
 
 MIN_FORKS = 3
 MIN_DETAIL_CHARS = 10
@@ -34,7 +33,6 @@ _BLANK_LINES = re.compile(r"\n\s*\n")
 
 
 def find_parts(response: str) -> list[Part]:
-    """Return what child threads write, in order; nothing if the response stays sequential."""
     if _SEQUENTIAL.search(response):
         return []
     items = [block for block in outline(response) if block.kind == "item"]

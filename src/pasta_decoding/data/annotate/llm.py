@@ -15,7 +15,7 @@ from importlib.resources import as_file, files
 from itertools import islice
 
 from pasta_decoding.data.annotate.base import Annotate, Annotated, reject
-from pasta_decoding.data.endpoint import Endpoint, EndpointError, Message, Reply, chat, open_client
+from pasta_decoding.data.endpoint import Endpoint, EndpointError, Message, chat, open_client
 from pasta_decoding.data.rows import Row, read_rows
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.tree import Chunk, Node, Span, Tree, read, show, strip, valid_tokens
@@ -57,13 +57,12 @@ def accept(answer: str, response: str, count_tokens: Callable[[str], int]) -> st
     topics = [node.topic for node in tree if isinstance(node, Chunk)]
     if twice := [topic for topic in topics if topics.count(topic) > 1]:
         raise AnswerError("same topic", f"{len(twice)} parts have the topic {twice[0]!r}.")
-    return before + show(tuple(_counted(node, count_tokens) for node in tree)) + after
-
-
-def _counted(node: Node, count_tokens: Callable[[str], int]) -> Node:
-    if isinstance(node, Chunk):
-        return replace(node, tokens=valid_tokens(max(1, count_tokens(node.text))))
-    return node
+    nodes = list(tree)
+    for place, node in enumerate(nodes):
+        if isinstance(node, Chunk):
+            tokens = valid_tokens(max(1, count_tokens(node.text)))
+            nodes[place] = replace(node, tokens=tokens)
+    return before + show(tuple(nodes)) + after
 
 
 def _cut_out(tree: Tree, core: str) -> Tree:
@@ -142,12 +141,11 @@ async def _outcomes(
     todo = iter(rows)
     running: set[asyncio.Task[Outcome]] = set()
     async with open_client(endpoint) as client:
-        while True:
-            for row in islice(todo, endpoint.concurrency - len(running)):
-                annotating = _annotate_row(partial(chat, client, endpoint), row, count_tokens)
-                running.add(asyncio.create_task(annotating))
-            if not running:
-                return
+        ask = partial(chat, client, endpoint)
+        while running := running | {
+            asyncio.create_task(_annotate_row(ask, row, count_tokens))
+            for row in islice(todo, endpoint.concurrency - len(running))
+        }:
             done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             # What was paid for comes before what may end the run.
             for outcome in sorted((task.result() for task in done), key=lambda one: bool(one[1])):
@@ -155,7 +153,7 @@ async def _outcomes(
 
 
 async def _annotate_row(
-    ask: Callable[[Sequence[Message], int], Awaitable[Reply]],
+    ask: Callable[[Sequence[Message], int], Awaitable[tuple[str, dict[str, int]]]],
     row: Row,
     count_tokens: Callable[[str], int],
 ) -> Outcome:
@@ -164,21 +162,19 @@ async def _annotate_row(
     cost: Counter[str] = Counter()
     for again in range(RETRIES, -1, -1):
         try:
-            reply = await ask(conversation, room)
+            text, spent = await ask(conversation, room)
         except EndpointError as failure:
             return reject(row, f"endpoint: {failure.kind}", cost), failure
-        cost["requests"] += 1 + reply.retries
-        cost["prompt_tokens"] += reply.prompt_tokens
-        cost["completion_tokens"] += reply.completion_tokens
+        cost.update(spent)
         try:
-            annotated = accept(reply.text, row.response, count_tokens)
+            annotated = accept(text, row.response, count_tokens)
             return Annotated(replace(row, response=annotated), cost=cost), None
         except AnswerError as error:
             if not again:
                 return reject(row, error.kind, cost), None
             cost[f"retries: {error.kind}"] += 1
             conversation += [
-                _turn("assistant", reply.text or "(nothing)"),
+                _turn("assistant", text or "(nothing)"),
                 _turn("user", f"{error} Write the whole annotated response again."),
             ]
     raise AssertionError("the last try returns")

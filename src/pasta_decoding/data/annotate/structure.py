@@ -3,7 +3,7 @@
 List items, sections under headings, and else paragraphs behind the opening become chunks; of a
 lone paragraph, runs of sentences. Stories, verse, dialogue, code, tables, steps, openings and
 closings stay in the main thread. The limits were set on responses that a careful reader had
-annotated.
+annotated. Every character offset counts from the start of the response.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
+from typing import Literal
 
 from pasta_decoding.data.annotate.base import Part
-from pasta_decoding.data.annotate.outline import Block, outline
 from pasta_decoding.data.annotate.topics import name_parts
 
 # In words. A part with fewer stays in the main thread: a promise would cost more than it saves.
@@ -22,6 +23,19 @@ MIN_WORDS = 12
 RUN_WORDS = 9  # a run of sentences with fewer takes the next one in
 OPENING_WORDS = 60  # an opening paragraph with fewer is not divided
 LONG_WORDS = 100  # another paragraph with fewer is not divided
+PARAGRAPH_WORDS = 10  # a line that has them, and ends with a sentence, is a paragraph
+
+# Each is matched from a line's first character that is not white space to its last.
+_TABLE = re.compile(r"\|.*\|$|\+?[-=+|]{5,}$")
+_LEAD_IN = r"(?!.*\b(?:are|is|include|includes|following|follows|these|here|can|how to)\b)"
+_HEADING = re.compile(
+    r"#{1,6}\s+(?=\S)|(?=(?:\*\*|__)[^*_]{1,80}(?:\*\*|__)\s?:?$|(?:Title|Headline): "
+    rf"|{_LEAD_IN}[A-Z][^.!?:|]{{1,50}}:$)"
+)
+_ITEM = re.compile(
+    r"(?:(?P<number>\d{1,3})[.)]|\(?[a-z]\)|[-*+\u2022\xb7\u2013\u25aa\u25e6])\s+(?=\S)"
+)
+_PARAGRAPH_END = re.compile(r"[.:!?][\"'\u201d\u2019)\]*]{0,4}$")
 
 _SENTENCE = re.compile(r"(?<=[.!?])[\"'\u201d\u2019)]*\s+(?=[\"'\u201c\u2018(\[*]*[A-Z0-9])")
 _ABBREVIATION = re.compile(
@@ -69,6 +83,24 @@ _PAST = re.compile(r"\b(?:was|were|had|said|felt|knew|came|went|looked|\w{3,}ed)
 _MARKED = re.compile(r"^[ \t]*(?:#{1,6}\s|[-*\u2022]\s|\d{1,3}[.)]\s|\*\*|\|)", re.M)
 
 
+Kind = Literal["blank", "heading", "item", "code", "table", "text"]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Lines that belong together, `[start, end)`; an item holds its sub-items.
+
+    body: where the text begins, behind marker or hashes.
+    """
+
+    kind: Kind
+    start: int
+    body: int
+    end: int
+    indent: int = 0
+    numbered: bool = False
+
+
 def find_parts(response: str) -> list[Part]:
     """Return the parts of `response` that can be written side by side, each with its topic."""
     found = [] if is_sequence(response) else _parts_by_layout(response)
@@ -76,7 +108,6 @@ def find_parts(response: str) -> list[Part]:
 
 
 def _parts_by_layout(text: str) -> list[Part]:
-    """Return the parts of a response that is no sequence."""
     layout = outline(text)
     headings = [index for index, block in enumerate(layout) if block.kind == "heading"]
     bounds = [*headings, len(layout)]
@@ -172,6 +203,59 @@ def _words(text: str, part: Part) -> int:
     return len(text[part.start : part.end].split())
 
 
+def outline(text: str) -> list[Block]:
+    found: list[Block] = []
+    gap = False
+    for line in _lines(text):
+        if line.kind != "blank":
+            if found and _continues(text, found[-1], line, gap=gap):
+                found[-1] = replace(found[-1], end=line.end)
+            else:
+                found.append(line)
+        gap = line.kind == "blank"
+    return found
+
+
+def _lines(text: str) -> Iterator[Block]:
+    start, in_code = 0, False
+    for raw in text.split("\n"):
+        fence = raw.lstrip().startswith(("```", "~~~"))
+        line = _line(raw, start)
+        yield replace(line, kind="code") if in_code or fence else line
+        in_code ^= fence
+        start += len(raw) + 1
+
+
+def _line(raw: str, start: int) -> Block:
+    shown, end = raw.strip(), start + len(raw)
+    indent = len(raw) - len(raw.lstrip())
+    body = start + indent
+    if not shown:
+        return Block("blank", start, end, end)
+    if _TABLE.match(shown):
+        return Block("table", start, body, end, indent)
+    if item := _ITEM.match(shown):
+        return Block("item", start, body + item.end(), end, indent, item["number"] is not None)
+    if heading := _HEADING.match(shown):
+        return Block("heading", start, body + heading.end(), end, indent)
+    return Block("text", start, body, end, indent)
+
+
+def _continues(text: str, block: Block, line: Block, *, gap: bool) -> bool:
+    """Does a line belong to the block before it? `gap`: there is a blank line between them."""
+    deeper = line.indent > block.indent
+    if block.kind == "item":
+        if line.kind == "item":
+            return deeper or (block.numbered and not line.numbered)
+        return deeper or (not gap and line.kind != "heading")
+    if line.kind != block.kind or line.kind == "heading" or (gap and line.kind != "code"):
+        return False
+    if line.kind != "text":
+        return True
+    before = text[text.rfind("\n", 0, block.end) + 1 : block.end].rstrip()
+    return len(before.split()) < PARAGRAPH_WORDS or not _PARAGRAPH_END.search(before)
+
+
 def is_sequence(text: str) -> bool:
     """Tell whether no part of the text can be written without the ones before it."""
     lines = [line for line in text.split("\n") if line.strip()]
@@ -192,7 +276,6 @@ def is_procedure(items: list[str]) -> bool:
 
 
 def _is_talk(lines: list[str]) -> bool:
-    """Tell whether at least two speakers take turns."""
     turns = Counter(turn[1] for line in lines if (turn := _TURN.match(line)))
     of_speakers = [count for count in turns.values() if count >= 2]
     return len(of_speakers) >= 2 and sum(of_speakers) > len(lines) / 3

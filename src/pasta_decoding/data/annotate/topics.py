@@ -46,14 +46,12 @@ def name_parts(text: str, parts: Iterable[Part]) -> list[Part]:
 
 
 def _first_new(choices: Iterable[str], taken: Sequence[str | None]) -> str:
-    """Return the first choice that no sibling has; a number if all are taken."""
     numbered = (f"part {number}" for number in count(len(taken) + 1))
     fit = (choice for choice in choices if 0 < len(choice) <= MAX_CHARS)
     return next(one for one in chain(fit, numbered) if one not in taken)
 
 
 def _from_title(title: str, uses: Counter[str]) -> Iterator[str]:
-    """Yield the title itself if it is short enough, then its best phrases."""
     plain = _MARKUP.sub("", title).strip()
     found = _WORD.findall(_LEADING.sub("", plain))
     if len(found) <= MAX_WORDS and any(word.lower() not in STOP_WORDS for word in found):
