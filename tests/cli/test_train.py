@@ -86,7 +86,7 @@ def test_a_run_tells_how_far_it_is_what_it_came_to_and_where_its_adapter_is(
     assert found.out.splitlines()[-1] == str(tmp_path / "run" / "adapter")
     assert (tmp_path / "run" / "adapter" / "pasta.json").is_file()
     for said in (
-        r"\d+ tokens in 3 packs, \d\d held out\n",
+        r"\d+ tokens in 2 packs, \d\d held out\n",
         "1 of 1 held-out prompts are trained on as well",
         r"step 2/2, loss \d\.\d{3}, \d+ tokens/s, 0:00:00 left\n",
         r"finished: 2 steps, \d+ tokens, \d+ s, text_loss \d\..* eval_text_loss",

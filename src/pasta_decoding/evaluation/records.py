@@ -187,25 +187,24 @@ def _read(folder: Path, *, resume: bool = False) -> Run:
 
 def find_runs(paths: Sequence[Path]) -> list[Run]:
     """Read the run folders given, and those inside of the other folders. Raises PastaError."""
-    folders: dict[Path, Path] = {}
+    folders: dict[str, Path] = {}
     for path in paths:
         one = [path] if (path / SETTINGS).is_file() else []
         found = one or [settings.parent for settings in sorted(path.glob(f"*/{SETTINGS}"))]
         if not found:
             raise PastaError(f"{path}: no run folder of `pasta eval generate`, and none in it")
-        folders |= {folder.resolve(): folder for folder in found}
-    runs = {folder.name: _read(shown) for folder, shown in folders.items()}
-    if len(runs) < len(folders):
-        names = [folder.name for folder in folders]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise PastaError(f"several run folders are called {twice!r}: rename one")
-    for run in runs.values():
+        for folder in found:
+            name = folder.resolve().name
+            if folders.setdefault(name, folder).resolve() != folder.resolve():
+                raise PastaError(f"several run folders are called {name!r}: rename one")
+    runs = list(map(_read, folders.values()))
+    for run in runs:
         for key, kind in (("method", str), ("max_tokens", int)):
             if not isinstance(run.settings.get(key), kind):
                 raise PastaError(f"{run.folder / SETTINGS} has no {key!r}")
         if not run.records:
             raise PastaError(f"{run.folder} holds no records")
-    return list(runs.values())
+    return runs
 
 
 # Where a figure was measured

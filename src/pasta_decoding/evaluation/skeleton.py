@@ -184,7 +184,8 @@ def concatenated(
     main = ""
     for (number, heading), text in zip(points.items(), texts, strict=True):
         main += "\n" * bool(nodes or main) + f"{number}. {heading}"
-        if body := text.strip():
+        ends = _beginnings(points.keys() - {number})  # a text still holds the one that ended it
+        if body := min((text.partition(end)[0] for end in ends), key=len).strip():
             tokens = valid_tokens(count_tokens(body))
             nodes += [Span(f"{main}: "), Chunk(valid_topic(heading), tokens, body)]
             main = ""

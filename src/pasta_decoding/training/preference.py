@@ -83,15 +83,9 @@ def settled(config: PreferenceConfig, base: Path) -> PreferenceConfig:
 
     They are kept with the run, so that none goes on with another.
     """
-    from pasta_decoding.engines.llama import library
-
     checkpoint = find(engine_of(config, base, config.policy), Path())
     engine: Any = choose_engine(checkpoint)
-    if engine == "llama":
-        library()  # its absence is told before the work
-        return replace(config, engine=engine)
-    dtype = ENGINES[engine].dtype(checkpoint)
-    assert dtype is not None, "it decodes here"
+    dtype: Any = config.dtype if engine == "llama" else ENGINES[engine].dtype(checkpoint)
     return replace(config, engine=engine, dtype=dtype)
 
 
