@@ -181,6 +181,9 @@ def begin_run(folder: Path, settings: Mapping[str, Any]) -> Run:
 
 def _read(folder: Path, *, resume: bool = False) -> Run:
     settings = read_json(folder / SETTINGS, dict)
+    for key, kind in (("method", str), ("max_tokens", int)):
+        if not isinstance(settings.get(key), kind):
+            raise PastaError(f"{folder / SETTINGS} has no {key!r}")
     records = read_records(folder / RECORDS, resume=resume)
     return Run(folder, settings, {one.id: one for one in records})
 
@@ -198,12 +201,8 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
             if folders.setdefault(name, folder).resolve() != folder.resolve():
                 raise PastaError(f"several run folders are called {name!r}: rename one")
     runs = list(map(_read, folders.values()))
-    for run in runs:
-        for key, kind in (("method", str), ("max_tokens", int)):
-            if not isinstance(run.settings.get(key), kind):
-                raise PastaError(f"{run.folder / SETTINGS} has no {key!r}")
-        if not run.records:
-            raise PastaError(f"{run.folder} holds no records")
+    if empty := [run.folder for run in runs if not run.records]:
+        raise PastaError(f"{empty[0]} holds no records")
     return runs
 
 
