@@ -22,6 +22,7 @@ from pasta_decoding.models.bases import DEFAULT_MODEL
 from pasta_decoding.models.checkpoint import BUCKETS
 from pasta_decoding.models.load import load_base
 from pasta_decoding.runtime.decoder import LocalDecoder
+from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.lora import add_lora, save
 from tests.tiny import seeded, tiny_llama
 
@@ -104,7 +105,7 @@ def make_adapter(base: Path, folder: Path, *, name: str = BASE_NAME, seed: int =
     loaded = load_base(base)
     record = loaded.checkpoint
     with seeded(seed):
-        lora = add_lora(loaded.model, record.control, rank=2, seed=0)
+        lora = add_lora(loaded.model, record.control, SftConfig(lora_rank=2))
         for parameter in lora.parameters():
             if parameter.requires_grad:
                 parameter.data += 0.05 * torch.randn_like(parameter)

@@ -17,6 +17,7 @@ from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.adapter import merge_adapter, read_added
 from pasta_decoding.models.checkpoint import choose_tokens
 from pasta_decoding.models.load import Loaded, load_base
+from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.lora import add_lora, save
 from tests.checkpoint import TinyCheckpoint, byte_tokenizer
 from tests.tiny import TINY_MODELS, seeded
@@ -28,7 +29,7 @@ def saved(model: Any, folder: Path, *, rank: int = 3) -> Path:
     control = choose_tokens(tokenizer)
     record = checkpoints.describe(model, tokenizer, control, name="tests/tiny")
     with seeded(1):
-        lora = add_lora(model, control, rank=rank, seed=0)
+        lora = add_lora(model, control, SftConfig(lora_rank=rank))
         for parameter in lora.parameters():
             if parameter.requires_grad:
                 parameter.data += 0.1 * torch.randn_like(parameter)

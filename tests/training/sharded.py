@@ -20,6 +20,7 @@ from torch.distributed import barrier, get_rank, init_process_group
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from pasta_decoding.models.load import load_base
+from pasta_decoding.training.config import SftConfig
 from pasta_decoding.training.lora import add_lora, recompute_activations, save, shard_tied_together
 
 
@@ -28,11 +29,11 @@ def main(base: Path, out: Path) -> None:
     loaded = load_base(base)
     control = loaded.checkpoint.control
     ids = torch.tensor([[*sorted(control.ids), 1, 2, 3]])
-    alone = add_lora(loaded.model, control, rank=4, seed=0)
+    alone = add_lora(loaded.model, control, SftConfig(lora_rank=4))
     expected = steps(alone, ids)
     model = load_base(base).model
     recompute_activations(model)
-    sharded = add_lora(model, control, rank=4, seed=0)
+    sharded = add_lora(model, control, SftConfig(lora_rank=4))
     shard_tied_together(sharded)
     sharded = prepared(sharded)
     found = steps(sharded, ids)

@@ -17,7 +17,7 @@ from pasta_decoding.cli.console import cache_folder, is_main, say
 from pasta_decoding.cli.options import Base, Without, command
 from pasta_decoding.errors import PastaError, errors_as, require
 from pasta_decoding.lang.layout import Joining
-from pasta_decoding.training.config import PreferenceConfig, SftConfig, keys, read_config
+from pasta_decoding.training.config import Config, PreferenceConfig, SftConfig, keys, read_config
 
 if TYPE_CHECKING:
     from pasta_decoding.data.rows import Question, Row
@@ -106,9 +106,7 @@ def preference(
         typer.echo(PreferenceRun(config, base, out, cache_folder()).train(prompts_of(config)))
 
 
-def given(
-    context: typer.Context, file: Path | None, config: SftConfig | PreferenceConfig
-) -> dict[str, Any]:
+def given(context: typer.Context, file: Path | None, config: Config) -> dict[str, Any]:
     """Return the settings that a user gave: the file's, and the command line's above them."""
     found = read_config(file, type(config)) if file else {}
     for name in (one.name for one in fields(config)):
@@ -133,7 +131,7 @@ def settings_of_start(found: dict[str, Any]) -> dict[str, Any]:
     return own | {"base_name": start.base.name}
 
 
-def require_training(config: SftConfig | PreferenceConfig) -> None:
+def require_training(config: Config) -> None:
     """Refuse to train without what the extra `train` brings, or a tracker that is asked for."""
     for package in ("accelerate", "peft", "matplotlib"):
         require(package, extra="train", doing="training")

@@ -5,10 +5,11 @@ Responses may be plain or in the text form; lengths count the plain text.
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, quantiles
 from typing import Annotated, Any
@@ -19,7 +20,7 @@ from pasta_decoding.data.rows import Row
 from pasta_decoding.lang.check import check
 from pasta_decoding.lang.measures import geometric_mean, ideal_speedup
 from pasta_decoding.lang.tags import has_escape
-from pasta_decoding.lang.tree import Chunk, Sync, Tree, has_chunk, read, show, strip
+from pasta_decoding.lang.tree import Chunk, Sync, has_chunk, read, show, strip
 
 GRAM_WORDS = 8
 OF_THEIRS = 0.5
@@ -50,10 +51,7 @@ def choose(
     count_tokens: Callable[[str], int],
     evaluated: Iterable[str] = (),
 ) -> tuple[list[Row], Counter[str]]:
-    """Return the rows that stay, always in the same order, and why others went.
-
-    evaluated: prompts of evaluation sets.
-    """
+    """Return the rows that stay, always in the same order, and why others went."""
     shuffled = list(rows)
     random.Random(0).shuffle(shuffled)
     is_contaminated = contamination(evaluated)
@@ -61,30 +59,25 @@ def choose(
     of_prompt: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
 
-    def fits(asked: int, said: int) -> bool:
-        most = wanted.max_total_tokens
-        return said >= wanted.min_tokens and (most is None or asked + said <= most)
-
-    def reason(row: Row, tree: Tree, key: tuple[str, str]) -> str | None:
-        """Return the first reason against a row; the cheap ones come first."""
-        plain = strip(tree)
-        against: dict[str, Callable[[], bool]] = {
-            "over the limit": lambda: len(kept) == wanted.limit,
-            "empty": lambda: not row.instruction.strip() or not plain.strip(),
-            "malformed": lambda: any(check(row.response, topic_required=False)),
-            "annotated twice": lambda: has_chunk(read(plain)),
-            "in an evaluation set": lambda: is_contaminated(row.instruction),
-            "length": lambda: not fits(*map(count_tokens, (row.asked, plain))),
-            "duplicate": lambda: key in kept,
-            "prompt often enough": lambda: of_prompt[key[0]] == wanted.per_prompt,
-        }
-        return next((name for name, holds in against.items() if holds()), None)
+    def against(row: Row, plain: str, key: tuple[str, str]) -> Iterator[tuple[str, bool]]:
+        """Yield what may speak against a row, and whether it does; the cheap ones come first."""
+        yield "over the limit", len(kept) == wanted.limit
+        yield "empty", not row.instruction.strip() or not plain.strip()
+        yield "malformed", any(check(row.response, topic_required=False))
+        yield "annotated twice", has_chunk(read(plain))
+        yield "in an evaluation set", is_contaminated(row.instruction)
+        asked, said = map(count_tokens, (row.asked, plain))
+        most = wanted.max_total_tokens or math.inf
+        yield "length", said < wanted.min_tokens or asked + said > most
+        yield "duplicate", key in kept
+        yield "prompt often enough", of_prompt[key[0]] == wanted.per_prompt
 
     for row in shuffled:
         tree = read(row.response)
-        key = normalised(row.asked), normalised(strip(tree))
-        if found := reason(row, tree, key):
-            dropped[found] += 1
+        plain = strip(tree)
+        key = normalised(row.asked), normalised(plain)
+        if reason := next((name for name, holds in against(row, plain, key) if holds), None):
+            dropped[reason] += 1
             continue
         of_prompt[key[0]] += 1
         kept[key] = replace(row, response=show(tree))
@@ -133,10 +126,7 @@ def runs_of_words(text: str) -> set[str]:
 
 
 def measure_rows(rows: Iterable[Row], count_tokens: Callable[[str], int]) -> dict[str, Any]:
-    """Return the figures of a set, and of each of its sources; lengths are in tokens.
-
-    literal_tags: rows whose text speaks of tags, which are escaped.
-    """
+    """Return the figures of a set, and of each of its sources; lengths are in tokens."""
     groups: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         tree = read(row.response)
@@ -145,7 +135,7 @@ def measure_rows(rows: Iterable[Row], count_tokens: Callable[[str], int]) -> dic
             "plain_tokens": count_tokens(strip(tree)),
             "chunk_tokens": [count_tokens(node.text) for node in tree if isinstance(node, Chunk)],
             "syncs": sum(isinstance(node, Sync) for node in tree),
-            "literal_tags": has_escape(row.response),
+            "literal_tags": has_escape(row.response),  # its text speaks of tags
             "ideal_speedup": ideal_speedup(tree, count_tokens),
         }
         groups[row.source.partition("/")[0]].append(measured)

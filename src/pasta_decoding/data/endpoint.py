@@ -58,10 +58,7 @@ class EndpointError(PastaError):
 
 
 def open_client(endpoint: Endpoint) -> AsyncOpenAI:
-    """Open connections; close them by `async with`.
-
-    Raises PastaError without the extra, or for a base URL that is none.
-    """
+    """Open connections, for `async with`. Raises PastaError for a base URL that is none."""
     require("openai", extra="endpoint", doing="asking an endpoint")
     from openai import AsyncOpenAI
 

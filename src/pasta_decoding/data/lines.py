@@ -30,10 +30,7 @@ def locked(folder: Path) -> Iterator[None]:
 def refuse_other_settings(
     place: Path, there: Mapping[str, Any], here: Mapping[str, Any], *, hint: str
 ) -> None:
-    """Raise PastaError, naming what differs, unless what was begun at `place` has settings `here`.
-
-    there: its settings, as JSON holds them.
-    """
+    """Raise PastaError that names the differences, if `place` was begun with other settings."""
     here = json.loads(json.dumps(dict(here)))
     names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
     if names:

@@ -68,9 +68,8 @@ def generate(
 ) -> dict[str, list[Record]]:
     """Answer what has no record yet; return each label's records, in the order of the questions.
 
-    `tick` hears how many records there are more, those of an earlier run included.
-
-    Raises PastaError, before anything is loaded, if a folder was begun with other settings.
+    `tick` hears how many records there are more, those of an earlier run included. Raises
+    PastaError, before anything is loaded, if a folder was begun with other settings.
     """
     runs = {job.label: begin_run(out / job.label, job.settings) for job in jobs}
     if plan.repeats is not None:
@@ -122,10 +121,7 @@ def _time(
 
 
 def median_turn(turns: Sequence[Record]) -> Record:
-    """Return the turn of the median seconds, all turns' seconds in it; a failure if there is one.
-
-    Of an even number of turns it is the slower one of the two in the middle, with their mean.
-    """
+    """Return the turn of the median seconds, with those of all; a failure if there is one."""
     repeats = [record.seconds for record in turns]
     for record in turns:
         if record.error is not None:

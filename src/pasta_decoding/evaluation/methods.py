@@ -111,10 +111,7 @@ def make_method(name: str, decoder: Decoder, config: GenerationConfig) -> Method
 
 
 def of_question(config: GenerationConfig, question: Question, part: int = 0) -> SamplingParams:
-    """Return the sampling of one of a question's requests: its seed follows from their names.
-
-    So an answer is the same whatever else is asked, and in whichever order.
-    """
+    """Return one request's sampling. Its seed follows from names: no order changes an answer."""
     named = f"{config.seed} {question.id} {part}".encode()
     return replace(config.sampling(), seed=int.from_bytes(sha256(named).digest()[:4], "big"))
 

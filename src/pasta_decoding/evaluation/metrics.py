@@ -182,10 +182,7 @@ class Verdicts:
 
 
 def verdicts_of(run: Run, baseline: Run) -> Verdicts:
-    """Return what alpaca_eval left in a run's folder.
-
-    Raises PastaError if it is broken, or of other answers than the two runs hold now.
-    """
+    """Read what alpaca_eval left in a run's folder. Raises PastaError if it is of other answers."""
     found = [*run.folder.glob(ANNOTATIONS), *sorted(run.folder.glob(f"*/{ANNOTATIONS}"))]
     if len(found) > 1:
         raise PastaError(f"{run.folder} holds annotations of several judges: keep one of {found}")

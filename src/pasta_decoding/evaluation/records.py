@@ -117,10 +117,7 @@ def record_of(decoder: Decoder, question: Question, answer: Answer) -> Record:
 
 
 def read_records(path: Path, *, resume: bool = False) -> list[Record]:
-    """Return the records of a file; a last line that a kill left unfinished is not one.
-
-    resume: the file is to grow on, so such a line is cut away. Raises PastaError for others.
-    """
+    """Return the records of a file. `resume`: it is to grow on, so a torn last line is cut away."""
     records = []
     for number, line in enumerate(read_lines(path, resume=resume, hint=""), start=1):
         with errors_as(f"{path}:{number}: not a record of an evaluation", TypeError):
@@ -158,10 +155,7 @@ class Run:
 
 
 def begin_run(folder: Path, settings: Mapping[str, Any]) -> Run:
-    """Begin a run, or go on with the one that the folder holds.
-
-    settings: what the answers depend on. Raises PastaError if the run was begun with others.
-    """
+    """Begin a run, or go on with it. Raises PastaError if it was begun with other settings."""
     here = {"machine": machine(), "commit": commit(), "versions": versions()}
     if (folder / SETTINGS).exists():
         run = _read(folder, resume=True)

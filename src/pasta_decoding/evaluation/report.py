@@ -75,10 +75,7 @@ def baseline_of(runs: Sequence[Run]) -> Run:
 
 
 def _alike(run: Run, baseline: Run) -> Run:
-    """Return the run with its prompts in the baseline's order.
-
-    Raises PastaError for runs that differ in more than their methods.
-    """
+    """Return the run in the baseline's order. Raises PastaError if their settings differ."""
     both = baseline.records | run.records
     if lacking := [key for key in both if key not in baseline.records.keys() & run.records.keys()]:
         such = " ".join(both[lacking[0]].instruction.split())[:60]

@@ -137,6 +137,7 @@ class PreferenceConfig:
         return Rules(max_tokens=self.max_tokens, max_threads=self.max_threads, max_chunks=16)
 
 
+Config = SftConfig | PreferenceConfig
 SAMPLING = (
     *("prompts", "policy", "baseline", "engine", "dtype", "samples", "temperature", "seed"),
     *("baseline_samples", "limit", "max_prompt_chars", "max_tokens", "max_threads"),
@@ -145,7 +146,7 @@ SAMPLING = (
 _ANYWHERE = frozenset({"device", "cache_tokens", "report_to", "try_prompts"})
 
 
-def identity(config: SftConfig | PreferenceConfig) -> dict[str, Any]:
+def identity(config: Config) -> dict[str, Any]:
     """Return the settings that a run keeps: those that its result depends on."""
     return {name: value for name, value in asdict(config).items() if name not in _ANYWHERE}
 

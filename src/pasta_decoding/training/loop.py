@@ -26,7 +26,7 @@ from pasta_decoding.data.lines import write_lines
 from pasta_decoding.errors import PastaError
 from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.checkpoint import Checkpoint
-from pasta_decoding.training.config import PreferenceConfig, SftConfig
+from pasta_decoding.training.config import Config, SftConfig
 from pasta_decoding.training.lora import shard_tied_together
 from pasta_decoding.training.loss import Example, Figures, Loss, label_logprobs
 from pasta_decoding.training.run import last_checkpoint
@@ -35,18 +35,9 @@ log = logging.getLogger(__name__)
 
 
 def training_arguments(
-    out: Path,
-    config: SftConfig | PreferenceConfig,
-    examples: int,
-    device: str,
-    *,
-    evaluates: bool = False,
+    out: Path, config: Config, examples: int, device: str, *, evaluates: bool = False
 ) -> TrainingArguments:
-    """Return the Trainer's settings: those of `config`, and of every run.
-
-    examples: of the whole run.
-    device:   "cpu", or the kind of accelerator.
-    """
+    """Return the Trainer's settings. `examples` are those of the whole run."""
     shared = processes()
     if isinstance(config, SftConfig):
         per_step, logging_steps = config.packs_per_step, 5
@@ -91,10 +82,7 @@ def training_arguments(
 
 
 def processes() -> Any:
-    """Join the processes that were launched together; return their state.
-
-    That comes before a model is loaded: where it will be sharded, loading must know.
-    """
+    """Join the processes that were launched together, before loading, which shards by them."""
     return PartialState(cpu=not torch.cuda.is_available())
 
 
@@ -155,10 +143,7 @@ class RunTrainer(Trainer, TrainerCallback):
         self._interrupted = False
 
     def run(self) -> dict[str, Tensor] | None:
-        """Train, going on from the last checkpoint if there is one.
-
-        Return the state of the whole model where each process only holds a shard of it.
-        """
+        """Train from the last checkpoint on; return the whole model's state where it is sharded."""
         resume = last_checkpoint(self._out)
         self._first = int(resume.name.split("-")[1]) if resume else 0
         self._began_s = time.monotonic()

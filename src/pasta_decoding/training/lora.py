@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,31 +16,24 @@ from pasta_decoding.models import checkpoint as checkpoints
 from pasta_decoding.models.checkpoint import ControlTokens
 from pasta_decoding.models.export import write_beside_weights
 from pasta_decoding.models.load import Loaded
+from pasta_decoding.training.config import SftConfig
 
 
-def add_lora(
-    model: Any,
-    control: ControlTokens,
-    *,
-    rank: int,
-    seed: int,
-    alpha: int | None = None,
-    targets: Sequence[str] = (),
-) -> Any:
-    """Put LoRA on every linear layer, or on `targets`; make the control-token rows trainable.
+def add_lora(model: Any, control: ControlTokens, config: SftConfig) -> Any:
+    """Put LoRA on every linear layer, or on those named; make the control-token rows trainable.
 
     An output layer that is not tied to the embeddings has rows of its own, which are trained as
     well: spare tokens of a vocabulary were never trained, and their rows are often all the same.
     """
     from peft import LoraConfig, get_peft_model
 
-    torch.manual_seed(seed)
+    torch.manual_seed(config.seed)
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     layers = ("embed_tokens",) if tied else ("embed_tokens", "lm_head")
     settings = LoraConfig(
-        r=rank,
-        lora_alpha=alpha or 2 * rank,
-        target_modules=list(targets) or "all-linear",
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha or 2 * config.lora_rank,
+        target_modules=list(config.lora_targets) or "all-linear",
         trainable_token_indices={layer: sorted(control.ids) for layer in layers},
         task_type="CAUSAL_LM",
     )

@@ -79,10 +79,7 @@ def engine_of(config: PreferenceConfig, base: Path, adapter: str) -> EngineConfi
 
 
 def settled(config: PreferenceConfig, base: Path) -> PreferenceConfig:
-    """Return the settings with one engine and one number format; loads nothing itself.
-
-    They are kept with the run, so that none goes on with another.
-    """
+    """Return the settings with one engine and one number format, which are kept with the run."""
     checkpoint = find(engine_of(config, base, config.policy), Path())
     engine: Any = choose_engine(checkpoint)
     dtype: Any = config.dtype if engine == "llama" else ENGINES[engine].dtype(checkpoint)
@@ -99,9 +96,8 @@ class PreferenceRun:
     cache: Path
 
     def train(self, prompts: Sequence[Question]) -> Path:
-        """Run all rounds, resuming what is in the run folder; return where the adapter is.
+        """Run all rounds over prompts that differ, resuming them; return the adapter's folder.
 
-        prompts: each is there once.
         Raises PastaError for another run's folder, adapters that do not fit, or nothing to learn
         from.
         """

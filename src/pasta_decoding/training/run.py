@@ -15,7 +15,7 @@ from tqdm import tqdm
 from pasta_decoding.data.lines import locked, read_lines, refuse_other_settings, write_lines
 from pasta_decoding.errors import PastaError, errors_as
 from pasta_decoding.files import write_json
-from pasta_decoding.training.config import PreferenceConfig, SftConfig, identity
+from pasta_decoding.training.config import Config, identity
 
 Item = TypeVar("Item")
 _LOSSES = ("text_loss", "control_loss", "eval_text_loss", "eval_control_loss")
@@ -46,13 +46,8 @@ def owned(out: Path) -> Iterator[None]:
         ) from error
 
 
-def refuse_other_run(
-    out: Path, config: SftConfig | PreferenceConfig, inputs: Mapping[str, Any] | None = None
-) -> None:
-    """Raise PastaError if `out` holds a run with other settings, rows or another base model.
-
-    inputs: of what `begin_run` kept, those that are known by now.
-    """
+def refuse_other_run(out: Path, config: Config, inputs: Mapping[str, Any] | None = None) -> None:
+    """Raise PastaError if `out` holds a run with other settings, or other ones of these inputs."""
     hint = "Choose another --out, or repeat its settings to resume it."
     path = out / "config.json"
     if path.exists():
@@ -67,13 +62,8 @@ def refuse_other_run(
         refuse_other_settings(out, known, inputs or {}, hint=hint)
 
 
-def begin_run(
-    out: Path, config: SftConfig | PreferenceConfig, inputs: Mapping[str, Any] | None = None
-) -> None:
-    """Write the resolved settings into the run folder, whole or not at all.
-
-    inputs: digests of what the settings only name, such as rows.
-    """
+def begin_run(out: Path, config: Config, inputs: Mapping[str, Any] | None = None) -> None:
+    """Write the settings into the run folder. `inputs`: digests of what they only name, as rows."""
     if inputs is not None:
         write_lines(out / "inputs.json", [dict(inputs)])
     write_json(out / "config.json", identity(config))

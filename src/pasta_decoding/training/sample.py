@@ -52,10 +52,7 @@ class Sample:
     truncated: bool
 
     def with_true_lengths(self, control: ControlTokens) -> Sample:
-        """Return it with promises that give the lengths their chunks came to.
-
-        What the model did not choose, or did not end, is left as it is.
-        """
+        """Return it with true promises, where the model chose them and ended the chunk itself."""
         segments = list(self.segments)
         for place, (promise, chunk) in enumerate(pairwise(self.segments)):
             match promise, chunk:

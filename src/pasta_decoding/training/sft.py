@@ -115,14 +115,7 @@ def load_trainable(base: Path, config: SftConfig) -> Loaded:
     if start is not None:
         model = take_up(model, start, seed=config.seed, rank=config.lora_rank)
     elif config.lora_rank:
-        model = add_lora(
-            model,
-            record.control,
-            rank=config.lora_rank,
-            alpha=config.lora_alpha,
-            targets=config.lora_targets,
-            seed=config.seed,
-        )
+        model = add_lora(model, record.control, config)
     return replace(loaded, model=model, checkpoint=checkpoint)
 
 

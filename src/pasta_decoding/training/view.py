@@ -39,10 +39,7 @@ log = logging.getLogger(__name__)
 
 
 def compile_rows(rows: Sequence[Row], loaded: Loaded, config: SftConfig) -> list[Layout]:
-    """Lay every row out behind its prompt; rows that teach nothing, or wrong things, are left out.
-
-    Raises PastaError if none is left.
-    """
+    """Lay out the rows that teach something. Raises PastaError if none is left."""
     control = loaded.checkpoint.control
     encoder = PromptEncoder(loaded.tokenizer, forbidden_ids=control.ids)
     layouts: list[Layout] = []

@@ -150,10 +150,7 @@ def journal_path(out: Path) -> Path:
 def _read_journal(
     path: Path, settings: Mapping[str, Any], rows: Mapping[str, Row]
 ) -> dict[str, Annotated]:
-    """Return the finished results by id, those of `rows` only; begin the journal if there is none.
-
-    Raises PastaError if it was written with other settings, or is none.
-    """
+    """Return the finished results of `rows` by id; begin the journal if there is none."""
     hint = f"Remove it to start again: rm {path}"
     lines = read_lines(path, resume=True, hint=hint)
     if not lines:

@@ -104,8 +104,6 @@ Outcome = tuple[Annotated, EndpointError | None]
 def by_endpoint(endpoint: Endpoint, count_tokens: Callable[[str], int]) -> Annotate:
     """Return an annotator that asks about several rows at the same time, and checks the answers.
 
-    count_tokens: how many tokens a text has for the model that will be trained.
-
     The costs of a row: `requests` (tries included), `prompt_tokens`, `completion_tokens`, and
     `retries: REASON` for every answer that was not taken and asked for again. The annotator raises
     EndpointError if no request can succeed, or if many rows one after the other were not answered;
